@@ -1,0 +1,1 @@
+"""Placers: one file each; see simdev.placer for how to add one."""

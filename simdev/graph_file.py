@@ -1,0 +1,135 @@
+"""Graph files: one compressed ``.npz`` of columns with a JSON header. Loaded with pickles off, sizes checked first."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+from simdev.graph import ComputationGraph
+
+FORMAT = 1
+MAX_UNPACKED = 1 << 30  # a zip bomb is refused before it is unpacked
+MAX_MEMBERS = 64
+_COLUMNS = {**ComputationGraph.OP_COLUMNS, **ComputationGraph.TENSOR_COLUMNS, **ComputationGraph.EDGE_COLUMNS}
+
+
+def save_graph(graph: ComputationGraph, path: str | os.PathLike) -> None:
+    """Write ``graph`` to ``path`` (``.npz``), atomically: a full disk leaves the old file as it was."""
+    header = {
+        "format": FORMAT,
+        "name": graph.name,
+        "fingerprint": graph.fingerprint,
+        "meta": graph.meta,
+        **{name: list(getattr(graph, name)) for name in ComputationGraph.STRINGS},
+    }
+    arrays = {name: _narrow(getattr(graph, name)) for name in _COLUMNS}
+    arrays["header"] = np.frombuffer(json.dumps(header, sort_keys=True).encode(), np.uint8)
+    write_npz(path, arrays)
+
+
+def load_graph(path: str | os.PathLike) -> ComputationGraph:
+    """Read a graph file. Raises :class:`InvalidInput` naming the file and the field for anything malformed."""
+    arrays = read_npz(path)
+    if "header" not in arrays:
+        raise InvalidInput("missing", source=path, field="header")
+    try:
+        header = json.loads(arrays["header"].astype(np.uint8).tobytes().decode())
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"not JSON ({error})", source=path, field="header") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        found = header.get("format") if isinstance(header, dict) else type(header).__name__
+        raise InvalidInput(f"format {found!r}, expected {FORMAT}", source=path, field="header: format")
+    columns = {}
+    for name in _COLUMNS:
+        if name not in arrays:
+            raise InvalidInput("missing", source=path, field=name)
+        columns[name] = arrays[name]
+    for name in ComputationGraph.STRINGS:
+        strings = header.get(name)
+        if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
+            raise InvalidInput("expected a list of strings", source=path, field=f"header: {name}")
+        columns[name] = strings
+    if not isinstance(header.get("name"), str) or not isinstance(header.get("meta"), dict):
+        raise InvalidInput("expected a string and an object", source=path, field="header: name, meta")
+    try:
+        graph = ComputationGraph(name=header["name"], meta=header["meta"], **columns)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, source=path, field=error.field) from None
+    if header.get("fingerprint") != graph.fingerprint:
+        raise InvalidInput(
+            "does not match the contents: the file was altered", source=path, field="header: fingerprint"
+        )
+    return graph
+
+
+def write_npz(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
+    """Write arrays as a compressed archive with fixed time stamps (same arrays, same bytes), atomically."""
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+            for name, array in arrays.items():
+                with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """Read every array of an ``.npz`` archive, refusing pickles, bombs and headers that lie about their size."""
+    arrays = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            total = sum(member.file_size for member in members)
+            if len(members) > MAX_MEMBERS or total > MAX_UNPACKED:
+                raise InvalidInput(f"unpacks to {total} bytes in {len(members)} members: refused", source=path)
+            for member in members:
+                name = member.filename.removesuffix(".npy")
+                with archive.open(member) as file:
+                    arrays[name] = _read_array(file, member.file_size, path, name)
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError) as error:
+        raise InvalidInput(f"truncated or corrupted archive ({error})", source=path) from None
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
+    return arrays
+
+
+def _read_array(file, size: int, path, name: str) -> np.ndarray:
+    try:
+        version = np.lib.format.read_magic(file)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"npy version {version}")
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read_header(file)
+        if dtype.hasobject:
+            raise ValueError("holds a pickle, which is never loaded")
+        count = 1
+        for extent in shape:
+            count *= int(extent)
+        if fortran or count < 0 or count * dtype.itemsize > size:
+            raise ValueError("the header does not match the data")
+        data = file.read(count * dtype.itemsize + 1)
+        if len(data) != count * dtype.itemsize:
+            raise ValueError("the header does not match the data")
+        return np.frombuffer(data, dtype).reshape(shape)
+    except (ValueError, TypeError, SyntaxError) as error:
+        raise InvalidInput(str(error).split("\n")[0], source=path, field=name) from None
+
+
+def _narrow(array: np.ndarray) -> np.ndarray:
+    """The same numbers in the smallest integer type that holds them."""
+    if array.dtype.kind != "i" or not array.size:
+        return array
+    return array.astype(np.promote_types(np.min_scalar_type(array.min()), np.min_scalar_type(array.max())))

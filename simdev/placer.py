@@ -1,0 +1,126 @@
+"""What a placer is, and the budget that it spends.
+
+A placer is one function in one file of ``baselines/``::
+
+    @placer("round-robin", version=1, family="heuristic")
+    def round_robin(problem, *, rng, budget):
+        ...
+        return Placement(devices)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simdev.errors import BudgetExhausted, InvalidInput, UnknownName
+from simdev.placement import Placement
+from simdev.problem import Problem
+
+SHELF: dict[str, PlacerSpec] = {}
+
+
+@dataclass(frozen=True)
+class PlacerSpec:
+    """A registered placer.
+
+    ``memory_aware`` is False for placers that ignore memory by design; their infeasible rows are kept as such.
+    ``searches`` is True where the placer spends evaluations of the simulator. ``defaults`` are its parameters
+    (``name[param=value]``). ``needs`` names optional packages; without them the run is skipped with the reason.
+    """
+
+    name: str
+    version: int
+    family: str
+    function: Callable[..., Placement]
+    memory_aware: bool = True
+    searches: bool = False
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    source: str = ""
+
+    def place(self, problem: Problem, *, rng: np.random.Generator, budget: Budget, **params) -> Placement:
+        """Run the placer and check what it returns. Raises :class:`Unsupported` where it cannot handle the problem."""
+        for key in params:
+            if key not in self.defaults:
+                raise UnknownName("parameter", key, self.defaults, source=f"placer {self.name}")
+        placement = self.function(problem, rng=rng, budget=budget, **{**self.defaults, **params})
+        placement.check(problem, source=f"placer {self.name}")
+        return placement
+
+
+def placer(
+    name: str,
+    *,
+    version: int,
+    family: str,
+    memory_aware: bool = True,
+    searches: bool = False,
+    defaults: Mapping[str, object] | None = None,
+    needs: tuple[str, ...] = (),
+    source: str = "",
+) -> Callable[[Callable[..., Placement]], Callable[..., Placement]]:
+    """Register a placer under ``name``. ``source`` cites the paper (section) or library that it follows."""
+
+    def register(function):
+        if name in SHELF and SHELF[name].function.__module__ != function.__module__:
+            raise InvalidInput(f"placer {name!r} is registered twice", source=function.__module__)
+        SHELF[name] = PlacerSpec(
+            name, version, family, function, memory_aware, searches, dict(defaults or {}), tuple(needs), source
+        )
+        return function
+
+    return register
+
+
+class Budget:
+    """Simulator evaluations (deterministic) and seconds (a safety net) that a placer may spend, with its anytime curve.
+
+    ``curve`` lists ``(evaluations, seconds, step_ns)`` at each improvement of the best feasible placement; ``best`` is
+    that placement's devices, or None.
+    """
+
+    def __init__(self, problem: Problem, *, evaluations: int = 0, seconds: float = float("inf")):
+        self.problem, self.evaluations, self.seconds = problem, int(evaluations), float(seconds)
+        self.used, self.curve, self.best, self.best_step_ns = 0, [], None, None
+        self._started = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the budget was granted."""
+        return time.monotonic() - self._started
+
+    @property
+    def left(self) -> int:
+        """Evaluations left; 0 once the seconds are over."""
+        return max(0, self.evaluations - self.used) if self.elapsed < self.seconds else 0
+
+    def evaluate(self, devices: np.ndarray) -> tuple[int, int]:
+        """Simulate one placement, ``devices`` int ``(n,)``: ``(step_ns, overflow_bytes)``.
+
+        ``overflow_bytes`` is the sum over devices of bytes above capacity: 0 is feasible. Compare placements by
+        ``(overflow_bytes, step_ns)``. Raises :class:`BudgetExhausted` when nothing is left.
+        """
+        step_ns, overflow = self.evaluate_many(np.asarray(devices)[None])
+        return int(step_ns[0]), int(overflow[0])
+
+    def evaluate_many(self, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Simulate a batch, ``devices`` int ``(k, n)``: int64 ``step_ns (k,)`` and ``overflow_bytes (k,)``.
+
+        A batch larger than what is left is cut to it: compare ``len`` of the answer.
+        """
+        from simdev.sim import simulate_many  # floor 3, imported late so that reading a placer costs no JIT
+
+        devices = np.asarray(devices)[: self.left]
+        if not len(devices):
+            raise BudgetExhausted(f"{self.used} evaluations in {self.elapsed:.1f} s")
+        outcome = simulate_many(self.problem, devices)
+        for row in np.flatnonzero(outcome.overflow_bytes == 0):
+            if self.best_step_ns is None or outcome.step_ns[row] < self.best_step_ns:
+                self.best_step_ns, self.best = int(outcome.step_ns[row]), devices[row].astype(np.int32)
+                self.curve.append((self.used + int(row) + 1, self.elapsed, self.best_step_ns))
+        self.used += len(devices)
+        return outcome.step_ns, outcome.overflow_bytes

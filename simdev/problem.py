@@ -1,0 +1,83 @@
+"""A placement problem: graph, topology, costs and the rules of execution; what every placer receives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from simdev.costs import CostModel, CostTable
+from simdev.errors import InvalidInput, UnknownName
+from simdev.graph import ComputationGraph
+from simdev.topology import Topology
+
+POLICIES = ("fifo", "priority", "program")
+CONTENTIONS = ("fifo", "none", "fair")
+RUNTIMES = ("dataflow", "eager")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which variant of the execution model applies: queue policy (R2), link contention (R4) and runtime (R11)."""
+
+    policy: str = "fifo"
+    contention: str = "fifo"
+    runtime: str = "dataflow"
+
+    def __post_init__(self):
+        for name, known in (("policy", POLICIES), ("contention", CONTENTIONS), ("runtime", RUNTIMES)):
+            if getattr(self, name) not in known:
+                raise UnknownName(name, str(getattr(self, name)), known, source="rules")
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Find the device of each op so that the step takes the least time and fits in memory."""
+
+    graph: ComputationGraph
+    topology: Topology
+    costs: CostTable
+    rules: Rules = field(default_factory=Rules)
+
+    def __post_init__(self):
+        n, m, d = self.graph.n_ops, self.graph.n_tensors, self.topology.n_devices
+        shapes = {
+            "op_ns": (len(self.costs.op_ns), n),
+            "device_row": (d,),
+            "transfer_ns": (len(self.costs.transfer_ns), m),
+            "pair_class": (d, d),
+            "dispatch_ns": (n,),
+        }
+        for name, shape in shapes.items():
+            if getattr(self.costs, name).shape != shape:
+                raise InvalidInput(
+                    f"shape {getattr(self.costs, name).shape}, expected {shape}", source="costs", field=name
+                )
+        if self.rules.runtime == "eager" and self.topology.host < 0:
+            raise InvalidInput("the eager runtime needs a host device", source=self.topology.name, field="device: host")
+
+    @classmethod
+    def build(
+        cls, graph: ComputationGraph, topology: Topology, model: CostModel | None = None, rules: Rules | None = None
+    ) -> Problem:
+        """Cost ``graph`` on ``topology`` with ``model`` (roofline by default)."""
+        return cls(graph, topology, (model or CostModel()).table(graph, topology), rules or Rules())
+
+    @cached_property
+    def unit_op_ns(self) -> np.ndarray:
+        """int64 ``(D, units)``: summed duration of each placement unit on each device; -1 where an op of it has no
+        kernel."""
+        durations, unit = self.costs.device_op_ns, self.graph.unit_of_op
+        table = np.zeros((self.topology.n_devices, self.graph.n_units), np.int64)
+        for device, row in enumerate(durations):
+            np.add.at(table[device], unit, np.maximum(row, 0))
+            table[device, unit[row < 0]] = -1
+        return table
+
+    @cached_property
+    def unit_persistent_bytes(self) -> np.ndarray:
+        """int64 ``(units,)``: persistent bytes of each placement unit (before rounding to a device's granularity)."""
+        totals = np.zeros(self.graph.n_units, np.int64)
+        np.add.at(totals, self.graph.unit_of_op, self.graph.op_persistent_bytes)
+        return totals

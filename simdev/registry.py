@@ -1,0 +1,112 @@
+"""Names to things: loads both shelves and whatever outsiders register through entry points, and parses entry ids.
+
+An id is ``name`` or ``name[param=value,...]``, also ``name@version``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import re
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from simdev import placer, workload
+from simdev.errors import InvalidInput, UnknownName
+from simdev.graph import ComputationGraph
+from simdev.graph_file import load_graph
+
+_ID = re.compile(r"(?P<name>[^@\[\]]+)(@(?P<version>\d+))?(\[(?P<params>[^\[\]]*)\])?")
+
+
+@cache
+def _load(shelf: str) -> None:
+    package = importlib.import_module(f"simdev.{shelf}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+    group = "simdev.placers" if shelf == "baselines" else "simdev.workloads"
+    for entry in entry_points(group=group):
+        entry.load()
+
+
+def placers() -> dict[str, placer.PlacerSpec]:
+    """Every registered placer, by name."""
+    _load("baselines")
+    return dict(sorted(placer.SHELF.items()))
+
+
+def workloads() -> dict[str, workload.WorkloadSpec]:
+    """Every registered workload, by name."""
+    _load("workloads")
+    return dict(sorted(workload.SHELF.items()))
+
+
+def find_placer(entry: str) -> tuple[placer.PlacerSpec, dict]:
+    """The placer and the parameters that an id names. Raises :class:`UnknownName` or :class:`InvalidInput`."""
+    name, version, params = parse_id(entry)
+    spec = _find("placer", name, placers())
+    if version is not None and version != spec.version:
+        raise InvalidInput(f"version {version} is not here; this is version {spec.version}", source=f"placer {name}")
+    _known_params("placer", name, params, spec.defaults)
+    return spec, params
+
+
+def find_workload(entry: str) -> tuple[workload.WorkloadSpec, dict]:
+    """The workload and the parameters that an id names."""
+    name, _, params = parse_id(entry)
+    spec = _find("workload", name, workloads())
+    _known_params("workload", name, params, spec.defaults)
+    return spec, params
+
+
+def graph_path(name: str) -> Path:
+    """Where the captured graph of a workload ships."""
+    package = importlib.import_module("simdev.workloads")
+    return Path(package.__path__[0]) / "graphs" / f"{name}.npz"
+
+
+def load_workload(entry: str) -> ComputationGraph:
+    """The graph of a workload id, or of a graph file (a path ending in ``.npz`` or ``.json``).
+
+    The default parameters come from the shipped file; others are captured now, which needs PyTorch (the ``capture``
+    extra).
+    """
+    if entry.endswith(".npz"):
+        return load_graph(entry)
+    spec, params = find_workload(entry)
+    if all(spec.defaults[key] == value for key, value in params.items()) and graph_path(spec.name).is_file():
+        return load_graph(graph_path(spec.name))
+    from simdev.capture import capture_workload
+
+    return capture_workload(spec, params)
+
+
+def parse_id(entry: str) -> tuple[str, int | None, dict]:
+    """Split ``name@version[param=value,...]``; values are read as JSON where they are JSON, else as text."""
+    match = _ID.fullmatch(entry.strip())
+    if not match:
+        raise InvalidInput(f"{entry!r} is not an id like name or name[param=value]")
+    params = {}
+    for part in filter(None, (match["params"] or "").split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InvalidInput(f"{part!r} is not param=value", source=entry)
+        try:
+            params[key.strip()] = json.loads(value)
+        except ValueError:
+            params[key.strip()] = value.strip()
+    return match["name"].strip(), int(match["version"]) if match["version"] else None, params
+
+
+def _find(what: str, name: str, known: dict):
+    if name not in known:
+        raise UnknownName(what, name, known)
+    return known[name]
+
+
+def _known_params(what: str, name: str, params: dict, defaults) -> None:
+    for key in params:
+        if key not in defaults:
+            raise UnknownName("parameter", key, defaults, source=f"{what} {name}")

@@ -1,0 +1,380 @@
+"""Hardware as data: device kinds, devices, switches and links, and the fixed route between each two devices.
+
+A topology is a TOML file (``simdev/devices/*.toml`` or the user's own). Sizes and rates carry their unit in the key::
+
+    name = "two-gpus"
+    [kind.my-gpu]                       # or use a kind of simdev/devices/kinds.toml
+    memory_gib = 16
+    ...
+    [[device]]
+    name = "gpu0"
+    kind = "my-gpu"
+    [[switch]]
+    name = "pcie0"
+    [[link]]
+    ends = ["gpu0", "pcie0"]
+    gb_per_s = 12.4                     # 1e9 bytes per second, each direction if duplex = "full"
+    latency_us = 2.0
+    duplex = "full"                     # "half": both directions share one channel
+"""
+
+from __future__ import annotations
+
+import heapq
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from simdev.errors import InvalidInput, UnknownName
+
+DEVICES_DIR = Path(__file__).parent / "devices"
+ROUTE_PROBE_BYTES = 1 << 20  # routes are the fastest for a transfer of 1 MiB (execution model)
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """What all devices of one kind share. Rates in FLOP/s and bytes/s, times in ns.
+
+    ``peak_flops`` maps a dtype (``f32``, ``tf32``, ``bf16``, ``f16`` ...) to FLOP/s. ``compute_efficiency`` and
+    ``memory_efficiency`` map an op class (see :mod:`simdev.costs`) to the reachable share of peak and of bandwidth;
+    the key ``default`` serves the rest. ``unsupported`` lists op kinds that have no kernel there.
+    ``dispatch_ns`` is what issuing one op costs the host thread in the ``eager`` runtime.
+    """
+
+    name: str
+    memory_bytes: int
+    peak_flops: Mapping[str, float]
+    memory_bandwidth: float
+    slots: int = 1
+    granularity: int = 512
+    launch_ns: int = 0
+    dispatch_ns: int = 0
+    compute_efficiency: Mapping[str, float] = field(default_factory=dict)
+    memory_efficiency: Mapping[str, float] = field(default_factory=dict)
+    unsupported: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Device:
+    name: str
+    kind: DeviceKind
+    host: bool = False  # issues work in the eager runtime, and passes transfers on between links (host staging)
+
+
+@dataclass(frozen=True)
+class Link:
+    ends: tuple[str, str]
+    bytes_per_s: int
+    latency_ns: int
+    duplex: str = "full"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Devices joined by links, with fixed routes.
+
+    Device numbers are positions in ``devices``; ``D = len(devices)``. A full-duplex link is two channels, a
+    half-duplex link one. Transfers pass through switches and hosts, never through other devices.
+    """
+
+    name: str
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+    switches: tuple[str, ...] = ()
+    description: str = ""
+
+    def __post_init__(self):
+        names = [device.name for device in self.devices] + list(self.switches)
+        if not self.devices:
+            self._fail("no devices", "device")
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            self._fail(f"name {min(twice)!r} is used twice", "device, switch")
+        for number, link in enumerate(self.links):
+            where = f"link {number} ({' - '.join(link.ends)})"
+            for end in link.ends:
+                if end not in names:
+                    raise UnknownName("device or switch", end, names, source=self.name, field=where)
+            if link.ends[0] == link.ends[1]:
+                self._fail("joins a device to itself", where)
+            if link.bytes_per_s < 1 or link.latency_ns < 0:
+                self._fail("bandwidth must be positive and latency not negative", where)
+            if link.duplex not in ("full", "half"):
+                self._fail(f"duplex {link.duplex!r}, expected 'full' or 'half'", where)
+
+    def _fail(self, message: str, field: str):
+        raise InvalidInput(message, source=self.name, field=field)
+
+    @property
+    def n_devices(self) -> int:
+        return len(self.devices)
+
+    @cached_property
+    def device_index(self) -> dict[str, int]:
+        return {device.name: number for number, device in enumerate(self.devices)}
+
+    @cached_property
+    def kinds(self) -> tuple[DeviceKind, ...]:
+        """The distinct device kinds, in order of first use."""
+        return tuple({device.kind.name: device.kind for device in self.devices}.values())
+
+    @cached_property
+    def device_kind(self) -> np.ndarray:
+        """int32 ``(D,)``: index into :attr:`kinds`."""
+        names = [kind.name for kind in self.kinds]
+        return np.array([names.index(device.kind.name) for device in self.devices], np.int32)
+
+    @cached_property
+    def host(self) -> int:
+        """Number of the first host device, or -1: the device whose thread issues work in the eager runtime."""
+        return next((number for number, device in enumerate(self.devices) if device.host), -1)
+
+    @cached_property
+    def accelerators(self) -> tuple[int, ...]:
+        """Numbers of the devices that are not hosts (all devices, where every one is a host)."""
+        numbers = tuple(number for number, device in enumerate(self.devices) if not device.host)
+        return numbers or tuple(range(self.n_devices))
+
+    @cached_property
+    def memory_bytes(self) -> np.ndarray:
+        return np.array([device.kind.memory_bytes for device in self.devices], np.int64)
+
+    @cached_property
+    def granularity(self) -> np.ndarray:
+        return np.array([device.kind.granularity for device in self.devices], np.int64)
+
+    @cached_property
+    def slots(self) -> np.ndarray:
+        return np.array([device.kind.slots for device in self.devices], np.int32)
+
+    @cached_property
+    def channels(self) -> tuple[tuple[str, str, int, int], ...]:
+        """``(from, to, latency_ns, bytes_per_s)`` per channel; a half-duplex link is listed once."""
+        rows = []
+        for link in self.links:
+            a, b = link.ends
+            rows.append((a, b, link.latency_ns, link.bytes_per_s))
+            if link.duplex == "full":
+                rows.append((b, a, link.latency_ns, link.bytes_per_s))
+        return tuple(rows)
+
+    @cached_property
+    def routes(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Channels from device to device: least latency + 1 MiB time, then fewest hops, then names. Unreachable pairs
+        are absent."""
+        routes = {}
+        for source in range(self.n_devices):
+            for target, path in self._routes_from(source).items():
+                routes[source, target] = path
+        return routes
+
+    def _routes_from(self, source: int) -> dict[int, tuple[int, ...]]:
+        relays = set(self.switches) | {device.name for device in self.devices if device.host}
+        arcs: dict[str, list[tuple[str, int, int, int]]] = {}
+        channel = 0
+        for link in self.links:
+            a, b = link.ends
+            back = channel + 1 if link.duplex == "full" else channel
+            arcs.setdefault(a, []).append((b, channel, link.latency_ns, link.bytes_per_s))
+            arcs.setdefault(b, []).append((a, back, link.latency_ns, link.bytes_per_s))
+            channel = back + 1
+        best: dict[int, tuple] = {}
+        start = self.devices[source].name
+        # A route is as fast as its slowest link: search once per bandwidth, over the links at least so fast.
+        for floor in sorted({link.bytes_per_s for link in self.links}):
+            queue, done = [(0, 0, (start,), ())], set()
+            while queue:
+                latency, hops, names, path = heapq.heappop(queue)
+                here = names[-1]
+                if here in done:
+                    continue
+                done.add(here)
+                target = self.device_index.get(here)
+                if path and target is not None:
+                    slowest = min(self.channels[c][3] for c in path)
+                    key = (latency + -(-ROUTE_PROBE_BYTES * 10**9 // slowest), hops, names, path)
+                    if target not in best or key < best[target]:
+                        best[target] = key
+                if here != start and here not in relays:
+                    continue
+                for there, number, delay, rate in arcs.get(here, ()):
+                    if rate >= floor and there not in done:
+                        heapq.heappush(queue, (latency + delay, hops + 1, (*names, there), (*path, number)))
+        return {target: key[3] for target, key in best.items() if target != source}
+
+    @cached_property
+    def route_csr(self) -> tuple[np.ndarray, np.ndarray]:
+        """int32 ``(D * D + 1,)`` and int32: the channels of pair ``s * D + d``."""
+        ptr, flat = [0], []
+        for source in range(self.n_devices):
+            for target in range(self.n_devices):
+                flat.extend(self.routes.get((source, target), ()))
+                ptr.append(len(flat))
+        return np.array(ptr, np.int32), np.array(flat, np.int32)
+
+    @cached_property
+    def pair_latency_ns(self) -> np.ndarray:
+        """int64 ``(D, D)``: summed latency of the route; 0 on the diagonal, -1 where there is no route."""
+        return self._pairs(lambda path: sum(self.channels[c][2] for c in path), 0)
+
+    @cached_property
+    def pair_bytes_per_s(self) -> np.ndarray:
+        """int64 ``(D, D)``: smallest bandwidth of the route; 0 on the diagonal, -1 where there is no route."""
+        return self._pairs(lambda path: min(self.channels[c][3] for c in path), 0)
+
+    def _pairs(self, measure, diagonal: int) -> np.ndarray:
+        table = np.full((self.n_devices, self.n_devices), -1, np.int64)
+        np.fill_diagonal(table, diagonal)
+        for (source, target), path in self.routes.items():
+            table[source, target] = measure(path)
+        return table
+
+    def __repr__(self) -> str:
+        return f"<Topology {self.name}: {self.n_devices} devices, {len(self.links)} links>"
+
+
+def topology_names() -> list[str]:
+    """Names of the topologies that ship with simdev."""
+    return sorted(path.stem for path in DEVICES_DIR.glob("*.toml") if path.stem != "kinds")
+
+
+def load_topology(name_or_path: str | Path) -> Topology:
+    """A shipped topology by name, or a TOML file by path (anything with a slash or ending in ``.toml``)."""
+    text = str(name_or_path)
+    path = Path(text)
+    if "/" not in text and path.suffix != ".toml":
+        path = DEVICES_DIR / f"{text}.toml"
+        if text == "kinds" or not path.is_file():
+            raise UnknownName("topology", text, topology_names())
+    return parse_topology(_read_toml(path), source=str(name_or_path))
+
+
+def load_kinds() -> dict[str, DeviceKind]:
+    """The device kinds that ship with simdev, by name."""
+    data = _read_toml(DEVICES_DIR / "kinds.toml")
+    return {name: _kind(name, table, "kinds.toml") for name, table in data.get("kind", {}).items()}
+
+
+def parse_topology(data: dict, *, source: str) -> Topology:
+    """Check a parsed TOML document and build the topology. Raises :class:`InvalidInput` naming file and field."""
+    read = _Fields(data, source, "")
+    kinds = load_kinds() | {name: _kind(name, table, source) for name, table in read("kind", dict, default={}).items()}
+    devices = []
+    for number, table in enumerate(read("device", list)):
+        row = _Fields(table, source, f"device {number}")
+        name, kind = row("name", str), row("kind", str)
+        if kind not in kinds:
+            raise UnknownName("device kind", kind, kinds, source=source, field=f"device {name!r}: kind")
+        devices.append(Device(name, kinds[kind], row("host", bool, default=False)))
+        row.finish()
+    switches = []
+    for number, table in enumerate(read("switch", list, default=[])):
+        row = _Fields(table, source, f"switch {number}")
+        switches.append(row("name", str))
+        row.finish()
+    links = []
+    for number, table in enumerate(read("link", list, default=[])):
+        row = _Fields(table, source, f"link {number}")
+        ends = row("ends", list)
+        if len(ends) != 2 or not all(isinstance(end, str) for end in ends):
+            raise InvalidInput("expected two names", source=source, field=f"link {number}: ends")
+        rate, latency = row.number("gb_per_s") * 1e9, row.number("latency_us") * 1e3
+        links.append(Link((ends[0], ends[1]), round(rate), round(latency), row("duplex", str, default="full")))
+        row.finish()
+    try:
+        topology = Topology(
+            read("name", str), tuple(devices), tuple(links), tuple(switches), read("description", str, default="")
+        )
+    except InvalidInput as error:
+        raise InvalidInput(error.message, source=source, field=error.field) from None
+    read.finish()
+    for a, first in enumerate(topology.devices):
+        for b, second in enumerate(topology.devices):
+            if a != b and (a, b) not in topology.routes:
+                raise InvalidInput(
+                    f"no route from {first.name!r} to {second.name!r}: the topology is disconnected",
+                    source=source, field="link",
+                )  # fmt: skip
+    return topology
+
+
+def _kind(name: str, table: object, source: str) -> DeviceKind:
+    row = _Fields(table, source, f"kind {name!r}")
+    kind = DeviceKind(
+        name=name,
+        memory_bytes=round(row.number("memory_gib") * 2**30),
+        peak_flops={dtype: 1e12 * rate for dtype, rate in row.numbers("peak_tflops").items()},
+        memory_bandwidth=1e9 * row.number("memory_gb_per_s"),
+        slots=round(row.number("slots", default=1)),
+        granularity=round(row.number("granularity", default=512)),
+        launch_ns=round(1e3 * row.number("launch_us", default=0)),
+        dispatch_ns=round(1e3 * row.number("dispatch_us", default=0)),
+        compute_efficiency=row.numbers("compute_efficiency", default={}),
+        memory_efficiency=row.numbers("memory_efficiency", default={}),
+        unsupported=tuple(str(item) for item in row("unsupported", list, default=[])),
+    )
+    row.finish()
+    if not kind.peak_flops or min(kind.peak_flops.values()) <= 0 or kind.memory_bandwidth <= 0:
+        raise InvalidInput("peak_tflops and memory_gb_per_s must be positive", source=source, field=f"kind {name!r}")
+    for key in ("compute_efficiency", "memory_efficiency"):
+        if any(not 0 < share <= 1.5 for share in getattr(kind, key).values()):
+            raise InvalidInput("expected shares above 0", source=source, field=f"kind {name!r}: {key}")
+    if kind.slots < 1 or kind.granularity < 1:
+        raise InvalidInput("slots and granularity must be at least 1", source=source, field=f"kind {name!r}")
+    return kind
+
+
+class _Fields:
+    """Reads a TOML table key by key, checking types; :meth:`finish` refuses keys nobody asked for."""
+
+    def __init__(self, table: object, source: str, where: str):
+        if not isinstance(table, dict):
+            raise InvalidInput("expected a table", source=source, field=where or None)
+        self._table, self._source, self._where, self._read = table, source, where, set()
+
+    def _field(self, key: str) -> str:
+        return f"{self._where}: {key}" if self._where else key
+
+    def __call__(self, key: str, kind: type, default=None):
+        self._read.add(key)
+        if key not in self._table:
+            if default is None:
+                raise InvalidInput("missing", source=self._source, field=self._field(key))
+            return default
+        value = self._table[key]
+        if not isinstance(value, kind):
+            raise InvalidInput(
+                f"expected {kind.__name__}, got {type(value).__name__}", source=self._source, field=self._field(key)
+            )
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        self._read.add(key)
+        value = self._table.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
+            found = "nothing" if value is None else repr(value)
+            raise InvalidInput(f"expected a number >= 0, got {found}", source=self._source, field=self._field(key))
+        return float(value)
+
+    def numbers(self, key: str, default: dict | None = None) -> dict[str, float]:
+        table = self(key, dict, default=default)
+        inner = _Fields(table, self._source, self._field(key))
+        return {name: inner.number(name) for name in table}
+
+    def finish(self) -> None:
+        extra = sorted(set(self._table) - self._read)
+        if extra:
+            raise UnknownName("key", extra[0], self._read, source=self._source, field=self._where or None)
+
+
+def _read_toml(path: Path) -> dict:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"not TOML ({error})", source=path) from None

@@ -1,0 +1,68 @@
+"""What a workload is: a training step of a PyTorch model, by name and parameters, with the published figures.
+
+A workload is one file of ``workloads/`` (a family may register several)::
+
+    @workload("inception-v3", family="inception", defaults={"batch": 32}, published={"parameters": 23_834_568})
+    def inception_v3(batch):
+        import torch            # torch is optional, so it is imported inside
+        ...
+        return TrainingStep(model, inputs=(images, labels), loss=loss, optimizer=optimizer)
+
+The captured graph of the default parameters ships as ``workloads/graphs/<name>.npz``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simdev.errors import InvalidInput
+
+SHELF: dict[str, WorkloadSpec] = {}
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """One training step: ``loss(model, *inputs)`` forward and backward, then ``optimizer.step()``.
+
+    ``model`` is a ``torch.nn.Module``, ``inputs`` a tuple of tensors, ``optimizer`` a ``torch.optim.Optimizer`` over
+    the model's parameters, or None for forward and backward alone.
+    """
+
+    model: Any
+    inputs: tuple
+    loss: Callable[..., Any]
+    optimizer: Any = None
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """A registered workload. ``published`` holds the figures of the paper (``parameters``, ``flops`` ...) and
+    ``source`` cites it."""
+
+    name: str
+    family: str
+    function: Callable[..., TrainingStep]
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    published: Mapping[str, object] = field(default_factory=dict)
+    source: str = ""
+
+
+def workload(
+    name: str,
+    *,
+    family: str,
+    defaults: Mapping[str, object] | None = None,
+    published: Mapping[str, object] | None = None,
+    source: str = "",
+) -> Callable[[Callable[..., TrainingStep]], Callable[..., TrainingStep]]:
+    """Register a workload under ``name``; one function may be registered several times with other defaults."""
+
+    def register(function):
+        if name in SHELF and SHELF[name].function.__module__ != function.__module__:
+            raise InvalidInput(f"workload {name!r} is registered twice", source=function.__module__)
+        SHELF[name] = WorkloadSpec(name, family, function, dict(defaults or {}), dict(published or {}), source)
+        return function
+
+    return register

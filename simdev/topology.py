@@ -3,16 +3,16 @@
 A topology is a TOML file (``simdev/devices/*.toml`` or the user's own). Sizes and rates carry their unit in the key::
 
     name = "two-gpus"
+    switches = ["pcie0"]
     [kind.my-gpu]                       # or use a kind of simdev/devices/kinds.toml
     memory_gib = 16
+    reserved_gib = 0.4                  # taken by driver and framework: not for the graph
     ...
     [[device]]
-    name = "gpu0"
+    names = ["gpu0", "gpu1"]            # or name = "gpu0"
     kind = "my-gpu"
-    [[switch]]
-    name = "pcie0"
-    [[link]]
-    ends = ["gpu0", "pcie0"]
+    [[link]]                            # one link for each pair of ends
+    ends = [["gpu0", "pcie0"], ["gpu1", "pcie0"]]
     gb_per_s = 12.4                     # 1e9 bytes per second, each direction if duplex = "full"
     latency_us = 2.0
     duplex = "full"                     # "half": both directions share one channel
@@ -266,24 +266,26 @@ def parse_topology(data: dict, *, source: str) -> Topology:
     devices = []
     for number, table in enumerate(read("device", list)):
         row = _Fields(table, source, f"device {number}")
-        name, kind = row("name", str), row("kind", str)
+        names = row.strings("names") if "names" in table else [row("name", str)]
+        kind, host = row("kind", str), row("host", bool, default=False)
         if kind not in kinds:
-            raise UnknownName("device kind", kind, kinds, source=source, field=f"device {name!r}: kind")
-        devices.append(Device(name, kinds[kind], row("host", bool, default=False)))
+            raise UnknownName("device kind", kind, kinds, source=source, field=f"device {names[0]!r}: kind")
+        devices.extend(Device(name, kinds[kind], host) for name in names)
         row.finish()
-    switches = []
-    for number, table in enumerate(read("switch", list, default=[])):
-        row = _Fields(table, source, f"switch {number}")
-        switches.append(row("name", str))
-        row.finish()
+    switches = read.strings("switches", default=[])
     links = []
     for number, table in enumerate(read("link", list, default=[])):
         row = _Fields(table, source, f"link {number}")
-        ends = row("ends", list)
-        if len(ends) != 2 or not all(isinstance(end, str) for end in ends):
-            raise InvalidInput("expected two names", source=source, field=f"link {number}: ends")
-        rate, latency = row.number("gb_per_s") * 1e9, row.number("latency_us") * 1e3
-        links.append(Link((ends[0], ends[1]), round(rate), round(latency), row("duplex", str, default="full")))
+        pairs = row("ends", list)
+        pairs = [pairs] if all(isinstance(end, str) for end in pairs) else pairs
+        rate, latency = round(row.number("gb_per_s") * 1e9), round(row.number("latency_us") * 1e3)
+        duplex = row("duplex", str, default="full")
+        for pair in pairs:
+            if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(end, str) for end in pair):
+                raise InvalidInput(
+                    "expected two names, or a list of such pairs", source=source, field=f"link {number}: ends"
+                )
+            links.append(Link((pair[0], pair[1]), rate, latency, duplex))
         row.finish()
     try:
         topology = Topology(
@@ -306,7 +308,7 @@ def _kind(name: str, table: object, source: str) -> DeviceKind:
     row = _Fields(table, source, f"kind {name!r}")
     kind = DeviceKind(
         name=name,
-        memory_bytes=round(row.number("memory_gib") * 2**30),
+        memory_bytes=round((row.number("memory_gib") - row.number("reserved_gib", default=0)) * 2**30),
         peak_flops={dtype: 1e12 * rate for dtype, rate in row.numbers("peak_tflops").items()},
         memory_bandwidth=1e9 * row.number("memory_gb_per_s"),
         slots=round(row.number("slots", default=1)),
@@ -323,6 +325,8 @@ def _kind(name: str, table: object, source: str) -> DeviceKind:
     for key in ("compute_efficiency", "memory_efficiency"):
         if any(not 0 < share <= 1.5 for share in getattr(kind, key).values()):
             raise InvalidInput("expected shares above 0", source=source, field=f"kind {name!r}: {key}")
+    if kind.memory_bytes < 1:
+        raise InvalidInput("nothing is left after reserved_gib", source=source, field=f"kind {name!r}: memory_gib")
     if kind.slots < 1 or kind.granularity < 1:
         raise InvalidInput("slots and granularity must be at least 1", source=source, field=f"kind {name!r}")
     return kind
@@ -351,6 +355,12 @@ class _Fields:
                 f"expected {kind.__name__}, got {type(value).__name__}", source=self._source, field=self._field(key)
             )
         return value
+
+    def strings(self, key: str, default: list | None = None) -> list[str]:
+        values = self(key, list, default=default)
+        if not all(isinstance(value, str) for value in values):
+            raise InvalidInput("expected a list of names", source=self._source, field=self._field(key))
+        return values
 
     def number(self, key: str, default: float | None = None) -> float:
         self._read.add(key)

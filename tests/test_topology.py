@@ -1,0 +1,152 @@
+"""Topologies: routes by hand, the shipped files, and files with mistakes in them."""
+
+import numpy as np
+import pytest
+
+from simdev.errors import InvalidInput, UnknownName
+from simdev.topology import Device, DeviceKind, Link, Topology, load_kinds, load_topology, topology_names
+
+GPU = DeviceKind("gpu", 2**30, {"f32": 1e12}, 1e11)
+CPU = DeviceKind("cpu", 2**34, {"f32": 1e11}, 1e10)
+
+GOOD = """
+name = "mine"
+switches = ["s"]
+[kind.g]
+memory_gib = 2
+reserved_gib = 0.5
+memory_gb_per_s = 100
+peak_tflops = { f32 = 1.5 }
+launch_us = 2.5
+[[device]]
+names = ["a", "b"]
+kind = "g"
+[[device]]
+name = "c"
+kind = "g"
+host = true
+[[link]]
+ends = [["a", "s"], ["b", "s"], ["c", "s"]]
+gb_per_s = 10
+latency_us = 1.5
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_file_gives_devices_links_and_units(tmp_path):
+    topology = load_topology(write(tmp_path, GOOD))
+    assert [device.name for device in topology.devices] == ["a", "b", "c"]
+    assert topology.host == 2 and topology.accelerators == (0, 1)
+    assert topology.memory_bytes.tolist() == [3 * 2**29] * 3
+    assert topology.kinds[0].peak_flops == {"f32": 1.5e12} and topology.kinds[0].launch_ns == 2500
+    assert topology.links[1] == Link(("b", "s"), 10**10, 1500, "full")
+    # link n is channels 2n (away from its first end) and 2n + 1
+    assert topology.routes[0, 1] == (0, 3) and topology.routes[1, 0] == (2, 1)
+    assert topology.pair_latency_ns.tolist() == [[0, 3000, 3000], [3000, 0, 3000], [3000, 3000, 0]]
+
+
+def test_a_half_duplex_link_is_one_channel():
+    topology = Topology("t", (Device("a", GPU), Device("b", GPU)), (Link(("a", "b"), 10, 0, "half"),))
+    assert topology.routes == {(0, 1): (0,), (1, 0): (0,)}
+    assert topology.channels == (("a", "b", 0, 10),)
+
+
+def test_the_route_is_the_fastest_for_one_mebibyte():
+    # Straight: 1 us + 1 MiB at 1 GB/s = 1049.6 us. Over the switch: 2 x 100 us + 1 MiB at 10 GB/s = 304.9 us.
+    devices = (Device("a", GPU), Device("b", GPU))
+    links = (Link(("a", "b"), 10**9, 1000), Link(("a", "s"), 10**10, 100_000), Link(("s", "b"), 10**10, 100_000))
+    topology = Topology("t", devices, links, ("s",))
+    assert topology.routes[0, 1] == (2, 4)
+    assert topology.pair_bytes_per_s[0, 1] == 10**10
+
+
+def test_equal_routes_are_chosen_by_name():
+    devices = (Device("a", GPU), Device("b", GPU))
+    links = tuple(Link(ends, 10**9, 10) for ends in (("a", "z"), ("z", "b"), ("a", "y"), ("y", "b")))
+    topology = Topology("t", devices, links, ("z", "y"))
+    assert topology.routes[0, 1] == (4, 6)
+
+
+def test_transfers_pass_hosts_but_not_accelerators():
+    devices = tuple(Device(name, GPU) for name in "abc")
+    links = (Link(("a", "b"), 10, 0), Link(("b", "c"), 10, 0))
+    assert (0, 2) not in Topology("t", devices, links).routes
+    devices = (devices[0], Device("b", CPU, host=True), devices[2])
+    assert Topology("t", devices, links).routes[0, 2] == (0, 2)
+
+
+@pytest.mark.parametrize("name", topology_names())
+def test_every_shipped_topology_is_whole(name):
+    topology = load_topology(name)
+    assert topology.name == name and topology.description
+    assert topology.host >= 0, "a host device is declared"
+    assert np.all(topology.pair_latency_ns >= 0)
+    # a file that is read twice gives the same routes, and routes lead where they say
+    assert load_topology(name).routes == topology.routes
+    for (source, target), path in topology.routes.items():
+        here = topology.devices[source].name
+        for number in path:
+            a, b, _, _ = topology.channels[number]
+            assert here in (a, b)
+            here = b if here == a else a
+        assert here == topology.devices[target].name
+
+
+def test_peers_on_a_board_avoid_the_host():
+    topology = load_topology("k80x4")
+    names = [{end for c in topology.routes[pair] for end in topology.channels[c][:2]} for pair in ((1, 2), (1, 3))]
+    assert names[0] == {"gpu0", "gpu1", "plx0"}
+    assert names[1] == {"gpu0", "gpu2", "plx0", "plx1", "cpu0"}
+
+
+def test_every_kind_has_memory_and_a_rate():
+    for kind in load_kinds().values():
+        assert kind.memory_bytes > 2**30 and kind.peak_flops["f32"] > 0
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ('kind = "g"\nhost', 'kind = "h"\nhost', "mine.toml: device 'c': kind: unknown device kind 'h'"),
+        ('["b", "s"]', '["b", "t"]', "link 1 (b - t): unknown device or switch 't'"),
+        ('["b", "s"]', '["b", "b"]', "joins a device to itself"),
+        ('["b", "s"]', '["b"]', "link 0: ends: expected two names"),
+        (', ["c", "s"]', "", "no route from 'a' to 'c': the topology is disconnected"),
+        ("gb_per_s = 10\n", 'gb_per_s = "10"\n', "link 0: gb_per_s: expected a number >= 0, got '10'"),
+        ("gb_per_s = 10\n", "gb_per_s = nan\n", "link 0: gb_per_s: expected a number >= 0, got nan"),
+        ("gb_per_s = 10\n", "gb_per_s = inf\n", "link 0: gb_per_s"),
+        ("gb_per_s = 10\n", "gb_per_s = 0\n", "bandwidth must be positive"),
+        ("latency_us = 1.5", "latency_us = -1", "link 0: latency_us: expected a number >= 0, got -1"),
+        ("latency_us = 1.5", 'duplex = "both"\nlatency_us = 1', "duplex 'both', expected 'full' or 'half'"),
+        ("latency_us = 1.5", "latency = 1.5", "link 0: latency_us: expected a number >= 0, got nothing"),
+        ("host = true", "host = 1", "device 1: host: expected bool, got int"),
+        ("host = true", "hots = true", "device 1: unknown key 'hots'; did you mean 'host'?"),
+        ('names = ["a", "b"]', "names = [1]", "device 0: names: expected a list of names"),
+        ('names = ["a", "b"]', 'names = ["a", "c"]', "name 'c' is used twice"),
+        ("memory_gib = 2", "memory_gib = 0.25", "kind 'g': memory_gib: nothing is left after reserved_gib"),
+        ("f32 = 1.5", "f32 = 0", "kind 'g': peak_tflops and memory_gb_per_s must be positive"),
+        ("launch_us = 2.5", "compute_efficiency = {conv = 0}", "kind 'g': compute_efficiency"),
+        ('name = "mine"', "", "mine.toml: name: missing"),
+        ('name = "mine"', 'name = "mine', "not TOML"),
+    ],
+)
+def test_mistakes_name_the_file_and_the_field(tmp_path, old, new, message):
+    assert old in GOOD
+    with pytest.raises(InvalidInput) as caught:
+        load_topology(write(tmp_path, GOOD.replace(old, new)))
+    assert message in str(caught.value) and "mine.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_names_suggest_the_nearest(tmp_path):
+    with pytest.raises(UnknownName, match="did you mean 'k80x4'"):
+        load_topology("k80x44")
+    with pytest.raises(InvalidInput, match="No such file"):
+        load_topology(tmp_path / "none.toml")
+    with pytest.raises(InvalidInput, match="directory"):
+        load_topology(tmp_path / "x" / "..")

@@ -1,1 +1,40 @@
+"""The simulator: how long a step takes under a placement, and whether it fits (the rules are in MODEL.md)."""
 
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.errors import UnknownName
+from simdev.placement import Placement
+from simdev.problem import Problem
+from simdev.sim.schedule import Outcomes, Schedule
+
+ENGINES = ("fast", "reference")
+
+
+def simulate(problem: Problem, placement: Placement, *, engine: str = "fast") -> Schedule:
+    """Simulate one step of ``problem`` under ``placement``.
+
+    Both engines follow MODEL.md and agree bit for bit: ``fast`` is compiled, ``reference`` is written to be read.
+    Raises :class:`InvalidInput` where the placement breaks its contract (see :meth:`Placement.check`).
+    """
+    if engine == "fast":
+        from simdev.sim.fast import simulate_fast
+
+        return simulate_fast(problem, placement)
+    if engine == "reference":
+        from simdev.sim.reference import simulate_reference
+
+        return simulate_reference(problem, placement)
+    raise UnknownName("engine", engine, ENGINES)
+
+
+def simulate_many(problem: Problem, devices: np.ndarray, *, threads: int | None = None) -> Outcomes:
+    """Simulate ``k`` placements, ``devices`` int ``(k, n)``, in ``threads`` threads (default one).
+
+    The answer does not depend on ``threads``. Under the ``priority`` policy the priorities are the default ones.
+    Raises :class:`InvalidInput` naming the first placement that breaks its contract.
+    """
+    from simdev.sim.fast import simulate_many_fast
+
+    return simulate_many_fast(problem, devices, threads)

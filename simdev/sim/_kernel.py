@@ -1,0 +1,552 @@
+"""The event-driven kernel: every rule, policy, contention and runtime (R1-R8, R11) over flat arrays.
+
+One heap of (time, event) drives it; at each instant first all completions, then the sends they asked for in (tensor,
+destination) order, then the starts (R5). Compiled by Numba; import this module only when a simulation runs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from simdev.sim.arrays import Inputs
+
+FIFO, PRIORITY, PROGRAM = 0, 1, 2  # positions in POLICIES
+SHARED, FREE, FAIR = 0, 1, 2  # positions in CONTENTIONS: fifo, none, fair
+
+OK, BAD_PLACEMENT, STUCK = 0, 1, 2
+
+
+class Timeline(NamedTuple):
+    """What one run writes. ``count`` int64 ``(2,)``: transfers made, step time in ns. Transfers are in the order they
+    were requested; ``start_order`` and ``finish_order`` are the ops by start and by finish."""
+
+    op_start: np.ndarray
+    op_finish: np.ndarray
+    start_order: np.ndarray
+    finish_order: np.ndarray
+    x_tensor: np.ndarray
+    x_target: np.ndarray
+    x_start: np.ndarray
+    x_finish: np.ndarray
+    count: np.ndarray
+
+
+class Scratch(NamedTuple):
+    """Working arrays of one thread; nothing in them outlives a run."""
+
+    event_time: np.ndarray
+    event_id: np.ndarray
+    ready_key: np.ndarray
+    ready_op: np.ndarray
+    ready_base: np.ndarray
+    ready_size: np.ndarray
+    program: np.ndarray
+    program_next: np.ndarray
+    free_slots: np.ndarray
+    missing: np.ndarray
+    ready_time: np.ndarray
+    issued: np.ndarray
+    done: np.ndarray
+    channel_end: np.ndarray
+    request: np.ndarray
+    stamp: np.ndarray
+    arrival: np.ndarray
+    touched: np.ndarray
+    is_touched: np.ndarray
+    flow_x: np.ndarray
+    flow_left: np.ndarray
+    flow_rate: np.ndarray
+    channel_left: np.ndarray
+    channel_flows: np.ndarray
+    freed_by_op: np.ndarray
+    freed_by_transfer: np.ndarray
+    sent_until: np.ndarray
+    sent_last: np.ndarray
+    last_op: np.ndarray
+    level: np.ndarray
+    instant: np.ndarray
+    before: np.ndarray
+
+
+def new_timeline(n_ops: int, n_edges: int) -> Timeline:
+    """Room for the run of a graph of ``n_ops`` ops and ``n_edges`` tensor-to-consumer pairs."""
+    ops, edges = (lambda: np.empty(n_ops, np.int64)), (lambda: np.empty(n_edges, np.int64))
+    return Timeline(
+        ops(), ops(), np.empty(n_ops, np.int32), np.empty(n_ops, np.int32), np.empty(n_edges, np.int32),
+        np.empty(n_edges, np.int32), edges(), edges(), np.zeros(2, np.int64),
+    )  # fmt: skip
+
+
+def new_scratch(n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, fair: bool) -> Scratch:
+    """Working arrays for one thread."""
+    events, flows = 3 * n_ops + n_edges + 8, n_edges if fair else 0
+
+    def ints(length, dtype=np.int64):
+        return np.zeros(length, dtype)
+
+    return Scratch(
+        event_time=ints(events), event_id=ints(events), ready_key=ints(n_ops), ready_op=ints(n_ops, np.int32),
+        ready_base=ints(n_devices + 1), ready_size=ints(n_devices), program=ints(n_ops, np.int32),
+        program_next=ints(n_devices), free_slots=ints(n_devices), missing=ints(n_ops), ready_time=ints(n_ops),
+        issued=ints(n_ops, np.bool_), done=ints(n_ops, np.bool_), channel_end=ints(n_channels), request=ints(n_edges),
+        stamp=ints(n_devices), arrival=ints(n_devices), touched=ints(n_devices), is_touched=ints(n_devices, np.bool_),
+        flow_x=ints(flows), flow_left=ints(flows), flow_rate=ints(flows), channel_left=ints(n_channels),
+        channel_flows=ints(n_channels), freed_by_op=ints(n_ops), freed_by_transfer=ints(n_edges),
+        sent_until=ints(n_tensors), sent_last=ints(n_tensors), last_op=ints(n_devices), level=ints(n_devices),
+        instant=ints(n_devices), before=ints(n_devices),
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def _push(key, item, base, size, new_key, new_item):
+    """Add to the binary heap of (key, item) pairs stored at ``base``; return its new size."""
+    hole = size
+    while hole > 0:
+        parent = (hole - 1) >> 1
+        above = key[base + parent]
+        if above < new_key or (above == new_key and item[base + parent] < new_item):
+            break
+        key[base + hole], item[base + hole] = above, item[base + parent]
+        hole = parent
+    key[base + hole], item[base + hole] = new_key, new_item
+    return size + 1
+
+
+@njit(cache=True, nogil=True)
+def _pop(key, item, base, size):
+    """Remove the first pair of a heap (the caller has read it); return its new size."""
+    size -= 1
+    last_key, last_item = key[base + size], item[base + size]
+    hole = 0
+    while True:
+        child = 2 * hole + 1
+        if child >= size:
+            break
+        right = child + 1
+        if right < size and (
+            key[base + right] < key[base + child]
+            or (key[base + right] == key[base + child] and item[base + right] < item[base + child])
+        ):
+            child = right
+        below = key[base + child]
+        if last_key < below or (last_key == below and last_item < item[base + child]):
+            break
+        key[base + hole], item[base + hole] = below, item[base + child]
+        hole = child
+    key[base + hole], item[base + hole] = last_key, last_item
+    return size
+
+
+@njit(cache=True, nogil=True)
+def check_devices(p: Inputs, devices):
+    """True where every op is on a device that exists and runs it, with its group, and every tensor has a route."""
+    n_devices = len(p.slots)
+    for op in range(len(devices)):
+        device = devices[op]
+        if device < 0 or device >= n_devices:
+            return False
+    for op in range(len(devices)):
+        device = devices[op]
+        if p.op_ns[p.device_row[device], op] < 0 or devices[p.unit_first[op]] != device:
+            return False
+    for tensor in range(len(p.tensor_producer)):
+        source = devices[p.tensor_producer[tensor]]
+        for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+            target = devices[p.consumers[edge]]
+            if target != source and p.pair_class[source, target] < 0:
+                return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _share_bandwidth(p: Inputs, devices, x: Timeline, s: Scratch, n_flows):
+    """Set every flow's rate by progressive filling in whole bytes/s (R4, ``fair``)."""
+    n_devices = len(p.slots)
+    for channel in range(len(p.channel_rate)):
+        s.channel_left[channel] = p.channel_rate[channel]
+        s.channel_flows[channel] = 0
+    for flow in range(n_flows):
+        s.flow_rate[flow] = 0
+        transfer = s.flow_x[flow]
+        pair = devices[p.tensor_producer[x.x_tensor[transfer]]] * n_devices + x.x_target[transfer]
+        for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+            s.channel_flows[p.route[hop]] += 1
+    frozen = 0
+    while frozen < n_flows:
+        narrowest, share = -1, 0
+        for channel in range(len(p.channel_rate)):
+            if s.channel_flows[channel] > 0:
+                quotient = s.channel_left[channel] // s.channel_flows[channel]
+                if narrowest < 0 or quotient < share:
+                    narrowest, share = channel, quotient
+        rate = max(share, 1)
+        for flow in range(n_flows):
+            if s.flow_rate[flow] > 0:
+                continue
+            transfer = s.flow_x[flow]
+            pair = devices[p.tensor_producer[x.x_tensor[transfer]]] * n_devices + x.x_target[transfer]
+            crosses = False
+            for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+                crosses = crosses or p.route[hop] == narrowest
+            if not crosses:
+                continue
+            s.flow_rate[flow] = rate
+            frozen += 1
+            for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+                channel = p.route[hop]
+                s.channel_flows[channel] -= 1
+                s.channel_left[channel] = max(0, s.channel_left[channel] - rate)
+
+
+@njit(cache=True, nogil=True)
+def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
+    """Simulate one placement (int32 ``(n,)``, checked); return :data:`OK`, or :data:`STUCK` where an op never ran.
+
+    ``rank`` int64 ``(n,)`` orders the ready ops under the ``priority`` policy.
+    Event ids: finish of op v = v, issue of v done = n + v, v is ready = 2 n + v, flow of transfer k joins = 3 n + k.
+    """
+    n, n_devices = len(devices), len(p.slots)
+    fair, shared, eager = p.contention == FAIR, p.contention == SHARED, p.host >= 0
+    ready_key, ready_op, ready_base, ready_size = s.ready_key, s.ready_op, s.ready_base, s.ready_size
+    event_time, event_id, missing, ready_time = s.event_time, s.event_id, s.missing, s.ready_time
+    touched, is_touched, stamp, arrival, request = s.touched, s.is_touched, s.stamp, s.arrival, s.request
+    n_events = n_flows = n_transfers = n_started = n_finished = n_touched = 0
+    mark = 0
+
+    ready_base[:] = 0
+    for op in range(n):
+        ready_base[devices[op] + 1] += 1
+    for device in range(n_devices):
+        ready_base[device + 1] += ready_base[device]
+        ready_size[device] = 0
+        s.program_next[device] = ready_base[device]
+        s.free_slots[device] = p.slots[device]
+        stamp[device] = -1
+        is_touched[device] = False
+    for op in range(n):
+        device = devices[op]
+        s.program[s.program_next[device]] = op
+        s.program_next[device] += 1
+        missing[op] = p.input_ptr[op + 1] - p.input_ptr[op] + (1 if eager else 0)
+        ready_time[op] = 0
+        s.issued[op] = not eager
+        s.done[op] = False
+    for device in range(n_devices):
+        s.program_next[device] = ready_base[device]
+    s.channel_end[:] = 0
+
+    now = np.int64(0)
+    step = np.int64(0)
+    flow_end = np.int64(-1)
+    if eager:
+        n_events = _push(event_time, event_id, 0, n_events, p.dispatch_ns[0], n)
+    else:
+        for op in range(n):
+            if missing[op] == 0:
+                n_events = _push(event_time, event_id, 0, n_events, np.int64(0), 2 * n + op)
+
+    while n_events > 0 or n_flows > 0:
+        before = now
+        if n_events > 0 and (n_flows == 0 or event_time[0] <= flow_end):
+            now = event_time[0]
+        else:
+            now = flow_end
+        n_requests = 0
+        flows_changed = False
+
+        # Flows that end now (R4, fair).
+        if n_flows > 0:
+            kept = 0
+            for flow in range(n_flows):
+                left = s.flow_left[flow] - s.flow_rate[flow] * (now - before)
+                transfer = s.flow_x[flow]
+                if left <= 0:
+                    flows_changed = True
+                    x.x_finish[transfer] = now
+                    tensor, target = x.x_tensor[transfer], x.x_target[transfer]
+                    for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+                        op = p.consumers[edge]
+                        if devices[op] == target:
+                            missing[op] -= 1
+                            if missing[op] == 0:
+                                n_events = _push(event_time, event_id, 0, n_events, now, 2 * n + op)
+                    if now > step:
+                        step = now
+                else:
+                    s.flow_x[kept], s.flow_left[kept], s.flow_rate[kept] = transfer, left, s.flow_rate[flow]
+                    kept += 1
+            n_flows = kept
+
+        # Completions (R5): finishing ops come in op order, so their sends are asked for in tensor order (R3).
+        while n_events > 0 and event_time[0] == now:
+            event = event_id[0]
+            n_events = _pop(event_time, event_id, 0, n_events)
+            if event < n:
+                op = event
+                device = devices[op]
+                x.finish_order[n_finished] = op
+                n_finished += 1
+                s.done[op] = True
+                s.free_slots[device] += 1
+                if not is_touched[device]:
+                    is_touched[device] = True
+                    touched[n_touched] = device
+                    n_touched += 1
+                if eager and device == p.host and op + 1 < n:
+                    n_events = _push(event_time, event_id, 0, n_events, now + p.dispatch_ns[op + 1], n + op + 1)
+                for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
+                    mark += 1
+                    first_request = n_requests
+                    for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+                        consumer = p.consumers[edge]
+                        target = devices[consumer]
+                        if target == device:
+                            missing[consumer] -= 1
+                            if now > ready_time[consumer]:
+                                ready_time[consumer] = now
+                            if missing[consumer] == 0:
+                                n_events = _push(
+                                    event_time, event_id, 0, n_events, ready_time[consumer], 2 * n + consumer
+                                )
+                        elif stamp[target] != mark:
+                            stamp[target] = mark
+                            if s.issued[consumer]:
+                                wanted = np.int64(tensor) * n_devices + target
+                                hole = n_requests
+                                while hole > first_request and request[hole - 1] > wanted:
+                                    request[hole] = request[hole - 1]
+                                    hole -= 1
+                                request[hole] = wanted
+                                n_requests += 1
+            elif event < 2 * n:  # the host has issued an op (R11)
+                op = event - n
+                device = devices[op]
+                s.issued[op] = True
+                missing[op] -= 1
+                if now > ready_time[op]:
+                    ready_time[op] = now
+                if missing[op] == 0:
+                    n_events = _push(event_time, event_id, 0, n_events, ready_time[op], 2 * n + op)
+                if device != p.host and op + 1 < n:
+                    n_events = _push(event_time, event_id, 0, n_events, now + p.dispatch_ns[op + 1], n + op + 1)
+                for slot in range(p.input_ptr[op], p.input_ptr[op + 1]):
+                    tensor = p.inputs[slot]
+                    producer = p.tensor_producer[tensor]
+                    if devices[producer] == device or not s.done[producer]:
+                        continue
+                    edge = p.consumer_ptr[tensor]
+                    while devices[p.consumers[edge]] != device:
+                        edge += 1
+                    if p.consumers[edge] == op:  # the first consumer there: the copy is issued with it
+                        request[n_requests] = np.int64(tensor) * n_devices + device
+                        n_requests += 1
+            elif event < 3 * n:
+                op = event - 2 * n
+                device = devices[op]
+                key = now
+                if p.policy == PRIORITY:
+                    key = rank[op]
+                elif p.policy == PROGRAM:
+                    key = np.int64(op)
+                ready_size[device] = _push(ready_key, ready_op, ready_base[device], ready_size[device], key, op)
+                if not is_touched[device]:
+                    is_touched[device] = True
+                    touched[n_touched] = device
+                    n_touched += 1
+            else:
+                transfer = event - 3 * n
+                flows_changed = True
+                s.flow_x[n_flows] = transfer
+                s.flow_left[n_flows] = p.tensor_bytes[x.x_tensor[transfer]] * 1_000_000_000
+                n_flows += 1
+
+        # Sends (R3, R4), in order of tensor and destination.
+        if eager and n_requests > 1:
+            request[:n_requests].sort()
+        first_request = 0
+        while first_request < n_requests:
+            tensor = request[first_request] // n_devices
+            source = devices[p.tensor_producer[tensor]]
+            mark += 1
+            last_request = first_request
+            while last_request < n_requests and request[last_request] // n_devices == tensor:
+                target = request[last_request] % n_devices
+                pair = source * n_devices + target
+                start = now
+                if shared:
+                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+                        start = max(start, s.channel_end[p.route[hop]])
+                finish = start + p.transfer_ns[p.pair_class[source, target], tensor]
+                if shared:
+                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+                        s.channel_end[p.route[hop]] = finish
+                if fair:
+                    finish = now + p.pair_latency[source, target]
+                    if p.tensor_bytes[tensor] == 0:
+                        finish = max(finish, now + 1)
+                    elif finish > now:
+                        n_events = _push(event_time, event_id, 0, n_events, finish, 3 * n + n_transfers)
+                    else:
+                        flows_changed = True
+                        s.flow_x[n_flows] = n_transfers
+                        s.flow_left[n_flows] = p.tensor_bytes[tensor] * 1_000_000_000
+                        n_flows += 1
+                x.x_tensor[n_transfers], x.x_target[n_transfers] = tensor, target
+                x.x_start[n_transfers], x.x_finish[n_transfers] = start, finish
+                n_transfers += 1
+                stamp[target], arrival[target] = mark, finish
+                last_request += 1
+            if not fair or p.tensor_bytes[tensor] == 0:
+                for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+                    consumer = p.consumers[edge]
+                    target = devices[consumer]
+                    if stamp[target] == mark:
+                        missing[consumer] -= 1
+                        if arrival[target] > ready_time[consumer]:
+                            ready_time[consumer] = arrival[target]
+                        if arrival[target] > step:
+                            step = arrival[target]
+                        if missing[consumer] == 0:
+                            n_events = _push(event_time, event_id, 0, n_events, ready_time[consumer], 2 * n + consumer)
+            first_request = last_request
+
+        # Starts (R1, R2).
+        for index in range(n_touched):
+            device = touched[index]
+            is_touched[device] = False
+            base = ready_base[device]
+            while s.free_slots[device] > 0 and ready_size[device] > 0:
+                op = ready_op[base]
+                if p.policy == PROGRAM:
+                    if op != s.program[s.program_next[device]]:
+                        break
+                    s.program_next[device] += 1
+                ready_size[device] = _pop(ready_key, ready_op, base, ready_size[device])
+                s.free_slots[device] -= 1
+                finish = now + p.op_ns[p.device_row[device], op]
+                x.op_start[op], x.op_finish[op] = now, finish
+                x.start_order[n_started] = op
+                n_started += 1
+                if finish > step:
+                    step = finish
+                n_events = _push(event_time, event_id, 0, n_events, finish, np.int64(op))
+        n_touched = 0
+
+        if flows_changed and n_flows > 0:
+            _share_bandwidth(p, devices, x, s, n_flows)
+        if n_flows > 0:
+            flow_end = np.int64(-1)
+            for flow in range(n_flows):
+                end = now + (s.flow_left[flow] + s.flow_rate[flow] - 1) // s.flow_rate[flow]
+                if flow_end < 0 or end < flow_end:
+                    flow_end = end
+
+    x.count[0], x.count[1] = n_transfers, step
+    return OK if n_finished == n else STUCK
+
+
+@njit(cache=True, nogil=True)
+def sweep_memory(p: Inputs, devices, x: Timeline, s: Scratch, peak, over_time, over_base):
+    """Peak memory per device from a finished timeline (R7), by a sweep over all allocations and frees in time order.
+
+    Writes ``peak`` int64 ``(D,)``; ``over_time`` the first instant above capacity (-1: never, -2: by the persistent
+    bytes alone) and ``over_base`` the memory then in use before that instant's allocations.
+    """
+    n, n_devices, n_transfers = len(devices), len(p.slots), x.count[0]
+    level, freed_by_op, freed_by_transfer, last_op = s.level, s.freed_by_op, s.freed_by_transfer, s.last_op
+    level[:] = 0
+    last_op[:] = -1
+    s.instant[:] = -1
+    s.sent_last[:] = -1
+    s.sent_until[:] = -1
+    for op in range(n):
+        granule = p.granule[devices[op]]
+        freed_by_op[op] = p.workspace_size[granule, op]
+        level[devices[op]] += p.persistent_size[granule, op]
+    for device in range(n_devices):
+        peak[device] = level[device]
+        over_time[device] = -2 if level[device] > p.capacity[device] else -1
+        over_base[device] = 0
+    for transfer in range(n_transfers):
+        freed_by_transfer[transfer] = 0
+        tensor = x.x_tensor[transfer]
+        if x.x_finish[transfer] > s.sent_until[tensor]:
+            s.sent_until[tensor] = x.x_finish[transfer]
+            s.sent_last[tensor] = transfer
+
+    # Each instance is freed with the completion that ends its life: an op's on its own device, or a transfer's.
+    for tensor in range(len(p.tensor_producer)):
+        producer = p.tensor_producer[tensor]
+        home = devices[producer]
+        last_op[home] = producer
+        first, stop = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]
+        for edge in range(first, stop):
+            op = p.consumers[edge]
+            device = devices[op]
+            if last_op[device] < 0 or x.op_finish[op] > x.op_finish[last_op[device]]:
+                last_op[device] = op
+        if not p.tensor_result[tensor]:
+            size = p.home_size[p.granule[home], tensor]
+            if s.sent_until[tensor] > x.op_finish[last_op[home]]:
+                freed_by_transfer[s.sent_last[tensor]] += size
+            else:
+                freed_by_op[last_op[home]] += size
+        last_op[home] = -1
+        for edge in range(first, stop):
+            device = devices[p.consumers[edge]]
+            if last_op[device] >= 0:
+                freed_by_op[last_op[device]] += p.tensor_size[p.granule[device], tensor]
+                last_op[device] = -1
+
+    by_start = np.argsort(x.x_start[:n_transfers])
+    by_finish = np.argsort(x.x_finish[:n_transfers])
+    started = finished = sent = arrived = 0
+    last = np.iinfo(np.int64).max
+    while started < n or sent < n_transfers:
+        op_time = x.op_start[x.start_order[started]] if started < n else last
+        send_time = x.x_start[by_start[sent]] if sent < n_transfers else last
+        now = min(op_time, send_time)
+        while finished < n and x.op_finish[x.finish_order[finished]] <= now:
+            op = x.finish_order[finished]
+            level[devices[op]] -= freed_by_op[op]
+            finished += 1
+        while arrived < n_transfers and x.x_finish[by_finish[arrived]] <= now:
+            transfer = by_finish[arrived]
+            level[devices[p.tensor_producer[x.x_tensor[transfer]]]] -= freed_by_transfer[transfer]
+            arrived += 1
+        if op_time == now:
+            op = x.start_order[started]
+            device = devices[op]
+            size = p.start_size[p.granule[device], op]
+            started += 1
+        else:
+            transfer = by_start[sent]
+            device = np.int64(x.x_target[transfer])
+            size = p.tensor_size[p.granule[device], x.x_tensor[transfer]]
+            sent += 1
+        if s.instant[device] != now:
+            s.instant[device], s.before[device] = now, level[device]
+        level[device] += size
+        if level[device] > peak[device]:
+            peak[device] = level[device]
+            if over_time[device] == -1 and level[device] > p.capacity[device]:
+                over_time[device], over_base[device] = now, s.before[device]
+
+
+@njit(cache=True, nogil=True)
+def run_many(p: Inputs, placements, first, stop, rank, x: Timeline, s: Scratch, step, peak, overflow):
+    """Simulate the rows ``first:stop`` of ``placements`` ``(k, n)``; return the first row that failed, or -1."""
+    n_devices = len(p.slots)
+    over_time, over_base = np.empty(n_devices, np.int64), np.empty(n_devices, np.int64)
+    for row in range(first, stop):
+        if not check_devices(p, placements[row]) or run(p, placements[row], rank, x, s) != OK:
+            return row
+        sweep_memory(p, placements[row], x, s, peak[row], over_time, over_base)
+        step[row] = x.count[1]
+        overflow[row] = 0
+        for device in range(n_devices):
+            overflow[row] += max(0, peak[row, device] - p.capacity[device])
+    return -1

@@ -1,0 +1,148 @@
+"""A problem as the flat arrays that the kernels read: made once per problem, shared by all runs and threads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from simdev.analysis import average_durations, b_level
+from simdev.errors import InvalidInput
+from simdev.problem import CONTENTIONS, POLICIES, Problem
+
+MAX_TIME_NS = 1 << 62
+MAX_FAIR_BYTES = 8 << 30  # bytes * 1e9 must fit in 63 bits
+MAX_FAIR_RATE = 1 << 58
+
+
+class Inputs(NamedTuple):
+    """Everything a kernel reads but the placement. ``G`` distinct granularities; the rest as in Problem's parts."""
+
+    policy: int  # index into POLICIES
+    contention: int  # index into CONTENTIONS
+    host: int  # the issuing host in the eager runtime, else -1
+    op_ns: np.ndarray
+    device_row: np.ndarray
+    transfer_ns: np.ndarray
+    pair_class: np.ndarray
+    dispatch_ns: np.ndarray
+    output_ptr: np.ndarray
+    input_ptr: np.ndarray
+    inputs: np.ndarray
+    tensor_producer: np.ndarray
+    tensor_bytes: np.ndarray
+    tensor_result: np.ndarray
+    consumer_ptr: np.ndarray
+    consumers: np.ndarray
+    unit_first: np.ndarray  # int32 (n,): the first op of the op's colocation group
+    slots: np.ndarray
+    route_ptr: np.ndarray
+    route: np.ndarray
+    pair_latency: np.ndarray
+    channel_rate: np.ndarray
+    granule: np.ndarray  # int32 (D,): the row of the three tables below
+    tensor_size: np.ndarray  # int64 (G, m): rounded bytes of a copy
+    home_size: np.ndarray  # int64 (G, m): rounded bytes at home (0 where the tensor is persistent)
+    start_size: np.ndarray  # int64 (G, n): outputs and workspace, allocated when the op starts
+    workspace_size: np.ndarray  # int64 (G, n)
+    persistent_size: np.ndarray  # int64 (G, n)
+    capacity: np.ndarray
+
+
+_CACHE: WeakKeyDictionary[Problem, Inputs] = WeakKeyDictionary()
+
+
+def problem_arrays(problem: Problem) -> Inputs:
+    """The kernels' view of ``problem``. Raises :class:`InvalidInput` where a step could overflow 63-bit time, or the
+    ``fair`` mode its arithmetic."""
+    if problem not in _CACHE:
+        _CACHE[problem] = _build(problem)
+    return _CACHE[problem]
+
+
+def default_priority(problem: Problem) -> np.ndarray:
+    """int64 ``(n,)``: the b-level with average durations and free communication (R2)."""
+    return b_level(problem.graph, average_durations(problem))
+
+
+def priority_rank(priority: np.ndarray) -> np.ndarray:
+    """int64 ``(n,)``: position of each op in the order highest priority, then lowest op number."""
+    rank = np.empty(len(priority), np.int64)
+    # ~p reverses the order of int64 without overflow (-p would overflow at the minimum).
+    rank[np.argsort(~priority.astype(np.int64), kind="stable")] = np.arange(len(priority))
+    return rank
+
+
+def _build(problem: Problem) -> Inputs:
+    graph, topology, costs, rules = problem.graph, problem.topology, problem.costs, problem.rules
+    route_ptr, route = topology.route_csr
+    _check_range(problem)
+    granularities, granule = np.unique(topology.granularity, return_inverse=True)
+    tensor_size = _rounded(graph.tensor_bytes, granularities)
+    home_size = np.where(graph.tensor_persistent, 0, tensor_size)
+    workspace_size = _rounded(graph.op_workspace_bytes, granularities)
+    start_size = workspace_size.copy()
+    for row in range(len(granularities)):
+        np.add.at(start_size[row], graph.tensor_producer, home_size[row])
+    first = np.full(graph.n_units, graph.n_ops, np.int32)
+    np.minimum.at(first, graph.unit_of_op, np.arange(graph.n_ops, dtype=np.int32))
+    return Inputs(
+        policy=POLICIES.index("program" if rules.runtime == "eager" else rules.policy),
+        contention=CONTENTIONS.index(rules.contention),
+        host=topology.host if rules.runtime == "eager" else -1,
+        op_ns=costs.op_ns,
+        device_row=costs.device_row,
+        transfer_ns=costs.transfer_ns,
+        pair_class=costs.pair_class,
+        dispatch_ns=costs.dispatch_ns,
+        output_ptr=graph.output_ptr,
+        input_ptr=graph.input_ptr,
+        inputs=graph.inputs,
+        tensor_producer=graph.tensor_producer,
+        tensor_bytes=graph.tensor_bytes,
+        tensor_result=graph.tensor_result,
+        consumer_ptr=graph.consumer_ptr,
+        consumers=graph.consumers,
+        unit_first=first[graph.unit_of_op],
+        slots=np.ones_like(topology.slots) if rules.runtime == "eager" else topology.slots,
+        route_ptr=route_ptr,
+        route=route,
+        pair_latency=topology.pair_latency_ns,
+        channel_rate=np.array([channel[3] for channel in topology.channels], np.int64),
+        granule=granule.astype(np.int32),
+        tensor_size=tensor_size,
+        home_size=home_size,
+        start_size=start_size,
+        workspace_size=workspace_size,
+        persistent_size=_rounded(graph.op_persistent_bytes, granularities),
+        capacity=topology.memory_bytes,
+    )
+
+
+def _rounded(size: np.ndarray, granularities: np.ndarray) -> np.ndarray:
+    return -(-size[None, :] // granularities[:, None]) * granularities[:, None]
+
+
+def _check_range(problem: Problem) -> None:
+    graph, topology, costs = problem.graph, problem.topology, problem.costs
+    # No schedule outlasts all its work done in turn: each op once, each tensor to every device, each issue.
+    longest = np.maximum(costs.op_ns.max(axis=0), 0).astype(object).sum() + costs.dispatch_ns.astype(object).sum()
+    if len(costs.transfer_ns):
+        longest += costs.transfer_ns.max(axis=0).astype(object).sum() * topology.n_devices
+    if longest >= MAX_TIME_NS:
+        raise InvalidInput(f"the durations sum to {longest} ns; a step must stay below 2**62 ns", source=graph.name)
+    if problem.rules.contention == "fair":
+        if graph.tensor_bytes.max(initial=0) > MAX_FAIR_BYTES:
+            raise InvalidInput("a tensor above 8 GiB cannot be sent under fair contention", source=graph.name)
+        if any(link.bytes_per_s > MAX_FAIR_RATE for link in topology.links):
+            raise InvalidInput("bandwidth above 2**58 bytes/s under fair contention", source=topology.name)
+        routed = np.diff(topology.route_csr[0]).reshape(topology.n_devices, -1) > 0
+        if np.any((costs.pair_class >= 0) & ~routed & ~np.eye(topology.n_devices, dtype=bool)):
+            raise InvalidInput("fair contention needs a route for every pair with a cost", source=topology.name)
+    total = graph.op_persistent_bytes.astype(object).sum() + graph.op_workspace_bytes.astype(object).sum()
+    total += graph.tensor_bytes.astype(object).sum() + int(topology.granularity.max()) * (
+        2 * graph.n_ops + graph.n_tensors
+    )
+    if total >= MAX_TIME_NS:
+        raise InvalidInput(f"{total} bytes in all; the sum must stay below 2**62", source=graph.name)

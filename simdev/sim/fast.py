@@ -1,0 +1,114 @@
+"""The fast engine: one placement, or many at once, through the compiled kernels."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+from simdev.placement import Placement
+from simdev.problem import Problem
+from simdev.sim.arrays import default_priority, priority_rank, problem_arrays
+from simdev.sim.schedule import Outcomes, Schedule
+
+
+def simulate_fast(problem: Problem, placement: Placement) -> Schedule:
+    """See :func:`simdev.sim.simulate`."""
+    from simdev.sim import _kernel
+
+    placement.check(problem)
+    p, devices = problem_arrays(problem), placement.devices
+    timeline, scratch = _kernel.new_timeline(problem.graph.n_ops, problem.graph.n_edges), _new_scratch(problem)
+    if _kernel.run(p, devices, _rank(problem, placement), timeline, scratch) != _kernel.OK:
+        raise InvalidInput("an op can never run", source=problem.graph.name)
+    peak, over_time, over_base = (np.empty(problem.topology.n_devices, np.int64) for _ in range(3))
+    _kernel.sweep_memory(p, devices, timeline, scratch, peak, over_time, over_base)
+    count = int(timeline.count[0])
+    order = np.lexsort((timeline.x_target[:count], timeline.x_tensor[:count]))
+    tensor, target = timeline.x_tensor[:count][order], timeline.x_target[:count][order]
+    start, finish = timeline.x_start[:count][order], timeline.x_finish[:count][order]
+    overflow_op = [
+        _first_overflow(problem, devices, device, int(over_time[device]), int(over_base[device]), timeline.op_start,
+                        tensor[(target == device) & (start == over_time[device])])
+        for device in range(problem.topology.n_devices)
+    ]  # fmt: skip
+    return Schedule(
+        step_ns=int(timeline.count[1]),
+        op_start=timeline.op_start,
+        op_finish=timeline.op_finish,
+        transfer_tensor=tensor,
+        transfer_source=devices[problem.graph.tensor_producer[tensor]],
+        transfer_target=target,
+        transfer_start=start,
+        transfer_finish=finish,
+        peak_bytes=peak,
+        overflow_bytes=np.maximum(peak - problem.topology.memory_bytes, 0),
+        overflow_op=np.array(overflow_op, np.int32),
+        comm_bytes=int(problem.graph.tensor_bytes[tensor].sum()),
+    )
+
+
+def simulate_many_fast(problem: Problem, devices: np.ndarray, threads: int | None = None) -> Outcomes:
+    """See :func:`simdev.sim.simulate_many`."""
+    from simdev.sim import _kernel
+
+    placements = np.asarray(devices)
+    if placements.ndim != 2 or placements.shape[1] != problem.graph.n_ops or placements.dtype.kind not in "iu":
+        raise InvalidInput(
+            f"expected whole numbers of shape (k, {problem.graph.n_ops}), got {placements.dtype} {placements.shape}",
+            source="placements",
+        )
+    if len(placements) and not (0 <= placements.min() and placements.max() < problem.topology.n_devices):
+        row = int(np.flatnonzero(((placements < 0) | (placements >= problem.topology.n_devices)).any(axis=1))[0])
+        Placement(placements[row]).check(problem, source=f"placement {row}")
+    placements = np.ascontiguousarray(placements, np.int32)
+    k, workers = len(placements), max(1, min(threads or 1, len(placements)))
+    p, rank = problem_arrays(problem), _rank(problem, None)
+    step, overflow = np.empty(k, np.int64), np.empty(k, np.int64)
+    peak = np.empty((k, problem.topology.n_devices), np.int64)
+
+    def work(first: int, stop: int) -> int:
+        timeline = _kernel.new_timeline(problem.graph.n_ops, problem.graph.n_edges)
+        return _kernel.run_many(p, placements, first, stop, rank, timeline, _new_scratch(problem), step, peak, overflow)
+
+    bounds = [k * part // workers for part in range(workers + 1)]
+    if workers == 1:
+        failed = [work(0, k)]
+    else:
+        with ThreadPoolExecutor(workers) as pool:
+            failed = list(pool.map(work, bounds[:-1], bounds[1:]))
+    for row in failed:
+        if row >= 0:
+            Placement(placements[row]).check(problem, source=f"placement {row}")
+            raise InvalidInput("an op can never run", source=f"placement {row}")
+    return Outcomes(step, peak, overflow)
+
+
+def _new_scratch(problem: Problem):
+    from simdev.sim import _kernel
+
+    graph, topology = problem.graph, problem.topology
+    return _kernel.new_scratch(
+        graph.n_ops, graph.n_tensors, graph.n_edges, topology.n_devices, len(topology.channels),
+        problem.rules.contention == "fair",
+    )  # fmt: skip
+
+
+def _rank(problem: Problem, placement: Placement | None) -> np.ndarray:
+    if problem.rules.policy != "priority":
+        return np.zeros(0, np.int64)
+    given = None if placement is None else placement.priority
+    return priority_rank(default_priority(problem) if given is None else given)
+
+
+def _first_overflow(problem, devices, device, instant, level, op_start, copies) -> int:
+    """The op whose allocation on ``device`` at ``instant`` first exceeds the capacity: ops by number, then copies."""
+    if instant < 0:
+        return -1
+    p, capacity = problem_arrays(problem), int(problem.topology.memory_bytes[device])
+    row = p.granule[device]
+    starting = np.flatnonzero((devices == device) & (op_start == instant))
+    owners = np.concatenate([starting, problem.graph.tensor_producer[copies]])
+    sizes = np.concatenate([p.start_size[row, starting], p.tensor_size[row, copies]])
+    return int(owners[np.searchsorted(level + np.cumsum(sizes), capacity, side="right")])

@@ -1,0 +1,79 @@
+"""What a simulation answers: when each op and transfer ran, and what memory each device needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """One simulated step. ``n`` ops, ``x`` transfers, ``D`` devices; times in ns from the start of the step.
+
+    * ``step_ns``: time of the last completion, transfers included (R6).
+    * ``op_start``, ``op_finish`` int64 ``(n,)``.
+    * ``transfer_tensor``, ``transfer_source``, ``transfer_target`` int32 ``(x,)`` and ``transfer_start``,
+      ``transfer_finish`` int64 ``(x,)``: one row per tensor and destination device, sorted by (tensor, target).
+    * ``peak_bytes`` int64 ``(D,)``: most memory in use at one time (R7); ``overflow_bytes`` int64 ``(D,)``: by how much
+      the peak exceeds the device's capacity, 0 where it fits (R8).
+    * ``overflow_op`` int32 ``(D,)``: the op whose allocation first exceeded the capacity (for the copy of a tensor its
+      producer); -1 where none did, or where the persistent bytes alone exceed it.
+    * ``comm_bytes``: bytes sent between devices.
+    """
+
+    step_ns: int
+    op_start: np.ndarray
+    op_finish: np.ndarray
+    transfer_tensor: np.ndarray
+    transfer_source: np.ndarray
+    transfer_target: np.ndarray
+    transfer_start: np.ndarray
+    transfer_finish: np.ndarray
+    peak_bytes: np.ndarray
+    overflow_bytes: np.ndarray
+    overflow_op: np.ndarray
+    comm_bytes: int
+
+    ARRAYS = (
+        "op_start",
+        "op_finish",
+        "transfer_tensor",
+        "transfer_source",
+        "transfer_target",
+        "transfer_start",
+        "transfer_finish",
+        "peak_bytes",
+        "overflow_bytes",
+        "overflow_op",
+    )
+
+    def __post_init__(self):
+        for name in self.ARRAYS:
+            getattr(self, name).setflags(write=False)
+
+    @property
+    def feasible(self) -> bool:
+        """True where every device's peak fits its memory."""
+        return not self.overflow_bytes.any()
+
+    @property
+    def step_time_s(self) -> float:
+        """Step time in seconds."""
+        return self.step_ns / 1e9
+
+    def busy_ns(self, devices: np.ndarray, n_devices: int) -> np.ndarray:
+        """int64 ``(D,)``: summed op durations per device, for ``devices`` ``(n,)``, the placement simulated."""
+        busy = np.zeros(n_devices, np.int64)
+        np.add.at(busy, devices, self.op_finish - self.op_start)
+        return busy
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """Step times and memory of ``k`` placements: ``step_ns`` int64 ``(k,)``, ``peak_bytes`` int64 ``(k, D)``,
+    ``overflow_bytes`` int64 ``(k,)``, summed over devices (0 is feasible)."""
+
+    step_ns: np.ndarray
+    peak_bytes: np.ndarray
+    overflow_bytes: np.ndarray

@@ -1,0 +1,178 @@
+"""The sequence and recommendation workloads: sizes against the papers, and that they learn on real tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from simdev.registry import find_workload  # noqa: E402
+
+TINY = {
+    "nmt": "nmt[batch=4,length=3,units=8,vocabulary=11]",
+    "gnmt-4": "gnmt-4[batch=4,length=3,units=8,vocabulary=11]",
+    "gnmt-8": "gnmt-8[batch=4,length=3,units=8,vocabulary=11]",
+    "rnnlm": "rnnlm[batch=4,length=3,units=8,vocabulary=11]",
+    "transformer-xl-2": "transformer-xl-2[batch=2,length=6,memory=5,units=8,heads=2,inner=16,vocabulary=11]",
+    "gpt2-medium": "gpt2-medium[batch=2,length=6,layers=2,units=8,heads=2,vocabulary=11,precision=f32]",
+    "llama-moe": "llama-moe[batch=2,length=6,layers=2,units=8,heads=4,key_heads=2,experts=4,inner=16,vocabulary=11,"
+    "precision=f32]",
+    "dlrm": "dlrm[batch=16,max_rows=50,units=8,rate=1.0]",
+}
+
+
+def make(entry):
+    spec, params = find_workload(entry)
+    torch.manual_seed(0)
+    return spec.function(**{**spec.defaults, **params})
+
+
+def fake(entry):
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        return make(entry)
+
+
+def parameters(entry):
+    return sum(parameter.numel() for parameter in fake(entry).model.parameters())
+
+
+def forward_flops(entry):
+    from torch._subclasses import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FakeTensorMode(), FlopCounterMode(display=False) as counter:
+        step = make(entry)
+        step.loss(step.model, *step.inputs)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("entry", TINY.values(), ids=TINY)
+def test_learns_on_real_tensors(entry):
+    step = make(entry)
+    for group in step.optimizer.param_groups:
+        group["lr"] = max(group["lr"], 0.01)
+    losses = []
+    for _ in range(20):
+        step.optimizer.zero_grad()
+        loss = step.loss(step.model, *step.inputs)
+        loss.backward()
+        step.optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.99 * losses[0]
+
+
+def lstm(inputs, units):
+    return (inputs + units + 1) * 4 * units
+
+
+def test_nmt_parameters_by_hand():
+    h, v = 1024, 32_000
+    attention = 2 * h * h + h
+    expected = 2 * v * h + lstm(h, h) * 3 + lstm(2 * h, h) + attention + (h + 1) * v
+    assert parameters("nmt") == expected
+
+
+def test_gnmt_8_agrees_with_shazeer_2017():
+    spec, params = find_workload("gnmt-8")
+    assert parameters("gnmt-8") == pytest.approx(spec.published["parameters"], rel=0.02)
+    batch, length = spec.defaults["batch"], spec.defaults["length"]
+    macs = forward_flops("gnmt-8") / 2 / batch / length
+    assert macs == pytest.approx(spec.published["forward_macs_per_timestep"], rel=0.02)
+
+
+def test_rnnlm_parameters_by_hand():
+    h, v = 2048, 40_000
+    assert parameters("rnnlm") == v * h + 2 * lstm(h, h) + (h + 1) * v
+
+
+def test_transformer_xl_at_the_depth_of_the_paper():
+    # 12 layers of 3,412,480; the table and bias of 204 symbols; two biases of 512 that all layers share.
+    assert parameters("transformer-xl-8[layers=12]") == 12 * 3_412_480 + 204 * 513 + 2 * 512 == 41_055_436
+
+
+def test_transformer_xl_reads_relative_positions():
+    from simdev.workloads.transformer_xl import _shift
+
+    # Two queries, four keys (two of memory). Column j of the input holds distance 3 - j.
+    scores = torch.tensor([[[[3.0, 2.0, 1.0, 0.0]] * 2]])
+    shifted = _shift(scores)[0, 0]
+    assert shifted[0, :3].tolist() == [2.0, 1.0, 0.0]  # query 0 sits at key 2
+    assert shifted[1].tolist() == [3.0, 2.0, 1.0, 0.0]
+
+
+def test_transformer_xl_memory_is_the_last_segment():
+    step = make(TINY["transformer-xl-2"])
+    first = step.loss(step.model, *step.inputs)
+    embedded = step.model.embedding(step.inputs[0][:-1]) * 8**0.5
+    assert torch.equal(step.model.layer0.memory, embedded[-5:])
+    assert not torch.equal(first, step.loss(step.model, *step.inputs))  # the second segment sees the first
+
+
+def test_gpt2_medium_parameters():
+    spec, _ = find_workload("gpt2-medium")
+    assert parameters("gpt2-medium") == spec.published["parameters"] == 354_823_168
+
+
+def test_gpt2_is_causal():
+    step = make(TINY["gpt2-medium"])
+    logits = []
+    model, (tokens,) = step.model, step.inputs
+    model.softmax.register_forward_hook(lambda module, inputs, output: logits.append(inputs[0].detach()))
+    changed = tokens.clone()
+    changed[:, 4] = (changed[:, 4] + 1) % 11
+    model(tokens), model(changed)
+    assert torch.equal(logits[0][:, :4], logits[1][:, :4]) and not torch.equal(logits[0][:, 4], logits[1][:, 4])
+
+
+def moe_parameters(layers, units, heads, key_heads, experts, inner, vocabulary):
+    width = units // heads
+    attention = 2 * units * units + 2 * units * key_heads * width
+    layer = attention + units * experts + experts * 3 * units * inner + 2 * units
+    return layers * layer + 2 * vocabulary * units + units
+
+
+def test_llama_moe_parameters_by_hand_and_at_mixtrals_size():
+    assert parameters("llama-moe") == moe_parameters(24, 2048, 16, 4, 8, 7168, 32_000)
+    mixtral = parameters("llama-moe[layers=32,units=4096,heads=32,key_heads=8,inner=14336]")
+    assert mixtral == pytest.approx(47e9, rel=0.01)
+
+
+def test_llama_moe_without_a_full_expert_equals_the_dense_mixture():
+    step = make(TINY["llama-moe"].replace("capacity=1.25,", "").replace("vocabulary=11", "vocabulary=11,capacity=4"))
+    experts = step.model.layer0.experts
+    x = torch.randn(2, 6, 8)
+    mixed, _ = experts(x)
+    weights, _ = experts.router(x.reshape(-1, 8))
+    assert ((weights > 0).sum(dim=1) == 2).all() and torch.allclose(weights.sum(dim=1), torch.ones(12))
+    every = [getattr(experts, f"expert{e}")(x.reshape(-1, 8), weights[:, e]) for e in range(4)]
+    assert torch.allclose(mixed.reshape(-1, 8), sum(every), atol=1e-6)
+
+
+def test_dlrm_parameters_by_hand_and_at_mlperfs_size():
+    mlps = 14 * 512 + 513 * 256 + 257 * 128 + 480 * 1024 + 1025 * 1024 + 1025 * 512 + 513 * 256 + 257
+    spec, _ = find_workload("dlrm")
+    assert parameters("dlrm[max_rows=40000000]") == 204_184_588 * 128 + mlps
+    assert parameters("dlrm[max_rows=40000000]") > spec.published["parameters_at_40m_rows_over"]
+
+
+def test_dlrm_update_of_a_table_is_gradient_descent():
+    step = make(TINY["dlrm"])
+    table = step.model.table1.weight
+    before = table.detach().clone()
+    dense = before.clone().requires_grad_()
+
+    def loss(weight):
+        module = torch.nn.functional.embedding
+        looked_up = [
+            module(ids, weight if number == 1 else getattr(step.model, f"table{number}").weight.detach())
+            for number, ids in enumerate(step.inputs[2:])
+        ]
+        model = step.model
+        return model.loss(model.top(model.interaction(model.bottom(step.inputs[0]), looked_up)), step.inputs[1])
+
+    (gradient,) = torch.autograd.grad(loss(dense), dense)
+    step.loss(step.model, *step.inputs).backward()
+    assert table.grad is None
+    assert torch.allclose(table.detach(), before - 1.0 * gradient, atol=1e-7)

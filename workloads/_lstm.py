@@ -1,0 +1,63 @@
+"""The LSTM cell of the recurrent workloads, unrolled by its users into one matrix product and ten elementwise ops."""
+
+from __future__ import annotations
+
+from functools import cache
+
+
+@cache
+def cell_class():
+    """The class ``LSTMCell(input_size, units)``; PyTorch is imported on the first call."""
+    import torch
+    from torch import nn
+
+    class LSTMCell(nn.Module):
+        """One step of an LSTM without peepholes (Hochreiter and Schmidhuber 1997; Zaremba et al. 2014, section 3.1).
+
+        The inputs (each ``(batch, k)``, together ``input_size`` wide) and the last output are joined, and one product
+        with a ``(input_size + units, 4 * units)`` matrix gives all four gates, as TensorFlow's BasicLSTMCell did. The
+        forget gate's bias starts at 1, so that no op adds it in every step.
+        """
+
+        def __init__(self, input_size: int, units: int):
+            super().__init__()
+            self.units = units
+            self.weight = nn.Parameter(torch.empty(input_size + units, 4 * units).uniform_(-0.08, 0.08))
+            self.bias = nn.Parameter(torch.zeros(4 * units))
+            with torch.no_grad():
+                self.bias[units : 2 * units].fill_(1.0)
+
+        def initial(self, batch: int):
+            """Zero output and zero cell, each ``(batch, units)``."""
+            zeros = self.weight.new_zeros(batch, self.units)
+            return zeros, zeros
+
+        def forward(self, inputs, state):
+            output, memory = state
+            joined = torch.cat([*inputs, output], dim=1)
+            enter, forget, candidate, leave = torch.addmm(self.bias, joined, self.weight).chunk(4, dim=1)
+            memory = torch.sigmoid(forget) * memory + torch.sigmoid(enter) * torch.tanh(candidate)
+            return torch.sigmoid(leave) * torch.tanh(memory), memory
+
+    return LSTMCell
+
+
+@cache
+def softmax_class():
+    """The class ``Softmax(units, vocabulary)``; PyTorch is imported on the first call."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    class Softmax(nn.Module):
+        """Output projection and cross-entropy of one time step: the mean over the batch, in nats."""
+
+        def __init__(self, units: int, vocabulary: int):
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(units, vocabulary).uniform_(-0.08, 0.08))
+            self.bias = nn.Parameter(torch.zeros(vocabulary))
+
+        def forward(self, hidden, target):
+            return F.cross_entropy(torch.addmm(self.bias, hidden, self.weight), target)
+
+    return Softmax

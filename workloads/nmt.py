@@ -1,0 +1,157 @@
+"""LSTM translation with attention: the two-layer NMT of the first placement papers, GNMT with four and eight layers.
+
+Module paths (``op_layer``): ``encoder.embedding``, ``encoder.layer0`` ... , ``decoder.embedding``,
+``decoder.attention`` (below it ``key``, ``query``, ``score``), ``decoder.layer0`` ... and ``softmax`` (projection and
+loss). GNMT's first encoder layer reads both ways: ``encoder.layer0`` and ``encoder.layer0_reversed``. Wu et al. (2016,
+section 3.3) put each layer on a device of its own, the softmax on the last.
+
+Encoder and decoder are unrolled over ``length`` steps, softmax included, as static TensorFlow graphs were. All
+sentences have the full length, so nothing is masked. Source and target tables are separate, the gradient of an
+embedding table is dense, dropout and gradient clipping are left out.
+"""
+
+from __future__ import annotations
+
+from simdev.workload import TrainingStep, workload
+
+_NMT = {"batch": 64, "length": 40, "units": 1024, "vocabulary": 32_000}
+_GNMT = {"batch": 128, "length": 50, "units": 1024, "vocabulary": 32_000}
+_SOURCE = "Wu et al., Google's Neural Machine Translation System, 2016, sections 3.1-3.3"
+
+
+@workload(
+    "nmt",
+    family="nmt",
+    defaults=_NMT,
+    source="Mirhoseini et al., Device Placement Optimization with Reinforcement Learning, 2017, section 4.1",
+)
+def nmt(batch, length, units, vocabulary):
+    """Two LSTM layers each in encoder and decoder, both one-way, no residual connections.
+
+    Batch 64 is the paper's; it gives neither length nor vocabulary: 40 and 32,000 are ours.
+    """
+    return _step(batch, length, units, vocabulary, layers=2, google=False)
+
+
+@workload("gnmt-4", family="nmt", defaults=_GNMT, source=_SOURCE)
+def gnmt_4(batch, length, units, vocabulary):
+    """GNMT cut to four layers each side (Mirhoseini et al. 2018 place it on four devices)."""
+    return _step(batch, length, units, vocabulary, layers=4, google=True)
+
+
+# Shazeer et al., Outrageously Large Neural Networks, 2017, table 2, row GNMT: 278 M parameters and 214 M multiply-adds
+# in a time step of the forward pass. Batch 128 is that of Wu et al. (section 8.3).
+@workload(
+    "gnmt-8",
+    family="nmt",
+    defaults={**_GNMT, "length": 64},
+    published={"parameters": 278e6, "forward_macs_per_timestep": 214e6},
+    source=_SOURCE,
+)
+def gnmt_8(batch, length, units, vocabulary):
+    """GNMT in full: eight layers each side. The length makes the captured graph larger than 50,000 ops, the size
+    that GDP (Zhou et al. 2019) reports for it."""
+    return _step(batch, length, units, vocabulary, layers=8, google=True)
+
+
+def _step(batch, length, units, vocabulary, *, layers, google):
+    import torch
+
+    model = _model(units, vocabulary, layers, google)
+    # The decoder reads a sentence from its start mark on and predicts it up to its end mark: one token more.
+    source = torch.randint(vocabulary, (length, batch))
+    target = torch.randint(vocabulary, (length + 1, batch))
+    # Wu et al. train with Adam at 2e-4 first, then with plain gradient descent; this is a step of the first part.
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-4)
+    return TrainingStep(model, (source, target), lambda model, *sentences: model(*sentences), optimizer)
+
+
+def _model(units, vocabulary, layers, google):
+    import torch
+    from simdev.workloads._lstm import cell_class, softmax_class
+    from torch import nn
+
+    LSTMCell, Softmax = cell_class(), softmax_class()
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(vocabulary, units)
+            self.layer0 = LSTMCell(units, units)
+            if google:
+                self.layer0_reversed = LSTMCell(units, units)
+            for number in range(1, layers):
+                # The layer above the two-way one reads both directions side by side.
+                setattr(self, f"layer{number}", LSTMCell(2 * units if google and number == 1 else units, units))
+
+        def forward(self, tokens):
+            embedded = self.embedding(tokens).unbind(0)
+            steps = [(output,) for output in _unroll(self.layer0, [(x,) for x in embedded])]
+            if google:
+                back = _unroll(self.layer0_reversed, [(x,) for x in reversed(embedded)])
+                steps = [(*forth, output) for forth, output in zip(steps, reversed(back), strict=True)]
+            for number in range(1, layers):
+                outputs = _unroll(getattr(self, f"layer{number}"), steps)
+                if google and number >= 2:  # residual connections start at the third layer (section 3.1)
+                    outputs = [output + x for output, (x,) in zip(outputs, steps, strict=True)]
+                steps = [(output,) for output in outputs]
+            return torch.stack([output for (output,) in steps])
+
+    class Attention(nn.Module):
+        """Bahdanau's: a feed-forward network with one hidden layer scores each source position (Wu et al., eq. 4)."""
+
+        def __init__(self):
+            super().__init__()
+            self.key = nn.Linear(units, units, bias=False)
+            self.query = nn.Linear(units, units, bias=False)
+            self.score = nn.Linear(units, 1, bias=False)
+
+        def forward(self, output, keys, encoded):
+            scores = self.score(torch.tanh(keys + self.query(output)))  # (length, batch, 1)
+            weights = torch.softmax(scores.squeeze(2), dim=0)
+            return torch.bmm(weights.t().unsqueeze(1), encoded.transpose(0, 1)).squeeze(1)
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(vocabulary, units)
+            self.attention = Attention()
+            for number in range(layers):
+                reads_context = google or number == 0  # GNMT sends the context to every layer
+                setattr(self, f"layer{number}", LSTMCell(2 * units if reads_context else units, units))
+
+        def forward(self, tokens, encoded):
+            cells = [getattr(self, f"layer{number}") for number in range(layers)]
+            states = [cell.initial(tokens.shape[1]) for cell in cells]
+            keys, outputs = self.attention.key(encoded), []
+            for x in self.embedding(tokens).unbind(0):
+                # The query is the bottom layer's output of the step before.
+                context = self.attention(states[0][0], keys, encoded)
+                for number, cell in enumerate(cells):
+                    inputs = (x, context) if google or number == 0 else (x,)
+                    states[number] = cell(inputs, states[number])
+                    residual = google and number >= 2
+                    x = states[number][0] + x if residual else states[number][0]
+                outputs.append(x)
+            return outputs
+
+    class Translator(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.decoder, self.softmax = Encoder(), Decoder(), Softmax(units, vocabulary)
+
+        def forward(self, source, target):
+            outputs = self.decoder(target[:-1], self.encoder(source))
+            losses = [self.softmax(output, token) for output, token in zip(outputs, target[1:].unbind(0), strict=True)]
+            return torch.stack(losses).mean()
+
+    return Translator()
+
+
+def _unroll(cell, steps):
+    """Outputs of ``cell`` over ``steps``, a list of tuples of ``(batch, k)`` inputs, from the zero state."""
+    state, outputs = cell.initial(steps[0][0].shape[0]), []
+    for inputs in steps:
+        state = cell(inputs, state)
+        outputs.append(state[0])
+    return outputs

@@ -150,3 +150,33 @@ def test_unknown_names_suggest_the_nearest(tmp_path):
         load_topology(tmp_path / "none.toml")
     with pytest.raises(InvalidInput, match="directory"):
         load_topology(tmp_path / "x" / "..")
+
+
+def test_the_dgx1_mesh_uses_six_bricks_a_gpu_and_no_gpu_as_a_relay():
+    topology = load_topology("v100x8-dgx1")
+    bricks = dict.fromkeys(topology.device_index, 0)
+    for link in topology.links:
+        if all(end.startswith("gpu") for end in link.ends):
+            for end in link.ends:
+                bricks[end] += round(link.bytes_per_s / 24.2e9)
+    assert bricks == {"cpu0": 0, **{f"gpu{i}": 6 for i in range(8)}}
+    index = topology.device_index
+    assert topology.pair_bytes_per_s[index["gpu0"], index["gpu4"]] == 48_400_000_000
+    assert topology.pair_bytes_per_s[index["gpu0"], index["gpu1"]] == 24_200_000_000
+    assert topology.pair_bytes_per_s[index["gpu0"], index["gpu5"]] == 8_200_000_000  # no brick: over both sockets
+
+
+def test_nodes_talk_over_infiniband_and_neighbours_over_nvlink():
+    topology = load_topology("h100x16")
+    index = topology.device_index
+    ends = {end for c in topology.routes[index["gpu0"], index["gpu15"]] for end in topology.channels[c][:2]}
+    assert ends == {"gpu0", "ndr", "gpu15"}
+    assert topology.pair_bytes_per_s[index["gpu0"], index["gpu7"]] == 353_000_000_000
+
+
+def test_copies_between_cards_without_peer_access_pass_the_host():
+    topology = load_topology("rtx2080x4")
+    there, back = topology.routes[1, 2], topology.routes[2, 1]
+    assert [topology.channels[c][:2] for c in there] == [("cpu0", "gpu0"), ("cpu0", "gpu1")]
+    assert set(there) == set(back), "half duplex: both ways share the channels"
+    assert int(topology.memory_bytes[1]) == 6 * 2**30

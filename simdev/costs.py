@@ -7,10 +7,15 @@ scaled by the efficiency of the op's class on that kind of device.
 
 from __future__ import annotations
 
+import csv
 import hashlib
-from collections.abc import Mapping
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -19,24 +24,34 @@ from simdev.graph import ComputationGraph
 from simdev.topology import DeviceKind, Topology
 
 FREE_KINDS = frozenset({"input", "parameter", "constant", "barrier"})  # data that is there already: no kernel runs
+ROOFLINE_VERSION = 1  # raised whenever the same graph and topology would get other costs
+MAX_NS = 1 << 42  # over an hour: no op lasts so long, and sums stay far from the end of 64 bits
 
-# Op class by kind, longest prefix first; everything else is elementwise (bound by memory traffic).
+# Op classes and the kinds in them (ATen names as captured, ONNX and layer names as imported, in lower case): the first
+# pattern found in a kind wins; everything else is elementwise. A class is what efficiencies are given for.
 OP_CLASSES = {
-    "convolution_backward": "conv_backward",
-    "convolution": "conv",
-    "mm": "gemm", "addmm": "gemm", "bmm": "gemm", "baddbmm": "gemm", "matmul": "gemm", "linear": "gemm",
-    "scaled_dot_product": "attention", "_scaled_dot_product": "attention", "_flash_attention": "attention",
-    "embedding": "embedding", "_embedding_bag": "embedding", "index": "embedding", "gather": "embedding",
-    "scatter": "embedding", "native_batch_norm": "norm", "native_layer_norm": "norm", "batch_norm": "norm",
-    "_softmax": "reduction", "_log_softmax": "reduction", "sum": "reduction", "mean": "reduction",
-    "max_pool": "pool", "avg_pool": "pool", "_adaptive_avg_pool": "pool", "cat": "copy", "copy": "copy",
+    "attention": r"scaled_dot_product|flash_attention|efficient_attention|^(multihead)?attention",
+    "conv_backward": r"convolution_backward|conv\w*_backward",
+    "conv": r"convolution|^conv([123]d|transpose|integer)?($|\.|_)|conv_depthwise|^slow_conv|^thnn_conv",
+    "gemm": r"^_?(mm|addmm|bmm|baddbmm|addbmm|addr|mv|addmv|dot|matmul|batchmatmul|gemm|einsum|linear|lstm|gru|rnn"
+    r"|stackedlstm)(_backward)?($|_$|\.|_?integer|_relu|_tanh)|mkldnn_rnn_layer|cudnn_rnn|grouped_mm|scaled_mm",
+    "norm_backward": r"_norm(_legit)?\w*_backward",
+    "norm": r"_norm($|_legit|\.|_elemt|_stats)|rms_norm|normalization|^(batch|layer|group|instance)norm",
+    "pool": r"pool",
+    "reduction": r"softmax|logsumexp|^(sum|mean|var|std|prod|any|all|max|min|amax|amin|argmax|argmin|aminmax|norm"
+    r"|topk|sort|cumsum|median|unique|reduce\w*|linalg_vector_norm|var_mean)($|_$|\.|_dim)|nll_loss|cross_entropy",
+    "embedding": r"embedding|^(index|gather|scatter|take|nonzero)",
+    "copy": r"^(cat|concat|copy|clone|stack|split|constant_pad|pad|fill|zero|repeat|expand|slice|select|as_strided"
+    r"|_to_copy|transpose|permute|contiguous)|(slice|select)_backward",
 }  # fmt: skip
+TF32_CLASSES = ("conv", "conv_backward")  # f32 ops that PyTorch runs in TF32 by default where the device has it
 
 
+@cache
 def op_class(kind: str) -> str:
     """The cost class of an op kind: ``gemm``, ``conv``, ``elementwise`` ..."""
-    matches = [prefix for prefix in OP_CLASSES if kind == prefix or kind.startswith((f"{prefix}_", f"{prefix}."))]
-    return OP_CLASSES[max(matches, key=len)] if matches else "elementwise"
+    kind = kind.lower()
+    return next((name for name, pattern in OP_CLASSES.items() if re.search(pattern, kind)), "elementwise")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +103,22 @@ class CostTable:
 class CostModel:
     """Turns a graph and a topology into a :class:`CostTable`.
 
-    ``measured`` maps a device kind's name to ``{op signature: ns}``; a hit overrides the roofline.
+    ``measured`` maps a device kind's name to ``{op signature: ns}`` (see :func:`load_measured`); a hit overrides the
+    roofline. ``tf32`` lists the op classes whose f32 ops run at the ``tf32`` rate of a kind that has one.
     """
 
-    measured: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    tf32: tuple[str, ...] = TF32_CLASSES
+
+    @cached_property
+    def identity(self) -> str:
+        """Names the model in results, equal names give equal costs: ``roofline-1``, plus a hash of what is not default."""
+        name = f"roofline-{ROOFLINE_VERSION}"
+        if not self.measured and self.tf32 == TF32_CLASSES:
+            return name
+        rows = [[kind, sorted(table.items())] for kind, table in sorted(self.measured.items()) if table]
+        text = json.dumps([sorted(self.tf32), rows])
+        return f"{name}+{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def table(self, graph: ComputationGraph, topology: Topology) -> CostTable:
         """Cost every op on every device kind and every tensor on every route.
@@ -114,40 +141,114 @@ class CostModel:
 
     def op_durations(self, graph: ComputationGraph, kind: DeviceKind) -> np.ndarray:
         """int64 ``(n,)``: duration of every op on a device of ``kind``, -1 where unsupported."""
-        ns = roofline_ns(graph, kind)
+        ns = roofline_ns(graph, kind, self.tf32)
         table = self.measured.get(kind.name)
         if table:
             hits = np.full(len(graph.signatures), -1, np.int64)
             for number, signature in enumerate(graph.signatures):
                 if signature in table:
-                    value = table[signature]
-                    if not value >= 0:  # also catches NaN
-                        raise InvalidInput(
-                            f"cost {value!r} of {signature!r} is not a duration",
-                            source="measured costs",
-                            field=kind.name,
-                        )
-                    hits[number] = max(1, round(value))
+                    hits[number] = _duration(table[signature], "measured costs", f"{kind.name}: {signature}")
             found = hits[graph.op_signature]
             ns = np.where(found >= 0, found, ns)
         return ns
 
 
-def roofline_ns(graph: ComputationGraph, kind: DeviceKind) -> np.ndarray:
+def roofline_ns(graph: ComputationGraph, kind: DeviceKind, tf32: Iterable[str] = TF32_CLASSES) -> np.ndarray:
     """int64 ``(n,)``: the roofline duration of every op on ``kind``; 1 for data that is there already."""
     per_kind = [op_class(name) for name in graph.kinds]
     compute_share = np.array([_share(kind.compute_efficiency, name) for name in per_kind])
     memory_share = np.array([_share(kind.memory_efficiency, name) for name in per_kind])
-    peak = np.array([peak_flops(kind, _compute_dtype(signature)) for signature in graph.signatures])
+    dtypes = [_compute_dtype(signature) for signature in graph.signatures]
+    peak = np.array([peak_flops(kind, dtype) for dtype in dtypes])[graph.op_signature]
+    if "tf32" in kind.peak_flops:
+        single = np.array([dtype == "f32" for dtype in dtypes])[graph.op_signature]
+        eligible = np.array([name in tf32 for name in per_kind])[graph.op_kind]
+        peak = np.where(single & eligible, kind.peak_flops["tf32"], peak)
     seconds = np.maximum(
-        graph.op_flops / (peak[graph.op_signature] * compute_share[graph.op_kind]),
+        graph.op_flops / (peak * compute_share[graph.op_kind]),
         (graph.op_bytes_read + graph.op_bytes_written) / (kind.memory_bandwidth * memory_share[graph.op_kind]),
     )
+    if seconds.max(initial=0) * 1e9 + kind.launch_ns > MAX_NS:
+        worst = graph.op_names[int(np.argmax(seconds))]
+        raise InvalidInput(f"op {worst!r} would take {seconds.max():.3g} s on {kind.name}", source=graph.name)
     ns = kind.launch_ns + np.ceil(seconds * 1e9).astype(np.int64)
     free = np.array([name in FREE_KINDS for name in graph.kinds])
     ns = np.where(free[graph.op_kind], 1, np.maximum(ns, 1))
     unsupported = np.array([name in kind.unsupported for name in graph.kinds])
     return np.where(unsupported[graph.op_kind], -1, ns)
+
+
+def load_measured(path: str | os.PathLike) -> dict[str, dict[str, float]]:
+    """Read measured costs: ``{device kind: {op signature: ns}}``.
+
+    A ``.json`` file holds that object; any other file is CSV with the columns ``signature``, ``device_kind`` and
+    ``ns``. Raises :class:`InvalidInput` naming the file and the line (or key) of a duration that is negative, NaN or
+    not a number, and of a signature given twice.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"not text ({error.reason})", source=path) from None
+    rows = _json_rows(text, path) if str(path).endswith(".json") else _csv_rows(text, path)
+    measured: dict[str, dict[str, float]] = {}
+    for where, signature, kind, value in rows:
+        table = measured.setdefault(kind, {})
+        if signature in table:
+            raise InvalidInput(f"{signature!r} on {kind!r} is given twice", source=path, field=where)
+        _duration(value, path, where)
+        table[signature] = value
+    return measured
+
+
+def save_measured(measured: Mapping[str, Mapping[str, float]], path: str | os.PathLike) -> None:
+    """Write measured costs for :func:`load_measured`, as JSON or CSV by the end of the name."""
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        if str(path).endswith(".json"):
+            json.dump(measured, file, indent=1, sort_keys=True)
+            return
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["signature", "device_kind", "ns"])
+        for kind, table in sorted(measured.items()):
+            writer.writerows([signature, kind, ns] for signature, ns in sorted(table.items()))
+
+
+def _csv_rows(text: str, path) -> Iterable[tuple[str, str, str, float]]:
+    try:
+        reader = csv.DictReader(text.splitlines(), strict=True)
+        missing = {"signature", "device_kind", "ns"} - set(reader.fieldnames or ())
+        if missing:
+            raise InvalidInput(f"column {min(missing)!r} is missing", source=path, field="line 1")
+        for row in reader:
+            where = f"line {reader.line_num}"
+            if None in row or None in row.values():
+                raise InvalidInput("wrong number of columns", source=path, field=where)
+            try:
+                yield where, row["signature"], row["device_kind"], float(row["ns"])
+            except ValueError:
+                raise InvalidInput(f"{row['ns']!r} is not a number", source=path, field=f"{where}: ns") from None
+    except csv.Error as error:
+        raise InvalidInput(f"not CSV ({error})", source=path) from None
+
+
+def _json_rows(text: str, path) -> Iterable[tuple[str, str, str, float]]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"not JSON ({error})", source=path) from None
+    if not isinstance(document, dict) or not all(isinstance(table, dict) for table in document.values()):
+        raise InvalidInput("expected {device kind: {signature: ns}}", source=path)
+    for kind, table in document.items():
+        for signature, value in table.items():
+            yield f"{kind}: {signature}", signature, kind, value
+
+
+def _duration(value: object, source: object, where: str) -> int:
+    """``value`` in whole ns, at least 1."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value <= MAX_NS:  # or NaN
+        raise InvalidInput(f"{value!r} is not a duration in ns", source=source, field=where)
+    return max(1, round(float(value)))
 
 
 def transfer_durations(tensor_bytes: np.ndarray, topology: Topology) -> tuple[np.ndarray, np.ndarray]:

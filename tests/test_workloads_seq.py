@@ -54,7 +54,7 @@ def test_learns_on_real_tensors(entry):
     for group in step.optimizer.param_groups:
         group["lr"] = max(group["lr"], 0.01)
     losses = []
-    for _ in range(20):
+    for _ in range(20):  # on one batch
         step.optimizer.zero_grad()
         loss = step.loss(step.model, *step.inputs)
         loss.backward()

@@ -32,12 +32,14 @@ def cell_class():
             zeros = self.weight.new_zeros(batch, self.units)
             return zeros, zeros
 
-        def forward(self, inputs, state):
+        def forward(self, inputs, state, residual=None):
+            """Output for the layer above, to which ``residual`` is added, and the next state."""
             output, memory = state
             joined = torch.cat([*inputs, output], dim=1)
             enter, forget, candidate, leave = torch.addmm(self.bias, joined, self.weight).chunk(4, dim=1)
             memory = torch.sigmoid(forget) * memory + torch.sigmoid(enter) * torch.tanh(candidate)
-            return torch.sigmoid(leave) * torch.tanh(memory), memory
+            output = torch.sigmoid(leave) * torch.tanh(memory)
+            return output if residual is None else output + residual, (output, memory)
 
     return LSTMCell
 

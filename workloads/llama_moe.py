@@ -89,7 +89,7 @@ def _model(layers, units, heads, key_heads, experts, inner, vocabulary, places):
             return self.output(mixed.transpose(1, 2).reshape(x.shape))
 
     class RMSNorm(nn.Module):
-        """Zhang and Sennrich 2019, one op as in the fused kernels of today."""
+        """Zhang and Sennrich 2019, section 4; captured as its elementwise ops."""
 
         def __init__(self):
             super().__init__()

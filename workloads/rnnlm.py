@@ -47,8 +47,7 @@ def _model(units, vocabulary, layers):
             losses = []
             for x, target in zip(self.embedding(tokens[:-1]).unbind(0), tokens[1:].unbind(0), strict=True):
                 for number, cell in enumerate(cells):
-                    states[number] = cell((x,), states[number])
-                    x = states[number][0]
+                    x, states[number] = cell((x,), states[number])
                 losses.append(self.softmax(x, target))
             return torch.stack(losses).mean()
 

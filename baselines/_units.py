@@ -1,0 +1,118 @@
+"""What placers ask of a problem: where each placement unit may go, how heavy it is, and what it says to the others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.errors import Unsupported
+from simdev.problem import Problem
+
+HUGE = np.iinfo(np.int64).max // 4
+
+
+def choices(problem: Problem, *, hosts: bool = False) -> np.ndarray:
+    """bool ``(D, units)``: the devices where each unit may go.
+
+    Accelerators that support the unit; hosts too if ``hosts`` or where no accelerator supports it. All devices that
+    are left reach one another, so any choice is a valid placement. Raises :class:`Unsupported` where there is none.
+    """
+    supported = problem.unit_op_ns >= 0
+    for group in _mutually_reachable(problem):
+        allowed = supported & group[:, None]
+        if not hosts:
+            accelerator = np.zeros(len(group), bool)
+            accelerator[list(problem.topology.accelerators)] = True
+            served = (allowed & accelerator[:, None]).any(axis=0)
+            allowed &= accelerator[:, None] | ~served
+        if allowed.any(axis=0).all():
+            return allowed
+    raise Unsupported("no set of devices that reach one another supports every op")
+
+
+def _mutually_reachable(problem: Problem):
+    """Device sets in which every pair has a route, as bool ``(D,)``, grown greedily from each device, largest first."""
+    routed = problem.costs.pair_class >= 0
+    linked = routed & routed.T | np.eye(len(routed), dtype=bool)
+    groups = {}
+    for seed in range(len(linked)):
+        group = np.zeros(len(linked), bool)
+        group[seed] = True
+        for device in range(len(linked)):
+            group[device] |= linked[device, group].all()
+        groups[group.tobytes()] = group
+    return sorted(groups.values(), key=lambda group: -group.sum())
+
+
+def used_devices(allowed: np.ndarray) -> np.ndarray:
+    """int ``(k,)``: the devices that may take a unit."""
+    return np.flatnonzero(allowed.any(axis=1))
+
+
+def fastest_ns(problem: Problem) -> np.ndarray:
+    """int64 ``(units,)``: summed duration of each unit on its fastest device."""
+    durations = problem.unit_op_ns
+    return np.where(durations >= 0, durations, HUGE).min(axis=0)
+
+
+def capacities(problem: Problem) -> np.ndarray:
+    """int64 ``(D,)``: bytes of each device."""
+    return np.array([device.kind.memory_bytes for device in problem.topology.devices], np.int64)
+
+
+def granularities(problem: Problem) -> np.ndarray:
+    """int64 ``(D,)``: allocation granularity of each device, bytes."""
+    return np.array([device.kind.granularity for device in problem.topology.devices], np.int64)
+
+
+def unit_tensor_edges(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``(tensor, source, target)``, each int ``(e,)``: a tensor made in unit ``source`` and read in another unit.
+
+    One entry per tensor and reading unit, since a tensor is sent once to each device.
+    """
+    graph = problem.graph
+    tensor = graph.edge_tensor.astype(np.int64)
+    target = graph.unit_of_op[graph.consumers].astype(np.int64)
+    key = np.unique(tensor * graph.n_units + target)
+    tensor, target = key // graph.n_units, key % graph.n_units
+    source = graph.unit_of_op[graph.tensor_producer[tensor]].astype(np.int64)
+    apart = source != target
+    return tensor[apart], source[apart], target[apart]
+
+
+def unit_adjacency(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The undirected traffic graph between units as CSR: ``(ptr, neighbour, bytes)``, int64; bytes at least 1."""
+    n = problem.graph.n_units
+    tensor, source, target = unit_tensor_edges(problem)
+    size = problem.graph.tensor_bytes[tensor]
+    key = np.concatenate([source * n + target, target * n + source])
+    pairs, inverse = np.unique(key, return_inverse=True)
+    total = np.zeros(len(pairs), np.int64)
+    np.add.at(total, inverse, np.concatenate([size, size]))
+    ptr = np.searchsorted(pairs // n, np.arange(n + 1))
+    return ptr, pairs % n, np.maximum(total, 1)
+
+
+def move_to_allowed(problem: Problem, unit_devices: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Move each unit that may not stay where it is to the allowed device with the least work so far."""
+    devices = np.array(unit_devices, np.int32)
+    units = np.arange(len(devices))
+    misplaced = np.flatnonzero(~allowed[devices, units])
+    if not len(misplaced):
+        return devices
+    load = np.zeros(len(allowed), np.int64)
+    settled = allowed[devices, units]
+    np.add.at(load, devices[settled], problem.unit_op_ns[devices[settled], units[settled]])
+    for unit in misplaced:
+        finish = np.where(allowed[:, unit], load + problem.unit_op_ns[:, unit], HUGE)
+        devices[unit] = int(np.argmin(finish))
+        load[devices[unit]] = finish[devices[unit]]
+    return devices
+
+
+def shrunk(weights: np.ndarray, largest_total: int = 1 << 30) -> np.ndarray:
+    """Positive whole numbers in the proportion of ``weights``, with a sum near ``largest_total`` at most.
+
+    METIS and KaHIP add weights up in 32 bits; Scotch 7.0 returns one part only once vertex weights sum beyond them.
+    """
+    scale = min(1.0, largest_total / max(1, int(weights.sum())))
+    return np.maximum(1, (weights * scale).astype(np.int64))

@@ -1,0 +1,38 @@
+"""Scotch: static mapping of the graph onto all devices, hosts included; a baseline since Mirhoseini et al. 2017."""
+
+from __future__ import annotations
+
+import numpy as np
+from simdev.baselines._scotch import byte_costs, map_graph
+from simdev.baselines._units import choices, fastest_ns, move_to_allowed, unit_adjacency, used_devices
+
+from simdev.placement import Placement
+from simdev.placer import placer
+
+
+@placer(
+    "scotch", version=1, family="partition", memory_aware=False, needs=("pyscotch",),
+    source="Pellegrini and Roman 1996; as a device placement baseline: Mirhoseini et al. 2017, section 4.2",
+)  # fmt: skip
+def scotch(problem, *, rng, budget):
+    """Scotch's static mapping: a vertex per unit weighing its time on the fastest device, an edge per pair of units
+    weighing the bytes between them; target processors weighted by speed, as far apart as a byte takes to travel.
+
+    Scotch knows one weight per vertex, so a device's speed is its mean over the graph, and memory is ignored. Units
+    that it puts where they have no kernel are moved to the least loaded device that has one.
+    """
+    allowed = choices(problem, hosts=True)
+    devices = used_devices(allowed)
+    weights = fastest_ns(problem)
+    if len(devices) == 1:
+        return Placement.of_units(problem, np.full(len(weights), devices[0]))
+    mapped = map_graph(unit_adjacency(problem), weights, _speeds(problem, devices, weights),
+                       byte_costs(problem, devices), rng)  # fmt: skip
+    return Placement.of_units(problem, move_to_allowed(problem, devices[mapped], allowed))
+
+
+def _speeds(problem, devices, fastest):
+    """Work done per time on each device, over the units that it supports; 1 is the fastest device of each unit."""
+    durations = problem.unit_op_ns[devices]
+    supported = durations >= 0
+    return (supported * fastest).sum(axis=1) / np.maximum(1, np.where(supported, durations, 0).sum(axis=1))

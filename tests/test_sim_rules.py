@@ -8,10 +8,8 @@ from simdev.errors import InvalidInput
 from simdev.graph import GraphBuilder
 from simdev.placement import Placement
 from simdev.problem import Problem, Rules
-from simdev.sim import simulate, simulate_many
+from simdev.sim import ENGINES, simulate, simulate_many
 from simdev.topology import Device, DeviceKind, Link, Topology
-
-ENGINES = ["fast"]
 
 
 def machine(n_devices=2, *, memory=1000, slots=1, granularity=1, links=None, host=False):

@@ -69,6 +69,8 @@ class Scratch(NamedTuple):
     level: np.ndarray
     instant: np.ndarray
     before: np.ndarray
+    over_time: np.ndarray
+    over_base: np.ndarray
 
 
 def new_timeline(n_ops: int, n_edges: int) -> Timeline:
@@ -96,7 +98,7 @@ def new_scratch(n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_chan
         flow_x=ints(flows), flow_left=ints(flows), flow_rate=ints(flows), channel_left=ints(n_channels),
         channel_flows=ints(n_channels), freed_by_op=ints(n_ops), freed_by_transfer=ints(n_edges),
         sent_until=ints(n_tensors), sent_last=ints(n_tensors), last_op=ints(n_devices), level=ints(n_devices),
-        instant=ints(n_devices), before=ints(n_devices),
+        instant=ints(n_devices), before=ints(n_devices), over_time=ints(n_devices), over_base=ints(n_devices),
     )  # fmt: skip
 
 
@@ -272,7 +274,10 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                         if devices[op] == target:
                             missing[op] -= 1
                             if missing[op] == 0:
-                                n_events = _push(event_time, event_id, 0, n_events, now, 2 * n + op)
+                                # A control edge's arrival is known ahead and may lie later.
+                                n_events = _push(
+                                    event_time, event_id, 0, n_events, max(now, ready_time[op]), 2 * n + op
+                                )
                     if now > step:
                         step = now
                 else:
@@ -449,14 +454,15 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
 
 
 @njit(cache=True, nogil=True)
-def sweep_memory(p: Inputs, devices, x: Timeline, s: Scratch, peak, over_time, over_base):
+def sweep_memory(p: Inputs, devices, x: Timeline, s: Scratch, peak):
     """Peak memory per device from a finished timeline (R7), by a sweep over all allocations and frees in time order.
 
-    Writes ``peak`` int64 ``(D,)``; ``over_time`` the first instant above capacity (-1: never, -2: by the persistent
-    bytes alone) and ``over_base`` the memory then in use before that instant's allocations.
+    Writes ``peak`` int64 ``(D,)`` and, into the scratch, ``over_time``, the first instant above capacity (-1: never,
+    -2: by the persistent bytes alone), and ``over_base``, the memory in use before that instant's allocations.
     """
     n, n_devices, n_transfers = len(devices), len(p.slots), x.count[0]
     level, freed_by_op, freed_by_transfer, last_op = s.level, s.freed_by_op, s.freed_by_transfer, s.last_op
+    over_time, over_base = s.over_time, s.over_base
     level[:] = 0
     last_op[:] = -1
     s.instant[:] = -1
@@ -538,13 +544,15 @@ def sweep_memory(p: Inputs, devices, x: Timeline, s: Scratch, peak, over_time, o
 
 @njit(cache=True, nogil=True)
 def run_many(p: Inputs, placements, first, stop, rank, x: Timeline, s: Scratch, step, peak, overflow):
-    """Simulate the rows ``first:stop`` of ``placements`` ``(k, n)``; return the first row that failed, or -1."""
+    """Simulate the rows ``first:stop`` of ``placements`` ``(k, n)``; return the first row that failed, or -1.
+
+    ``x`` and the overflow instants in ``s`` are left as the last row's.
+    """
     n_devices = len(p.slots)
-    over_time, over_base = np.empty(n_devices, np.int64), np.empty(n_devices, np.int64)
     for row in range(first, stop):
         if not check_devices(p, placements[row]) or run(p, placements[row], rank, x, s) != OK:
             return row
-        sweep_memory(p, placements[row], x, s, peak[row], over_time, over_base)
+        sweep_memory(p, placements[row], x, s, peak[row])
         step[row] = x.count[1]
         overflow[row] = 0
         for device in range(n_devices):

@@ -20,21 +20,22 @@ def simulate_fast(problem: Problem, placement: Placement) -> Schedule:
     placement.check(problem)
     p, devices = problem_arrays(problem), placement.devices
     timeline, scratch = _kernel.new_timeline(problem.graph.n_ops, problem.graph.n_edges), _new_scratch(problem)
-    if _kernel.run(p, devices, _rank(problem, placement), timeline, scratch) != _kernel.OK:
+    step, overflow = np.empty(1, np.int64), np.empty(1, np.int64)
+    peak = np.empty((1, problem.topology.n_devices), np.int64)
+    rank = _rank(problem, placement)
+    if _kernel.run_many(p, devices[None], 0, 1, rank, timeline, scratch, step, peak, overflow) >= 0:
         raise InvalidInput("an op can never run", source=problem.graph.name)
-    peak, over_time, over_base = (np.empty(problem.topology.n_devices, np.int64) for _ in range(3))
-    _kernel.sweep_memory(p, devices, timeline, scratch, peak, over_time, over_base)
     count = int(timeline.count[0])
     order = np.lexsort((timeline.x_target[:count], timeline.x_tensor[:count]))
     tensor, target = timeline.x_tensor[:count][order], timeline.x_target[:count][order]
     start, finish = timeline.x_start[:count][order], timeline.x_finish[:count][order]
-    overflow_op = [
-        _first_overflow(problem, devices, device, int(over_time[device]), int(over_base[device]), timeline.op_start,
-                        tensor[(target == device) & (start == over_time[device])])
-        for device in range(problem.topology.n_devices)
-    ]  # fmt: skip
+    overflow_op = np.full(problem.topology.n_devices, -1, np.int32)
+    for device in np.flatnonzero(scratch.over_time >= 0):
+        copies = tensor[(target == device) & (start == scratch.over_time[device])]
+        starting = np.flatnonzero((devices == device) & (timeline.op_start == scratch.over_time[device]))
+        overflow_op[device] = _first_overflow(problem, device, scratch.over_base[device], starting, copies)
     return Schedule(
-        step_ns=int(timeline.count[1]),
+        step_ns=int(step[0]),
         op_start=timeline.op_start,
         op_finish=timeline.op_finish,
         transfer_tensor=tensor,
@@ -42,9 +43,9 @@ def simulate_fast(problem: Problem, placement: Placement) -> Schedule:
         transfer_target=target,
         transfer_start=start,
         transfer_finish=finish,
-        peak_bytes=peak,
-        overflow_bytes=np.maximum(peak - problem.topology.memory_bytes, 0),
-        overflow_op=np.array(overflow_op, np.int32),
+        peak_bytes=peak[0],
+        overflow_bytes=np.maximum(peak[0] - problem.topology.memory_bytes, 0),
+        overflow_op=overflow_op,
         comm_bytes=int(problem.graph.tensor_bytes[tensor].sum()),
     )
 
@@ -102,13 +103,11 @@ def _rank(problem: Problem, placement: Placement | None) -> np.ndarray:
     return priority_rank(default_priority(problem) if given is None else given)
 
 
-def _first_overflow(problem, devices, device, instant, level, op_start, copies) -> int:
-    """The op whose allocation on ``device`` at ``instant`` first exceeds the capacity: ops by number, then copies."""
-    if instant < 0:
-        return -1
-    p, capacity = problem_arrays(problem), int(problem.topology.memory_bytes[device])
+def _first_overflow(problem: Problem, device: int, used: int, starting: np.ndarray, copies: np.ndarray) -> int:
+    """The op whose allocation first exceeds the capacity of ``device``, where ``used`` bytes are in use and the ops
+    ``starting``, then the copies of tensors ``copies``, allocate in order of number (R8)."""
+    p = problem_arrays(problem)
     row = p.granule[device]
-    starting = np.flatnonzero((devices == device) & (op_start == instant))
     owners = np.concatenate([starting, problem.graph.tensor_producer[copies]])
-    sizes = np.concatenate([p.start_size[row, starting], p.tensor_size[row, copies]])
-    return int(owners[np.searchsorted(level + np.cumsum(sizes), capacity, side="right")])
+    used = used + np.cumsum(np.concatenate([p.start_size[row, starting], p.tensor_size[row, copies]]))
+    return int(owners[np.searchsorted(used, problem.topology.memory_bytes[device], side="right")])

@@ -1,0 +1,118 @@
+"""Material for tests of simdev and of what others add to it: random problems with every awkward feature."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.costs import CostTable, transfer_durations
+from simdev.errors import InvalidInput
+from simdev.graph import ComputationGraph, GraphBuilder
+from simdev.placement import Placement
+from simdev.problem import CONTENTIONS, POLICIES, RUNTIMES, Problem, Rules
+from simdev.topology import Device, DeviceKind, Link, Topology
+
+
+def random_graph(rng: np.random.Generator, max_ops: int = 25) -> ComputationGraph:
+    """A graph of 1 to ``max_ops`` ops: several outputs an op, shared tensors, unread tensors, zero bytes, parameters
+    and results, workspaces, colocation groups."""
+    n, reach, largest = int(rng.integers(1, max_ops + 1)), int(rng.integers(1, 12)), int(rng.choice([1, 4, 40, 3000]))
+    groups = int(rng.integers(0, 4))
+    b, tensors = GraphBuilder("random"), []
+    for op in range(n):
+        recent = tensors[-reach:]
+        count = min(int(rng.integers(0, 4)), len(recent))
+        reads = [recent[i] for i in rng.choice(len(recent), count, replace=False)] if count else []
+        grouped = groups and rng.random() < 0.3
+        handle = b.op(
+            f"op{op}", "input" if rng.random() < 0.1 else "op", inputs=reads,
+            persistent_bytes=int(rng.integers(0, largest + 1)) if rng.random() < 0.3 else 0,
+            workspace_bytes=int(rng.integers(0, largest + 1)) if rng.random() < 0.3 else 0,
+            group=int(rng.integers(groups)) if grouped else None,
+        )  # fmt: skip
+        for _ in range(int(rng.choice([0, 1, 1, 1, 2, 3]))):
+            size = 0 if rng.random() < 0.15 else int(rng.integers(0, largest + 1))
+            tensors.append(b.tensor(handle, size, persistent=rng.random() < 0.1, result=rng.random() < 0.1))
+    return b.build()
+
+
+def random_topology(rng: np.random.Generator, max_devices: int = 5) -> Topology:
+    """1 to ``max_devices`` devices, the first of them a host, of one or two kinds, joined directly, through shared
+    switches or through the host, by full or half duplex links; now and then a pair without a route."""
+    count = int(rng.integers(2, max_devices + 1)) if rng.random() < 0.9 else 1
+    kinds = [
+        DeviceKind(
+            f"kind{i}", int(rng.choice([1, 50, 500, 10**6])), {"f32": 1e9}, 1e9,
+            slots=int(rng.choice([1, 1, 1, 2, 3])), granularity=int(rng.choice([1, 1, 8, 512])),
+        )
+        for i in range(int(rng.integers(1, 3)))
+    ]  # fmt: skip
+    devices = [Device(f"d{i}", kinds[int(rng.integers(len(kinds))) if i else 0], host=i == 0) for i in range(count)]
+    shape = rng.choice(["mesh", "switch", "host", "two switches", "islands"], p=[0.3, 0.2, 0.2, 0.25, 0.05])
+    switches = {"switch": ["s0"], "two switches": ["s0", "s1"]}.get(shape, [])
+    if shape == "mesh":
+        ends = [(f"d{a}", f"d{b}") for a in range(count) for b in range(a + 1, count)]
+    elif shape == "host":
+        ends = [("d0", f"d{a}") for a in range(1, count)]
+    elif shape == "islands":
+        ends = [(f"d{a}", f"d{a + 1}") for a in range(0, count - 1, 2)]
+    else:
+        ends = [(f"d{a}", switches[a % len(switches)]) for a in range(count)]
+        ends += [("s0", "s1")] if len(switches) == 2 else []
+    same = rng.random() < 0.5
+    links = [
+        Link(
+            pair, 10**9 if same else int(rng.choice([10**9, 2 * 10**9, 3 * 10**8, 7])) if rng.random() < 0.9 else 1,
+            int(rng.choice([0, 0, 1, 7])), str(rng.choice(["full", "half"])),
+        )
+        for pair in ends
+    ]  # fmt: skip
+    return Topology("random", tuple(devices), tuple(links), tuple(switches))
+
+
+def random_costs(rng: np.random.Generator, graph: ComputationGraph, topology: Topology) -> CostTable:
+    """Whole-number durations with many ties, some ops without a kernel on all kinds but the first."""
+    longest = int(rng.choice([1, 3, 30, 10**6]))
+    op_ns = rng.integers(1, longest + 1, (len(topology.kinds), graph.n_ops))
+    op_ns[1:][rng.random(op_ns[1:].shape) < 0.1] = -1
+    transfer_ns, pair_class = transfer_durations(graph.tensor_bytes, topology)
+    dispatch = rng.integers(0, longest + 1, graph.n_ops) * (rng.random(graph.n_ops) < 0.7)
+    return CostTable(op_ns, topology.device_kind, transfer_ns, pair_class, dispatch)
+
+
+def random_rules(rng: np.random.Generator) -> Rules:
+    """Any policy, contention and runtime; the default variant most often."""
+    runtime = RUNTIMES[int(rng.random() < 0.25)]
+    return Rules(str(rng.choice(POLICIES)), str(rng.choice(CONTENTIONS, p=[0.5, 0.2, 0.3])), runtime)
+
+
+def random_problem(rng: np.random.Generator, *, max_ops: int = 25, rules: Rules | None = None) -> Problem:
+    """A random graph on a random topology; ``rules`` random where not given."""
+    graph, topology = random_graph(rng, max_ops), random_topology(rng)
+    return Problem(graph, topology, random_costs(rng, graph, topology), rules or random_rules(rng))
+
+
+def random_placement(rng: np.random.Generator, problem: Problem, *, tries: int = 20) -> Placement:
+    """A valid random placement, half of the time with priorities (with ties); all ops on device 0 where ``tries``
+    random ones break a rule (device 0 of :func:`random_problem` runs everything)."""
+    graph, n_devices = problem.graph, problem.topology.n_devices
+    allowed = problem.unit_op_ns >= 0
+    priority = rng.integers(-3, 4, graph.n_ops) if rng.random() < 0.5 else None
+    for _ in range(tries):
+        part = rng.choice(n_devices, int(rng.integers(1, n_devices + 1)), replace=False)
+        score = rng.random(allowed.shape) * allowed
+        score[np.setdiff1d(np.arange(n_devices), part)] *= 1e-9
+        placement = Placement(np.argmax(score, axis=0)[graph.unit_of_op], priority)
+        try:
+            placement.check(problem)
+        except InvalidInput:
+            continue
+        return placement
+    return Placement(np.zeros(graph.n_ops, np.int64), priority)
+
+
+def assert_same_schedule(first, second) -> None:
+    """Raise AssertionError naming the first field in which two schedules differ, or a dtype."""
+    for name in (*first.ARRAYS, "step_ns", "comm_bytes"):
+        a, b = np.asarray(getattr(first, name)), np.asarray(getattr(second, name))
+        if a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b):
+            raise AssertionError(f"{name} differs: {a.dtype} {a.tolist()} and {b.dtype} {b.tolist()}")

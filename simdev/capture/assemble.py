@@ -1,0 +1,229 @@
+"""From the recorded ops of a step to a computation graph: what is dead goes, the ops that update one parameter become
+one op, colocation groups and write-after-read edges are added."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from simdev.capture.trace import Op, Tape
+from simdev.graph import ComputationGraph, GraphBuilder
+
+
+def assemble(
+    tape: Tape, name: str, *, results: set[int], gradients: dict[int, int], optimizer: str, meta: dict
+) -> ComputationGraph:
+    """Build the graph.
+
+    ``results`` are the values that leave the step; ``gradients`` maps the op of a parameter to the value of its final
+    gradient; ``optimizer`` is the kind of the update ops.
+    """
+    alive = _alive(tape, results)
+    alive = _merge_updates(tape, alive, optimizer)
+    readers = defaultdict(list)
+    for number in alive:
+        for value in tape.ops[number].reads:
+            readers[value].append(number)
+    _place_in_layers(tape, alive, readers)
+    group = _groups(tape, alive, gradients)
+    waits = _write_after_read(tape, alive, readers)
+
+    builder = GraphBuilder(name, meta)
+    tensor: dict[int, int] = {}
+    handle: dict[int, int] = {}
+    names: dict[str, int] = {}
+    for number in alive:
+        op = tape.ops[number]
+        handle[number] = builder.op(
+            _unique(op, names), op.kind, signature=op.signature, layer=op.layer, phase=op.phase, flops=op.flops,
+            bytes_read=op.read, bytes_written=op.written, persistent_bytes=op.persistent, group=group.get(number),
+            inputs=[tensor[value] for value in op.reads if value in tensor],
+        )  # fmt: skip
+        for value in op.makes:
+            made = tape.values[value]
+            home = op.kind in ("parameter", "constant")
+            if made.bytes and (home or not made.persistent or readers[value]):
+                tensor[value] = builder.tensor(
+                    handle[number], made.bytes, persistent=made.persistent, result=value in results
+                )
+    for before, after in waits:
+        builder.control(handle[before], handle[after])
+    return builder.build()
+
+
+def _alive(tape: Tape, results: set[int]) -> list[int]:
+    """Ops whose work reaches a result or a persistent write, and every parameter and buffer, in program order."""
+    stack = [tape.values[value].producer for value in results]
+    stack += [number for number, op in enumerate(tape.ops) if op.writes or op.kind == "parameter"]
+    alive = set()
+    while stack:
+        number = stack.pop()
+        if number not in alive:
+            alive.add(number)
+            stack.extend(tape.values[value].producer for value in tape.ops[number].reads)
+            stack.extend(tape.ops[number].touches)
+    return sorted(alive)
+
+
+def _merge_updates(tape: Tape, alive: list[int], optimizer: str) -> list[int]:
+    """Replace the ops that update one parameter by one op at the place of the last; returns the ops left.
+
+    An op of the update phase belongs to a parameter if it overwrites that parameter or its state, or if all that it
+    makes is read by ops that belong to it. What several parameters share (a clipped norm) stays as it is.
+    """
+    ops, values = tape.ops, tape.values
+    users = defaultdict(set)
+    for number in alive:
+        for value in ops[number].reads:
+            users[values[value].producer].add(number)
+    owner: dict[int, int] = {}
+    for number in reversed(alive):
+        op = ops[number]
+        if op.phase == "update":
+            owners = set(op.writes) if op.writes else {owner.get(user, -1) for user in users[number]}
+            if len(owners) == 1 and -1 not in owners:
+                owner[number] = owners.pop()
+    members = defaultdict(list)
+    for number in alive:
+        if number in owner:
+            members[owner[number]].append(number)
+    for home, parts in members.items():
+        ops[parts[-1]] = _merge(tape, home, parts, optimizer)
+        for value in ops[parts[-1]].makes:
+            values[value].producer = parts[-1]
+    last = {parts[-1] for parts in members.values()}
+    return [number for number in alive if number not in owner or number in last]
+
+
+def _merge(tape: Tape, home: int, parts: list[int], optimizer: str) -> Op:
+    """One op that does the work of ``parts``: it reads gradient, parameter and state once and writes the last two.
+
+    These are the bytes of a fused update kernel (TensorFlow's ApplyAdam, PyTorch's fused optimisers); the FLOPs are
+    those of the parts.
+    """
+    ops, values = tape.ops, tape.values
+    inside = set(parts)
+    merged = Op(optimizer, "", ops[home].layer, "update", 0, 0, 0, label=f"{ops[home].label}/{optimizer}")
+    for number in parts:
+        merged.flops += ops[number].flops
+        for value in ops[number].reads:
+            if values[value].producer not in inside and value not in merged.reads:
+                merged.reads.append(value)
+        merged.makes += ops[number].makes
+        merged.replaces += [value for value in ops[number].replaces if values[value].producer not in inside]
+    transient = sum(values[value].bytes for value in merged.reads if not values[value].persistent)
+    merged.read, merged.written = transient + ops[home].persistent, ops[home].persistent
+    merged.writes = [home]
+    inner = {value for value in merged.makes if not values[value].persistent}
+    merged.makes = [value for value in merged.makes if value not in inner or _read_outside(tape, value, inside)]
+    shape = ops[home].signature.partition("->")[2]
+    state = ops[home].persistent - values[ops[home].makes[0]].bytes
+    merged.signature = f"{optimizer}({shape},state={state})"
+    return merged
+
+
+def _read_outside(tape: Tape, value: int, inside: set[int]) -> bool:
+    return any(value in op.reads for number, op in enumerate(tape.ops) if number not in inside)
+
+
+def _place_in_layers(tape: Tape, alive: list[int], readers: dict[int, list[int]]) -> None:
+    """An op that autograd adds between nodes (a sum of gradients) belongs to the layer of the first op that reads it,
+    else of what it reads."""
+    for number in reversed(alive):
+        op = tape.ops[number]
+        if not op.layer and op.phase == "backward":
+            near = [reader for value in op.makes for reader in readers[value]]
+            near += [tape.values[value].producer for value in op.reads]
+            op.layer = next((tape.ops[other].layer for other in near if tape.ops[other].layer), "")
+
+
+def _groups(tape: Tape, alive: list[int], gradients: dict[int, int]) -> dict[int, int]:
+    """Colocation: op -> group, for ops that share one.
+
+    A parameter, the op that makes its final gradient and its update are together; so are an op that overwrites a
+    parameter or buffer and its home, and an op with its in-place twin.
+    """
+    parent = {number: number for number in alive}
+
+    def find(number):
+        while parent[number] != number:
+            parent[number] = parent[parent[number]]
+            number = parent[number]
+        return number
+
+    def join(a, b):
+        if a in parent and b in parent:
+            a, b = find(a), find(b)
+            parent[max(a, b)] = min(a, b)
+
+    for number in alive:
+        op = tape.ops[number]
+        for home in op.writes:
+            join(number, home)
+        if op.twin >= 0:
+            join(number, op.twin)
+    for home, value in gradients.items():
+        join(home, tape.values[value].producer)
+    size = defaultdict(int)
+    for number in alive:
+        size[find(number)] += 1
+    return {number: find(number) for number in alive if size[find(number)] > 1}
+
+
+def _write_after_read(tape: Tape, alive: list[int], readers: dict[int, list[int]]) -> list[tuple[int, int]]:
+    """Pairs (reader, writer) that need a control edge: the writer overwrites what the reader reads, and no path leads
+    from the one to the other yet. Pairs that follow from others are left out.
+
+    Sets of ops are Python integers, one bit per reader; an op's set is dropped once its last successor has it.
+    """
+    writers = {number: tape.ops[number].replaces for number in alive if tape.ops[number].replaces}
+    watched = sorted({reader for values in writers.values() for value in values for reader in readers[value]})
+    bit = {number: 1 << position for position, number in enumerate(watched)}
+    last_use: dict[int, int] = {}
+    for number in alive:
+        for value in tape.ops[number].reads:
+            last_use[tape.values[value].producer] = number
+    drop = defaultdict(list)
+    for producer, number in last_use.items():
+        if producer not in bit:
+            drop[number].append(producer)
+    before: dict[int, int] = {}  # op -> readers that come before it
+    waits = []
+    for number in alive:
+        reached = 0
+        for value in tape.ops[number].reads:
+            producer = tape.values[value].producer
+            reached |= before[producer] | bit.get(producer, 0)
+        if number in writers:
+            need = 0
+            for value in writers[number]:
+                for reader in readers[value]:
+                    if reader < number:
+                        need |= bit[reader]
+            missing = [watched[position] for position in _bits(need & ~reached)]
+            covered = 0
+            for reader in missing:
+                covered |= before[reader]
+            for reader in missing:
+                if not covered & bit[reader]:
+                    waits.append((reader, number))
+            reached |= need
+        before[number] = reached
+        for producer in drop[number]:
+            del before[producer]
+    return waits
+
+
+def _bits(mask: int) -> list[int]:
+    """Positions of the ones."""
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
+
+
+def _unique(op: Op, names: dict[str, int]) -> str:
+    base = f"{op.layer}/{op.label or op.kind}" if op.layer else (op.label or op.kind)
+    count = names[base] = names.get(base, -1) + 1
+    return f"{base}.{count}" if count else base

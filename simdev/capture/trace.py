@@ -1,0 +1,371 @@
+"""Watches a training step run on fake tensors and writes down every ATen op: what it reads, makes and overwrites.
+
+Identity is the storage: two tensors that share one are the same value, so views and aliases vanish by themselves. An
+in-place write to a transient storage starts a new value (a new version of that storage).
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+
+import torch
+from torch.utils import flop_counter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from simdev.errors import Unsupported
+
+DTYPES = {
+    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
+    torch.complex64: "c64", torch.complex128: "c128",
+}  # fmt: skip
+
+# Kinds that move data and compute nothing.
+MOVES = frozenset(
+    "clone copy_ cat stack embedding embedding_dense_backward index index_select gather _to_copy slice_backward "
+    "select_backward zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full zero_ fill_ arange "
+    "eye constant_pad_nd index_put index_put_ _unsafe_index scatter scatter_ repeat roll flip tril triu "
+    "im2col col2im upsample_nearest2d reflection_pad1d where masked_fill masked_fill_ lift_fresh_copy".split()
+)
+# Kinds that read of their first argument only as much as they put out (rows of a table, not the table).
+GATHERS = frozenset({"embedding", "index", "index_select", "gather", "_unsafe_index", "take", "_embedding_bag"})
+# In-place kinds that write only as much as their last tensor argument holds.
+SCATTERS = frozenset({"index_put_", "scatter_", "scatter_add_", "index_add_", "index_copy_", "index_fill_"})
+OVERWRITES = frozenset("copy_ zero_ fill_ bernoulli_ normal_ uniform_ random_ exponential_ log_normal_".split())
+EMPTIES = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
+BATCH_NORMS = {"native_batch_norm": (3, 4), "_batch_norm_with_update": (3, 4)}  # statistics written without notice
+ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+SKIPPED_ARGUMENTS = frozenset({"size", "dtype", "layout", "device", "pin_memory", "memory_format", "input_sizes"})
+
+
+@dataclass(slots=True)
+class Op:
+    """One recorded op.
+
+    ``reads`` and ``makes`` are value numbers. A *home* is the op of a parameter, buffer or constant: ``writes`` are
+    the homes whose persistent bytes the op overwrites, ``touches`` those it reads or overwrites, ``replaces`` the
+    values that end with such a write. ``twin`` is the op whose output it overwrites in place (-1: none).
+    """
+
+    kind: str
+    signature: str
+    layer: str
+    phase: str
+    flops: int
+    read: int
+    written: int
+    reads: list[int] = field(default_factory=list)
+    makes: list[int] = field(default_factory=list)
+    writes: list[int] = field(default_factory=list)
+    touches: list[int] = field(default_factory=list)
+    replaces: list[int] = field(default_factory=list)
+    twin: int = -1
+    label: str = ""
+    persistent: int = 0
+
+
+@dataclass(slots=True)
+class Value:
+    """A tensor version: its producer (an op number), bytes of its storage, whether it lives in persistent bytes."""
+
+    producer: int
+    bytes: int
+    persistent: bool = False
+
+
+class Tape(TorchDispatchMode):
+    """Records while active. :attr:`ops` and :attr:`values` are the result."""
+
+    def __init__(self):
+        super().__init__()
+        self.ops: list[Op] = []
+        self.values: list[Value] = []
+        self.phase, self.recording = "forward", True
+        self._value: dict[int, int | None] = {}  # storage -> value; None: allocated, nothing written yet
+        self._home: dict[int, int] = {}  # storage of a parameter, buffer or optimiser state -> op of kind parameter
+        self._alive: list = []  # storages kept, so that no address is used twice
+        self._layers: list[str] = []
+        self._marks: tuple[list[int], list[str]] = ([0], ["loss"])
+
+    # What is there before the step -----------------------------------------------------------------------------
+
+    def persistent(self, tensor, name: str, kind: str = "parameter") -> int:
+        """A parameter, buffer or constant: an op with persistent bytes. Returns its number."""
+        key = self._key(tensor)
+        if key in self._home:
+            return self._home[key]
+        size = storage_bytes(tensor)
+        layer, _, label = name.rpartition(".")
+        self.ops.append(Op(kind, f"{kind}()->{describe(tensor)}", layer, "forward", 0, 0, 0, label=label))
+        op = len(self.ops) - 1
+        self.ops[op].persistent = size
+        self._home[key] = op
+        self._new_value(tensor, op, persistent=True)
+        return op
+
+    def state(self, tensor, home: int) -> None:
+        """A tensor of optimiser state, kept with the parameter whose op is ``home``."""
+        key = self._key(tensor)
+        if key not in self._home:
+            self._home[key] = home
+            if tensor.numel() > 1:  # step counters are kept by the host
+                self.ops[home].persistent += storage_bytes(tensor)
+
+    def input(self, tensor, name: str) -> None:
+        """A tensor of the batch."""
+        if self._key(tensor) not in self._value:
+            self.ops.append(Op("input", f"input()->{describe(tensor)}", "", "forward", 0, 0, 0, label=name))
+            self._new_value(tensor, len(self.ops) - 1)
+
+    def value_of(self, tensor) -> int | None:
+        """The value that ``tensor`` holds now."""
+        return self._value.get(self._key(tensor))
+
+    # Layers ----------------------------------------------------------------------------------------------------
+
+    def enter(self, layer: str) -> None:
+        """Ops from now on belong to ``layer``."""
+        self._layers.append(layer)
+        self._mark()
+
+    def leave(self) -> None:
+        """Back to the layer before."""
+        self._layers.pop()
+        self._mark()
+
+    def _mark(self):
+        # A backward op belongs to the layer in which its autograd node was made; nodes are numbered as they are made.
+        self._marks[0].append(torch.autograd._get_sequence_nr())
+        self._marks[1].append(self._layer())
+
+    def _layer(self) -> str:
+        return self._layers[-1] if self._layers else "loss"
+
+    def _layer_now(self) -> str:
+        if self._layers or self.phase == "forward":
+            return self._layer()
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return ""
+        number = node._sequence_nr()
+        if number >= 1 << 63:  # AccumulateGrad
+            return ""
+        return self._marks[1][bisect.bisect_right(self._marks[0], number) - 1]
+
+    # Ops -------------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.namespace not in ("aten", "prims") and not _moves_tensors(func):
+            return func(*args, **kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default and self.phase == "update":
+            # A step counter that the optimiser reads to work out a scalar; its value changes no shape.
+            return 1000.0 if args[0].is_floating_point() else 1000
+        before = self._inputs(func, args, kwargs) if self.recording else None
+        out = func(*args, **kwargs)
+        if self.recording:
+            self._record(func, args, kwargs, before, out)
+        return out
+
+    def _inputs(self, func, args, kwargs) -> list:
+        """Pairs (tensor, written) of every tensor argument."""
+        found = []
+        written = written_arguments(func)
+        skipped = ()
+        if func._opname == "native_batch_norm_backward" and args[7]:
+            skipped = (3, 4)  # in training the running statistics are handed over, but not read
+        for position, argument in enumerate(func._schema.arguments):
+            value = kwargs.get(argument.name) if argument.kwarg_only or position >= len(args) else args[position]
+            if position in skipped or value is None:
+                continue
+            for tensor in tensors_in(value):
+                found.append((tensor, position in written))
+        training_norm = func._opname in BATCH_NORMS and (len(args) < 6 or args[5] or func._opname[0] == "_")
+        if training_norm:
+            statistics = [args[i] for i in BATCH_NORMS[func._opname] if i < len(args) and args[i] is not None]
+            found = [(t, w or any(t is s for s in statistics)) for t, w in found]
+        return found
+
+    def _record(self, func, args, kwargs, inputs, out):
+        kind = func._opname
+        outputs = list(tensors_in(out))
+        known = {self._key(tensor) for tensor, _ in inputs}
+        fresh = []
+        for tensor in outputs:
+            if self._key(tensor) not in known and all(self._key(tensor) != self._key(other) for other in fresh):
+                fresh.append(tensor)
+        writes = [] if torch.Tag.inplace_view in func.tags else [tensor for tensor, written in inputs if written]
+        if kind in ("lift_fresh", "lift_fresh_copy"):
+            for tensor in fresh:
+                self._constant(tensor)
+            return
+        if kind in EMPTIES:
+            for tensor in fresh:
+                self._value[self._key(tensor)] = None
+            return
+        if not fresh and not writes:
+            return  # a view, an alias, a question about a tensor
+        self._append(func, kind, args, kwargs, inputs, fresh, writes, out)
+
+    def _append(self, func, kind, args, kwargs, inputs, fresh, writes, out):
+        number = len(self.ops)
+        op = Op(kind.removesuffix("_for_cpu"), "", self._layer_now(), self.phase, 0, 0, 0)
+        seen: dict[int, int] = {}
+        out_bytes = sum(storage_bytes(tensor) for tensor in fresh)
+        for position, (tensor, written) in enumerate(inputs):
+            key = self._key(tensor)
+            covers = written and kind in OVERWRITES and touched_bytes(tensor) == storage_bytes(tensor)
+            value = self._read(tensor)
+            if not covers and value is not None and value not in op.reads:
+                op.reads.append(value)
+            size = touched_bytes(tensor)
+            if kind in GATHERS and position == 0:
+                size = min(size, touched_bytes(fresh[0]))
+            if not (written and kind in OVERWRITES | SCATTERS):
+                seen[key] = min(seen.get(key, 0) + size, storage_bytes(tensor))
+            if key in self._home and self._home[key] not in op.touches:
+                op.touches.append(self._home[key])
+        op.read = sum(seen.values())
+        op.written = out_bytes
+        source = touched_bytes(inputs[-1][0]) if inputs else 0
+        op.signature = signature(func, args, kwargs, out)
+        op.flops = flops(func, args, kwargs, out, [tensor for tensor, _ in inputs], fresh)
+        if self.phase == "update" and op.flops == 1:
+            op.flops = 0  # a step counter, kept by the host
+        self.ops.append(op)
+        for tensor in writes:
+            op.written += source if kind in SCATTERS else touched_bytes(tensor)
+            self._write(tensor, op, number)
+        for tensor in fresh:
+            self._new_value(tensor, number)
+
+    def _read(self, tensor) -> int | None:
+        key = self._key(tensor)
+        if key in self._home:
+            # Optimiser state has no value of its own: it is read where it lives.
+            return self._value.get(key)
+        if key not in self._value:
+            self._constant(tensor)
+        return self._value[key]
+
+    def _write(self, tensor, op: Op, number: int):
+        key = self._key(tensor)
+        if key in self._home:
+            op.writes.append(self._home[key])
+            if key in self._value:
+                op.replaces.append(self._value[key])
+                self._new_value(tensor, number, persistent=True)
+            return
+        old = self._value.get(key)
+        if old is not None and op.twin < 0:
+            op.twin = self.values[old].producer
+        self._new_value(tensor, number)
+
+    def _constant(self, tensor) -> None:
+        """A tensor that was there before the step and is no parameter: kept on a device, unless it is a scalar."""
+        if tensor.numel() <= 1:
+            self._value[self._key(tensor)] = None
+        else:
+            self.persistent(tensor, "constant", kind="constant")
+
+    def _new_value(self, tensor, producer: int, *, persistent: bool = False) -> None:
+        size = storage_bytes(tensor)
+        self.values.append(Value(producer, size, persistent))
+        self.ops[producer].makes.append(len(self.values) - 1)
+        self._value[self._key(tensor)] = len(self.values) - 1
+
+    def _key(self, tensor) -> int:
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError) as error:
+            raise Unsupported(f"a tensor of layout {tensor.layout} has no storage to follow") from error
+        key = storage._cdata
+        if key not in self._value and key not in self._home:
+            self._alive.append(storage)
+        return key
+
+
+# Arguments -----------------------------------------------------------------------------------------------------
+
+
+def tensors_in(value):
+    """Every tensor in an argument or result: itself, or in a list or tuple."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+@cache
+def written_arguments(func) -> frozenset[int]:
+    """Positions of the arguments that an op overwrites, by its schema."""
+    return frozenset(
+        position
+        for position, argument in enumerate(func._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+@cache
+def _moves_tensors(func) -> bool:
+    return any("Tensor" in str(item.type) for item in [*func._schema.arguments, *func._schema.returns])
+
+
+def storage_bytes(tensor) -> int:
+    """Bytes of the storage behind a tensor."""
+    return int(tensor.untyped_storage().nbytes())
+
+
+def touched_bytes(tensor) -> int:
+    """Bytes that a kernel over ``tensor`` touches: its elements, expanded dimensions counted once."""
+    count = prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
+    return int(count) * tensor.element_size()
+
+
+# Signatures and FLOPs ------------------------------------------------------------------------------------------
+
+
+def describe(value) -> str:
+    """``f32[2,3]`` for a tensor, lists in brackets."""
+    if isinstance(value, torch.Tensor):
+        return f"{DTYPES.get(value.dtype, str(value.dtype))}[{','.join(map(str, value.shape))}]"
+    if isinstance(value, (list, tuple)):
+        return f"({','.join(describe(item) for item in value if item is not None)})"
+    return "()" if value is None else str(value)
+
+
+def signature(func, args, kwargs, out) -> str:
+    """``mm(f32[2,3],f32[3,4])->f32[2,4]``, with the integer and boolean arguments that differ from their defaults."""
+    tensors, rest = [], []
+    for position, argument in enumerate(func._schema.arguments):
+        value = kwargs.get(argument.name) if argument.kwarg_only or position >= len(args) else args[position]
+        if value is None or argument.name in SKIPPED_ARGUMENTS:
+            continue
+        found = list(tensors_in(value))
+        if found:
+            tensors.extend(describe(tensor) for tensor in found)
+        elif isinstance(value, (bool, int, list, tuple)) and "Scalar" not in str(argument.type):
+            if not argument.has_default_value() or argument.default_value != value:
+                text = str(list(value) if isinstance(value, (list, tuple)) else value).replace(" ", "")
+                rest.append(f"{argument.name}={text}")
+    kind = func._opname.removesuffix("_for_cpu")
+    return f"{kind}({','.join(tensors + rest)})->{describe(out)}"
+
+
+def flops(func, args, kwargs, out, inputs, outputs) -> int:
+    """FLOPs of an op: PyTorch's own count for matrix products, convolutions and attention, none for data movement,
+    otherwise one per element of the largest tensor."""
+    if func._opname == ATTENTION:
+        return int(flop_counter.sdpa_flop_count(*(t.shape for t in args[:3])))
+    if func._opname == f"{ATTENTION}_backward":
+        return int(flop_counter.sdpa_backward_flop_count(*(t.shape for t in args[:4])))
+    count = flop_counter.flop_registry.get(func._overloadpacket)
+    if count is not None:
+        return int(count(*args, **kwargs, out_val=out))
+    if func._opname in MOVES:
+        return 0
+    return max((int(tensor.numel()) for tensor in [*inputs, *outputs]), default=0)

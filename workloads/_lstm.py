@@ -52,7 +52,7 @@ def softmax_class():
     from torch.nn import functional as F
 
     class Softmax(nn.Module):
-        """Output projection and cross-entropy of one time step: the mean over the batch, in nats."""
+        """Output projection ``(n, units)`` to ``(n, vocabulary)`` and mean cross-entropy, in nats."""
 
         def __init__(self, units: int, vocabulary: int):
             super().__init__()

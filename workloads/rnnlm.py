@@ -1,8 +1,8 @@
 """The two-layer LSTM language model of the first placement papers.
 
 Module paths (``op_layer``): ``embedding``, ``layer0``, ``layer1`` and ``softmax`` (projection and loss). Unrolled over
-``length`` steps, softmax included; the step starts from the zero state. The gradient of the embedding table is dense,
-dropout and gradient clipping are left out.
+``length`` steps from the zero state; one softmax serves all steps together, as in TensorFlow's language model tutorial
+(Zaremba et al. 2014). The gradient of the embedding table is dense, dropout and gradient clipping are left out.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def _model(units, vocabulary, layers):
         def forward(self, tokens):
             cells = [getattr(self, f"layer{number}") for number in range(layers)]
             states = [cell.initial(tokens.shape[1]) for cell in cells]
-            losses = []
-            for x, target in zip(self.embedding(tokens[:-1]).unbind(0), tokens[1:].unbind(0), strict=True):
+            outputs = []
+            for x in self.embedding(tokens[:-1]).unbind(0):
                 for number, cell in enumerate(cells):
                     x, states[number] = cell((x,), states[number])
-                losses.append(self.softmax(x, target))
-            return torch.stack(losses).mean()
+                outputs.append(x)
+            return self.softmax(torch.cat(outputs), tokens[1:].flatten())
 
     return LanguageModel()

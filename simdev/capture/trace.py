@@ -32,7 +32,7 @@ MOVES = frozenset(
 )
 # Kinds that read of their first argument only as much as they put out (rows of a table, not the table).
 GATHERS = frozenset({"embedding", "index", "index_select", "gather", "_unsafe_index", "take", "_embedding_bag"})
-# In-place kinds that write only as much as their last tensor argument holds.
+# In-place kinds that write only as much as their last tensor argument holds; the additions read as much there, too.
 SCATTERS = frozenset({"index_put_", "scatter_", "scatter_add_", "index_add_", "index_copy_", "index_fill_"})
 OVERWRITES = frozenset("copy_ zero_ fill_ bernoulli_ normal_ uniform_ random_ exponential_ log_normal_".split())
 EMPTIES = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
@@ -212,7 +212,7 @@ class Tape(TorchDispatchMode):
 
     def _append(self, func, kind, args, kwargs, inputs, fresh, writes, out):
         number = len(self.ops)
-        op = Op(kind.removesuffix("_for_cpu"), "", self._layer_now(), self.phase, 0, 0, 0)
+        op = Op(kind.replace("_for_cpu", ""), "", self._layer_now(), self.phase, 0, 0, 0)
         seen: dict[int, int] = {}
         out_bytes = sum(storage_bytes(tensor) for tensor in fresh)
         for position, (tensor, written) in enumerate(inputs):
@@ -236,6 +236,8 @@ class Tape(TorchDispatchMode):
         if self.phase == "update" and op.flops == 1:
             op.flops = 0  # a step counter, kept by the host
         self.ops.append(op)
+        if kind in ("index_add_", "scatter_add_"):
+            op.read += source
         for tensor in writes:
             op.written += source if kind in SCATTERS else touched_bytes(tensor)
             self._write(tensor, op, number)
@@ -352,7 +354,7 @@ def signature(func, args, kwargs, out) -> str:
             if not argument.has_default_value() or argument.default_value != value:
                 text = str(list(value) if isinstance(value, (list, tuple)) else value).replace(" ", "")
                 rest.append(f"{argument.name}={text}")
-    kind = func._opname.removesuffix("_for_cpu")
+    kind = func._opname.replace("_for_cpu", "")
     return f"{kind}({','.join(tensors + rest)})->{describe(out)}"
 
 
@@ -368,4 +370,6 @@ def flops(func, args, kwargs, out, inputs, outputs) -> int:
         return int(count(*args, **kwargs, out_val=out))
     if func._opname in MOVES:
         return 0
+    if func._opname in SCATTERS:
+        return int(inputs[-1].numel())
     return max((int(tensor.numel()) for tensor in [*inputs, *outputs]), default=0)

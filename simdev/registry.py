@@ -6,6 +6,7 @@ An id is ``name`` or ``name[param=value,...]``, also ``name@version``.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import pkgutil
 import re
@@ -44,9 +45,16 @@ def workloads() -> dict[str, workload.WorkloadSpec]:
 
 
 def find_placer(entry: str) -> tuple[placer.PlacerSpec, dict]:
-    """The placer and the parameters that an id names. Raises :class:`UnknownName` or :class:`InvalidInput`."""
+    """The placer and the parameters that an id names. Raises :class:`UnknownName` or :class:`InvalidInput`.
+
+    ``my_placers.py:name`` takes the placer from the user's own file, which is executed.
+    """
     name, version, params = parse_id(entry)
-    spec = _find("placer", name, placers())
+    path, colon, inside = name.rpartition(".py:")
+    if colon:
+        spec = _find("placer", inside, _load_file(f"{path}.py"), source=f"{path}.py")
+    else:
+        spec = _find("placer", name, placers())
     if version is not None and version != spec.version:
         raise InvalidInput(f"version {version} is not here; this is version {spec.version}", source=f"placer {name}")
     _known_params("placer", name, params, spec.defaults)
@@ -100,9 +108,30 @@ def parse_id(entry: str) -> tuple[str, int | None, dict]:
     return match["name"].strip(), int(match["version"]) if match["version"] else None, params
 
 
-def _find(what: str, name: str, known: dict):
+@cache
+def _load_file(path: str) -> dict[str, placer.PlacerSpec]:
+    """The placers that a file of the user registers; they leave the shelf as it was."""
+    spec = importlib.util.spec_from_file_location(f"simdev_user_{Path(path).stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    before = dict(placer.SHELF)
+    placer.SHELF.clear()
+    try:
+        spec.loader.exec_module(module)
+        return dict(placer.SHELF)
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
+    except InvalidInput:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise InvalidInput(f"cannot be executed ({type(error).__name__}: {error})", source=path) from None
+    finally:
+        placer.SHELF.clear()
+        placer.SHELF.update(before)
+
+
+def _find(what: str, name: str, known: dict, *, source: str | None = None):
     if name not in known:
-        raise UnknownName(what, name, known)
+        raise UnknownName(what, name, known, source=source)
     return known[name]
 
 

@@ -1,0 +1,89 @@
+"""A folder of results: its journal is what counts; the CSV files are written from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+from pathlib import Path
+
+from simdev import leaderboard, rows
+from simdev.errors import InvalidInput
+from simdev.placement import Placement
+from simdev.rows import Row
+
+CURVES = (*rows.KEY, "evaluations", "seconds", "step_time_s")
+
+
+class Results:
+    """The journal of a folder and what it says."""
+
+    def __init__(self, out: Path):
+        self.out, path = out, out / "journal.jsonl"
+        fresh = not path.exists()
+        try:
+            self.journal = rows.Journal(path)
+        except OSError as error:
+            raise InvalidInput(f"cannot be written ({error.strerror or error})", source=path) from None
+        self._rows: dict[tuple, Row] = {}
+        self._curves: dict[tuple, list] = {}
+        self.bounds: dict[tuple, tuple[int | None, str]] = {}
+        for entry in self.journal.entries:
+            self._take(entry, path)
+        if fresh and (out / "results.csv").is_file():
+            self._adopt(out)
+
+    @property
+    def rows(self) -> list[Row]:
+        return [self._rows[key] for key in sorted(self._rows)]
+
+    def row(self, key: tuple) -> Row | None:
+        """The row of a run, by key, if its placement is there too."""
+        row = self._rows.get(key)
+        return None if row and row.placement and not rows.placement_path(self.out, row.placement).is_file() else row
+
+    def add(self, row: Row, placement: Placement | None, curve: Iterable[tuple[int, float, int]]) -> None:
+        """The placement first, then the row: a row never names a placement that is not there."""
+        if placement is not None:
+            rows.store_placement(self.out, placement)
+        self._log({"kind": "row", "row": rows.row_to_json(row), "curve": [*map(list, curve)]})
+
+    def add_bound(self, of: tuple, ns: int | None, method: str) -> None:
+        """Keep the lower bound of a problem, named by fingerprint, cost hash and rules."""
+        self._log({"kind": "bound", "of": list(of), "ns": ns, "method": method})
+
+    def write(self) -> None:
+        """Write the CSV files from what is known."""
+        found = self.rows
+        rows.write_rows(self.out / "results.csv", found)
+        leaderboard.write(self.out, found)
+        table = [
+            dict(zip(CURVES, (*key, used, f"{seconds:.3f}", rows.seconds_text(ns)), strict=True))
+            for key in sorted(self._curves)
+            for used, seconds, ns in self._curves[key]
+        ]
+        rows.write_csv(self.out / "curves.csv", CURVES, table)
+
+    def close(self) -> None:
+        self.journal.close()
+
+    def _log(self, entry: dict) -> None:
+        self.journal.append(entry)
+        self._take(entry, self.journal.path)
+
+    def _take(self, entry: dict, path: Path) -> None:
+        if entry["kind"] == "bound":
+            self.bounds[tuple(entry["of"])] = entry["ns"], entry["method"]
+        else:
+            row = rows.row_from_json(entry["row"], path)
+            self._rows[row.key], self._curves[row.key] = row, entry["curve"]
+
+    def _adopt(self, out: Path) -> None:
+        """A folder of results whose journal is gone (a shipped board): take its rows and curves over."""
+        curves: dict[tuple, list] = {}
+        if (out / "curves.csv").is_file():
+            for _, cells in rows.read_csv(out / "curves.csv", CURVES):
+                key = (*(cells[name] for name in rows.KEY[:-1]), int(cells["seed"]))
+                ns = int(Decimal(cells["step_time_s"]) * 10**9)
+                curves.setdefault(key, []).append([int(cells["evaluations"]), float(cells["seconds"]), ns])
+        for row in rows.read_rows(out / "results.csv"):
+            self._log({"kind": "row", "row": rows.row_to_json(row), "curve": curves.get(row.key, [])})

@@ -1,0 +1,310 @@
+"""A row: what one run of the bench found out, as a record of ``results.csv``; with its journal and placement files.
+
+Columns in :data:`EXACT` are the same on every machine and are compared on verification; the rest are circumstantial.
+Inside times are whole nanoseconds; ``*_s`` columns are the same number in seconds with all nine digits, so they
+round-trip exactly.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+from simdev.graph_file import read_npz, write_npz
+from simdev.placement import Placement
+
+STATUSES = ("ok", "skipped", "timeout", "memory", "error")
+EXACT = (
+    "workload", "fingerprint", "topology", "cost_hash", "rules", "placer", "version", "params", "budget", "seed",
+    "status", "error", "feasible", "step_time_s", "simulated_s", "overflow", "lower_bound_s", "bound_method",
+    "peak_memory_bytes", "comm_bytes", "evaluations", "placement",
+)  # fmt: skip
+CIRCUMSTANTIAL = ("place_seconds", "machine", "versions", "commit", "utc")
+COLUMNS = (*EXACT, "digest", *CIRCUMSTANTIAL)
+KEY = ("workload", "topology", "rules", "placer", "params", "budget", "seed")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run. ``None`` is an empty cell. The column dictionary is ``leaderboard/README.md``."""
+
+    workload: str
+    topology: str
+    rules: str
+    placer: str
+    version: int
+    params: str
+    budget: str
+    seed: int
+    fingerprint: str
+    cost_hash: str
+    status: str
+    error: str = ""
+    feasible: bool | None = None
+    step_time_s: int | None = None  # in ns here, in seconds in the file
+    simulated_s: int | None = None  # in ns here: also of an infeasible run, which has no score
+    overflow: str = ""
+    lower_bound_s: int | None = None  # in ns here
+    bound_method: str = ""
+    peak_memory_bytes: int | None = None
+    comm_bytes: int | None = None
+    evaluations: int | None = None
+    placement: str = ""
+    place_seconds: float | None = None
+    machine: str = ""
+    versions: str = ""
+    commit: str = ""
+    utc: str = ""
+
+    @property
+    def key(self) -> tuple:
+        """What identifies the run: :data:`KEY`. Rows sort by it."""
+        return tuple(getattr(self, name) for name in KEY)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex, 16 characters) of the exact columns as written."""
+        return _digest(self.cells())
+
+    @property
+    def entry(self) -> str:
+        """The placer's id with its parameters."""
+        return entry_id(self.placer, json.loads(self.params))
+
+    def cells(self) -> dict[str, str]:
+        """The row as text, by column, without the digest."""
+        return {name: _write_cell(name, getattr(self, name)) for name in (*EXACT, *CIRCUMSTANTIAL)}
+
+
+def entry_id(name: str, params: dict) -> str:
+    """``name[param=value,...]``, parameters sorted; the inverse of :func:`simdev.registry.parse_id`."""
+    inside = ",".join(
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in sorted(params.items())
+    )
+    return f"{name}[{inside}]" if inside else name
+
+
+def seconds_text(ns: int | None) -> str:
+    """Whole nanoseconds as seconds with nine digits; empty for None."""
+    return "" if ns is None else f"{ns // 10**9}.{ns % 10**9:09d}"
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write ``results.csv``, sorted by key, atomically."""
+    table = []
+    for row in sorted(rows, key=lambda row: row.key):
+        cells = row.cells()
+        table.append({**cells, "digest": _digest(cells)})
+    write_csv(path, COLUMNS, table)
+
+
+def read_rows(path: Path, *, check_digest: bool = True) -> list[Row]:
+    """Read ``results.csv``. Raises :class:`InvalidInput` naming line and column of whatever is malformed, and where
+    ``check_digest`` a row whose cells do not match its digest."""
+    rows, seen = [], set()
+    for line, cells in read_csv(path, COLUMNS):
+        row = parse_row(cells, path, line)
+        if check_digest and cells["digest"] != _digest(cells):
+            raise InvalidInput("does not match the row: a cell was altered", source=path, field=f"line {line}: digest")
+        if row.key in seen:
+            raise InvalidInput("the same run twice", source=path, field=f"line {line}")
+        seen.add(row.key)
+        rows.append(row)
+    return rows
+
+
+def parse_row(cells: dict[str, str], path: Path, line: int) -> Row:
+    """A row from its cells."""
+    values = {}
+    for column in fields(Row):
+        try:
+            values[column.name] = _read_cell(column.name, column.type, cells[column.name])
+        except (ValueError, InvalidOperation) as error:
+            text = str(error) if isinstance(error, ValueError) else f"{cells[column.name]!r} is not a number"
+            raise InvalidInput(text, source=path, field=f"line {line}: {column.name}") from None
+    return Row(**values)
+
+
+def write_csv(path: Path, columns: Iterable[str], table: Iterable[dict]) -> None:
+    """Write a CSV file atomically: a full disk leaves the old file as it was."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    write_text(path, text.getvalue())
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def read_csv(path: Path, columns: Iterable[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line number and cells of each row of a CSV file that has exactly ``columns``."""
+    columns = list(columns)
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            header = next(reader, [])
+            missing = [name for name in columns if name not in header]
+            if missing or len(header) != len(columns):
+                raise InvalidInput(
+                    f"column {missing[0]!r} is missing" if missing else "a column too many", source=path, field="header"
+                )
+            for cells in reader:
+                if len(cells) != len(header):
+                    raise InvalidInput(
+                        f"{len(cells)} cells, expected {len(header)}", source=path, field=f"line {reader.line_num}"
+                    )
+                yield reader.line_num, dict(zip(header, cells, strict=True))
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InvalidInput(f"not a CSV file ({error})", source=path) from None
+
+
+class Journal:
+    """Append-only JSON lines: one per finished run, on the disk before the next one is counted.
+
+    A line that a crash cut short is dropped when the file is read; a run then simply runs again.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.entries = list(self._read())
+        self._cut_torn_end()
+        self._file = open(path, "a", encoding="utf-8")
+
+    def append(self, entry: dict) -> None:
+        """Add an entry and flush it to the disk."""
+        self._file.write(json.dumps(entry) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError:  # a full disk was reported by append already
+            pass
+
+    def _read(self) -> Iterator[dict]:
+        if not self.path.is_file():
+            return
+        lines = self.path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                entry = json.loads(line)
+                if not isinstance(entry, dict) or "kind" not in entry:
+                    raise ValueError("expected an object with 'kind'")
+            except ValueError as error:
+                raise InvalidInput(
+                    f"not a journal entry ({error}); delete the line to run it again",
+                    source=self.path,
+                    field=f"line {number}",
+                ) from None
+            yield entry
+
+    def _cut_torn_end(self) -> None:
+        if self.path.is_file():
+            data = self.path.read_bytes()
+            if data and not data.endswith(b"\n"):
+                with open(self.path, "r+b") as file:
+                    file.truncate(data.rfind(b"\n") + 1)
+
+
+def row_to_json(row: Row) -> dict:
+    """A row as a JSON object for the journal."""
+    return asdict(row)
+
+
+def row_from_json(entry: dict, path: Path) -> Row:
+    """The inverse of :func:`row_to_json`."""
+    try:
+        return Row(**entry)
+    except TypeError as error:
+        raise InvalidInput(f"not a row ({error})", source=path) from None
+
+
+def placement_path(folder: Path, key: str) -> Path:
+    """Where a placement lies in a result folder."""
+    return folder / "placements" / f"{key}.npz"
+
+
+def store_placement(folder: Path, placement: Placement) -> None:
+    """Keep a placement once, under its hash: devices (and priorities) in the smallest integers that hold them."""
+    path = placement_path(folder, placement.hash)
+    if path.is_file():
+        return
+    arrays = {"devices": placement.devices.astype(np.min_scalar_type(int(placement.devices.max(initial=0))))}
+    if placement.priority is not None:
+        arrays["priority"] = placement.priority
+    write_npz(path, arrays)
+
+
+def stored_placement(folder: Path, key: str) -> Placement:
+    """Read a placement by hash. Raises :class:`InvalidInput` where it is missing or is not the one that was stored."""
+    path = placement_path(folder, key)
+    arrays = read_npz(path)
+    if "devices" not in arrays or set(arrays) - {"devices", "priority"}:
+        raise InvalidInput("expected 'devices' and perhaps 'priority'", source=path)
+    try:
+        placement = Placement(arrays["devices"], arrays.get("priority"))
+    except InvalidInput as error:
+        raise InvalidInput(error.message, source=path, field=error.field) from None
+    if placement.hash != key:
+        raise InvalidInput(f"holds placement {placement.hash}: the file was altered", source=path)
+    return placement
+
+
+def _digest(cells: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps([cells[name] for name in EXACT]).encode()).hexdigest()[:16]
+
+
+def _write_cell(name: str, value) -> str:
+    if value is None:
+        return ""
+    if name in ("step_time_s", "simulated_s", "lower_bound_s"):
+        return seconds_text(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _read_cell(name: str, kind: str, text: str):
+    if kind == "str":
+        if name == "status" and text not in STATUSES:
+            raise ValueError(f"unknown status {text!r}")
+        if name == "params" and not isinstance(json.loads(text), dict):
+            raise ValueError(f"{text!r} is not a JSON object")
+        return text
+    if text == "" and "None" in kind:
+        return None
+    if kind.startswith("bool"):
+        if text not in ("true", "false"):
+            raise ValueError(f"{text!r} is neither true nor false")
+        return text == "true"
+    if kind.startswith("float"):
+        return float(text)
+    if name.endswith("_s"):
+        value = Decimal(text) * 10**9
+        if not value.is_finite() or value != int(value):
+            raise ValueError(f"{text!r} is not a whole number of nanoseconds")
+        return int(value)
+    return int(text)

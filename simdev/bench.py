@@ -1,0 +1,508 @@
+"""The bench in three steps: plan the runs, execute each in a process of its own, write what they found.
+
+The results of a folder live in its journal; ``results.csv``, ``leaderboard.csv``, ``ranking.csv`` and ``curves.csv``
+are written from it. A bench that was stopped, however rudely, goes on where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, TimeoutError, wait
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from simdev import registry, rows
+from simdev.errors import InvalidInput, SimdevError, UnknownName, Unsupported
+from simdev.graph_file import load_graph, save_graph
+from simdev.placement import Placement
+from simdev.placer import Budget
+from simdev.problem import Problem, Rules
+from simdev.results import Results
+from simdev.rows import Row
+from simdev.topology import load_topology, topology_names
+from simdev.workers import Limits, death, limit_process, one_thread, result, running, worker_pool
+
+DEFAULT_RULES = "fifo/fifo/dataflow"
+ENDLESS = 1 << 40  # evaluations, where seconds are the budget
+
+
+@dataclass(frozen=True)
+class NamedBudget:
+    """What ``--budget NAME`` stands for: the budget of a run, its limits, and the default workloads and machines."""
+
+    budget: str
+    seconds: float
+    memory_bytes: int
+    workloads: tuple[str, ...]
+    topologies: tuple[str, ...]
+
+
+SIX = ("amoebanet-d", "inception-v3", "nasnet-a-large", "nmt", "transformer-xl-2", "wavenet-2x18")
+BUDGETS = {
+    "quick": NamedBudget("evaluations=200", 60, 4 << 30, SIX, ("p100x4",)),
+    "standard": NamedBudget(
+        "evaluations=2000", 900, 6 << 30, (*SIX, "gnmt-4", "gpt2-medium", "rnnlm", "vit-l"),
+        ("k80x4", "p100x4", "v100x8-dgx1"),
+    ),
+    "full": NamedBudget("evaluations=20000", 7200, 12 << 30, ("all",), ("all",)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, order=True)
+class Run:
+    """One cell of the plan. ``seed`` counts repetitions; the generator's seed comes from the whole key."""
+
+    workload: str
+    topology: str
+    rules: str
+    placer: str
+    params: str
+    budget: str
+    seed: int
+
+    @property
+    def entropy(self) -> int:
+        """Seed of the run's generator: any row can be run again alone."""
+        key = json.dumps([self.workload, self.topology, self.rules, self.placer, self.params, self.budget, self.seed])
+        return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+
+    @property
+    def key(self) -> tuple:
+        """The same as the key of its row."""
+        return tuple(getattr(self, name) for name in rows.KEY)
+
+    @property
+    def entry(self) -> str:
+        return rows.entry_id(self.placer, json.loads(self.params))
+
+    @property
+    def instance(self) -> tuple[str, str, str]:
+        return self.workload, self.topology, self.rules
+
+    def __str__(self) -> str:
+        return f"{self.workload} on {self.topology}: {self.entry}" + (f" #{self.seed}" if self.seed else "")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A workload on a topology as found now. ``graph_file`` is set where the graph does not ship with simdev."""
+
+    workload: str
+    topology: str
+    rules: str
+    fingerprint: str
+    cost_hash: str
+    n_ops: int
+    graph_file: str | None = None
+    bound_ns: int | None = None
+    bound_method: str = ""
+
+    @property
+    def problem(self) -> tuple[str, str, str]:
+        """What a lower bound belongs to."""
+        return self.fingerprint, self.cost_hash, self.rules
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run: its row, the placement if there is one, the anytime curve (evaluations, seconds, step ns)."""
+
+    row: Row
+    placement: Placement | None = None
+    curve: tuple[tuple[int, float, int], ...] = ()
+
+
+class Observer:
+    """Told how the bench goes on; the command line draws it. Every method may be left as it is."""
+
+    def note(self, text: str) -> None:
+        """A step that takes a while begins."""
+
+    def tick(self, done: int, total: int, running: list[str]) -> None:
+        """A few times a second."""
+
+    def row(self, done: int, total: int, row: Row) -> None:
+        """A run is finished and in the journal."""
+
+
+def plan(
+    workloads: Iterable[str] = (),
+    topologies: Iterable[str] = (),
+    placers: Iterable[str] = ("all",),
+    *,
+    budget: str = "quick",
+    seeds: int = 1,
+    rules: str = DEFAULT_RULES,
+) -> list[Run]:
+    """The sorted runs: every workload x topology x placer x seed. Empty lists mean the defaults of a named budget.
+
+    Raises :class:`UnknownName` or :class:`InvalidInput` for a name, parameter, budget or rule that does not exist.
+    """
+    named = BUDGETS.get(budget, BUDGETS["quick"])
+    spent = BUDGETS[budget].budget if budget in BUDGETS else budget
+    parse_budget(spent)
+    parse_rules(rules)
+    if seeds < 1:
+        raise InvalidInput(f"{seeds} is not a number of repetitions", source="seeds")
+    workloads = _expand(workloads, named.workloads, registry.workloads)
+    topologies = _expand(topologies, named.topologies, topology_names)
+    placers = _expand(placers, ("all",), registry.placers)
+    for workload in workloads:
+        if not workload.endswith(".npz"):
+            registry.find_workload(workload)
+    for topology in topologies:
+        load_topology(topology)
+    runs = set()
+    for placer in placers:
+        spec, params = registry.find_placer(placer)
+        name, _, _ = registry.parse_id(placer)
+        text = json.dumps(params, sort_keys=True)
+        runs |= {
+            Run(workload, topology, rules, name, text, spent, seed)
+            for workload in workloads
+            for topology in topologies
+            for seed in range(seeds)
+        }
+    return sorted(runs)
+
+
+def parse_budget(text: str) -> tuple[int, float]:
+    """Evaluations and seconds that ``evaluations=N`` or ``seconds=S`` grants."""
+    what, _, amount = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if what == "evaluations" and int(amount) >= 0:
+            return int(amount), float("inf")
+        if what == "seconds" and 0 <= float(amount) < float("inf"):
+            return ENDLESS, float(amount)
+    raise UnknownName("budget", text, [*BUDGETS, "evaluations=N", "seconds=S"])
+
+
+def parse_rules(text: str) -> Rules:
+    """Rules from ``policy/contention/runtime``."""
+    parts = text.split("/")
+    if len(parts) != 3:
+        raise InvalidInput(f"{text!r} is not policy/contention/runtime", source="rules")
+    return Rules(*parts)
+
+
+def load_problem(workload: str, topology: str, rules: str, graph_file: str | None = None) -> Problem:
+    """The problem that a row names."""
+    graph = load_graph(graph_file) if graph_file else registry.load_workload(workload)
+    return Problem.build(graph, load_topology(topology), rules=parse_rules(rules))
+
+
+def execute(run: Run, instance: Instance) -> Outcome:
+    """Place and simulate, here and now, without limits. What a placer raises becomes the row's status."""
+    from simdev.sim import simulate
+
+    spec, params = registry.find_placer(run.entry)
+    blank = blank_row(run, instance, spec.version)
+    missing = [package for package in spec.needs if find_spec(package) is None]
+    if missing:
+        return Outcome(replace(blank, status="skipped", error=f"needs the package {missing[0]}"))
+    problem = load_problem(run.workload, run.topology, run.rules, instance.graph_file)
+    evaluations, seconds = parse_budget(run.budget)
+    budget = Budget(problem, evaluations=evaluations, seconds=seconds)
+    started = time.monotonic()
+    try:
+        placement = spec.place(problem, rng=np.random.default_rng(run.entropy), budget=budget, **params)
+        taken = time.monotonic() - started
+        row = score(blank, problem, placement, simulate(problem, placement))
+    except Unsupported as error:
+        return Outcome(replace(blank, status="skipped", error=one_line(error)))
+    except MemoryError as error:
+        return Outcome(replace(blank, status="memory", error=one_line(error)))
+    except Exception as error:  # a placer may raise anything: it is a row, not the end of the bench
+        text = one_line(error) if isinstance(error, SimdevError) else f"{type(error).__name__}: {one_line(error)}"
+        return Outcome(replace(blank, status="error", error=text))
+    row = replace(row, evaluations=budget.used, place_seconds=round(taken, 3))
+    return Outcome(row, placement, tuple(budget.curve))
+
+
+def blank_row(run: Run, instance: Instance, placer_version: int) -> Row:
+    """A row with what is known before the run."""
+    return Row(
+        workload=run.workload, topology=run.topology, rules=run.rules, placer=run.placer, version=placer_version,
+        params=run.params, budget=run.budget, seed=run.seed, fingerprint=instance.fingerprint,
+        cost_hash=instance.cost_hash, status="error", lower_bound_s=instance.bound_ns,
+        bound_method=instance.bound_method,
+    )  # fmt: skip
+
+
+def score(blank: Row, problem: Problem, placement: Placement, schedule) -> Row:
+    """``blank`` with what the schedule of ``placement`` says. An infeasible run has no step time, but a simulated
+    one."""
+    return replace(
+        blank,
+        status="ok",
+        feasible=bool(schedule.feasible),
+        step_time_s=int(schedule.step_ns) if schedule.feasible else None,
+        simulated_s=int(schedule.step_ns),
+        overflow=overflow_text(problem, schedule),
+        peak_memory_bytes=int(schedule.peak_bytes.max()),
+        comm_bytes=int(schedule.comm_bytes),
+        placement=placement.hash,
+    )
+
+
+def overflow_text(problem: Problem, schedule) -> str:
+    """``gpu0:123456 gpu1:42``: by how many bytes each device ran over."""
+    names = [device.name for device in problem.topology.devices]
+    return " ".join(f"{names[d]}:{int(schedule.overflow_bytes[d])}" for d in np.flatnonzero(schedule.overflow_bytes))
+
+
+def bench(
+    runs: list[Run],
+    out: str | os.PathLike,
+    *,
+    jobs: int | None = None,
+    limits: Limits | None = None,
+    retry: bool = False,
+    observer: Observer | None = None,
+) -> list[Row]:
+    """Execute what the folder ``out`` does not hold yet, ``jobs`` at a time; return the rows of ``runs``.
+
+    Runs that failed are rows too, and run again only with ``retry``. Raises :class:`InvalidInput` where the folder
+    cannot be written or another bench writes to it. On KeyboardInterrupt what is finished is written first.
+    """
+    out, observer = Path(out), observer or Observer()
+    limits = limits or Limits(BUDGETS["quick"].seconds, BUDGETS["quick"].memory_bytes)
+    jobs = max(1, jobs or len(os.sched_getaffinity(0)))
+    with locked(out), one_thread():
+        results = Results(out)
+        try:
+            observer.note("loading and compiling")
+            instances = _instances(runs, results, jobs, limits, observer)
+            todo = [run for run in runs if not _held(results.row(run.key), run, instances[run.instance], retry)]
+            if todo:
+                _warm_placers(todo, limits, observer)
+            _execute_all(todo, instances, results, jobs, limits, observer, len(runs))
+        finally:
+            if results.rows:
+                results.write()
+            results.close()
+    wanted = {run.key for run in runs}
+    return [row for row in results.rows if row.key in wanted]
+
+
+def _held(row: Row | None, run: Run, instance: Instance, retry: bool) -> bool:
+    """Whether a row is this run's, made from the same graph and costs by the same placer version."""
+    if row is None or (retry and row.status != "ok"):
+        return False
+    spec, _ = registry.find_placer(run.entry)
+    return (row.fingerprint, row.cost_hash, row.version) == (instance.fingerprint, instance.cost_hash, spec.version)
+
+
+@contextlib.contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Make the folder and hold its lock. The kernel lets go of it when the process ends, however it ends."""
+    try:
+        (out / "placements").mkdir(parents=True, exist_ok=True)
+        file = open(out / ".lock", "a")
+    except OSError as error:
+        raise InvalidInput(f"cannot be written ({error.strerror or error})", source=out) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidInput("another bench is writing to this folder", source=out) from None
+        yield
+
+
+def _expand(given: Iterable[str], default: tuple[str, ...], known: Callable) -> list[str]:
+    return [name for entry in (list(given) or default) for name in (known() if entry == "all" else [entry])]
+
+
+def _instances(runs, results, jobs, limits, observer) -> dict[tuple, Instance]:
+    """Load every workload on every topology, and bound those that have no bound yet, in worker processes."""
+    from pebble import ProcessExpired
+
+    names = sorted({run.instance for run in runs})
+    found = {}
+    pool = worker_pool(jobs)
+    with running(pool):
+        futures = {name: pool.schedule(_find_instance, (*name, str(results.out))) for name in names}
+        for name, future in futures.items():
+            found[name] = result(future, name[0])
+            observer.note(f"loaded {name[0]} on {name[1]}")
+        pending = {}
+        for name, instance in found.items():
+            known = results.bounds.get(instance.problem)
+            if known is None:
+                future = pool.schedule(_bound, (instance, limits), timeout=limits.seconds)
+                pending[future] = name
+            else:
+                found[name] = replace(instance, bound_ns=known[0], bound_method=known[1])
+        for future, name in pending.items():
+            try:
+                ns, method = future.result()
+            except TimeoutError:
+                ns, method = None, "timeout"
+            except (MemoryError, ProcessExpired):
+                ns, method = None, "memory"
+            except Exception as error:  # no bound is a gap in the board, not the end of the bench
+                ns, method = None, "error"
+                observer.note(f"no bound for {name[0]} on {name[1]}: {type(error).__name__}: {one_line(error)}")
+            found[name] = replace(found[name], bound_ns=ns, bound_method=method)
+            results.add_bound(found[name].problem, ns, method)
+            observer.note(f"bounded {name[0]} on {name[1]}")
+    return found
+
+
+def _find_instance(workload: str, topology: str, rules: str, out: str) -> Instance:
+    graph = registry.load_workload(workload)
+    problem = Problem.build(graph, load_topology(topology), rules=parse_rules(rules))
+    graph_file = None
+    if not _ships(workload):
+        path = kept_graph(Path(out), graph.fingerprint)
+        if not path.is_file():
+            path.parent.mkdir(exist_ok=True)
+            save_graph(graph, path)
+        graph_file = str(path)
+    return Instance(workload, topology, rules, graph.fingerprint, problem.costs.hash, graph.n_ops, graph_file)
+
+
+def kept_graph(out: Path, fingerprint: str) -> Path:
+    """Where a result folder keeps a graph that does not ship with simdev."""
+    return out / "graphs" / f"{fingerprint}.npz"
+
+
+def _ships(workload: str) -> bool:
+    if workload.endswith(".npz"):
+        return False
+    spec, params = registry.find_workload(workload)
+    return (
+        all(spec.defaults[key] == value for key, value in params.items()) and registry.graph_path(spec.name).is_file()
+    )
+
+
+def _bound(instance: Instance, limits: Limits) -> tuple[int, str]:
+    from simdev.analysis import lower_bound
+
+    limit_process(limits)
+    bound = lower_bound(load_problem(instance.workload, instance.topology, instance.rules, instance.graph_file))
+    return int(bound.ns), str(bound.method)
+
+
+def _warm_placers(runs: list[Run], limits: Limits, observer: Observer) -> None:
+    """Run each placer once on a tiny problem, one after the other: workers that compile the same function at the
+    same time would spoil each other's cache."""
+    entries = sorted({run.entry for run in runs})
+    pool = worker_pool(1, tasks=0)
+    with running(pool):
+        for entry in entries:
+            observer.note(f"warming up {entry}")
+            with contextlib.suppress(Exception):  # what is wrong with it will be told by its rows
+                pool.schedule(_warm_placer, (entry, limits), timeout=min(60, limits.seconds)).result()
+
+
+def _warm_placer(entry: str, limits: Limits) -> None:
+    from simdev._warm import tiny_problem
+
+    limit_process(limits)
+    spec, params = registry.find_placer(entry)
+    problem = tiny_problem()
+    spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=20), **params)
+
+
+def _execute_all(todo, instances, results, jobs, limits, observer, total) -> None:
+    """Execute in worker processes, the largest graphs first, and write each row as it comes."""
+    done = total - len(todo)
+    pool = worker_pool(jobs)
+    with running(pool):
+        order = sorted(todo, key=lambda run: (-instances[run.instance].n_ops, run))
+        futures = {
+            pool.schedule(_execute_limited, (run, instances[run.instance], limits), timeout=limits.seconds): run
+            for run in order
+        }
+        while futures:
+            finished, _ = wait(futures, timeout=0.25, return_when=FIRST_COMPLETED)
+            for future in finished:
+                run = futures.pop(future)
+                outcome = _outcome(future, run, instances[run.instance], limits)
+                row = replace(outcome.row, **circumstances())
+                results.add(row, outcome.placement, outcome.curve)
+                done += 1
+                observer.row(done, total, row)
+            observer.tick(done, total, [str(run) for future, run in futures.items() if future.running()])
+
+
+def _outcome(future, run: Run, instance: Instance, limits: Limits) -> Outcome:
+    from pebble import ProcessExpired
+
+    try:
+        return future.result()
+    except TimeoutError:
+        status, error = "timeout", f"longer than {limits.seconds:g} s"
+    except MemoryError as raised:
+        status, error = "memory", one_line(raised)
+    except ProcessExpired as raised:
+        status, error = ("memory" if raised.exitcode == -9 else "error"), death(raised)
+    except Exception as raised:
+        status, error = "error", f"{type(raised).__name__}: {one_line(raised)}"
+    spec, _ = registry.find_placer(run.entry)
+    return Outcome(replace(blank_row(run, instance, spec.version), status=status, error=error))
+
+
+def _execute_limited(run: Run, instance: Instance, limits: Limits) -> Outcome:
+    limit_process(limits)
+    return execute(run, instance)
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an exception on one line of at most 300 characters."""
+    return " ".join(str(error).split())[:300]
+
+
+def circumstances() -> dict[str, str]:
+    """The columns that tell where and when."""
+    utc = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"machine": machine(), "versions": versions(), "commit": commit(), "utc": utc}
+
+
+@cache
+def machine() -> str:
+    """Processor and system, for the circumstantial column."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        model = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+    return f"{model}, {os.cpu_count()} cores, {platform.system()}"
+
+
+@cache
+def versions() -> str:
+    """Versions of what a result could depend on."""
+    found = [f"python={platform.python_version()}"]
+    for package in ("simdev", "numpy", "numba", "scipy"):
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{package}={version(package)}")
+    return " ".join(found)
+
+
+@cache
+def commit() -> str:
+    """The commit of the checkout that simdev runs from; empty where it is no checkout."""
+    folder = Path(__file__).parents[1]
+    if not (folder / ".git").exists():
+        return ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=folder, capture_output=True, text=True, timeout=10, check=True,
+        ).stdout.strip()  # fmt: skip
+    return ""

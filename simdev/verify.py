@@ -1,0 +1,159 @@
+"""Verification: every row of a result folder computed anew from its stored placement, and compared cell by cell.
+
+What a placement cannot tell (how many evaluations found it, why a placer failed) is covered by the row's digest, by
+what the row says about itself, and by ``rerun``: executing the placer again, which must give the same row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from simdev import bench, leaderboard, registry, rows, workers
+from simdev.errors import InvalidInput, SimdevError
+from simdev.rows import Row
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A cell that does not hold what it should. ``column`` is empty where the whole row is at fault."""
+
+    row: str
+    column: str
+    stored: str
+    found: str
+
+    def __str__(self) -> str:
+        if not self.column:
+            return f"{self.row}: {self.found}"
+        return f"{self.row}: {self.column}: {self.stored or 'empty'!s}, recomputed {self.found or 'empty'!s}"
+
+
+def verify(
+    folder: str | os.PathLike,
+    *,
+    engine: str = "reference",
+    sample: int | None = None,
+    rerun: bool = False,
+    jobs: int | None = None,
+    on_row: Callable[[int, int, str, list[Difference]], None] = lambda *_: None,
+) -> list[Difference]:
+    """All differences between a result folder and what its placements give now; empty if it holds.
+
+    ``engine`` simulates (the validator checks its schedule too); ``sample`` takes that many rows, drawn evenly;
+    ``rerun`` also executes the placers of rows with an ``evaluations`` budget again. Raises :class:`InvalidInput` for
+    a folder that cannot be read.
+    """
+    folder = Path(folder)
+    found = rows.read_rows(folder / "results.csv", check_digest=False)
+    differences = _digests(folder) + _tables(folder, found)
+    chosen = found if sample is None else [found[i] for i in _evenly(len(found), sample)]
+    chosen = sorted(chosen, key=lambda row: row.key)
+    pool = workers.worker_pool(max(1, jobs or len(os.sched_getaffinity(0))), tasks=8)
+    with workers.one_thread(), workers.running(pool):
+        futures = [pool.schedule(check_row, (folder, row, engine, rerun)) for row in chosen]
+        for done, (row, future) in enumerate(zip(chosen, futures, strict=True), 1):
+            try:
+                wrong = future.result()
+            except SimdevError as error:
+                wrong = [Difference(title(row), "", "", str(error))]
+            except Exception as error:  # a worker that died says nothing about the other rows
+                wrong = [Difference(title(row), "", "", f"{type(error).__name__}: {bench.one_line(error)}")]
+            differences += wrong
+            on_row(done, len(chosen), title(row), wrong)
+    return differences
+
+
+def check_row(folder: Path, row: Row, engine: str, rerun: bool) -> list[Difference]:
+    """Differences of one row."""
+    from simdev.sim import simulate, validate
+
+    stored = row
+    spec, params = registry.find_placer(row.entry)
+    graph_file = bench.kept_graph(folder, row.fingerprint)
+    graph_file = str(graph_file) if graph_file.is_file() else None
+    problem = bench.load_problem(row.workload, row.topology, row.rules, graph_file)
+    fresh = replace(row, fingerprint=problem.graph.fingerprint, cost_hash=problem.costs.hash, version=spec.version)
+    if row.bound_method not in ("timeout", "memory"):
+        from simdev.analysis import lower_bound
+
+        bound = lower_bound(problem)
+        fresh = replace(fresh, lower_bound_s=int(bound.ns), bound_method=str(bound.method))
+    elif row.lower_bound_s is not None:
+        fresh = replace(fresh, lower_bound_s=None)
+    evaluations, _ = bench.parse_budget(row.budget)
+    if row.status == "ok":
+        placement = rows.stored_placement(folder, row.placement)
+        placement.check(problem, source=rows.placement_path(folder, row.placement))
+        schedule = simulate(problem, placement, engine=engine)
+        validate(problem, placement, schedule)
+        fresh = replace(bench.score(fresh, problem, placement, schedule), error="")
+        if row.evaluations is None or not 0 <= row.evaluations <= evaluations:
+            return [Difference(title(row), "evaluations", str(row.evaluations), f"at most {evaluations}")]
+    else:
+        empty = dict.fromkeys(
+            ("feasible", "step_time_s", "simulated_s", "peak_memory_bytes", "comm_bytes", "evaluations")
+        )
+        fresh = replace(fresh, overflow="", placement="", **empty)
+        if not row.error:
+            return [Difference(title(row), "error", "", "a reason")]
+    if rerun and row.status in ("ok", "skipped", "error") and row.budget.startswith("evaluations="):
+        run = bench.Run(*row.key)
+        instance = bench.Instance(
+            row.workload, row.topology, row.rules, fresh.fingerprint, fresh.cost_hash, problem.graph.n_ops, graph_file,
+            fresh.lower_bound_s, fresh.bound_method,
+        )  # fmt: skip
+        fresh = bench.execute(run, instance).row
+    return _compare(stored, fresh)
+
+
+def title(row: Row) -> str:
+    """The row in words."""
+    return str(bench.Run(*row.key))
+
+
+def _compare(stored: Row, fresh: Row) -> list[Difference]:
+    left, right = stored.cells(), fresh.cells()
+    return [
+        Difference(title(stored), name, left[name], right[name]) for name in rows.EXACT if left[name] != right[name]
+    ]
+
+
+def _digests(folder: Path) -> list[Difference]:
+    """Rows whose cells do not match the digest written with them."""
+    path, wrong = folder / "results.csv", []
+    for line, cells in rows.read_csv(path, rows.COLUMNS):
+        row = rows.parse_row(cells, path, line)
+        if row.digest != cells["digest"]:
+            wrong.append(Difference(title(row), "digest", cells["digest"], row.digest))
+    return wrong
+
+
+def _tables(folder: Path, found: list[Row]) -> list[Difference]:
+    """Lines of the derived tables that do not follow from the rows."""
+    wrong = []
+    for name, columns, table in (
+        ("leaderboard.csv", leaderboard.LEADERBOARD, leaderboard.leaderboard(found)),
+        ("ranking.csv", leaderboard.RANKING, leaderboard.ranking(found)),
+    ):
+        stored = [cells for _, cells in rows.read_csv(folder / name, columns)]
+        if len(stored) != len(table):
+            wrong.append(Difference(name, "lines", str(len(stored)), str(len(table))))
+            continue
+        for number, (left, right) in enumerate(zip(stored, table, strict=True), 2):
+            wrong += [
+                Difference(f"{name} line {number}", column, left[column], right[column])
+                for column in columns
+                if left[column] != right[column]
+            ]
+    return wrong
+
+
+def _evenly(count: int, sample: int) -> list[int]:
+    if sample < 1:
+        raise InvalidInput(f"{sample} is not a number of rows", source="sample")
+    return sorted(set(np.linspace(0, count - 1, min(sample, count)).round().astype(int).tolist()))

@@ -1,7 +1,49 @@
-"""simdev: a discrete-event simulator and benchmark suite for DNN device placement."""
+"""simdev: a discrete-event simulator and benchmark suite for DNN device placement.
 
+The names below are the front door; they load what they need when first used.
+"""
+
+from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
 from pathlib import Path as _Path
+
+_HOME = {
+    "ComputationGraph": "graph",
+    "GraphBuilder": "graph",
+    "load_graph": "graph_file",
+    "save_graph": "graph_file",
+    "Topology": "topology",
+    "load_topology": "topology",
+    "CostModel": "costs",
+    "CostTable": "costs",
+    "Problem": "problem",
+    "Rules": "problem",
+    "Placement": "placement",
+    "Budget": "placer",
+    "TrainingStep": "workload",
+    "find_placer": "registry",
+    "load_workload": "registry",
+    "import_graph": "importers",
+    "simulate": "sim",
+    "simulate_many": "sim",
+    "validate": "sim",
+    "lower_bound": "analysis",
+    "InvalidInput": "errors",
+    "SimdevError": "errors",
+    "Unsupported": "errors",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        return getattr(_import_module(f"simdev.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'simdev' has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})
+
 
 # The shelves install as simdev.workloads and simdev.baselines; in an uninstalled checkout they lie beside this folder.
 if _find_spec("simdev.workloads") is None and (_Path(__file__).parents[1] / "workloads" / "__init__.py").is_file():

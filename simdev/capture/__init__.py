@@ -12,6 +12,8 @@ becomes an op of the graph: forward, loss, backward and optimiser update.
   ``constant``; scalars are folded away.
 * The optimiser's ops for one parameter are merged into one op named after the optimiser (``adam``), as fused
   implementations run it.
+* A backward op has the layer of the forward op that it belongs to; the sum of a tensor's gradients has that of the
+  last one added.
 * FLOPs are PyTorch's own count for matrix products, convolutions and attention, none for data movement, else one per
   element of the largest tensor. Bytes are those that a kernel over the arguments touches.
 * Ops are those of PyTorch's CPU backend, which dispatches the same ATen ops as others with few exceptions
@@ -78,22 +80,20 @@ def capture_file(target: str) -> ComputationGraph:
         raise InvalidInput("no such function", source=path, field=function)
 
     def build():
-        try:
-            step = make()
-        except Exception as error:
-            raise InvalidInput(_sentence(error), source=path, field=f"{function}()") from error
+        step = make()
         if not isinstance(step, TrainingStep):
-            raise InvalidInput(
-                f"returned {type(step).__name__}, expected simdev.workload.TrainingStep",
-                source=path,
-                field=f"{function}()",
-            )
+            found = type(step).__name__
+            raise InvalidInput(f"{function}() returned {found}, expected simdev.workload.TrainingStep", source=path)
         return step
 
     try:
         return run(build, Path(path).stem, {"source": Path(path).name, "function": function})
+    except InvalidInput as error:
+        raise InvalidInput(error.message, source=path, field=error.field) from error
     except Unsupported as error:
         raise InvalidInput(str(error), source=path, field=function) from error
+    except Exception as error:  # the user's own code failed
+        raise InvalidInput(_sentence(error), source=path, field=function) from error
 
 
 def _import(path: Path):

@@ -23,7 +23,6 @@ def assemble(
     for number in alive:
         for value in tape.ops[number].reads:
             readers[value].append(number)
-    _place_in_layers(tape, alive, readers)
     group = _groups(tape, alive, gradients)
     waits = _write_after_read(tape, alive, readers)
 
@@ -87,14 +86,14 @@ def _merge_updates(tape: Tape, alive: list[int], optimizer: str) -> list[int]:
         if number in owner:
             members[owner[number]].append(number)
     for home, parts in members.items():
-        ops[parts[-1]] = _merge(tape, home, parts, optimizer)
+        ops[parts[-1]] = _merge(tape, home, parts, optimizer, users)
         for value in ops[parts[-1]].makes:
             values[value].producer = parts[-1]
     last = {parts[-1] for parts in members.values()}
     return [number for number in alive if number not in owner or number in last]
 
 
-def _merge(tape: Tape, home: int, parts: list[int], optimizer: str) -> Op:
+def _merge(tape: Tape, home: int, parts: list[int], optimizer: str, users: dict[int, set[int]]) -> Op:
     """One op that does the work of ``parts``: it reads gradient, parameter and state once and writes the last two.
 
     These are the bytes of a fused update kernel (TensorFlow's ApplyAdam, PyTorch's fused optimisers); the FLOPs are
@@ -113,27 +112,12 @@ def _merge(tape: Tape, home: int, parts: list[int], optimizer: str) -> Op:
     transient = sum(values[value].bytes for value in merged.reads if not values[value].persistent)
     merged.read, merged.written = transient + ops[home].persistent, ops[home].persistent
     merged.writes = [home]
-    inner = {value for value in merged.makes if not values[value].persistent}
-    merged.makes = [value for value in merged.makes if value not in inner or _read_outside(tape, value, inside)]
+    shared = {number for number in parts if users[number] - inside}
+    merged.makes = [value for value in merged.makes if values[value].persistent or values[value].producer in shared]
     shape = ops[home].signature.partition("->")[2]
     state = ops[home].persistent - values[ops[home].makes[0]].bytes
     merged.signature = f"{optimizer}({shape},state={state})"
     return merged
-
-
-def _read_outside(tape: Tape, value: int, inside: set[int]) -> bool:
-    return any(value in op.reads for number, op in enumerate(tape.ops) if number not in inside)
-
-
-def _place_in_layers(tape: Tape, alive: list[int], readers: dict[int, list[int]]) -> None:
-    """An op that autograd adds between nodes (a sum of gradients) belongs to the layer of the first op that reads it,
-    else of what it reads."""
-    for number in reversed(alive):
-        op = tape.ops[number]
-        if not op.layer and op.phase == "backward":
-            near = [reader for value in op.makes for reader in readers[value]]
-            near += [tape.values[value].producer for value in op.reads]
-            op.layer = next((tape.ops[other].layer for other in near if tape.ops[other].layer), "")
 
 
 def _groups(tape: Tape, alive: list[int], gradients: dict[int, int]) -> dict[int, int]:

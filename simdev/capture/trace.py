@@ -148,11 +148,9 @@ class Tape(TorchDispatchMode):
         if self._layers or self.phase == "forward":
             return self._layer()
         node = torch._C._current_autograd_node()
-        if node is None:
-            return ""
-        number = node._sequence_nr()
-        if number >= 1 << 63:  # AccumulateGrad
-            return ""
+        number = node._sequence_nr() if node is not None else 1 << 63
+        if number >= 1 << 63:  # the seed of the backward pass, or the end of a path
+            return "loss" if self.phase == "backward" else ""
         return self._marks[1][bisect.bisect_right(self._marks[0], number) - 1]
 
     # Ops -------------------------------------------------------------------------------------------------------

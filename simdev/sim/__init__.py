@@ -8,6 +8,9 @@ from simdev.errors import UnknownName
 from simdev.placement import Placement
 from simdev.problem import Problem
 from simdev.sim.schedule import Outcomes, Schedule
+from simdev.sim.validate import InvalidSchedule, validate
+
+__all__ = ["ENGINES", "InvalidSchedule", "Outcomes", "Schedule", "simulate", "simulate_many", "validate"]
 
 ENGINES = ("fast", "reference")
 

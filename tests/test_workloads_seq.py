@@ -88,8 +88,13 @@ def test_rnnlm_parameters_by_hand():
 
 
 def test_transformer_xl_at_the_depth_of_the_paper():
+    spec, _ = find_workload("transformer-xl-8")
     # 12 layers of 3,412,480; the table and bias of 204 symbols; two biases of 512 that all layers share.
-    assert parameters("transformer-xl-8[layers=12]") == 12 * 3_412_480 + 204 * 513 + 2 * 512 == 41_055_436
+    count = parameters("transformer-xl-8[layers=12]")
+    assert count == 12 * 3_412_480 + 204 * 513 + 2 * 512
+    assert count == pytest.approx(spec.published["parameters_at_12_layers"], rel=0.01)
+    wikitext = parameters("transformer-xl-8[layers=16,units=410,heads=10,inner=2100]") - 204 * 411 - 2 * 410
+    assert wikitext == spec.published["layer_parameters_of_wikitext_model"]
 
 
 def test_transformer_xl_reads_relative_positions():

@@ -3,8 +3,8 @@
 Module paths (``op_layer``): ``table0`` ... ``table25``, ``bottom`` (the dense features' MLP), ``interaction``, ``top``
 and ``loss``.
 
-The tables have MLPerf's row counts (training benchmark v1-v2, one id a feature), cut to ``max_rows`` each; with
-``max_rows=40000000`` nothing is cut and they take 104.5 GB. A table's gradient touches at most ``batch`` rows, so the
+The tables have the row counts of MLPerf's reference, cut to ``max_rows`` each; with ``max_rows=40000000`` nothing is
+cut and they take 104.5 GB. A feature has one id, as in Criteo's logs. A table's gradient touches at most ``batch`` rows, so the
 backward pass adds it straight into the table (stochastic gradient descent fused into the backward pass, as in
 FBGEMM's table-batched embeddings): no dense gradient exists, and the optimiser updates the MLPs alone.
 """
@@ -23,7 +23,7 @@ CRITEO_ROWS = (
 @workload(
     "dlrm",
     family="dlrm",
-    defaults={"batch": 2048, "max_rows": 10_000_000, "units": 128, "rate": 0.1},
+    defaults={"batch": 65_536, "max_rows": 10_000_000, "units": 128, "rate": 0.1},
     # "25+ billion parameters" at 40 million rows: Desai and Shrivastava 2022, abstract.
     published={"parameters_at_40m_rows_over": 25e9},
     source="Naumov et al., Deep Learning Recommendation Model, 2019, section 2; MLPerf Training, recommendation",
@@ -31,8 +31,7 @@ CRITEO_ROWS = (
 def dlrm(batch, max_rows, units, rate):
     """A step on ``batch`` clicks at learning rate ``rate``.
 
-    Batch 2,048 is that of the reference script; large runs took 65,536. MLPs 13-512-256-128 and 1024-1024-512-256-1 and
-    rows of 128 floats: MLPerf's sizes.
+    Batch, rows of 128 floats and the MLPs 13-512-256-128 and 1024-1024-512-256-1 are those of MLPerf's reference.
     """
     import torch
 

@@ -22,7 +22,7 @@ from simdev.workload import TrainingStep, workload
     "llama-moe",
     family="llama-moe",
     defaults={
-        "batch": 2,
+        "batch": 4,
         "length": 2048,
         "layers": 24,
         "units": 2048,

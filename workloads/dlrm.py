@@ -4,9 +4,9 @@ Module paths (``op_layer``): ``table0`` ... ``table25``, ``bottom`` (the dense f
 and ``loss``.
 
 The tables have the row counts of MLPerf's reference, cut to ``max_rows`` each; with ``max_rows=40000000`` nothing is
-cut and they take 104.5 GB. A feature has one id, as in Criteo's logs. A table's gradient touches at most ``batch`` rows, so the
-backward pass adds it straight into the table (stochastic gradient descent fused into the backward pass, as in
-FBGEMM's table-batched embeddings): no dense gradient exists, and the optimiser updates the MLPs alone.
+cut and they take 104.5 GB. A feature has one id, as in Criteo's logs. A table's gradient touches at most ``batch``
+rows, so the backward pass adds it straight into the table (stochastic gradient descent fused into the backward pass, as
+in FBGEMM's table-batched embeddings): no dense gradient exists, and the optimiser updates the MLPs alone.
 """
 
 from __future__ import annotations

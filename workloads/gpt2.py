@@ -29,6 +29,7 @@ from simdev.workload import TrainingStep, workload
 def gpt2_medium(batch, length, layers, units, heads, vocabulary, precision):
     """A step on ``batch`` full contexts; the paper's batch of 512 is spread over replicas, 8 is ours."""
     import torch
+
     from simdev.workloads._precision import precision_of
 
     with precision_of(precision):

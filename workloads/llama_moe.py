@@ -42,6 +42,7 @@ from simdev.workload import TrainingStep, workload
 def llama_moe(batch, length, layers, units, heads, key_heads, experts, inner, vocabulary, capacity, precision):
     """A step on ``batch`` sequences, with the load-balancing loss of Fedus et al. (2022, section 2.2) at 0.01."""
     import torch
+
     from simdev.workloads._precision import precision_of
 
     share = batch * length * 2 / experts

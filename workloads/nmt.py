@@ -68,8 +68,9 @@ def _step(batch, length, units, vocabulary, *, layers, google):
 
 def _model(units, vocabulary, layers, google):
     import torch
-    from simdev.workloads._lstm import cell_class, softmax_class
     from torch import nn
+
+    from simdev.workloads._lstm import cell_class, softmax_class
 
     LSTMCell, Softmax = cell_class(), softmax_class()
 

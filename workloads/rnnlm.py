@@ -30,8 +30,9 @@ def rnnlm(batch, length, units, vocabulary, layers):
 
 def _model(units, vocabulary, layers):
     import torch
-    from simdev.workloads._lstm import cell_class, softmax_class
     from torch import nn
+
+    from simdev.workloads._lstm import cell_class, softmax_class
 
     class LanguageModel(nn.Module):
         def __init__(self):

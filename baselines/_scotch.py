@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from simdev.baselines._units import shrunk
 
+from simdev.baselines._units import shrunk
 from simdev.errors import Unsupported
 from simdev.problem import Problem
 

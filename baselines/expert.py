@@ -15,8 +15,8 @@ from __future__ import annotations
 import re
 
 import numpy as np
-from simdev.baselines._units import choices, move_to_allowed, unit_adjacency, used_devices
 
+from simdev.baselines._units import choices, move_to_allowed, unit_adjacency, used_devices
 from simdev.errors import Unsupported
 from simdev.placement import Placement
 from simdev.placer import placer

@@ -1,0 +1,166 @@
+"""List scheduling with colocation and memory: what HEFT, PEFT, m-ETF and m-SCT have in common.
+
+The kernels place op after op. The first op of a colocation group to be placed decides for the group. Sources that cost
+nothing (parameters, inputs, constants) are *lazy*: they go where their first reader goes, as in Baechi, which ties a
+variable to its reader; otherwise they would all land on the first device before anybody asks for them.
+
+Memory is tracked in placing order: a group's persistent bytes from its first op on, an op's outputs until their last
+reader is placed, and a copy per device that reads them. The true peak depends on when ops run, so :func:`fit` checks
+with the simulator, where there is a budget, and tries again with less room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from simdev.baselines._units import choices
+from simdev.costs import FREE_KINDS
+from simdev.placement import Placement
+from simdev.placer import Budget
+from simdev.problem import Problem
+
+ROOM_SHARES = (1.0, 0.85, 0.7, 0.55, 0.4)  # shares of the capacity that fit() tries
+
+
+class Tables(NamedTuple):
+    """What the kernels read: ``n`` ops, ``m`` tensors, ``D`` devices, ``u`` units."""
+
+    allowed: np.ndarray  # bool (D, u)
+    op_ns: np.ndarray  # int64 (D, n)
+    transfer_ns: np.ndarray  # int64 (C, m)
+    pair_class: np.ndarray  # int32 (D, D)
+    unit: np.ndarray  # int32 (n,)
+    unit_bytes: np.ndarray  # int64 (u,)
+    input_ptr: np.ndarray
+    inputs: np.ndarray
+    output_ptr: np.ndarray
+    producer: np.ndarray
+    consumer_ptr: np.ndarray
+    consumers: np.ndarray
+    size: np.ndarray  # int64 (m,): bytes a copy takes
+    home_size: np.ndarray  # int64 (m,): bytes at home, 0 for a persistent tensor
+    keep: np.ndarray  # bool (m,): read outside the scope, or a result: never freed
+    workspace: np.ndarray  # int64 (n,)
+    lazy: np.ndarray  # bool (n,)
+    scope: np.ndarray  # bool (n,): the ops to place; lazy ones are placed by their readers
+
+
+class State(NamedTuple):
+    """What the kernels write. Times in ns; -1 for not placed."""
+
+    unit_device: np.ndarray  # int32 (u,)
+    start: np.ndarray  # int64 (n,)
+    finish: np.ndarray  # int64 (n,)
+    used: np.ndarray  # int64 (D,): bytes
+    room: np.ndarray  # int64 (D,): bytes
+    arrived: np.ndarray  # int64 (D, m): when the tensor's copy is there, -1: no copy
+    unread: np.ndarray  # int32 (m,): readers in scope that are not placed
+
+
+def tables(problem: Problem, *, forward_only: bool) -> Tables:
+    """Arrays for the kernels. ``forward_only`` leaves the backward and update ops out (they follow, see
+    :func:`follow_forward`): what they will read is kept, and gradients of parameters count with the parameter."""
+    graph, costs = problem.graph, problem.costs
+    free_kind = np.array([kind in FREE_KINDS for kind in graph.kinds])
+    lazy = free_kind[graph.op_kind] & (np.diff(graph.input_ptr) == 0)
+    scope = ~lazy
+    if forward_only:
+        scope &= graph.op_phase == 0
+        if not scope.any():
+            scope = ~lazy
+    keep = graph.tensor_result.copy()
+    keep[graph.edge_tensor[~scope[graph.consumers]]] = True
+    home_size = np.where(graph.tensor_persistent, 0, graph.tensor_bytes)
+    unit_bytes = problem.unit_persistent_bytes.copy()
+    inside = np.zeros(graph.n_units, bool)
+    inside[graph.unit_of_op[scope | lazy]] = True
+    gradients = ~(scope | lazy)[graph.tensor_producer] & inside[graph.unit_of_op[graph.tensor_producer]]
+    np.add.at(unit_bytes, graph.unit_of_op[graph.tensor_producer[gradients]], home_size[gradients])
+    return Tables(
+        choices(problem), costs.device_op_ns, costs.transfer_ns, costs.pair_class, graph.unit_of_op, unit_bytes,
+        graph.input_ptr, graph.inputs, graph.output_ptr, graph.tensor_producer, graph.consumer_ptr, graph.consumers,
+        graph.tensor_bytes, home_size, keep, graph.op_workspace_bytes, lazy, scope,
+    )  # fmt: skip
+
+
+def new_state(table: Tables, room: np.ndarray) -> State:
+    """Nothing placed, and ``room`` bytes on each device, int64 ``(D,)``."""
+    d, n, m = len(table.op_ns), len(table.unit), len(table.size)
+    edge_tensor = np.repeat(np.arange(m), np.diff(table.consumer_ptr))
+    unread = np.bincount(edge_tensor[table.scope[table.consumers]], minlength=m).astype(np.int32)
+    return State(
+        np.full(len(table.unit_bytes), -1, np.int32), np.full(n, -1, np.int64), np.full(n, -1, np.int64),
+        np.zeros(d, np.int64), np.asarray(room, np.int64), np.full((d, m), -1, np.int64), unread,
+    )  # fmt: skip
+
+
+def fit(problem: Problem, budget: Budget, build: Callable[[np.ndarray], np.ndarray]) -> Placement:
+    """The placement ``build(room)`` (unit devices, int ``(u,)``) for a shrinking room, int64 ``(D,)`` bytes a device.
+
+    Stops at the first that the simulator finds to fit; without a budget, at the first. If none fits, the one with the
+    least overflow.
+    """
+    capacity = np.array([device.kind.memory_bytes for device in problem.topology.devices], np.int64)
+    best, least = None, None
+    for share in ROOM_SHARES:
+        placement = Placement.of_units(problem, build((capacity * share).astype(np.int64)))
+        if not budget.left:
+            return best or placement
+        _, overflow = budget.evaluate(placement.devices)
+        if least is None or overflow < least:
+            best, least = placement, overflow
+        if overflow == 0:
+            break
+    return best
+
+
+def follow_forward(problem: Problem, unit_device: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """Place the units that ``unit_device`` leaves at -1, in op order: each backward op goes where its forward op is.
+
+    That is the device that holds most bytes of what the unit's first op reads from forward ops of its own layer; else
+    from any forward op; else from anybody. (TensorFlow's colocation of gradients with their ops, by which Baechi and
+    its predecessors place only forward ops.) Sources without inputs go beside their first reader that is placed, else
+    to the first allowed device.
+    """
+    graph = problem.graph
+    device = np.array(unit_device, np.int32)
+    unit, producer = graph.unit_of_op, graph.tensor_producer
+    for op in np.flatnonzero((device[unit] < 0) & (np.diff(graph.input_ptr) > 0)).tolist():
+        if device[unit[op]] >= 0:
+            continue
+        tensors = graph.inputs[graph.input_ptr[op] : graph.input_ptr[op + 1]]
+        sources = producer[tensors]
+        where = device[unit[sources]]
+        forward = graph.op_phase[sources] == 0
+        near = graph.op_layer[sources] == graph.op_layer[op]
+        votes = np.zeros(len(allowed))
+        for chosen in (forward & near, forward, np.ones(len(where), bool)):
+            chosen = chosen & (where >= 0)
+            if chosen.any():
+                np.add.at(votes, where[chosen], graph.tensor_bytes[tensors[chosen]] + 1.0)
+                break
+        device[unit[op]] = np.argmax(np.where(allowed[:, unit[op]], votes, -1.0))
+    return _place_sources(problem, device, allowed)
+
+
+def _place_sources(problem: Problem, device: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    graph = problem.graph
+    for op in np.flatnonzero(device[graph.unit_of_op] < 0).tolist():
+        unit = graph.unit_of_op[op]
+        first, last = graph.consumer_ptr[graph.output_ptr[op]], graph.consumer_ptr[graph.output_ptr[op + 1]]
+        there = device[graph.unit_of_op[graph.consumers[first:last]]]
+        there = there[(there >= 0) & allowed[there, unit]]
+        device[unit] = there[0] if len(there) else np.argmax(allowed[:, unit])
+    return device
+
+
+@cache
+def kernels():
+    """The compiled kernels, as a namespace of functions; made on first use, since Numba is slow to import."""
+    from simdev.baselines import _list_kernels
+
+    return _list_kernels

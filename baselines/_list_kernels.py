@@ -1,0 +1,433 @@
+"""Compiled loops of the list schedulers. Import through ``_list.kernels()``: this module loads Numba."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+NEVER = np.int64(1) << 62
+
+
+@njit(cache=True)
+def arrival(table, state, channel, op, device):
+    """When the last input of ``op`` can be on ``device``; NEVER if a lazy source may not be placed there.
+
+    ``channel`` int64 (D,) is when each device's only channel is free, for sending and receiving; empty: no contention.
+    """
+    latest = np.int64(0)
+    contended = len(channel) > 0
+    line = channel[device] if contended else np.int64(0)
+    for at in range(table.input_ptr[op], table.input_ptr[op + 1]):
+        tensor = table.inputs[at]
+        source = table.producer[tensor]
+        home = state.unit_device[table.unit[source]]
+        if home < 0:
+            if not table.allowed[device, table.unit[source]]:
+                return NEVER
+            continue
+        if home == device:
+            there = state.finish[source]
+        elif state.arrived[device, tensor] >= 0:
+            there = state.arrived[device, tensor]
+        else:
+            begin = state.finish[source]
+            if contended:
+                begin = max(begin, line, channel[home])
+            there = begin + table.transfer_ns[table.pair_class[home, device], tensor]
+            line = there
+        latest = max(latest, there)
+    return latest
+
+
+@njit(cache=True)
+def need_bytes(table, state, op, device):
+    """Bytes that placing ``op`` on ``device`` takes there."""
+    total = table.workspace[op]
+    if state.unit_device[table.unit[op]] < 0:
+        total += table.unit_bytes[table.unit[op]]
+    for tensor in range(table.output_ptr[op], table.output_ptr[op + 1]):
+        total += table.home_size[tensor]
+    last = table.unit[op]
+    for at in range(table.input_ptr[op], table.input_ptr[op + 1]):
+        tensor = table.inputs[at]
+        unit = table.unit[table.producer[tensor]]
+        home = state.unit_device[unit]
+        if home < 0:
+            total += table.home_size[tensor]
+            if unit != last:
+                total += table.unit_bytes[unit]
+                last = unit
+        elif home != device and state.arrived[device, tensor] < 0:
+            total += table.size[tensor]
+    return total
+
+
+@njit(cache=True)
+def settle(table, state, op, device):
+    """Fix the unit of ``op`` on ``device`` and take its persistent bytes."""
+    unit = table.unit[op]
+    if state.unit_device[unit] < 0:
+        state.unit_device[unit] = device
+        state.used[device] += table.unit_bytes[unit]
+
+
+@njit(cache=True)
+def commit(table, state, channel, op, device, start):
+    """Place ``op`` on ``device`` from ``start`` on: transfers, copies, outputs, and what can be freed now."""
+    contended = len(channel) > 0
+    settle(table, state, op, device)
+    state.start[op] = start
+    state.finish[op] = start + table.op_ns[device, op]
+    for tensor in range(table.output_ptr[op], table.output_ptr[op + 1]):
+        if state.unread[tensor] > 0 or table.keep[tensor]:
+            state.used[device] += table.home_size[tensor]
+    for at in range(table.input_ptr[op], table.input_ptr[op + 1]):
+        tensor = table.inputs[at]
+        source = table.producer[tensor]
+        if state.finish[source] < 0:  # lazy, and this is its first reader
+            settle(table, state, source, device)
+            home = state.unit_device[table.unit[source]]
+            state.start[source], state.finish[source] = 0, table.op_ns[home, source]
+            for output in range(table.output_ptr[source], table.output_ptr[source + 1]):
+                state.used[home] += table.home_size[output]
+        home = state.unit_device[table.unit[source]]
+        if home != device and state.arrived[device, tensor] < 0:
+            begin = state.finish[source]
+            if contended:
+                begin = max(begin, channel[home], channel[device])
+            end = begin + table.transfer_ns[table.pair_class[home, device], tensor]
+            if contended:
+                channel[home] = end
+                channel[device] = end
+            state.arrived[device, tensor] = end
+            state.used[device] += table.size[tensor]
+        state.unread[tensor] -= 1
+        if state.unread[tensor] == 0 and not table.keep[tensor]:
+            state.used[home] -= table.home_size[tensor]
+            for other in range(len(state.used)):
+                if state.arrived[other, tensor] >= 0:
+                    state.used[other] -= table.size[tensor]
+
+
+@njit(cache=True)
+def roomiest(table, state, op):
+    """The allowed device with the most room left, for an op that fits nowhere; it keeps to its unit's device."""
+    unit = table.unit[op]
+    if state.unit_device[unit] >= 0:
+        return np.int64(state.unit_device[unit])
+    best, most = np.int64(-1), np.int64(0)
+    for device in range(len(state.used)):
+        if not table.allowed[device, unit] or arrival(table, state, state.used[:0], op, device) == NEVER:
+            continue
+        left = state.room[device] - state.used[device]
+        if best < 0 or left > most:
+            best, most = np.int64(device), left
+    if best < 0:  # a lazy source cannot follow this op anywhere: it stays apart
+        for device in range(len(state.used)):
+            if table.allowed[device, unit]:
+                return np.int64(device)
+    return best
+
+
+@njit(cache=True)
+def push(key, item, base, size, new_key, new_item):
+    """Add to the binary heap of (key, item) at ``base``; the least pair comes first. Returns the new size."""
+    hole = size
+    while hole > 0:
+        parent = (hole - 1) // 2
+        k, i = key[base + parent], item[base + parent]
+        if k < new_key or (k == new_key and i < new_item):
+            break
+        key[base + hole], item[base + hole] = k, i
+        hole = parent
+    key[base + hole], item[base + hole] = new_key, new_item
+    return size + 1
+
+
+@njit(cache=True)
+def pop(key, item, base, size):
+    """Remove the first of the heap at ``base``; return the new size."""
+    size -= 1
+    last_key, last_item = key[base + size], item[base + size]
+    hole = 0
+    while True:
+        child = 2 * hole + 1
+        if child >= size:
+            break
+        if child + 1 < size:
+            a, b = base + child, base + child + 1
+            if key[b] < key[a] or (key[b] == key[a] and item[b] < item[a]):
+                child += 1
+        k, i = key[base + child], item[base + child]
+        if last_key < k or (last_key == k and last_item < i):
+            break
+        key[base + hole], item[base + hole] = k, i
+        hole = child
+    key[base + hole], item[base + hole] = last_key, last_item
+    return size
+
+
+@njit(cache=True)
+def earliest_start_first(table, state, rank_order, favourite, awake_ns):
+    """m-ETF: again and again the ready op and device with the earliest start that fits in memory.
+
+    ``rank_order`` int64 (n,): position of each op in the order that breaks ties (lowest first). One channel a device.
+    ``favourite`` int64 (n,): each op's favourite child, or -1 throughout for m-ETF. After an op with one, its device
+    stays awake for ``awake_ns[op]`` int64 (n,): until then only the favourite child, and urgent ops (those whose inputs
+    would be everywhere by then) start on it (Hanen and Munier 1995).
+    """
+    n, devices = len(table.unit), len(state.used)
+    op_of_rank = np.empty(n, np.int64)
+    for op in range(n):
+        op_of_rank[rank_order[op]] = op
+    channel, free = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+    # Per device two heaps: ready ops whose inputs are still on their way (by arrival), and those that could start now.
+    wait_key, wait_rank = np.empty(devices * n, np.int64), np.empty(devices * n, np.int64)
+    now_key, now_rank = np.empty(devices * n, np.int64), np.empty(devices * n, np.int64)
+    waits, nows = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
+    options = np.zeros(n, np.int64)  # devices where a ready op still may go
+    missing = np.zeros(n, np.int64)
+    child, awake = np.full(devices, -1, np.int64), np.zeros(devices, np.int64)
+    homeless = np.empty(n, np.int64)  # ready ops that fit nowhere
+    n_homeless = 0
+    placed, goal = 0, 0
+    fresh = np.empty(n, np.int64)  # ready ops not yet in the heaps
+    n_fresh = 0
+    for op in range(n):
+        if not table.scope[op]:
+            continue
+        goal += 1
+        for at in range(table.input_ptr[op], table.input_ptr[op + 1]):
+            if not table.lazy[table.producer[table.inputs[at]]]:
+                missing[op] += 1
+        if missing[op] == 0:
+            fresh[n_fresh] = op
+            n_fresh += 1
+    while placed < goal:
+        for position in range(n_fresh):
+            op = fresh[position]
+            fixed = state.unit_device[table.unit[op]]
+            for device in range(devices):
+                if table.allowed[device, table.unit[op]] and (fixed < 0 or fixed == device):
+                    when = arrival(table, state, channel, op, device)
+                    if when < NEVER:
+                        options[op] += 1
+                        waits[device] = push(wait_key, wait_rank, device * n, waits[device], when, rank_order[op])
+            if options[op] == 0:
+                homeless[n_homeless] = op
+                n_homeless += 1
+        n_fresh = 0
+        best_device, best_start, best_rank, best_op = -1, NEVER, np.int64(0), np.int64(-1)
+        for device in range(devices):
+            base = device * n
+            start, rank = NEVER, np.int64(0)
+            while True:
+                # Drop what is placed or was refused, move what has arrived, refresh what contention has put off.
+                while waits[device] > 0 and wait_key[base] <= free[device]:
+                    moved = wait_rank[base]
+                    waits[device] = pop(wait_key, wait_rank, base, waits[device])
+                    if state.finish[op_of_rank[moved]] < 0:
+                        nows[device] = push(now_key, now_rank, base, nows[device], moved, moved)
+                if nows[device] > 0:
+                    rank = now_rank[base]
+                    op = op_of_rank[rank]
+                    fixed = state.unit_device[table.unit[op]]
+                    if state.finish[op] >= 0 or (fixed >= 0 and fixed != device):
+                        nows[device] = pop(now_key, now_rank, base, nows[device])
+                        if state.finish[op] < 0:
+                            options[op] -= 1
+                        continue
+                    when = arrival(table, state, channel, op, device)
+                    if when > free[device]:
+                        nows[device] = pop(now_key, now_rank, base, nows[device])
+                        if when < NEVER:
+                            waits[device] = push(wait_key, wait_rank, base, waits[device], when, rank)
+                        else:
+                            options[op] -= 1
+                        continue
+                    start = free[device]
+                elif waits[device] > 0:
+                    rank = wait_rank[base]
+                    op = op_of_rank[rank]
+                    fixed = state.unit_device[table.unit[op]]
+                    if state.finish[op] >= 0 or (fixed >= 0 and fixed != device):
+                        waits[device] = pop(wait_key, wait_rank, base, waits[device])
+                        if state.finish[op] < 0:
+                            options[op] -= 1
+                        continue
+                    when = arrival(table, state, channel, op, device)
+                    if when > wait_key[base]:
+                        waits[device] = pop(wait_key, wait_rank, base, waits[device])
+                        if when < NEVER:
+                            waits[device] = push(wait_key, wait_rank, base, waits[device], when, rank)
+                        else:
+                            options[op] -= 1
+                        continue
+                    start = max(free[device], wait_key[base])
+                break
+            if start < NEVER and child[device] >= 0 and awake[device] > start and op_of_rank[rank] != child[device]:
+                if not _urgent(table, state, channel, op_of_rank[rank], start):
+                    start = awake[device]
+            if child[device] >= 0 and state.finish[child[device]] < 0 and options[child[device]] > 0:
+                wanted = child[device]
+                fixed = state.unit_device[table.unit[wanted]]
+                if table.allowed[device, table.unit[wanted]] and (fixed < 0 or fixed == device):
+                    when = max(free[device], arrival(table, state, channel, wanted, device))
+                    if when <= start and when < NEVER:
+                        start, rank = when, rank_order[wanted]
+            if start < best_start or (start == best_start and start < NEVER and rank < best_rank):
+                best_device, best_start, best_rank, best_op = device, start, rank, op_of_rank[rank]
+        if (
+            best_device >= 0
+            and state.used[best_device] + need_bytes(table, state, best_op, best_device) > state.room[best_device]
+        ):
+            _refuse(best_device, best_rank, n, now_key, now_rank, nows, wait_key, wait_rank, waits)
+            if child[best_device] == best_op:
+                child[best_device] = -1
+            options[best_op] -= 1
+            if options[best_op] > 0:
+                continue
+            homeless[n_homeless] = best_op
+            n_homeless += 1
+        if n_homeless > 0:
+            n_homeless -= 1
+            best_op = homeless[n_homeless]
+            best_device = roomiest(table, state, best_op)
+            best_start = max(free[best_device], _or_zero(arrival(table, state, channel, best_op, best_device)))
+        elif best_device < 0:  # every option of some ready op went to a colocated op placed elsewhere
+            for op in range(n):
+                if table.scope[op] and state.finish[op] < 0 and missing[op] == 0:
+                    best_op = np.int64(op)
+                    break
+            best_device = roomiest(table, state, best_op)
+            best_start = max(free[best_device], _or_zero(arrival(table, state, channel, best_op, best_device)))
+        commit(table, state, channel, best_op, best_device, best_start)
+        free[best_device] = state.finish[best_op]
+        child[best_device] = favourite[best_op]
+        awake[best_device] = state.finish[best_op] + awake_ns[best_op]
+        placed += 1
+        for tensor in range(table.output_ptr[best_op], table.output_ptr[best_op + 1]):
+            for at in range(table.consumer_ptr[tensor], table.consumer_ptr[tensor + 1]):
+                reader = table.consumers[at]
+                missing[reader] -= 1
+                if missing[reader] == 0 and table.scope[reader]:
+                    fresh[n_fresh] = reader
+                    n_fresh += 1
+    return free.max()
+
+
+@njit(cache=True)
+def _or_zero(when):
+    return np.int64(0) if when == NEVER else when
+
+
+@njit(cache=True)
+def _urgent(table, state, channel, op, start):
+    """Whether the inputs of ``op`` can be on every device where it may go by ``start``."""
+    for device in range(len(state.used)):
+        if table.allowed[device, table.unit[op]] and arrival(table, state, channel, op, device) > start:
+            return False
+    return True
+
+
+@njit(cache=True)
+def _refuse(device, rank, n, now_key, now_rank, nows, wait_key, wait_rank, waits):
+    """Take the op with this rank off the device's heaps; it is first on one of them unless it is a favourite child."""
+    base = device * n
+    if nows[device] > 0 and now_rank[base] == rank:
+        nows[device] = pop(now_key, now_rank, base, nows[device])
+    elif waits[device] > 0 and wait_rank[base] == rank:
+        waits[device] = pop(wait_key, wait_rank, base, waits[device])
+    else:
+        _delete(device, rank, base, now_key, now_rank, nows)
+        _delete(device, rank, base, wait_key, wait_rank, waits)
+
+
+@njit(cache=True)
+def _delete(device, rank, base, key, item, sizes):
+    kept, size = 0, sizes[device]
+    keys, items = key[base : base + size].copy(), item[base : base + size].copy()
+    for position in range(size):
+        if items[position] != rank:
+            kept = push(key, item, base, kept, keys[position], items[position])
+    sizes[device] = kept
+
+
+@njit(cache=True)
+def earliest_finish_first(table, state, order, lookahead):
+    """HEFT and PEFT: each op of ``order`` to the device where it finishes earliest, gaps included, if it fits.
+
+    ``lookahead`` int64 (D, n) is added to the finish time when devices are compared (PEFT's optimistic cost table);
+    with no rows, nothing is. Transfers do not contend. Returns the makespan.
+    """
+    devices, count = len(state.used), len(order)
+    no_channel = state.used[:0]
+    # Gaps of each device, in order: free from gap_start to gap_end; the last one is endless.
+    gap_start, gap_end = np.zeros((devices, count + 2), np.int64), np.zeros((devices, count + 2), np.int64)
+    gap_end[:, 0] = NEVER
+    gaps = np.ones(devices, np.int64)
+    makespan = np.int64(0)
+    for op in order:
+        unit = table.unit[op]
+        fixed = state.unit_device[unit]
+        best, best_start, best_gap, best_score = -1, np.int64(0), 0, NEVER
+        for device in range(devices):
+            if not table.allowed[device, unit] or (fixed >= 0 and fixed != device):
+                continue
+            if fixed < 0 and state.used[device] + need_bytes(table, state, op, device) > state.room[device]:
+                continue
+            when = arrival(table, state, no_channel, op, device)
+            if when == NEVER:
+                continue
+            gap = _first_gap(gap_end[device], gaps[device], when, table.op_ns[device, op], gap_start[device])
+            start = max(when, gap_start[device, gap])
+            score = start + table.op_ns[device, op]
+            if len(lookahead) > 0:
+                score += lookahead[device, op]
+            if score < best_score:
+                best, best_start, best_gap, best_score = device, start, gap, score
+        if best < 0:
+            best = roomiest(table, state, op)
+            when = _or_zero(arrival(table, state, no_channel, op, best))
+            best_gap = _first_gap(gap_end[best], gaps[best], when, table.op_ns[best, op], gap_start[best])
+            best_start = max(when, gap_start[best, best_gap])
+        commit(table, state, no_channel, op, best, best_start)
+        makespan = max(makespan, state.finish[op])
+        gaps[best] = _fill(gap_start[best], gap_end[best], gaps[best], best_gap, best_start, state.finish[op])
+    return makespan
+
+
+@njit(cache=True)
+def _first_gap(gap_end, count, when, duration, gap_start):
+    """The first gap with room for ``duration`` from ``when`` on."""
+    low, high = 0, count - 1
+    while low < high:
+        middle = (low + high) // 2
+        if gap_end[middle] < when + duration:
+            low = middle + 1
+        else:
+            high = middle
+    while max(gap_start[low], when) + duration > gap_end[low]:
+        low += 1
+    return low
+
+
+@njit(cache=True)
+def _fill(gap_start, gap_end, count, gap, start, finish):
+    """Take ``start`` to ``finish`` out of a gap; return the new number of gaps."""
+    before, after = start > gap_start[gap], finish < gap_end[gap]
+    if before and after:
+        for at in range(count, gap + 1, -1):
+            gap_start[at], gap_end[at] = gap_start[at - 1], gap_end[at - 1]
+        gap_start[gap + 1], gap_end[gap + 1] = finish, gap_end[gap]
+        gap_end[gap] = start
+        return count + 1
+    if before:
+        gap_end[gap] = start
+    elif after:
+        gap_start[gap] = finish
+    else:
+        for at in range(gap, count - 1):
+            gap_start[at], gap_end[at] = gap_start[at + 1], gap_end[at + 1]
+        return count - 1
+    return count

@@ -1,0 +1,140 @@
+"""List schedulers on graphs worked out by hand, on the papers' own examples and on Baechi's published profile."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simdev.analysis import b_level
+from simdev.baselines import _list
+from simdev.costs import CostTable
+from simdev.graph import GraphBuilder
+from simdev.placer import Budget
+from simdev.problem import Problem
+from simdev.registry import find_placer
+from simdev.sim import simulate_many
+from simdev.topology import Device, DeviceKind, Link, Topology
+
+GNMT = Path("/work/shared/data/baechi/gnmt_v2_l4_b128_s40_forward.json")
+
+
+def machine(devices, memory_bytes=1 << 40):
+    """Equal devices that all reach one another."""
+    kind = DeviceKind("unit", memory_bytes, {"f32": 1e12}, 1e12, granularity=1)
+    names = [f"d{number}" for number in range(devices)]
+    links = [Link((a, b), 10**9, 0) for i, a in enumerate(names) for b in names[:i]]
+    return Topology("machine", tuple(Device(name, kind) for name in names), tuple(links))
+
+
+def problem_of(durations, edges, devices, *, memory_bytes=1 << 40, groups=None, persistent=None, sizes=None):
+    """``durations`` per op: a number, or one per device. ``edges``: (from, to): transfer time, one tensor each."""
+    n = len(durations)
+    builder = GraphBuilder("hand-made")
+    for op in range(n):
+        builder.op(f"op{op}", "mm", group=(groups or {}).get(op), persistent_bytes=(persistent or {}).get(op, 0))
+    order = sorted(edges)
+    for source, target in order:
+        builder.connect(builder.tensor(source, (sizes or {}).get((source, target), 1)), target)
+    rows = np.array([[d if np.isscalar(d) else d[k] for d in durations] for k in range(devices)], np.int64)
+    pairs = np.where(np.eye(devices, dtype=bool), -1, 0).astype(np.int32)
+    transfer = np.array([[edges[edge] for edge in order]], np.int64).reshape(1, -1)
+    costs = CostTable(rows, np.arange(devices, dtype=np.int32), transfer, pairs, np.zeros(n, np.int64))
+    return Problem(builder.build(), machine(devices, memory_bytes), costs)
+
+
+def place(entry, problem, evaluations=0, seed=0):
+    spec, params = find_placer(entry)
+    budget = Budget(problem, evaluations=evaluations)
+    return spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **params).devices
+
+
+def test_m_etf_starts_ops_as_early_as_it_can():
+    # 0 -> {1, 2}: 1 (the longer) stays on 0's device, 2 would wait there until 30 and can start elsewhere at 12.
+    problem = problem_of([10, 20, 15], {(0, 1): 2, (0, 2): 2}, 2)
+    devices = place("m-etf", problem)
+    assert devices[0] == devices[1] != devices[2]
+
+
+def test_m_etf_stays_where_communication_is_slow():
+    problem = problem_of([10, 20, 15], {(0, 1): 50, (0, 2): 50}, 2)
+    assert len(set(place("m-etf", problem))) == 1
+
+
+def test_m_etf_respects_memory():
+    # All in a chain with dear transfers, but a device holds only two of the four.
+    problem = problem_of([10] * 4, {(0, 1): 99, (1, 2): 99, (2, 3): 99}, 2, memory_bytes=250,
+                         persistent={op: 100 for op in range(4)})  # fmt: skip
+    devices = place("m-etf", problem)
+    assert sorted(np.bincount(devices).tolist()) == [2, 2]
+    assert simulate_many(problem, devices[None]).overflow_bytes[0] == 0
+
+
+def test_m_etf_keeps_groups_together():
+    problem = problem_of([10, 20, 15, 5], {(0, 1): 2, (0, 2): 2}, 2, groups={1: "g", 2: "g"})
+    devices = place("m-etf", problem)
+    assert devices[1] == devices[2]
+
+
+def test_one_channel_serves_a_device():
+    # Two equal tensors leave op 0 at 10; the second starts when the first has arrived.
+    problem = problem_of([10, 1, 1], {(0, 1): 5, (0, 2): 5}, 2)
+    table = _list.tables(problem, forward_only=False)
+    state = _list.new_state(table, np.full(2, 1 << 40))
+    kernels, channel = _list.kernels(), np.zeros(2, np.int64)
+    kernels.commit(table, state, channel, 0, 0, 0)
+    kernels.commit(table, state, channel, 1, 1, 15)
+    assert kernels.arrival(table, state, channel, 2, 1) == 20
+    assert kernels.arrival(table, state, channel[:0], 2, 1) == 15  # without contention
+    assert kernels.arrival(table, state, channel, 2, 0) == 10  # at home
+
+
+def test_memory_of_a_tensor_is_freed_with_its_last_reader():
+    problem = problem_of([1, 1, 1], {(0, 1): 1, (1, 2): 1}, 2, sizes={(0, 1): 100, (1, 2): 30})
+    table = _list.tables(problem, forward_only=False)
+    state = _list.new_state(table, np.full(2, 1 << 40))
+    kernels, none = _list.kernels(), np.zeros(0, np.int64)
+    kernels.commit(table, state, none, 0, 0, 0)
+    assert state.used.tolist() == [100, 0]
+    assert kernels.need_bytes(table, state, 1, 1) == 130  # a copy of the input and the output
+    kernels.commit(table, state, none, 1, 1, 2)
+    assert state.used.tolist() == [0, 30]
+
+
+def gnmt():
+    """Baechi's measured GNMT forward graph on four devices with its linear transfer cost."""
+    if not GNMT.is_file():
+        pytest.skip("needs Baechi's GNMT profile (chiragcshetty/baechi_tf, tmp/cost.pkl as JSON)")
+    nodes = json.loads(GNMT.read_text())["nodes"]
+    builder, number = GraphBuilder("gnmt"), {node["name"]: i for i, node in enumerate(nodes)}
+    for node in nodes:
+        builder.op(node["name"], "mm" if node["compute_us"] else "constant",
+                   persistent_bytes=node["persistent_bytes"] or 0, workspace_bytes=node["temp_bytes"] or 0)  # fmt: skip
+    outputs = {}
+    for node in nodes:
+        for text in node["inputs"]:
+            name, _, index = text.lstrip("^").partition(":")
+            key = (number[name], -1 if text.startswith("^") else int(index or 0))
+            if key not in outputs:
+                sizes = nodes[key[0]]["output_bytes"] or []
+                outputs[key] = builder.tensor(key[0], sizes[key[1]] if 0 <= key[1] < len(sizes) else 0)
+            builder.connect(outputs[key], number[node["name"]])
+    graph = builder.build()
+    duration = {node["name"]: max(1, round(1000 * (node["compute_us"] or 0))) for node in nodes}
+    row = np.array([[duration[name] for name in graph.op_names]], np.int64)
+    transfer = 134_000 + np.ceil(0.1754 * graph.tensor_bytes).astype(np.int64)
+    pairs = np.where(np.eye(4, dtype=bool), -1, 0).astype(np.int32)
+    costs = CostTable(row, np.zeros(4, np.int32), transfer[None], pairs, np.zeros(graph.n_ops, np.int64))
+    return Problem(graph, machine(4, 8 << 30), costs)
+
+
+def test_baechi_profile():
+    """Published: compute times sum to 115 875 us, critical path 78 687 us; two measured ops (4 us) are no nodes."""
+    problem = gnmt()
+    durations = problem.costs.op_ns[0]
+    assert abs(durations[durations > 1].sum() / 1000 - 115_875) <= 4
+    assert abs(b_level(problem.graph, durations).max() / 1000 - 78_687) <= 5
+    single, spread = (place(name, problem) for name in ("single-gpu", "m-etf"))
+    outcome = simulate_many(problem, np.stack([single, spread]))
+    assert outcome.step_ns[0] == durations.sum()
+    assert b_level(problem.graph, durations).max() <= outcome.step_ns[1] < outcome.step_ns[0]

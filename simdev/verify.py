@@ -50,7 +50,7 @@ def verify(
     """
     folder = Path(folder)
     found = rows.read_rows(folder / "results.csv", check_digest=False)
-    differences = _digests(folder) + _tables(folder, found)
+    differences = digest_differences(folder) + _tables(folder, found)
     chosen = found if sample is None else [found[i] for i in _evenly(len(found), sample)]
     chosen = sorted(chosen, key=lambda row: row.key)
     pool = workers.worker_pool(max(1, jobs or len(os.sched_getaffinity(0))), tasks=8)
@@ -123,7 +123,7 @@ def _compare(stored: Row, fresh: Row) -> list[Difference]:
     ]
 
 
-def _digests(folder: Path) -> list[Difference]:
+def digest_differences(folder: Path) -> list[Difference]:
     """Rows whose cells do not match the digest written with them."""
     path, wrong = folder / "results.csv", []
     for line, cells in rows.read_csv(path, rows.COLUMNS):

@@ -367,7 +367,7 @@ def _find_instance(workload: str, topology: str, rules: str, out: str) -> Instan
     graph = registry.load_workload(workload)
     problem = Problem.build(graph, load_topology(topology), rules=parse_rules(rules))
     graph_file = None
-    if not _ships(workload):
+    if not ships(workload):
         path = kept_graph(Path(out), graph.fingerprint)
         if not path.is_file():
             path.parent.mkdir(exist_ok=True)
@@ -381,7 +381,8 @@ def kept_graph(out: Path, fingerprint: str) -> Path:
     return out / "graphs" / f"{fingerprint}.npz"
 
 
-def _ships(workload: str) -> bool:
+def ships(workload: str) -> bool:
+    """Whether the graph of a workload id comes with simdev. Raises :class:`UnknownName` for one that does not exist."""
     if workload.endswith(".npz"):
         return False
     spec, params = registry.find_workload(workload)

@@ -74,8 +74,7 @@ def check_row(folder: Path, row: Row, engine: str, rerun: bool) -> list[Differen
 
     stored = row
     spec, params = registry.find_placer(row.entry)
-    graph_file = bench.kept_graph(folder, row.fingerprint)
-    graph_file = str(graph_file) if graph_file.is_file() else None
+    graph_file = _graph_file(folder, row)
     problem = bench.load_problem(row.workload, row.topology, row.rules, graph_file)
     fresh = replace(row, fingerprint=problem.graph.fingerprint, cost_hash=problem.costs.hash, version=spec.version)
     if row.bound_method not in ("timeout", "memory"):
@@ -109,6 +108,14 @@ def check_row(folder: Path, row: Row, engine: str, rerun: bool) -> list[Differen
         )  # fmt: skip
         fresh = bench.execute(run, instance).row
     return _compare(stored, fresh)
+
+
+def _graph_file(folder: Path, row: Row) -> str | None:
+    """The graph kept with the results, where the workload's own does not ship with simdev."""
+    if bench.ships(row.workload):
+        return None
+    path = bench.kept_graph(folder, row.fingerprint)
+    return str(path) if path.is_file() else None
 
 
 def title(row: Row) -> str:

@@ -139,7 +139,7 @@ def test_a_run_that_takes_too_long_is_a_row(graphs, tmp_path):
     started = time.monotonic()
     (row,) = run(graphs[:1], [f"{ODD}:slow[seconds=60]"], tmp_path, limits=Limits(1, 2 << 30))
     assert (row.status, row.error) == ("timeout", "longer than 1 s")
-    assert time.monotonic() - started < 40
+    assert time.monotonic() - started < 16
 
 
 def test_out_of_memory_keeps_its_time_but_has_no_score(folder):
@@ -210,7 +210,7 @@ def test_a_missing_placement_runs_again(graphs, tmp_path):
     assert rows.placement_path(tmp_path, row.placement).is_file()
 
 
-def start(out, graph, log, seeds=40):
+def start(out, graph, log, seeds=16):
     command = [
         sys.executable, "-m", "simdev", "bench", "-w", graph, "-t", "p100x2", "-p", f"{ODD}:slow[log={log}]", "-j", "2",
         "-b", "evaluations=0", "--seeds", str(seeds), "-o", str(out),
@@ -244,15 +244,15 @@ def test_a_stopped_bench_loses_nothing_and_goes_on(graphs, tmp_path, how):
         assert len(rows.read_rows(out / "results.csv")) >= 3
     entries = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
     kept = [entry["row"]["seed"] for entry in entries if entry["kind"] == "row"]
-    assert 3 <= len(kept) < 40
+    assert 3 <= len(kept) < 16
     time.sleep(1)  # workers that were in the middle of a run
     called = len(log.read_text().split())
-    found = run(graphs[:1], [f"{ODD}:slow[log={log}]"], out, budget="evaluations=0", seeds=40)
-    assert sorted(row.seed for row in found) == list(range(40)) and all(row.status == "ok" for row in found)
+    found = run(graphs[:1], [f"{ODD}:slow[log={log}]"], out, budget="evaluations=0", seeds=16)
+    assert sorted(row.seed for row in found) == list(range(16)) and all(row.status == "ok" for row in found)
     entries = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
     again = [entry["row"]["seed"] for entry in entries if entry["kind"] == "row"]
-    assert again[: len(kept)] == kept and sorted(again) == list(range(40))
-    assert len(log.read_text().split()) - called == 40 - len(kept)
+    assert again[: len(kept)] == kept and sorted(again) == list(range(16))
+    assert len(log.read_text().split()) - called == 16 - len(kept)
 
 
 def test_a_torn_journal_line_is_dropped(graphs, tmp_path):
@@ -336,17 +336,18 @@ def test_an_altered_cell_is_found_by_its_digest(folder, tmp_path, column):
         rows.read_rows(copy / "results.csv")
 
 
-@pytest.mark.parametrize(
-    "column", [name for name in rows.EXACT if name not in ("seed", "evaluations", "budget", "params")]
-)
+HISTORY = ("rules", "placer", "params", "budget", "seed", "evaluations")
+
+
+@pytest.mark.parametrize("column", [name for name in rows.EXACT if name not in HISTORY])
 def test_a_forged_cell_is_found_by_recomputing(folder, tmp_path, column):
     which = position(folder, "walk", "small")
     copy = alter(folder, tmp_path, which, column, ALTERED[column], forge=True)
     differences = verify.verify(copy, engine="fast", jobs=1)
-    assert differences and any(column in (d.column, "workload", "placer") or not d.column for d in differences)
+    assert differences
 
 
-@pytest.mark.parametrize("column", ["seed", "evaluations", "budget", "params"])
+@pytest.mark.parametrize("column", HISTORY)
 def test_a_forged_history_is_found_by_running_again(folder, tmp_path, column):
     copy = alter(folder, tmp_path, position(folder, "walk", "small"), column, ALTERED[column], forge=True)
     assert verify.verify(copy, engine="fast", rerun=True, jobs=2)

@@ -35,7 +35,7 @@ OP_CLASSES = {
     "conv": r"convolution|^conv([123]d|transpose|integer)?($|\.|_)|conv_depthwise|^slow_conv|^thnn_conv",
     "gemm": r"^_?(mm|addmm|bmm|baddbmm|addbmm|addr|mv|addmv|dot|matmul|batchmatmul|gemm|einsum|linear|lstm|gru|rnn"
     r"|stackedlstm)(_backward)?($|_$|\.|_?integer|_relu|_tanh)|mkldnn_rnn_layer|cudnn_rnn|grouped_mm|scaled_mm",
-    "norm_backward": r"_norm(_legit)?\w*_backward",
+    "norm_backward": r"norm\w*_backward",
     "norm": r"_norm($|_legit|\.|_elemt|_stats)|rms_norm|normalization|^(batch|layer|group|instance)norm",
     "pool": r"pool",
     "reduction": r"softmax|logsumexp|^(sum|mean|var|std|prod|any|all|max|min|amax|amin|argmax|argmin|aminmax|norm"
@@ -112,7 +112,7 @@ class CostModel:
 
     @cached_property
     def identity(self) -> str:
-        """Names the model in results, equal names give equal costs: ``roofline-1``, plus a hash of what is not default."""
+        """Names the model in results; equal names, equal costs. ``roofline-1``, plus a hash of what is not default."""
         name = f"roofline-{ROOFLINE_VERSION}"
         if not self.measured and self.tf32 == TF32_CLASSES:
             return name

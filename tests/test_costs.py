@@ -58,7 +58,7 @@ def test_the_dtype_picks_the_rate():
         "norm": "native_batch_norm native_layer_norm _native_batch_norm_legit_functional native_group_norm"
         " BatchNormalization LayerNormalization cudnn_batch_norm _fused_rms_norm BatchNorm2d rms_norm",
         "norm_backward": "native_batch_norm_backward native_layer_norm_backward native_group_norm_backward"
-        " _fused_rms_norm_backward cudnn_batch_norm_backward",
+        " _fused_rms_norm_backward cudnn_batch_norm_backward BatchNorm2d_backward",
         "pool": "max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d _adaptive_avg_pool2d MaxPool"
         " GlobalAveragePool avg_pool2d_backward mean_pool",
         "reduction": "_softmax _log_softmax _softmax_backward_data sum mean amax var_mean nll_loss_forward Softmax"

@@ -1,0 +1,90 @@
+"""Graphs from elsewhere: files of other projects become a :class:`ComputationGraph` and, where they hold them, measured
+costs.
+
+==================  ==================================================================================================
+format              what it is
+==================  ==================================================================================================
+npz                 a graph file of simdev
+json, csv           ops and edges in plain text: :mod:`simdev.importers.plain` documents the fields
+networkx            node-link JSON of a ``networkx.DiGraph``: :mod:`simdev.importers.networkx_graph`
+onnx                an ONNX model: an inference graph with shapes inferred (needs the ``onnx`` extra)
+pipedream           ``graph.txt`` profiles of PipeDream (Narayanan et al. 2019)
+dnn-partitioning    JSON inputs of Tarnawski et al. 2020
+piper               JSON inputs of Piper (Tarnawski et al. 2021)
+==================  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass
+
+from simdev.errors import InvalidInput, UnknownName
+from simdev.graph import ComputationGraph
+from simdev.importers.reading import read_bytes
+
+FORMATS = {
+    "npz": "npz_file",
+    "json": "plain",
+    "csv": "plain",
+    "networkx": "networkx_graph",
+    "onnx": "onnx_model",
+    "pipedream": "pipedream",
+    "dnn-partitioning": "partitioning",
+    "piper": "piper",
+}
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a file held. ``measured`` maps a device kind to ``{op signature: ns}`` for
+    :class:`simdev.costs.CostModel`, or is None where the file has no times."""
+
+    graph: ComputationGraph
+    measured: dict[str, dict[str, float]] | None = None
+
+
+def import_graph(path: str | os.PathLike, format: str | None = None, *, device_kind: str = "accelerator") -> Imported:
+    """Read ``path`` in ``format``, or in the format that its content shows.
+
+    Profiles do not say which device they were measured on: their times are filed under ``device_kind``. Raises
+    :class:`InvalidInput` naming the file and the field for anything malformed.
+    """
+    if format is not None and format not in FORMATS:
+        raise UnknownName("format", format, FORMATS)
+    data = read_bytes(path)
+    format = format or detect_format(data, path)
+    module = importlib.import_module(f"simdev.importers.{FORMATS[format]}")
+    try:
+        return module.parse(data, path, format=format, device_kind=device_kind)
+    except InvalidInput as error:
+        if error.source == path:
+            raise
+        raise InvalidInput(error.message, source=path, field=error.field) from None  # the graph's name says less
+
+
+def detect_format(data: bytes, path: str | os.PathLike) -> str:
+    """The format of a file's content. Raises :class:`InvalidInput` where it is none of :data:`FORMATS`."""
+    if data.startswith(b"PK\x03\x04"):
+        return "npz"
+    head = data[:65536].lstrip()
+    if head.startswith((b"{", b"[")):
+        return _detect_json(data, path)
+    first = head.split(b"\n", 1)[0]
+    if first.startswith(b"node") and b" -- " in first:
+        return "pipedream"
+    if b"," in first and b"name" in first.replace(b'"', b"").split(b","):
+        return "csv"
+    if data.startswith(b"\x08") or str(path).endswith(".onnx"):  # protobuf: field 1, the version of a model
+        return "onnx"
+    raise InvalidInput(f"not a graph in any known format ({', '.join(FORMATS)})", source=path)
+
+
+def _detect_json(data: bytes, path) -> str:
+    for mark, format in ((b'"fpgaLatency"', "dnn-partitioning"), (b'"TMPCs"', "piper"), (b'"ops"', "json")):
+        if mark in data:
+            return format
+    if b'"directed"' in data or b'"links"' in data:
+        return "networkx"
+    raise InvalidInput("JSON, but neither ops nor nodes of a known format", source=path)

@@ -1,0 +1,10 @@
+"""simdev's own graph files, so that ``import_graph`` reads whatever ``simdev`` reads."""
+
+from __future__ import annotations
+
+from simdev.graph_file import load_graph
+from simdev.importers import Imported
+
+
+def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
+    return Imported(load_graph(path))

@@ -1,0 +1,196 @@
+"""ONNX models: the inference graph, with the shape of every value inferred and the FLOPs and bytes of every node.
+
+* An initializer is an op of kind ``parameter`` whose bytes are persistent, colocated with its first reader; a Constant
+  node is one of kind ``constant``; a graph input is an ``input``. Other ops have the ONNX name as kind.
+* Reshape, Flatten, Squeeze, Unsqueeze, Identity and Dropout (inference) change no data: their output is their input.
+* Symbolic dimensions of inputs (a batch called ``N``) become 1. Values whose shape cannot be inferred count as 0 bytes;
+  ``meta["values_without_shape"]`` lists them.
+* FLOPs count a multiplication and an addition as two: convolutions, matrix products and recurrent layers by their
+  shapes, everything else one for each element of its outputs. A subgraph (If, Loop, Scan) is one op.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+from simdev.errors import InvalidInput, Unsupported
+from simdev.graph import GraphBuilder
+from simdev.importers import Imported
+from simdev.importers.reading import name_of
+
+VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
+# ONNX data types by number (TensorProto.DataType): the short name in signatures, bits.
+DTYPES = {
+    1: ("f32", 32), 2: ("u8", 8), 3: ("i8", 8), 4: ("u16", 16), 5: ("i16", 16), 6: ("i32", 32), 7: ("i64", 64),
+    8: ("str", 64), 9: ("b8", 8), 10: ("f16", 16), 11: ("f64", 64), 12: ("u32", 32), 13: ("u64", 64), 14: ("c64", 64),
+    15: ("c128", 128), 16: ("bf16", 16), 17: ("f8", 8), 18: ("f8", 8), 19: ("f8", 8), 20: ("f8", 8), 21: ("u4", 4),
+    22: ("i4", 4), 23: ("f4", 4), 24: ("f8", 8), 25: ("u2", 2), 26: ("i2", 2),
+}  # fmt: skip
+
+
+class _Value:
+    """Dtype and shape of one value; ``shape`` None is unknown."""
+
+    def __init__(self, dtype: int, shape: list[int] | None):
+        self.dtype, self.bits = DTYPES.get(dtype, ("?", 32))
+        self.shape = shape
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape) if self.shape is not None else 0
+
+    @property
+    def bytes(self) -> int:
+        return -(-self.elements * self.bits // 8)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape)) if self.shape is not None else '?'}]"
+
+
+_NOTHING = _Value(0, None)
+
+
+def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str) -> Imported:
+    model = _load(data, path)
+    graph = model.graph
+    if not graph.node:
+        raise InvalidInput("the model has no nodes", source=path, field="graph: node")
+    values = _values(graph, path)
+    builder = GraphBuilder(graph.name or name_of(path))
+    tensors: dict[str, int] = {}  # value name -> tensor
+    readers: dict[str, str] = {}  # value name -> first node that reads it
+    names = [node.name or f"{node.op_type}_{number}" for number, node in enumerate(graph.node)]
+    for name, node in zip(names, graph.node, strict=True):
+        for value in node.input:
+            readers.setdefault(value, name)
+    for initializer in graph.initializer:
+        value = values[initializer.name]
+        op = builder.op(
+            initializer.name, "parameter", signature=f"parameter()->{value}", persistent_bytes=value.bytes,
+            bytes_written=0, group=readers.get(initializer.name),
+        )  # fmt: skip
+        tensors[initializer.name] = builder.tensor(op, value.bytes, persistent=True)
+    for value in graph.input:
+        if value.name not in tensors:
+            shape = values[value.name]
+            op = builder.op(value.name, "input", signature=f"input()->{shape}", bytes_written=0)
+            tensors[value.name] = builder.tensor(op, shape.bytes)
+    results = {value.name for value in graph.output}
+    aliases = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type in VIEWS and node.domain in ("", "ai.onnx") and node.input and node.output
+    }
+    kept = {_home(name, aliases) for name in results}
+    handles = []
+    for name, node in zip(names, graph.node, strict=True):
+        if node.output and node.output[0] in aliases:
+            continue
+        ins, outs = [values.get(value, _NOTHING) for value in node.input if value], _outputs(node, values)
+        constant = node.op_type == "Constant"
+        op = builder.op(
+            name, "constant" if constant else node.op_type, flops=_flops(node, values), layer=name.rpartition("/")[0],
+            signature=f"{node.op_type}({','.join(map(str, ins))}{_attributes(node)})->{','.join(map(str, outs))}",
+            group=readers.get(node.output[0]) if constant and node.output else name,
+            bytes_written=0 if constant else None,
+        )  # fmt: skip
+        for value in node.output:
+            if value in tensors:
+                raise InvalidInput(f"value {value!r} has two producers", source=path, field=f"node {name!r}")
+            if value:
+                size = values.get(value, _NOTHING).bytes
+                tensors[value] = builder.tensor(op, size, result=value in kept)
+        handles.append((op, name, node))
+    for op, name, node in handles:
+        for value in node.input:
+            home = _home(value, aliases)
+            if home and home not in tensors:
+                raise InvalidInput(
+                    f"reads {value!r}, which nothing makes (dangling edge)", source=path, field=f"node {name!r}"
+                )
+            if home:
+                builder.connect(tensors[home], op)
+    unknown = sorted(name for name in tensors if values.get(name, _NOTHING).shape is None)
+    opsets = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
+    builder.meta |= {"source": "ONNX model", "opsets": opsets, "values_without_shape": unknown}
+    return Imported(builder.build())
+
+
+def _load(data: bytes, path):
+    try:
+        import onnx
+    except ImportError:
+        raise Unsupported("reading ONNX models needs the package onnx: pip install 'simdev[onnx]'") from None
+    try:
+        model = onnx.load_from_string(data)
+        for value in model.graph.input:
+            for axis in value.type.tensor_type.shape.dim:
+                if not axis.HasField("dim_value"):
+                    axis.dim_value = 1
+        for value in model.graph.output:
+            value.type.tensor_type.ClearField("shape")  # to be inferred anew
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except Exception as error:  # protobuf and onnx raise types of their own for malformed files
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise InvalidInput(f"not an ONNX model ({reason})", source=path) from None
+    return inferred if len(inferred.graph.node) == len(model.graph.node) else model
+
+
+def _values(graph, path) -> dict[str, _Value]:
+    values = {}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        tensor = info.type.tensor_type
+        known = tensor.HasField("shape") and all(axis.HasField("dim_value") for axis in tensor.shape.dim)
+        values[info.name] = _Value(tensor.elem_type, [axis.dim_value for axis in tensor.shape.dim] if known else None)
+    for tensor in graph.initializer:
+        values[tensor.name] = _Value(tensor.data_type, list(tensor.dims))
+    for name, value in values.items():
+        if value.shape is not None and (min(value.shape, default=0) < 0 or value.bytes > 1 << 50):
+            raise InvalidInput(f"shape {value.shape} is not possible", source=path, field=f"value {name!r}")
+    return values
+
+
+def _outputs(node, values) -> list[_Value]:
+    return [values.get(name, _NOTHING) for name in node.output if name]
+
+
+def _home(value: str, aliases: dict[str, str]) -> str:
+    """The value that ``value`` is a view of."""
+    seen = set()
+    while value in aliases and value not in seen:
+        seen.add(value)
+        value = aliases[value]
+    return value
+
+
+def _attributes(node) -> str:
+    """The attributes that decide a kernel's time and that shapes do not show."""
+    kept = ("strides", "dilations", "group", "transA", "transB", "axis", "direction", "kernel_shape", "pads")
+    parts = []
+    for attribute in sorted(node.attribute, key=lambda one: one.name):
+        if attribute.name in kept:
+            value = list(attribute.ints) or (attribute.s.decode(errors="replace") if attribute.s else attribute.i)
+            parts.append(f"{attribute.name}={value}".replace(" ", ""))
+    return "".join(f",{part}" for part in parts)
+
+
+def _flops(node, values) -> int:
+    shapes = [values.get(name, _NOTHING).shape for name in node.input]
+    outputs = _outputs(node, values)
+    made = outputs[0].elements if outputs else 0
+    first, second = (shapes + [None, None])[:2]
+    kind = node.op_type
+    if kind in ("Conv", "ConvInteger", "QLinearConv") and len(second or ()) > 2:
+        return 2 * made * math.prod(second[1:])
+    if kind == "ConvTranspose" and first and second:
+        return 2 * math.prod(first) * math.prod(second[1:])
+    if kind == "Gemm" and first and len(first) == 2:
+        transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
+        return 2 * made * first[0 if transposed else 1]
+    if kind in ("MatMul", "MatMulInteger") and first:
+        return 2 * made * first[-1]
+    if kind in ("LSTM", "GRU", "RNN") and first and len(first) == 3 and second and shapes[2]:
+        steps, batch, _ = first  # per step and sequence: inputs and states times their weights
+        return 2 * steps * batch * (math.prod(second) + math.prod(shapes[2]))
+    return sum(output.elements for output in outputs) if kind != "Constant" else 0

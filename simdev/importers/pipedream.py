@@ -1,0 +1,131 @@
+"""PipeDream profiles (``graph.txt``): per-layer forward and backward times, activation and parameter bytes.
+
+Source: msr-fiddle/pipedream ``profiler/``; Narayanan et al., SOSP 2019. Lines of two kinds::
+
+    node4 -- Conv2d(3, 64, ...) -- forward_compute_time=1.2, backward_compute_time=2.1, activation_size=100.0, ...
+    <tab>node3 -- node4
+
+Times are milliseconds of a whole minibatch, sizes bytes; ``activation_size`` may be a list ``[a; b]``. What becomes of
+a layer ``nodeK``:
+
+* ``nodeK`` (forward) makes its activations and holds its parameters; ``nodeK.backward`` makes one gradient for each
+  layer that ``nodeK`` reads, and the gradient of its parameters, which stays to the end of the step. Both are
+  colocated.
+* ``nodeK.backward`` reads what ``nodeK`` read (the saved activations) and the gradients from its readers; a layer
+  without readers starts the backward pass from its own activations.
+* Input nodes are dropped: in the profiles of image models their time is data loading.
+* The profile has no optimizer step, so the graph has none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from simdev.errors import InvalidInput
+from simdev.graph import GraphBuilder
+from simdev.importers import Imported
+from simdev.importers.reading import Fields, name_of, text_of
+
+_FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
+_GETITEM = re.compile(r"__getitem__\((\d+)\)")
+
+
+@dataclass(frozen=True)
+class _Layer:
+    text: str
+    kind: str
+    forward_ns: float
+    backward_ns: float
+    activations: list[int]
+    parameters: int
+
+
+def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
+    layers, inputs = _read(text_of(data, path), path)
+    builder = GraphBuilder(name_of(path), meta={"source": "PipeDream profile"})
+    forward, backward, times = {}, {}, {}
+    for name, layer in layers.items():
+        there, back = f"{name}: {layer.text}", f"{name}.backward: {layer.text}"
+        times[there], times[back] = layer.forward_ns, layer.backward_ns
+        forward[name] = builder.op(
+            name, layer.kind, signature=there, layer=name, group=name,
+            outputs=layer.activations, persistent_bytes=layer.parameters,
+        )  # fmt: skip
+        backward[name] = builder.op(
+            f"{name}.backward", f"{layer.kind}_backward", signature=back, layer=name, group=name, phase="backward"
+        )
+    for name, layer in layers.items():
+        for before in inputs[name]:
+            read = _outputs_read(layer, layers[before])
+            for output in read:
+                activation = builder.outputs(forward[before])[output]
+                builder.connect(activation, forward[name])
+                builder.connect(activation, backward[name])
+            gradient = builder.tensor(backward[name], sum(layers[before].activations[output] for output in read))
+            builder.connect(gradient, backward[before])
+        if layer.parameters:
+            builder.tensor(backward[name], layer.parameters, result=True)
+    for name in layers.keys() - {before for befores in inputs.values() for before in befores}:
+        for activation in builder.outputs(forward[name]):
+            builder.connect(activation, backward[name])
+    return Imported(builder.build(), {device_kind: times})
+
+
+def _outputs_read(reader: _Layer, source: _Layer) -> list[int]:
+    """Which activations of ``source`` a layer reads: all, or the one that ``__getitem__(i)`` picks."""
+    picked = _GETITEM.match(reader.text)
+    every = list(range(len(source.activations)))
+    return every[int(picked[1]) : int(picked[1]) + 1] or every if picked else every
+
+
+def _read(text: str, path) -> tuple[dict[str, _Layer], dict[str, list[str]]]:
+    """Layers by name and, for each, the layers it reads; input nodes are gone."""
+    layers: dict[str, _Layer] = {}
+    edges: list[tuple[int, str, str]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        parts = [part.strip() for part in line.strip().split(" -- ")]
+        if len(parts) == 2:
+            edges.append((number, *parts))
+        elif len(parts) > 2:
+            if parts[0] in layers:
+                raise InvalidInput(f"{parts[0]!r} is given twice", source=path, field=f"line {number}")
+            layers[parts[0]] = _layer(parts, path, f"line {number}")
+        elif line.strip():
+            raise InvalidInput(
+                "neither 'node -- layer -- times' nor 'node -- node'", source=path, field=f"line {number}"
+            )
+    inputs: dict[str, list[str]] = {name: [] for name, layer in layers.items() if layer.kind != "Input"}
+    if not inputs:
+        raise InvalidInput("no layers", source=path, field="node")
+    for number, before, after in edges:
+        for end in (before, after):
+            if end not in layers:
+                raise InvalidInput(
+                    f"{end!r} is not a node of the file (dangling edge)", source=path, field=f"line {number}"
+                )
+        if before in inputs and after in inputs and before not in inputs[after]:
+            inputs[after].append(before)
+    return {name: layers[name] for name in inputs}, inputs
+
+
+def _layer(parts: list[str], path, where: str) -> _Layer:
+    values = dict(_FIELD.findall(next((part for part in parts[2:] if "forward_compute_time=" in part), "")))
+    read = Fields(values, path, where)
+    numbers = {}
+    for key in ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size"):
+        items = read.text(key).strip("[]").split(";")
+        try:
+            numbers[key] = [float(item) for item in items]
+        except ValueError:
+            raise read.fail(f"{values[key]!r} is not a number", key) from None
+        for value in numbers[key]:
+            read.check_number(value, key)
+    return _Layer(
+        text=parts[1],
+        kind=re.match(r"\w*[a-zA-Z_]|", parts[1])[0] or "layer",
+        forward_ns=numbers["forward_compute_time"][0] * 1e6,
+        backward_ns=numbers["backward_compute_time"][0] * 1e6,
+        activations=[read.check_bytes(value, "activation_size") for value in numbers["activation_size"]],
+        parameters=read.check_bytes(numbers["parameter_size"][0], "parameter_size"),
+    )

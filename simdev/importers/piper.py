@@ -1,0 +1,51 @@
+"""Inputs of Piper (Tarnawski et al., NeurIPS 2021; msr-fiddle/piper), JSON.
+
+A node is a layer, forward and backward together, with one record for each degree of tensor parallelism and choice of
+recomputation (``TMPCs``); degree 1 without recomputation (``vanilla``) is imported. Its memory, ``memoryUsageA`` for
+each microbatch in flight plus ``memoryUsageB``, is held for the whole step by the op (one microbatch), and its outputs
+take no further memory at home. ``communicationCost`` is bytes.
+
+``timePerSample`` has no unit in the files: the graphs made from PipeDream profiles (layers called ``node1``,
+``node2`` ...) have milliseconds, as the profiles do; the others have seconds (BERT-32 on an A100: 0.0286 a layer).
+"""
+
+from __future__ import annotations
+
+import re
+
+from simdev.graph import GraphBuilder
+from simdev.importers import Imported
+from simdev.importers.reading import json_object, name_of
+
+
+def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
+    document = json_object(data, path)
+    nodes = document.rows("nodes")
+    from_profile = all(re.fullmatch(r"node\d+", node.text("name", "")) for node in nodes)
+    ns = 1e6 if from_profile else 1e9
+    builder = GraphBuilder(name_of(path), meta={"source": "Piper JSON", "time_unit": "ms" if from_profile else "s"})
+    ops: dict[int, int] = {}
+    times: dict[str, float] = {}
+    for node in nodes:
+        number = node.number("id")
+        if number in ops:
+            raise node.fail(f"{number!r} is given twice", "id")
+        choices = node.object("TMPCs").rows("1")
+        choice = next((one for one in choices if one.text("id", "") == "vanilla"), choices[0] if choices else None)
+        if choice is None:
+            raise node.fail("no choices for degree 1", "TMPCs: 1")
+        name = f"{node.text('name', 'node')}#{number}"
+        times[name] = choice.number("timePerSample") * ns
+        memory = choice.bytes("memoryUsageA", 0) + choice.bytes("memoryUsageB", 0)
+        ops[number] = builder.op(name, "layer", signature=name, persistent_bytes=memory)
+    tensors: dict[tuple[int, int], int] = {}
+    for edge in document.rows("edges"):
+        source, target = (ops.get(edge.number(end)) for end in ("sourceId", "destId"))
+        for end, op in (("sourceId", source), ("destId", target)):
+            if op is None:
+                raise edge.fail(f"{edge.table[end]!r} is not the id of a node (dangling edge)", end)
+        size = edge.bytes("communicationCost")
+        if (source, size) not in tensors:
+            tensors[source, size] = builder.tensor(source, size, persistent=True)
+        builder.connect(tensors[source, size], target)
+    return Imported(builder.build(), {device_kind: times})

@@ -1,0 +1,132 @@
+"""Reading untrusted files: sizes bounded, JSON without surprises, fields checked one by one."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+from simdev.errors import InvalidInput
+from simdev.graph import MAX_BYTES, MAX_OPS
+
+MAX_FILE_BYTES = 1 << 28
+REQUIRED = object()
+
+
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """The content of ``path``, at most 256 MiB."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidInput(f"larger than {MAX_FILE_BYTES} bytes: refused", source=path)
+    if not data.strip():
+        raise InvalidInput("the file is empty", source=path)
+    return data
+
+
+def text_of(data: bytes, path) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"not text (byte {error.start}: {error.reason})", source=path) from None
+
+
+def json_object(data: bytes, path) -> Fields:
+    """A JSON document that is an object. NaN and infinities, which JSON does not have, are refused."""
+
+    def refuse(constant):
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        document = json.loads(text_of(data, path), parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"not JSON ({error})", source=path) from None
+    return Fields(document, path, "")
+
+
+def name_of(path) -> str:
+    """A name for a graph whose file has none: the file name without its ends."""
+    return Path(path).name.split(".")[0] or "graph"
+
+
+class Fields:
+    """A JSON object read key by key; every complaint names the file and the field."""
+
+    def __init__(self, table: object, source: object, where: str):
+        self.source, self.where = source, where
+        if not isinstance(table, dict):
+            raise InvalidInput(f"expected an object, got {_kind(table)}", source=source, field=where or None)
+        self.table = table
+
+    def fail(self, message: str, key: str | None = None) -> InvalidInput:
+        return InvalidInput(message, source=self.source, field=": ".join(filter(None, (self.where, key))) or None)
+
+    def _get(self, key: str, default):
+        if key not in self.table or (self.table[key] is None and default is not REQUIRED):
+            if default is REQUIRED:
+                raise self.fail("missing", key)
+            return default
+        return self.table[key]
+
+    def text(self, key: str, default=REQUIRED) -> str:
+        value = self._get(key, default)
+        if value is not default and not isinstance(value, str):
+            raise self.fail(f"expected text, got {_kind(value)}", key)
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self._get(key, default)
+        if value not in (0, 1) or isinstance(value, float):
+            raise self.fail(f"expected true or false, got {value!r}", key)
+        return bool(value)
+
+    def number(self, key: str, default=REQUIRED) -> float:
+        """A number that is finite and not negative."""
+        value = self._get(key, default)
+        return value if value is default else self.check_number(value, key)
+
+    def check_number(self, value: object, key: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.fail(f"expected a number, got {_kind(value)}", key)
+        if not value >= 0 or value > 2**63 or not math.isfinite(value):
+            raise self.fail(f"expected a number from 0 to 2^63, got {value!r}", key)
+        return value
+
+    def bytes(self, key: str, default=REQUIRED) -> int:
+        """A size: whole, or rounded up."""
+        value = self._get(key, default)
+        return value if value is default else self.check_bytes(value, key)
+
+    def check_bytes(self, value: object, key: str) -> int:
+        size = math.ceil(self.check_number(value, key))
+        if size > MAX_BYTES:
+            raise self.fail(f"{size} bytes is more than {MAX_BYTES}", key)
+        return size
+
+    def items(self, key: str, default=REQUIRED) -> list:
+        value = self._get(key, default)
+        if value is not default and not isinstance(value, list):
+            raise self.fail(f"expected a list, got {_kind(value)}", key)
+        if value is not default and len(value) > 16 * MAX_OPS:
+            raise self.fail(f"{len(value)} entries are too many", key)
+        return value
+
+    def rows(self, key: str, default=REQUIRED) -> list[Fields]:
+        """A list of objects, each knowing its place."""
+        one = key.removesuffix("s")
+        where = f"{self.where}: " if self.where else ""
+        return [
+            Fields(row, self.source, f"{where}{one} {number}") for number, row in enumerate(self.items(key, default))
+        ]
+
+    def object(self, key: str, default=REQUIRED) -> Fields:
+        return Fields(self._get(key, default), self.source, ": ".join(filter(None, (self.where, key))))
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "a truth value", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -5,9 +5,10 @@ Module paths (``op_layer``): ``encoder.embedding``, ``encoder.layer0`` ... , ``d
 loss). GNMT's first encoder layer reads both ways: ``encoder.layer0`` and ``encoder.layer0_reversed``. Wu et al. (2016,
 section 3.3) put each layer on a device of its own, the softmax on the last.
 
-Encoder and decoder are unrolled over ``length`` steps, softmax included, as static TensorFlow graphs were. All
-sentences have the full length, so nothing is masked. Source and target tables are separate, the gradient of an
-embedding table is dense, dropout and gradient clipping are left out.
+Encoder and decoder are unrolled over ``length`` steps. NMT has a softmax in each step, as TensorFlow's static
+sequence-to-sequence graphs had; in GNMT one serves all steps together, as in TensorFlow's GNMT. All sentences have the
+full length, so nothing is masked. Source and target tables are separate, the gradient of an embedding table is dense,
+dropout and gradient clipping are left out.
 """
 
 from __future__ import annotations
@@ -139,6 +140,8 @@ def _model(units, vocabulary, layers, google):
 
         def forward(self, source, target):
             outputs = self.decoder(target[:-1], self.encoder(source))
+            if google:
+                return self.softmax(torch.cat(outputs), target[1:].flatten())
             losses = [self.softmax(output, token) for output, token in zip(outputs, target[1:].unbind(0), strict=True)]
             return torch.stack(losses).mean()
 

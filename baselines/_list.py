@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.baselines._units import choices
+from simdev.baselines._units import capacities, choices, used_devices
 from simdev.costs import FREE_KINDS
 from simdev.placement import Placement
 from simdev.placer import Budget
@@ -98,13 +98,32 @@ def new_state(table: Tables, room: np.ndarray) -> State:
     )  # fmt: skip
 
 
+def mean_costs(problem: Problem, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``k`` times the mean duration of each op, int64 ``(n,)``, and transfer time of each tensor, int64 ``(m,)``.
+
+    Means are over the ``k`` devices in use and their ordered pairs; not dividing by ``k`` keeps durations exact.
+    """
+    devices = used_devices(allowed)
+    durations = problem.costs.device_op_ns[devices]
+    supported = durations >= 0
+    count = np.maximum(1, supported.sum(axis=0))
+    duration = np.where(supported, durations, 0).sum(axis=0) * len(devices) // count
+    classes = problem.costs.pair_class[np.ix_(devices, devices)]
+    classes = classes[~np.eye(len(devices), dtype=bool)]
+    if not len(classes):
+        return duration, np.zeros(problem.graph.n_tensors, np.int64)
+    weight = np.bincount(classes, minlength=len(problem.costs.transfer_ns))
+    transfer = (weight[:, None] * problem.costs.transfer_ns).sum(axis=0) * len(devices) // len(classes)
+    return duration, transfer
+
+
 def fit(problem: Problem, budget: Budget, build: Callable[[np.ndarray], np.ndarray]) -> Placement:
     """The placement ``build(room)`` (unit devices, int ``(u,)``) for a shrinking room, int64 ``(D,)`` bytes a device.
 
     Stops at the first that the simulator finds to fit; without a budget, at the first. If none fits, the one with the
     least overflow.
     """
-    capacity = np.array([device.kind.memory_bytes for device in problem.topology.devices], np.int64)
+    capacity = capacities(problem)
     best, least = None, None
     for share in ROOM_SHARES:
         placement = Placement.of_units(problem, build((capacity * share).astype(np.int64)))

@@ -398,6 +398,28 @@ def earliest_finish_first(table, state, order, lookahead):
 
 
 @njit(cache=True)
+def optimistic_costs(table, transfer):
+    """int64 (D, n): PEFT's optimistic cost table. For an op on a device, the longest way from its end to the end of the
+    graph if each op on the way runs where that is shortest; ``transfer`` int64 (m,) is paid when devices differ."""
+    devices, n = len(table.op_ns), len(table.unit)
+    cost = np.zeros((devices, n), np.int64)
+    for op in range(n - 1, -1, -1):
+        for tensor in range(table.output_ptr[op], table.output_ptr[op + 1]):
+            for at in range(table.consumer_ptr[tensor], table.consumer_ptr[tensor + 1]):
+                reader = table.consumers[at]
+                anywhere = NEVER
+                for device in range(devices):
+                    if table.allowed[device, table.unit[reader]]:
+                        anywhere = min(anywhere, cost[device, reader] + table.op_ns[device, reader])
+                for device in range(devices):
+                    least = anywhere + transfer[tensor]
+                    if table.allowed[device, table.unit[reader]]:
+                        least = min(least, cost[device, reader] + table.op_ns[device, reader])
+                    cost[device, op] = max(cost[device, op], least)
+    return cost
+
+
+@njit(cache=True)
 def _first_gap(gap_end, count, when, duration, gap_start):
     """The first gap with room for ``duration`` from ``when`` on."""
     low, high = 0, count - 1

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from simdev.analysis import b_level
-from simdev.baselines import _list
+from simdev.baselines import _list, heft, m_topo, peft
 from simdev.costs import CostTable
 from simdev.graph import GraphBuilder
 from simdev.placer import Budget
@@ -99,6 +99,73 @@ def test_memory_of_a_tensor_is_freed_with_its_last_reader():
     assert kernels.need_bytes(table, state, 1, 1) == 130  # a copy of the input and the output
     kernels.commit(table, state, none, 1, 1, 2)
     assert state.used.tolist() == [0, 30]
+
+
+# The example of Topcuoglu et al. 2002 (figure 3, table 1): its HEFT schedule ends at 80.
+HEFT_COSTS = [(14, 16, 9), (13, 19, 18), (11, 13, 19), (13, 8, 17), (12, 13, 10), (13, 16, 9), (7, 15, 11),
+              (5, 11, 14), (18, 12, 20), (21, 7, 16)]  # fmt: skip
+HEFT_EDGES = {(0, 1): 18, (0, 2): 12, (0, 3): 9, (0, 4): 11, (0, 5): 14, (1, 7): 19, (1, 8): 16, (2, 6): 23,
+              (3, 7): 27, (3, 8): 23, (4, 8): 13, (5, 7): 15, (6, 9): 17, (7, 9): 11, (8, 9): 13}  # fmt: skip
+# The example of Arabnejad and Barbosa 2014 (figure 1): PEFT ends at 122, HEFT at 133.
+PEFT_COSTS = [(22, 21, 36), (22, 18, 18), (32, 27, 43), (7, 10, 4), (29, 27, 35), (26, 17, 24), (14, 25, 30),
+              (29, 23, 36), (15, 21, 8), (13, 16, 33)]  # fmt: skip
+PEFT_EDGES = {(0, 1): 17, (0, 2): 31, (0, 3): 29, (0, 4): 13, (0, 5): 7, (1, 7): 3, (1, 8): 30, (2, 6): 16,
+              (3, 7): 11, (3, 8): 7, (4, 8): 57, (5, 7): 5, (6, 9): 9, (7, 9): 42, (8, 9): 7}  # fmt: skip
+
+
+def makespan(problem, lookahead=False):
+    table = _list.tables(problem, forward_only=False)
+    state = _list.new_state(table, np.full(problem.topology.n_devices, 1 << 40))
+    cost, order = np.zeros((0, 0), np.int64), heft.upward_order(problem, table)
+    if lookahead:
+        _, transfer = _list.mean_costs(problem, table.allowed)
+        cost = _list.kernels().optimistic_costs(table, transfer // problem.topology.n_devices)
+        order = peft.ready_order(problem.graph, table, cost.sum(axis=0))
+    return _list.kernels().earliest_finish_first(table, state, order, cost)
+
+
+def test_heft_on_its_papers_example():
+    problem = problem_of(HEFT_COSTS, HEFT_EDGES, 3)
+    table = _list.tables(problem, forward_only=False)
+    # Ranks of table 1: 108, 77, 80, 80, 69, 63.3, 42.7, 35.7, 44.3, 14.7.
+    assert heft.upward_order(problem, table).tolist() == [0, 2, 3, 1, 4, 5, 8, 6, 7, 9]
+    assert makespan(problem) == 80
+
+
+def test_peft_on_its_papers_example():
+    problem = problem_of(PEFT_COSTS, PEFT_EDGES, 3)
+    assert makespan(problem) == 133
+    assert makespan(problem, lookahead=True) == 122
+
+
+def test_gaps_are_found_and_filled():
+    kernels = _list.kernels()
+    start, end = np.array([0, 60, 0]), np.array([30, 1 << 62, 0])  # free from 0 to 30 and from 60 on
+    assert kernels._first_gap(end, 2, 5, 25, start) == 0
+    assert kernels._first_gap(end, 2, 6, 25, start) == 1
+    assert kernels._fill(start, end, 2, 0, 5, 30) == 2
+    assert start[:2].tolist() == [0, 60] and end[0] == 5
+    assert kernels._fill(start, end, 2, 1, 70, 80) == 3
+    assert start.tolist() == [0, 60, 80] and end[:2].tolist() == [5, 70]
+    assert kernels._fill(start, end, 3, 1, 60, 70) == 2
+    assert start[:2].tolist() == [0, 80]
+
+
+def test_m_topo_fills_to_the_cap():
+    # Six ops of 100 bytes on three devices: cap 200 + 100, so three, three and none.
+    problem = problem_of([1] * 6, {(op, op + 1): 1 for op in range(5)}, 3, persistent=dict.fromkeys(range(6), 100),
+                         sizes={(op, op + 1): 0 for op in range(5)})  # fmt: skip
+    assert m_topo.cap(np.full(6, 100), 3) == 300
+    assert place("m-topo", problem).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_round_robin_takes_turns():
+    assert place("round-robin", problem_of([1] * 5, {}, 3)).tolist() == [0, 1, 2, 0, 1]
+
+
+def test_random_is_uniform():
+    counts = np.bincount(place("random", problem_of([1] * 3000, {}, 3)), minlength=3)
+    assert counts.min() > 900 and counts.sum() == 3000
 
 
 def gnmt():

@@ -1,0 +1,38 @@
+"""HEFT (Topcuoglu, Hariri and Wu 2002): the op farthest from the end first, each where it finishes earliest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.analysis import b_level
+from simdev.baselines._list import fit, follow_forward, kernels, mean_costs, new_state, tables
+from simdev.placer import placer
+
+
+@placer(
+    "heft", version=1, family="list",
+    source="Topcuoglu, Hariri, Wu: Performance-Effective and Low-Complexity Task Scheduling for Heterogeneous "
+    "Computing, IEEE TPDS 13(3), 2002, section 4.1",
+)  # fmt: skip
+def heft(problem, *, rng, budget):
+    """Upward rank with mean costs, then insertion-based earliest finish time over the accelerators.
+
+    As in the paper, transfers do not contend and a device runs one op at a time. Colocation and memory are added: a
+    device without room is passed over.
+    """
+    table = tables(problem, forward_only=False)
+    order = upward_order(problem, table)
+
+    def build(room):
+        state = new_state(table, room)
+        kernels().earliest_finish_first(table, state, order, np.zeros((0, 0), np.int64))
+        return follow_forward(problem, state.unit_device, table.allowed)
+
+    return fit(problem, budget, build)
+
+
+def upward_order(problem, table) -> np.ndarray:
+    """int64: the ops to place by decreasing upward rank; ties in topological order."""
+    rank = b_level(problem.graph, *mean_costs(problem, table.allowed))
+    ops = np.flatnonzero(table.scope)
+    return ops[np.lexsort((ops, -rank[ops]))]

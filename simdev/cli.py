@@ -122,14 +122,14 @@ def bench(
     from simdev.workers import Limits
 
     named = harness.BUDGETS.get(budget, harness.BUDGETS["quick"])
-    runs = harness.plan(
-        workload or (), topology or (), placer or ("all",), budget=budget, seeds=seeds,
-        rules=f"{policy}/{contention}/{runtime}",
-    )  # fmt: skip
     limits = Limits(
         _positive(time_limit, "--time-limit") or named.seconds,
         int((_positive(memory_limit, "--memory-limit") or named.memory_bytes / 2**30) * 2**30),
     )
+    runs = harness.plan(
+        workload or (), topology or (), placer or ("all",), budget=budget, seeds=seeds,
+        rules=f"{policy}/{contention}/{runtime}",
+    )  # fmt: skip
     out = out or Path("leaderboard") / (budget if budget in harness.BUDGETS else "custom")
     with progress.observer(len(runs)) as observer:
         try:
@@ -204,10 +204,12 @@ def place(
 ) -> None:
     """Run one placer and write its placement (JSON)."""
     from simdev import sim
+    from simdev.rows import writing
 
     problem = _problem(graph, topology, policy, contention, runtime)
     found = _place(problem, placer, evaluations, seed)
-    found.save(out, problem)
+    with writing(out):
+        found.save(out, problem)
     _print_schedule(problem, found, sim.simulate(problem, found), False)
 
 
@@ -266,9 +268,11 @@ def capture(
     """Turn a PyTorch training step into a graph file."""
     from simdev.capture import capture_file
     from simdev.graph_file import save_graph
+    from simdev.rows import writing
 
     graph = capture_file(step)
-    save_graph(graph, out)
+    with writing(out):
+        save_graph(graph, out)
     print(f"{out}: {graph.n_ops} ops, {graph.n_tensors} tensors, {graph.n_edges} edges")
 
 
@@ -281,9 +285,11 @@ def import_(
     """Turn a graph of another tool into a graph file."""
     from simdev.graph_file import save_graph
     from simdev.importers import import_graph
+    from simdev.rows import writing
 
     graph = import_graph(file, file_format).graph
-    save_graph(graph, out)
+    with writing(out):
+        save_graph(graph, out)
     print(f"{out}: {graph.n_ops} ops, {graph.n_tensors} tensors, {graph.n_edges} edges")
 
 

@@ -7,7 +7,6 @@ from decimal import Decimal
 from pathlib import Path
 
 from simdev import leaderboard, rows
-from simdev.errors import InvalidInput
 from simdev.placement import Placement
 from simdev.rows import Row
 
@@ -20,10 +19,8 @@ class Results:
     def __init__(self, out: Path):
         self.out, path = out, out / "journal.jsonl"
         fresh = not path.exists()
-        try:
+        with rows.writing(path):
             self.journal = rows.Journal(path)
-        except OSError as error:
-            raise InvalidInput(f"cannot be written ({error.strerror or error})", source=path) from None
         self._rows: dict[tuple, Row] = {}
         self._curves: dict[tuple, list] = {}
         self.bounds: dict[tuple, tuple[int | None, str]] = {}

@@ -7,6 +7,7 @@ round-trip exactly.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
@@ -147,15 +148,25 @@ def write_csv(path: Path, columns: Iterable[str], table: Iterable[dict]) -> None
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with writing(path):
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike) -> Iterator[None]:
+    """Turn what the system says about a file that cannot be written (a full disk, say) into :class:`InvalidInput`."""
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        yield
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
 
 
 def read_csv(path: Path, columns: Iterable[str]) -> Iterator[tuple[int, dict[str, str]]]:
@@ -196,9 +207,10 @@ class Journal:
 
     def append(self, entry: dict) -> None:
         """Add an entry and flush it to the disk."""
-        self._file.write(json.dumps(entry) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with writing(self.path):
+            self._file.write(json.dumps(entry) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         try:
@@ -257,7 +269,8 @@ def store_placement(folder: Path, placement: Placement) -> None:
     arrays = {"devices": placement.devices.astype(np.min_scalar_type(int(placement.devices.max(initial=0))))}
     if placement.priority is not None:
         arrays["priority"] = placement.priority
-    write_npz(path, arrays)
+    with writing(path):
+        write_npz(path, arrays)
 
 
 def stored_placement(folder: Path, key: str) -> Placement:

@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from simdev.capture import capture_workload  # noqa: E402
+from simdev.errors import InvalidInput  # noqa: E402
 from simdev.registry import find_workload  # noqa: E402
 
 TINY = {
@@ -181,3 +183,24 @@ def test_dlrm_update_of_a_table_is_gradient_descent():
     step.loss(step.model, *step.inputs).backward()
     assert table.grad is None
     assert torch.allclose(table.detach(), before - 1.0 * gradient, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"batch": "abc"}, "workload nmt: batch: expected a whole number, got 'abc'"),
+        ({"batch": 0}, "workload nmt: batch: 0 is out of range"),
+        ({"length": 2.5}, "workload nmt: length: expected a whole number, got 2.5"),
+        ({"length": True}, "workload nmt: length: expected a whole number, got True"),
+    ],
+)
+def test_values_that_no_workload_can_have(changes, message):
+    spec, _ = find_workload("nmt")
+    with pytest.raises(InvalidInput) as caught:
+        spec.parameters(changes)
+    assert str(caught.value) == message
+
+
+def test_values_that_do_not_go_together():
+    with pytest.raises(InvalidInput, match=r"gpt2-medium\[heads=3,layers=1\]: cannot be built: RuntimeError: shape"):
+        capture_workload(*find_workload("gpt2-medium[layers=1,heads=3]"))

@@ -28,7 +28,7 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simdev.errors import InvalidInput, Unsupported
+from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.graph import ComputationGraph
 
 if TYPE_CHECKING:
@@ -49,15 +49,23 @@ def capture(step: TrainingStep, name: str, meta: dict | None = None) -> Computat
 
 
 def capture_workload(spec: WorkloadSpec, params: dict | None = None) -> ComputationGraph:
-    """Capture a workload with ``params`` in place of its defaults."""
+    """Capture a workload with ``params`` in place of its defaults.
+
+    Raises :class:`InvalidInput` for values that are out of range or do not go together.
+    """
     _need_torch()
     from simdev.capture.run import run
 
-    chosen = {**spec.defaults, **(params or {})}
+    chosen = spec.parameters(params or {})
     changed = {key: value for key, value in chosen.items() if value != spec.defaults[key]}
     name = spec.name + (f"[{','.join(f'{key}={value}' for key, value in sorted(changed.items()))}]" if changed else "")
     meta = {"workload": spec.name, "family": spec.family, "params": chosen, "batch": chosen.get("batch")}
-    return run(lambda: spec.function(**chosen), name, meta)
+    try:
+        return run(lambda: spec.function(**chosen), name, meta)
+    except (RuntimeError, TypeError, ValueError) as error:
+        if not changed or isinstance(error, SimdevError):
+            raise
+        raise InvalidInput(f"cannot be built: {_sentence(error)}", source=name) from error
 
 
 def capture_file(target: str) -> ComputationGraph:

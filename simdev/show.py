@@ -160,7 +160,7 @@ def describe_topology(topology: Topology) -> dict:
             }
             for source, target in sorted(topology.routes)
         ],
-        "gb_per_s": [[max(-1, rate / 1e9) for rate in row] for row in topology.pair_bytes_per_s.tolist()],
+        "gb_per_s": [[rate / 1e9 if rate >= 0 else -1 for rate in row] for row in topology.pair_bytes_per_s.tolist()],
     }
 
 
@@ -332,7 +332,10 @@ def _draw_links(axes, topology: Topology, place, fabrics) -> None:
     for key in reversed(classes):
         label = f"{key[0] / 1e9:g} GB/s, {key[1] / 1e3:g} µs" + (", half duplex" if key[2] == "half" else "")
         axes.plot([], [], color=colour[key], lw=3, ls="--" if key[2] == "half" else "-", label=label)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=min(3, len(classes)), fontsize=8, frameon=False)
+    if classes:
+        axes.legend(
+            loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=min(3, len(classes)), fontsize=8, frameon=False
+        )
 
 
 def _draw_nodes(axes, topology: Topology, place, fabrics) -> None:

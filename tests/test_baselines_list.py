@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from simdev.analysis import b_level
-from simdev.baselines import _list, heft, m_topo, peft
+from simdev.baselines import _list, heft, m_sct, m_topo, peft
 from simdev.costs import CostTable
 from simdev.graph import GraphBuilder
 from simdev.placer import Budget
@@ -99,6 +99,33 @@ def test_memory_of_a_tensor_is_freed_with_its_last_reader():
     assert kernels.need_bytes(table, state, 1, 1) == 130  # a copy of the input and the output
     kernels.commit(table, state, none, 1, 1, 2)
     assert state.used.tolist() == [0, 30]
+
+
+def test_favourite_child_is_on_the_critical_path():
+    # 0 feeds 1 (20) and 2 (5), both feed 3: only one edge out of 0 and one into 3 can be free, and the program frees
+    # those of the long branch.
+    problem = problem_of([1, 20, 5, 1], {(0, 1): 3, (0, 2): 3, (1, 3): 3, (2, 3): 3}, 2)
+    favourite, awake = m_sct.favourites(problem.graph, np.ones(4, bool), problem.costs.op_ns[0],
+                                        problem.costs.transfer_ns[0])  # fmt: skip
+    assert favourite.tolist() == [1, 3, -1, -1]
+    assert awake.tolist() == [3, 3, 0, 0]
+
+
+def test_program_value_of_a_fork():
+    # Two equal children: one pays, the other not; solved by hand, w = 1 + 4 + 10 = 15 needs x = 1 on one edge.
+    paid = m_sct.solve(np.array([1, 10, 10]), np.array([0, 0]), np.array([1, 2]), np.array([4, 4]))
+    assert paid.sum() == pytest.approx(1)
+
+
+def test_m_sct_keeps_a_chain_together():
+    problem = problem_of([5] * 6, {(op, op + 1): 1 for op in range(5)}, 3)
+    assert len(set(place("m-sct", problem))) == 1
+
+
+def test_m_sct_uses_all_devices_for_independent_chains():
+    edges = {(3 * chain + op, 3 * chain + op + 1): 4 for chain in range(3) for op in range(2)}
+    devices = place("m-sct", problem_of([5] * 9, edges, 3)).reshape(3, 3)
+    assert (devices == devices[:, :1]).all() and set(devices[:, 0]) == {0, 1, 2}
 
 
 # The example of Topcuoglu et al. 2002 (figure 3, table 1): its HEFT schedule ends at 80.

@@ -8,7 +8,7 @@ Layers: the stem is ``stem.*``; the eleven mixed blocks are ``mixed.0`` ... ``mi
 from __future__ import annotations
 
 from simdev.workload import TrainingStep, workload
-from simdev.workloads._layers import batch_norm, images
+from simdev.workloads._layers import batch_norm, images, smoothed_loss
 
 
 @workload(
@@ -28,18 +28,7 @@ def inception_v3(batch, size, classes, aux):
 
     model = build(classes, aux)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=0.045, alpha=0.9, eps=1.0)
-    return TrainingStep(model, images(batch, size, classes), loss, optimizer)
-
-
-def loss(model, pictures, labels):
-    """Smoothed cross-entropy of the classifier, and of the auxiliary one if there is one."""
-    from torch.nn.functional import cross_entropy
-
-    scores, aux_scores = model(pictures)
-    total = cross_entropy(scores, labels, label_smoothing=0.1)
-    if aux_scores is not None:
-        total = total + 0.4 * cross_entropy(aux_scores, labels, label_smoothing=0.1)
-    return total
+    return TrainingStep(model, images(batch, size, classes), smoothed_loss, optimizer)
 
 
 def build(classes: int, aux: bool):

@@ -49,15 +49,16 @@ class WorkloadSpec:
     source: str = ""
 
     def parameters(self, changes: Mapping[str, object]) -> dict[str, object]:
-        """The defaults with ``changes``. Raises :class:`InvalidInput` where a value is not of its default's type, or a
-        number is not positive."""
+        """The defaults with ``changes``. Raises :class:`InvalidInput` where a value is not of its default's type, a
+        number is negative, or a count zero."""
         for key, value in changes.items():
             default = self.defaults[key]
             right = isinstance(value, (int, float) if isinstance(default, float) else type(default))
             if not right or isinstance(value, bool) != isinstance(default, bool):
                 wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(type(default), "a name")
                 raise InvalidInput(f"expected {wanted}, got {value!r}", source=f"workload {self.name}", field=key)
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and not 0 < value < 1 << 40:
+            least = 1 if isinstance(default, int) and default else 0
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and not least <= value < 1 << 40:
                 raise InvalidInput(f"{value} is out of range", source=f"workload {self.name}", field=key)
         return {**self.defaults, **changes}
 

@@ -1,0 +1,159 @@
+"""Contracts a max-load problem to the classes that a contiguous split keeps whole, with their precedence.
+
+As in Tarnawski et al. (NeurIPS 2020, section 5 and the program published with it): nodes of a colour class share a
+machine, so a class with its backward nodes is one unit of work; precedence is that of the forward part; a class without
+forward nodes gets the mirror image of its backward edges; classes on a common cycle are merged; a zero-time source or
+sink with a single neighbour joins it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simdev.exact.load import LoadProblem
+
+NEGLIGIBLE = 1e-6  # times below this count as zero when trivial nodes are merged, as in the published program
+
+
+@dataclass(frozen=True, eq=False)
+class Classes:
+    """``c`` classes in a topological order of the precedence.
+
+    ``accelerator_time``, ``cpu_time``, ``size`` float ``(c,)``. ``predecessors``: the classes directly before each.
+    Border ``b`` costs ``border_cost[b]`` on an accelerator that holds some but not all of its classes
+    ``members[member_ptr[b]:member_ptr[b + 1]]``. ``class_of`` int ``(n,)``: the class of each node.
+    """
+
+    accelerator_time: np.ndarray
+    cpu_time: np.ndarray
+    size: np.ndarray
+    predecessors: tuple[frozenset[int], ...]
+    border_cost: np.ndarray
+    member_ptr: np.ndarray
+    members: np.ndarray
+    class_of: np.ndarray
+
+    @property
+    def n_classes(self) -> int:
+        return len(self.size)
+
+
+def contract(problem: LoadProblem, *, merge_trivial: bool = True) -> Classes:
+    """Classes of ``problem``; without ``merge_trivial`` zero-time ends stay apart."""
+    class_of = _without_cycles(problem, problem.class_of)
+    if merge_trivial:
+        class_of = _without_trivial(problem, class_of)
+    before, after = _precedence(problem, class_of)
+    order = _topological(int(class_of.max()) + 1, before, after)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return _classes(problem, rank[class_of], rank[before], rank[after])
+
+
+def _precedence(problem: LoadProblem, class_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Class edges of the forward part, and mirrored ones of classes that have no forward node."""
+    source, target, _ = problem.edges
+    forward = ~problem.backward
+    has_forward = np.zeros(int(class_of.max()) + 1, bool)
+    has_forward[class_of[forward]] = True
+    plain = forward[source] & forward[target]
+    orphan = ~has_forward[class_of]
+    mirrored = ~forward[source] & ~forward[target] & (orphan[source] | orphan[target])
+    before = np.concatenate([class_of[source[plain]], class_of[target[mirrored]]])
+    after = np.concatenate([class_of[target[plain]], class_of[source[mirrored]]])
+    apart = before != after
+    return before[apart], after[apart]
+
+
+def _without_cycles(problem: LoadProblem, class_of: np.ndarray) -> np.ndarray:
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    # Merging may give an orphan class a forward node, which removes its mirrored edges: once is what the paper does,
+    # and the edges that stay are a subset, so the result has no cycle either.
+    before, after = _precedence(problem, class_of)
+    count = int(class_of.max()) + 1
+    _, component = connected_components(
+        coo_array((np.ones(len(before)), (before, after)), (count, count)), connection="strong"
+    )
+    return np.unique(component[class_of], return_inverse=True)[1]
+
+
+def _without_trivial(problem: LoadProblem, class_of: np.ndarray) -> np.ndarray:
+    """Merge each class of zero time that has one neighbour, and only forward ones, into that neighbour."""
+    source, target, _ = problem.edges
+    time = np.nan_to_num(problem.accelerator_time, posinf=1.0) + np.nan_to_num(problem.cpu_time, posinf=1.0)
+    count = int(class_of.max()) + 1
+    idle = np.bincount(class_of, time, count) < NEGLIGIBLE
+    to_backward = np.zeros(count, bool)
+    mixed = problem.backward[source] != problem.backward[target]
+    to_backward[class_of[source[mixed]]] = to_backward[class_of[target[mixed]]] = True
+    before, after = _precedence(problem, class_of)
+    neighbours: list[set[int]] = [set() for _ in range(count)]
+    for a, b in zip(before.tolist(), after.tolist(), strict=True):
+        neighbours[a].add(b)
+        neighbours[b].add(a)
+    into = list(range(count))
+    waiting = [c for c in range(count) if idle[c] and not to_backward[c]]
+    while waiting:
+        small = waiting.pop(0)
+        if into[small] != small or len(neighbours[small]) != 1:
+            continue
+        other = neighbours[small].pop()
+        into[small] = other
+        neighbours[other].discard(small)
+        idle[other] = idle[other] and idle[small]
+        to_backward[other] |= to_backward[small]
+        if idle[other] and not to_backward[other]:
+            waiting.append(other)
+    for c in range(count):
+        while into[into[c]] != into[c]:
+            into[c] = into[into[c]]
+    return np.unique(np.array(into)[class_of], return_inverse=True)[1]
+
+
+def _topological(count: int, before: np.ndarray, after: np.ndarray) -> list[int]:
+    """Depth first: a class follows the one visited last where it can, so that prefixes cut few tensors."""
+    successors: list[list[int]] = [[] for _ in range(count)]
+    waiting = [0] * count
+    for a, b in sorted(set(zip(before.tolist(), after.tolist(), strict=True))):
+        successors[a].append(b)
+        waiting[b] += 1
+    ready = [c for c in range(count - 1, -1, -1) if waiting[c] == 0]
+    order = []
+    while ready:
+        c = ready.pop()
+        order.append(c)
+        for other in successors[c]:
+            waiting[other] -= 1
+            if waiting[other] == 0:
+                ready.append(other)
+    assert len(order) == count, "the classes have a cycle"
+    return order
+
+
+def _classes(problem: LoadProblem, class_of: np.ndarray, before: np.ndarray, after: np.ndarray) -> Classes:
+    count = int(class_of.max()) + 1
+    predecessors: list[set[int]] = [set() for _ in range(count)]
+    for a, b in zip(before.tolist(), after.tolist(), strict=True):
+        predecessors[b].add(a)
+    _, target, tensor = problem.edges
+    touched: dict[tuple[int, ...], float] = {}
+    reader = class_of[target]
+    for t, start in enumerate(problem.consumer_ptr[:-1]):
+        members = {int(class_of[problem.tensor_producer[t]]), *reader[start : problem.consumer_ptr[t + 1]].tolist()}
+        if len(members) > 1 and problem.tensor_cost[t] > 0:
+            key = tuple(sorted(members))
+            touched[key] = touched.get(key, 0.0) + float(problem.tensor_cost[t])
+    return Classes(
+        accelerator_time=np.bincount(class_of, problem.accelerator_time, count),
+        cpu_time=np.bincount(class_of, problem.cpu_time, count),
+        size=np.bincount(class_of, problem.size, count),
+        predecessors=tuple(frozenset(p) for p in predecessors),
+        border_cost=np.array(list(touched.values()), float),
+        member_ptr=np.cumsum([0, *(len(key) for key in touched)]).astype(np.int64),
+        members=np.array([c for key in touched for c in key], np.int64),
+        class_of=class_of,
+    )

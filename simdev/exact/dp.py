@@ -1,0 +1,131 @@
+"""The contiguous optimum of the max-load model: dynamic programming over ideals (Tarnawski et al. 2020, section 5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simdev.errors import Unsupported
+from simdev.exact.contract import Classes, contract
+from simdev.exact.ideals import Ideals, all_ideals, prefixes
+from simdev.exact.load import LoadProblem
+
+SLACK = 1 + 1e-9  # sums taken in another order differ in their last digits
+
+
+@dataclass(frozen=True)
+class Split:
+    """``machine`` int ``(n,)`` per node (accelerators first), its ``largest`` load; ``ideals`` met and ``pairs`` of
+    nested ideals whose stage was looked at."""
+
+    machine: np.ndarray
+    largest: float
+    ideals: int
+    pairs: int
+
+
+def best_contiguous(problem: LoadProblem, *, limit: int = 200_000, merge_trivial: bool = True) -> Split:
+    """The split with the least largest load among all whose machines hold a difference of two nested ideals each.
+
+    The linearised optimum bounds it from above, and stages beyond that bound are not looked at. Raises
+    :class:`Unsupported` above ``limit`` ideals, or where no contiguous split fits in memory (the reason is in the
+    message).
+    """
+    classes = contract(problem, merge_trivial=merge_trivial)
+    ideals = all_ideals(classes.predecessors, limit)
+    chain = _solve(classes, prefixes(classes.n_classes), problem, np.inf)
+    bound = np.inf if chain is None else chain.largest
+    found = _solve(classes, ideals, problem, bound)
+    if found is None:
+        raise Unsupported(why_infeasible(problem, classes))
+    return found
+
+
+def best_linear(problem: LoadProblem, *, merge_trivial: bool = True) -> Split:
+    """The best split of one depth-first topological order of the classes into consecutive stages (the paper's DPL).
+
+    Any size; an upper bound of :func:`best_contiguous` only, as the order is fixed.
+    """
+    classes = contract(problem, merge_trivial=merge_trivial)
+    found = _solve(classes, prefixes(classes.n_classes), problem, np.inf)
+    if found is None:
+        raise Unsupported(why_infeasible(problem, classes))
+    return found
+
+
+def why_infeasible(problem: LoadProblem, classes: Classes) -> str:
+    """One sentence: what keeps every split (or every contiguous one) from fitting."""
+    if problem.cpus == 0:
+        largest = int(np.argmax(classes.size))
+        if classes.size[largest] > problem.memory:
+            node = problem.node_ids[int(np.argmax(classes.class_of == largest))]
+            return (
+                f"{problem.name}: the nodes that must stay with {node!r} need {classes.size[largest]:.6g} bytes, "
+                f"an accelerator has {problem.memory:.6g}"
+            )
+        if classes.size.sum() > problem.memory * problem.accelerators:
+            return (
+                f"{problem.name}: {classes.size.sum():.6g} bytes do not fit in {problem.accelerators} accelerators of "
+                f"{problem.memory:.6g}"
+            )
+    return (
+        f"{problem.name}: no contiguous split fits in {problem.accelerators} accelerators of {problem.memory:.6g} bytes"
+    )
+
+
+def _solve(classes: Classes, ideals: Ideals, problem: LoadProblem, bound: float) -> Split | None:
+    from simdev.exact._kernel import fill
+
+    k, cores = problem.accelerators, problem.cpus
+    states = (cores + 1) * (k + 1)
+    touching = np.argsort(classes.members, kind="stable")
+    arguments = (
+        ideals.ptr,
+        ideals.removed,
+        ideals.below,
+        classes.accelerator_time,
+        classes.cpu_time,
+        classes.size,
+        np.searchsorted(classes.members[touching], np.arange(classes.n_classes + 1)),
+        np.repeat(np.arange(len(classes.border_cost)), np.diff(classes.member_ptr))[touching],
+        np.diff(classes.member_ptr),
+        classes.border_cost,
+        float(problem.memory),
+        k,
+        cores,
+        bound * SLACK,
+    )
+    table = np.full((ideals.count, states), np.inf)
+    table[0] = 0.0
+    pairs, choice = fill(*arguments, table, 1, ideals.count)
+    if not np.isfinite(table[-1, -1]):
+        return None
+    machine = np.zeros(classes.n_classes, np.int64)
+    ideal, state, free = ideals.count - 1, states - 1, [k - 1, k + cores - 1]
+    largest = float(table[-1, -1])
+    while ideal > 0:
+        lower, accelerated = (int(value) for value in choice[state])
+        if lower != ideal:
+            machine[_difference(ideals, ideal, lower)] = free[0] if accelerated else free[1]
+            free[0 if accelerated else 1] -= 1
+        state -= 1 if accelerated else k + 1
+        if lower > 0:
+            _, choice = fill(*arguments, table, lower, lower + 1)
+        ideal = lower
+    return Split(machine[classes.class_of], largest, ideals.count, int(pairs))
+
+
+def _difference(ideals: Ideals, upper: int, lower: int) -> list[int]:
+    """The nodes of ideal ``upper`` that are not in ideal ``lower``."""
+    held, nodes = _nodes(ideals, lower), _nodes(ideals, upper)
+    return sorted(nodes - held)
+
+
+def _nodes(ideals: Ideals, ideal: int) -> set[int]:
+    nodes = set()
+    while ideal > 0:
+        edge = ideals.ptr[ideal]
+        nodes.add(int(ideals.removed[edge]))
+        ideal = int(ideals.below[edge])
+    return nodes

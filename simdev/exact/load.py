@@ -1,0 +1,230 @@
+"""The maximum-load model of Tarnawski et al. (NeurIPS 2020): k like accelerators, l like CPU cores, what each bears.
+
+An accelerator's load is the time of its nodes plus the cost of every tensor that crosses its border, each tensor once
+in either direction; a CPU core's load is the time of its nodes alone. The largest load is the time between two samples
+of a saturated pipeline. Times are floats in the unit of the input; inf where a node has no kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+
+
+@dataclass(frozen=True, eq=False)
+class LoadProblem:
+    """Put ``n`` nodes on ``accelerators`` + ``cpus`` machines so that the largest load is least.
+
+    ``accelerator_time``, ``cpu_time``, ``size`` float ``(n,)``; ``backward`` bool ``(n,)``; ``group`` int ``(n,)``:
+    nodes of equal number share a machine. Tensor ``t`` of cost ``tensor_cost[t]`` is made by ``tensor_producer[t]`` and
+    read by ``consumers[consumer_ptr[t]:consumer_ptr[t + 1]]``. ``memory`` limits the sum of ``size`` on an accelerator.
+    Machines are numbered accelerators first. ``node_ids`` names the nodes in messages.
+    """
+
+    name: str
+    accelerators: int
+    cpus: int
+    memory: float
+    accelerator_time: np.ndarray
+    cpu_time: np.ndarray
+    size: np.ndarray
+    backward: np.ndarray
+    group: np.ndarray
+    tensor_producer: np.ndarray
+    tensor_cost: np.ndarray
+    consumer_ptr: np.ndarray
+    consumers: np.ndarray
+    node_ids: tuple = ()
+
+    def __post_init__(self):
+        if self.accelerators < 0 or self.cpus < 0 or self.accelerators + self.cpus == 0:
+            raise InvalidInput(
+                "no accelerator and no CPU core to place on", source=self.name, field="maxFPGAs, maxCPUs"
+            )
+        if not self.node_ids:
+            object.__setattr__(self, "node_ids", tuple(range(self.n_nodes)))
+        accelerated = np.isfinite(self.accelerator_time) & (self.accelerators > 0)
+        nowhere = np.flatnonzero(~accelerated & ~(np.isfinite(self.cpu_time) & (self.cpus > 0)))
+        if len(nowhere):
+            raise InvalidInput("no machine supports it", source=self.name, field=f"node {self.node_ids[nowhere[0]]}")
+
+    @property
+    def n_nodes(self) -> int:
+        return len(self.size)
+
+    @property
+    def n_machines(self) -> int:
+        return self.accelerators + self.cpus
+
+    @cached_property
+    def edges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """``(source, target, tensor)`` of each edge, int ``(e,)``."""
+        tensor = np.repeat(np.arange(len(self.tensor_cost)), np.diff(self.consumer_ptr))
+        return self.tensor_producer[tensor], self.consumers, tensor
+
+    @cached_property
+    def class_of(self) -> np.ndarray:
+        """int ``(n,)``: nodes of equal ``group`` numbered 0, 1, ..."""
+        return np.unique(self.group, return_inverse=True)[1]
+
+
+@dataclass(frozen=True)
+class Loads:
+    """What a split bears. ``load`` and ``size`` float ``(machines,)``; ``overfull`` lists accelerators over memory."""
+
+    load: np.ndarray
+    size: np.ndarray
+    overfull: tuple[int, ...]
+
+    @property
+    def largest(self) -> float:
+        return float(self.load.max())
+
+
+def machine_loads(problem: LoadProblem, machine: np.ndarray) -> Loads:
+    """Loads of a split, ``machine`` int ``(n,)`` (accelerators ``0 .. k-1``, then CPU cores).
+
+    A tensor costs its producer's accelerator once however many machines read it, and each accelerator that reads it
+    once. Raises :class:`InvalidInput` for a machine that does not exist or a separated group.
+    """
+    machine = np.asarray(machine)
+    if machine.shape != (problem.n_nodes,) or machine.min() < 0 or machine.max() >= problem.n_machines:
+        raise InvalidInput("expected a machine number per node", source=problem.name, field="split")
+    home = np.zeros(problem.class_of.max() + 1, np.int64)
+    home[problem.class_of] = machine
+    apart = np.flatnonzero(home[problem.class_of] != machine)
+    if len(apart):
+        raise InvalidInput("is apart from its group", source=problem.name, field=f"node {problem.node_ids[apart[0]]}")
+    on_accelerator = machine < problem.accelerators
+    time = np.where(on_accelerator, problem.accelerator_time, problem.cpu_time)
+    load = np.bincount(machine, time, problem.n_machines)
+    size = np.bincount(machine, problem.size, problem.n_machines)
+    source, target, tensor = problem.edges
+    crossing = machine[source] != machine[target]
+    reading = np.unique(tensor[crossing] * problem.n_machines + machine[target[crossing]])
+    reader, sent = reading % problem.n_machines, np.unique(tensor[crossing])
+    traffic = np.bincount(reader, problem.tensor_cost[reading // problem.n_machines], problem.n_machines)
+    traffic += np.bincount(machine[problem.tensor_producer[sent]], problem.tensor_cost[sent], problem.n_machines)
+    load[: problem.accelerators] += traffic[: problem.accelerators]
+    overfull = np.flatnonzero(size[: problem.accelerators] > problem.memory)
+    return Loads(load, size, tuple(overfull.tolist()))
+
+
+def read_load_problem(path: str | os.PathLike, *, fix_units: bool = False) -> LoadProblem:
+    """Read a dnn-partitioning JSON file as it is: its numbers, its units (msr-fiddle/dnn-partitioning).
+
+    ``fix_units`` multiplies the edge costs by 1000 where they are 1000 times too small for the latencies: the bytes per
+    unit of cost of the throughput layer graphs are 2^31, of all other files 2^31 / 1000. Raises :class:`InvalidInput`
+    naming the file and the field.
+    """
+    document = _document(path)
+    limits = [_number(document, key, path, "") for key in ("maxFPGAs", "maxCPUs", "maxSizePerFPGA")]
+    nodes, edges = _list(document, "nodes", path), _list(document, "edges", path)
+    index: dict[object, int] = {}
+    for row, node in enumerate(nodes):
+        if node.get("id") in index or "id" not in node:
+            raise InvalidInput("missing or given twice", source=path, field=f"node {row}: id")
+        index[node["id"]] = row
+    column = {
+        key: np.array([_number(node, key, path, f"node {row}", default) for row, node in enumerate(nodes)])
+        for key, default in (("cpuLatency", None), ("fpgaLatency", None), ("supportedOnFpga", 1.0), ("size", 0.0),
+                             ("isBackwardNode", 0.0))
+    }  # fmt: skip
+    scale = 1000.0 if fix_units and _unit_slip(edges) else 1.0
+    cost = np.zeros(len(nodes))
+    readers: list[set[int]] = [set() for _ in nodes]
+    for row, edge in enumerate(edges):
+        for end in ("sourceId", "destId"):
+            if edge.get(end) not in index:
+                raise InvalidInput(
+                    f"{edge.get(end)!r} is not the id of a node", source=path, field=f"edge {row}: {end}"
+                )
+        source, value = index[edge["sourceId"]], _number(edge, "cost", path, f"edge {row}") * scale
+        if readers[source] and abs(cost[source] - value) > 1e-6 * scale:
+            raise InvalidInput("another cost than its node's other edges", source=path, field=f"edge {row}: cost")
+        cost[source] = cost[source] if readers[source] else value
+        readers[source].add(index[edge["destId"]])
+    makers = np.array([row for row in range(len(nodes)) if readers[row]], np.int64)
+    colours = [node.get("colorClass", f"node {row}") for row, node in enumerate(nodes)]
+    numbers = {colour: number for number, colour in enumerate(dict.fromkeys(colours))}
+    return LoadProblem(
+        name=Path(path).name,
+        accelerators=int(limits[0]),
+        cpus=int(limits[1]),
+        memory=limits[2],
+        accelerator_time=np.where(column["supportedOnFpga"] > 0, column["fpgaLatency"], np.inf),
+        cpu_time=column["cpuLatency"],
+        size=column["size"],
+        backward=column["isBackwardNode"] > 0,
+        group=np.array([numbers[colour] for colour in colours]),
+        tensor_producer=makers,
+        tensor_cost=cost[makers],
+        consumer_ptr=np.cumsum([0, *(len(readers[row]) for row in makers)]),
+        consumers=np.array([target for row in makers for target in sorted(readers[row])], np.int64),
+        node_ids=tuple(node["id"] for node in nodes),
+    )
+
+
+def read_split(path: str | os.PathLike, problem: LoadProblem) -> np.ndarray:
+    """Read a published split (``fpgas`` and ``cpus``, each with ``nodes``): int ``(n,)`` machines.
+
+    Nodes that it does not list follow their colour class, as the backward nodes of the training experts do.
+    """
+    document = _document(path)
+    index = {name: row for row, name in enumerate(problem.node_ids)}
+    machine = np.full(problem.n_nodes, -1)
+    for key, first in (("fpgas", 0), ("cpus", problem.accelerators)):
+        for offset, part in enumerate(_list(document, key, path)):
+            for name in part.get("nodes", ()):
+                if name not in index:
+                    raise InvalidInput(f"{name!r} is not a node of {problem.name}", source=path, field=key)
+                machine[index[name]] = first + offset
+    known = np.flatnonzero(machine >= 0)
+    home = np.full(problem.class_of.max() + 1, -1)
+    home[problem.class_of[known]] = machine[known]
+    machine = np.where(machine < 0, home[problem.class_of], machine)
+    if machine.min() < 0:
+        missing = problem.node_ids[int(np.argmin(machine))]
+        raise InvalidInput("on no machine, nor is its colour class", source=path, field=f"node {missing}")
+    return machine
+
+
+def _unit_slip(edges: list[dict]) -> bool:
+    rates = [e["size"] / e["cost"] for e in edges if e.get("cost") and e.get("size")]
+    return bool(rates) and float(np.median(rates)) > 2**31 / 2
+
+
+def _document(path) -> dict:
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"not JSON ({error})", source=path) from None
+    if not isinstance(document, dict):
+        raise InvalidInput("expected an object", source=path)
+    return document
+
+
+def _list(document: dict, key: str, path) -> list[dict]:
+    value = document.get(key)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise InvalidInput("expected a list of objects", source=path, field=key)
+    return value
+
+
+def _number(record: dict, key: str, path, where: str, default: float | None = None) -> float:
+    value = record.get(key, default)
+    if isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise InvalidInput(f"{value!r} is not a number from 0 up", source=path, field=f"{where}: {key}".lstrip(": "))
+    return float(value)

@@ -137,7 +137,7 @@ def _model(layers, units, heads, key_heads, experts, inner, vocabulary, places):
         def forward(self, tokens, results):
             mixed = torch.zeros_like(tokens)
             for rows, number in results:
-                mixed = mixed.index_add(0, number, rows)
+                mixed.index_add_(0, number, rows)
             return mixed
 
     class Experts(nn.Module):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.costs import CostTable, transfer_durations
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, Unsupported
 from simdev.graph import ComputationGraph, GraphBuilder
 from simdev.placement import Placement
+from simdev.placer import Budget, PlacerSpec
 from simdev.problem import CONTENTIONS, POLICIES, RUNTIMES, Problem, Rules
 from simdev.topology import Device, DeviceKind, Link, Topology
 
@@ -116,3 +117,33 @@ def assert_same_schedule(first, second) -> None:
         a, b = np.asarray(getattr(first, name)), np.asarray(getattr(second, name))
         if a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a, b):
             raise AssertionError(f"{name} differs: {a.dtype} {a.tolist()} and {b.dtype} {b.tolist()}")
+
+
+def check_placer(
+    spec: PlacerSpec, problem: Problem, *, evaluations: int = 0, seed: int = 0, **params
+) -> Placement | None:
+    """Raise AssertionError unless a placer keeps the rules on ``problem``; return its placement, or None where it
+    raises :class:`Unsupported` with a reason.
+
+    The placement is valid and of the right type, the problem is untouched, the budget is kept, and the same seed and
+    evaluations give the same placement again.
+    """
+    before = problem.graph.fingerprint, problem.costs.hash
+    found = []
+    for _ in range(2):
+        budget = Budget(problem, evaluations=evaluations)
+        try:
+            placement = spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **params)
+        except Unsupported as error:
+            assert str(error).strip(), f"{spec.name} is unsupported without a reason"
+            return None
+        assert isinstance(placement, Placement), f"{spec.name} returned {type(placement).__name__}"
+        placement.check(problem, source=f"placer {spec.name}")
+        assert budget.used <= evaluations, f"{spec.name} used {budget.used} of {evaluations} evaluations"
+        found.append((placement, budget.used))
+    del problem.graph.__dict__["fingerprint"], problem.costs.__dict__["hash"]  # computed once, so compute them again
+    assert before == (problem.graph.fingerprint, problem.costs.hash), f"{spec.name} changed the problem"
+    (first, used), (second, used_again) = found
+    assert first.hash == second.hash, f"{spec.name} gave two placements for one seed"
+    assert used == used_again, f"{spec.name} used {used}, then {used_again} evaluations"
+    return first

@@ -1,0 +1,39 @@
+"""Every registered placer keeps the rules, on awkward random problems and on a real graph."""
+
+import numpy as np
+import pytest
+
+from simdev.placer import Budget
+from simdev.problem import Problem, Rules
+from simdev.registry import graph_path, load_workload, placers
+from simdev.testing import check_placer, random_problem
+from simdev.topology import load_topology
+
+SPECS = placers()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_conformance_on_random_problems(name):
+    placed = 0
+    for seed in range(25):
+        problem = random_problem(np.random.default_rng(seed), rules=Rules())
+        placed += check_placer(SPECS[name], problem, evaluations=(0, 1, 30)[seed % 3], seed=seed) is not None
+    assert placed or name == "expert"  # which knows none of these families
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_conformance_on_inception(name):
+    if not graph_path("inception-v3").is_file():
+        pytest.skip("the graph of inception-v3 is not shipped")
+    problem = Problem.build(load_workload("inception-v3"), load_topology("p100x2"))
+    assert check_placer(SPECS[name], problem, evaluations=40) is not None
+
+
+@pytest.mark.parametrize("name", [name for name, spec in SPECS.items() if spec.searches])
+def test_searching_placers_report_what_they_return(name):
+    problem = random_problem(np.random.default_rng(4), rules=Rules())
+    budget = Budget(problem, evaluations=60)
+    placement = SPECS[name].place(problem, rng=np.random.default_rng(0), budget=budget)
+    assert 0 < budget.used <= 60
+    if budget.best is not None:
+        assert np.array_equal(budget.best, placement.devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def _board_cell(score: Score | None, best: int | None, single: Score | None) -> 
         return cell(None if score is None else score.row)
     mark = "*" if score.step_ns == best else ""
     speedup = f" ({single.step_ns / score.step_ns:.2f}x)" if single and single.step_ns else ""
-    return f"{mark}{score.step_ns / 1e6:.1f}{speedup}"
+    return f"{mark}{_milliseconds(score.step_ns)}{speedup}"
 
 
 def cell(row: Row | None) -> str:
@@ -55,7 +56,7 @@ def cell(row: Row | None) -> str:
     if row is None:
         return ""
     if row.step_time_s is not None:
-        return f"{row.step_time_s / 1e6:.3f} ms"
+        return f"{_milliseconds(row.step_time_s)} ms"
     return "OOM" if row.status == "ok" else row.status
 
 
@@ -77,7 +78,11 @@ def headline(rows: list[Row], out: Path) -> str:
     return f"\n{len(rows)} runs ({told}); results.csv, leaderboard.csv, ranking.csv and placements are in {out}"
 
 
-def _name(entry: tuple[str, str]) -> str:
-    import json
+def _milliseconds(ns: int) -> str:
+    """At least four digits."""
+    value = ns / 1e6
+    return f"{value:.{1 if value >= 100 else 2 if value >= 10 else 3}f}"
 
+
+def _name(entry: tuple[str, str]) -> str:
     return entry_id(entry[0], json.loads(entry[1]))

@@ -1,0 +1,106 @@
+"""What searching placers share: starts, groups of units that move together, and the record of the best placement."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.baselines._list import follow_forward, tables
+from simdev.baselines._units import HUGE, fastest_ns, used_devices
+from simdev.placer import Budget
+from simdev.problem import Problem
+
+
+class Record:
+    """Evaluates unit placements and remembers the best, by (overflow, step time); the first of equals stays."""
+
+    def __init__(self, problem: Problem, budget: Budget, fallback: np.ndarray):
+        self.budget, self.unit = budget, problem.graph.unit_of_op
+        self.best, self.value = np.array(fallback, np.int32), None
+
+    def evaluate(self, unit_devices: np.ndarray) -> list[tuple[int, int]]:
+        """``(overflow_bytes, step_ns)`` of each row of ``(k, units)``; fewer where the budget ends. The caller checks
+        ``budget.left`` first."""
+        step_ns, overflow = self.budget.evaluate_many(unit_devices[:, self.unit])
+        values = list(zip(overflow.tolist(), step_ns.tolist(), strict=True))
+        for value, devices in zip(values, unit_devices, strict=False):
+            if self.value is None or value < self.value:
+                self.value, self.best = value, np.array(devices, np.int32)
+        return values
+
+
+def starts(problem: Problem, allowed: np.ndarray) -> list[np.ndarray]:
+    """Two unit placements, int32 ``(units,)``: everything on the best device, and forward ops cut in topological order
+    into runs of equal time, one a device, with gradients following."""
+    single = _on_one(problem, allowed)
+    devices, table = used_devices(allowed), tables(problem, forward_only=True)
+    ops = np.flatnonzero(table.scope)
+    time = np.cumsum(problem.costs.op_ns.max(axis=0)[ops])
+    stage = np.minimum(len(devices) - 1, (time - 1) * len(devices) // max(1, int(time[-1]) if len(time) else 1))
+    unit_device = np.full(problem.graph.n_units, -1, np.int64)
+    units = problem.graph.unit_of_op[ops]
+    unit_device[units[::-1]] = devices[stage[::-1]]  # the first op of a unit decides
+    wrong = (unit_device >= 0) & ~allowed[unit_device, np.arange(len(unit_device))]
+    unit_device[wrong] = single[wrong]
+    return [single, follow_forward(problem, unit_device, allowed).astype(np.int32)]
+
+
+def _on_one(problem: Problem, allowed: np.ndarray) -> np.ndarray:
+    """Each unit on the device that may take most units and is fastest for them; the others where they are fastest."""
+    durations = np.where(allowed, problem.unit_op_ns, 0)
+    best = min(used_devices(allowed), key=lambda device: (-allowed[device].sum(), durations[device].sum(), device))
+    elsewhere = np.argmin(np.where(allowed, problem.unit_op_ns, HUGE), axis=0)
+    return np.where(allowed[best], best, elsewhere).astype(np.int32)
+
+
+def layer_of_unit(problem: Problem) -> np.ndarray:
+    """int64 ``(units,)``: number of the group of units that share a layer: the layer of the unit's longest op. Units
+    without a layer are groups of their own."""
+    graph = problem.graph
+    heaviest = _longest_op(problem)
+    layer = graph.op_layer[heaviest].astype(np.int64)
+    nameless = np.array([not name for name in graph.layers])[layer]
+    layer[nameless] = len(graph.layers) + np.flatnonzero(nameless)
+    return np.unique(layer, return_inverse=True)[1]
+
+
+def module_groups(problem: Problem) -> list[np.ndarray]:
+    """Per depth of the module tree, int64 ``(units,)``: the group of each unit (its layer path cut at that depth)."""
+    graph = problem.graph
+    paths = [name.split(".") for name in graph.layers]
+    layer = graph.op_layer[_longest_op(problem)]
+    groups = []
+    for depth in range(1, max(len(path) for path in paths) + 1):
+        names = [".".join(path[:depth]) for path in paths]
+        number = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        groups.append(np.array([number[name] for name in names])[layer])
+    return groups
+
+
+def _longest_op(problem: Problem) -> np.ndarray:
+    """int64 ``(units,)``: the op of each unit that takes longest (the first of equals)."""
+    graph = problem.graph
+    time = problem.costs.op_ns.max(axis=0)
+    order = np.lexsort((np.arange(graph.n_ops), -time, graph.unit_of_op))
+    return order[np.searchsorted(graph.unit_of_op[order], np.arange(graph.n_units))]
+
+
+def first_of_unit(problem: Problem) -> np.ndarray:
+    """int64 ``(units,)``: the first op of each unit that has inputs, or its first op."""
+    graph = problem.graph
+    sources = np.diff(graph.input_ptr) == 0
+    order = np.lexsort((np.arange(graph.n_ops), sources, graph.unit_of_op))
+    return order[np.searchsorted(graph.unit_of_op[order], np.arange(graph.n_units))]
+
+
+def draw_device(rng: np.random.Generator, allowed: np.ndarray, units: np.ndarray, current: int) -> int:
+    """A device other than ``current`` that may take every one of ``units``, drawn uniformly; -1 where there is none."""
+    common = allowed[:, units].all(axis=1)
+    common[current] = False
+    options = np.flatnonzero(common)
+    return int(rng.choice(options)) if len(options) else -1
+
+
+def weight_of_unit(problem: Problem) -> np.ndarray:
+    """float ``(units,)``: probability of picking each unit: half uniform, half by its time on its fastest device."""
+    time = fastest_ns(problem).astype(float)
+    return 0.5 / len(time) + 0.5 * time / max(1.0, time.sum())

@@ -1,0 +1,74 @@
+"""FlexFlow's search (Jia, Zaharia, Aiken 2019): Markov chain Monte Carlo over the devices of layers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from simdev.baselines._search import Record, draw_device, layer_of_unit, starts
+from simdev.baselines._units import choices
+from simdev.placement import Placement
+from simdev.placer import placer
+
+MB_PENALTY_MS = 1.0  # per MB over memory
+RETURNS, LONGEST_WALK = 100, 1000
+
+
+@placer(
+    "annealing", version=1, family="search", searches=True, defaults={"alpha": 1.2},
+    source="Jia, Zaharia, Aiken: Beyond Data and Model Parallelism for Deep Neural Networks, MLSys 2019, section 6.2; "
+    "constants from the FlexFlow program",
+)  # fmt: skip
+def annealing(problem, *, rng, budget, alpha):
+    """Change one random layer's device; accept with probability ``exp(-alpha * difference in ms)``; return to the best
+    every hundredth of the budget (at most 1,000 steps). A MB over memory costs 1 ms.
+
+    Departures: FlexFlow also splits each op over devices and starts from data parallelism; a placement puts an op on
+    one device, so the start is a single device. A layer is what shares a layer name in the graph, backward included.
+    """
+    allowed = choices(problem)
+    begin = starts(problem, allowed)[0]
+    record = Record(problem, budget, begin)
+    if not budget.left:
+        return Placement.of_units(problem, begin)
+    layers = _members(layer_of_unit(problem))
+    walk = min(LONGEST_WALK, max(1, budget.evaluations // RETURNS))
+    current = best = begin
+    cost = least = _cost_ms(record.evaluate(begin[None])[0])
+    steps = 0
+    while budget.left:
+        proposal = _propose(rng, allowed, layers, current)
+        if proposal is None:
+            break
+        found = _cost_ms(record.evaluate(proposal[None])[0])
+        if found <= cost or rng.random() < math.exp(-alpha * (found - cost)):
+            current, cost = proposal, found
+        if cost < least:
+            best, least = current, cost
+        steps += 1
+        if steps % walk == 0:
+            current, cost = best, least
+    return Placement.of_units(problem, record.best)
+
+
+def _cost_ms(value) -> float:
+    overflow_bytes, step_ns = value
+    return step_ns / 1e6 + MB_PENALTY_MS * overflow_bytes / 1e6
+
+
+def _members(group: np.ndarray) -> list[np.ndarray]:
+    """The units of each group."""
+    order = np.argsort(group, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
+
+
+def _propose(rng, allowed, layers, current, tries=20):
+    for _ in range(tries):
+        units = layers[int(rng.integers(len(layers)))]
+        device = draw_device(rng, allowed, units, int(current[units[0]]))
+        if device >= 0:
+            proposal = current.copy()
+            proposal[units] = device
+            return proposal
+    return None

@@ -1,0 +1,27 @@
+"""Local search: hill climbing with the simulator as the judge."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.baselines._climb import Neighbourhood, climb
+from simdev.baselines._search import Record, starts
+from simdev.baselines._units import choices
+from simdev.placement import Placement
+from simdev.placer import placer
+
+
+@placer("local-search", version=1, family="search", searches=True)
+def local_search(problem, *, rng, budget):
+    """From the better of a single device and a contiguous split, take every move that is not worse.
+
+    A move takes a unit, the units of a module, or a run of units in topological order to another device. Placements are
+    compared by bytes over memory, then by step time.
+    """
+    allowed = choices(problem)
+    begin = starts(problem, allowed)
+    record = Record(problem, budget, begin[0])
+    if budget.left:
+        record.evaluate(np.stack(begin)[: budget.left])
+        climb(record, Neighbourhood(problem, allowed), rng)
+    return Placement.of_units(problem, record.best)

@@ -71,6 +71,21 @@ class Scratch(NamedTuple):
     before: np.ndarray
     over_time: np.ndarray
     over_base: np.ndarray
+    # The rest is of the kernel of the default rules.
+    line: np.ndarray
+    line_end: np.ndarray
+    first_finish: np.ndarray
+    slot_free: np.ndarray
+    received: np.ndarray
+    sent: np.ndarray
+    in_ptr: np.ndarray
+    in_end: np.ndarray
+    in_time: np.ndarray
+    in_size: np.ndarray
+    out_ptr: np.ndarray
+    out_end: np.ndarray
+    out_time: np.ndarray
+    out_size: np.ndarray
 
 
 def new_timeline(n_ops: int, n_edges: int) -> Timeline:
@@ -82,9 +97,11 @@ def new_timeline(n_ops: int, n_edges: int) -> Timeline:
     )  # fmt: skip
 
 
-def new_scratch(n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, fair: bool) -> Scratch:
+def new_scratch(
+    n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, n_slots: int, fair: bool
+) -> Scratch:
     """Working arrays for one thread."""
-    events, flows = 3 * n_ops + n_edges + 8, n_edges if fair else 0
+    events, flows, requests = 3 * n_ops + n_edges + 8, n_edges if fair else 0, max(n_edges, n_devices)
 
     def ints(length, dtype=np.int64):
         return np.zeros(length, dtype)
@@ -93,12 +110,16 @@ def new_scratch(n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_chan
         event_time=ints(events), event_id=ints(events), ready_key=ints(n_ops), ready_op=ints(n_ops, np.int32),
         ready_base=ints(n_devices + 1), ready_size=ints(n_devices), program=ints(n_ops, np.int32),
         program_next=ints(n_devices), free_slots=ints(n_devices), missing=ints(n_ops), ready_time=ints(n_ops),
-        issued=ints(n_ops, np.bool_), done=ints(n_ops, np.bool_), channel_end=ints(n_channels), request=ints(n_edges),
+        issued=ints(n_ops, np.bool_), done=ints(n_ops, np.bool_), channel_end=ints(n_channels), request=ints(requests),
         stamp=ints(n_devices), arrival=ints(n_devices), touched=ints(n_devices), is_touched=ints(n_devices, np.bool_),
         flow_x=ints(flows), flow_left=ints(flows), flow_rate=ints(flows), channel_left=ints(n_channels),
         channel_flows=ints(n_channels), freed_by_op=ints(n_ops), freed_by_transfer=ints(n_edges),
         sent_until=ints(n_tensors), sent_last=ints(n_tensors), last_op=ints(n_devices), level=ints(n_devices),
         instant=ints(n_devices), before=ints(n_devices), over_time=ints(n_devices), over_base=ints(n_devices),
+        line=ints(n_ops), line_end=ints(n_devices), first_finish=ints(n_devices), slot_free=ints(n_slots),
+        received=ints(n_devices), sent=ints(n_devices), in_ptr=ints(n_devices + 1), in_end=ints(n_devices),
+        in_time=ints(n_edges), in_size=ints(n_edges), out_ptr=ints(n_devices + 1), out_end=ints(n_devices),
+        out_time=ints(n_edges), out_size=ints(n_edges),
     )  # fmt: skip
 
 

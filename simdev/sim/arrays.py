@@ -12,6 +12,7 @@ from simdev.errors import InvalidInput
 from simdev.problem import CONTENTIONS, POLICIES, Problem
 
 MAX_TIME_NS = 1 << 62
+MAX_KEY_TIME_NS = 1 << 42  # a time below it and an op number share one key
 MAX_FAIR_BYTES = 8 << 30  # bytes * 1e9 must fit in 63 bits
 MAX_FAIR_RATE = 1 << 58
 
@@ -19,6 +20,7 @@ MAX_FAIR_RATE = 1 << 58
 class Inputs(NamedTuple):
     """Everything a kernel reads but the placement. ``G`` distinct granularities; the rest as in Problem's parts."""
 
+    plain: bool  # the default rules, and times that fit a key: _fifo.py serves
     policy: int  # index into POLICIES
     contention: int  # index into CONTENTIONS
     host: int  # the issuing host in the eager runtime, else -1
@@ -37,6 +39,7 @@ class Inputs(NamedTuple):
     consumers: np.ndarray
     unit_first: np.ndarray  # int32 (n,): the first op of the op's colocation group
     slots: np.ndarray
+    slot_ptr: np.ndarray  # int64 (D + 1,): sums of slots
     route_ptr: np.ndarray
     route: np.ndarray
     pair_latency: np.ndarray
@@ -77,7 +80,7 @@ def priority_rank(priority: np.ndarray) -> np.ndarray:
 def _build(problem: Problem) -> Inputs:
     graph, topology, costs, rules = problem.graph, problem.topology, problem.costs, problem.rules
     route_ptr, route = topology.route_csr
-    _check_range(problem)
+    longest = _check_range(problem)
     granularities, granule = np.unique(topology.granularity, return_inverse=True)
     tensor_size = _rounded(graph.tensor_bytes, granularities)
     home_size = np.where(graph.tensor_persistent, 0, tensor_size)
@@ -85,9 +88,13 @@ def _build(problem: Problem) -> Inputs:
     start_size = workspace_size.copy()
     for row in range(len(granularities)):
         np.add.at(start_size[row], graph.tensor_producer, home_size[row])
+    slots = np.ones_like(topology.slots) if rules.runtime == "eager" else topology.slots
     first = np.full(graph.n_units, graph.n_ops, np.int32)
     np.minimum.at(first, graph.unit_of_op, np.arange(graph.n_ops, dtype=np.int32))
     return Inputs(
+        plain=(rules.policy, rules.runtime) == ("fifo", "dataflow")
+        and rules.contention != "fair"
+        and longest < MAX_KEY_TIME_NS,
         policy=POLICIES.index("program" if rules.runtime == "eager" else rules.policy),
         contention=CONTENTIONS.index(rules.contention),
         host=topology.host if rules.runtime == "eager" else -1,
@@ -105,7 +112,8 @@ def _build(problem: Problem) -> Inputs:
         consumer_ptr=graph.consumer_ptr,
         consumers=graph.consumers,
         unit_first=first[graph.unit_of_op],
-        slots=np.ones_like(topology.slots) if rules.runtime == "eager" else topology.slots,
+        slots=slots,
+        slot_ptr=np.concatenate([[0], np.cumsum(slots)]).astype(np.int64),
         route_ptr=route_ptr,
         route=route,
         pair_latency=topology.pair_latency_ns,
@@ -124,7 +132,8 @@ def _rounded(size: np.ndarray, granularities: np.ndarray) -> np.ndarray:
     return -(-size[None, :] // granularities[:, None]) * granularities[:, None]
 
 
-def _check_range(problem: Problem) -> None:
+def _check_range(problem: Problem) -> int:
+    """Refuse sums that do not fit; return a bound on the step time in ns."""
     graph, topology, costs = problem.graph, problem.topology, problem.costs
     # No schedule outlasts all its work done in turn: each op once, each tensor to every device, each issue.
     longest = np.maximum(costs.op_ns.max(axis=0), 0).astype(object).sum() + costs.dispatch_ns.astype(object).sum()
@@ -146,3 +155,4 @@ def _check_range(problem: Problem) -> None:
     )
     if total >= MAX_TIME_NS:
         raise InvalidInput(f"{total} bytes in all; the sum must stay below 2**62", source=graph.name)
+    return int(longest)

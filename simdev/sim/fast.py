@@ -15,15 +15,11 @@ from simdev.sim.schedule import Outcomes, Schedule
 
 def simulate_fast(problem: Problem, placement: Placement) -> Schedule:
     """See :func:`simdev.sim.simulate`."""
-    from simdev.sim import _kernel
-
     placement.check(problem)
-    p, devices = problem_arrays(problem), placement.devices
-    timeline, scratch = _kernel.new_timeline(problem.graph.n_ops, problem.graph.n_edges), _new_scratch(problem)
-    step, overflow = np.empty(1, np.int64), np.empty(1, np.int64)
-    peak = np.empty((1, problem.topology.n_devices), np.int64)
-    rank = _rank(problem, placement)
-    if _kernel.run_many(p, devices[None], 0, 1, rank, timeline, scratch, step, peak, overflow) >= 0:
+    devices = placement.devices
+    timeline, scratch = _room(problem)
+    step, overflow, peak = _answers(problem, 1)
+    if _run(problem, devices[None].copy(), 0, 1, placement.priority, timeline, scratch, step, peak, overflow) >= 0:
         raise InvalidInput("an op can never run", source=problem.graph.name)
     count = int(timeline.count[0])
     order = np.lexsort((timeline.x_target[:count], timeline.x_tensor[:count]))
@@ -52,8 +48,6 @@ def simulate_fast(problem: Problem, placement: Placement) -> Schedule:
 
 def simulate_many_fast(problem: Problem, devices: np.ndarray, threads: int | None = None) -> Outcomes:
     """See :func:`simdev.sim.simulate_many`."""
-    from simdev.sim import _kernel
-
     placements = np.asarray(devices)
     if placements.ndim != 2 or placements.shape[1] != problem.graph.n_ops or placements.dtype.kind not in "iu":
         raise InvalidInput(
@@ -63,15 +57,12 @@ def simulate_many_fast(problem: Problem, devices: np.ndarray, threads: int | Non
     if len(placements) and not (0 <= placements.min() and placements.max() < problem.topology.n_devices):
         row = int(np.flatnonzero(((placements < 0) | (placements >= problem.topology.n_devices)).any(axis=1))[0])
         Placement(placements[row]).check(problem, source=f"placement {row}")
-    placements = np.ascontiguousarray(placements, np.int32)
+    placements = placements.astype(np.int32, order="C")
     k, workers = len(placements), max(1, min(threads or 1, len(placements)))
-    p, rank = problem_arrays(problem), _rank(problem, None)
-    step, overflow = np.empty(k, np.int64), np.empty(k, np.int64)
-    peak = np.empty((k, problem.topology.n_devices), np.int64)
+    step, overflow, peak = _answers(problem, k)
 
     def work(first: int, stop: int) -> int:
-        timeline = _kernel.new_timeline(problem.graph.n_ops, problem.graph.n_edges)
-        return _kernel.run_many(p, placements, first, stop, rank, timeline, _new_scratch(problem), step, peak, overflow)
+        return _run(problem, placements, first, stop, None, *_room(problem), step, peak, overflow)
 
     bounds = [k * part // workers for part in range(workers + 1)]
     if workers == 1:
@@ -86,21 +77,35 @@ def simulate_many_fast(problem: Problem, devices: np.ndarray, threads: int | Non
     return Outcomes(step, peak, overflow)
 
 
-def _new_scratch(problem: Problem):
-    from simdev.sim import _kernel
+def _run(problem: Problem, placements, first, stop, priority, timeline, scratch, step, peak, overflow) -> int:
+    """Simulate the rows ``first:stop`` with the kernel for the problem's rules; the first row that failed, or -1."""
+    p = problem_arrays(problem)
+    if p.plain:
+        from simdev.sim._fifo import run_many_fifo
+
+        return run_many_fifo(p, placements, first, stop, timeline, scratch, step, peak, overflow)
+    from simdev.sim._kernel import run_many
+
+    rank = np.zeros(0, np.int64)
+    if problem.rules.policy == "priority":
+        rank = priority_rank(default_priority(problem) if priority is None else priority)
+    return run_many(p, placements, first, stop, rank, timeline, scratch, step, peak, overflow)
+
+
+def _room(problem: Problem):
+    """Where one thread writes: a timeline and working arrays."""
+    from simdev.sim._kernel import new_scratch, new_timeline
 
     graph, topology = problem.graph, problem.topology
-    return _kernel.new_scratch(
+    return new_timeline(graph.n_ops, graph.n_edges), new_scratch(
         graph.n_ops, graph.n_tensors, graph.n_edges, topology.n_devices, len(topology.channels),
-        problem.rules.contention == "fair",
+        int(topology.slots.sum()), problem.rules.contention == "fair",
     )  # fmt: skip
 
 
-def _rank(problem: Problem, placement: Placement | None) -> np.ndarray:
-    if problem.rules.policy != "priority":
-        return np.zeros(0, np.int64)
-    given = None if placement is None else placement.priority
-    return priority_rank(default_priority(problem) if given is None else given)
+def _answers(problem: Problem, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Step times, summed overflows and peaks of ``k`` runs."""
+    return np.empty(k, np.int64), np.empty(k, np.int64), np.empty((k, problem.topology.n_devices), np.int64)
 
 
 def _first_overflow(problem: Problem, device: int, used: int, starting: np.ndarray, copies: np.ndarray) -> int:

@@ -1,0 +1,301 @@
+"""The kernel of the default rules (dataflow, ``fifo`` policy, ``fifo`` or ``none`` contention): no event queue.
+
+Two facts make it exact. The ops of a device run in the order of (ready time, op number), so an op's place is final once
+no op can become ready before it, which is so when it was ready before the earliest finish not yet dealt with. And sends
+are asked for in the order of (finish, op), so dealing with finishes in that order settles every transfer at once. What
+remains is a queue of ready ops and, per device, a line of ops in the order in which they will finish.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from simdev.sim._kernel import SHARED, Scratch, Timeline, _pop, _push, check_devices
+from simdev.sim.arrays import Inputs
+
+SHIFT, MASK = 20, (1 << 20) - 1  # a key is a time and an op number; see MAX_OPS and MAX_KEY_TIME_NS
+NEVER = np.iinfo(np.int64).max
+NEAR = 32  # how far a ready op is moved up the sorted queue before it goes to the heap instead
+
+
+@njit(cache=True, nogil=True)
+def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
+    """Simulate one placement (int32 ``(n,)``, checked) under the default rules; every op runs."""
+    n, n_devices = len(devices), len(p.slots)
+    shared = p.contention == SHARED
+    queue, heap, heap_item = s.ready_key, s.event_time, s.event_id
+    base, started, line, head, end = s.ready_base, s.ready_size, s.line, s.program_next, s.line_end
+    first_finish, free, slot_free = s.first_finish, s.free_slots, s.slot_free
+    missing, ready_time, channel_end = s.missing, s.ready_time, s.channel_end
+    stamp, arrival, request = s.stamp, s.arrival, s.request
+    op_start, op_finish, sequence = x.op_start, x.op_finish, x.start_order
+
+    for device in range(n_devices + 1):
+        base[device] = 0
+    for op in range(n):
+        base[devices[op] + 1] += 1
+    for device in range(n_devices):
+        base[device + 1] += base[device]
+        started[device] = head[device] = end[device] = base[device]
+        first_finish[device] = NEVER
+        free[device] = 0
+        stamp[device] = -1
+        s.received[device] = s.sent[device] = 0
+    slot_free[:] = 0
+    channel_end[:] = 0
+    first = last = n_heap = n_transfers = mark = 0
+    for op in range(n):
+        missing[op] = p.input_ptr[op + 1] - p.input_ptr[op]
+        ready_time[op] = 0
+        if missing[op] == 0:
+            queue[last] = op
+            last += 1
+    step = np.int64(0)
+    next_finish, next_device = np.int64(NEVER), 0
+
+    while True:
+        ready = np.int64(NEVER)
+        from_heap = False
+        if first < last:
+            ready = queue[first]
+        if n_heap > 0 and heap[0] < ready:
+            ready = heap[0]
+            from_heap = True
+        if ready != NEVER and (ready >> SHIFT) < (next_finish >> SHIFT):
+            # Its place on its device is final (R1, R2).
+            if from_heap:
+                n_heap = _pop(heap, heap_item, 0, n_heap)
+            else:
+                first += 1
+            op = ready & MASK
+            device = devices[op]
+            now = ready >> SHIFT
+            if p.slots[device] == 1:
+                now = max(now, free[device])
+                finish = now + p.op_ns[p.device_row[device], op]
+                free[device] = finish
+            else:
+                slot = p.slot_ptr[device]
+                for other in range(p.slot_ptr[device] + 1, p.slot_ptr[device + 1]):
+                    if slot_free[other] < slot_free[slot]:
+                        slot = other
+                now = max(now, slot_free[slot])
+                finish = now + p.op_ns[p.device_row[device], op]
+                slot_free[slot] = finish
+            op_start[op], op_finish[op] = now, finish
+            sequence[started[device]] = op
+            started[device] += 1
+            key = (finish << SHIFT) | op
+            spot = end[device]
+            end[device] += 1
+            while spot > head[device] and line[spot - 1] > key:
+                line[spot] = line[spot - 1]
+                spot -= 1
+            line[spot] = key
+            if spot == head[device]:
+                first_finish[device] = key
+                if key < next_finish:
+                    next_finish, next_device = key, device
+            continue
+        if next_finish == NEVER:
+            break
+
+        # The next op to finish (R5).
+        op, now = next_finish & MASK, next_finish >> SHIFT
+        source = next_device
+        head[source] += 1
+        first_finish[source] = line[head[source]] if head[source] < end[source] else NEVER
+        next_finish = np.int64(NEVER)
+        for device in range(n_devices):
+            if first_finish[device] < next_finish:
+                next_finish, next_device = first_finish[device], device
+        if now > step:
+            step = now
+        for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
+            edge, stop = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]
+            mark += 1
+            n_requests = 0
+            for where in range(edge, stop):
+                target = devices[p.consumers[where]]
+                if target != source and stamp[target] != mark:
+                    stamp[target] = mark
+                    hole = n_requests
+                    while hole > 0 and request[hole - 1] > target:
+                        request[hole] = request[hole - 1]
+                        hole -= 1
+                    request[hole] = target
+                    n_requests += 1
+            s.sent_until[tensor] = -1
+            arrival[source] = now
+            for number in range(n_requests):  # R3, R4
+                target = request[number]
+                pair = source * n_devices + target
+                start = now
+                if shared:
+                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+                        start = max(start, channel_end[p.route[hop]])
+                finish = start + p.transfer_ns[p.pair_class[source, target], tensor]
+                if shared:
+                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+                        channel_end[p.route[hop]] = finish
+                arrival[target] = finish
+                s.received[target] += 1
+                s.sent[source] += 1
+                x.x_tensor[n_transfers], x.x_target[n_transfers] = tensor, target
+                x.x_start[n_transfers], x.x_finish[n_transfers] = start, finish
+                if finish > s.sent_until[tensor]:
+                    s.sent_until[tensor], s.sent_last[tensor] = finish, n_transfers
+                    if finish > step:
+                        step = finish
+                n_transfers += 1
+            for where in range(edge, stop):
+                consumer = p.consumers[where]
+                there = max(ready_time[consumer], arrival[devices[consumer]])
+                ready_time[consumer] = there
+                missing[consumer] -= 1
+                if missing[consumer] > 0:
+                    continue
+                key = (there << SHIFT) | consumer
+                spot = last
+                nearest = max(first, last - NEAR)
+                while spot > nearest and queue[spot - 1] > key:
+                    spot -= 1
+                if spot > first and queue[spot - 1] > key:
+                    n_heap = _push(heap, heap_item, 0, n_heap, key, 0)
+                    continue
+                for moved in range(last, spot, -1):
+                    queue[moved] = queue[moved - 1]
+                queue[spot] = key
+                last += 1
+    x.count[0], x.count[1] = n_transfers, step
+
+
+@njit(cache=True, nogil=True)
+def _sort(time, size):
+    order = np.argsort(time)
+    time[:] = time[order]
+    size[:] = size[order]
+
+
+@njit(cache=True, nogil=True)
+def sweep_fifo(p: Inputs, devices, x: Timeline, s: Scratch, peak):
+    """What :func:`simdev.sim._kernel.sweep_memory` does, device by device, after :func:`run_fifo`."""
+    n, n_devices, n_transfers = len(devices), len(p.slots), x.count[0]
+    freed_by_op, freed_by_transfer, last_op, level = s.freed_by_op, s.freed_by_transfer, s.last_op, s.level
+    op_finish, op_start, granule = x.op_finish, x.op_start, p.granule
+    level[:] = 0
+    last_op[:] = -1
+    for op in range(n):
+        grain = granule[devices[op]]
+        freed_by_op[op] = p.workspace_size[grain, op]
+        level[devices[op]] += p.persistent_size[grain, op]
+    freed_by_transfer[:n_transfers] = 0
+
+    # Each instance is freed with the completion that ends its life: an op's on its own device, or a transfer's.
+    for tensor in range(len(p.tensor_producer)):
+        producer = p.tensor_producer[tensor]
+        home = devices[producer]
+        edge, stop = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]
+        until, last = op_finish[producer], producer
+        for where in range(edge, stop):
+            op = p.consumers[where]
+            device = devices[op]
+            if device == home:
+                if op_finish[op] > until:
+                    until, last = op_finish[op], op
+            elif last_op[device] < 0 or op_finish[op] > op_finish[last_op[device]]:
+                last_op[device] = op
+        if not p.tensor_result[tensor]:
+            size = p.home_size[granule[home], tensor]
+            if s.sent_until[tensor] > until:
+                freed_by_transfer[s.sent_last[tensor]] += size
+            else:
+                freed_by_op[last] += size
+        if s.sent_until[tensor] >= 0:
+            for where in range(edge, stop):
+                device = devices[p.consumers[where]]
+                if last_op[device] >= 0:
+                    freed_by_op[last_op[device]] += p.tensor_size[granule[device], tensor]
+                    last_op[device] = -1
+
+    # Copies by device and start, frees by transfers by device and finish: nearly sorted, so sorted by insertion.
+    in_ptr, in_end, in_time, in_size = s.in_ptr, s.in_end, s.in_time, s.in_size
+    out_ptr, out_end, out_time, out_size = s.out_ptr, s.out_end, s.out_time, s.out_size
+    in_ptr[0] = out_ptr[0] = 0
+    for device in range(n_devices):
+        in_ptr[device + 1] = in_ptr[device] + s.received[device]
+        out_ptr[device + 1] = out_ptr[device] + s.sent[device]
+        in_end[device], out_end[device] = in_ptr[device], out_ptr[device]
+    patience = 8 * n_transfers + 1000
+    for transfer in range(n_transfers):
+        tensor, device = x.x_tensor[transfer], x.x_target[transfer]
+        time, spot, bottom = x.x_start[transfer], in_end[device], in_ptr[device]
+        in_end[device] += 1
+        while patience > 0 and spot > bottom and in_time[spot - 1] > time:
+            in_time[spot], in_size[spot] = in_time[spot - 1], in_size[spot - 1]
+            spot -= 1
+            patience -= 1
+        in_time[spot], in_size[spot] = time, p.tensor_size[granule[device], tensor]
+        if freed_by_transfer[transfer] > 0:
+            device = devices[p.tensor_producer[tensor]]
+            time, spot, bottom = x.x_finish[transfer], out_end[device], out_ptr[device]
+            out_end[device] += 1
+            while patience > 0 and spot > bottom and out_time[spot - 1] > time:
+                out_time[spot], out_size[spot] = out_time[spot - 1], out_size[spot - 1]
+                spot -= 1
+                patience -= 1
+            out_time[spot], out_size[spot] = time, freed_by_transfer[transfer]
+    if patience <= 0:
+        for device in range(n_devices):
+            _sort(in_time[in_ptr[device] : in_end[device]], in_size[in_ptr[device] : in_end[device]])
+            _sort(out_time[out_ptr[device] : out_end[device]], out_size[out_ptr[device] : out_end[device]])
+
+    for device in range(n_devices):
+        grain, capacity, used = granule[device], p.capacity[device], level[device]
+        most = used
+        s.over_time[device] = -2 if used > capacity else -1
+        s.over_base[device] = 0
+        start = finish = s.ready_base[device]
+        ops_end = s.ready_base[device + 1]
+        copy, copies_end = in_ptr[device], in_end[device]
+        free, frees_end = out_ptr[device], out_end[device]
+        previous, before = np.int64(-1), used
+        while start < ops_end or copy < copies_end:
+            op_time = op_start[x.start_order[start]] if start < ops_end else NEVER
+            copy_time = in_time[copy] if copy < copies_end else NEVER
+            now = min(op_time, copy_time)
+            while finish < start and (s.line[finish] >> SHIFT) <= now:
+                used -= freed_by_op[s.line[finish] & MASK]
+                finish += 1
+            while free < frees_end and out_time[free] <= now:
+                used -= out_size[free]
+                free += 1
+            if now != previous:
+                previous, before = now, used
+            if op_time == now:
+                used += p.start_size[grain, x.start_order[start]]
+                start += 1
+            else:
+                used += in_size[copy]
+                copy += 1
+            if used > most:
+                most = used
+                if s.over_time[device] == -1 and used > capacity:
+                    s.over_time[device], s.over_base[device] = now, before
+        peak[device] = most
+
+
+@njit(cache=True, nogil=True)
+def run_many_fifo(p: Inputs, placements, first, stop, x: Timeline, s: Scratch, step, peak, overflow):
+    """What :func:`simdev.sim._kernel.run_many` does, under the default rules."""
+    for row in range(first, stop):
+        if not check_devices(p, placements[row]):
+            return row
+        run_fifo(p, placements[row], x, s)
+        sweep_fifo(p, placements[row], x, s, peak[row])
+        step[row] = x.count[1]
+        overflow[row] = 0
+        for device in range(len(p.slots)):
+            overflow[row] += max(0, peak[row, device] - p.capacity[device])
+    return -1

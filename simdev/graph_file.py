@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import tempfile
+import tokenize
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,9 @@ from simdev.graph import ComputationGraph
 FORMAT = 1
 MAX_UNPACKED = 1 << 30  # a zip bomb is refused before it is unpacked
 MAX_MEMBERS = 64
+# Deflate never makes more than about a thousand bytes of one, and zipfile unpacks it piece by piece; the other
+# methods can blow up a single piece.
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _COLUMNS = {**ComputationGraph.OP_COLUMNS, **ComputationGraph.TENSOR_COLUMNS, **ComputationGraph.EDGE_COLUMNS}
 
 
@@ -52,6 +54,9 @@ def load_graph(path: str | os.PathLike) -> ComputationGraph:
         if name not in arrays:
             raise InvalidInput("missing", source=path, field=name)
         columns[name] = arrays[name]
+    unknown = sorted(arrays.keys() - columns.keys() - {"header"})
+    if unknown:
+        raise InvalidInput("not a column of a graph", source=path, field=unknown[0])
     for name in ComputationGraph.STRINGS:
         strings = header.get(name)
         if not isinstance(strings, list) or not all(isinstance(item, str) for item in strings):
@@ -75,10 +80,12 @@ def write_npz(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
     path = Path(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w") as archive:
             for name, array in arrays.items():
-                with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+                member = zipfile.ZipInfo(f"{name}.npy")
+                member.compress_type = zipfile.ZIP_DEFLATED
+                with archive.open(member, "w", force_zip64=True) as out:
+                    np.lib.format.write_array(out, np.ascontiguousarray(array), allow_pickle=False)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
@@ -87,22 +94,36 @@ def write_npz(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
 
 
 def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Read every array of an ``.npz`` archive, refusing pickles, bombs and headers that lie about their size."""
-    arrays = {}
+    """Read every array of an ``.npz`` archive of whole numbers and truth values.
+
+    Refuses pickles, bombs, members given twice and headers that lie about their size.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
-            members = archive.infolist()
-            total = sum(member.file_size for member in members)
-            if len(members) > MAX_MEMBERS or total > MAX_UNPACKED:
-                raise InvalidInput(f"unpacks to {total} bytes in {len(members)} members: refused", source=path)
-            for member in members:
-                name = member.filename.removesuffix(".npy")
-                with archive.open(member) as file:
-                    arrays[name] = _read_array(file, member.file_size, path, name)
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, RuntimeError) as error:
-        raise InvalidInput(f"truncated or corrupted archive ({error})", source=path) from None
+            return _read_members(archive, path)
+    except InvalidInput:
+        raise
     except OSError as error:
         raise InvalidInput(error.strerror or str(error), source=path) from None
+    except Exception as error:  # zipfile answers malformed archives with a dozen types
+        reason = str(error).split("\n")[0] or type(error).__name__
+        raise InvalidInput(f"truncated or corrupted archive ({reason})", source=path) from None
+
+
+def _read_members(archive: zipfile.ZipFile, path) -> dict[str, np.ndarray]:
+    members = archive.infolist()
+    total = sum(member.file_size for member in members)
+    if len(members) > MAX_MEMBERS or total > MAX_UNPACKED:
+        raise InvalidInput(f"unpacks to {total} bytes in {len(members)} members: refused", source=path)
+    arrays = {}
+    for member in members:
+        name = member.filename.removesuffix(".npy")
+        if name in arrays:
+            raise InvalidInput("given twice", source=path, field=name)
+        if member.compress_type not in METHODS:
+            raise InvalidInput(f"compression method {member.compress_type} is not used", source=path, field=name)
+        with archive.open(member) as file:
+            arrays[name] = _read_array(file, member.file_size, path, name)
     return arrays
 
 
@@ -115,16 +136,23 @@ def _read_array(file, size: int, path, name: str) -> np.ndarray:
         shape, fortran, dtype = read_header(file)
         if dtype.hasobject:
             raise ValueError("holds a pickle, which is never loaded")
-        count = 1
-        for extent in shape:
-            count *= int(extent)
-        if fortran or count < 0 or count * dtype.itemsize > size:
-            raise ValueError("the header does not match the data")
-        data = file.read(count * dtype.itemsize + 1)
-        if len(data) != count * dtype.itemsize:
-            raise ValueError("the header does not match the data")
-        return np.frombuffer(data, dtype).reshape(shape)
-    except (ValueError, TypeError, SyntaxError) as error:
+        if dtype.kind not in "iub":
+            raise ValueError(f"expected whole numbers, got dtype {dtype}")
+        if fortran or len(shape) != 1 or not 0 <= shape[0] <= size // dtype.itemsize:
+            raise ValueError(f"shape {shape} does not match the data")
+        data = file.read(shape[0] * dtype.itemsize + 1)  # to the end, where zipfile compares the checksum
+        if len(data) != shape[0] * dtype.itemsize:
+            raise ValueError(f"shape {shape} does not match the data")
+        return np.frombuffer(data, dtype)
+    except (
+        ValueError,
+        TypeError,
+        SyntaxError,
+        OverflowError,
+        MemoryError,
+        RecursionError,
+        tokenize.TokenError,
+    ) as error:
         raise InvalidInput(str(error).split("\n")[0], source=path, field=name) from None
 
 

@@ -286,6 +286,66 @@ def test_real_and_fake_models_give_one_graph_and_stay_untouched():
     assert capture(fake, "residual").fingerprint == graph.fingerprint
 
 
+def kinds(model, *inputs, loss=lambda model, *inputs: model(*inputs).sum()):
+    graph = capture(TrainingStep(model, inputs, loss), "model")
+    return [graph.kinds[kind] for kind in graph.op_kind]
+
+
+def test_dropout_is_one_op_and_lstms_are_unrolled():
+    found = kinds(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), torch.zeros(2, 4))
+    assert found.count("native_dropout") == found.count("native_dropout_backward") == 1 and "bernoulli_" not in found
+    found = kinds(nn.LSTM(4, 4), torch.zeros(7, 2, 4), loss=lambda model, x: model(x)[0].sum())
+    assert found.count("sigmoid_") == 3 * 7 and found.count("tanh") == 7
+
+
+def test_attention_is_one_op_with_pytorchs_flops():
+    from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query = nn.Parameter(torch.zeros(2, 3, 8, 4))
+
+        def forward(self, key):
+            return nn.functional.scaled_dot_product_attention(self.query, key, key, dropout_p=0.1)
+
+    key = torch.zeros(2, 3, 5, 4)
+    graph = capture(TrainingStep(Attention(), (key,), lambda model, key: model(key).sum()), "attention")
+    flops = dict(zip((graph.kinds[kind] for kind in graph.op_kind), graph.op_flops.tolist(), strict=True))
+    q, k = (2, 3, 8, 4), (2, 3, 5, 4)
+    assert flops["_scaled_dot_product_flash_attention"] == sdpa_flop_count(q, k, k) == 2 * (2 * 6 * 8 * 4 * 5)
+    assert flops["_scaled_dot_product_flash_attention_backward"] == sdpa_backward_flop_count(q, q, k, k)
+
+
+def test_recomputation_belongs_to_the_backward_pass():
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+        def forward(self, x):
+            return checkpoint(self.body, x, use_reentrant=False)
+
+    graph = capture(TrainingStep(Checkpointed(), (torch.zeros(2, 4),), lambda model, x: model(x).sum()), "model")
+    phases = [int(graph.op_phase[i]) for i, name in enumerate(graph.op_names) if name.startswith("body.0/addmm")]
+    assert phases == [0, 1]
+
+
+def test_converted_models_and_tied_weights_stay_tied():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from simdev.capture.run import _fake_conversions
+
+    with FakeTensorMode(), _fake_conversions():
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[1].weight = model[0].weight
+        model.to(torch.bfloat16).to("cpu")
+    assert model[0].weight is model[1].weight and model[0].weight.dtype == torch.bfloat16
+    assert model[0].bias.requires_grad
+
+
 USER = """
 import torch
 from simdev.workload import TrainingStep
@@ -293,6 +353,10 @@ from simdev.workload import TrainingStep
 def make_step():
     model = torch.nn.Linear(4, 2)
     return TrainingStep(model, (torch.zeros(3, 4),), lambda m, x: m(x).sum(), torch.optim.Adam(model.parameters()))
+
+def half():
+    model = torch.nn.Linear(4, 2).half()
+    return TrainingStep(model, (torch.zeros(3, 4).half(),), lambda m, x: m(x).float().sum())
 
 def wrong(): return 7
 def breaks(): raise KeyError("no such layer")

@@ -16,8 +16,9 @@ becomes an op of the graph: forward, loss, backward and optimiser update.
   last one added.
 * FLOPs are PyTorch's own count for matrix products, convolutions and attention, none for data movement, else one per
   element of the largest tensor. Bytes are those that a kernel over the arguments touches.
-* Ops are those of PyTorch's CPU backend, which dispatches the same ATen ops as others with few exceptions
-  (``scaled_dot_product_attention`` is always the flash variant).
+* Ops are those that PyTorch's CPU backend dispatches, which are the ATen ops of other backends but for a few; of
+  these, dropout is the one op that it is on accelerators, and ``scaled_dot_product_attention`` is the flash variant
+  wherever that variant exists (dropout inside it is left out). Recurrent layers are unrolled.
 """
 
 from __future__ import annotations

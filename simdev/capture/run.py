@@ -14,7 +14,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 
 from simdev.capture.assemble import assemble
 from simdev.capture.trace import Tape, storage_bytes
@@ -31,7 +33,7 @@ def run(make, name: str, meta: dict) -> ComputationGraph:
 
 
 def _run(make, name: str, meta: dict) -> ComputationGraph:
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.random.fork_rng(devices=[]):
+    with FakeTensorMode(allow_non_fake_inputs=True), _fake_conversions():
         step = make() if isinstance(make, Callable) else make
         _check(step, name)
     fake = _mode_of(step) or FakeTensorMode(allow_non_fake_inputs=True)
@@ -41,7 +43,7 @@ def _run(make, name: str, meta: dict) -> ComputationGraph:
             model, inputs, loss, optimizer = copy.deepcopy((step.model, step.inputs, step.loss, step.optimizer))
     else:
         model, inputs, loss, optimizer = step.model, step.inputs, step.loss, step.optimizer
-    with fake:
+    with fake, _without_onednn():
         return _capture(model, inputs, loss, optimizer, name, meta)
 
 
@@ -58,7 +60,7 @@ def _capture(model, inputs, loss, optimizer, name: str, meta: dict) -> Computati
     for label, tensor in _named_inputs(inputs):
         tape.input(tensor, label)
 
-    with tape, _layers(tape, model):
+    with tape, _layers(tape, model), _AsOnAccelerators():
         outcome = loss(model, *inputs)
         if not isinstance(outcome, torch.Tensor) or outcome.numel() != 1 or not outcome.requires_grad:
             raise InvalidInput("must return one number that depends on the parameters", source=name, field="loss")
@@ -183,6 +185,70 @@ def _precision(parameters) -> str:
         dtype = DTYPES.get(parameter.dtype, str(parameter.dtype))
         total[dtype] = total.get(dtype, 0) + storage_bytes(parameter)
     return max(sorted(total), key=total.get) if total else "f32"
+
+
+class _AsOnAccelerators(TorchFunctionMode):
+    """Dropout as the one op that it is on accelerators, and attention always as one op (its dropout left out)."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is functional.dropout:
+            return self._dropout(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            kwargs.pop("dropout_p", None)
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _dropout(input, p=0.5, training=True, inplace=False):
+        if not training or p == 0 or inplace:
+            return functional.dropout(input, p, training, inplace)
+        return torch.native_dropout(input, p, True)[0]
+
+
+@contextmanager
+def _without_onednn():
+    """With it an LSTM would be one op that only CPUs have."""
+    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
+@contextmanager
+def _fake_conversions():
+    """Let ``Module.to`` and its like replace parameters: PyTorch cannot exchange the contents of fake tensors."""
+    original, replaced = torch.nn.Module._apply, {}
+
+    def convert(module, function, recurse=True):
+        if not any(isinstance(tensor, FakeTensor) for tensor in module.parameters()):
+            return original(module, function, recurse)
+        for child in module.children() if recurse else ():
+            convert(child, function)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = replacement(parameter, function)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = function(buffer)
+        return module
+
+    def replacement(parameter, function):
+        if id(parameter) not in replaced:  # a tied weight stays tied
+            with torch.no_grad():
+                changed = function(parameter)
+            if changed is parameter:
+                return parameter
+            replaced[id(parameter)] = parameter, torch.nn.Parameter(changed, parameter.requires_grad)
+        return replaced[id(parameter)][1]
+
+    torch.nn.Module._apply = convert
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = original
 
 
 @contextmanager

@@ -34,7 +34,7 @@ from simdev.problem import Problem, Rules
 from simdev.results import Results
 from simdev.rows import Row
 from simdev.topology import load_topology, topology_names
-from simdev.workers import Limits, death, limit_process, one_thread, result, running, worker_pool
+from simdev.workers import Limits, cores, death, limit_process, environment, result, running, worker_pool
 
 DEFAULT_RULES = "fifo/fifo/dataflow"
 ENDLESS = 1 << 40  # evaluations, where seconds are the budget
@@ -281,8 +281,8 @@ def bench(
     """
     out, observer = Path(out), observer or Observer()
     limits = limits or Limits(BUDGETS["quick"].seconds, BUDGETS["quick"].memory_bytes)
-    jobs = max(1, jobs or len(os.sched_getaffinity(0)))
-    with locked(out), one_thread():
+    jobs = max(1, jobs or cores())
+    with locked(out), environment():
         results = Results(out)
         try:
             observer.note("loading and compiling")

@@ -36,11 +36,13 @@ def _table(topology, rules, budget, table, places) -> Table:
         cells = [_board_cell(table[entry].get(w), best.get(w), single.get(w)) for w in workloads]
         mean = places[rules, budget, *entry]["geomean_ratio_to_best"]
         lines.append([_name(entry), *cells, f"{float(mean):.3f}"])
-    title = f"{topology}, {budget}, rules {rules}: step time in ms (speed-up over single-gpu), * best; mean: {MEAN}"
-    return title, ["placer", *workloads, "mean"], lines
+    return f"{topology}, {budget}, rules {rules}", ["placer", *workloads, "mean"], lines
 
 
-MEAN = "geometric mean of the ratio to the best over all machines, at most 10, failures count 10"
+LEGEND = (
+    "Step time in ms (speed-up over single-gpu), * best. Mean: geometric mean of the ratio to the best over all "
+    "workloads and machines, at most 10 each; a run without a score counts 10."
+)
 
 
 def _board_cell(score: Score | None, best: int | None, single: Score | None) -> str:

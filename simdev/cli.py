@@ -444,11 +444,12 @@ _LISTS = {"workloads": _list_workloads, "topologies": _list_topologies, "placers
 
 
 def _print_board(found: list[Row], out: Path) -> None:
-    from simdev.board import board, failures, headline
+    from simdev.board import LEGEND, board, failures, headline
 
     for title, header, lines in board(found):
         print(f"\n{title}")
         _print_table(header, lines)
+    print(LEGEND)
     for line in failures(found):
         print(line, file=sys.stderr)
     print(headline(found, out))

@@ -53,8 +53,8 @@ def verify(
     differences = digest_differences(folder) + _tables(folder, found)
     chosen = found if sample is None else [found[i] for i in _evenly(len(found), sample)]
     chosen = sorted(chosen, key=lambda row: row.key)
-    pool = workers.worker_pool(max(1, jobs or len(os.sched_getaffinity(0))), tasks=8)
-    with workers.one_thread(), workers.running(pool):
+    pool = workers.worker_pool(max(1, jobs or workers.cores()), tasks=8)
+    with workers.environment(), workers.running(pool):
         futures = [pool.schedule(check_row, (folder, row, engine, rerun)) for row in chosen]
         for done, (row, future) in enumerate(zip(chosen, futures, strict=True), 1):
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +20,11 @@ class Limits:
 
     seconds: float
     memory_bytes: int
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def worker_pool(jobs: int, *, tasks: int = 1):
@@ -44,10 +50,13 @@ def running(pool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Let worker processes started inside use one thread each."""
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+def environment() -> Iterator[None]:
+    """Let worker processes started inside use one thread each, and find the same modules as this process: the fork
+    server would look in the current folder first."""
+    path = os.pathsep.join(part for part in sys.path if part)
+    settings = {**dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONSAFEPATH": "1", "PYTHONPATH": path}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
     try:
         yield
     finally:

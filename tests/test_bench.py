@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simdev import bench, leaderboard, registry, rows, verify
+from simdev import bench, leaderboard, registry, rows, verify, workers
 from simdev.bench import Limits, Run, plan
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graph import GraphBuilder
@@ -265,6 +265,15 @@ def test_a_torn_journal_line_is_dropped(graphs, tmp_path):
     assert len(journal.read_bytes().splitlines()) == len(data.splitlines())
 
 
+def test_workers_load_the_same_package_as_the_bench(graphs, tmp_path):
+    (tmp_path / "simdev").mkdir()
+    (tmp_path / "simdev" / "__init__.py").write_text("raise SystemExit('the wrong package')")
+    code = "import sys; sys.path[0] = sys.argv.pop(1); from simdev.cli import main; main()"
+    command = [sys.executable, "-c", code, str(Path(__file__).parents[1]), "bench", "-w", graphs[0], "-t", "p100x2"]
+    done = subprocess.run([*command, "-p", "single-gpu"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "1 runs (1 ok)" in done.stdout, done.stderr
+
+
 def test_a_corrupt_journal_is_named(graphs, tmp_path):
     (tmp_path / "journal.jsonl").write_text('{"kind": "row"\n')
     with pytest.raises(InvalidInput, match=r"journal.jsonl: line 1: not a journal entry"):
@@ -286,7 +295,7 @@ def test_a_file_in_place_of_the_folder(graphs, tmp_path):
 def test_threads_of_workers_leave_the_environment_as_it_was(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("NUMBA_NUM_THREADS", raising=False)
-    with bench.one_thread():
+    with workers.environment():
         assert os.environ["OMP_NUM_THREADS"] == os.environ["NUMBA_NUM_THREADS"] == "1"
     assert os.environ["OMP_NUM_THREADS"] == "7" and "NUMBA_NUM_THREADS" not in os.environ
 

@@ -147,3 +147,37 @@ def check_placer(
     assert first.hash == second.hash, f"{spec.name} gave two placements for one seed"
     assert used == used_again, f"{spec.name} used {used}, then {used_again} evaluations"
     return first
+
+
+def training_graph(rng: np.random.Generator, blocks: int) -> ComputationGraph:
+    """A graph shaped like a training step, about 16 ops per block: forward blocks of 1 to 6 parallel branches with a
+    residual edge, a backward pass in reverse that reads the forward activations, an update per weight."""
+    b, size = GraphBuilder(f"training-{blocks}"), 1 << 20
+    gradients: list[tuple[int, int]] = []
+    trunk = b.outputs(b.op("images", "input", outputs=[size]))[0]
+    forward: list[tuple[list[int], list[int], int]] = []
+
+    def cost():
+        return {"flops": int(rng.integers(10**7, 10**9)), "outputs": [int(rng.integers(1 << 12, 1 << 20))]}
+
+    for block in range(blocks):
+        branches, weights = [], []
+        for branch in range(int(rng.integers(1, 7))):
+            weight = b.op(f"w{block}.{branch}", "parameter", persistent_bytes=3 << 16)
+            weights.append(b.tensor(weight, 1 << 16, persistent=True))
+            branches.append(b.outputs(b.op(f"f{block}.{branch}", "mm", inputs=[trunk, weights[-1]], **cost()))[0])
+        joined = b.outputs(b.op(f"join{block}", "add", inputs=[trunk, *branches], **cost()))[0]
+        forward.append((weights, branches, trunk))
+        trunk = joined
+    grad = b.outputs(b.op("loss", "sum", inputs=[trunk], phase="backward", **cost()))[0]
+    for block, (weights, branches, source) in reversed(list(enumerate(forward))):
+        grads = []
+        for branch, (weight, activation) in enumerate(zip(weights, branches, strict=True)):
+            reads = [grad, activation, source, weight]
+            made = b.op(f"b{block}.{branch}", "mm", inputs=reads, phase="backward", **cost())
+            grads.append(b.outputs(made)[0])
+            gradients.append((weight, b.tensor(made, 1 << 16)))
+        grad = b.outputs(b.op(f"split{block}", "add", inputs=[grad, *grads], phase="backward", **cost()))[0]
+    for number, (weight, gradient) in enumerate(gradients):
+        b.op(f"u{number}", "sgd", inputs=[weight, gradient], phase="update", flops=1 << 16)
+    return b.build()

@@ -154,3 +154,17 @@ def test_a_memory_of_transformer_xl_is_read_before_it_is_overwritten():
     for write in writes:
         sources = set(graph.edge_source[graph.consumers == write])
         assert any(kinds[source] == "cat" for source in sources)
+
+
+def test_nmt_is_too_large_for_one_k80_as_in_mirhoseini_2017():
+    from simdev.placement import Placement
+    from simdev.problem import Problem
+    from simdev.registry import find_placer
+    from simdev.sim import simulate
+    from simdev.topology import load_topology
+
+    problem = Problem.build(load_workload("nmt"), load_topology("k80x2"))
+    gpu = problem.topology.accelerators[0]
+    assert not simulate(problem, Placement(np.full(problem.graph.n_ops, gpu))).feasible
+    expert = find_placer("expert")[0].function(problem, rng=None, budget=None)
+    assert simulate(problem, expert).feasible

@@ -30,12 +30,16 @@ _TRANSFORMER = (
     (r"(?:embedding|position|patch|token|class)", FIRST),
     (r"(?:norm|softmax|head|loss|final)", LAST),
 )
+_CELLS = ((r"cell\.(\d+)", None), (r"stem", FIRST), (r"head", LAST))  # the auxiliary head goes with its neighbour
 CHAINS = {
     "inception": ((r"mixed\.(\d+)", None), (r"stem", FIRST), (r"aux", 7), (r"head", LAST)),
     "transformer-xl": _TRANSFORMER,
     "gpt2": _TRANSFORMER,
     "llama-moe": _TRANSFORMER,
     "vit": _TRANSFORMER,
+    "nasnet": _CELLS,
+    "amoebanet": _CELLS,
+    "wavenet": ((r"stack\.(\d+)\.(\d+)", None), (r"input", FIRST), (r"head", LAST)),
 }
 
 

@@ -40,6 +40,17 @@ def test_transformer_layers_keep_together_with_embedding_first_and_softmax_last(
         assert devices[1 + 2 * i] == devices[2 + 2 * i]
 
 
+def test_cells_stay_whole_and_the_auxiliary_head_goes_with_its_neighbour():
+    layers = ["stem.0", "cell.0.current", "cell.0.block", "cell.1.current", "cell.1.block", "aux.0", "cell.2", "head.0"]
+    # Seven layers with a place, in four stages by the middle of each cell; aux reads cell 1.
+    assert expert(chain("nasnet", layers)) == [1, 2, 2, 3, 3, 3, 4, 4]
+
+
+def test_wavenet_is_cut_along_its_stacks():
+    layers = ["input"] + [f"stack.{s}.{i}.filter" for s in range(2) for i in range(3)] + ["head.1"]
+    assert expert(chain("wavenet", layers)) == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
 def test_each_lstm_layer_has_its_device():
     layers = ["embedding", "layer0", "layer1", "softmax"]
     assert expert(chain("rnnlm", layers)) == [1, 1, 2, 2]

@@ -205,3 +205,67 @@ def test_values_that_no_workload_can_have(changes, message):
 def test_values_that_do_not_go_together():
     with pytest.raises(InvalidInput, match=r"gpt2-medium\[heads=3,layers=1\]: cannot be built: RuntimeError: shape"):
         capture_workload(*find_workload("gpt2-medium[layers=1,heads=3]"))
+
+
+def test_lstm_cell_equals_pytorchs():
+    from simdev.workloads._lstm import cell_class
+
+    cell, theirs = cell_class()(5, 3), torch.nn.LSTMCell(5, 3)
+    with torch.no_grad():  # both order the gates input, forget, cell, output
+        theirs.weight_ih.copy_(cell.weight[:5].t())
+        theirs.weight_hh.copy_(cell.weight[5:].t())
+        theirs.bias_ih.copy_(cell.bias)
+        theirs.bias_hh.zero_()
+    x, h, c = torch.randn(2, 5), torch.randn(2, 3), torch.randn(2, 3)
+    output, (new_h, new_c) = cell((x[:, :2], x[:, 2:]), (h, c), x[:, :3])
+    expected_h, expected_c = theirs(x, (h, c))
+    assert torch.allclose(new_h, expected_h, atol=1e-6) and torch.allclose(new_c, expected_c, atol=1e-6)
+    assert torch.allclose(output, expected_h + x[:, :3], atol=1e-6)
+
+
+def test_transformer_xl_attention_equals_the_papers_sum():
+    """Section 3.3, term by term: E W_q W_kE E + E W_q W_kR R + u W_kE E + v W_kR R."""
+    model = make(TINY["transformer-xl-2"]).model  # 8 units, 2 heads, memory 5
+    attention, length, memory, width = model.layer0.attention, 6, 5, 4
+    joined = torch.randn(memory + length, 2, 8)
+    relative = model.position(length, joined)
+    positions, u, v, _ = relative
+    got = attention(joined, length, *relative)
+    query, key, value = attention.query_key_value(joined).view(-1, 2, 3, 2, width).unbind(2)
+    far = attention.distance(positions).view(-1, 2, width)
+    far = far.flip(0)  # row d is now the sinusoid of distance d
+    mixed = torch.zeros(length, 2, 2, width)
+    for i in range(length):
+        place = memory + i
+        for b in range(2):
+            for h in range(2):
+                q = query[place, b, h]
+                scores = [
+                    (q + u[h]) @ key[j, b, h] + (q + v[h]) @ far[place - j, h] for j in range(place + 1)
+                ]  # nothing ahead
+                weights = torch.softmax(torch.stack(scores) / width**0.5, dim=0)
+                mixed[i, b, h] = weights @ value[: place + 1, b, h]
+    assert torch.allclose(got, attention.output(mixed.reshape(length, 2, 8)), atol=1e-5)
+
+
+def test_rotary_scores_depend_on_the_distance_alone():
+    from simdev.workloads.llama_moe import _rotate
+
+    cosines, sines = make(TINY["llama-moe"]).model.position(7, torch.zeros(1))  # heads of 2
+    query, key = (torch.randn(2).expand(1, 1, 7, 2) for _ in range(2))
+    scores = (_rotate(query, cosines, sines) @ _rotate(key, cosines, sines).transpose(2, 3))[0, 0]
+    for distance in range(7):
+        diagonal = scores.diagonal(-distance)
+        assert torch.allclose(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5)
+    assert not torch.allclose(scores[0, 0], scores[1, 0])
+
+
+def test_the_first_encoder_layer_of_gnmt_reads_both_ways():
+    step = make(TINY["gnmt-4"])
+    source, seen = step.inputs[0], []
+    step.model.encoder.layer1.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    changed = source.clone()
+    changed[-1] = (changed[-1] + 1) % 11
+    step.model.encoder(source), step.model.encoder(changed)
+    (forth, back), (forth_changed, back_changed) = seen[0], seen[len(seen) // 2]
+    assert torch.equal(forth, forth_changed) and not torch.equal(back, back_changed)

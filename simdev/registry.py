@@ -18,6 +18,7 @@ from simdev import placer, workload
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graph import ComputationGraph
 from simdev.graph_file import load_graph
+from simdev.importers import import_graph
 
 _ID = re.compile(r"(?P<name>[^@\[\]]+)(@(?P<version>\d+))?(\[(?P<params>[^\[\]]*)\])?")
 
@@ -26,7 +27,8 @@ _ID = re.compile(r"(?P<name>[^@\[\]]+)(@(?P<version>\d+))?(\[(?P<params>[^\[\]]*
 def _load(shelf: str) -> None:
     package = importlib.import_module(f"simdev.{shelf}")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        importlib.import_module(module.name)
+        if not module.name.rpartition(".")[2].startswith("_"):  # helpers are for those who import them
+            importlib.import_module(module.name)
     group = "simdev.placers" if shelf == "baselines" else "simdev.workloads"
     for entry in entry_points(group=group):
         entry.load()
@@ -76,13 +78,15 @@ def graph_path(name: str) -> Path:
 
 
 def load_workload(entry: str) -> ComputationGraph:
-    """The graph of a workload id, or of a graph file (a path ending in ``.npz`` or ``.json``).
+    """The graph of a workload id, or of a graph file: any format of :mod:`simdev.importers`, by the end of its name.
 
     The default parameters come from the shipped file; others are captured now, which needs PyTorch (the ``capture``
     extra).
     """
     if entry.endswith(".npz"):
         return load_graph(entry)
+    if entry.endswith((".json", ".csv", ".onnx", ".txt")):
+        return import_graph(entry).graph
     spec, params = find_workload(entry)
     if all(spec.defaults[key] == value for key, value in params.items()) and graph_path(spec.name).is_file():
         return load_graph(graph_path(spec.name))

@@ -338,7 +338,9 @@ def test_damaged_results(simdev, graph, tmp_path, damage):
 
 def test_a_graph_written_by_the_import_command_loads(simdev, tmp_path):
     source = tmp_path / "tiny.json"
-    source.write_text('{"ops": [{"name": "a", "kind": "mm", "outputs": [8]}, {"name": "b", "kind": "mm", "inputs": ["a"]}]}')
+    source.write_text(
+        '{"ops": [{"name": "a", "kind": "mm", "outputs": [8]}, {"name": "b", "kind": "mm", "inputs": ["a"]}]}'
+    )
     code, out, errors = simdev("import", source, "-o", tmp_path / "tiny.npz")
     assert code == 0, errors
     assert load_graph(tmp_path / "tiny.npz").n_ops == 2

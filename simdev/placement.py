@@ -32,6 +32,8 @@ class Placement:
             array = np.asarray(values)
             if array.ndim != 1 or array.dtype.kind not in "iu":
                 raise InvalidInput("expected one whole number per op", source="placement", field=name)
+            if array.size and not np.iinfo(dtype).min <= int(array.min()) <= int(array.max()) <= np.iinfo(dtype).max:
+                raise InvalidInput(f"a number does not fit {np.dtype(dtype)}", source="placement", field=name)
             array = array.astype(dtype)
             array.setflags(write=False)
             object.__setattr__(self, name, array)
@@ -134,7 +136,10 @@ class Placement:
         priority = document.get("priority")
         if priority is not None and not (isinstance(priority, list) and all(type(value) is int for value in priority)):
             raise InvalidInput("expected a list of whole numbers", source=path, field="priority")
-        placement = cls(np.array(devices, np.int64), None if priority is None else np.array(priority, np.int64))
+        try:
+            placement = cls(devices, priority)
+        except InvalidInput as error:
+            raise InvalidInput(error.message, source=path, field=error.field) from None
         placement.check(problem, source=path)
         return placement
 

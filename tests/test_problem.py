@@ -1,0 +1,63 @@
+"""A problem: shapes agree, rules are known, and sums per placement unit are right."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simdev.errors import InvalidInput, UnknownName
+from simdev.graph import GraphBuilder
+from simdev.problem import Problem, Rules
+from simdev.topology import Device, DeviceKind, Link, Topology
+
+GPU = DeviceKind("gpu", 2**30, {"f32": 1e12}, 1e11, launch_ns=100, unsupported=("rare",))
+CPU = DeviceKind("cpu", 2**30, {"f32": 1e11}, 1e10, launch_ns=1)
+PAIR = Topology("pair", (Device("cpu", CPU, host=True), Device("gpu", GPU)), (Link(("cpu", "gpu"), 10**9, 50),))
+
+
+def graph():
+    builder = GraphBuilder("g")
+    builder.op("a", "mm", group="u", persistent_bytes=10)
+    builder.op("b", "rare", persistent_bytes=3)
+    builder.op("c", "mm", group="u", persistent_bytes=5, bytes_read=1000)
+    return builder.build()
+
+
+def test_units_sum_their_ops():
+    problem = Problem.build(graph(), PAIR)
+    assert problem.unit_op_ns.tolist() == [[1 + 101, 1], [100 + 110, -1]]
+    assert problem.unit_persistent_bytes.tolist() == [15, 3]
+    assert problem.costs.device_op_ns.tolist() == [[1, 1, 101], [100, -1, 110]]
+
+
+def test_costs_of_another_graph_are_refused():
+    problem = Problem.build(graph(), PAIR)
+    builder = GraphBuilder("h")
+    builder.op("a", "mm")
+    other = builder.build()
+    with pytest.raises(InvalidInput, match=r"costs: op_ns: shape \(2, 3\), expected \(2, 1\)"):
+        Problem(other, PAIR, problem.costs)
+    for name, value in (("dispatch_ns", np.zeros(2, int)), ("pair_class", np.zeros((1, 1), int))):
+        with pytest.raises(InvalidInput, match=f"costs: {name}: shape"):
+            Problem(graph(), PAIR, replace(problem.costs, **{name: value}))
+
+
+@pytest.mark.parametrize("field", ["policy", "contention", "runtime"])
+def test_unknown_rules(field):
+    with pytest.raises(UnknownName, match=f"rules: unknown {field} 'fif'"):
+        Rules(**{field: "fif"})
+
+
+def test_the_eager_runtime_needs_a_host():
+    alone = Topology("alone", (Device("d", CPU),))
+    with pytest.raises(InvalidInput, match="alone: device: host: the eager runtime needs a host device"):
+        Problem.build(graph(), alone, rules=Rules(runtime="eager"))
+
+
+@pytest.mark.parametrize("value", [0, -2])
+def test_durations_below_one_are_refused(value):
+    costs = Problem.build(graph(), PAIR).costs
+    with pytest.raises(InvalidInput, match="negative or zero duration"):
+        replace(costs, op_ns=np.full(costs.op_ns.shape, value))
+    with pytest.raises(InvalidInput, match="op_ns: expected whole nanoseconds, got dtype float64"):
+        replace(costs, op_ns=costs.op_ns.astype(float))

@@ -97,5 +97,7 @@ def byte_costs(problem: Problem, devices: np.ndarray) -> np.ndarray:
     costs, sizes = problem.costs, problem.graph.tensor_bytes
     total = costs.transfer_ns.sum(axis=1) / max(1, int(sizes.sum()))
     classes = costs.pair_class[np.ix_(devices, devices)]
-    table = np.where(classes >= 0, total[classes] if len(total) else 1.0, 0.0)
+    if not len(sizes):
+        total = np.ones(len(total))  # nothing is ever sent
+    table = np.where(classes >= 0, total[classes], 0.0)
     return (table + table.T) / 2

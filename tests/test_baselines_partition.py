@@ -79,3 +79,11 @@ def test_missing_kahip_is_unsupported():
     except ImportError:
         with pytest.raises(Unsupported, match="kahip"):
             place("min-cut[tool=kahip]", Problem.build(planted(), load_topology("p100x4")))
+
+
+@pytest.mark.parametrize("entry", ["scotch", "min-cut", "min-cut[tool=metis]"])
+def test_ops_without_tensors(entry):
+    builder = GraphBuilder("no tensors")
+    for number in range(8):
+        builder.op(f"op{number}", "mm", flops=10**9)
+    assert len(set(place(entry, Problem.build(builder.build(), load_topology("p100x4"))))) >= 4

@@ -9,9 +9,10 @@ import pytest
 
 from simdev.errors import Unsupported
 from simdev.exact.contract import contract
-from simdev.exact.dp import best_contiguous, best_linear
+from simdev.exact.dp import best_contiguous, best_linear, contiguous_split
 from simdev.exact.ideals import all_ideals
 from simdev.exact.load import LoadProblem, machine_loads, read_load_problem
+from simdev.exact.merge import merge_cheapest, merge_dominated
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[2] / "shared" / "data")) / "dnn-partitioning"
 published = pytest.mark.skipif(not DATA.is_dir(), reason="SIMDEV_DATA names no folder with dnn-partitioning")
@@ -177,3 +178,30 @@ def test_published_optima(name, ideals, optimum):
     assert found.largest == pytest.approx(optimum, rel=1e-4)
     loads = machine_loads(problem, found.machine)
     assert loads.largest == pytest.approx(found.largest) and not loads.overfull
+
+
+def test_dominated_merges_lose_nothing():
+    rng, merged = np.random.default_rng(2), 0
+    for _ in range(300):
+        n = int(rng.integers(2, 8))
+        edges = [(a, b) for a in range(n) for b in range(a + 1, n) if rng.random() < 0.3]
+        problem = load_problem(rng.integers(0, 5, n), edges, cost=rng.integers(0, 9, n), k=int(rng.integers(1, 4)))
+        classes = contract(problem, merge_trivial=False)
+        fewer = merge_dominated(classes)
+        merged += classes.n_classes - fewer.n_classes
+        found = contiguous_split(problem, fewer, 1000)
+        assert found.largest == pytest.approx(contiguous_split(problem, classes, 1000).largest)
+        assert machine_loads(problem, found.machine).largest == pytest.approx(found.largest)
+    assert merged > 100
+
+
+def test_cheapest_merges_stay_contiguous():
+    rng = np.random.default_rng(3)
+    for _ in range(100):
+        n = int(rng.integers(2, 12))
+        edges = [(a, b) for a in range(n) for b in range(a + 1, n) if rng.random() < 0.3]
+        problem = load_problem(rng.integers(0, 5, n), edges, cost=rng.integers(0, 9, n))
+        classes = merge_cheapest(contract(problem), 3)
+        assert all(p < c for c, before in enumerate(classes.predecessors) for p in before)
+        found = contiguous_split(problem, classes, 5000)
+        assert machine_loads(problem, found.machine).largest == pytest.approx(found.largest)

@@ -46,7 +46,7 @@ def contract(problem: LoadProblem, *, merge_trivial: bool = True) -> Classes:
     if merge_trivial:
         class_of = _without_trivial(problem, class_of)
     before, after = _precedence(problem, class_of)
-    order = _topological(int(class_of.max()) + 1, before, after)
+    order = topological(int(class_of.max()) + 1, before, after)
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     return _classes(problem, rank[class_of], rank[before], rank[after])
@@ -114,7 +114,7 @@ def _without_trivial(problem: LoadProblem, class_of: np.ndarray) -> np.ndarray:
     return np.unique(np.array(into)[class_of], return_inverse=True)[1]
 
 
-def _topological(count: int, before: np.ndarray, after: np.ndarray) -> list[int]:
+def topological(count: int, before: np.ndarray, after: np.ndarray) -> list[int]:
     """Depth first: a class follows the one visited last where it can, so that prefixes cut few tensors."""
     successors: list[list[int]] = [[] for _ in range(count)]
     waiting = [0] * count

@@ -28,18 +28,10 @@ class Split:
 def best_contiguous(problem: LoadProblem, *, limit: int = 200_000, merge_trivial: bool = True) -> Split:
     """The split with the least largest load among all whose machines hold a difference of two nested ideals each.
 
-    The linearised optimum bounds it from above, and stages beyond that bound are not looked at. Raises
-    :class:`Unsupported` above ``limit`` ideals, or where no contiguous split fits in memory (the reason is in the
-    message).
+    Raises :class:`Unsupported` above ``limit`` ideals, or where no contiguous split fits in memory (the reason is in
+    the message).
     """
-    classes = contract(problem, merge_trivial=merge_trivial)
-    ideals = all_ideals(classes.predecessors, limit)
-    chain = _solve(classes, prefixes(classes.n_classes), problem, np.inf)
-    bound = np.inf if chain is None else chain.largest
-    found = _solve(classes, ideals, problem, bound)
-    if found is None:
-        raise Unsupported(why_infeasible(problem, classes))
-    return found
+    return contiguous_split(problem, contract(problem, merge_trivial=merge_trivial), limit)
 
 
 def best_linear(problem: LoadProblem, *, merge_trivial: bool = True) -> Split:
@@ -47,11 +39,35 @@ def best_linear(problem: LoadProblem, *, merge_trivial: bool = True) -> Split:
 
     Any size; an upper bound of :func:`best_contiguous` only, as the order is fixed.
     """
-    classes = contract(problem, merge_trivial=merge_trivial)
-    found = _solve(classes, prefixes(classes.n_classes), problem, np.inf)
+    return linear_split(problem, contract(problem, merge_trivial=merge_trivial))
+
+
+def contiguous_split(problem: LoadProblem, classes: Classes, limit: int) -> Split:
+    """The contiguous optimum over given classes. The linearised optimum bounds it from above, and stages beyond that
+    bound are not looked at."""
+    ideals = all_ideals(classes.predecessors, limit)
+    try:
+        bound = linear_split(problem, classes).largest
+    except Unsupported:
+        bound = np.inf
+    found = _solve(classes, ideals, problem, bound)
     if found is None:
         raise Unsupported(why_infeasible(problem, classes))
     return found
+
+
+def linear_split(problem: LoadProblem, classes: Classes) -> Split:
+    """The best split of ``classes`` in their order into consecutive stages."""
+    chain = prefixes(classes.n_classes)
+    work = classes.accelerator_time[np.isfinite(classes.accelerator_time)].sum()
+    bound = 1.25 * work / max(1, problem.accelerators)
+    while True:  # a bound keeps the stages short that are looked at; where nothing is found within it, it grows
+        found = _solve(classes, chain, problem, bound)
+        if found is not None:
+            return found
+        if bound == np.inf:
+            raise Unsupported(why_infeasible(problem, classes))
+        bound = 2 * bound if 0 < bound < 20 * work else np.inf
 
 
 def why_infeasible(problem: LoadProblem, classes: Classes) -> str:

@@ -1,0 +1,49 @@
+"""Placers that minimise the largest load instead of the step time: from problem to max-load split to placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from simdev.errors import BudgetExhausted, Unsupported
+from simdev.exact.dp import Split
+from simdev.exact.load import LoadProblem
+from simdev.exact.training import alike_accelerators, load_of
+from simdev.placement import Placement
+from simdev.problem import Problem
+
+MEMORY_SHARES = (1.0, 0.85, 0.7)
+
+
+def place_by_load(problem: Problem, budget, solve: Callable[[LoadProblem], Split]) -> Placement:
+    """Place by ``solve`` and, while the simulator finds a device too full, again with less memory to fill.
+
+    The model adds up what each op keeps, the simulator knows when it is kept. Each try takes one evaluation of the
+    budget. Where the model knows no split that fits, the one that ignores memory is returned: an infeasible row.
+    """
+    accelerators = alike_accelerators(problem)
+    best = None
+    for share in MEMORY_SHARES:
+        try:
+            devices = _devices(problem, accelerators, solve(load_of(problem, accelerators, memory_share=share)))
+        except Unsupported:
+            if best is None:
+                return Placement(
+                    _devices(problem, accelerators, solve(load_of(problem, accelerators, memory_share=np.inf)))
+                )
+            break
+        try:
+            step_ns, overflow = budget.evaluate(devices)
+        except BudgetExhausted:
+            return Placement(devices if best is None else best[1])
+        if best is None or (overflow, step_ns) < best[0]:
+            best = (overflow, step_ns), devices
+        if overflow == 0:
+            break
+    return Placement(best[1])
+
+
+def _devices(problem: Problem, accelerators: list[int], split: Split) -> np.ndarray:
+    """int32 ``(n,)``: machines as devices. Nodes of a class are on one machine, so colocated ops are too."""
+    return np.array([*accelerators, problem.topology.host], np.int32)[split.machine]

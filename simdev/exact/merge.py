@@ -1,0 +1,161 @@
+"""Fewer classes for the exact methods: merges that lose nothing first, then merges of the cheapest neighbours."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from simdev.exact.contract import Classes, topological
+
+
+def merge_dominated(classes: Classes) -> Classes:
+    """Merge classes that some optimal contiguous split on accelerators keeps together, where memory does not bind.
+
+    Let ``v`` be the only successor of ``u``. Moving ``u`` from another accelerator to that of ``v`` keeps the split
+    contiguous. The borders that join ``u`` and ``v`` alone are no longer crossed, which relieves both accelerators by
+    their cost; every other border of ``u`` burdens either one by its cost at most, and the accelerator of ``v`` takes
+    the time of ``u``. So if time plus other borders are no more than the joining borders, no load grows. The same holds
+    for ``v`` when ``u`` is its only predecessor.
+    """
+    merger = _Merger(classes)
+    waiting = list(range(classes.n_classes))
+    while waiting:
+        small = waiting.pop()
+        if merger.into[small] != small:
+            continue
+        for near, far in ((merger.after, merger.before), (merger.before, merger.after)):
+            if len(near[small]) == 1 and merger.dominated(small, other := next(iter(near[small]))):
+                waiting.extend({*near[small], *far[small], *near[other], *far[other]})
+                merger.merge(small, other)
+                break
+    return merger.result()
+
+
+def merge_cheapest(classes: Classes, target: int) -> Classes:
+    """Merge neighbours, those of least time together first, down to ``target`` classes or until none is left to merge.
+
+    Only pairs that cannot close a cycle are merged: ``v`` is the only successor of ``u``, or ``u`` the only
+    predecessor of ``v``. This may lose the optimum.
+    """
+    merger = _Merger(classes)
+    heap = [(merger.pair_time(u, v), u, v) for u in range(classes.n_classes) for v in sorted(merger.after[u])]
+    heapq.heapify(heap)
+    left = classes.n_classes
+    while heap and left > target:
+        time, u, v = heapq.heappop(heap)
+        if merger.into[u] != u or merger.into[v] != v or v not in merger.after[u] or time != merger.pair_time(u, v):
+            continue
+        if len(merger.after[u]) > 1 and len(merger.before[v]) > 1:
+            continue
+        merger.merge(u, v)
+        left -= 1
+        for w in merger.before[v]:
+            heapq.heappush(heap, (merger.pair_time(w, v), w, v))
+        for w in merger.after[v]:
+            heapq.heappush(heap, (merger.pair_time(v, w), v, w))
+    return merger.result()
+
+
+def regroup(classes: Classes, label: np.ndarray) -> Classes:
+    """Merge the classes of equal ``label`` int ``(c,)``; those that then lie on a cycle are merged too."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    label = np.unique(label, return_inverse=True)[1]
+    arcs = [(label[p], label[c]) for c, before in enumerate(classes.predecessors) for p in before]
+    before, after = np.array(arcs, np.int64).reshape(-1, 2).T
+    count = int(label.max()) + 1
+    _, component = connected_components(
+        coo_array((np.ones(len(before)), (before, after)), (count, count)), connection="strong"
+    )
+    label = np.unique(component[label], return_inverse=True)[1]
+    count = int(label.max()) + 1
+    before, after = component_arcs(classes, label)
+    order = topological(count, before, after)
+    rank = np.empty(count, np.int64)
+    rank[order] = np.arange(count)
+    label = rank[label]
+    predecessors: list[set[int]] = [set() for _ in range(count)]
+    for a, b in zip(rank[before].tolist(), rank[after].tolist(), strict=True):
+        predecessors[b].add(a)
+    borders: dict[tuple[int, ...], float] = {}
+    for b, cost in enumerate(classes.border_cost.tolist()):
+        members = classes.members[classes.member_ptr[b] : classes.member_ptr[b + 1]]
+        key = tuple(sorted(set(label[members].tolist())))
+        if len(key) > 1:
+            borders[key] = borders.get(key, 0.0) + cost
+    return Classes(
+        accelerator_time=np.bincount(label, classes.accelerator_time, count),
+        cpu_time=np.bincount(label, classes.cpu_time, count),
+        size=np.bincount(label, classes.size, count),
+        predecessors=tuple(frozenset(p) for p in predecessors),
+        border_cost=np.array(list(borders.values()), float),
+        member_ptr=np.cumsum([0, *(len(key) for key in borders)]).astype(np.int64),
+        members=np.array([c for key in borders for c in key], np.int64),
+        class_of=label[classes.class_of],
+    )
+
+
+def component_arcs(classes: Classes, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Precedence between labels as two arrays, without loops."""
+    arcs = {(int(label[p]), int(label[c])) for c, before in enumerate(classes.predecessors) for p in before}
+    arcs = sorted((a, b) for a, b in arcs if a != b)
+    before, after = np.array(arcs, np.int64).reshape(-1, 2).T
+    return before, after
+
+
+class _Merger:
+    """Classes under way to fewer: who was merged ``into`` whom, and the graph of those left."""
+
+    def __init__(self, classes: Classes):
+        self.classes = classes
+        count = classes.n_classes
+        self.into = list(range(count))
+        self.time = classes.accelerator_time.tolist()
+        self.before = [set(p) for p in classes.predecessors]
+        self.after: list[set[int]] = [set() for _ in range(count)]
+        for c, predecessors in enumerate(classes.predecessors):
+            for p in predecessors:
+                self.after[p].add(c)
+        ptr = classes.member_ptr
+        self.members = [set(classes.members[ptr[b] : ptr[b + 1]].tolist()) for b in range(len(classes.border_cost))]
+        self.cost = classes.border_cost.tolist()
+        self.borders: list[set[int]] = [set() for _ in range(count)]
+        for b, members in enumerate(self.members):
+            for c in members:
+                self.borders[c].add(b)
+
+    def pair_time(self, u: int, v: int) -> float:
+        return self.time[u] + self.time[v]
+
+    def dominated(self, small: int, other: int) -> bool:
+        joining = sum(
+            self.cost[b] for b in self.borders[small] if len(self.members[b]) == 2 and other in self.members[b]
+        )
+        every = sum(self.cost[b] for b in self.borders[small])
+        return self.time[small] + (every - joining) <= joining
+
+    def merge(self, small: int, other: int) -> None:
+        self.into[small] = other
+        self.time[other] += self.time[small]
+        for near, far in ((self.before, self.after), (self.after, self.before)):
+            for c in near[small]:
+                far[c].discard(small)
+                if c != other:
+                    far[c].add(other)
+                    near[other].add(c)
+            near[other].discard(small)
+        for b in self.borders[small]:
+            self.members[b].discard(small)
+            self.members[b].add(other)
+            if len(self.members[b]) == 1:
+                self.borders[other].discard(b)
+            else:
+                self.borders[other].add(b)
+
+    def result(self) -> Classes:
+        into = np.array(self.into)
+        while not np.array_equal(into[into], into):
+            into = into[into]
+        return regroup(self.classes, into)

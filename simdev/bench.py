@@ -34,7 +34,7 @@ from simdev.problem import Problem, Rules
 from simdev.results import Results
 from simdev.rows import Row
 from simdev.topology import load_topology, topology_names
-from simdev.workers import Limits, cores, death, limit_process, environment, result, running, worker_pool
+from simdev.workers import Limits, cores, death, environment, limit_process, result, running, worker_pool
 
 DEFAULT_RULES = "fifo/fifo/dataflow"
 ENDLESS = 1 << 40  # evaluations, where seconds are the budget

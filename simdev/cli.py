@@ -55,6 +55,7 @@ PlacerOption = Annotated[str | None, typer.Option("--placer", "-p", help="Placer
 PolicyOption = Annotated[Policy, typer.Option(help="Which ready op a device takes first.")]
 ContentionOption = Annotated[Contention, typer.Option(help="How transfers share a link.")]
 RuntimeOption = Annotated[Runtime, typer.Option(help="What decides when an op may start.")]
+CostsOption = Annotated[Path | None, typer.Option(help="Measured costs (simdev import --costs), before the model's.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where to write.")]
 
@@ -172,6 +173,7 @@ def simulate(
     policy: PolicyOption = Policy.fifo,
     contention: ContentionOption = Contention.fifo,
     runtime: RuntimeOption = Runtime.dataflow,
+    costs: CostsOption = None,
     evaluations: Annotated[int, typer.Option(help="Simulations that the placer may spend.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the placer.")] = 0,
     as_json: JsonOption = False,
@@ -182,7 +184,7 @@ def simulate(
 
     if (placement is None) == (placer is None):
         raise InvalidInput("give either --placement or --placer")
-    problem = _problem(graph, topology, policy, contention, runtime)
+    problem = _problem(graph, topology, policy, contention, runtime, costs)
     if placement is not None:
         found = Placement.load(placement, problem)
     else:
@@ -199,6 +201,7 @@ def place(
     policy: PolicyOption = Policy.fifo,
     contention: ContentionOption = Contention.fifo,
     runtime: RuntimeOption = Runtime.dataflow,
+    costs: CostsOption = None,
     evaluations: Annotated[int, typer.Option(help="Simulations that the placer may spend.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the placer.")] = 0,
 ) -> None:
@@ -206,7 +209,7 @@ def place(
     from simdev import sim
     from simdev.rows import writing
 
-    problem = _problem(graph, topology, policy, contention, runtime)
+    problem = _problem(graph, topology, policy, contention, runtime, costs)
     found = _place(problem, placer, evaluations, seed)
     with writing(out):
         found.save(out, problem)
@@ -281,16 +284,25 @@ def import_(
     file: Annotated[Path, typer.Argument(help="ONNX, PipeDream text, dnn-partitioning or Piper JSON, JSON or CSV.")],
     out: OutOption,
     file_format: Annotated[str | None, typer.Option("--format", "-f", help="Format, where it cannot be told.")] = None,
+    costs: Annotated[Path | None, typer.Option(help="Where to write the measured times of the file.")] = None,
+    device_kind: Annotated[str, typer.Option(help="What they were measured on, if it does not say.")] = "accelerator",
 ) -> None:
     """Turn a graph of another tool into a graph file."""
+    from simdev.costs import save_measured
     from simdev.graph_file import save_graph
     from simdev.importers import import_graph
     from simdev.rows import writing
 
-    graph = import_graph(file, file_format).graph
+    found = import_graph(file, file_format, device_kind=device_kind)
+    if costs is not None and not found.measured:
+        raise InvalidInput("holds no measured times", source=file)
     with writing(out):
-        save_graph(graph, out)
-    print(f"{out}: {graph.n_ops} ops, {graph.n_tensors} tensors, {graph.n_edges} edges")
+        save_graph(found.graph, out)
+    print(f"{out}: {found.graph.n_ops} ops, {found.graph.n_tensors} tensors, {found.graph.n_edges} edges")
+    if costs is not None:
+        with writing(costs):
+            save_measured(found.measured, costs)
+        print(f"{costs}: times on {', '.join(sorted(found.measured))}")
 
 
 @_command("compare")
@@ -328,22 +340,28 @@ def bound(
     policy: PolicyOption = Policy.fifo,
     contention: ContentionOption = Contention.fifo,
     runtime: RuntimeOption = Runtime.dataflow,
+    costs: CostsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """A step time that no placement can beat."""
     from simdev.analysis import lower_bound
 
-    found = lower_bound(_problem(graph, topology, policy, contention, runtime))
+    found = lower_bound(_problem(graph, topology, policy, contention, runtime, costs))
     if as_json:
         print(json.dumps({"lower_bound_s": found.ns / 1e9, "method": found.method}))
     else:
         print(f"lower bound {found.ns / 1e6:.3f} ms ({found.method})")
 
 
-def _problem(graph, topology, policy="fifo", contention="fifo", runtime="dataflow"):
-    from simdev.bench import load_problem
+def _problem(graph, topology, policy="fifo", contention="fifo", runtime="dataflow", costs=None):
+    from simdev import registry
+    from simdev.costs import CostModel, load_measured
+    from simdev.problem import Problem, Rules
+    from simdev.topology import load_topology
 
-    return load_problem(graph, topology, f"{policy}/{contention}/{runtime}")
+    model = CostModel() if costs is None else CostModel(measured=load_measured(costs))
+    rules = Rules(policy, contention, runtime)
+    return Problem.build(registry.load_workload(graph), load_topology(topology), model, rules)
 
 
 def _place(problem, entry: str, evaluations: int, seed: int):

@@ -336,11 +336,31 @@ def test_damaged_results(simdev, graph, tmp_path, damage):
     assert_refused(simdev("verify", tmp_path), "results.csv", "status" if damage is None else "header")
 
 
-def test_a_graph_written_by_the_import_command_loads(simdev, tmp_path):
-    source = tmp_path / "tiny.json"
-    source.write_text(
-        '{"ops": [{"name": "a", "kind": "mm", "outputs": [8]}, {"name": "b", "kind": "mm", "inputs": ["a"]}]}'
+def test_import_a_graph_with_its_times(simdev, tmp_path):
+    source, out, costs = (tmp_path / name for name in ("tiny.json", "tiny.npz", "costs.json"))
+    ops = [{"name": "a", "kind": "mm", "outputs": [8], "ns": {"p100-pcie": 5_000_000}}, {"name": "b", "kind": "relu"}]
+    source.write_text(json.dumps({"ops": [ops[0], {**ops[1], "inputs": ["a"]}]}))
+    code, _, errors = simdev("import", source, "-o", out, "--costs", costs)
+    assert code == 0 and load_graph(out).n_ops == 2, errors
+    plain, measured = (
+        json.loads(simdev("simulate", out, "p100x2", "-p", "single-gpu", "--json", *more)[1])
+        for more in ((), ("--costs", costs))
     )
-    code, out, errors = simdev("import", source, "-o", tmp_path / "tiny.npz")
-    assert code == 0, errors
-    assert load_graph(tmp_path / "tiny.npz").n_ops == 2
+    assert plain["step_ns"] < 5_000_000 < measured["step_ns"]
+    assert_refused(simdev("import", source, "-o", out, "-f", "onxx"), "format 'onxx'", "did you mean 'onnx'")
+    source.write_text(json.dumps({"ops": [ops[1]]}))
+    assert_refused(simdev("import", source, "-o", out, "--costs", costs), "no measured times")
+
+
+def test_show(simdev, graph, tmp_path):
+    assert json.loads(simdev("show", graph, "--json")[1])["ops"] == 2
+    assert "gpu0" in simdev("show", "p100x2")[1]
+    assert simdev("show", "p100x2", "-o", tmp_path / "p.svg")[0] == 0
+    assert (tmp_path / "p.svg").stat().st_size > 1000
+    assert_refused(simdev("show", graph, "-o", tmp_path / "p.svg"), "only topologies are drawn")
+    assert_refused(simdev("show", "p100x3"), "p100x3")
+
+
+def test_capture_names_the_users_mistakes(simdev, tmp_path):
+    assert_refused(simdev("capture", tmp_path / "no.py", "-o", tmp_path / "x.npz"))
+    assert_refused(simdev("capture", f"{tmp_path}/no.py:make", "-o", tmp_path / "x.npz"))

@@ -57,6 +57,44 @@ def test_bytes_of_parameters_gradients_and_state(name):
     assert graph.tensor_result.sum() >= 1
 
 
+def ancestors(graph, op, without=None):
+    """Bool ``(n,)``: the ops from which a path leads to ``op``; ``without`` is one (tensor, consumer) left out."""
+    seen, stack = np.zeros(graph.n_ops, bool), [op]
+    while stack:
+        reader = stack.pop()
+        for tensor in graph.inputs[graph.input_ptr[reader] : graph.input_ptr[reader + 1]]:
+            producer = graph.tensor_producer[tensor]
+            if not seen[producer] and (tensor, reader) != without:
+                seen[producer] = True
+                stack.append(producer)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["transformer-xl-2", "inception-v3", "vit-l", "rnnlm"])
+def test_a_parameter_is_overwritten_after_all_that_read_it(name):
+    graph = load_workload(name)
+    updates = 0
+    for tensor in np.flatnonzero(graph.tensor_persistent):
+        readers = graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]]
+        for update in readers[graph.op_phase[readers] == 2]:
+            before = ancestors(graph, update)
+            assert all(before[reader] for reader in readers if reader != update)
+            home = graph.tensor_producer[tensor]
+            assert graph.op_group[home] == graph.op_group[update] >= 0
+            updates += 1
+    assert updates == (graph.op_phase == 2).sum() > 0
+
+
+@pytest.mark.parametrize("name", ["transformer-xl-2", "vit-l"])
+def test_no_control_edge_is_superfluous(name):
+    graph = load_workload(name)
+    control = np.flatnonzero(graph.tensor_bytes[graph.edge_tensor] == 0)
+    assert len(control)
+    for edge in control:
+        tensor, reader = graph.edge_tensor[edge], graph.consumers[edge]
+        assert not ancestors(graph, reader, without=(tensor, reader))[graph.edge_source[edge]]
+
+
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_published_figures(name):
     """Whole numbers are met exactly, the rounded ones of papers to one percent."""

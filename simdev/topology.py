@@ -33,6 +33,8 @@ from simdev.errors import InvalidInput, UnknownName
 
 DEVICES_DIR = Path(__file__).parent / "devices"
 ROUTE_PROBE_BYTES = 1 << 20  # routes are the fastest for a transfer of 1 MiB (execution model)
+# Bounds that keep every sum of the engines inside 64 bits.
+MAX_DEVICES, MAX_SLOTS, MAX_DELAY_NS, MAX_SIZE, MAX_RATE = 1024, 1 << 16, 1 << 42, 1 << 60, 1 << 60
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Topology:
         names = [device.name for device in self.devices] + list(self.switches)
         if not self.devices:
             self._fail("no devices", "device")
+        if len(names) > MAX_DEVICES:
+            self._fail(f"{len(names)} devices and switches; at most {MAX_DEVICES} are supported", "device")
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             self._fail(f"name {min(twice)!r} is used twice", "device, switch")
@@ -103,6 +107,8 @@ class Topology:
                 self._fail("joins a device to itself", where)
             if link.bytes_per_s < 1 or link.latency_ns < 0:
                 self._fail("bandwidth must be positive and latency not negative", where)
+            if link.bytes_per_s > MAX_RATE or link.latency_ns > MAX_DELAY_NS:
+                self._fail("bandwidth or latency is too large", where)
             if link.duplex not in ("full", "half"):
                 self._fail(f"duplex {link.duplex!r}, expected 'full' or 'half'", where)
 
@@ -325,6 +331,12 @@ def _kind(name: str, table: object, source: str) -> DeviceKind:
     for key in ("compute_efficiency", "memory_efficiency"):
         if any(not 0 < share <= 1.5 for share in getattr(kind, key).values()):
             raise InvalidInput("expected shares above 0", source=source, field=f"kind {name!r}: {key}")
+    large = {"memory_gib": (kind.memory_bytes, MAX_SIZE), "memory_gb_per_s": (kind.memory_bandwidth, MAX_RATE),
+             "slots": (kind.slots, MAX_SLOTS), "granularity": (kind.granularity, 1 << 40),
+             "launch_us": (kind.launch_ns, MAX_DELAY_NS), "dispatch_us": (kind.dispatch_ns, MAX_DELAY_NS)}  # fmt: skip
+    for key, (value, limit) in large.items():
+        if value > limit:
+            raise InvalidInput("too large", source=source, field=f"kind {name!r}: {key}")
     if kind.memory_bytes < 1:
         raise InvalidInput("nothing is left after reserved_gib", source=source, field=f"kind {name!r}: memory_gib")
     if kind.slots < 1 or kind.granularity < 1:
@@ -386,5 +398,5 @@ def _read_toml(path: Path) -> dict:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidInput(error.strerror or str(error), source=path) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise InvalidInput(f"not TOML ({error})", source=path) from None

@@ -304,6 +304,78 @@ def test_unknown_formats_and_files(tmp_path):
     assert detect_format(b"name,kind\n", "x") == "csv" and detect_format(PIPEDREAM.encode(), "x") == "pipedream"
 
 
+def damaged(rng, good, alphabet):
+    data = bytearray(good)
+    for _ in range(rng.integers(1, 4)):
+        at = int(rng.integers(len(data)))
+        match rng.integers(3):
+            case 0:
+                data[at] = alphabet[rng.integers(len(alphabet))]
+            case 1:
+                del data[at : at + int(rng.integers(1, 20))]
+            case 2:
+                data[at:at] = bytes(alphabet[i] for i in rng.integers(len(alphabet), size=rng.integers(1, 6)))
+    return bytes(data)
+
+
+PIPER_NODE = {"id": 0, "TMPCs": {"1": [{"id": "vanilla", "timePerSample": 2.5, "memoryUsageA": 1.0}]}, "name": "a"}
+GOOD = {
+    "json": PLAIN,
+    "networkx": {
+        "directed": True,
+        "nodes": [{"id": 1, "flops": 2, "outputs": [4]}, {"id": 2}, {"id": "c", "group": 3}],
+        "links": [{"source": 1, "target": 2, "bytes": 3}, {"source": 1, "target": "c", "outputs": [0]}],
+    },
+    "dnn-partitioning": PARTITIONING,
+    "piper": {
+        "nodes": [PIPER_NODE, PIPER_NODE | {"id": 1}],
+        "edges": [{"sourceId": 0, "destId": 1, "communicationCost": 4}],
+    },
+    "pipedream": PIPEDREAM,
+    "csv": "name,kind,flops,outputs,inputs,ns:gpu\nx,input,,4096,,\ny,mm,8192,1024;8,x:0,2500\nz,add,,,y:1;x,\n",
+}
+
+
+def outcome(path, format):
+    """A graph, or one sentence that names the file, and nothing else."""
+    try:
+        import_graph(path, format)
+        return "graph"
+    except InvalidInput as error:
+        assert "\n" not in str(error) and str(error).startswith(str(path))
+        return "refused"
+
+
+@pytest.mark.parametrize("format", GOOD)
+def test_random_damage_to_a_text_file_is_noticed_or_harmless(tmp_path, format):
+    good = GOOD[format] if isinstance(GOOD[format], str) else json.dumps(GOOD[format])
+    assert outcome(write(tmp_path, "g.txt", good), format) == "graph"
+    rng = np.random.default_rng(7)
+    alphabet = b'0123456789.-eE[]{}":,; =\n\tnatrufls_\xff\x00\xc3\xa9'
+    found = [outcome(write(tmp_path, "g.txt", damaged(rng, good.encode(), alphabet)), format) for _ in range(300)]
+    assert found.count("graph") > 3 and found.count("refused") > 100
+
+
+@pytest.mark.parametrize("format", ["json", "networkx", "dnn-partitioning", "piper"])
+def test_a_wrong_value_anywhere_in_a_json_file_is_noticed_or_harmless(tmp_path, format):
+    wrong = [None, True, -1, 0, 2, 2.5, 1e30, 10**30, "", "x", [], [1, 2], {}, {"a": 1}, [[]], "\ud800"]
+
+    def places(value):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            if isinstance(value[key], (dict, list)):
+                yield from places(value[key])
+
+    found = []
+    for number in range(len(list(places(GOOD[format])))):
+        for value in wrong:
+            document = json.loads(json.dumps(GOOD[format]))
+            holder, key = list(places(document))[number]
+            holder[key] = value
+            found.append(outcome(write(tmp_path, "g.txt", document), format))
+    assert found.count("graph") > 10 and found.count("refused") > 100
+
+
 # --- published files --------------------------------------------------------------------------------------------------
 
 
@@ -440,3 +512,9 @@ def test_mistakes_in_onnx_models(tmp_path, onnx_model):
         with pytest.raises(InvalidInput) as caught:
             import_graph(write(tmp_path, "m.onnx", content))
         assert message in str(caught.value) and "m.onnx" in str(caught.value)
+
+
+def test_random_damage_to_an_onnx_model_is_noticed_or_harmless(tmp_path, onnx_model):
+    rng, good = np.random.default_rng(9), onnx_model.SerializeToString()
+    for _ in range(200):
+        outcome(write(tmp_path, "m.onnx", damaged(rng, good, bytes(range(256)))), "onnx")

@@ -133,6 +133,14 @@ def test_every_kind_has_memory_and_a_rate():
         ("launch_us = 2.5", "compute_efficiency = {conv = 0}", "kind 'g': compute_efficiency"),
         ('name = "mine"', "", "mine.toml: name: missing"),
         ('name = "mine"', 'name = "mine', "not TOML"),
+        ('name = "mine"', "name = " + "[" * 20_000, "not TOML"),
+        ('name = "mine"', 'name = "mine"\nx = 1' + "0" * 5000, "not TOML"),
+        ("memory_gib = 2", "memory_gib = 1e11", "kind 'g': memory_gib: too large"),
+        ("launch_us = 2.5", "slots = 1e9", "kind 'g': slots: too large"),
+        ("launch_us = 2.5", "launch_us = 1e11", "kind 'g': launch_us: too large"),
+        ("gb_per_s = 10\n", "gb_per_s = 1e11\n", "link 0 (a - s): bandwidth or latency is too large"),
+        ("latency_us = 1.5", "latency_us = 1e11", "link 0 (a - s): bandwidth or latency is too large"),
+        ('["a", "b"]\n', str([f"d{i}" for i in range(2000)]) + "\n", "2002 devices and switches; at most 1024"),
     ],
 )
 def test_mistakes_name_the_file_and_the_field(tmp_path, old, new, message):
@@ -180,3 +188,21 @@ def test_copies_between_cards_without_peer_access_pass_the_host():
     assert [topology.channels[c][:2] for c in there] == [("cpu0", "gpu0"), ("cpu0", "gpu1")]
     assert set(there) == set(back), "half duplex: both ways share the channels"
     assert int(topology.memory_bytes[1]) == 6 * 2**30
+
+
+def test_random_damage_to_a_file_is_noticed_or_harmless(tmp_path):
+    """Change characters anywhere: a topology, or :class:`InvalidInput`, and nothing else."""
+    rng = np.random.default_rng(11)
+    good, alphabet = GOOD.encode(), b'abgs019-.e=[]{}"\n #nif\xff\x00'
+    path, refused = tmp_path / "t.toml", 0
+    for _ in range(1000):
+        data = bytearray(good)
+        for at in rng.integers(len(data), size=rng.integers(1, 4)):
+            data[at] = alphabet[rng.integers(len(alphabet))]
+        path.write_bytes(bytes(data))
+        try:
+            load_topology(path)
+        except InvalidInput as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 300

@@ -1,0 +1,270 @@
+"""Coarsening: fewer, larger ops with the same dependences, and the way back to a full placement.
+
+A *clustering* is int ``(n,)``: a cluster number per op. :func:`coarse_problem` makes each cluster one op, whose costs
+are sums; a placement of the coarse problem is a placement of the whole by :func:`expand`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.costs import CostTable
+from simdev.errors import InvalidInput
+from simdev.graph import ComputationGraph, GraphBuilder
+from simdev.problem import Problem
+
+
+def fuse_chains(graph: ComputationGraph) -> np.ndarray:
+    """int32 ``(n,)``: each op with the op before it, if that has no other successor and it has no other predecessor.
+
+    No cluster holds ops of two colocation groups, so fusing ties nothing together that was free before, and the
+    clusters of an acyclic graph are acyclic.
+    """
+    source, target, _ = _op_pairs(graph)
+    alone = (np.bincount(source, minlength=graph.n_ops)[source] == 1) & (
+        np.bincount(target, minlength=graph.n_ops)[target] == 1
+    )
+    return _merge(graph, source[alone], target[alone])
+
+
+def contract(graph: ComputationGraph, weight: np.ndarray, k: int) -> np.ndarray:
+    """int32 ``(n,)``: clusters found by merging pairs along edges until ``k`` are left or nothing more can merge.
+
+    A pair spans two neighbouring levels and is refused where it could close a cycle (the idea of Herrmann et al.,
+    "Multilevel algorithms for acyclic partitioning of directed acyclic graphs", SIAM J. Sci. Comput. 2019), so clusters
+    stay acyclic. Heaviest traffic first; ``weight`` float ``(n,)`` of a cluster stays under four times the mean of
+    ``k`` clusters, and no cluster holds ops of two colocation groups: a graph with more than ``k`` groups keeps more
+    than ``k`` clusters (see :func:`cut`).
+    """
+    cluster, weight = fuse_chains(graph), np.asarray(weight, float)
+    limit, idle, parity = 4 * weight.sum() / k, 0, 0
+    while (count := int(cluster.max()) + 1) > k and idle < 2:
+        pairs = _pairs_to_merge(graph, cluster, np.bincount(cluster, weight, count), limit, parity, count - k)
+        label = np.arange(count)
+        for before, after in pairs:
+            label[after] = before
+        cluster = _by_first(label[cluster])
+        idle, parity = (0 if pairs else idle + 1), 1 - parity
+    return cluster
+
+
+def _pairs_to_merge(graph, cluster, weight, limit, parity, most) -> list[tuple[int, int]]:
+    """At most ``most`` disjoint pairs of clusters, from a level of this parity to the next, that close no cycle.
+
+    All edges inside such a band of two levels lead from the first to the second, so a cycle runs through merged pairs
+    only. A new pair with no edge from an earlier one, or none to an earlier one, closes none.
+    """
+    count = len(weight)
+    source, target, size = _op_pairs(graph, cluster)
+    level = _levels(count, source, target)
+    band = (level[source] % 2 == parity) & (level[target] == level[source] + 1)
+    source, target, size = source[band], target[band], size[band]
+    group = np.full(count, -1, np.int64)
+    np.maximum.at(group, cluster, graph.op_group)
+    after_of, before_of = _lists(count, source, target), _lists(count, target, source)
+    paired, pairs = [False] * count, []
+    for edge in np.lexsort((target, source, -size)).tolist():
+        before, after = int(source[edge]), int(target[edge])
+        if len(pairs) == most:
+            break
+        if paired[before] or paired[after] or weight[before] + weight[after] > limit:
+            continue
+        if group[before] >= 0 and group[after] >= 0 and group[before] != group[after]:
+            continue
+        if any(paired[v] for v in before_of[after]) and any(paired[v] for v in after_of[before]):
+            continue
+        paired[before] = paired[after] = True
+        pairs.append((before, after))
+    return pairs
+
+
+def _levels(count, source, target) -> np.ndarray:
+    """Length of the longest chain to each cluster; a cluster without inputs sits just before its first reader."""
+    after_of = _lists(count, source, target)
+    missing = np.bincount(target, minlength=count)
+    sources = missing == 0
+    level, missing = [0] * count, missing.tolist()
+    ready = [number for number in range(count) if missing[number] == 0]
+    for number in ready:
+        for reader in after_of[number]:
+            level[reader] = max(level[reader], level[number] + 1)
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                ready.append(reader)
+    level = np.array(level)
+    first = np.full(count, np.iinfo(np.int64).max)
+    np.minimum.at(first, source, level[target])
+    return np.where(sources & (first < np.iinfo(np.int64).max), first - 1, level)
+
+
+def _lists(count, source, target) -> list[list[int]]:
+    """The targets of each source."""
+    order = np.argsort(source, kind="stable")
+    bounds = np.searchsorted(source[order], np.arange(count + 1)).tolist()
+    values = target[order].tolist()
+    return [values[bounds[number] : bounds[number + 1]] for number in range(count)]
+
+
+def cut(graph: ComputationGraph, weight: np.ndarray, k: int) -> np.ndarray:
+    """int32 ``(n,)``: at most ``k`` runs of consecutive ops of about equal ``weight`` float ``(n,)``.
+
+    Op numbers are topological, so edges lead from lower runs to higher ones. Runs that share a colocation group are
+    colocated in the coarse problem.
+    """
+    total = np.cumsum(np.asarray(weight, float))
+    middle = total - np.asarray(weight, float) / 2
+    return _by_first(np.minimum(k - 1, middle * k // max(total[-1], np.finfo(float).tiny)).astype(np.int64))
+
+
+def coarse_graph(graph: ComputationGraph, cluster: np.ndarray) -> ComputationGraph:
+    """The quotient graph. An op per cluster, in the order of :func:`coarse_numbers`: FLOPs, bytes and persistent bytes
+    are sums, workspace the largest; a tensor read outside its cluster stays, one read only inside goes. Clusters that
+    share a colocation group are colocated.
+
+    Raises :class:`InvalidInput` if the clusters depend on one another in a cycle.
+    """
+    cluster = _checked(graph, cluster)
+    count = int(cluster.max()) + 1
+    builder = GraphBuilder(graph.name, {**graph.meta, "coarse": True})
+    sums = {
+        name: _total(getattr(graph, name), cluster, count)
+        for name in ("op_flops", "op_bytes_read", "op_bytes_written", "op_persistent_bytes")
+    }
+    workspace = np.zeros(count, np.int64)
+    np.maximum.at(workspace, cluster, graph.op_workspace_bytes)
+    first = np.unique(cluster, return_index=True)[1]
+    group = _colocated(graph, cluster, count)
+    for number, op in enumerate(first.tolist()):
+        builder.op(
+            graph.op_names[op], "cluster", flops=int(sums["op_flops"][number]),
+            bytes_read=int(sums["op_bytes_read"][number]), bytes_written=int(sums["op_bytes_written"][number]),
+            persistent_bytes=int(sums["op_persistent_bytes"][number]), workspace_bytes=int(workspace[number]),
+            layer=graph.layers[graph.op_layer[op]], phase=("forward", "backward", "update")[graph.op_phase[op]],
+            group=None if group[number] < 0 else int(group[number]),
+        )  # fmt: skip
+    for tensor in outer_tensors(graph, cluster).tolist():
+        home = int(cluster[graph.tensor_producer[tensor]])
+        handle = builder.tensor(
+            home, int(graph.tensor_bytes[tensor]), persistent=bool(graph.tensor_persistent[tensor]),
+            result=bool(graph.tensor_result[tensor]),
+        )  # fmt: skip
+        readers = cluster[graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]]]
+        for reader in np.unique(readers[readers != home]).tolist():
+            builder.connect(handle, reader)
+    return builder.build()
+
+
+def outer_tensors(graph: ComputationGraph, cluster: np.ndarray) -> np.ndarray:
+    """The tensors that a coarse graph keeps: read in another cluster, or results."""
+    outside = cluster[graph.edge_source] != cluster[graph.consumers]
+    kept = graph.tensor_result.copy()
+    kept[graph.edge_tensor[outside]] = True
+    return np.flatnonzero(kept)
+
+
+def coarse_problem(problem: Problem, cluster: np.ndarray) -> tuple[Problem, np.ndarray]:
+    """The problem of placing clusters, and the clustering renumbered by its ops (for :func:`expand`).
+
+    A cluster takes the sum of its ops' durations, and has a kernel where they all have one; transfers cost what they
+    did. Step times of the two problems differ: a cluster waits for all its inputs and lets nothing go before its end.
+    """
+    graph = problem.graph
+    numbers = coarse_numbers(graph, cluster)
+    count = int(numbers.max()) + 1
+    coarse = coarse_graph(graph, numbers)
+    op_ns = np.stack([_total(np.maximum(row, 0), numbers, count) for row in problem.costs.op_ns])
+    for kind, row in enumerate(problem.costs.op_ns):
+        op_ns[kind, numbers[row < 0]] = -1
+    kept = outer_tensors(graph, numbers)
+    kept = kept[np.argsort(numbers[graph.tensor_producer[kept]], kind="stable")]
+    dispatch = _total(problem.costs.dispatch_ns, numbers, count)
+    costs = CostTable(
+        op_ns, problem.costs.device_row, problem.costs.transfer_ns[:, kept], problem.costs.pair_class, dispatch
+    )
+    return Problem(coarse, problem.topology, costs, problem.rules), numbers
+
+
+def coarse_numbers(graph: ComputationGraph, cluster: np.ndarray) -> np.ndarray:
+    """``cluster`` numbered topologically, int32 ``(n,)``. Raises :class:`InvalidInput` where clusters form a cycle."""
+    cluster = _checked(graph, _by_first(cluster))
+    count = int(cluster.max()) + 1
+    source, target, _ = _op_pairs(graph, cluster)
+    builder = GraphBuilder(graph.name)
+    for number in range(count):
+        builder.op(str(number), "cluster")
+    for before, after in zip(source.tolist(), target.tolist(), strict=True):
+        builder.control(before, after)
+    rank = np.empty(count, np.int32)
+    rank[[int(name) for name in builder.build().op_names]] = np.arange(count)
+    return rank[cluster]
+
+
+def expand(numbers: np.ndarray, coarse_devices: np.ndarray) -> np.ndarray:
+    """The devices of all ops, given those of the clusters: int32 ``(n,)``."""
+    return np.asarray(coarse_devices, np.int32)[numbers]
+
+
+def _op_pairs(graph: ComputationGraph, cluster: np.ndarray | None = None):
+    """Distinct pairs of clusters (ops without clustering) that depend on one another: ``(source, target, bytes)``."""
+    source, target = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
+    size = graph.tensor_bytes[graph.edge_tensor]
+    count = graph.n_ops
+    if cluster is not None:
+        source, target, count = cluster[source].astype(np.int64), cluster[target].astype(np.int64), cluster.max() + 1
+    apart = source != target
+    pairs, inverse = np.unique(source[apart] * count + target[apart], return_inverse=True)
+    return pairs // count, pairs % count, _total(size[apart], inverse, len(pairs))
+
+
+def _merge(graph, source, target) -> np.ndarray:
+    """Union pairs of ops in order, keeping colocation groups apart; int32 ``(n,)``."""
+    parent, group = list(range(graph.n_ops)), graph.op_group.tolist()
+
+    def root(number):
+        while parent[number] != number:
+            parent[number] = parent[parent[number]]
+            number = parent[number]
+        return number
+
+    for before, after in zip(source.tolist(), target.tolist(), strict=True):
+        a, b = root(before), root(after)
+        if group[a] < 0 or group[b] < 0 or group[a] == group[b]:
+            parent[b] = a
+            group[a] = max(group[a], group[b])
+    return _by_first(np.array([root(number) for number in range(graph.n_ops)]))
+
+
+def _by_first(labels: np.ndarray) -> np.ndarray:
+    """Labels renumbered from 0 by first use, int32."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int32)
+    rank[np.argsort(first, kind="stable")] = np.arange(len(first), dtype=np.int32)
+    return rank[inverse].astype(np.int32)
+
+
+def _colocated(graph, cluster, count) -> np.ndarray:
+    """Colocation group of each cluster, or -1: clusters that share a group of the graph have one."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    tied = graph.op_group >= 0
+    groups = int(graph.op_group.max(initial=-1)) + 1
+    rows, columns = cluster[tied], count + graph.op_group[tied]
+    shape = (count + groups, count + groups)
+    label = connected_components(coo_matrix((np.ones(len(rows), np.int8), (rows, columns)), shape), directed=False)[1]
+    group = np.full(count, -1, np.int64)
+    group[rows] = label[rows]
+    return group
+
+
+def _total(values, index, count) -> np.ndarray:
+    total = np.zeros(count, np.int64)
+    np.add.at(total, index, values)
+    return total
+
+
+def _checked(graph, cluster) -> np.ndarray:
+    cluster = np.asarray(cluster)
+    if cluster.shape != (graph.n_ops,) or cluster.dtype.kind not in "iu" or cluster.min(initial=0) < 0:
+        raise InvalidInput("expected one cluster number per op", source=graph.name, field="cluster")
+    return cluster

@@ -6,7 +6,8 @@ import pytest
 from simdev.costs import CostModel, load_measured, op_class, peak_flops, roofline_ns, save_measured
 from simdev.errors import InvalidInput
 from simdev.graph import GraphBuilder
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.graph_file import load_graph
+from simdev.topology import Device, DeviceKind, Link, Topology, load_kinds
 
 GPU = DeviceKind("gpu", 2**30, {"f32": 1e12, "tf32": 4e12, "bf16": 8e12}, 1e11, launch_ns=100,
                  compute_efficiency={"default": 0.5, "conv": 0.25}, memory_efficiency={"norm": 0.5})  # fmt: skip
@@ -173,3 +174,31 @@ def test_costs_are_whole_positive_numbers_on_random_graphs():
             if op["kind"] == "add":
                 seconds = max(op["flops"] / 0.5e12, (op["bytes_read"] + op["bytes_written"]) / 1e11)
                 assert abs(table.op_ns[1, number] - 100 - seconds * 1e9) <= 1
+
+
+@pytest.mark.parametrize(
+    # TensorFlow's benchmarks of 2017 (batch 32, synthetic data); its P100 is the SXM2 variant, its cuDNN version 5.1
+    "kind, images_per_s, share",
+    [("k80", 29.6, 0.05), ("p100-pcie", 128, 0.25)],
+)
+def test_inception_takes_about_as_long_as_was_measured(kind, images_per_s, share):
+    from simdev.registry import graph_path
+
+    graph = load_graph(graph_path("inception-v3"))
+    seconds = roofline_ns(graph, load_kinds()[kind]).sum() / 1e9
+    assert 32 / seconds == pytest.approx(images_per_s, rel=share)
+
+
+def test_every_op_of_the_shipped_graphs_has_a_cost_class_of_its_nature():
+    from simdev.registry import graph_path, workloads
+
+    flops, seen = {}, set()
+    for name in workloads():
+        graph = load_graph(graph_path(name))
+        for number, kind in enumerate(graph.kinds):
+            seen.add(op_class(kind))
+            work = graph.op_flops[graph.op_kind == number].sum()
+            flops[op_class(kind)] = flops.get(op_class(kind), 0) + int(work)
+    heavy = sum(flops.get(name, 0) for name in ("conv", "conv_backward", "gemm", "attention"))
+    assert heavy / sum(flops.values()) > 0.98, "the ops that compute are classed as such"
+    assert seen >= {"conv", "conv_backward", "gemm", "norm", "norm_backward", "pool", "reduction", "embedding"}

@@ -358,6 +358,11 @@ def half():
     model = torch.nn.Linear(4, 2).half()
     return TrainingStep(model, (torch.zeros(3, 4).half(),), lambda m, x: m(x).float().sum())
 
+def on_cuda():
+    model = torch.nn.Linear(4, 2).cuda().to("cuda:0")
+    x = torch.zeros(3, 4, device=torch.device("cuda"))
+    return TrainingStep(model, (x,), lambda m, x: (m(x.cuda()) + torch.ones(2, device="cuda")).sum())
+
 def wrong(): return 7
 def breaks(): raise KeyError("no such layer")
 def data():

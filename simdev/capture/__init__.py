@@ -1,7 +1,8 @@
 """A training step of a PyTorch model, captured as a computation graph.
 
-The step runs once on fake tensors: no memory, no accelerator, no arithmetic. Every ATen op that PyTorch dispatches
-becomes an op of the graph: forward, loss, backward and optimiser update.
+The step runs once on fake tensors: no memory, no arithmetic, no accelerator (a device that the model asks for becomes
+the CPU). Every ATen op that PyTorch dispatches becomes an op of the graph: forward, loss, backward and optimiser
+update.
 
 * Views, aliases and detached tensors are folded into the tensor whose storage they share. A consumer of a slice reads
   the slice's bytes, but depends on (and, on another device, receives) the whole tensor.

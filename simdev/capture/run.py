@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from contextlib import contextmanager
 
@@ -33,7 +34,7 @@ def run(make, name: str, meta: dict) -> ComputationGraph:
 
 
 def _run(make, name: str, meta: dict) -> ComputationGraph:
-    with FakeTensorMode(allow_non_fake_inputs=True), _fake_conversions():
+    with FakeTensorMode(allow_non_fake_inputs=True), _fake_conversions(), _Rewrites():
         step = make() if isinstance(make, Callable) else make
         _check(step, name)
     fake = _mode_of(step) or FakeTensorMode(allow_non_fake_inputs=True)
@@ -60,7 +61,7 @@ def _capture(model, inputs, loss, optimizer, name: str, meta: dict) -> Computati
     for label, tensor in _named_inputs(inputs):
         tape.input(tensor, label)
 
-    with tape, _layers(tape, model), _AsOnAccelerators():
+    with tape, _layers(tape, model), _Rewrites():
         outcome = loss(model, *inputs)
         if not isinstance(outcome, torch.Tensor) or outcome.numel() != 1 or not outcome.requires_grad:
             raise InvalidInput("must return one number that depends on the parameters", source=name, field="loss")
@@ -187,11 +188,14 @@ def _precision(parameters) -> str:
     return max(sorted(total), key=total.get) if total else "f32"
 
 
-class _AsOnAccelerators(TorchFunctionMode):
-    """Dropout as the one op that it is on accelerators, and attention always as one op (its dropout left out)."""
+class _Rewrites(TorchFunctionMode):
+    """Whatever device a model asks for, it gets fake tensors of the CPU. Dropout is the one op that it is on
+    accelerators, and attention is always one op (its dropout left out)."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
+        args, kwargs = tuple(_host(item) for item in args), {key: _host(item) for key, item in (kwargs or {}).items()}
+        if func is torch.Tensor.cuda:
+            return args[0]
         if func is functional.dropout:
             return self._dropout(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
@@ -205,6 +209,12 @@ class _AsOnAccelerators(TorchFunctionMode):
         if not training or p == 0 or inplace:
             return functional.dropout(input, p, training, inplace)
         return torch.native_dropout(input, p, True)[0]
+
+
+def _host(item):
+    """The CPU in place of any other device that holds data."""
+    named = isinstance(item, str) and re.fullmatch(r"(cuda|mps|xpu|hpu)(:\d+)?", item)
+    return torch.device("cpu") if named or (isinstance(item, torch.device) and item.type != "meta") else item
 
 
 @contextmanager

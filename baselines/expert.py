@@ -26,9 +26,9 @@ FIRST, LAST = -1, 1 << 30
 # family -> ((pattern of the layer name, position in the chain), ...): a number is the position itself, None takes the
 # numbers in the pattern's groups.
 _TRANSFORMER = (
-    (r"(?:.*\.)?(?:layer|layers|block|blocks|stage)\.?(\d+)", None),
-    (r"(?:embedding|position|patch|token|class)", FIRST),
-    (r"(?:norm|softmax|head|loss|final)", LAST),
+    (r"layer\.?(\d+)", None),
+    (r"(?:embedding|position|patch)", FIRST),
+    (r"(?:norm|softmax|head)", LAST),
 )
 _CELLS = ((r"cell\.(\d+)", None), (r"stem", FIRST), (r"head", LAST))  # the auxiliary head goes with its neighbour
 CHAINS = {

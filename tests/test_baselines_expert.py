@@ -5,7 +5,7 @@ from simdev.errors import Unsupported
 from simdev.graph import GraphBuilder
 from simdev.placer import Budget
 from simdev.problem import Problem
-from simdev.registry import find_placer
+from simdev.registry import find_placer, graph_path, load_workload, workloads
 from simdev.topology import load_topology
 
 
@@ -49,6 +49,26 @@ def test_cells_stay_whole_and_the_auxiliary_head_goes_with_its_neighbour():
 def test_wavenet_is_cut_along_its_stacks():
     layers = ["input"] + [f"stack.{s}.{i}.filter" for s in range(2) for i in range(3)] + ["head.1"]
     assert expert(chain("wavenet", layers)) == [1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_cells_are_whole_and_wavenet_follows_its_stacks():
+    cells = ["stem"] + [f"cell.{i}.block.0.0" for i in range(10)] + ["aux.0", "head.0"]
+    devices = expert(chain("nasnet", cells))
+    assert devices[:11] == sorted(devices[:11]) and set(devices) == {1, 2, 3, 4}
+    assert devices[11] == devices[10]  # aux goes with what it reads
+    layers = [f"stack.{s}.{i}.filter" for s in range(4) for i in range(9)]
+    assert expert(chain("wavenet", layers)) == [1 + s for s in range(4) for _ in range(9)]
+
+
+@pytest.mark.parametrize("name", workloads())
+def test_every_shipped_workload_has_a_rule(name):
+    if not graph_path(name).is_file():
+        pytest.skip(f"the graph of {name} is not shipped")
+    graph = load_workload(name)
+    devices = np.array(expert(graph))
+    load = np.bincount(devices, graph.op_flops.astype(float), minlength=5)
+    assert set(devices) <= {1, 2, 3, 4} and len(set(devices)) > 1
+    assert load.max() < 0.9 * load.sum() or name == "dlrm"  # whose tables hold the bytes, not the FLOPs
 
 
 def test_each_lstm_layer_has_its_device():

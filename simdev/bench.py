@@ -8,93 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import json
 import os
-import platform
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, TimeoutError, wait
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from simdev import registry, rows
-from simdev.errors import InvalidInput, SimdevError, UnknownName, Unsupported
+from simdev import registry
+from simdev.circumstances import circumstances
+from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.graph_file import load_graph, save_graph
 from simdev.placement import Placement
 from simdev.placer import Budget
-from simdev.problem import Problem, Rules
+from simdev.plan import BUDGETS, Run, parse_budget, parse_rules
+from simdev.problem import Problem
 from simdev.results import Results
 from simdev.rows import Row
-from simdev.topology import load_topology, topology_names
+from simdev.topology import load_topology
 from simdev.workers import Limits, cores, death, environment, limit_process, result, running, worker_pool
-
-DEFAULT_RULES = "fifo/fifo/dataflow"
-ENDLESS = 1 << 40  # evaluations, where seconds are the budget
-
-
-@dataclass(frozen=True)
-class NamedBudget:
-    """What ``--budget NAME`` stands for: the budget of a run, its limits, and the default workloads and machines."""
-
-    budget: str
-    seconds: float
-    memory_bytes: int
-    workloads: tuple[str, ...]
-    topologies: tuple[str, ...]
-
-
-SIX = ("amoebanet-d", "inception-v3", "nasnet-a-large", "nmt", "transformer-xl-2", "wavenet-2x18")
-BUDGETS = {
-    "quick": NamedBudget("evaluations=200", 60, 4 << 30, SIX, ("p100x4",)),
-    "standard": NamedBudget(
-        "evaluations=2000", 900, 6 << 30, (*SIX, "gnmt-4", "gpt2-medium", "rnnlm", "vit-l"),
-        ("k80x4", "p100x4", "v100x8-dgx1"),
-    ),
-    "full": NamedBudget("evaluations=20000", 7200, 12 << 30, ("all",), ("all",)),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, order=True)
-class Run:
-    """One cell of the plan. ``seed`` counts repetitions; the generator's seed comes from the whole key."""
-
-    workload: str
-    topology: str
-    rules: str
-    placer: str
-    params: str
-    budget: str
-    seed: int
-
-    @property
-    def entropy(self) -> int:
-        """Seed of the run's generator: any row can be run again alone."""
-        key = json.dumps([self.workload, self.topology, self.rules, self.placer, self.params, self.budget, self.seed])
-        return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
-
-    @property
-    def key(self) -> tuple:
-        """The same as the key of its row."""
-        return tuple(getattr(self, name) for name in rows.KEY)
-
-    @property
-    def entry(self) -> str:
-        return rows.entry_id(self.placer, json.loads(self.params))
-
-    @property
-    def instance(self) -> tuple[str, str, str]:
-        return self.workload, self.topology, self.rules
-
-    def __str__(self) -> str:
-        return f"{self.workload} on {self.topology}: {self.entry}" + (f" #{self.seed}" if self.seed else "")
 
 
 @dataclass(frozen=True)
@@ -137,66 +72,6 @@ class Observer:
 
     def row(self, done: int, total: int, row: Row) -> None:
         """A run is finished and in the journal."""
-
-
-def plan(
-    workloads: Iterable[str] = (),
-    topologies: Iterable[str] = (),
-    placers: Iterable[str] = ("all",),
-    *,
-    budget: str = "quick",
-    seeds: int = 1,
-    rules: str = DEFAULT_RULES,
-) -> list[Run]:
-    """The sorted runs: every workload x topology x placer x seed. Empty lists mean the defaults of a named budget.
-
-    Raises :class:`UnknownName` or :class:`InvalidInput` for a name, parameter, budget or rule that does not exist.
-    """
-    named = BUDGETS.get(budget, BUDGETS["quick"])
-    spent = BUDGETS[budget].budget if budget in BUDGETS else budget
-    parse_budget(spent)
-    parse_rules(rules)
-    if seeds < 1:
-        raise InvalidInput(f"{seeds} is not a number of repetitions", source="seeds")
-    workloads = _expand(workloads, named.workloads, registry.workloads)
-    topologies = _expand(topologies, named.topologies, topology_names)
-    placers = _expand(placers, ("all",), registry.placers)
-    for workload in workloads:
-        if not workload.endswith(".npz"):
-            registry.find_workload(workload)
-    for topology in topologies:
-        load_topology(topology)
-    runs = set()
-    for placer in placers:
-        spec, params = registry.find_placer(placer)
-        name, _, _ = registry.parse_id(placer)
-        text = json.dumps(params, sort_keys=True)
-        runs |= {
-            Run(workload, topology, rules, name, text, spent, seed)
-            for workload in workloads
-            for topology in topologies
-            for seed in range(seeds)
-        }
-    return sorted(runs)
-
-
-def parse_budget(text: str) -> tuple[int, float]:
-    """Evaluations and seconds that ``evaluations=N`` or ``seconds=S`` grants."""
-    what, _, amount = text.partition("=")
-    with contextlib.suppress(ValueError):
-        if what == "evaluations" and int(amount) >= 0:
-            return int(amount), float("inf")
-        if what == "seconds" and 0 <= float(amount) < float("inf"):
-            return ENDLESS, float(amount)
-    raise UnknownName("budget", text, [*BUDGETS, "evaluations=N", "seconds=S"])
-
-
-def parse_rules(text: str) -> Rules:
-    """Rules from ``policy/contention/runtime``."""
-    parts = text.split("/")
-    if len(parts) != 3:
-        raise InvalidInput(f"{text!r} is not policy/contention/runtime", source="rules")
-    return Rules(*parts)
 
 
 def load_problem(workload: str, topology: str, rules: str, graph_file: str | None = None) -> Problem:
@@ -321,10 +196,6 @@ def locked(out: Path) -> Iterator[None]:
         except OSError:
             raise InvalidInput("another bench is writing to this folder", source=out) from None
         yield
-
-
-def _expand(given: Iterable[str], default: tuple[str, ...], known: Callable) -> list[str]:
-    return [name for entry in (list(given) or default) for name in (known() if entry == "all" else [entry])]
 
 
 def _instances(runs, results, jobs, limits, observer) -> dict[tuple, Instance]:
@@ -467,43 +338,3 @@ def _execute_limited(run: Run, instance: Instance, limits: Limits) -> Outcome:
 def one_line(error: BaseException) -> str:
     """The message of an exception on one line of at most 300 characters."""
     return " ".join(str(error).split())[:300]
-
-
-def circumstances() -> dict[str, str]:
-    """The columns that tell where and when."""
-    utc = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"machine": machine(), "versions": versions(), "commit": commit(), "utc": utc}
-
-
-@cache
-def machine() -> str:
-    """Processor and system, for the circumstantial column."""
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        model = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
-    return f"{model}, {os.cpu_count()} cores, {platform.system()}"
-
-
-@cache
-def versions() -> str:
-    """Versions of what a result could depend on."""
-    found = [f"python={platform.python_version()}"]
-    for package in ("simdev", "numpy", "numba", "scipy"):
-        with contextlib.suppress(PackageNotFoundError):
-            found.append(f"{package}={version(package)}")
-    return " ".join(found)
-
-
-@cache
-def commit() -> str:
-    """The commit of the checkout that simdev runs from; empty where it is no checkout."""
-    folder = Path(__file__).parents[1]
-    if not (folder / ".git").exists():
-        return ""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=folder, capture_output=True, text=True, timeout=10, check=True,
-        ).stdout.strip()  # fmt: skip
-    return ""

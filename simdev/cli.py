@@ -119,19 +119,19 @@ def bench(
     Stopped at any time, the same command goes on where it was.
     """
     from simdev import bench as harness
-    from simdev import progress
+    from simdev import plan, progress
     from simdev.workers import Limits
 
-    named = harness.BUDGETS.get(budget, harness.BUDGETS["quick"])
+    named = plan.BUDGETS.get(budget, plan.BUDGETS["quick"])
     limits = Limits(
         _positive(time_limit, "--time-limit") or named.seconds,
         int((_positive(memory_limit, "--memory-limit") or named.memory_bytes / 2**30) * 2**30),
     )
-    runs = harness.plan(
+    runs = plan.plan(
         workload or (), topology or (), placer or ("all",), budget=budget, seeds=seeds,
         rules=f"{policy}/{contention}/{runtime}",
     )  # fmt: skip
-    out = out or Path("leaderboard") / (budget if budget in harness.BUDGETS else "custom")
+    out = out or Path("leaderboard") / (budget if budget in plan.BUDGETS else "custom")
     with progress.observer(len(runs)) as observer:
         try:
             found = harness.bench(runs, out, jobs=jobs, limits=limits, retry=retry, observer=observer)

@@ -15,6 +15,7 @@ import numpy as np
 
 from simdev import bench, leaderboard, registry, rows, workers
 from simdev.errors import InvalidInput, SimdevError
+from simdev.plan import Run, parse_budget
 from simdev.rows import Row
 
 
@@ -84,7 +85,7 @@ def check_row(folder: Path, row: Row, engine: str, rerun: bool) -> list[Differen
         fresh = replace(fresh, lower_bound_s=int(bound.ns), bound_method=str(bound.method))
     elif row.lower_bound_s is not None:
         fresh = replace(fresh, lower_bound_s=None)
-    evaluations, _ = bench.parse_budget(row.budget)
+    evaluations, _ = parse_budget(row.budget)
     if row.status == "ok":
         placement = rows.stored_placement(folder, row.placement)
         placement.check(problem, source=rows.placement_path(folder, row.placement))
@@ -101,7 +102,7 @@ def check_row(folder: Path, row: Row, engine: str, rerun: bool) -> list[Differen
         if not row.error:
             return [Difference(title(row), "error", "", "a reason")]
     if rerun and row.status in ("ok", "skipped", "error") and row.budget.startswith("evaluations="):
-        run = bench.Run(*row.key)
+        run = Run(*row.key)
         instance = bench.Instance(
             row.workload, row.topology, row.rules, fresh.fingerprint, fresh.cost_hash, problem.graph.n_ops, graph_file,
             fresh.lower_bound_s, fresh.bound_method,
@@ -120,7 +121,7 @@ def _graph_file(folder: Path, row: Row) -> str | None:
 
 def title(row: Row) -> str:
     """The row in words."""
-    return str(bench.Run(*row.key))
+    return str(Run(*row.key))
 
 
 def _compare(stored: Row, fresh: Row) -> list[Difference]:

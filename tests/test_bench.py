@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from simdev import bench, leaderboard, registry, rows, verify, workers
-from simdev.bench import Limits, Run, plan
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graph import GraphBuilder
 from simdev.graph_file import save_graph
+from simdev.plan import BUDGETS, Run, plan
 from simdev.topology import topology_names
+from simdev.workers import Limits
 
 ODD = str(Path(__file__).with_name("odd_placers.py"))
 LIMITS = Limits(seconds=30, memory_bytes=2 << 30)
@@ -65,7 +66,7 @@ def folder(graphs, tmp_path_factory):
 def test_plan_is_sorted_complete_and_free_of_repetitions(graphs):
     runs = plan(graphs * 2, ["p100x2", "p100x4"], ["single-gpu", "single-cpu", "single-gpu"], seeds=2)
     assert runs == sorted(set(runs)) and len(runs) == 2 * 2 * 2 * 2
-    assert {r.budget for r in runs} == {bench.BUDGETS["quick"].budget}
+    assert {r.budget for r in runs} == {BUDGETS["quick"].budget}
 
 
 def test_plan_expands_all(graphs):
@@ -103,7 +104,7 @@ def test_plan_refuses_what_does_not_exist(graphs, settings, error):
         plan(**{"workloads": graphs, "topologies": ["p100x2"], **settings})
 
 
-@pytest.mark.parametrize("name", bench.BUDGETS)
+@pytest.mark.parametrize("name", BUDGETS)
 def test_named_budgets_name_what_exists(name):
     assert plan(budget=name, placers=["single-gpu"])
 

@@ -1,0 +1,52 @@
+"""Where and when a row was made: its circumstantial columns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+
+def circumstances() -> dict[str, str]:
+    """The columns that tell where and when."""
+    utc = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"machine": machine(), "versions": versions(), "commit": commit(), "utc": utc}
+
+
+@cache
+def machine() -> str:
+    """Processor and system, for the circumstantial column."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        model = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+    return f"{model}, {os.cpu_count()} cores, {platform.system()}"
+
+
+@cache
+def versions() -> str:
+    """Versions of what a result could depend on."""
+    found = [f"python={platform.python_version()}"]
+    for package in ("simdev", "numpy", "numba", "scipy"):
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{package}={version(package)}")
+    return " ".join(found)
+
+
+@cache
+def commit() -> str:
+    """The commit of the checkout that simdev runs from; empty where it is no checkout."""
+    folder = Path(__file__).parents[1]
+    if not (folder / ".git").exists():
+        return ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=folder, capture_output=True, text=True, timeout=10, check=True,
+        ).stdout.strip()  # fmt: skip
+    return ""

@@ -1,0 +1,138 @@
+"""The plan of a bench: which runs there are, in which order, with which budget and seed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from simdev import registry, rows
+from simdev.errors import InvalidInput, UnknownName
+from simdev.problem import Rules
+from simdev.topology import load_topology, topology_names
+
+DEFAULT_RULES = "fifo/fifo/dataflow"
+ENDLESS = 1 << 40  # evaluations, where seconds are the budget
+
+
+@dataclass(frozen=True)
+class NamedBudget:
+    """What ``--budget NAME`` stands for: the budget of a run, its limits, and the default workloads and machines."""
+
+    budget: str
+    seconds: float
+    memory_bytes: int
+    workloads: tuple[str, ...]
+    topologies: tuple[str, ...]
+
+
+SIX = ("amoebanet-d", "inception-v3", "nasnet-a-large", "nmt", "transformer-xl-2", "wavenet-2x18")
+BUDGETS = {
+    "quick": NamedBudget("evaluations=200", 60, 4 << 30, SIX, ("p100x4",)),
+    "standard": NamedBudget(
+        "evaluations=2000", 900, 6 << 30, (*SIX, "gnmt-4", "gpt2-medium", "rnnlm", "vit-l"),
+        ("k80x4", "p100x4", "v100x8-dgx1"),
+    ),
+    "full": NamedBudget("evaluations=20000", 7200, 12 << 30, ("all",), ("all",)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, order=True)
+class Run:
+    """One cell of the plan. ``seed`` counts repetitions; the generator's seed comes from the whole key."""
+
+    workload: str
+    topology: str
+    rules: str
+    placer: str
+    params: str
+    budget: str
+    seed: int
+
+    @property
+    def entropy(self) -> int:
+        """Seed of the run's generator: any row can be run again alone."""
+        key = json.dumps([self.workload, self.topology, self.rules, self.placer, self.params, self.budget, self.seed])
+        return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
+
+    @property
+    def key(self) -> tuple:
+        """The same as the key of its row."""
+        return tuple(getattr(self, name) for name in rows.KEY)
+
+    @property
+    def entry(self) -> str:
+        return rows.entry_id(self.placer, json.loads(self.params))
+
+    @property
+    def instance(self) -> tuple[str, str, str]:
+        return self.workload, self.topology, self.rules
+
+    def __str__(self) -> str:
+        return f"{self.workload} on {self.topology}: {self.entry}" + (f" #{self.seed}" if self.seed else "")
+
+
+def plan(
+    workloads: Iterable[str] = (),
+    topologies: Iterable[str] = (),
+    placers: Iterable[str] = ("all",),
+    *,
+    budget: str = "quick",
+    seeds: int = 1,
+    rules: str = DEFAULT_RULES,
+) -> list[Run]:
+    """The sorted runs: every workload x topology x placer x seed. Empty lists mean the defaults of a named budget.
+
+    Raises :class:`UnknownName` or :class:`InvalidInput` for a name, parameter, budget or rule that does not exist.
+    """
+    named = BUDGETS.get(budget, BUDGETS["quick"])
+    spent = BUDGETS[budget].budget if budget in BUDGETS else budget
+    parse_budget(spent)
+    parse_rules(rules)
+    if seeds < 1:
+        raise InvalidInput(f"{seeds} is not a number of repetitions", source="seeds")
+    workloads = _expand(workloads, named.workloads, registry.workloads)
+    topologies = _expand(topologies, named.topologies, topology_names)
+    placers = _expand(placers, ("all",), registry.placers)
+    for workload in workloads:
+        if not workload.endswith(".npz"):
+            registry.find_workload(workload)
+    for topology in topologies:
+        load_topology(topology)
+    runs = set()
+    for placer in placers:
+        spec, params = registry.find_placer(placer)
+        name, _, _ = registry.parse_id(placer)
+        text = json.dumps(params, sort_keys=True)
+        runs |= {
+            Run(workload, topology, rules, name, text, spent, seed)
+            for workload in workloads
+            for topology in topologies
+            for seed in range(seeds)
+        }
+    return sorted(runs)
+
+
+def parse_budget(text: str) -> tuple[int, float]:
+    """Evaluations and seconds that ``evaluations=N`` or ``seconds=S`` grants."""
+    what, _, amount = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if what == "evaluations" and int(amount) >= 0:
+            return int(amount), float("inf")
+        if what == "seconds" and 0 <= float(amount) < float("inf"):
+            return ENDLESS, float(amount)
+    raise UnknownName("budget", text, [*BUDGETS, "evaluations=N", "seconds=S"])
+
+
+def parse_rules(text: str) -> Rules:
+    """Rules from ``policy/contention/runtime``."""
+    parts = text.split("/")
+    if len(parts) != 3:
+        raise InvalidInput(f"{text!r} is not policy/contention/runtime", source="rules")
+    return Rules(*parts)
+
+
+def _expand(given: Iterable[str], default: tuple[str, ...], known: Callable) -> list[str]:
+    return [name for entry in (list(given) or default) for name in (known() if entry == "all" else [entry])]

@@ -61,9 +61,9 @@ def _model(layers, batch, memory, units, heads, inner, vocabulary):
             query = query[-length:].reshape(length, size, heads, width)
             key, value = (x.reshape(-1, size, heads, width) for x in (key, value))
             distance = self.distance(positions).view(-1, heads, width)
-            content = torch.einsum("ibhd,jbhd->bhij", query + content_bias, key)
-            position = _shift(torch.einsum("ibhd,jhd->bhij", query + position_bias, distance))
-            scores = ((content + position) / width**0.5).masked_fill(ahead, float("-inf"))
+            scores = torch.einsum("ibhd,jbhd->bhij", query + content_bias, key)
+            scores = scores + _shift(torch.einsum("ibhd,jhd->bhij", query + position_bias, distance))
+            scores = (scores / width**0.5).masked_fill(ahead, float("-inf"))
             mixed = torch.einsum("bhij,jbhd->ibhd", torch.softmax(scores, dim=3), value)
             return self.output(mixed.reshape(length, size, units))
 

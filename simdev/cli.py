@@ -303,6 +303,8 @@ def import_(
         with writing(costs):
             save_measured(found.measured, costs)
         print(f"{costs}: times on {', '.join(sorted(found.measured))}")
+    elif found.measured:
+        print(f"measured times on {', '.join(sorted(found.measured))} left out: --costs FILE keeps them")
 
 
 @_command("compare")

@@ -252,7 +252,10 @@ def _duration(value: object, source: object, where: str) -> int:
 
 
 def transfer_durations(tensor_bytes: np.ndarray, topology: Topology) -> tuple[np.ndarray, np.ndarray]:
-    """``(transfer_ns, pair_class)`` of a :class:`CostTable`: latency + ceil(bytes * 1e9 / bandwidth), exactly."""
+    """``(transfer_ns, pair_class)`` of a :class:`CostTable`: latency + ceil(bytes * 1e9 / bandwidth), exactly.
+
+    Raises :class:`InvalidInput` where a transfer would take over an hour.
+    """
     latency, rate = topology.pair_latency_ns, topology.pair_bytes_per_s
     classes: dict[tuple[int, int], int] = {}
     pair_class = np.full(latency.shape, -1, np.int32)
@@ -260,6 +263,12 @@ def transfer_durations(tensor_bytes: np.ndarray, topology: Topology) -> tuple[np
         key = int(latency[pair]), int(rate[pair])
         pair_class[pair] = classes.setdefault(key, len(classes))
     sizes, inverse = np.unique(tensor_bytes, return_inverse=True)
+    slowest, largest = min((speed for _, speed in classes), default=1), int(sizes[-1]) if len(sizes) else 0
+    if classes and largest * 10**9 // slowest > MAX_NS:
+        raise InvalidInput(
+            f"a tensor of {largest} bytes would take {largest / slowest:.3g} s at {slowest} bytes/s",
+            source=topology.name,
+        )
     # Python integers: bytes * 1e9 does not fit 64 bits for large tensors.
     rows = [
         np.array([max(1, delay + -(-int(size) * 10**9 // speed)) for size in sizes], np.int64)[inverse]

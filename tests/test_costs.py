@@ -87,6 +87,17 @@ def test_transfers_round_up_and_last_at_least_one_nanosecond():
     assert CostModel().table(builder.build(), free).transfer_ns[0, 0] == 1
 
 
+def test_a_transfer_that_would_take_hours_is_refused():
+    builder = GraphBuilder("g")
+    builder.op("a", "input", outputs=[2**43])
+    slow = Topology("slow", PAIR.devices, (Link(("cpu0", "gpu0"), 10**9, 0),))
+    with pytest.raises(
+        InvalidInput, match="slow: a tensor of 8796093022208 bytes would take 8.8e[+]03 s at 1000000000"
+    ):
+        CostModel().table(builder.build(), slow)
+    assert CostModel().table(builder.build(), Topology("one", PAIR.devices[:1])).transfer_ns.shape == (0, 1)
+
+
 def test_unsupported_ops_have_no_cost_and_must_fit_somewhere():
     graph = graph_of(dict(kind="rare"), dict(kind="mm"))
     assert CostModel().table(graph, PAIR).op_ns.tolist() == [[-1, 1], [100, 100]]

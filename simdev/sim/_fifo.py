@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from simdev.sim._kernel import SHARED, Scratch, Timeline, _pop, _push, check_devices
+from simdev.sim._kernel import SHARED, Scratch, Timeline, _pop, _push, check_devices, sort_pairs
 from simdev.sim.arrays import Inputs
 
 SHIFT, MASK = 20, (1 << 20) - 1  # a key is a time and an op number; see MAX_OPS and MAX_KEY_TIME_NS
@@ -172,13 +172,6 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
 
 
 @njit(cache=True, nogil=True)
-def _sort(time, size):
-    order = np.argsort(time)
-    time[:] = time[order]
-    size[:] = size[order]
-
-
-@njit(cache=True, nogil=True)
 def sweep_fifo(p: Inputs, devices, x: Timeline, s: Scratch, peak):
     """What :func:`simdev.sim._kernel.sweep_memory` does, device by device, after :func:`run_fifo`."""
     n, n_devices, n_transfers = len(devices), len(p.slots), x.count[0]
@@ -219,7 +212,7 @@ def sweep_fifo(p: Inputs, devices, x: Timeline, s: Scratch, peak):
                     freed_by_op[last_op[device]] += p.tensor_size[granule[device], tensor]
                     last_op[device] = -1
 
-    # Copies by device and start, frees by transfers by device and finish: nearly sorted, so sorted by insertion.
+    # Copies by device and start, frees by transfers by device and finish; both are nearly in order already.
     in_ptr, in_end, in_time, in_size = s.in_ptr, s.in_end, s.in_time, s.in_size
     out_ptr, out_end, out_time, out_size = s.out_ptr, s.out_end, s.out_time, s.out_size
     in_ptr[0] = out_ptr[0] = 0
@@ -227,29 +220,17 @@ def sweep_fifo(p: Inputs, devices, x: Timeline, s: Scratch, peak):
         in_ptr[device + 1] = in_ptr[device] + s.received[device]
         out_ptr[device + 1] = out_ptr[device] + s.sent[device]
         in_end[device], out_end[device] = in_ptr[device], out_ptr[device]
-    patience = 8 * n_transfers + 1000
     for transfer in range(n_transfers):
         tensor, device = x.x_tensor[transfer], x.x_target[transfer]
-        time, spot, bottom = x.x_start[transfer], in_end[device], in_ptr[device]
+        in_time[in_end[device]], in_size[in_end[device]] = x.x_start[transfer], p.tensor_size[granule[device], tensor]
         in_end[device] += 1
-        while patience > 0 and spot > bottom and in_time[spot - 1] > time:
-            in_time[spot], in_size[spot] = in_time[spot - 1], in_size[spot - 1]
-            spot -= 1
-            patience -= 1
-        in_time[spot], in_size[spot] = time, p.tensor_size[granule[device], tensor]
         if freed_by_transfer[transfer] > 0:
             device = devices[p.tensor_producer[tensor]]
-            time, spot, bottom = x.x_finish[transfer], out_end[device], out_ptr[device]
+            out_time[out_end[device]], out_size[out_end[device]] = x.x_finish[transfer], freed_by_transfer[transfer]
             out_end[device] += 1
-            while patience > 0 and spot > bottom and out_time[spot - 1] > time:
-                out_time[spot], out_size[spot] = out_time[spot - 1], out_size[spot - 1]
-                spot -= 1
-                patience -= 1
-            out_time[spot], out_size[spot] = time, freed_by_transfer[transfer]
-    if patience <= 0:
-        for device in range(n_devices):
-            _sort(in_time[in_ptr[device] : in_end[device]], in_size[in_ptr[device] : in_end[device]])
-            _sort(out_time[out_ptr[device] : out_end[device]], out_size[out_ptr[device] : out_end[device]])
+    for device in range(n_devices):
+        sort_pairs(in_time, in_size, in_ptr[device], in_end[device])
+        sort_pairs(out_time, out_size, out_ptr[device], out_end[device])
 
     for device in range(n_devices):
         grain, capacity, used = granule[device], p.capacity[device], level[device]

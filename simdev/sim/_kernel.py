@@ -71,6 +71,10 @@ class Scratch(NamedTuple):
     before: np.ndarray
     over_time: np.ndarray
     over_base: np.ndarray
+    in_time: np.ndarray
+    in_size: np.ndarray
+    out_time: np.ndarray
+    out_size: np.ndarray
     # The rest is of the kernel of the default rules.
     line: np.ndarray
     line_end: np.ndarray
@@ -80,12 +84,8 @@ class Scratch(NamedTuple):
     sent: np.ndarray
     in_ptr: np.ndarray
     in_end: np.ndarray
-    in_time: np.ndarray
-    in_size: np.ndarray
     out_ptr: np.ndarray
     out_end: np.ndarray
-    out_time: np.ndarray
-    out_size: np.ndarray
 
 
 def new_timeline(n_ops: int, n_edges: int) -> Timeline:
@@ -161,6 +161,38 @@ def _pop(key, item, base, size):
         hole = child
     key[base + hole], item[base + hole] = last_key, last_item
     return size
+
+
+@njit(cache=True, nogil=True)
+def sort_pairs(key, item, first, stop):
+    """Sort the pairs ``first:stop`` by (key, item) in place: by insertion while they are nearly in order, else by heap.
+
+    (NumPy's sorts would do, but take longer to compile than all the rest.)
+    """
+    patience = 8 * (stop - first) + 64
+    sorted_to = first
+    while sorted_to < stop and patience > 0:
+        new_key, new_item, hole = key[sorted_to], item[sorted_to], sorted_to
+        while hole > first and (key[hole - 1] > new_key or (key[hole - 1] == new_key and item[hole - 1] > new_item)):
+            key[hole], item[hole] = key[hole - 1], item[hole - 1]
+            hole -= 1
+        key[hole], item[hole] = new_key, new_item
+        patience -= sorted_to - hole
+        sorted_to += 1
+    if sorted_to == stop:
+        return
+    for index in range(first, stop):
+        _push(key, item, first, index - first, key[index], item[index])
+    for size in range(stop - first, 1, -1):
+        least_key, least_item = key[first], item[first]
+        _pop(key, item, first, size)
+        key[first + size - 1], item[first + size - 1] = least_key, least_item
+    low, high = first, stop - 1
+    while low < high:
+        key[low], key[high] = key[high], key[low]
+        item[low], item[high] = item[high], item[low]
+        low += 1
+        high -= 1
 
 
 @njit(cache=True, nogil=True)
@@ -391,7 +423,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
 
         # Sends (R3, R4), in order of tensor and destination.
         if eager and n_requests > 1:
-            request[:n_requests].sort()
+            sort_pairs(request, s.freed_by_transfer, 0, n_requests)  # the items are of no account
         first_request = 0
         while first_request < n_requests:
             tensor = request[first_request] // n_devices
@@ -528,8 +560,12 @@ def sweep_memory(p: Inputs, devices, x: Timeline, s: Scratch, peak):
                 freed_by_op[last_op[device]] += p.tensor_size[p.granule[device], tensor]
                 last_op[device] = -1
 
-    by_start = np.argsort(x.x_start[:n_transfers])
-    by_finish = np.argsort(x.x_finish[:n_transfers])
+    start_time, by_start, finish_time, by_finish = s.in_time, s.in_size, s.out_time, s.out_size
+    for transfer in range(n_transfers):
+        start_time[transfer], finish_time[transfer] = x.x_start[transfer], x.x_finish[transfer]
+        by_start[transfer] = by_finish[transfer] = transfer
+    sort_pairs(start_time, by_start, 0, n_transfers)
+    sort_pairs(finish_time, by_finish, 0, n_transfers)
     started = finished = sent = arrived = 0
     last = np.iinfo(np.int64).max
     while started < n or sent < n_transfers:

@@ -16,7 +16,8 @@ from simdev.sim.arrays import Inputs
 
 SHIFT, MASK = 20, (1 << 20) - 1  # a key is a time and an op number; see MAX_OPS and MAX_KEY_TIME_NS
 NEVER = np.iinfo(np.int64).max
-NEAR = 32  # how far a ready op is moved up the sorted queue before it goes to the heap instead
+NONE, ONE = np.uint64(0), np.uint64(1)  # indices are unsigned: Numba checks signed ones for being negative
+NEAR = np.uint64(32)  # how far a ready op is moved up the sorted queue before it goes to the heap instead
 
 
 @njit(cache=True, nogil=True)
@@ -44,15 +45,16 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
         s.received[device] = s.sent[device] = 0
     slot_free[:] = 0
     channel_end[:] = 0
-    first = last = n_heap = n_transfers = mark = 0
+    first = last = n_transfers = NONE
+    n_heap = mark = 0
     for op in range(n):
         missing[op] = p.input_ptr[op + 1] - p.input_ptr[op]
         ready_time[op] = 0
         if missing[op] == 0:
             queue[last] = op
-            last += 1
+            last += ONE
     step = np.int64(0)
-    next_finish, next_device = np.int64(NEVER), 0
+    next_finish, next_device = np.int64(NEVER), devices[0]
 
     while True:
         ready = np.int64(NEVER)
@@ -67,8 +69,8 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
             if from_heap:
                 n_heap = _pop(heap, heap_item, 0, n_heap)
             else:
-                first += 1
-            op = ready & MASK
+                first += ONE
+            op = np.uint32(ready & MASK)
             device = devices[op]
             now = ready >> SHIFT
             if p.slots[device] == 1:
@@ -87,13 +89,13 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
             sequence[started[device]] = op
             started[device] += 1
             key = (finish << SHIFT) | op
-            spot = end[device]
+            spot, front = np.uint64(end[device]), np.uint64(head[device])
             end[device] += 1
-            while spot > head[device] and line[spot - 1] > key:
-                line[spot] = line[spot - 1]
-                spot -= 1
+            while spot > front and line[spot - ONE] > key:
+                line[spot] = line[spot - ONE]
+                spot -= ONE
             line[spot] = key
-            if spot == head[device]:
+            if spot == front:
                 first_finish[device] = key
                 if key < next_finish:
                     next_finish, next_device = key, device
@@ -102,42 +104,42 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
             break
 
         # The next op to finish (R5).
-        op, now = next_finish & MASK, next_finish >> SHIFT
+        op, now = np.uint32(next_finish & MASK), next_finish >> SHIFT
         source = next_device
         head[source] += 1
         first_finish[source] = line[head[source]] if head[source] < end[source] else NEVER
         next_finish = np.int64(NEVER)
         for device in range(n_devices):
             if first_finish[device] < next_finish:
-                next_finish, next_device = first_finish[device], device
+                next_finish, next_device = first_finish[device], np.uint32(device)
         if now > step:
             step = now
         for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
             edge, stop = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]
             mark += 1
-            n_requests = 0
+            n_requests = NONE
             for where in range(edge, stop):
                 target = devices[p.consumers[where]]
                 if target != source and stamp[target] != mark:
                     stamp[target] = mark
                     hole = n_requests
-                    while hole > 0 and request[hole - 1] > target:
-                        request[hole] = request[hole - 1]
-                        hole -= 1
+                    while hole > NONE and request[hole - ONE] > target:
+                        request[hole] = request[hole - ONE]
+                        hole -= ONE
                     request[hole] = target
-                    n_requests += 1
+                    n_requests += ONE
             s.sent_until[tensor] = -1
             arrival[source] = now
             for number in range(n_requests):  # R3, R4
-                target = request[number]
-                pair = source * n_devices + target
+                target = np.uint32(request[number])
+                pair = np.uint32(source * n_devices + target)
                 start = now
                 if shared:
-                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + ONE]):
                         start = max(start, channel_end[p.route[hop]])
                 finish = start + p.transfer_ns[p.pair_class[source, target], tensor]
                 if shared:
-                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + ONE]):
                         channel_end[p.route[hop]] = finish
                 arrival[target] = finish
                 s.received[target] += 1
@@ -148,7 +150,7 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
                     s.sent_until[tensor], s.sent_last[tensor] = finish, n_transfers
                     if finish > step:
                         step = finish
-                n_transfers += 1
+                n_transfers += ONE
             for where in range(edge, stop):
                 consumer = p.consumers[where]
                 there = max(ready_time[consumer], arrival[devices[consumer]])
@@ -157,17 +159,16 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
                 if missing[consumer] > 0:
                     continue
                 key = (there << SHIFT) | consumer
-                spot = last
-                nearest = max(first, last - NEAR)
-                while spot > nearest and queue[spot - 1] > key:
-                    spot -= 1
-                if spot > first and queue[spot - 1] > key:
+                nearest = last - NEAR if last - first > NEAR else first
+                if nearest > first and queue[nearest - ONE] > key:
                     n_heap = _push(heap, heap_item, 0, n_heap, key, 0)
                     continue
-                for moved in range(last, spot, -1):
-                    queue[moved] = queue[moved - 1]
+                spot = last
+                while spot > nearest and queue[spot - ONE] > key:
+                    queue[spot] = queue[spot - ONE]
+                    spot -= ONE
                 queue[spot] = key
-                last += 1
+                last += ONE
     x.count[0], x.count[1] = n_transfers, step
 
 
@@ -220,7 +221,7 @@ def sweep_fifo(p: Inputs, devices, x: Timeline, s: Scratch, peak):
         in_ptr[device + 1] = in_ptr[device] + s.received[device]
         out_ptr[device + 1] = out_ptr[device] + s.sent[device]
         in_end[device], out_end[device] = in_ptr[device], out_ptr[device]
-    for transfer in range(n_transfers):
+    for transfer in range(np.uint64(n_transfers)):
         tensor, device = x.x_tensor[transfer], x.x_target[transfer]
         in_time[in_end[device]], in_size[in_end[device]] = x.x_start[transfer], p.tensor_size[granule[device], tensor]
         in_end[device] += 1
@@ -237,29 +238,29 @@ def sweep_fifo(p: Inputs, devices, x: Timeline, s: Scratch, peak):
         most = used
         s.over_time[device] = -2 if used > capacity else -1
         s.over_base[device] = 0
-        start = finish = s.ready_base[device]
-        ops_end = s.ready_base[device + 1]
-        copy, copies_end = in_ptr[device], in_end[device]
-        free, frees_end = out_ptr[device], out_end[device]
+        start = finish = np.uint64(s.ready_base[device])
+        ops_end = np.uint64(s.ready_base[device + 1])
+        copy, copies_end = np.uint64(in_ptr[device]), np.uint64(in_end[device])
+        free, frees_end = np.uint64(out_ptr[device]), np.uint64(out_end[device])
         previous, before = np.int64(-1), used
         while start < ops_end or copy < copies_end:
             op_time = op_start[x.start_order[start]] if start < ops_end else NEVER
             copy_time = in_time[copy] if copy < copies_end else NEVER
             now = min(op_time, copy_time)
             while finish < start and (s.line[finish] >> SHIFT) <= now:
-                used -= freed_by_op[s.line[finish] & MASK]
-                finish += 1
+                used -= freed_by_op[np.uint32(s.line[finish] & MASK)]
+                finish += ONE
             while free < frees_end and out_time[free] <= now:
                 used -= out_size[free]
-                free += 1
+                free += ONE
             if now != previous:
                 previous, before = now, used
             if op_time == now:
                 used += p.start_size[grain, x.start_order[start]]
-                start += 1
+                start += ONE
             else:
                 used += in_size[copy]
-                copy += 1
+                copy += ONE
             if used > most:
                 most = used
                 if s.over_time[device] == -1 and used > capacity:

@@ -92,8 +92,8 @@ def new_timeline(n_ops: int, n_edges: int) -> Timeline:
     """Room for the run of a graph of ``n_ops`` ops and ``n_edges`` tensor-to-consumer pairs."""
     ops, edges = (lambda: np.empty(n_ops, np.int64)), (lambda: np.empty(n_edges, np.int64))
     return Timeline(
-        ops(), ops(), np.empty(n_ops, np.int32), np.empty(n_ops, np.int32), np.empty(n_edges, np.int32),
-        np.empty(n_edges, np.int32), edges(), edges(), np.zeros(2, np.int64),
+        ops(), ops(), np.empty(n_ops, np.uint32), np.empty(n_ops, np.uint32), np.empty(n_edges, np.uint32),
+        np.empty(n_edges, np.uint32), edges(), edges(), np.zeros(2, np.int64),
     )  # fmt: skip
 
 
@@ -207,6 +207,8 @@ def check_devices(p: Inputs, devices):
         device = devices[op]
         if p.op_ns[p.device_row[device], op] < 0 or devices[p.unit_first[op]] != device:
             return False
+    if p.all_routed:
+        return True
     for tensor in range(len(p.tensor_producer)):
         source = devices[p.tensor_producer[tensor]]
         for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):

@@ -21,6 +21,7 @@ class Inputs(NamedTuple):
     """Everything a kernel reads but the placement. ``G`` distinct granularities; the rest as in Problem's parts."""
 
     plain: bool  # the default rules, and times that fit a key: _fifo.py serves
+    all_routed: bool  # every two devices have a route
     policy: int  # index into POLICIES
     contention: int  # index into CONTENTIONS
     host: int  # the issuing host in the eager runtime, else -1
@@ -95,30 +96,31 @@ def _build(problem: Problem) -> Inputs:
         plain=(rules.policy, rules.runtime) == ("fifo", "dataflow")
         and rules.contention != "fair"
         and longest < MAX_KEY_TIME_NS,
+        all_routed=bool(((costs.pair_class >= 0) | np.eye(topology.n_devices, dtype=bool)).all()),
         policy=POLICIES.index("program" if rules.runtime == "eager" else rules.policy),
         contention=CONTENTIONS.index(rules.contention),
         host=topology.host if rules.runtime == "eager" else -1,
         op_ns=costs.op_ns,
-        device_row=costs.device_row,
+        device_row=costs.device_row.view(np.uint32),
         transfer_ns=costs.transfer_ns,
         pair_class=costs.pair_class,
         dispatch_ns=costs.dispatch_ns,
-        output_ptr=graph.output_ptr,
-        input_ptr=graph.input_ptr,
-        inputs=graph.inputs,
-        tensor_producer=graph.tensor_producer,
+        output_ptr=graph.output_ptr.view(np.uint32),
+        input_ptr=graph.input_ptr.view(np.uint32),
+        inputs=graph.inputs.view(np.uint32),
+        tensor_producer=graph.tensor_producer.view(np.uint32),
         tensor_bytes=graph.tensor_bytes,
         tensor_result=graph.tensor_result,
-        consumer_ptr=graph.consumer_ptr,
-        consumers=graph.consumers,
-        unit_first=first[graph.unit_of_op],
+        consumer_ptr=graph.consumer_ptr.view(np.uint32),
+        consumers=graph.consumers.view(np.uint32),
+        unit_first=first[graph.unit_of_op].view(np.uint32),
         slots=slots,
         slot_ptr=np.concatenate([[0], np.cumsum(slots)]).astype(np.int64),
-        route_ptr=route_ptr,
-        route=route,
+        route_ptr=route_ptr.view(np.uint32),
+        route=route.view(np.uint32),
         pair_latency=topology.pair_latency_ns,
         channel_rate=np.array([channel[3] for channel in topology.channels], np.int64),
-        granule=granule.astype(np.int32),
+        granule=granule.astype(np.uint32),
         tensor_size=tensor_size,
         home_size=home_size,
         start_size=start_size,

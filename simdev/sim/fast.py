@@ -19,11 +19,16 @@ def simulate_fast(problem: Problem, placement: Placement) -> Schedule:
     devices = placement.devices
     timeline, scratch = _room(problem)
     step, overflow, peak = _answers(problem, 1)
-    if _run(problem, devices[None].copy(), 0, 1, placement.priority, timeline, scratch, step, peak, overflow) >= 0:
+    if (
+        _run(
+            problem, devices[None].astype(np.uint32), 0, 1, placement.priority, timeline, scratch, step, peak, overflow
+        )
+        >= 0
+    ):
         raise InvalidInput("an op can never run", source=problem.graph.name)
     count = int(timeline.count[0])
     order = np.lexsort((timeline.x_target[:count], timeline.x_tensor[:count]))
-    tensor, target = timeline.x_tensor[:count][order], timeline.x_target[:count][order]
+    tensor, target = (column[:count][order].view(np.int32) for column in (timeline.x_tensor, timeline.x_target))
     start, finish = timeline.x_start[:count][order], timeline.x_finish[:count][order]
     overflow_op = np.full(problem.topology.n_devices, -1, np.int32)
     for device in np.flatnonzero(scratch.over_time >= 0):
@@ -57,7 +62,7 @@ def simulate_many_fast(problem: Problem, devices: np.ndarray, threads: int | Non
     if len(placements) and not (0 <= placements.min() and placements.max() < problem.topology.n_devices):
         row = int(np.flatnonzero(((placements < 0) | (placements >= problem.topology.n_devices)).any(axis=1))[0])
         Placement(placements[row]).check(problem, source=f"placement {row}")
-    placements = placements.astype(np.int32, order="C")
+    placements = placements.astype(np.uint32, order="C")
     k, workers = len(placements), max(1, min(threads or 1, len(placements)))
     step, overflow, peak = _answers(problem, k)
 

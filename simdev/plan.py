@@ -30,9 +30,9 @@ class NamedBudget:
 
 SIX = ("amoebanet-d", "inception-v3", "nasnet-a-large", "nmt", "transformer-xl-2", "wavenet-2x18")
 BUDGETS = {
-    "quick": NamedBudget("evaluations=200", 60, 4 << 30, SIX, ("p100x4",)),
+    "quick": NamedBudget("evaluations=1000", 120, 4 << 30, SIX, ("p100x4",)),
     "standard": NamedBudget(
-        "evaluations=2000", 900, 6 << 30, (*SIX, "gnmt-4", "gpt2-medium", "rnnlm", "vit-l"),
+        "evaluations=2000", 900, 6 << 30, (*SIX, "dlrm", "gnmt-4", "gnmt-8", "gpt2-medium", "rnnlm", "vit-l"),
         ("k80x4", "p100x4", "v100x8-dgx1"),
     ),
     "full": NamedBudget("evaluations=20000", 7200, 12 << 30, ("all",), ("all",)),

@@ -1,10 +1,10 @@
-"""Hill climbing by moves of one unit, of a module's units, or of a run of units, to another device."""
+"""Hill climbing by moves of an op, of a module, or of a run of ops to another device."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from simdev.baselines._search import Record, draw_device, first_of_unit, module_groups, weight_of_unit
+from simdev.baselines._search import Record, atoms, draw_device, first_of_unit, module_groups, weight_of_unit
 from simdev.problem import Problem
 
 MISSES = 20  # proposals in a row that change nothing before giving up a turn
@@ -12,10 +12,12 @@ MISSES = 20  # proposals in a row that change nothing before giving up a turn
 
 class Neighbourhood:
     """Draws neighbours of a unit placement. The scale of a move is drawn first: a module at some depth of the module
-    tree, a run of neighbouring units in topological order, or one unit."""
+    tree, a run of neighbours in topological order, or one unit, each with the parameters that it reads first."""
 
     def __init__(self, problem: Problem, allowed: np.ndarray):
-        self.allowed, self.modules = allowed, module_groups(problem)
+        self.allowed, self.modules, self.atoms = allowed, module_groups(problem), atoms(problem)
+        self.by_atom = np.argsort(self.atoms, kind="stable")
+        self.sorted_atoms = self.atoms[self.by_atom]
         self.order = np.argsort(first_of_unit(problem), kind="stable")
         self.rank = np.empty_like(self.order)
         self.rank[self.order] = np.arange(len(self.order))
@@ -43,9 +45,17 @@ class Neighbourhood:
             low = max(0, int(self.rank[pivot]) - int(rng.integers(length)))
             members = self.order[low : low + length]
         else:
-            return np.array([pivot])
-        members = members[devices[members] == devices[pivot]]
-        return members if len(members) else np.array([pivot])
+            members = np.array([pivot])
+        members = self._whole_atoms(members)
+        return members[devices[members] == devices[pivot]]
+
+    def _whole_atoms(self, units: np.ndarray) -> np.ndarray:
+        """``units`` and what moves with them, each once."""
+        found = np.unique(self.atoms[units])
+        low, high = np.searchsorted(self.sorted_atoms, found), np.searchsorted(self.sorted_atoms, found, side="right")
+        count = high - low
+        at = np.repeat(low - np.cumsum(count) + count, count) + np.arange(count.sum())
+        return self.by_atom[at]
 
 
 def climb(record: Record, neighbourhood: Neighbourhood, rng: np.random.Generator) -> None:

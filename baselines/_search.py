@@ -92,6 +92,26 @@ def first_of_unit(problem: Problem) -> np.ndarray:
     return order[np.searchsorted(graph.unit_of_op[order], np.arange(graph.n_units))]
 
 
+def atoms(problem: Problem) -> np.ndarray:
+    """int64 ``(units,)``: label of the units that always move together: a parameter's unit and the unit of its first
+    reader, since a parameter away from its reader is a transfer and nothing gained."""
+    graph = problem.graph
+    holders = np.flatnonzero((graph.op_persistent_bytes > 0) & (np.diff(graph.input_ptr) == 0))
+    label = list(range(graph.n_units))
+
+    def root(unit):
+        while label[unit] != unit:
+            label[unit] = label[label[unit]]
+            unit = label[unit]
+        return unit
+
+    unit, ptr = graph.unit_of_op, graph.consumer_ptr[graph.output_ptr]
+    for op in holders[ptr[holders] < ptr[holders + 1]].tolist():
+        reader = int(graph.consumers[ptr[op] : ptr[op + 1]].min())
+        label[root(int(unit[reader]))] = root(int(unit[op]))
+    return np.array([root(number) for number in range(graph.n_units)])
+
+
 def draw_device(rng: np.random.Generator, allowed: np.ndarray, units: np.ndarray, current: int) -> int:
     """A device other than ``current`` that may take every one of ``units``, drawn uniformly; -1 where there is none."""
     common = allowed[:, units].all(axis=1)

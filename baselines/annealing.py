@@ -25,17 +25,19 @@ def annealing(problem, *, rng, budget, alpha):
     every hundredth of the budget (at most 1,000 steps). A MB over memory costs 1 ms.
 
     Departures: FlexFlow also splits each op over devices and starts from data parallelism; a placement puts an op on
-    one device, so the start is a single device. A layer is what shares a layer name in the graph, backward included.
+    one device, so the start is the better of a single device and a contiguous split. A layer is what shares a layer
+    name in the graph, backward included.
     """
     allowed = choices(problem)
-    begin = starts(problem, allowed)[0]
-    record = Record(problem, budget, begin)
+    begin = starts(problem, allowed)
+    record = Record(problem, budget, begin[0])
     if not budget.left:
-        return Placement.of_units(problem, begin)
+        return Placement.of_units(problem, record.best)
+    record.evaluate(np.stack(begin)[: budget.left])
     layers = _members(layer_of_unit(problem))
     walk = min(LONGEST_WALK, max(1, budget.evaluations // RETURNS))
-    current = best = begin
-    cost = least = _cost_ms(record.evaluate(begin[None])[0])
+    current = best = record.best
+    cost = least = _cost_ms(record.value)
     steps = 0
     while budget.left:
         proposal = _propose(rng, allowed, layers, current)

@@ -15,8 +15,8 @@ from simdev.placer import placer
 def local_search(problem, *, rng, budget):
     """From the better of a single device and a contiguous split, take every move that is not worse.
 
-    A move takes a unit, the units of a module, or a run of units in topological order to another device. Placements are
-    compared by bytes over memory, then by step time.
+    A move takes an op, a module, or a run of ops in topological order to another device, with the parameters that they
+    read first. Placements are compared by bytes over memory, then by step time.
     """
     allowed = choices(problem)
     begin = starts(problem, allowed)

@@ -6,6 +6,7 @@ from test_baselines_list import problem_of
 
 from simdev.baselines import _climb, _search
 from simdev.baselines._units import choices
+from simdev.graph import GraphBuilder
 from simdev.placer import Budget
 from simdev.problem import Problem, Rules
 from simdev.registry import find_placer, graph_path, load_workload
@@ -91,3 +92,16 @@ def test_a_neighbour_moves_units_of_one_device_to_one_other():
         assert len(moved) and len(set(devices[moved])) == 1 == len(set(neighbour[moved]))
         assert allowed[neighbour, np.arange(len(neighbour))].all()
         devices = neighbour
+
+
+def test_a_parameter_moves_with_its_first_reader():
+    builder = GraphBuilder("tied")
+    weight = builder.op("w", "parameter", persistent_bytes=100)
+    tensor = builder.tensor(weight, 100, persistent=True)
+    ops = [builder.op(f"op{i}", "mm", inputs=[tensor], outputs=[10]) for i in range(3)]
+    builder.op("update", "sgd", inputs=builder.outputs(ops[2]), group="w")
+    problem = Problem.build(builder.build(), load_topology("p100x2"))
+    label = _search.atoms(problem)
+    unit = problem.graph.unit_of_op
+    assert label[unit[0]] == label[unit[1]]
+    assert len(np.unique(label)) == problem.graph.n_units - 1

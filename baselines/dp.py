@@ -13,7 +13,7 @@ SOURCE = "Tarnawski et al., NeurIPS 2020, section 5"
 TARGETS = (1600, 800, 400, 300, 200, 150, 100, 75, 50, 35, 20, 12)  # classes left when there are too many ideals
 
 
-@placer("dp", version=1, family="exact", searches=True, defaults={"ideals": 20_000}, source=SOURCE)
+@placer("dp", version=1, family="exact", searches=True, defaults={"ideals": 8_000}, source=SOURCE)
 def dp(problem, *, rng, budget, ideals):
     """Contiguous stages of least largest load: the best throughput of a pipeline, not the best step time.
 

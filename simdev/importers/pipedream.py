@@ -32,7 +32,7 @@ _GETITEM = re.compile(r"__getitem__\((\d+)\)")
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Layer:
     text: str
     kind: str
     forward_ns: float
@@ -42,7 +42,7 @@ class _Layer:
 
 
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
-    layers, inputs = _read(text_of(data, path), path)
+    layers, inputs = read_layers(text_of(data, path), path)
     builder = GraphBuilder(name_of(path), meta={"source": "PipeDream profile"})
     forward, backward, times = {}, {}, {}
     for name, layer in layers.items():
@@ -72,16 +72,16 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     return Imported(builder.build(), {device_kind: times})
 
 
-def _outputs_read(reader: _Layer, source: _Layer) -> list[int]:
+def _outputs_read(reader: Layer, source: Layer) -> list[int]:
     """Which activations of ``source`` a layer reads: all, or the one that ``__getitem__(i)`` picks."""
     picked = _GETITEM.match(reader.text)
     every = list(range(len(source.activations)))
     return every[int(picked[1]) : int(picked[1]) + 1] or every if picked else every
 
 
-def _read(text: str, path) -> tuple[dict[str, _Layer], dict[str, list[str]]]:
+def read_layers(text: str, path) -> tuple[dict[str, Layer], dict[str, list[str]]]:
     """Layers by name and, for each, the layers it reads; input nodes are gone."""
-    layers: dict[str, _Layer] = {}
+    layers: dict[str, Layer] = {}
     edges: list[tuple[int, str, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         parts = [part.strip() for part in line.strip().split(" -- ")]
@@ -109,7 +109,7 @@ def _read(text: str, path) -> tuple[dict[str, _Layer], dict[str, list[str]]]:
     return {name: layers[name] for name in inputs}, inputs
 
 
-def _layer(parts: list[str], path, where: str) -> _Layer:
+def _layer(parts: list[str], path, where: str) -> Layer:
     values = dict(_FIELD.findall(next((part for part in parts[2:] if "forward_compute_time=" in part), "")))
     read = Fields(values, path, where)
     numbers = {}
@@ -121,7 +121,7 @@ def _layer(parts: list[str], path, where: str) -> _Layer:
             raise read.fail(f"{values[key]!r} is not a number", key) from None
         for value in numbers[key]:
             read.check_number(value, key)
-    return _Layer(
+    return Layer(
         text=parts[1],
         kind=re.match(r"\w*[a-zA-Z_]|", parts[1])[0] or "layer",
         forward_ns=numbers["forward_compute_time"][0] * 1e6,

@@ -1,0 +1,257 @@
+"""PipeDream's planner (Narayanan et al., SOSP 2019, section 3.1): pipeline stages with replicas, level by level.
+
+It sees a profile of layers and levels of machines. A *state* is an ideal of the layer graph; a stage is the difference
+of two nested states. On ``m`` replicas a stage takes ``(T + 4 (m - 1) W / (B m)) / m``: its time ``T`` and the exchange
+of its ``W`` parameter bytes at ``B`` bytes per second. The plan minimises the slowest stage.
+
+Kept from the published program (msr-fiddle/pipedream), so that its figures can be replayed: a stage is no faster than
+the activations that enter or leave it, whether its replicas are on one machine or not; on upper levels the exchange of a
+stage that is the last of several is not divided among the machines below; layers are reached from the first source,
+others come in when a reader needs them.
+Mended: the program builds its states by walking between antichains, which does not end on wide graphs (ResNet-101,
+DenseNet-121); here they are enumerated as ideals, and beyond a limit the layers are put in one order and its prefixes
+are the states.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simdev.errors import InvalidInput, Unsupported
+from simdev.exact.contract import topological
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """``n`` layers in file order: ``seconds`` of forward and backward, ``activation`` and ``parameter`` bytes, float
+    ``(n,)``, and the layers that each reads."""
+
+    name: str
+    layers: tuple[str, ...]
+    seconds: np.ndarray
+    activation: np.ndarray
+    parameter: np.ndarray
+    predecessors: tuple[frozenset[int], ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers (numbers) on ``replicas`` workers."""
+
+    layers: tuple[int, ...]
+    replicas: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``seconds`` of the slowest stage; ``single_seconds`` on one worker; ``data_parallel_seconds`` with every layer on
+    all workers; ``states`` looked at. Exact over the states; ``linear`` where those are the prefixes of one order."""
+
+    seconds: float
+    single_seconds: float
+    data_parallel_seconds: float
+    stages: tuple[Stage, ...]
+    states: int
+    linear: bool
+
+
+def read_profile(path: str | os.PathLike) -> Profile:
+    """Read a ``graph.txt`` profile. Input layers are left out, and so are ``__getitem__`` layers that nobody reads."""
+    from simdev.importers.pipedream import read_layers
+    from simdev.importers.reading import name_of, read_bytes, text_of
+
+    layers, inputs = read_layers(text_of(read_bytes(path), path), path)
+    read = {before for befores in inputs.values() for before in befores}
+    names = [name for name in layers if name in read or not layers[name].text.startswith("__getitem__")]
+    index = {name: number for number, name in enumerate(names)}
+    return Profile(
+        name=name_of(path),
+        layers=tuple(names),
+        seconds=np.array([layers[name].forward_ns + layers[name].backward_ns for name in names]) / 1e9,
+        activation=np.array([sum(layers[name].activations) for name in names], float),
+        parameter=np.array([layers[name].parameters for name in names], float),
+        predecessors=tuple(frozenset(index[before] for before in inputs[name]) for name in names),
+    )
+
+
+def plan(
+    profile: Profile,
+    workers: Sequence[int],
+    bandwidths: Sequence[float],
+    *,
+    memory: float = math.inf,
+    transfers: bool = True,
+    replicate: bool = True,
+    limit: int = 2000,
+) -> Plan:
+    """Plan for ``workers[i]`` machines on level ``i`` (innermost first) joined at ``bandwidths[i]`` bytes per second.
+
+    ``memory`` bytes limit what a worker stashes: activations and parameters of its stage, once for each minibatch under
+    way. Without ``transfers`` stages hand over activations (and, as much again, gradients) in no time. Without
+    ``replicate`` every stage has one worker. ``limit`` states at most, else prefixes of one order. Raises
+    :class:`InvalidInput` for levels that make no sense, :class:`Unsupported` where memory admits no plan.
+    """
+    if len(workers) != len(bandwidths) or not workers or min(workers) < 1 or min(bandwidths) <= 0:
+        raise InvalidInput("expected workers and a positive bandwidth for each level", source=profile.name)
+    states, linear = _states(profile, limit)
+    totals = states @ np.stack([profile.seconds, profile.activation, profile.parameter], axis=1)
+    outgoing = _outgoing(profile, states)
+    nested = states.astype(np.float32) @ (~states).T.astype(np.float32) == 0  # [i, j]: state i is within state j
+    # Spans start after state i - 1 (0: at the beginning) and end with state j.
+    start = np.vstack([np.zeros((1, 3)), totals])
+    spans = totals[None] - start[:, None]
+    valid = np.vstack([np.ones((1, len(states)), bool), nested & ~nested.T])
+    seconds = np.where(valid, spans[:, :, 0], np.inf)
+    tables = []
+    below = 1
+    for level, (count, bandwidth) in enumerate(zip(workers, bandwidths, strict=True)):
+        first_only = level == len(workers) - 1
+        table = _level(
+            seconds, spans, valid, outgoing, count, below, bandwidth, memory, transfers, replicate, first_only
+        )
+        tables.append(table)
+        seconds, below = table.best[count], count
+    best = float(tables[-1].best[workers[-1]][0, -1])
+    if not math.isfinite(best):
+        raise Unsupported(f"{profile.name}: no plan keeps each worker within {memory:.6g} bytes")
+    cuts = _stages(tables, workers, 0, len(states) - 1)
+    held = np.zeros(len(profile.layers), bool)
+    stages = []
+    for state, replicas in cuts:
+        stages.append(Stage(tuple(np.flatnonzero(states[state] & ~held).tolist()), replicas))
+        held |= states[state]
+    single, data_parallel, below = float(totals[-1, 0]), float(totals[-1, 0]), 1
+    for count, bandwidth in zip(workers, bandwidths, strict=True):
+        exchange = 4 * (count - 1) * float(totals[-1, 2]) / (bandwidth * count) / below
+        data_parallel, below = (data_parallel + exchange) / count, count
+    return Plan(best, single, data_parallel, tuple(stages), len(states), linear)
+
+
+@dataclass
+class _Table:
+    """``best[m]`` float ``(states + 1, states)``: slowest stage of a span on exactly ``m`` machines; ``cut[m]`` the
+    state before its last stage (-1: one stage) and ``last[m]`` that stage's replicas."""
+
+    best: list[np.ndarray]
+    cut: list[np.ndarray]
+    last: list[np.ndarray]
+
+
+def _level(
+    seconds, spans, valid, outgoing, count, below, bandwidth, memory, transfers, replicate, first_only
+) -> _Table:
+    rows = 1 if first_only else len(seconds)
+    stash = spans[:, :, 1] + spans[:, :, 2]
+    table = _Table([np.full_like(seconds, np.inf)], [np.full(seconds.shape, -1)], [np.zeros(seconds.shape, int)])
+    for m in range(1, count + 1):
+        exchange = 4 * (m - 1) * spans[:, :, 2] / (bandwidth * m)
+        fits = math.ceil((count - m) / m) * stash <= memory
+        whole = np.where(valid & (fits if replicate or m == 1 else False), (seconds + exchange / below) / m, np.inf)
+        best, cut, last = whole.copy(), np.full(seconds.shape, -1), np.full(seconds.shape, m)
+        for own in range(1, m if replicate else min(m, 2)):
+            exchange = 4 * (own - 1) * spans[:, :, 2] / (bandwidth * own)
+            stage = (seconds + exchange) / own  # [k + 1, j]
+            stage = np.where(math.ceil((count - m) / own) * stash <= memory, stage, np.inf)
+            if transfers:
+                arriving = np.concatenate([[0.0], 2 * outgoing / (bandwidth * own)])
+                leaving = 2 * np.append(outgoing[:-1], 0.0) / (bandwidth * own)
+                stage = np.maximum(stage, np.maximum(arriving[:, None], leaving[None]))
+            before = table.best[m - own]
+            for row in range(rows):
+                # An end state j after each state k that the span still contains.
+                value = np.maximum(before[row, :, None], stage[1:])
+                k = np.argmin(value, axis=0)
+                least = value[k, np.arange(len(k))]
+                better = least < best[row]
+                best[row, better], cut[row, better], last[row, better] = least[better], k[better], own
+        table.best.append(best)
+        table.cut.append(cut)
+        table.last.append(last)
+    return table
+
+
+def _stages(tables: list[_Table], workers: Sequence[int], row: int, state: int) -> list[tuple[int, int]]:
+    """The last state and the replicas of each stage, in order; on the lowest level a replica is a worker."""
+    found, level = [], len(tables) - 1
+
+    def descend(level, row, state, m, copies):
+        cut, own = int(tables[level].cut[m][row, state]), int(tables[level].last[m][row, state])
+        if cut >= 0:
+            descend(level, row, cut, m - own, copies)
+            row = cut + 1
+        if level == 0:
+            found.append((state, own * copies))
+        else:
+            descend(level - 1, row, state, workers[level - 1], own * copies)
+
+    descend(level, row, state, workers[level], 1)
+    return found
+
+
+def _states(profile: Profile, limit: int) -> tuple[np.ndarray, bool]:
+    """bool ``(states, n)``, by growing size: the ideals reached from the first source by adding a reader of a layer
+    inside, with all that the reader needs; prefixes of one order where there are more than ``limit``."""
+    n = len(profile.predecessors)
+    arcs = np.array([(p, c) for c, before in enumerate(profile.predecessors) for p in before], np.int64).reshape(-1, 2)
+    order = topological(n, arcs[:, 0], arcs[:, 1])
+    closure = [1 << c for c in range(n)]
+    readers = [0] * n
+    for c in order:
+        for p in profile.predecessors[c]:
+            closure[c] |= closure[p]
+            readers[p] |= 1 << c
+    start = next(c for c in range(n) if not profile.predecessors[c])
+    found, waiting = {closure[start]}, [closure[start]]
+    while waiting and len(found) <= limit:
+        state = waiting.pop()
+        for c in _members(state):
+            for reader in _members(readers[c] & ~state):
+                bigger = state | closure[reader]
+                if bigger not in found:
+                    found.add(bigger)
+                    waiting.append(bigger)
+    linear = len(found) > limit
+    if linear:
+        held, found = 0, set()
+        for c in order:
+            held |= closure[c]
+            found.add(held)
+    states = np.zeros((len(found), n), bool)
+    for row, state in enumerate(sorted(found, key=lambda state: (state.bit_count(), state))):
+        states[row, list(_members(state))] = True
+    return states, linear
+
+
+def _members(bits: int):
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+def _outgoing(profile: Profile, states: np.ndarray) -> np.ndarray:
+    """float ``(states,)``: activation bytes that leave a state, as the published program counts them.
+
+    Those of the state's last layers, and of each layer before one of them that has a reader not before that one: so a
+    layer whose readers are all inside counts too where they lie on different branches.
+    """
+    n = len(profile.predecessors)
+    readers = np.zeros((n, n), bool)
+    for c, before in enumerate(profile.predecessors):
+        readers[list(before), c] = True
+    ancestors = readers.T.copy()  # [c, p]: p is before c
+    arcs = np.argwhere(readers)
+    for c in topological(n, arcs[:, 0], arcs[:, 1]):
+        if profile.predecessors[c]:
+            ancestors[c] |= ancestors[list(profile.predecessors[c])].any(axis=0)
+    beside = np.zeros((n, n), bool)  # [c, p]: p is before c and has a reader that is neither c nor before c
+    for c in range(n):
+        beside[c] = ancestors[c] & (readers & ~(ancestors[c] | (np.arange(n) == c))).any(axis=1)
+    last = states & ~(states.astype(np.float32) @ readers.T.astype(np.float32) > 0)
+    counted = last | (last.astype(np.float32) @ beside.astype(np.float32) > 0)
+    return counted @ profile.activation

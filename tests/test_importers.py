@@ -1,6 +1,7 @@
 """Importers: tiny files worked out by hand, mistakes in files, and the published files where they are at hand."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -492,6 +493,20 @@ def test_onnx(tmp_path, onnx_model):
     assert graph.n_units == 4, "parameters are colocated with their readers"
     signature = graph.signatures[graph.op_signature[graph.op_names.index("net/conv")]]
     assert signature == "Conv(f32[1,3,8,8],f32[4,3,3,3],f32[4],pads=[1,1,1,1])->f32[1,4,8,8]"
+
+
+def test_a_published_onnx_model(tmp_path):
+    """ResNet-50 has 25.56 million parameters and 4.1 billion multiplications and additions an image."""
+    onnx = pytest.importorskip("onnx")
+    source = Path(onnx.__file__).parent / "backend/test/data/light/light_resnet50.onnx"
+    if not source.is_file():
+        pytest.skip("this onnx package comes without its test models")
+    graph = import_graph(source).graph
+    flops = {kind: int(graph.op_flops[graph.op_kind == number].sum()) for number, kind in enumerate(graph.kinds)}
+    assert graph.kinds.count("Conv") == 1 and (graph.op_kind == graph.kinds.index("Conv")).sum() == 53
+    assert (flops["Conv"] + flops["Gemm"]) / 2 == pytest.approx(4.09e9, rel=0.01)
+    assert graph.op_persistent_bytes.sum() / 4 == pytest.approx(25.56e6, rel=0.005)
+    assert graph.meta["values_without_shape"] == []
 
 
 def test_onnx_is_recognised_without_its_ending(tmp_path, onnx_model):

@@ -1,7 +1,8 @@
 """ONNX models: the inference graph, with the shape of every value inferred and the FLOPs and bytes of every node.
 
-* An initializer is an op of kind ``parameter`` whose bytes are persistent, colocated with its first reader; a Constant
-  node is one of kind ``constant``; a graph input is an ``input``. Other ops have the ONNX name as kind.
+* An initializer is an op of kind ``parameter`` whose bytes are persistent, colocated with its first reader; a node that
+  depends on nothing else, as a Constant, is one of kind ``constant``, as if computed beforehand; a graph input is an
+  ``input``. Other ops have the ONNX name as kind.
 * Reshape, Flatten, Squeeze, Unsqueeze, Identity and Dropout (inference) change no data: their output is their input.
 * Symbolic dimensions of inputs (a batch called ``N``) become 1. Values whose shape cannot be inferred count as 0 bytes;
   ``meta["values_without_shape"]`` lists them.
@@ -83,24 +84,28 @@ def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str
         if node.op_type in VIEWS and node.domain in ("", "ai.onnx") and node.input and node.output
     }
     kept = {_home(name, aliases) for name in results}
+    constants = {initializer.name for initializer in graph.initializer}
     handles = []
     for name, node in zip(names, graph.node, strict=True):
+        constant = constants.issuperset(node.input) and not node.op_type.startswith("Random")
+        if constant:
+            constants.update(node.output)
         if node.output and node.output[0] in aliases:
             continue
         ins, outs = [values.get(value, _NOTHING) for value in node.input if value], _outputs(node, values)
-        constant = node.op_type == "Constant"
+        size = sum(out.bytes for out in outs)
         op = builder.op(
-            name, "constant" if constant else node.op_type, flops=_flops(node, values), layer=name.rpartition("/")[0],
+            name, "constant" if constant else node.op_type, flops=0 if constant else _flops(node, values),
             signature=f"{node.op_type}({','.join(map(str, ins))}{_attributes(node)})->{','.join(map(str, outs))}",
-            group=readers.get(node.output[0]) if constant and node.output else name,
-            bytes_written=0 if constant else None,
+            group=readers.get(node.output[0]) if constant and node.output else name, layer=name.rpartition("/")[0],
+            persistent_bytes=size if constant else 0, bytes_written=0 if constant else None,
         )  # fmt: skip
         for value in node.output:
             if value in tensors:
                 raise InvalidInput(f"value {value!r} has two producers", source=path, field=f"node {name!r}")
             if value:
-                size = values.get(value, _NOTHING).bytes
-                tensors[value] = builder.tensor(op, size, result=value in kept)
+                made = values.get(value, _NOTHING).bytes
+                tensors[value] = builder.tensor(op, made, result=value in kept, persistent=constant)
         handles.append((op, name, node))
     for op, name, node in handles:
         for value in node.input:
@@ -193,4 +198,4 @@ def _flops(node, values) -> int:
     if kind in ("LSTM", "GRU", "RNN") and first and len(first) == 3 and second and shapes[2]:
         steps, batch, _ = first  # per step and sequence: inputs and states times their weights
         return 2 * steps * batch * (math.prod(second) + math.prod(shapes[2]))
-    return sum(output.elements for output in outputs) if kind != "Constant" else 0
+    return sum(output.elements for output in outputs)

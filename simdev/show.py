@@ -218,6 +218,9 @@ def draw_topology(topology: Topology, path: str | os.PathLike) -> None:
     axes.set_title(f"{topology.name}: {topology.description}", fontsize=10, wrap=True)
     axes.set_axis_off()
     axes.margins(0.04)
+    if len(topology.devices) > 1:
+        spare = max(0.0, 4.0 - width) / 2  # narrow machines keep their proportions
+        axes.set_xlim(min(across) - 1.1 - spare, max(across) + 1.1 + spare)
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:

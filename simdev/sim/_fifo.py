@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from simdev.sim._kernel import SHARED, Scratch, Timeline, _pop, _push, check_devices, sort_pairs
+from simdev.sim._heap import pop, push, sort_pairs
+from simdev.sim._kernel import SHARED, Scratch, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
 SHIFT, MASK = 20, (1 << 20) - 1  # a key is a time and an op number; see MAX_OPS and MAX_KEY_TIME_NS
@@ -67,7 +68,7 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
         if ready != NEVER and (ready >> SHIFT) < (next_finish >> SHIFT):
             # Its place on its device is final (R1, R2).
             if from_heap:
-                n_heap = _pop(heap, heap_item, 0, n_heap)
+                n_heap = pop(heap, heap_item, 0, n_heap)
             else:
                 first += ONE
             op = np.uint32(ready & MASK)
@@ -161,7 +162,7 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
                 key = (there << SHIFT) | consumer
                 nearest = last - NEAR if last - first > NEAR else first
                 if nearest > first and queue[nearest - ONE] > key:
-                    n_heap = _push(heap, heap_item, 0, n_heap, key, 0)
+                    n_heap = push(heap, heap_item, 0, n_heap, key, 0)
                     continue
                 spot = last
                 while spot > nearest and queue[spot - ONE] > key:

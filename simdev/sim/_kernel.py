@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from simdev.sim._flows import Flows, advance, join, new_flows, next_end, pop_ended, reset, share
+from simdev.sim._heap import pop, push, sort_pairs
 from simdev.sim.arrays import Inputs
 
 FIFO, PRIORITY, PROGRAM = 0, 1, 2  # positions in POLICIES
@@ -56,11 +58,7 @@ class Scratch(NamedTuple):
     arrival: np.ndarray
     touched: np.ndarray
     is_touched: np.ndarray
-    flow_x: np.ndarray
-    flow_left: np.ndarray
-    flow_rate: np.ndarray
-    channel_left: np.ndarray
-    channel_flows: np.ndarray
+    flows: Flows
     freed_by_op: np.ndarray
     freed_by_transfer: np.ndarray
     sent_until: np.ndarray
@@ -101,7 +99,7 @@ def new_scratch(
     n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, n_slots: int, fair: bool
 ) -> Scratch:
     """Working arrays for one thread."""
-    events, flows, requests = 3 * n_ops + n_edges + 8, n_edges if fair else 0, max(n_edges, n_devices)
+    events, requests = 3 * n_ops + n_edges + 8, max(n_edges, n_devices)
 
     def ints(length, dtype=np.int64):
         return np.zeros(length, dtype)
@@ -112,8 +110,8 @@ def new_scratch(
         program_next=ints(n_devices), free_slots=ints(n_devices), missing=ints(n_ops), ready_time=ints(n_ops),
         issued=ints(n_ops, np.bool_), done=ints(n_ops, np.bool_), channel_end=ints(n_channels), request=ints(requests),
         stamp=ints(n_devices), arrival=ints(n_devices), touched=ints(n_devices), is_touched=ints(n_devices, np.bool_),
-        flow_x=ints(flows), flow_left=ints(flows), flow_rate=ints(flows), channel_left=ints(n_channels),
-        channel_flows=ints(n_channels), freed_by_op=ints(n_ops), freed_by_transfer=ints(n_edges),
+        flows=new_flows(n_edges if fair else 0, n_devices, n_channels),
+        freed_by_op=ints(n_ops), freed_by_transfer=ints(n_edges),
         sent_until=ints(n_tensors), sent_last=ints(n_tensors), last_op=ints(n_devices), level=ints(n_devices),
         instant=ints(n_devices), before=ints(n_devices), over_time=ints(n_devices), over_base=ints(n_devices),
         line=ints(n_ops), line_end=ints(n_devices), first_finish=ints(n_devices), slot_free=ints(n_slots),
@@ -121,78 +119,6 @@ def new_scratch(
         in_time=ints(n_edges), in_size=ints(n_edges), out_ptr=ints(n_devices + 1), out_end=ints(n_devices),
         out_time=ints(n_edges), out_size=ints(n_edges),
     )  # fmt: skip
-
-
-@njit(cache=True, nogil=True)
-def _push(key, item, base, size, new_key, new_item):
-    """Add to the binary heap of (key, item) pairs stored at ``base``; return its new size."""
-    hole = size
-    while hole > 0:
-        parent = (hole - 1) >> 1
-        above = key[base + parent]
-        if above < new_key or (above == new_key and item[base + parent] < new_item):
-            break
-        key[base + hole], item[base + hole] = above, item[base + parent]
-        hole = parent
-    key[base + hole], item[base + hole] = new_key, new_item
-    return size + 1
-
-
-@njit(cache=True, nogil=True)
-def _pop(key, item, base, size):
-    """Remove the first pair of a heap (the caller has read it); return its new size."""
-    size -= 1
-    last_key, last_item = key[base + size], item[base + size]
-    hole = 0
-    while True:
-        child = 2 * hole + 1
-        if child >= size:
-            break
-        right = child + 1
-        if right < size and (
-            key[base + right] < key[base + child]
-            or (key[base + right] == key[base + child] and item[base + right] < item[base + child])
-        ):
-            child = right
-        below = key[base + child]
-        if last_key < below or (last_key == below and last_item < item[base + child]):
-            break
-        key[base + hole], item[base + hole] = below, item[base + child]
-        hole = child
-    key[base + hole], item[base + hole] = last_key, last_item
-    return size
-
-
-@njit(cache=True, nogil=True)
-def sort_pairs(key, item, first, stop):
-    """Sort the pairs ``first:stop`` by (key, item) in place: by insertion while they are nearly in order, else by heap.
-
-    (NumPy's sorts would do, but take longer to compile than all the rest.)
-    """
-    patience = 8 * (stop - first) + 64
-    sorted_to = first
-    while sorted_to < stop and patience > 0:
-        new_key, new_item, hole = key[sorted_to], item[sorted_to], sorted_to
-        while hole > first and (key[hole - 1] > new_key or (key[hole - 1] == new_key and item[hole - 1] > new_item)):
-            key[hole], item[hole] = key[hole - 1], item[hole - 1]
-            hole -= 1
-        key[hole], item[hole] = new_key, new_item
-        patience -= sorted_to - hole
-        sorted_to += 1
-    if sorted_to == stop:
-        return
-    for index in range(first, stop):
-        _push(key, item, first, index - first, key[index], item[index])
-    for size in range(stop - first, 1, -1):
-        least_key, least_item = key[first], item[first]
-        _pop(key, item, first, size)
-        key[first + size - 1], item[first + size - 1] = least_key, least_item
-    low, high = first, stop - 1
-    while low < high:
-        key[low], key[high] = key[high], key[low]
-        item[low], item[high] = item[high], item[low]
-        low += 1
-        high -= 1
 
 
 @njit(cache=True, nogil=True)
@@ -219,46 +145,6 @@ def check_devices(p: Inputs, devices):
 
 
 @njit(cache=True, nogil=True)
-def _share_bandwidth(p: Inputs, devices, x: Timeline, s: Scratch, n_flows):
-    """Set every flow's rate by progressive filling in whole bytes/s (R4, ``fair``)."""
-    n_devices = len(p.slots)
-    for channel in range(len(p.channel_rate)):
-        s.channel_left[channel] = p.channel_rate[channel]
-        s.channel_flows[channel] = 0
-    for flow in range(n_flows):
-        s.flow_rate[flow] = 0
-        transfer = s.flow_x[flow]
-        pair = devices[p.tensor_producer[x.x_tensor[transfer]]] * n_devices + x.x_target[transfer]
-        for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-            s.channel_flows[p.route[hop]] += 1
-    frozen = 0
-    while frozen < n_flows:
-        narrowest, share = -1, 0
-        for channel in range(len(p.channel_rate)):
-            if s.channel_flows[channel] > 0:
-                quotient = s.channel_left[channel] // s.channel_flows[channel]
-                if narrowest < 0 or quotient < share:
-                    narrowest, share = channel, quotient
-        rate = max(share, 1)
-        for flow in range(n_flows):
-            if s.flow_rate[flow] > 0:
-                continue
-            transfer = s.flow_x[flow]
-            pair = devices[p.tensor_producer[x.x_tensor[transfer]]] * n_devices + x.x_target[transfer]
-            crosses = False
-            for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-                crosses = crosses or p.route[hop] == narrowest
-            if not crosses:
-                continue
-            s.flow_rate[flow] = rate
-            frozen += 1
-            for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-                channel = p.route[hop]
-                s.channel_flows[channel] -= 1
-                s.channel_left[channel] = max(0, s.channel_left[channel] - rate)
-
-
-@njit(cache=True, nogil=True)
 def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
     """Simulate one placement (int32 ``(n,)``, checked); return :data:`OK`, or :data:`STUCK` where an op never ran.
 
@@ -270,6 +156,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
     ready_key, ready_op, ready_base, ready_size = s.ready_key, s.ready_op, s.ready_base, s.ready_size
     event_time, event_id, missing, ready_time = s.event_time, s.event_id, s.missing, s.ready_time
     touched, is_touched, stamp, arrival, request = s.touched, s.is_touched, s.stamp, s.arrival, s.request
+    flows = s.flows
     n_events = n_flows = n_transfers = n_started = n_finished = n_touched = 0
     mark = 0
 
@@ -294,16 +181,18 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
     for device in range(n_devices):
         s.program_next[device] = ready_base[device]
     s.channel_end[:] = 0
+    if fair:
+        reset(p, devices, flows)
 
     now = np.int64(0)
     step = np.int64(0)
     flow_end = np.int64(-1)
     if eager:
-        n_events = _push(event_time, event_id, 0, n_events, p.dispatch_ns[0], n)
+        n_events = push(event_time, event_id, 0, n_events, p.dispatch_ns[0], n)
     else:
         for op in range(n):
             if missing[op] == 0:
-                n_events = _push(event_time, event_id, 0, n_events, np.int64(0), 2 * n + op)
+                n_events = push(event_time, event_id, 0, n_events, np.int64(0), 2 * n + op)
 
     while n_events > 0 or n_flows > 0:
         before = now
@@ -315,35 +204,30 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
         flows_changed = False
 
         # Flows that end now (R4, fair).
-        if n_flows > 0:
-            kept = 0
-            for flow in range(n_flows):
-                left = s.flow_left[flow] - s.flow_rate[flow] * (now - before)
-                transfer = s.flow_x[flow]
-                if left <= 0:
-                    flows_changed = True
-                    x.x_finish[transfer] = now
-                    tensor, target = x.x_tensor[transfer], x.x_target[transfer]
-                    for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                        op = p.consumers[edge]
-                        if devices[op] == target:
-                            missing[op] -= 1
-                            if missing[op] == 0:
-                                # A control edge's arrival is known ahead and may lie later.
-                                n_events = _push(
-                                    event_time, event_id, 0, n_events, max(now, ready_time[op]), 2 * n + op
-                                )
-                    if now > step:
-                        step = now
-                else:
-                    s.flow_x[kept], s.flow_left[kept], s.flow_rate[kept] = transfer, left, s.flow_rate[flow]
-                    kept += 1
-            n_flows = kept
+        if fair:
+            advance(flows, now - before)
+            while True:
+                transfer = pop_ended(flows)
+                if transfer < 0:
+                    break
+                flows_changed = True
+                n_flows -= 1
+                x.x_finish[transfer] = now
+                tensor, target = x.x_tensor[transfer], x.x_target[transfer]
+                for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+                    op = p.consumers[edge]
+                    if devices[op] == target:
+                        missing[op] -= 1
+                        if missing[op] == 0:
+                            # A control edge's arrival is known ahead and may lie later.
+                            n_events = push(event_time, event_id, 0, n_events, max(now, ready_time[op]), 2 * n + op)
+                if now > step:
+                    step = now
 
         # Completions (R5): finishing ops come in op order, so their sends are asked for in tensor order (R3).
         while n_events > 0 and event_time[0] == now:
             event = event_id[0]
-            n_events = _pop(event_time, event_id, 0, n_events)
+            n_events = pop(event_time, event_id, 0, n_events)
             if event < n:
                 op = event
                 device = devices[op]
@@ -356,7 +240,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                     touched[n_touched] = device
                     n_touched += 1
                 if eager and device == p.host and op + 1 < n:
-                    n_events = _push(event_time, event_id, 0, n_events, now + p.dispatch_ns[op + 1], n + op + 1)
+                    n_events = push(event_time, event_id, 0, n_events, now + p.dispatch_ns[op + 1], n + op + 1)
                 for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
                     mark += 1
                     first_request = n_requests
@@ -368,7 +252,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                             if now > ready_time[consumer]:
                                 ready_time[consumer] = now
                             if missing[consumer] == 0:
-                                n_events = _push(
+                                n_events = push(
                                     event_time, event_id, 0, n_events, ready_time[consumer], 2 * n + consumer
                                 )
                         elif stamp[target] != mark:
@@ -389,9 +273,9 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                 if now > ready_time[op]:
                     ready_time[op] = now
                 if missing[op] == 0:
-                    n_events = _push(event_time, event_id, 0, n_events, ready_time[op], 2 * n + op)
+                    n_events = push(event_time, event_id, 0, n_events, ready_time[op], 2 * n + op)
                 if device != p.host and op + 1 < n:
-                    n_events = _push(event_time, event_id, 0, n_events, now + p.dispatch_ns[op + 1], n + op + 1)
+                    n_events = push(event_time, event_id, 0, n_events, now + p.dispatch_ns[op + 1], n + op + 1)
                 for slot in range(p.input_ptr[op], p.input_ptr[op + 1]):
                     tensor = p.inputs[slot]
                     producer = p.tensor_producer[tensor]
@@ -411,16 +295,17 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                     key = rank[op]
                 elif p.policy == PROGRAM:
                     key = np.int64(op)
-                ready_size[device] = _push(ready_key, ready_op, ready_base[device], ready_size[device], key, op)
+                ready_size[device] = push(ready_key, ready_op, ready_base[device], ready_size[device], key, op)
                 if not is_touched[device]:
                     is_touched[device] = True
                     touched[n_touched] = device
                     n_touched += 1
             else:
                 transfer = event - 3 * n
+                tensor = x.x_tensor[transfer]
+                source = devices[p.tensor_producer[tensor]]
+                join(flows, source * n_devices + x.x_target[transfer], transfer, p.tensor_bytes[tensor])
                 flows_changed = True
-                s.flow_x[n_flows] = transfer
-                s.flow_left[n_flows] = p.tensor_bytes[x.x_tensor[transfer]] * 1_000_000_000
                 n_flows += 1
 
         # Sends (R3, R4), in order of tensor and destination.
@@ -448,11 +333,10 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                     if p.tensor_bytes[tensor] == 0:
                         finish = max(finish, now + 1)
                     elif finish > now:
-                        n_events = _push(event_time, event_id, 0, n_events, finish, 3 * n + n_transfers)
+                        n_events = push(event_time, event_id, 0, n_events, finish, 3 * n + n_transfers)
                     else:
+                        join(flows, pair, n_transfers, p.tensor_bytes[tensor])
                         flows_changed = True
-                        s.flow_x[n_flows] = n_transfers
-                        s.flow_left[n_flows] = p.tensor_bytes[tensor] * 1_000_000_000
                         n_flows += 1
                 x.x_tensor[n_transfers], x.x_target[n_transfers] = tensor, target
                 x.x_start[n_transfers], x.x_finish[n_transfers] = start, finish
@@ -470,7 +354,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                         if arrival[target] > step:
                             step = arrival[target]
                         if missing[consumer] == 0:
-                            n_events = _push(event_time, event_id, 0, n_events, ready_time[consumer], 2 * n + consumer)
+                            n_events = push(event_time, event_id, 0, n_events, ready_time[consumer], 2 * n + consumer)
             first_request = last_request
 
         # Starts (R1, R2).
@@ -484,7 +368,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                     if op != s.program[s.program_next[device]]:
                         break
                     s.program_next[device] += 1
-                ready_size[device] = _pop(ready_key, ready_op, base, ready_size[device])
+                ready_size[device] = pop(ready_key, ready_op, base, ready_size[device])
                 s.free_slots[device] -= 1
                 finish = now + p.op_ns[p.device_row[device], op]
                 x.op_start[op], x.op_finish[op] = now, finish
@@ -492,17 +376,13 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                 n_started += 1
                 if finish > step:
                     step = finish
-                n_events = _push(event_time, event_id, 0, n_events, finish, np.int64(op))
+                n_events = push(event_time, event_id, 0, n_events, finish, np.int64(op))
         n_touched = 0
 
         if flows_changed and n_flows > 0:
-            _share_bandwidth(p, devices, x, s, n_flows)
+            share(p, flows)
         if n_flows > 0:
-            flow_end = np.int64(-1)
-            for flow in range(n_flows):
-                end = now + (s.flow_left[flow] + s.flow_rate[flow] - 1) // s.flow_rate[flow]
-                if flow_end < 0 or end < flow_end:
-                    flow_end = end
+            flow_end = next_end(flows, now)
 
     x.count[0], x.count[1] = n_transfers, step
     return OK if n_finished == n else STUCK

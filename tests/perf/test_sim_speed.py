@@ -11,6 +11,8 @@ from simdev.sim import simulate, simulate_many
 from simdev.testing import training_graph
 from simdev.topology import load_topology
 
+pytestmark = pytest.mark.benchmark(timer=time.process_time)  # machines are shared
+
 PLACEMENTS = 64  # cycled, as one placement repeated lets the branch predictor learn it
 RULES = {
     "default": Rules(),

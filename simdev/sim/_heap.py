@@ -1,0 +1,77 @@
+"""Binary heaps and sorting of (key, item) pairs in two arrays, for the kernels."""
+
+from __future__ import annotations
+
+from numba import njit
+
+
+@njit(cache=True, nogil=True)
+def push(key, item, base, size, new_key, new_item):
+    """Add to the binary heap of (key, item) pairs stored at ``base``; return its new size."""
+    hole = size
+    while hole > 0:
+        parent = (hole - 1) >> 1
+        above = key[base + parent]
+        if above < new_key or (above == new_key and item[base + parent] < new_item):
+            break
+        key[base + hole], item[base + hole] = above, item[base + parent]
+        hole = parent
+    key[base + hole], item[base + hole] = new_key, new_item
+    return size + 1
+
+
+@njit(cache=True, nogil=True)
+def pop(key, item, base, size):
+    """Remove the first pair of a heap (the caller has read it); return its new size."""
+    size -= 1
+    last_key, last_item = key[base + size], item[base + size]
+    hole = 0
+    while True:
+        child = 2 * hole + 1
+        if child >= size:
+            break
+        right = child + 1
+        if right < size and (
+            key[base + right] < key[base + child]
+            or (key[base + right] == key[base + child] and item[base + right] < item[base + child])
+        ):
+            child = right
+        below = key[base + child]
+        if last_key < below or (last_key == below and last_item < item[base + child]):
+            break
+        key[base + hole], item[base + hole] = below, item[base + child]
+        hole = child
+    key[base + hole], item[base + hole] = last_key, last_item
+    return size
+
+
+@njit(cache=True, nogil=True)
+def sort_pairs(key, item, first, stop):
+    """Sort the pairs ``first:stop`` by (key, item) in place: by insertion while they are nearly in order, else by heap.
+
+    (NumPy's sorts would do, but take longer to compile than all the rest.)
+    """
+    patience = 8 * (stop - first) + 64
+    sorted_to = first
+    while sorted_to < stop and patience > 0:
+        new_key, new_item, hole = key[sorted_to], item[sorted_to], sorted_to
+        while hole > first and (key[hole - 1] > new_key or (key[hole - 1] == new_key and item[hole - 1] > new_item)):
+            key[hole], item[hole] = key[hole - 1], item[hole - 1]
+            hole -= 1
+        key[hole], item[hole] = new_key, new_item
+        patience -= sorted_to - hole
+        sorted_to += 1
+    if sorted_to == stop:
+        return
+    for index in range(first, stop):
+        push(key, item, first, index - first, key[index], item[index])
+    for size in range(stop - first, 1, -1):
+        least_key, least_item = key[first], item[first]
+        pop(key, item, first, size)
+        key[first + size - 1], item[first + size - 1] = least_key, least_item
+    low, high = first, stop - 1
+    while low < high:
+        key[low], key[high] = key[high], key[low]
+        item[low], item[high] = item[high], item[low]
+        low += 1
+        high -= 1

@@ -1,0 +1,166 @@
+"""Corners of the kernels that small random problems seldom reach."""
+
+import numpy as np
+import pytest
+from test_sim_rules import machine, problem
+
+from simdev.costs import CostTable
+from simdev.errors import InvalidInput
+from simdev.graph import GraphBuilder
+from simdev.placement import Placement
+from simdev.problem import Problem, Rules
+from simdev.sim import simulate, simulate_many, validate
+from simdev.sim.arrays import problem_arrays
+from simdev.testing import assert_same_schedule, random_costs, random_placement, random_topology
+
+
+@pytest.mark.parametrize("shape", ["random", "reversed", "sorted", "equal", "far"])
+def test_pairs_are_sorted_whatever_their_order(shape):
+    from simdev.sim._heap import sort_pairs
+
+    rng = np.random.default_rng(1)
+    for length in (0, 1, 2, 33, 500):
+        key = {
+            "random": rng.integers(0, 50, length),
+            "reversed": np.arange(length)[::-1],
+            "sorted": np.arange(length),
+            "equal": np.zeros(length, int),
+            "far": np.roll(np.arange(length), length // 2),
+        }[shape].astype(np.int64)
+        item = rng.permutation(length).astype(np.int64)
+        around = np.array([99, -99])
+        keys, items = np.concatenate([around, key, around]), np.concatenate([around, item, around])
+        sort_pairs(keys, items, 2, 2 + length)
+        order = np.lexsort((item, key))
+        assert np.array_equal(keys, np.concatenate([around, key[order], around]))
+        assert np.array_equal(items, np.concatenate([around, item[order], around]))
+
+
+def agree(p, devices, **kw):
+    placement = Placement(np.asarray(devices), **kw)
+    schedule = simulate(p, placement)
+    assert_same_schedule(schedule, simulate(p, placement, engine="reference"))
+    validate(p, placement, schedule)
+    return schedule
+
+
+def test_ops_that_become_ready_long_before_those_already_known():
+    # 200 readers far away are known to be ready at 1000 and later when a local chain becomes ready op by op.
+    b = GraphBuilder("far and near")
+    source = b.op("source", "op", outputs=[990, 0])
+    far, near = b.outputs(source)
+    for i in range(200):
+        b.op(f"far{i}", "op", inputs=[far], outputs=[i])
+    for i in range(300):
+        near = b.outputs(b.op(f"near{i}", "op", inputs=[near], outputs=[0]))[0]
+    rng = np.random.default_rng(0)
+    p = problem(b, machine(2), rng.integers(1, 4, 501).tolist())
+    schedule = agree(p, [0] + [1] * 200 + [0] * 300)
+    assert schedule.transfer_finish[0] > 1000 > schedule.op_start[400]
+
+
+def wide(rng, n):
+    b, tensors = GraphBuilder("wide"), []
+    for op in range(n):
+        count = min(int(rng.integers(0, 3)), len(tensors))
+        reads = [tensors[i] for i in rng.choice(len(tensors), count, replace=False)] if count else []
+        handle = b.op(f"op{op}", "op", inputs=reads, workspace_bytes=int(rng.integers(9)))
+        tensors += [b.tensor(handle, int(rng.integers(0, 2000))) for _ in range(int(rng.integers(1, 3)))]
+    return b.build()
+
+
+@pytest.mark.parametrize("contention", ["fifo", "none", "fair"])
+@pytest.mark.parametrize("runtime", ["dataflow", "eager"])
+def test_wide_graphs_with_long_queues(contention, runtime):
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        graph, topology = wide(rng, 300), random_topology(rng)
+        p = Problem(graph, topology, random_costs(rng, graph, topology), Rules("fifo", contention, runtime))
+        agree(p, random_placement(rng, p).devices)
+
+
+def test_times_too_large_for_a_key_take_the_general_kernel():
+    b = GraphBuilder("slow")
+    x = b.outputs(b.op("x", "op", outputs=[3]))
+    b.op("y", "op", inputs=x)
+    b.op("z", "op", inputs=x)
+    p = problem(b, machine(2), [1 << 50, 1 << 40, 5])
+    assert not problem_arrays(p).plain and problem_arrays(problem(b, machine(2), [1, 1, 1])).plain
+    assert agree(p, [0, 1, 1]).step_ns == (1 << 50) + 13 + (1 << 40) + 5
+
+
+def test_fair_flows_that_outlast_the_count_of_work_served():
+    # 8 GiB at 1 GB/s is 8.6 s; small tensors follow each other on the same pair the while.
+    b = GraphBuilder("long flow")
+    big = b.outputs(b.op("big", "op", outputs=[8 << 30]))
+    b.op("reader", "op", inputs=big)
+    last = []
+    for i in range(40):
+        last = b.outputs(b.op(f"small{i}", "op", inputs=last, outputs=[1 << 27]))
+    p = problem(b, machine(2, memory=1 << 40), [1] * 42, rules=Rules(contention="fair"))
+    devices = [0, 1] + [i % 2 for i in range(40)]
+    agree(p, devices)
+
+
+def test_extreme_priorities():
+    b = GraphBuilder("priorities")
+    for i in range(4):
+        b.op(f"o{i}", "op")
+    p = problem(b, machine(1), [1] * 4, rules=Rules(policy="priority"))
+    low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+    assert agree(p, [0] * 4, priority=np.array([low, 0, high, low])).op_start.tolist() == [2, 1, 0, 3]
+
+
+def test_a_graph_without_tensors_and_a_machine_without_links():
+    b = GraphBuilder("bare")
+    b.op("o", "op")
+    for contention in ("fifo", "none", "fair"):
+        p = problem(b, machine(1), [7], rules=Rules(contention=contention))
+        assert agree(p, [0]).step_ns == 7
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.uint64])
+def test_batches_of_any_integer_type_and_layout(dtype):
+    b = GraphBuilder("pair")
+    x = b.outputs(b.op("x", "op", outputs=[3]))
+    b.op("y", "op", inputs=x)
+    p = problem(b, machine(2), [2, 3])
+    rows = np.asfortranarray(np.array([[0, 0], [0, 1], [1, 1]], dtype))
+    rows.setflags(write=False)
+    assert simulate_many(p, rows).step_ns.tolist() == [5, 18, 5]
+    assert simulate_many(p, rows[::-1]).step_ns.tolist() == [5, 18, 5]
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        (np.array([[0, -1]]), "device -1"),
+        (np.array([[0, 0], [0, 300]]), "placement 1.*device 300"),
+        (np.array([[0, 0, 0]]), r"\(k, 2\)"),
+        (np.array([0, 0]), r"\(k, 2\)"),
+        (np.array([[0.0, 1.0]]), "float64"),
+        (np.array([[1, 0]]), "no kernel"),
+    ],
+)
+def test_batches_that_break_the_contract(rows, message):
+    b = GraphBuilder("pair")
+    x = b.outputs(b.op("x", "op", outputs=[3]))
+    b.op("y", "op", inputs=x)
+    p = problem(b, machine(2), [2, 3])
+    row = np.array([0, 1], np.int32)
+    costs = CostTable(np.array([[2, 3], [-1, 3]]), row, p.costs.transfer_ns, p.costs.pair_class, p.costs.dispatch_ns)
+    with pytest.raises(InvalidInput, match=message):
+        simulate_many(Problem(p.graph, p.topology, costs), rows)
+
+
+def test_groups_and_routes_are_checked_in_batches():
+    b = GraphBuilder("group")
+    x = b.outputs(b.op("x", "op", outputs=[3], group="g"))
+    b.op("y", "op", inputs=x, group="g")
+    with pytest.raises(InvalidInput, match="colocation group"):
+        simulate_many(problem(b, machine(2), [2, 3]), np.array([[0, 1]]))
+    b = GraphBuilder("islands")
+    x = b.outputs(b.op("x", "op", outputs=[3]))
+    b.op("y", "op", inputs=x)
+    with pytest.raises(InvalidInput, match="no route"):
+        simulate_many(problem(b, machine(2, links=[]), [2, 3]), np.array([[0, 0], [0, 1]]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -11,6 +13,8 @@ from simdev.placement import Placement
 from simdev.problem import Problem
 from simdev.sim.arrays import default_priority, priority_rank, problem_arrays
 from simdev.sim.schedule import Outcomes, Schedule
+
+_KEPT = threading.local()
 
 
 def simulate_fast(problem: Problem, placement: Placement) -> Schedule:
@@ -67,7 +71,7 @@ def simulate_many_fast(problem: Problem, devices: np.ndarray, threads: int | Non
     step, overflow, peak = _answers(problem, k)
 
     def work(first: int, stop: int) -> int:
-        return _run(problem, placements, first, stop, None, *_room(problem), step, peak, overflow)
+        return _run(problem, placements, first, stop, None, *_kept_room(problem), step, peak, overflow)
 
     bounds = [k * part // workers for part in range(workers + 1)]
     if workers == 1:
@@ -106,6 +110,15 @@ def _room(problem: Problem):
         graph.n_ops, graph.n_tensors, graph.n_edges, topology.n_devices, len(topology.channels),
         int(topology.slots.sum()), problem.rules.contention == "fair",
     )  # fmt: skip
+
+
+def _kept_room(problem: Problem):
+    """The room of this thread, kept as long as the problem: a search evaluates placements one by one."""
+    if not hasattr(_KEPT, "rooms"):
+        _KEPT.rooms = WeakKeyDictionary()
+    if problem not in _KEPT.rooms:
+        _KEPT.rooms[problem] = _room(problem)
+    return _KEPT.rooms[problem]
 
 
 def _answers(problem: Problem, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

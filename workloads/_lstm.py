@@ -1,4 +1,4 @@
-"""The LSTM cell of the recurrent workloads, unrolled by its users into one matrix product and ten elementwise ops."""
+"""The LSTM cell and the softmax of the recurrent workloads; the cell is unrolled by its users."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ def cell_class():
     """The class ``LSTMCell(input_size, units)``; PyTorch is imported on the first call."""
     import torch
     from torch import nn
+
+    class Join(torch.autograd.Function):
+        """Matrices side by side. The gradient is cut into copies, as by TensorFlow's Slice ops: a layer on another
+        device is sent its own part, not a view into all of it."""
+
+        @staticmethod
+        def forward(ctx, *parts):
+            ctx.widths = [part.shape[1] for part in parts]
+            return torch.cat(parts, dim=1)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            parts = zip(gradient.split(ctx.widths, dim=1), ctx.needs_input_grad, strict=True)
+            return tuple(part.clone() if needed else None for part, needed in parts)
 
     class LSTMCell(nn.Module):
         """One step of an LSTM without peepholes (Hochreiter and Schmidhuber 1997; Zaremba et al. 2014, section 3.1).
@@ -35,7 +49,7 @@ def cell_class():
         def forward(self, inputs, state, residual=None):
             """Output for the layer above, to which ``residual`` is added, and the next state."""
             output, memory = state
-            joined = torch.cat([*inputs, output], dim=1)
+            joined = Join.apply(*inputs, output)
             enter, forget, candidate, leave = torch.addmm(self.bias, joined, self.weight).chunk(4, dim=1)
             memory = torch.sigmoid(forget) * memory + torch.sigmoid(enter) * torch.tanh(candidate)
             output = torch.sigmoid(leave) * torch.tanh(memory)

@@ -432,3 +432,50 @@ def test_without_pytorch(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Unsupported, match=r"pip install 'simdev\[capture\]'"):
         capture_file("x.py:make")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "vit-l[batch=8,layers=3]",
+        "gpt2-medium[batch=2,layers=3]",
+        pytest.param("inception-v3[batch=4]", marks=pytest.mark.slow),
+    ],
+)
+def test_memory_in_program_order_is_what_pytorch_allocates(entry):
+    tracker = pytest.importorskip("torch.distributed._tools.mem_tracker")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from simdev.capture import capture_workload
+    from simdev.capture.trace import Tape
+    from simdev.placement import Placement
+    from simdev.problem import Problem, Rules
+    from simdev.registry import find_workload
+    from simdev.sim import simulate
+    from simdev.topology import load_topology
+
+    spec, params = find_workload(entry)
+    quiet = Tape()  # answers the optimiser's questions about step counters
+    quiet.phase, quiet.recording = "update", False
+    with FakeTensorMode():
+        step = spec.function(**{**spec.defaults, **params})
+        for parameter in step.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        step.optimizer.defaults["foreach"] = False
+        for group in step.optimizer.param_groups:
+            group["foreach"] = False
+        with quiet:
+            step.optimizer.step()
+        step.optimizer.zero_grad()
+        memory = tracker.MemTracker()
+        memory.track_external(step.model, step.optimizer, *step.inputs)
+        with memory:
+            step.loss(step.model, *step.inputs).backward()
+            with quiet:
+                step.optimizer.step()
+    (peak,) = (sizes["Total"] for sizes in memory.get_tracker_snapshot("peak").values())
+
+    graph, topology = capture_workload(spec, params), load_topology("p100x4")
+    problem = Problem.build(graph, topology, rules=Rules(policy="program"))
+    alone = Placement(np.full(graph.n_ops, topology.accelerators[0]))
+    assert max(simulate(problem, alone, engine="reference").peak_bytes) == pytest.approx(peak, rel=0.01)

@@ -140,30 +140,58 @@ def fit(problem: Problem, budget: Budget, build: Callable[[np.ndarray], np.ndarr
 def follow_forward(problem: Problem, unit_device: np.ndarray, allowed: np.ndarray) -> np.ndarray:
     """Place the units that ``unit_device`` leaves at -1, in op order: each backward op goes where its forward op is.
 
-    That is the device that holds most bytes of what the unit's first op reads from forward ops of its own layer; else
-    from any forward op; else from anybody. (TensorFlow's colocation of gradients with their ops, by which Baechi and
-    its predecessors place only forward ops.) Sources without inputs go beside their first reader that is placed, else
-    to the first allowed device.
+    (TensorFlow colocates gradients with their ops, so Baechi and its predecessors place only forward ops.) The forward
+    op is found through the tensors that the unit's first op reads: among the makers and readers of those in its own
+    layer, one of the same kind, else the one that shares most bytes. Without any, the op goes to the device that holds
+    most of the bytes that it reads, its own layer's first. Sources go beside their first reader that is placed, else to
+    the first allowed device.
     """
     graph = problem.graph
     device = np.array(unit_device, np.int32)
-    unit, producer = graph.unit_of_op, graph.tensor_producer
-    for op in np.flatnonzero((device[unit] < 0) & (np.diff(graph.input_ptr) > 0)).tolist():
-        if device[unit[op]] >= 0:
+    todo = np.flatnonzero((device[graph.unit_of_op] < 0) & (np.diff(graph.input_ptr) > 0)).tolist()
+    forward_of = _forward_finder(graph)
+    for op in todo:
+        unit = graph.unit_of_op[op]
+        if device[unit] >= 0:
             continue
-        tensors = graph.inputs[graph.input_ptr[op] : graph.input_ptr[op + 1]]
-        sources = producer[tensors]
-        where = device[unit[sources]]
-        forward = graph.op_phase[sources] == 0
-        near = graph.op_layer[sources] == graph.op_layer[op]
         votes = np.zeros(len(allowed))
-        for chosen in (forward & near, forward, np.ones(len(where), bool)):
-            chosen = chosen & (where >= 0)
-            if chosen.any():
-                np.add.at(votes, where[chosen], graph.tensor_bytes[tensors[chosen]] + 1.0)
-                break
-        device[unit[op]] = np.argmax(np.where(allowed[:, unit[op]], votes, -1.0))
+        forward = forward_of(op)
+        if forward >= 0 and device[graph.unit_of_op[forward]] >= 0:
+            votes[device[graph.unit_of_op[forward]]] = 1.0
+        else:
+            tensors = graph.inputs[graph.input_ptr[op] : graph.input_ptr[op + 1]]
+            sources = graph.tensor_producer[tensors]
+            where = device[graph.unit_of_op[sources]]
+            near = (graph.op_layer[sources] == graph.op_layer[op]) & (where >= 0)
+            chosen = near if near.any() else where >= 0
+            np.add.at(votes, where[chosen], graph.tensor_bytes[tensors[chosen]] + 1.0)
+        device[unit] = np.argmax(np.where(allowed[:, unit], votes, -1.0))
     return _place_sources(problem, device, allowed)
+
+
+def _forward_finder(graph):
+    """A function from a backward op to its forward op, or -1."""
+    kinds = [kind.rstrip("_") for kind in graph.kinds]
+    kind, layer, forward = graph.op_kind.tolist(), graph.op_layer.tolist(), (graph.op_phase == 0).tolist()
+    input_ptr, inputs, producer = graph.input_ptr.tolist(), graph.inputs.tolist(), graph.tensor_producer.tolist()
+    consumer_ptr, consumers, size = graph.consumer_ptr.tolist(), graph.consumers.tolist(), graph.tensor_bytes.tolist()
+    common = 16  # a tensor with more readers, such as a weight shared by all time steps, points at no op
+
+    def find(op):
+        shared: dict[int, int] = {}
+        for tensor in inputs[input_ptr[op] : input_ptr[op + 1]]:
+            if not forward[producer[tensor]] or consumer_ptr[tensor + 1] - consumer_ptr[tensor] > common:
+                continue
+            for other in (producer[tensor], *consumers[consumer_ptr[tensor] : consumer_ptr[tensor + 1]]):
+                if forward[other] and layer[other] == layer[op]:
+                    shared[other] = shared.get(other, 0) + size[tensor] + 1
+        return max(
+            shared,
+            key=lambda other: (kinds[kind[op]].startswith(kinds[kind[other]]), shared[other], -other),
+            default=-1,
+        )
+
+    return find
 
 
 def _place_sources(problem: Problem, device: np.ndarray, allowed: np.ndarray) -> np.ndarray:

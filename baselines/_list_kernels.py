@@ -265,6 +265,8 @@ def earliest_start_first(table, state, rank_order, favourite, awake_ns):
                         continue
                     start = max(free[device], wait_key[base])
                 break
+            if child[device] >= 0 and state.finish[child[device]] >= 0:
+                child[device] = -1
             if start < NEVER and child[device] >= 0 and awake[device] > start and op_of_rank[rank] != child[device]:
                 if not _urgent(table, state, channel, op_of_rank[rank], start):
                     start = awake[device]

@@ -24,7 +24,7 @@ def m_sct(problem, *, rng, budget):
     """m-ETF with favourite children: a linear program picks for each op at most one child to run right behind it on
     its device, which then stays awake for that child unless an urgent op comes.
 
-    The program is that of Hanen and Munier, solved by HiGHS (dual simplex), over the forward ops; gradients follow their ops. Chains
+    The program is that of Hanen and Munier, over the forward ops, solved by HiGHS; gradients follow their ops. Chains
     are contracted first, which loses nothing (their inner edges are free in some optimum). Graphs with more than 10,000
     edges left are cut along the topological order into blocks of about that many, each a program of its own: a
     departure, since edges between blocks then make no favourites.

@@ -8,13 +8,14 @@ import pytest
 
 from simdev.analysis import b_level
 from simdev.baselines import _list, heft, m_sct, m_topo, peft
+from simdev.baselines._units import choices
 from simdev.costs import CostTable
 from simdev.graph import GraphBuilder
 from simdev.placer import Budget
 from simdev.problem import Problem
 from simdev.registry import find_placer
 from simdev.sim import simulate_many
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.topology import Device, DeviceKind, Link, Topology, load_topology
 
 GNMT = Path("/work/shared/data/baechi/gnmt_v2_l4_b128_s40_forward.json")
 
@@ -232,3 +233,22 @@ def test_baechi_profile():
     outcome = simulate_many(problem, np.stack([single, spread]))
     assert outcome.step_ns[0] == durations.sum()
     assert b_level(problem.graph, durations).max() <= outcome.step_ns[1] < outcome.step_ns[0]
+
+
+def test_backward_ops_follow_their_forward_ops():
+    """Two forward ops on two devices, with the tensors that their gradients read; nothing else says where these go."""
+    builder = GraphBuilder("pair")
+    source = builder.op("x", "input", outputs=[4096])
+    first = builder.op("first", "mm", inputs=builder.outputs(source), outputs=[4096], layer="a")
+    second = builder.op("second", "_softmax", inputs=builder.outputs(first), outputs=[4096], layer="a")
+    back = builder.op("back", "_softmax_backward_data", inputs=builder.outputs(second), outputs=[4096],
+                      phase="backward", layer="a")  # fmt: skip
+    builder.op("back2", "mm", inputs=[*builder.outputs(back), *builder.outputs(source)], outputs=[4096],
+               phase="backward", layer="a")  # fmt: skip
+    lost = builder.op("lost", "add", inputs=builder.outputs(back), outputs=[4096], phase="backward", layer="b")
+    graph = builder.build()
+    problem = Problem.build(graph, load_topology("p100x2"))
+    allowed = choices(problem)
+    devices = _list.follow_forward(problem, np.array([-1, 1, 2, -1, -1, -1]), allowed)
+    # The softmax's gradient reads its output; mm's gradient reads what "first" read; the last is where its input is.
+    assert devices.tolist() == [1, 1, 2, 2, 1, 2] and lost == 5

@@ -64,7 +64,7 @@ def test_the_peak_is_the_simulator_s_on_one_device():
             )
         graph = builder.build()
         problem = Problem.build(graph, Topology("one", (device,)), CostModel(), Rules(policy="program"))
-        schedule = simulate(problem, Placement(np.zeros(graph.n_ops, int)))
+        schedule = simulate(problem, Placement(np.zeros(graph.n_ops, int)), engine="reference")
         assert peak_bytes(graph) == int(schedule.peak_bytes[0])
 
 

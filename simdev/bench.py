@@ -20,7 +20,7 @@ import numpy as np
 
 from simdev import registry
 from simdev.circumstances import circumstances
-from simdev.errors import InvalidInput, SimdevError, Unsupported
+from simdev.errors import BudgetExhausted, InvalidInput, SimdevError, Unsupported
 from simdev.graph_file import load_graph, save_graph
 from simdev.placement import Placement
 from simdev.placer import Budget
@@ -94,7 +94,7 @@ def execute(run: Run, instance: Instance) -> Outcome:
     budget = Budget(problem, evaluations=evaluations, seconds=seconds)
     started = time.monotonic()
     try:
-        placement = spec.place(problem, rng=np.random.default_rng(run.entropy), budget=budget, **params)
+        placement = _place(spec, problem, run, budget, params)
         taken = time.monotonic() - started
         row = score(blank, problem, placement, simulate(problem, placement))
     except Unsupported as error:
@@ -106,6 +106,16 @@ def execute(run: Run, instance: Instance) -> Outcome:
         return Outcome(replace(blank, status="error", error=text))
     row = replace(row, evaluations=budget.used, place_seconds=round(taken, 3))
     return Outcome(row, placement, tuple(budget.curve))
+
+
+def _place(spec, problem: Problem, run: Run, budget: Budget, params: dict) -> Placement:
+    """The placer's answer, or the best that its search found where the end of the budget cut it short."""
+    try:
+        return spec.place(problem, rng=np.random.default_rng(run.entropy), budget=budget, **params)
+    except BudgetExhausted:
+        if budget.best is None:
+            raise
+        return Placement(budget.best)
 
 
 def blank_row(run: Run, instance: Instance, placer_version: int) -> Row:
@@ -161,7 +171,7 @@ def bench(
         results = Results(out)
         try:
             observer.note("loading and compiling")
-            instances = _instances(runs, results, jobs, limits, observer)
+            instances = _instances(runs, results, jobs, limits, retry, observer)
             todo = [run for run in runs if not _held(results.row(run.key), run, instances[run.instance], retry)]
             if todo:
                 _warm_placers(todo, limits, observer)
@@ -198,7 +208,7 @@ def locked(out: Path) -> Iterator[None]:
         yield
 
 
-def _instances(runs, results, jobs, limits, observer) -> dict[tuple, Instance]:
+def _instances(runs, results, jobs, limits, retry, observer) -> dict[tuple, Instance]:
     """Load every workload on every topology, and bound those that have no bound yet, in worker processes."""
     from pebble import ProcessExpired
 
@@ -213,7 +223,7 @@ def _instances(runs, results, jobs, limits, observer) -> dict[tuple, Instance]:
         pending = {}
         for name, instance in found.items():
             known = results.bounds.get(instance.problem)
-            if known is None:
+            if known is None or (retry and known[0] is None):
                 future = pool.schedule(_bound, (instance, limits), timeout=limits.seconds)
                 pending[future] = name
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -123,8 +124,9 @@ def bench(
     from simdev.workers import Limits
 
     named = plan.BUDGETS.get(budget, plan.BUDGETS["quick"])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is Ctrl-C: what is finished is written
     limits = Limits(
-        _positive(time_limit, "--time-limit") or named.seconds,
+        _positive(time_limit, "--time-limit") or plan.time_limit(budget),
         int((_positive(memory_limit, "--memory-limit") or named.memory_bytes / 2**30) * 2**30),
     )
     runs = plan.plan(

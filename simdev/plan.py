@@ -126,6 +126,14 @@ def parse_budget(text: str) -> tuple[int, float]:
     raise UnknownName("budget", text, [*BUDGETS, "evaluations=N", "seconds=S"])
 
 
+def time_limit(budget: str) -> float:
+    """Seconds that a run may take in all: twice its own seconds and a minute, or what the named budget says."""
+    if budget in BUDGETS:
+        return BUDGETS[budget].seconds
+    evaluations, seconds = parse_budget(budget)
+    return 2 * seconds + 60 if evaluations == ENDLESS else BUDGETS["standard"].seconds
+
+
 def parse_rules(text: str) -> Rules:
     """Rules from ``policy/contention/runtime``."""
     parts = text.split("/")

@@ -78,7 +78,7 @@ def check_row(folder: Path, row: Row, engine: str, rerun: bool) -> list[Differen
     graph_file = _graph_file(folder, row)
     problem = bench.load_problem(row.workload, row.topology, row.rules, graph_file)
     fresh = replace(row, fingerprint=problem.graph.fingerprint, cost_hash=problem.costs.hash, version=spec.version)
-    if row.bound_method not in ("timeout", "memory"):
+    if row.bound_method not in ("timeout", "memory", "error"):
         from simdev.analysis import lower_bound
 
         bound = lower_bound(problem)

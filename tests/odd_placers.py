@@ -23,6 +23,13 @@ def walk(problem, *, rng, budget, worst):
     return Placement(tried[-1 if worst else 0][3])
 
 
+@placer("spendthrift", version=1, family="test", searches=True)
+def spendthrift(problem, *, rng, budget):
+    """Searches until the budget throws it out."""
+    while True:
+        budget.evaluate(np.full(problem.graph.n_ops, rng.integers(problem.topology.n_devices)))
+
+
 @placer("slow", version=1, family="test", defaults={"log": "", "seconds": 0.2})
 def slow(problem, *, rng, budget, log, seconds):
     """Writes a line when called, then takes its time."""

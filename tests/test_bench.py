@@ -14,7 +14,7 @@ from simdev import bench, leaderboard, registry, rows, verify, workers
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graph import GraphBuilder
 from simdev.graph_file import save_graph
-from simdev.plan import BUDGETS, Run, plan
+from simdev.plan import BUDGETS, Run, plan, time_limit
 from simdev.topology import topology_names
 from simdev.workers import Limits
 
@@ -109,6 +109,11 @@ def test_named_budgets_name_what_exists(name):
     assert plan(budget=name, placers=["single-gpu"])
 
 
+def test_a_budget_in_seconds_leaves_time_to_end():
+    assert time_limit("seconds=300") > 300
+    assert time_limit("quick") == BUDGETS["quick"].seconds
+
+
 def test_seed_comes_from_the_key():
     first = Run("w", "t", "r", "p", "{}", "evaluations=1", 0)
     assert first.entropy == Run(*first.key).entropy
@@ -120,7 +125,7 @@ def test_seed_comes_from_the_key():
 
 
 def test_rows_tell_what_happened(graphs, tmp_path):
-    names = ("shy", "broken", "wrong", "suicidal", "needy", "glutton", "walk")
+    names = ("shy", "broken", "wrong", "suicidal", "needy", "glutton", "walk", "spendthrift")
     limits = Limits(seconds=20, memory_bytes=1 << 30)
     found = run(graphs[:1], odd(*names), tmp_path, limits=limits)
     by_name = {row.placer.partition(":")[2]: row for row in found}
@@ -131,9 +136,16 @@ def test_rows_tell_what_happened(graphs, tmp_path):
     assert told["wrong"][0] == "error" and "device 99" in told["wrong"][1]
     assert told["suicidal"][0] == "memory" and "signal 9" in told["suicidal"][1]
     assert told["glutton"][0] == "memory" and "Unable to allocate" in told["glutton"][1]
-    assert told["walk"] == ("ok", "")
+    assert told["walk"] == told["spendthrift"] == ("ok", "")
     assert by_name["walk"].evaluations == 10 and by_name["walk"].step_time_s > 0
-    assert all(row.step_time_s is None for name, row in by_name.items() if name != "walk")
+    assert all(row.step_time_s is None for name, row in by_name.items() if told[name][0] != "ok")
+
+
+def test_a_search_that_never_ends_keeps_its_best(graphs, tmp_path):
+    (row,) = run(graphs[:1], odd("spendthrift"), tmp_path, budget="evaluations=5")
+    assert row.evaluations == 5 and row.feasible
+    (row,) = run(graphs[:1], odd("spendthrift"), tmp_path, budget="evaluations=0")
+    assert row.status == "error" and "0 evaluations" in row.error
 
 
 def test_a_run_that_takes_too_long_is_a_row(graphs, tmp_path):
@@ -175,6 +187,12 @@ def test_a_row_can_be_made_alone(folder, graphs):
 
 
 # resume
+
+
+def test_seconds_end_a_search_too(graphs, tmp_path):
+    (row,) = run(graphs[:1], odd("walk"), tmp_path, budget="seconds=0.5")
+    assert row.status == "ok" and row.evaluations > 10 and 0.4 < row.place_seconds < 15
+    assert verify.verify(tmp_path, engine="fast", rerun=True) == []  # not run again: seconds are not repeatable
 
 
 def test_a_second_bench_runs_only_what_is_missing(graphs, tmp_path):
@@ -232,7 +250,7 @@ def wait_for_rows(out, count, process):
     raise AssertionError("no rows in a minute")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_bench_loses_nothing_and_goes_on(graphs, tmp_path, how):
     out, log = tmp_path / "out", tmp_path / "log"
     process = start(out, graphs[0], log)
@@ -240,7 +258,7 @@ def test_a_stopped_bench_loses_nothing_and_goes_on(graphs, tmp_path, how):
     process.send_signal(how)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == (-9 if how == signal.SIGKILL else 130)
-    if how == signal.SIGINT:
+    if how != signal.SIGKILL:
         assert "Traceback" not in errors and "interrupted" in errors
         assert len(rows.read_rows(out / "results.csv")) >= 3
     entries = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]

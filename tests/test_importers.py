@@ -295,6 +295,12 @@ def test_mistakes_name_the_file_and_the_place(tmp_path, case):
     assert message in text and str(tmp_path / "g.txt") in text and "\n" not in text
 
 
+def test_huge_files_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("simdev.importers.reading.MAX_FILE_BYTES", 1000)
+    with pytest.raises(InvalidInput, match="g.json: larger than 1000 bytes: refused"):
+        import_graph(write(tmp_path, "g.json", '{"ops": [' + " " * 1000))
+
+
 def test_unknown_formats_and_files(tmp_path):
     with pytest.raises(UnknownName, match="unknown format 'onx'; did you mean 'onnx'"):
         import_graph(tmp_path / "x", "onx")

@@ -5,6 +5,7 @@ import csv
 import numpy as np
 import pytest
 
+from simdev.capture.__main__ import forward_macs, shelf, table
 from simdev.graph_file import load_graph
 from simdev.registry import find_workload, graph_path, load_workload, workloads
 
@@ -102,9 +103,11 @@ def test_published_figures(name):
     if "parameters" in published:
         assert graph.meta["parameters"] == published["parameters"]
     if "forward_macs" in published:
-        heavy = np.array([kind in ("convolution", "addmm", "mm", "bmm") or "attention" in kind for kind in graph.kinds])
-        forward = graph.op_flops[heavy[graph.op_kind] & (graph.op_phase == 0)].sum()
-        assert forward / 2 / graph.meta["batch"] == pytest.approx(published["forward_macs"], rel=0.01)
+        assert forward_macs(graph) / graph.meta["batch"] == pytest.approx(published["forward_macs"], rel=0.01)
+
+
+def test_the_table_of_the_workloads_is_up_to_date():
+    assert shelf("README.md").read_text(encoding="utf-8") == table(), "run python -m simdev.capture"
 
 
 def parameters(entry):

@@ -1,5 +1,5 @@
-"""Maintainers: ``python -m simdev.capture NAME... | --all`` captures workloads anew into ``workloads/graphs`` and
-records their fingerprints in ``workloads/fingerprints.csv``."""
+"""Maintainers: ``python -m simdev.capture NAME... | --all`` captures workloads anew into ``workloads/graphs``, records
+their fingerprints in ``workloads/fingerprints.csv`` and tabulates them in ``workloads/README.md``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ import csv
 import sys
 import time
 
+import numpy as np
+
 from simdev import registry
 from simdev.capture import capture_workload
-from simdev.graph_file import save_graph
+from simdev.graph import ComputationGraph
+from simdev.graph_file import load_graph, save_graph
 
 COLUMNS = ("workload", "fingerprint", "ops", "tensors", "edges", "parameters", "flops", "torch")
+PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product_flash_attention")
+INTRODUCTION = """# Workloads
+
+One training step each: forward, loss, backward and optimiser update, at the parameters in the file of its family.
+`python -m simdev.capture --all` writes the graphs, the fingerprints and this table.
+
+*reads* are pairs of a tensor and an op that reads it; *TFLOP* is the whole step; *forward* counts the multiply-adds of
+matrix products, convolutions and attention in the forward pass per sample; *published* are the figures of the papers,
+whose sources stand in the file; tests compare.
+
+| workload | batch | ops | tensors | reads | parameters | TFLOP | forward | published |
+|---|--:|--:|--:|--:|--:|--:|--:|---|
+"""
 
 
 def main(names: list[str]) -> None:
@@ -31,11 +47,17 @@ def main(names: list[str]) -> None:
         record(row)
         seconds = time.perf_counter() - started
         print(*row, f"{seconds:.1f} s", f"{path.stat().st_size} bytes", sep="  ", flush=True)
+    shelf("README.md").write_text(table(), encoding="utf-8")
+
+
+def shelf(file: str):
+    """A file of the workload shelf."""
+    return registry.graph_path("x").parents[1] / file
 
 
 def record(row: tuple) -> None:
     """Replace or add a workload's row in ``fingerprints.csv``."""
-    path = registry.graph_path("x").parents[1] / "fingerprints.csv"
+    path = shelf("fingerprints.csv")
     rows = {}
     if path.is_file():
         with path.open(newline="") as file:
@@ -45,6 +67,31 @@ def record(row: tuple) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows(rows[name] for name in sorted(rows))
+
+
+def table() -> str:
+    """The text of ``workloads/README.md``, from the shipped graphs."""
+    lines = []
+    for name, spec in registry.workloads().items():
+        graph = load_graph(registry.graph_path(name))
+        batch, macs = graph.meta["batch"], forward_macs(graph)
+        published = ", ".join(f"{key} {_figure(value)}" for key, value in spec.published.items())
+        cells = (
+            name, batch, f"{graph.n_ops:,}", f"{graph.n_tensors:,}", f"{graph.n_edges:,}",
+            f"{graph.meta['parameters']:,}", f"{graph.meta['flops'] / 1e12:.3f}", f"{macs / batch / 1e9:.4g} G", published,
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |\n")
+    return INTRODUCTION + "".join(lines)
+
+
+def forward_macs(graph: ComputationGraph) -> float:
+    """Multiply-adds of the products in the forward pass (PyTorch counts two FLOPs each)."""
+    product = np.array([kind in PRODUCTS for kind in graph.kinds])[graph.op_kind]
+    return graph.op_flops[product & (graph.op_phase == 0)].sum() / 2
+
+
+def _figure(value) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 if __name__ == "__main__":

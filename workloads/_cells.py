@@ -29,7 +29,8 @@ class CellSpec:
 
 
 def stack_class(operation: Callable, *, adjust_first: bool, drop_path: float = 0.0, norm: Callable):
-    """A module class ``Cells(stem_channels, specs)``: cells applied in turn, ``forward`` returns every output.
+    """A module class ``Cells(stem_channels, specs)``: cells applied in turn; ``forward(x, branch)`` returns the last
+    output and what cell ``branch`` reads.
 
     ``operation(name, inputs, outputs, stride)`` makes a module, or None for the identity. ``adjust_first``: with no
     previous cell, the current output still goes through a 1x1 convolution when it serves as the previous one.
@@ -109,11 +110,14 @@ def stack_class(operation: Callable, *, adjust_first: bool, drop_path: float = 0
                 scale.append(scale[spec.current] + (spec.genotype.stride == 2))
             self.channels = tuple(channels)
 
-        def forward(self, x):
-            outputs = [x]
-            for spec, cell in zip(self.specs, self, strict=True):
+        def forward(self, x, branch=None):
+            outputs, branched = [x], None
+            for number, (spec, cell) in enumerate(zip(self.specs, self, strict=True)):
+                if number == branch:
+                    branched = outputs[-1]
                 previous = spec.current if spec.previous is None else spec.previous
                 outputs.append(cell(outputs[spec.current], outputs[previous]))
-            return outputs
+                del outputs[:-3]  # no cell looks back further
+            return outputs[-1], branched
 
     return Cells

@@ -107,6 +107,6 @@ def build(classes: int, cells: int, filters: int):
             )  # fmt: skip
 
         def forward(self, x):
-            return self.head(self.cell(self.stem(x))[-1])
+            return self.head(self.cell(self.stem(x))[0])
 
     return AmoebaNet()

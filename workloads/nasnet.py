@@ -130,12 +130,12 @@ def build(size, classes, cells, channels, stem, skip, drop_path, aux):
                 nn.Linear(self.cell.channels[-1], classes),
             )  # fmt: skip
             reductions = [number for number, spec in enumerate(plan) if spec.genotype is REDUCTION]
-            self.branch = reductions[-1]  # outputs[n] is what cell n reads
+            self.branch = reductions[-1]
             self.aux = auxiliary(self.cell.channels[self.branch]) if aux else None
 
         def forward(self, x):
-            outputs = self.cell(self.stem(x))
-            return self.head(outputs[-1]), None if self.aux is None else self.aux(outputs[self.branch])
+            x, branched = self.cell(self.stem(x), self.branch)
+            return self.head(x), None if self.aux is None else self.aux(branched)
 
     def auxiliary(inputs):
         side = (size - 3) // 2 + 1  # after the stem

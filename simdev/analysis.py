@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -89,8 +89,9 @@ def critical_path(graph: ComputationGraph, duration: np.ndarray, transfer: np.nd
 
 @dataclass(frozen=True)
 class Bound:
-    """A step time in ns that no placement beats, and the argument that gives it (``critical path``, ``load`` or
-    ``issue``). ``fits`` is False where no placement can hold the persistent bytes: every run is infeasible."""
+    """A step time in ns that no placement beats, and the argument that gives it (``critical path``, ``load``,
+    ``path and load`` or ``issue``). ``fits`` is False where no placement can hold the persistent bytes, so that every
+    run is infeasible."""
 
     ns: int
     method: str
@@ -98,107 +99,165 @@ class Bound:
 
 
 def lower_bound(problem: Problem) -> Bound:
-    """The largest of three bounds on the step time (R12).
+    """The largest of four bounds on the step time (R12).
 
     * *critical path*: an op cannot start before all ops of a chain above it are done, and no op is done faster than on
       its fastest device; transfers are taken as free.
     * *load*: a device with ``s`` slots does at most ``s`` ns of work in a ns. Let every colocation unit be divided over
       devices at will, the shares' persistent bytes within each device's memory (the relaxed max-load of Tarnawski et
       al. 2020). Any feasible placement is such a division, so the least possible largest load bounds it.
+    * *path and load*: ops with a head (chain above) of at least ``a`` and a tail (chain below) of at least ``b`` do all
+      their work between ``a`` and the end less ``b``: a + b + their load alone, for the best of many ``a`` and ``b``.
     * *issue* (``eager`` only): op v starts no earlier than the sum of the dispatch times up to v, and the longest chain
-      below it follows.
+      below it follows. These sums are heads, too.
 
-    Exact although the linear program is solved in floating point: its dual prices are rounded to integers and weak
-    duality is evaluated in whole numbers, so a poor price can only lower the bound.
+    Valid although the linear program is solved in floating point: its dual prices are rounded to integers and weak
+    duality is evaluated in whole numbers, so a poor price can only lower the bound. Bounds from loads keep 24
+    significant bits, rounded down, to be the same with any version of the solver.
     """
-    below = b_level(problem.graph, fastest_durations(problem))
+    fastest = fastest_durations(problem)
+    below, head = b_level(problem.graph, fastest), t_level(problem.graph, fastest)
     bounds = [(int(below.max()), "critical path")]
-    load, fits = _load_bound(problem)
-    bounds.append((load, "load"))
     if problem.rules.runtime == "eager":
-        bounds.append((int((np.cumsum(problem.costs.dispatch_ns) + below).max()), "issue"))
+        issued = np.cumsum(problem.costs.dispatch_ns)
+        bounds.append((int((issued + below).max()), "issue"))
+        head = np.maximum(head, issued)
+    load = _LoadModel.of(problem)
+    prices = load.prices()
+    fits = prices is not None
+    if fits:
+        bounds.append((_trimmed(load.dual_value(*prices)), "load"))
+    if not fits or any(prices[1]):
+        load = load.without_memory()
+        prices = load.prices()
+        bounds.append((_trimmed(load.dual_value(*prices)), "load"))
+    bounds.append((_trimmed(_window_bound(problem, head, below - fastest, load, prices[0])), "path and load"))
     ns, method = max(bounds, key=lambda bound: bound[0])
     return Bound(ns, method, fits)
 
 
-def _load_bound(problem: Problem) -> tuple[int, bool]:
-    """The fractional load bound in ns, and whether the persistent bytes fit when divided at will."""
-    groups, work, size, count = _load_classes(problem)
-    slots = [len(devices) * _slots(problem, devices[0]) for devices in groups]
-    memory = [len(devices) * int(problem.topology.memory_bytes[devices[0]]) for devices in groups]
-    duals = _load_duals(work, size, count, slots, memory)
-    fits = duals is not None
-    if not fits:
-        size = np.zeros_like(size)
-        duals = _load_duals(work, size, count, slots, memory)
-    return _dual_value(work, size, count, slots, memory, *duals), fits
+def _trimmed(ns: int) -> int:
+    """``ns`` rounded down to 24 significant bits."""
+    return ns >> (drop := max(0, ns.bit_length() - 24)) << drop
 
 
-def _slots(problem: Problem, device: int) -> int:
-    return 1 if problem.rules.runtime == "eager" else int(problem.topology.slots[device])
+def _window_bound(problem: Problem, head: np.ndarray, tail: np.ndarray, load: _LoadModel, price: list[int]) -> int:
+    """Largest a + b + load of the ops with head >= a and tail >= b, over up to 256 values of each.
 
-
-def _load_classes(problem: Problem) -> tuple[list[list[int]], np.ndarray, np.ndarray, np.ndarray]:
-    """Devices that are alike as groups, and units that are alike as classes.
-
-    Returns the groups, then int64 ``work (C, G)`` in ns (-1: no kernel), ``size (C, G)`` in persistent bytes and
-    ``count (C,)``. Alike devices may share a group: averaging a division over them changes no largest load.
+    The load is bounded by weak duality with the prices of the whole: each op costs at least its cheapest group's price.
     """
-    graph, topology = problem.graph, problem.topology
-    alike: dict[tuple, list[int]] = {}
-    for device in range(topology.n_devices):
-        key = (problem.costs.device_row[device], topology.memory_bytes[device], topology.slots[device],
-               topology.granularity[device])  # fmt: skip
-        alike.setdefault(key, []).append(device)
-    groups = list(alike.values())
-    first = [devices[0] for devices in groups]
-    size = np.zeros((graph.n_units, len(groups)), np.int64)
-    for column, grain in enumerate(topology.granularity[first]):
-        np.add.at(size[:, column], graph.unit_of_op, -(-graph.op_persistent_bytes // grain) * grain)
-    rows = np.concatenate([problem.unit_op_ns[first].T, size], axis=1)
-    rows, count = np.unique(rows, axis=0, return_counts=True)
-    return groups, rows[:, : len(groups)], rows[:, len(groups) :], count
-
-
-def _load_duals(work, size, count, slots, memory) -> tuple[list[int], list[int]] | None:
-    """Prices of load and of memory per group (whole numbers), or None where the memory does not suffice."""
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_array, csr_array, vstack
-
-    n_classes, n_groups = work.shape
-    row, column = np.nonzero(work >= 0)
-    variable = np.arange(len(row))
-    # Scaled to loads and memories near 1, as the solver's tolerances are absolute.
-    unit_ns = max(1.0, float((np.where(work < 0, 0, work).max(axis=1) * count).sum()))
-    unit_bytes = np.array([max(1.0, float(limit)) for limit in memory])
-    shape = (n_groups, len(row) + 1)
-    load = coo_array((work[row, column] * count[row] / unit_ns, (column, variable)), shape)
-    share = coo_array((-np.array(slots, float), (np.arange(n_groups), np.full(n_groups, len(row)))), shape)
-    need = coo_array((size[row, column] * count[row] / unit_bytes[column], (column, variable)), shape)
-    whole = coo_array((np.ones(len(row)), (row, variable)), (n_classes, len(row) + 1))
-    cost = np.zeros(len(row) + 1)
-    cost[-1] = 1
-    limits = np.concatenate([np.zeros(n_groups), np.array(memory, float) / unit_bytes])
-    result = linprog(
-        cost, A_ub=csr_array(vstack([load + share, need])), b_ub=limits, A_eq=csr_array(whole), b_eq=np.ones(n_classes)
-    )
-    if result.status == 2:
-        return None
-    prices = np.maximum(0, -result.ineqlin.marginals)
-    load_price = [round(price * 2**60) for price in prices[:n_groups]]
-    memory_price = [
-        round(price * unit_ns / scale * 2**60) for price, scale in zip(prices[n_groups:], unit_bytes, strict=True)
-    ]
-    return load_price, memory_price
-
-
-def _dual_value(work, size, count, slots, memory, load_price, memory_price) -> int:
-    """Weak duality: every unit costs at least its cheapest group's price, less what the memory is worth; rounded up."""
-    groups = range(len(slots))
-    scale = sum(price * slot for price, slot in zip(load_price, slots, strict=True))
-    if scale <= 0:
+    durations = problem.costs.device_op_ns[[devices[0] for devices in load.groups]]
+    # Prices with so few bits that no sum of priced work reaches 2**62.
+    room = (1 << 62) // max(1, int(np.maximum(durations, 0).max(axis=0).astype(object).sum()))
+    most = max(price)
+    if not most or not room:
         return 0
-    total = -sum(price * limit for price, limit in zip(memory_price, memory, strict=True))
-    for times, sizes, units in zip(work.tolist(), size.tolist(), count.tolist(), strict=True):
-        total += units * min(load_price[g] * times[g] + memory_price[g] * sizes[g] for g in groups if times[g] >= 0)
-    return max(0, -(-total // scale))
+    whole = np.array([unit * min(room, 1 << 40) // most for unit in price], np.int64)
+    scale = sum(int(unit) * slots for unit, slots in zip(whole, load.slots, strict=True))
+    never = np.iinfo(np.int64).max
+    cost = np.where(durations >= 0, np.maximum(durations, 0) * whole[:, None], never).min(axis=0)
+    a, b = _thresholds(head), _thresholds(tail)
+    table = np.zeros((len(a), len(b)), np.int64)
+    np.add.at(table, (np.searchsorted(a, head, "right") - 1, np.searchsorted(b, tail, "right") - 1), cost)
+    table = table[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]
+    bound = a[:, None] + b[None, :] + -(-table // scale)
+    return int(np.where(table > 0, bound, 0).max())
+
+
+def _thresholds(values: np.ndarray) -> np.ndarray:
+    """Up to 256 of the values, ascending, the least among them."""
+    found = np.unique(values)
+    return found[np.unique(np.linspace(0, len(found) - 1, 256).astype(np.int64))]
+
+
+@dataclass(frozen=True, eq=False)
+class _LoadModel:
+    """The load relaxation: units that are alike as classes, devices that are alike as groups.
+
+    int64 ``work (C, G)`` in ns (-1: no kernel), ``size (C, G)`` in persistent bytes, ``count (C,)``; per group the
+    device numbers, all their slots and all their memory. Alike devices may share a group: averaging a division over
+    them changes no largest load.
+    """
+
+    groups: list[list[int]]
+    slots: list[int]
+    memory: list[int]
+    work: np.ndarray
+    size: np.ndarray
+    count: np.ndarray
+
+    @classmethod
+    def of(cls, problem: Problem) -> _LoadModel:
+        graph, topology = problem.graph, problem.topology
+        slots = np.ones_like(topology.slots) if problem.rules.runtime == "eager" else topology.slots
+        alike: dict[tuple, list[int]] = {}
+        for device in range(topology.n_devices):
+            key = (problem.costs.device_row[device], topology.memory_bytes[device], slots[device],
+                   topology.granularity[device])  # fmt: skip
+            alike.setdefault(key, []).append(device)
+        groups = list(alike.values())
+        first = [devices[0] for devices in groups]
+        size = np.zeros((graph.n_units, len(groups)), np.int64)
+        for column, grain in enumerate(topology.granularity[first]):
+            np.add.at(size[:, column], graph.unit_of_op, -(-graph.op_persistent_bytes // grain) * grain)
+        rows = np.concatenate([problem.unit_op_ns[first].T, size], axis=1)
+        rows, count = np.unique(rows, axis=0, return_counts=True)
+        return cls(
+            groups,
+            [int(slots[devices].sum()) for devices in groups],
+            [int(topology.memory_bytes[devices].sum()) for devices in groups],
+            rows[:, : len(groups)],
+            rows[:, len(groups) :],
+            count,
+        )
+
+    def without_memory(self) -> _LoadModel:
+        return replace(self, size=np.zeros_like(self.size))
+
+    def prices(self) -> tuple[list[int], list[int]] | None:
+        """Prices of load and of memory per group (whole numbers), or None where the memory does not suffice."""
+        from scipy.optimize import linprog
+        from scipy.sparse import coo_array, csr_array, vstack
+
+        work, size, count = self.work, self.size, self.count
+        n_classes, n_groups = work.shape
+        row, column = np.nonzero(work >= 0)
+        variable = np.arange(len(row))
+        # Scaled to loads and memories near 1, as the solver's tolerances are absolute.
+        unit_ns = max(1.0, float((np.where(work < 0, 0, work).max(axis=1) * count).sum()))
+        unit_bytes = np.array([max(1.0, float(limit)) for limit in self.memory])
+        shape = (n_groups, len(row) + 1)
+        load = coo_array((work[row, column] * count[row] / unit_ns, (column, variable)), shape)
+        share = coo_array((-np.array(self.slots, float), (np.arange(n_groups), np.full(n_groups, len(row)))), shape)
+        need = coo_array((size[row, column] * count[row] / unit_bytes[column], (column, variable)), shape)
+        whole = coo_array((np.ones(len(row)), (row, variable)), (n_classes, len(row) + 1))
+        cost = np.zeros(len(row) + 1)
+        cost[-1] = 1
+        limits = np.concatenate([np.zeros(n_groups), np.array(self.memory, float) / unit_bytes])
+        result = linprog(
+            cost,
+            A_ub=csr_array(vstack([load + share, need])),
+            b_ub=limits,
+            A_eq=csr_array(whole),
+            b_eq=np.ones(n_classes),
+        )
+        if result.status == 2:
+            return None
+        prices = np.maximum(0, -result.ineqlin.marginals)
+        load_price = [round(price * 2**60) for price in prices[:n_groups]]
+        memory_price = [
+            round(price * unit_ns / scale * 2**60) for price, scale in zip(prices[n_groups:], unit_bytes, strict=True)
+        ]
+        return load_price, memory_price
+
+    def dual_value(self, load_price: list[int], memory_price: list[int]) -> int:
+        """Weak duality, rounded up: each unit costs at least its cheapest price; less what the memory is worth."""
+        groups = range(len(self.slots))
+        scale = sum(price * slot for price, slot in zip(load_price, self.slots, strict=True))
+        if scale <= 0:
+            return 0
+        total = -sum(price * limit for price, limit in zip(memory_price, self.memory, strict=True))
+        rows = zip(self.work.tolist(), self.size.tolist(), self.count.tolist(), strict=True)
+        for times, sizes, units in rows:
+            total += units * min(load_price[g] * times[g] + memory_price[g] * sizes[g] for g in groups if times[g] >= 0)
+        return max(0, -(-total // scale))

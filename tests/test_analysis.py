@@ -127,3 +127,19 @@ def test_no_feasible_placement_beats_the_bound():
                 assert bound.fits and schedule.step_ns >= bound.ns
                 tight += schedule.step_ns == bound.ns
     assert tight > 5
+
+
+def test_bound_of_a_bundle_between_two_ops_is_path_and_load():
+    g = GraphBuilder("bundle")
+    first = g.outputs(g.op("first", "op", outputs=[1]))
+    made = [g.outputs(g.op(f"o{i}", "op", inputs=first, outputs=[1]))[0] for i in range(8)]
+    g.op("last", "op", inputs=made)
+    bound = lower_bound(problem(g, machine(2), [10] * 10))
+    assert (bound.ns, bound.method) == (60, "path and load")  # 10, 8 * 10 on two devices, 10
+
+
+def test_large_bounds_from_loads_keep_24_bits():
+    p = problem(independent([5] * 3), machine(2), [2**40 + 2**39 + 12345] * 3)
+    bound = lower_bound(p)
+    assert bound.method == "load" and bound.ns % 2**17 == 0
+    assert 0 <= 3 * (2**40 + 2**39 + 12345) / 2 - bound.ns < 2**18

@@ -23,7 +23,7 @@ from simdev.placement import Placement
 from simdev.placer import Budget
 from simdev.problem import Problem
 
-ROOM_SHARES = (1.0, 0.85, 0.7, 0.55, 0.4)  # shares of the capacity that fit() tries
+ROOM_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)  # shares of the capacity that fit() tries
 
 
 class Tables(NamedTuple):

@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 
@@ -35,8 +37,10 @@ def cluster_of(graph):
     return np.array([int(name[1]) for name in graph.op_names])
 
 
-@pytest.mark.parametrize("entry", ["min-cut", "min-cut[tool=metis]"])
+@pytest.mark.parametrize("entry", ["min-cut", "min-cut[tool=metis]", "min-cut[tool=kahip]"])
 def test_finds_planted_clusters(entry):
+    if "kahip" in entry:
+        pytest.importorskip("kahip")
     graph = planted()
     devices = place(entry, Problem.build(graph, load_topology("p100x4")))
     for cluster in range(CLUSTERS):
@@ -73,12 +77,12 @@ def test_unknown_tool():
         place("min-cut[tool=chaco]", Problem.build(planted(), load_topology("p100x4")))
 
 
-def test_missing_kahip_is_unsupported():
-    try:
-        import kahip  # noqa: F401
-    except ImportError:
-        with pytest.raises(Unsupported, match="kahip"):
-            place("min-cut[tool=kahip]", Problem.build(planted(), load_topology("p100x4")))
+@pytest.mark.parametrize("entry, package", [("scotch", "pyscotch"), ("min-cut[tool=metis]", "pymetis"),
+                                           ("min-cut[tool=kahip]", "kahip")])  # fmt: skip
+def test_missing_package_is_unsupported(entry, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(Unsupported, match=package):
+        place(entry, Problem.build(planted(), load_topology("p100x4")))
 
 
 @pytest.mark.parametrize("entry", ["scotch", "min-cut", "min-cut[tool=metis]"])

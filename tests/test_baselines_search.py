@@ -105,3 +105,12 @@ def test_a_parameter_moves_with_its_first_reader():
     unit = problem.graph.unit_of_op
     assert label[unit[0]] == label[unit[1]]
     assert len(np.unique(label)) == problem.graph.n_units - 1
+
+
+def test_portfolio_is_not_worse_than_its_members():
+    if not graph_path("inception-v3").is_file():
+        pytest.skip("the graph of inception-v3 is not shipped")
+    problem = Problem.build(load_workload("inception-v3"), load_topology("p100x4"))
+    found = value(problem, search("portfolio", problem, 20)[0])
+    for name in ("single-gpu", "expert", "m-topo", "m-etf", "m-sct", "critical-path", "peft", "heft"):
+        assert found <= value(problem, search(name, problem, 0)[0]), name

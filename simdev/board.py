@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from simdev.leaderboard import Score, leaderboard, ranking, scores
+import pandas as pd
+
+from simdev.leaderboard import leaderboard, ranking, scores
 from simdev.rows import Row, entry_id
 
 Table = tuple[str, list[str], list[list[str]]]
@@ -17,25 +19,19 @@ def board(rows: Iterable[Row]) -> list[Table]:
     speed-up over the placer ``single-gpu`` in brackets."""
     rows = list(rows)
     places = {(line["rules"], line["budget"], line["placer"], line["params"]): line for line in ranking(rows)}
-    groups: dict[tuple, dict[tuple, dict[str, Score]]] = {}
-    for score in scores(rows):
-        row = score.row
-        table = groups.setdefault((row.topology, row.rules, row.budget), {})
-        table.setdefault((row.placer, row.params), {})[row.workload] = score
-    return [_table(*key, table, places) for key, table in sorted(groups.items())]
+    return [_table(*key, table, places) for key, table in scores(rows).groupby(["topology", "rules", "budget"])]
 
 
 def _table(topology, rules, budget, table, places) -> Table:
-    workloads = sorted({workload for by_workload in table.values() for workload in by_workload})
-    times = {w: [s[w].step_ns for s in table.values() if w in s and s[w].step_ns is not None] for w in workloads}
-    best = {w: min(found) for w, found in times.items() if found}
-    single = table.get(("single-gpu", "{}"), {})
-    order = sorted(table, key=lambda entry: int(places[rules, budget, *entry]["place"]))
+    workloads = sorted(set(table["workload"]))
+    cells = {(line.placer, line.params, line.workload): line for line in table.itertuples()}
+    best = table.groupby("workload")["step_ns"].min()
+    entries = {(line.placer, line.params) for line in table.itertuples()}
     lines = []
-    for entry in order:
-        cells = [_board_cell(table[entry].get(w), best.get(w), single.get(w)) for w in workloads]
+    for entry in sorted(entries, key=lambda entry: int(places[rules, budget, *entry]["place"])):
+        found = [_board_cell(cells.get((*entry, w)), best[w], cells.get(("single-gpu", "{}", w))) for w in workloads]
         mean = places[rules, budget, *entry]["geomean_ratio_to_best"]
-        lines.append([_name(entry), *cells, f"{float(mean):.3f}"])
+        lines.append([_name(entry), *found, f"{float(mean):.3f}"])
     return f"{topology}, {budget}, rules {rules}", ["placer", *workloads, "mean"], lines
 
 
@@ -45,12 +41,14 @@ LEGEND = (
 )
 
 
-def _board_cell(score: Score | None, best: int | None, single: Score | None) -> str:
-    if score is None or score.step_ns is None:
-        return cell(None if score is None else score.row)
-    mark = "*" if score.step_ns == best else ""
-    speedup = f" ({single.step_ns / score.step_ns:.2f}x)" if single and single.step_ns else ""
-    return f"{mark}{_milliseconds(score.step_ns)}{speedup}"
+def _board_cell(line, best, single) -> str:
+    if line is None:
+        return ""
+    if pd.isna(line.step_ns):
+        return "OOM" if line.status == "oom" else line.status
+    mark = "*" if line.step_ns == best else ""
+    speedup = f" ({single.step_ns / line.step_ns:.2f}x)" if single and not pd.isna(single.step_ns) else ""
+    return f"{mark}{_milliseconds(line.step_ns)}{speedup}"
 
 
 def cell(row: Row | None) -> str:

@@ -6,10 +6,11 @@ and so does every slower one: leaving a run out, or failing it, improves no mean
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
+import pandas as pd
 
 from simdev.errors import InvalidInput
 from simdev.rows import Row, read_rows, seconds_text, write_csv
@@ -24,76 +25,61 @@ RANKING = (
     "rules", "budget", "place", "placer", "version", "params", "instances", "solved", "wins", "mean_rank",
     "geomean_ratio_to_best",
 )  # fmt: skip
+INSTANCE = ["workload", "topology", "rules"]
+ENTRY = ["placer", "params"]
 
 
-@dataclass(frozen=True)
-class Score:
-    """One placer (with its parameters and budget) on one instance, over its seeds."""
+def scores(rows: Iterable[Row]) -> pd.DataFrame:
+    """A line for each placer (with its parameters and budget) on each instance, over its seeds, sorted.
 
-    rows: tuple[Row, ...]
-
-    @property
-    def row(self) -> Row:
-        """The run of (lower) median step time; runs without a score come last."""
-        return self._ordered[(len(self.rows) - 1) // 2]
-
-    @property
-    def best_ns(self) -> int | None:
-        return self._ordered[0].step_time_s
-
-    @property
-    def step_ns(self) -> int | None:
-        return self.row.step_time_s
-
-    @property
-    def status(self) -> str:
-        """``ok``, ``oom`` or what kept the median run from a score."""
-        return "oom" if self.row.status == "ok" and not self.row.feasible else self.row.status
-
-    @property
-    def instance(self) -> tuple[str, str, str]:
-        return self.row.workload, self.row.topology, self.row.rules
-
-    @property
-    def entry(self) -> tuple[str, str, int, str]:
-        return self.row.budget, self.row.placer, self.row.version, self.row.params
-
-    @property
-    def _ordered(self) -> list[Row]:
-        return sorted(self.rows, key=lambda row: (row.step_time_s is None, row.step_time_s or 0, row.seed))
-
-
-def scores(rows: Iterable[Row]) -> list[Score]:
-    """Rows by instance and placer, sorted."""
-    groups: dict[tuple, list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.workload, row.topology, row.rules, row.budget, row.placer, row.params), []).append(row)
-    return [Score(tuple(groups[key])) for key in sorted(groups)]
+    ``step_ns`` and ``status`` are those of the run of (lower) median step time, where runs without a score come last;
+    ``best_ns`` is the best run's, ``best_known_ns`` the best of all placers and budgets on the instance, ``rank`` the
+    place within the budget (equal times share the better), ``log_ratio`` the mean over the seeds of the logarithm of
+    the ratio to the best known, at most :data:`CAP`. Absent numbers are ``<NA>``.
+    """
+    runs = pd.DataFrame(
+        [(row.workload, row.topology, row.rules, row.budget, row.placer, row.params, row.version, row.seed,
+          "oom" if row.status == "ok" and not row.feasible else row.status, row.step_time_s, row.lower_bound_s,
+          row.bound_method) for row in rows],
+        columns=[*INSTANCE, "budget", *ENTRY, "version", "seed", "status", "step_ns", "bound_ns", "bound_method"],
+    ).astype({"step_ns": "Int64", "bound_ns": "Int64"})  # fmt: skip
+    key = [*INSTANCE, "budget", *ENTRY]
+    runs = runs.sort_values([*key, "step_ns", "seed"], na_position="last", ignore_index=True)
+    runs["best_known_ns"] = runs.groupby(INSTANCE)["step_ns"].transform("min")
+    ratio = (runs["step_ns"] / runs["best_known_ns"]).fillna(CAP).clip(upper=CAP).astype(float)
+    runs["log_ratio"] = np.log(ratio)
+    entries = runs.groupby(key)
+    median = runs[entries.cumcount() == (entries["seed"].transform("size") - 1) // 2]
+    seeds = entries.agg(
+        runs=("seed", "size"), solved=("step_ns", "count"), best_ns=("step_ns", "min"), log_ratio=("log_ratio", "mean")
+    )
+    table = median.drop(columns="log_ratio").merge(seeds, on=key).sort_values(key, ignore_index=True)
+    table["rank"] = table.groupby([*INSTANCE, "budget"])["step_ns"].rank(method="min").astype("Int64")
+    return table
 
 
 def leaderboard(rows: Iterable[Row]) -> list[dict[str, str]]:
     """The table of ``leaderboard.csv``: a line for each placer on each instance."""
-    found = scores(rows)
-    best, single, expert = best_known(found), _reference(found, "single-gpu"), _reference(found, "expert")
-    ranks = rank(found)
-    return [_line(score, best, single, expert, ranks) for score in found]
-
-
-def _line(score: Score, best: dict, single: dict, expert: dict, ranks: dict) -> dict[str, str]:
-    row, step = score.row, score.step_ns
-    bound, known = row.lower_bound_s, best.get(score.instance)
-    return {
-        "workload": row.workload, "topology": row.topology, "rules": row.rules, "budget": row.budget,
-        "placer": row.placer, "version": str(row.version), "params": row.params, "runs": str(len(score.rows)),
-        "solved": str(sum(run.step_time_s is not None for run in score.rows)), "status": score.status,
-        "step_time_s": seconds_text(step), "best_step_time_s": seconds_text(score.best_ns),
-        "lower_bound_s": seconds_text(bound), "bound_method": row.bound_method,
-        "gap": _quotient(step, bound, lambda value: value - 1), "best_known_s": seconds_text(known),
-        "ratio_to_best": _quotient(step, known),
-        "speedup_vs_single_gpu": _quotient(single.get(score.instance), step),
-        "speedup_vs_expert": _quotient(expert.get(score.instance), step),
-        "rank": str(ranks.get((score.instance, score.entry), "")),
-    }  # fmt: skip
+    table = scores(rows)
+    for placer in ("single-gpu", "expert"):
+        plain = table[(table["placer"] == placer) & (table["params"] == "{}")]
+        reference = plain.groupby(INSTANCE)["step_ns"].min().rename(placer)
+        table = table.join(reference, on=INSTANCE)
+    text = pd.DataFrame({name: table[name] for name in (*INSTANCE, "budget", *ENTRY, "status", "bound_method")})
+    for name in ("version", "runs", "solved", "rank"):
+        text[name] = [_text(value) for value in table[name]]
+    for name, source in (("step_time", "step"), ("best_step_time", "best"), ("lower_bound", "bound"),
+                         ("best_known", "best_known")):  # fmt: skip
+        text[f"{name}_s"] = [seconds_text(_whole(value)) for value in table[f"{source}_ns"]]
+    for name, above, below in (
+        ("ratio_to_best", "step_ns", "best_known_ns"),
+        ("speedup_vs_single_gpu", "single-gpu", "step_ns"),
+        ("speedup_vs_expert", "expert", "step_ns"),
+    ):
+        text[name] = [_quotient(*map(_whole, pair)) for pair in zip(table[above], table[below], strict=True)]
+    pairs = zip(table["step_ns"], table["bound_ns"], strict=True)
+    text["gap"] = [_quotient(_whole(step), _whole(bound), lambda value: value - 1) for step, bound in pairs]
+    return text[list(LEADERBOARD)].to_dict("records")
 
 
 def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
@@ -101,57 +87,27 @@ def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
 
     Every placer is held to every instance on which any placer ran; see the module's head for what is missing.
     """
-    found = scores(rows)
-    best, ranks = best_known(found), rank(found)
-    instances: dict[tuple, set] = {}
-    entries: dict[tuple, dict] = {}
-    for score in found:
-        group = score.row.rules, score.row.budget
-        instances.setdefault(group, set()).add(score.instance)
-        entries.setdefault((*group, score.entry), {})[score.instance] = score
     lines = []
-    for (rules, budget, entry), by_instance in entries.items():
-        todo = instances[rules, budget]
-        last = sum(1 for key in entries if key[:2] == (rules, budget))
-        places = [ranks.get((instance, entry), last) for instance in todo]
-        logs = [math.log(_capped_ratio(by_instance.get(instance), best.get(instance))) for instance in sorted(todo)]
-        lines.append({
-            "rules": rules, "budget": budget, "placer": entry[1], "version": str(entry[2]), "params": entry[3],
-            "instances": str(len(todo)),
-            "solved": str(sum(score.step_ns is not None for score in by_instance.values())),
-            "wins": str(places.count(1)), "mean_rank": f"{sum(places) / len(places):.2f}",
-            "geomean_ratio_to_best": f"{math.exp(math.fsum(logs) / len(logs)):.4f}",
-        })  # fmt: skip
-    lines.sort(key=lambda line: (line["rules"], line["budget"], float(line["geomean_ratio_to_best"]), line["placer"],
-                                 line["params"]))  # fmt: skip
-    counts: dict[tuple, int] = {}
-    for line in lines:
-        group = line["rules"], line["budget"]
-        counts[group] = counts.get(group, 0) + 1
-        line["place"] = str(counts[group])
+    for (rules, budget), group in scores(rows).groupby(["rules", "budget"]):
+        instances = group[INSTANCE].drop_duplicates()
+        entries = group.groupby(ENTRY, as_index=False)["version"].max()
+        held = entries.merge(instances, how="cross").merge(
+            group[[*INSTANCE, *ENTRY, "step_ns", "rank", "log_ratio"]], how="left", on=[*INSTANCE, *ENTRY]
+        )
+        held["rank"] = held["rank"].fillna(len(entries))
+        held["log_ratio"] = held["log_ratio"].fillna(np.log(CAP))
+        held["won"] = held["rank"] == 1
+        found = held.groupby([*ENTRY, "version"], as_index=False).agg(
+            instances=("rank", "size"), solved=("step_ns", "count"), wins=("won", "sum"), mean_rank=("rank", "mean"),
+            log_ratio=("log_ratio", "mean"),
+        )  # fmt: skip
+        found["geomean_ratio_to_best"] = [f"{value:.4f}" for value in np.exp(found["log_ratio"])]
+        found["mean_rank"] = [f"{value:.2f}" for value in found["mean_rank"]]
+        found["order"] = found["geomean_ratio_to_best"].astype(float)
+        found = found.sort_values(["order", *ENTRY], ignore_index=True)
+        found = found.assign(rules=rules, budget=budget, place=found.index + 1)
+        lines += found[list(RANKING)].astype(str).to_dict("records")
     return lines
-
-
-def best_known(found: Iterable[Score]) -> dict[tuple, int]:
-    """The least step time in ns of any run on each instance."""
-    best: dict[tuple, int] = {}
-    for score in found:
-        if score.best_ns is not None:
-            best[score.instance] = min(best.get(score.instance, score.best_ns), score.best_ns)
-    return best
-
-
-def rank(found: Iterable[Score]) -> dict[tuple, int]:
-    """Place of each scored placer on each instance within its budget; equal times share the better place."""
-    groups: dict[tuple, list[Score]] = {}
-    for score in found:
-        if score.step_ns is not None:
-            groups.setdefault((score.instance, score.row.budget), []).append(score)
-    return {
-        (score.instance, score.entry): 1 + sum(other.step_ns < score.step_ns for other in group)
-        for group in groups.values()
-        for score in group
-    }
 
 
 def write(out: Path, rows: list[Row]) -> None:
@@ -203,22 +159,13 @@ def _shown(row: Row | None) -> str:
     return "oom" if row.status == "ok" else row.status
 
 
-def _reference(found: Iterable[Score], placer: str) -> dict[tuple, int]:
-    """Step time of a baseline without parameters on each instance where it has one, the least over budgets."""
-    times: dict[tuple, int] = {}
-    for score in found:
-        if score.row.placer == placer and score.row.params == "{}" and score.step_ns is not None:
-            times[score.instance] = min(times.get(score.instance, score.step_ns), score.step_ns)
-    return times
-
-
-def _capped_ratio(score: Score | None, best: int | None) -> float:
-    """Geometric mean over the seeds of step time over the best known, each at most :data:`CAP`."""
-    if score is None or best is None:
-        return CAP
-    ratios = [CAP if row.step_time_s is None else min(CAP, row.step_time_s / best) for row in score.rows]
-    return math.exp(math.fsum(map(math.log, ratios)) / len(ratios))
-
-
 def _quotient(above: int | None, below: int | None, change: Callable[[float], float] = float) -> str:
     return f"{change(above / below):.4f}" if above is not None and below else ""
+
+
+def _whole(value) -> int | None:
+    return None if pd.isna(value) else int(value)
+
+
+def _text(value) -> str:
+    return "" if pd.isna(value) else str(value)

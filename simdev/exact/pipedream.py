@@ -5,8 +5,8 @@ of two nested states. On ``m`` replicas a stage takes ``(T + 4 (m - 1) W / (B m)
 of its ``W`` parameter bytes at ``B`` bytes per second. The plan minimises the slowest stage.
 
 Kept from the published program (msr-fiddle/pipedream), so that its figures can be replayed: a stage is no faster than
-the activations that enter or leave it, whether its replicas are on one machine or not; on upper levels the exchange of a
-stage that is the last of several is not divided among the machines below; layers are reached from the first source,
+the activations that enter or leave it, whether its replicas are on one machine or not; on upper levels the exchange of
+a stage that is the last of several is not divided among the machines below; layers are reached from the first source,
 others come in when a reader needs them.
 Mended: the program builds its states by walking between antichains, which does not end on wide graphs (ResNet-101,
 DenseNet-121); here they are enumerated as ideals, and beyond a limit the layers are put in one order and its prefixes

@@ -72,7 +72,7 @@ def linear_split(problem: LoadProblem, classes: Classes) -> Split:
 
 def why_infeasible(problem: LoadProblem, classes: Classes) -> str:
     """One sentence: what keeps every split (or every contiguous one) from fitting."""
-    if problem.cpus == 0:
+    if problem.cpus == 0 and classes.n_classes:
         largest = int(np.argmax(classes.size))
         if classes.size[largest] > problem.memory:
             node = problem.node_ids[int(np.argmax(classes.class_of == largest))]

@@ -1,0 +1,42 @@
+"""The largest load by integer programming: contiguous stages, or any split."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.baselines._load import place_by_load
+from simdev.exact.contract import contract
+from simdev.exact.dp import Split, linear_split
+from simdev.exact.merge import merge_cheapest, merge_dominated
+from simdev.exact.throughput import best_split_of
+from simdev.placer import placer
+
+
+@placer(
+    "ip-throughput",
+    version=1,
+    family="exact",
+    searches=True,
+    defaults={"contiguous": False, "seconds": 20.0, "classes": 60, "solver": "scip"},
+    source="Tarnawski et al., NeurIPS 2020, section 4",
+)
+def ip_throughput(problem, *, rng, budget, contiguous, seconds, classes, solver):
+    """The split of least largest load, any (default) or ``contiguous``: throughput, not step time.
+
+    Larger graphs are merged to ``classes`` classes, those first that cost nothing, then the cheapest neighbours, which
+    may lose the optimum. The best linear split is the start. The solver stops after ``seconds``: a row that did not
+    reach its proof by then need not repeat on another machine.
+    """
+
+    def solve(load):
+        fine = contract(load)
+        few = merge_cheapest(merge_dominated(fine), classes)
+        start = linear_split(load, few)
+        found = best_split_of(
+            load, few, contiguous=contiguous, seconds=min(seconds, 0.5 * budget.seconds), solver=solver,
+            start=start.machine, seed=int(rng.integers(2**31)),
+        )  # fmt: skip
+        split = Split(np.asarray(found.machine), found.largest, 0, 0)
+        return min(split, linear_split(load, fine), key=lambda split: split.largest)
+
+    return place_by_load(problem, budget, solve)

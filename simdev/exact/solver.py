@@ -1,0 +1,112 @@
+"""Solves a MathOpt model within a time limit, interruptible, always with a proven bound.
+
+HiGHS by default; ``gurobi`` where the user has it, ``scip`` and ``cp-sat`` come with OR-Tools. OR-Tools is imported on
+first use.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import threading
+import time
+from dataclasses import dataclass
+
+from simdev.errors import InvalidInput, UnknownName
+
+SOLVERS = {"highs": "HIGHS", "scip": "GSCIP", "cp-sat": "CP_SAT", "gurobi": "GUROBI"}
+GRACE = 1.03  # a solver that has not stopped by itself after this much of its time is told to
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``values`` maps variables to the best solution found (None: none); ``objective`` and the proven ``bound`` of a
+    minimisation (``-inf`` where the solver proved nothing); ``status`` is ``optimal``, ``feasible``, ``infeasible`` or
+    ``unknown``; ``interrupted`` by Ctrl-C."""
+
+    values: dict | None
+    objective: float
+    bound: float
+    status: str
+    seconds: float
+    interrupted: bool = False
+
+    @property
+    def gap(self) -> float:
+        """``(objective - bound) / objective``; inf without a solution."""
+        if self.values is None or not math.isfinite(self.objective):
+            return math.inf
+        return max(0.0, self.objective - self.bound) / max(abs(self.objective), 1e-12)
+
+
+def solve(model, *, seconds: float, gap: float = 1e-4, solver: str = "highs", hint: dict | None = None, seed: int = 0):
+    """Minimise ``model`` (MathOpt) to a relative ``gap`` within ``seconds``; ``hint`` is a warm start.
+
+    Stops within 5 % of its time limit. On Ctrl-C the best solution so far is returned, with ``interrupted`` set (none
+    with SCIP, which OR-Tools cannot interrupt). Raises :class:`InvalidInput` where the solver refuses the model or is
+    not there.
+    """
+    from ortools.math_opt.python import mathopt
+    from ortools.util.python.solve_interrupter import SolveInterrupter
+
+    if solver not in SOLVERS:
+        raise UnknownName("solver", solver, SOLVERS)
+    parameters = mathopt.SolveParameters(
+        time_limit=datetime.timedelta(seconds=seconds), relative_gap_tolerance=gap, random_seed=seed
+    )
+    if solver != "highs":  # HiGHS in MathOpt refuses the parameter; it uses what the machine has
+        parameters.threads = 1
+    hints = [mathopt.SolutionHint(variable_values=hint)] if hint else []
+    box, stop = {}, SolveInterrupter()
+
+    def work():
+        try:
+            box["result"] = mathopt.solve(
+                model,
+                getattr(mathopt.SolverType, SOLVERS[solver]),
+                params=parameters,
+                model_params=mathopt.ModelSolveParameters(solution_hints=hints),
+                interrupter=None if solver == "scip" else stop,
+            )
+        except Exception as error:  # MathOpt hides a refused parameter behind other errors
+            box["error"] = error
+
+    started = time.monotonic()
+    thread = threading.Thread(target=work, daemon=True)
+    interrupted = False
+    thread.start()
+    while thread.is_alive():
+        try:
+            thread.join(0.05)
+            if time.monotonic() - started > seconds * GRACE + 0.05:
+                stop.interrupt()
+                thread.join(max(0.5, 0.015 * seconds))
+                break
+        except KeyboardInterrupt:
+            interrupted = True
+            stop.interrupt()
+            thread.join(2.0)
+            break
+    elapsed = time.monotonic() - started
+    if "error" in box:
+        raise InvalidInput(f"{type(box['error']).__name__}: {box['error']}", source=f"solver {solver}")
+    if "result" not in box:  # deep in one step that it does not leave: its thread is left to end by itself
+        return Outcome(None, math.inf, -math.inf, "unknown", elapsed, interrupted)
+    return _outcome(mathopt, box["result"], elapsed, interrupted)
+
+
+def _outcome(mathopt, result, elapsed: float, interrupted: bool) -> Outcome:
+    reason = mathopt.TerminationReason
+    status = {reason.OPTIMAL: "optimal", reason.FEASIBLE: "feasible", reason.INFEASIBLE: "infeasible"}.get(
+        result.termination.reason, "unknown"
+    )
+    found = result.has_primal_feasible_solution()
+    bound = result.termination.objective_bounds.dual_bound
+    return Outcome(
+        values=dict(result.variable_values()) if found else None,
+        objective=result.objective_value() if found else math.inf,
+        bound=bound if math.isfinite(bound) else -math.inf,
+        status=status if found or status == "infeasible" else "unknown",
+        seconds=elapsed,
+        interrupted=interrupted,
+    )

@@ -1,0 +1,241 @@
+"""The max-load optimum by integer programming, contiguous or not (Tarnawski et al. 2020, section 4)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from simdev.errors import Unsupported
+from simdev.exact.contract import Classes, contract
+from simdev.exact.dp import best_linear, why_infeasible
+from simdev.exact.load import LoadProblem, machine_loads
+from simdev.exact.merge import regroup
+from simdev.exact.solver import Outcome, solve
+
+
+@dataclass(frozen=True)
+class Proven:
+    """``machine`` int ``(n,)`` with its ``largest`` load, the proven lower ``bound``, and how the solver ended."""
+
+    machine: np.ndarray
+    largest: float
+    bound: float
+    status: str
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, self.largest - self.bound) / max(self.largest, 1e-12)
+
+
+def best_split(
+    problem: LoadProblem,
+    *,
+    contiguous: bool = False,
+    seconds: float = 60.0,
+    gap: float = 1e-4,
+    solver: str = "highs",
+    start: np.ndarray | None = None,
+    seed: int = 0,
+) -> Proven:
+    """The split of least largest load, ``contiguous`` or free, with its proof as far as ``seconds`` carry it.
+
+    Contiguous means that no path between two nodes of a machine leaves it, on every machine; as in the paper's program
+    (and less strictly than :func:`simdev.exact.dp.best_contiguous`) machines may feed one another. ``start`` is a split
+    to begin with (default: the best linear split, improved move by move). Raises :class:`Unsupported` where nothing
+    fits in memory.
+    """
+    classes = contract(problem, merge_trivial=False) if contiguous else colour_classes(problem)
+    if start is None:
+        start = _first_split(problem, contiguous)
+    return best_split_of(
+        problem, classes, contiguous=contiguous, seconds=seconds, gap=gap, solver=solver, start=start, seed=seed
+    )
+
+
+def best_split_of(
+    problem: LoadProblem,
+    classes: Classes,
+    *,
+    contiguous: bool,
+    seconds: float,
+    gap: float = 1e-4,
+    solver: str = "highs",
+    start: np.ndarray | None = None,
+    seed: int = 0,
+) -> Proven:
+    """As :func:`best_split` over given ``classes``, which ``start`` keeps whole; the bound is for splits that do."""
+    model, x, hint = _model(problem, classes, contiguous, start)
+    outcome = solve(model, seconds=seconds, gap=gap, solver=solver, hint=hint, seed=seed)
+    candidates = [] if start is None else [start]
+    if outcome.values is not None:
+        candidates.append(_machines(problem, classes, x, outcome))
+    if not candidates:
+        if outcome.status == "infeasible":
+            raise Unsupported(why_infeasible(problem, classes))
+        raise Unsupported(f"{problem.name}: {solver} found no split in {outcome.seconds:.1f} s")
+    best = min(candidates, key=lambda machine: machine_loads(problem, machine).largest)
+    value = machine_loads(problem, best).largest
+    bound = min(value, max(outcome.bound, simple_bound(problem)))
+    status = "optimal" if value - bound <= max(gap, 1e-9) * value else "feasible"
+    return Proven(best, value, bound, status, outcome.seconds)
+
+
+def colour_classes(problem: LoadProblem) -> Classes:
+    """One class per colour, without precedence: what a free split moves."""
+    count = int(problem.class_of.max()) + 1
+    borders: dict[tuple[int, ...], float] = {}
+    for t in range(len(problem.tensor_cost)):
+        readers = problem.consumers[problem.consumer_ptr[t] : problem.consumer_ptr[t + 1]]
+        members = {int(problem.class_of[problem.tensor_producer[t]]), *problem.class_of[readers].tolist()}
+        if len(members) > 1 and problem.tensor_cost[t] > 0:
+            key = tuple(sorted(members))
+            borders[key] = borders.get(key, 0.0) + float(problem.tensor_cost[t])
+    plain = Classes(
+        accelerator_time=np.bincount(problem.class_of, problem.accelerator_time, count),
+        cpu_time=np.bincount(problem.class_of, problem.cpu_time, count),
+        size=np.bincount(problem.class_of, problem.size, count),
+        predecessors=(frozenset(),) * count,
+        border_cost=np.array(list(borders.values()), float),
+        member_ptr=np.cumsum([0, *(len(key) for key in borders)]).astype(np.int64),
+        members=np.array([c for key in borders for c in key], np.int64),
+        class_of=problem.class_of,
+    )
+    return regroup(plain, np.arange(count))
+
+
+def _model(problem: LoadProblem, classes: Classes, contiguous: bool, start: np.ndarray | None):
+    """``x[class, machine]``, and per border and accelerator whether the accelerator is on both its sides."""
+    from ortools.math_opt.python import mathopt
+
+    model = mathopt.Model()
+    k, machines = problem.accelerators, range(problem.n_machines)
+    count = classes.n_classes
+    x = {}
+    for c in range(count):
+        for i in machines:
+            time = classes.accelerator_time[c] if i < k else classes.cpu_time[c]
+            possible = math.isfinite(time) and (i >= k or classes.size[c] <= problem.memory)
+            x[c, i] = model.add_variable(lb=0, ub=1 if possible else 0, is_integer=True)
+        model.add_linear_constraint(mathopt.fast_sum(x[c, i] for i in machines) == 1)
+    largest = model.add_variable(lb=simple_bound(problem))
+    hint = {}
+    home = None
+    if start is not None:
+        home = np.zeros(count, np.int64)
+        home[classes.class_of] = start
+        home = _canonical(home, classes, k)
+        hint = {x[c, i]: float(home[c] == i) for c, i in x}
+        loads = machine_loads(problem, home[classes.class_of])
+        hint[largest] = loads.largest
+        largest.upper_bound = loads.largest
+    heavy = np.argsort(-np.where(np.isfinite(classes.accelerator_time), classes.accelerator_time, 0), kind="stable")
+    for rank, c in enumerate(heavy[:k].tolist()):  # accelerators are alike: the r-th heaviest class needs the first r
+        for i in range(rank + 1, k):
+            x[c, i].upper_bound = 0
+    ptr = classes.member_ptr
+    for i in range(k):
+        cut_cost = []
+        for b, cost in enumerate(classes.border_cost.tolist()):
+            members = classes.members[ptr[b] : ptr[b + 1]].tolist()
+            cut = model.add_variable(lb=0, ub=1)
+            hub = members[0]
+            for c in members[1:]:
+                model.add_linear_constraint(cut >= x[hub, i] - x[c, i])
+                model.add_linear_constraint(cut >= x[c, i] - x[hub, i])
+            cut_cost.append(cost * cut)
+            if home is not None:
+                hint[cut] = float(0 < sum(home[c] == i for c in members) < len(members))
+        time = [
+            classes.accelerator_time[c] * x[c, i] for c in range(count) if math.isfinite(classes.accelerator_time[c])
+        ]
+        model.add_linear_constraint(mathopt.fast_sum(time) + mathopt.fast_sum(cut_cost) <= largest)
+        sizes = mathopt.fast_sum(classes.size[c] / problem.memory * x[c, i] for c in range(count))
+        if math.isfinite(problem.memory) and problem.memory > 0 and classes.size.sum() > problem.memory:
+            model.add_linear_constraint(sizes <= 1)
+    for i in range(k, problem.n_machines):
+        time = [classes.cpu_time[c] * x[c, i] for c in range(count) if math.isfinite(classes.cpu_time[c])]
+        model.add_linear_constraint(mathopt.fast_sum(time) <= largest)
+    if contiguous:
+        for i in machines:
+            # z falls along edges from 1: once a path has left the machine it does not come back.
+            z = [model.add_variable(lb=0, ub=1) for _ in range(count)]
+            for c, before in enumerate(classes.predecessors):
+                model.add_linear_constraint(z[c] >= x[c, i])
+                for p in before:
+                    model.add_linear_constraint(z[c] <= z[p])
+                    model.add_linear_constraint(z[c] <= x[c, i] - x[p, i] + 1)
+            if home is not None:
+                hint.update(zip(z, _reach(classes, home == i), strict=True))
+    model.minimize(largest)
+    return model, x, hint
+
+
+def _reach(classes: Classes, inside: np.ndarray) -> list[float]:
+    """1 for the classes inside, or with one inside behind them: the z of a contiguous split."""
+    z = inside.copy()
+    for c in range(classes.n_classes - 1, -1, -1):
+        if z[c]:
+            z[list(classes.predecessors[c])] = True
+    return z.astype(float).tolist()
+
+
+def _canonical(home: np.ndarray, classes: Classes, k: int) -> np.ndarray:
+    """Renumber the accelerators in the order in which the heaviest classes use them."""
+    times = np.where(np.isfinite(classes.accelerator_time), classes.accelerator_time, 0)
+    order = list(dict.fromkeys(int(home[c]) for c in np.argsort(-times, kind="stable") if home[c] < k))
+    order += [i for i in range(k) if i not in order]
+    number = np.arange(max(k, int(home.max()) + 1))
+    number[order] = np.arange(k)
+    return number[home]
+
+
+def _machines(problem: LoadProblem, classes: Classes, x: dict, outcome: Outcome) -> np.ndarray:
+    share = np.array([[outcome.values[x[c, i]] for i in range(problem.n_machines)] for c in range(classes.n_classes)])
+    return np.argmax(share, axis=1)[classes.class_of]
+
+
+def simple_bound(problem: LoadProblem) -> float:
+    """All work on its faster machine, divided evenly; and the largest class alone. Both without transfers."""
+    count = int(problem.class_of.max()) + 1
+    fast = (
+        np.bincount(problem.class_of, problem.accelerator_time, count)
+        if problem.accelerators
+        else np.full(count, np.inf)
+    )
+    if problem.cpus:
+        fast = np.minimum(fast, np.bincount(problem.class_of, problem.cpu_time, count))
+    return max(float(fast.sum()) / problem.n_machines, float(fast.max()))
+
+
+def _first_split(problem: LoadProblem, contiguous: bool) -> np.ndarray | None:
+    try:
+        split = best_linear(problem, merge_trivial=False).machine
+    except Unsupported:
+        return None
+    return split if contiguous else improve(problem, split)
+
+
+def improve(problem: LoadProblem, machine: np.ndarray, rounds: int = 200) -> np.ndarray:
+    """Move one class at a time off the most loaded machine while the largest load falls, within memory."""
+    class_of = problem.class_of
+    home = np.zeros(int(class_of.max()) + 1, np.int64)
+    home[class_of] = machine
+    best = machine_loads(problem, home[class_of])
+    for _ in range(rounds):
+        worst, moved = int(np.argmax(best.load)), None
+        for c in np.flatnonzero(home == worst).tolist():
+            for i in range(problem.n_machines):
+                if i == worst:
+                    continue
+                trial = home.copy()
+                trial[c] = i
+                loads = machine_loads(problem, trial[class_of])
+                if not loads.overfull and loads.largest < best.largest * (1 - 1e-9):
+                    best, moved = loads, trial
+        if moved is None:
+            break
+        home = moved
+    return home[class_of]

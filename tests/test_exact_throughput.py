@@ -1,0 +1,111 @@
+"""The max-load integer program: enumeration on small random problems, the proven published values."""
+
+import itertools
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_exact_dp import load_problem, random_load_problem
+
+from simdev.errors import InvalidInput, Unsupported
+from simdev.exact.dp import best_contiguous
+from simdev.exact.load import machine_loads, read_load_problem
+from simdev.exact.solver import solve
+from simdev.exact.throughput import best_split, simple_bound
+
+DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[2] / "shared" / "data")) / "dnn-partitioning"
+published = pytest.mark.skipif(not DATA.is_dir(), reason="SIMDEV_DATA names no folder with dnn-partitioning")
+
+
+def enumerate_splits(problem, contiguous):
+    best = np.inf
+    source, target, _ = problem.edges
+    reach = np.eye(problem.n_nodes, dtype=bool)
+    for a, b in sorted(zip(source.tolist(), target.tolist(), strict=True), reverse=True):
+        reach[a] |= reach[b]
+    for machine in itertools.product(range(problem.n_machines), repeat=problem.n_nodes):
+        machine = np.array(machine)
+        if any(len(set(machine[problem.group == g])) > 1 for g in problem.group):
+            continue
+        if contiguous and any(
+            machine[a] == machine[c] != machine[b]
+            for a, b, c in itertools.permutations(range(problem.n_nodes), 3)
+            if reach[a, b] and reach[b, c]
+        ):
+            continue
+        loads = machine_loads(problem, machine)
+        if not loads.overfull:
+            best = min(best, loads.largest)
+    return best
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_equals_enumeration(contiguous):
+    rng, solved = np.random.default_rng(5), 0
+    for _ in range(25):
+        problem = random_load_problem(rng)
+        if contiguous and len(set(problem.group.tolist())) < problem.n_nodes:
+            continue  # groups on a cycle are merged by the contiguous model
+        best = enumerate_splits(problem, contiguous)
+        if not np.isfinite(best):
+            with pytest.raises(Unsupported):
+                best_split(problem, contiguous=contiguous, seconds=10)
+            continue
+        found = best_split(problem, contiguous=contiguous, seconds=10)
+        loads = machine_loads(problem, found.machine)
+        assert found.status == "optimal" and found.largest == loads.largest and not loads.overfull
+        assert found.largest == pytest.approx(best, rel=1e-4) and found.bound <= best + 1e-9
+        assert simple_bound(problem) <= best + 1e-9
+        solved += 1
+    assert solved > 10
+
+
+def hard_problem(n=60):
+    rng = np.random.default_rng(1)
+    edges = [(a, b) for a in range(n) for b in range(a + 1, min(n, a + 6)) if rng.random() < 0.5]
+    return load_problem(rng.integers(5, 99, n) + 0.37, edges, cost=rng.integers(1, 40, n), k=5)
+
+
+def test_the_limit_is_kept_and_a_bound_is_always_there():
+    problem = hard_problem()
+    started = time.monotonic()
+    found = best_split(problem, seconds=4, gap=1e-9)
+    assert found.status in ("feasible", "optimal")
+    assert simple_bound(problem) - 1e-9 <= found.bound <= found.largest == machine_loads(problem, found.machine).largest
+    assert found.seconds < 4 * 1.05 + 1 and time.monotonic() - started < 30  # room for a busy machine
+
+
+def test_ctrl_c_returns_the_best_so_far():
+    import _thread
+
+    timer = threading.Timer(3.0, _thread.interrupt_main)
+    timer.start()
+    try:
+        found = best_split(hard_problem(), seconds=60, gap=1e-9)
+    finally:
+        timer.cancel()
+    assert found.seconds < 30 and np.isfinite(found.largest)
+
+
+def test_unknown_solver():
+    with pytest.raises(InvalidInput, match="unknown solver 'higs'; did you mean 'highs'"):
+        solve(None, seconds=1, solver="higs")
+
+
+@published
+@pytest.mark.parametrize(
+    "name, optimum",
+    [
+        ("OperatorGraphs/bert_l-3_inference", 21.9084),
+        pytest.param("LayerGraphs/bert24_training", 39.7895, marks=pytest.mark.slow),
+    ],
+)
+def test_published_free_optima_with_our_own_proof(name, optimum):
+    problem = read_load_problem(DATA / "throughput-inputs" / f"{name}.json")
+    found = best_split(problem, seconds=120)
+    assert found.largest == pytest.approx(optimum, rel=1e-4) and found.status == "optimal" and found.gap <= 1e-4
+    assert not machine_loads(problem, found.machine).overfull
+    assert found.largest < best_contiguous(problem).largest

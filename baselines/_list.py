@@ -27,7 +27,7 @@ ROOM_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)  # shares of the capacity 
 
 
 class Tables(NamedTuple):
-    """What the kernels read: ``n`` ops, ``m`` tensors, ``D`` devices, ``u`` units."""
+    """What the kernels read: ``n`` ops, ``m`` tensors, ``D`` devices, ``u`` units (merged ones, see ``label``)."""
 
     allowed: np.ndarray  # bool (D, u)
     op_ns: np.ndarray  # int64 (D, n)
@@ -47,6 +47,7 @@ class Tables(NamedTuple):
     workspace: np.ndarray  # int64 (n,)
     lazy: np.ndarray  # bool (n,)
     scope: np.ndarray  # bool (n,): the ops to place; lazy ones are placed by their readers
+    label: np.ndarray  # int32 (units of the graph,): the unit here that holds it
 
 
 class State(NamedTuple):
@@ -62,29 +63,68 @@ class State(NamedTuple):
 
 
 def tables(problem: Problem, *, forward_only: bool) -> Tables:
-    """Arrays for the kernels. ``forward_only`` leaves the backward and update ops out (they follow, see
-    :func:`follow_forward`): what they will read is kept, and gradients of parameters count with the parameter."""
+    """Arrays for the kernels. With ``forward_only``, backward and update ops are left out (they follow, see
+    :func:`follow_forward`): what they will read is kept, gradients of parameters count with the parameter, and units
+    are merged by :func:`coplace`. A graph without forward ops is taken whole."""
     graph, costs = problem.graph, problem.costs
     free_kind = np.array([kind in FREE_KINDS for kind in graph.kinds])
     lazy = free_kind[graph.op_kind] & (np.diff(graph.input_ptr) == 0)
     scope = ~lazy
-    if forward_only:
+    if forward_only and (scope & (graph.op_phase == 0)).any():
         scope &= graph.op_phase == 0
-        if not scope.any():
-            scope = ~lazy
+    allowed = choices(problem)
     keep = graph.tensor_result.copy()
     keep[graph.edge_tensor[~scope[graph.consumers]]] = True
     home_size = np.where(graph.tensor_persistent, 0, graph.tensor_bytes)
-    unit_bytes = problem.unit_persistent_bytes.copy()
+    maker_unit, made_inside = graph.unit_of_op[graph.tensor_producer], (scope | lazy)[graph.tensor_producer]
     inside = np.zeros(graph.n_units, bool)
     inside[graph.unit_of_op[scope | lazy]] = True
-    gradients = ~(scope | lazy)[graph.tensor_producer] & inside[graph.unit_of_op[graph.tensor_producer]]
-    np.add.at(unit_bytes, graph.unit_of_op[graph.tensor_producer[gradients]], home_size[gradients])
+    held = problem.unit_persistent_bytes.copy()
+    gradients = ~made_inside & inside[maker_unit]
+    np.add.at(held, maker_unit[gradients], home_size[gradients])
+    label = np.arange(graph.n_units, dtype=np.int32)
+    if forward_only:
+        whole = held.copy()
+        np.add.at(whole, maker_unit[made_inside], home_size[made_inside])
+        label = coplace(graph, scope, allowed, whole, int(capacities(problem)[used_devices(allowed)].min()) // 2)
+    count, unit = int(label.max()) + 1, label[graph.unit_of_op]
+    unit_bytes = np.zeros(count, np.int64)
+    np.add.at(unit_bytes, label, held)
+    forbidden = np.zeros((len(allowed), count), np.int64)
+    np.add.at(forbidden, (slice(None), label), ~allowed)
     return Tables(
-        choices(problem), costs.device_op_ns, costs.transfer_ns, costs.pair_class, graph.unit_of_op, unit_bytes,
-        graph.input_ptr, graph.inputs, graph.output_ptr, graph.tensor_producer, graph.consumer_ptr, graph.consumers,
-        graph.tensor_bytes, home_size, keep, graph.op_workspace_bytes, lazy, scope,
+        forbidden == 0, costs.device_op_ns, costs.transfer_ns, costs.pair_class, unit, unit_bytes, graph.input_ptr,
+        graph.inputs, graph.output_ptr, graph.tensor_producer, graph.consumer_ptr, graph.consumers, graph.tensor_bytes,
+        home_size, keep, graph.op_workspace_bytes, lazy, scope, label,
     )  # fmt: skip
+
+
+def coplace(graph, scope: np.ndarray, allowed: np.ndarray, unit_bytes: np.ndarray, most: int) -> np.ndarray:
+    """int32 ``(units,)``: units merged as Baechi co-places ops: an op whose outputs only one op reads goes with it.
+
+    Readers count within ``scope`` bool ``(n,)``. Units that no one device may take stay apart, and so do (unlike in
+    Baechi) those that together exceed ``most`` bytes.
+    """
+    inside = scope[graph.consumers]
+    pairs = np.unique(graph.edge_source[inside].astype(np.int64) * graph.n_ops + graph.consumers[inside])
+    source, target = pairs // graph.n_ops, pairs % graph.n_ops
+    alone = np.bincount(source, minlength=graph.n_ops)[source] == 1
+    parent, common, total = list(range(graph.n_units)), allowed.copy(), unit_bytes.tolist()
+
+    def root(number):
+        while parent[number] != number:
+            parent[number] = parent[parent[number]]
+            number = parent[number]
+        return number
+
+    unit = graph.unit_of_op
+    for before, after in zip(unit[source[alone]].tolist(), unit[target[alone]].tolist(), strict=True):
+        a, b = root(before), root(after)
+        if a != b and total[a] + total[b] <= most and (common[:, a] & common[:, b]).any():
+            parent[b] = a
+            total[a] += total[b]
+            common[:, a] &= common[:, b]
+    return np.unique([root(number) for number in range(graph.n_units)], return_inverse=True)[1].astype(np.int32)
 
 
 def new_state(table: Tables, room: np.ndarray) -> State:
@@ -203,6 +243,11 @@ def _place_sources(problem: Problem, device: np.ndarray, allowed: np.ndarray) ->
         there = there[(there >= 0) & allowed[there, unit]]
         device[unit] = there[0] if len(there) else np.argmax(allowed[:, unit])
     return device
+
+
+def unit_devices(problem: Problem, table: Tables, state: State) -> np.ndarray:
+    """The device of every unit of the graph, int32 ``(units,)``, once a kernel has placed the ops in scope."""
+    return follow_forward(problem, state.unit_device[table.label], choices(problem))
 
 
 @cache

@@ -168,13 +168,13 @@ def pop(key, item, base, size):
 
 
 @njit(cache=True)
-def earliest_start_first(table, state, rank_order, favourite, awake_ns):
+def earliest_start_first(table, state, rank_order, favourite):
     """m-ETF: again and again the ready op and device with the earliest start that fits in memory.
 
     ``rank_order`` int64 (n,): position of each op in the order that breaks ties (lowest first). One channel a device.
-    ``favourite`` int64 (n,): each op's favourite child, or -1 throughout for m-ETF. After an op with one, its device
-    stays awake for ``awake_ns[op]`` int64 (n,): until then only the favourite child, and urgent ops (those whose inputs
-    would be everywhere by then) start on it (Hanen and Munier 1995).
+    ``favourite`` int64 (n,): each op's favourite child, or -1 throughout for m-ETF. While the favourite child of a
+    device's last op is ready and can start nowhere earlier, the device waits for it, and starts only urgent ops before:
+    those whose inputs would be everywhere by then (Baechi's rule, after Hanen and Munier 1995).
     """
     n, devices = len(table.unit), len(state.used)
     op_of_rank = np.empty(n, np.int64)
@@ -187,7 +187,7 @@ def earliest_start_first(table, state, rank_order, favourite, awake_ns):
     waits, nows = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
     options = np.zeros(n, np.int64)  # devices where a ready op still may go
     missing = np.zeros(n, np.int64)
-    child, awake = np.full(devices, -1, np.int64), np.zeros(devices, np.int64)
+    child = np.full(devices, -1, np.int64)
     homeless = np.empty(n, np.int64)  # ready ops that fit nowhere
     n_homeless = 0
     placed, goal = 0, 0
@@ -267,16 +267,11 @@ def earliest_start_first(table, state, rank_order, favourite, awake_ns):
                 break
             if child[device] >= 0 and state.finish[child[device]] >= 0:
                 child[device] = -1
-            if start < NEVER and child[device] >= 0 and awake[device] > start and op_of_rank[rank] != child[device]:
-                if not _urgent(table, state, channel, op_of_rank[rank], start):
-                    start = awake[device]
-            if child[device] >= 0 and state.finish[child[device]] < 0 and options[child[device]] > 0:
+            if child[device] >= 0 and options[child[device]] > 0:
                 wanted = child[device]
-                fixed = state.unit_device[table.unit[wanted]]
-                if table.allowed[device, table.unit[wanted]] and (fixed < 0 or fixed == device):
-                    when = max(free[device], arrival(table, state, channel, wanted, device))
-                    if when <= start and when < NEVER:
-                        start, rank = when, rank_order[wanted]
+                when = _earliest_here(table, state, channel, free, wanted, device)
+                if when < NEVER and (start >= when or not _urgent(table, state, channel, op_of_rank[rank], start)):
+                    start, rank = when, rank_order[wanted]
             if start < best_start or (start == best_start and start < NEVER and rank < best_rank):
                 best_device, best_start, best_rank, best_op = device, start, rank, op_of_rank[rank]
         if (
@@ -306,7 +301,6 @@ def earliest_start_first(table, state, rank_order, favourite, awake_ns):
         commit(table, state, channel, best_op, best_device, best_start)
         free[best_device] = state.finish[best_op]
         child[best_device] = favourite[best_op]
-        awake[best_device] = state.finish[best_op] + awake_ns[best_op]
         placed += 1
         for tensor in range(table.output_ptr[best_op], table.output_ptr[best_op + 1]):
             for at in range(table.consumer_ptr[tensor], table.consumer_ptr[tensor + 1]):
@@ -321,6 +315,21 @@ def earliest_start_first(table, state, rank_order, favourite, awake_ns):
 @njit(cache=True)
 def _or_zero(when):
     return np.int64(0) if when == NEVER else when
+
+
+@njit(cache=True)
+def _earliest_here(table, state, channel, free, op, device):
+    """When ``op`` can start on ``device``, if it can start nowhere earlier; else NEVER."""
+    unit, here = table.unit[op], NEVER
+    fixed = state.unit_device[unit]
+    if not table.allowed[device, unit] or (fixed >= 0 and fixed != device):
+        return NEVER
+    here = max(free[device], arrival(table, state, channel, op, device))
+    for other in range(len(free)):
+        if fixed < 0 and other != device and table.allowed[other, unit]:
+            if max(free[other], arrival(table, state, channel, op, other)) < here:
+                return NEVER
+    return here
 
 
 @njit(cache=True)

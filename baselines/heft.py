@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.analysis import b_level
-from simdev.baselines._list import fit, follow_forward, kernels, mean_costs, new_state, tables
+from simdev.baselines._list import fit, kernels, mean_costs, new_state, tables, unit_devices
 from simdev.placer import placer
 
 
@@ -26,7 +26,7 @@ def heft(problem, *, rng, budget):
     def build(room):
         state = new_state(table, room)
         kernels().earliest_finish_first(table, state, order, np.zeros((0, 0), np.int64))
-        return follow_forward(problem, state.unit_device, table.allowed)
+        return unit_devices(problem, table, state)
 
     return fit(problem, budget, build)
 

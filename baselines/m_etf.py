@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.analysis import average_durations, b_level
-from simdev.baselines._list import fit, follow_forward, kernels, new_state, tables
+from simdev.baselines._list import fit, kernels, new_state, tables, unit_devices
 from simdev.errors import InvalidInput
 from simdev.placer import placer
 
@@ -19,9 +19,11 @@ SCOPES = ("forward", "step")
 def m_etf(problem, *, rng, budget, scope):
     """Again and again the ready op and device with the earliest start that fits in memory.
 
-    Communication as in Baechi: one channel a device for sending and receiving, a tensor sent once to each device. Ties
-    go to the op with the largest b-level. With ``scope=forward`` only forward ops are scheduled and gradients follow
-    their ops, as in Baechi; ``scope=step`` schedules the whole step.
+    As in Baechi: one channel a device for sending and receiving, a tensor sent once to each device; only forward ops
+    are scheduled and gradients follow their ops; an op with a single reader is co-placed with it. Ties go to the op
+    with the largest b-level. ``scope=step`` schedules the whole step, without co-placement.
+
+    Departures: co-placed ops hold at most half a device's memory, and co-placed ops are not fused into one.
     """
     if scope not in SCOPES:
         raise InvalidInput(f"{scope!r} is none of {', '.join(SCOPES)}", source="placer m-etf", field="scope")
@@ -29,11 +31,11 @@ def m_etf(problem, *, rng, budget, scope):
     level = b_level(problem.graph, average_durations(problem))
     order = np.empty(len(level), np.int64)
     order[np.lexsort((np.arange(len(level)), -level))] = np.arange(len(level))
-    nobody, no_time = np.full(len(level), -1, np.int64), np.zeros(len(level), np.int64)
+    nobody = np.full(len(level), -1, np.int64)
 
     def build(room):
         state = new_state(table, room)
-        kernels().earliest_start_first(table, state, order, nobody, no_time)
-        return follow_forward(problem, state.unit_device, table.allowed)
+        kernels().earliest_start_first(table, state, order, nobody)
+        return unit_devices(problem, table, state)
 
     return fit(problem, budget, build)

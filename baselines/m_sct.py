@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.analysis import average_durations, b_level
-from simdev.baselines._list import fit, follow_forward, kernels, mean_costs, new_state, tables
+from simdev.baselines._list import fit, kernels, mean_costs, new_state, tables, unit_devices
 from simdev.baselines._units import used_devices
 from simdev.errors import Unsupported
 from simdev.placer import placer
@@ -21,8 +21,8 @@ BLOCK_EDGES = 10_000
     "delays, ETFA 1995",
 )  # fmt: skip
 def m_sct(problem, *, rng, budget):
-    """m-ETF with favourite children: a linear program picks for each op at most one child to run right behind it on
-    its device, which then stays awake for that child unless an urgent op comes.
+    """m-ETF with favourite children: a linear program picks for each op at most one child to run right behind it. Once
+    that child is ready and could start nowhere earlier, its parent's device waits for it unless an urgent op comes.
 
     The program is that of Hanen and Munier, over the forward ops, solved by HiGHS; gradients follow their ops. Chains
     are contracted first, which loses nothing (their inner edges are free in some optimum). Graphs with more than 10,000
@@ -32,21 +32,21 @@ def m_sct(problem, *, rng, budget):
     table = tables(problem, forward_only=True)
     graph, k = problem.graph, len(used_devices(table.allowed))
     duration, transfer = (values // k for values in mean_costs(problem, table.allowed))
-    favourite, awake = favourites(graph, table.scope, duration, transfer)
+    favourite = favourites(graph, table.scope, duration, transfer)
     level = b_level(graph, average_durations(problem))
     order = np.empty(len(level), np.int64)
     order[np.lexsort((np.arange(len(level)), -level))] = np.arange(len(level))
 
     def build(room):
         state = new_state(table, room)
-        kernels().earliest_start_first(table, state, order, favourite, awake)
-        return follow_forward(problem, state.unit_device, table.allowed)
+        kernels().earliest_start_first(table, state, order, favourite)
+        return unit_devices(problem, table, state)
 
     return fit(problem, budget, build)
 
 
-def favourites(graph, scope, duration, transfer) -> tuple[np.ndarray, np.ndarray]:
-    """Favourite child of each op, int64 ``(n,)`` or -1, and the transfer time to it, int64 ``(n,)`` ns.
+def favourites(graph, scope, duration, transfer) -> np.ndarray:
+    """Favourite child of each op, int64 ``(n,)``, or -1.
 
     ``scope`` bool ``(n,)`` selects the ops; ``duration`` int64 ``(n,)``, ``transfer`` int64 ``(m,)`` ns.
     """
@@ -58,8 +58,8 @@ def favourites(graph, scope, duration, transfer) -> tuple[np.ndarray, np.ndarray
     np.add.at(delay, inverse, transfer[graph.edge_tensor[inside]])
     source, target = pairs // n, pairs % n
     alone = (np.bincount(source, minlength=n)[source] == 1) & (np.bincount(target, minlength=n)[target] == 1)
-    favourite, awake = np.full(n, -1, np.int64), np.zeros(n, np.int64)
-    favourite[source[alone]], awake[source[alone]] = target[alone], delay[alone]
+    favourite = np.full(n, -1, np.int64)
+    favourite[source[alone]] = target[alone]
 
     taken = np.zeros(n, bool)  # blocks do not know of each other's favourites
     head = _heads(n, source[alone], target[alone])
@@ -72,8 +72,8 @@ def favourites(graph, scope, duration, transfer) -> tuple[np.ndarray, np.ndarray
         cut = solve(length, head[source[edges]], head[target[edges]], delay[edges])
         chosen = edges[(cut < THRESHOLD) & ~taken[target[edges]]]
         taken[target[chosen]] = True
-        favourite[source[chosen]], awake[source[chosen]] = target[chosen], delay[chosen]
-    return favourite, awake
+        favourite[source[chosen]] = target[chosen]
+    return favourite
 
 
 def _heads(n, source, target):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.baselines._list import follow_forward, tables
-from simdev.baselines._units import used_devices
+from simdev.baselines._units import choices, used_devices
 from simdev.placement import Placement
 from simdev.placer import placer
 
@@ -16,52 +16,44 @@ from simdev.placer import placer
 )  # fmt: skip
 def m_topo(problem, *, rng, budget):
     """Forward ops in topological order fill each device up to the cap: total memory over the number of devices, plus
-    the largest op's. Gradients follow their ops.
+    the largest op's. Co-placed ops go at once, gradients follow their ops (as in ``m-etf``).
 
-    An op's memory is its outputs; a parameter's bytes and gradient count with its first reader, as in Baechi. The cap
-    balances memory, it is not the device's capacity.
+    An op's memory is its outputs, a parameter's also its persistent bytes and gradient; a parameter of several readers
+    goes with the first. The cap balances memory, it is not the device's capacity.
     """
     graph, table = problem.graph, tables(problem, forward_only=True)
-    ops = np.flatnonzero(table.scope)
     devices = used_devices(table.allowed)
-    memory, ties = _op_memory(graph, table, ops)
-    room = cap(memory[ops], len(devices))
-    unit_device = np.full(graph.n_units, -1, np.int64)
-    filled, current = np.zeros(len(table.allowed), np.int64), 0
-    for op in ops.tolist():
-        unit = graph.unit_of_op[op]
-        if unit_device[unit] < 0:
-            if filled[devices[current]] + memory[op] > room and current + 1 < len(devices):
+    unit_bytes, op_bytes = _memory(graph, table)
+    room = cap(unit_bytes, op_bytes, len(devices))
+    device_of, filled = np.full(len(unit_bytes), -1), np.zeros(len(table.allowed), np.int64)
+    current = 0
+    for op in np.flatnonzero(table.scope).tolist():
+        unit = table.unit[op]
+        if device_of[unit] < 0:
+            if filled[devices[current]] + unit_bytes[unit] > room and current + 1 < len(devices):
                 current += 1
             here = devices[current]
-            unit_device[unit] = here if table.allowed[here, unit] else np.argmax(table.allowed[:, unit])
-        device = unit_device[unit]
-        filled[device] += memory[op]
-        for tied in ties.get(op, ()):
-            if unit_device[tied] < 0 and table.allowed[device, tied]:
-                unit_device[tied] = device
-    return Placement.of_units(problem, follow_forward(problem, unit_device, table.allowed))
+            device_of[unit] = here if table.allowed[here, unit] else np.argmax(table.allowed[:, unit])
+            filled[device_of[unit]] += unit_bytes[unit]
+        sources = table.producer[graph.inputs[graph.input_ptr[op] : graph.input_ptr[op + 1]]]
+        for tied in table.unit[sources[table.lazy[sources]]].tolist():
+            if device_of[tied] < 0 and table.allowed[device_of[unit], tied]:
+                device_of[tied] = device_of[unit]
+                filled[device_of[unit]] += unit_bytes[tied]
+    return Placement.of_units(problem, follow_forward(problem, device_of[table.label], choices(problem)))
 
 
-def cap(op_memory: np.ndarray, k: int) -> int:
+def cap(unit_bytes: np.ndarray, op_bytes: np.ndarray, k: int) -> int:
     """Bytes to which m-TOPO fills each of ``k`` devices."""
-    return int(op_memory.sum()) // k + int(op_memory.max(initial=0))
+    return int(unit_bytes.sum()) // k + int(op_bytes.max(initial=0))
 
 
-def _op_memory(graph, table, ops):
-    """Bytes of each op, int64 ``(n,)``, and the units of sources that come with it as their first reader."""
-    memory = np.zeros(graph.n_ops, np.int64)
-    np.add.at(memory, graph.tensor_producer, table.home_size)
-    counted, ties = np.zeros(graph.n_units, bool), {}
-    for op in ops.tolist():
-        tensors = graph.inputs[graph.input_ptr[op] : graph.input_ptr[op + 1]]
-        sources = graph.tensor_producer[tensors]
-        sources = sources[table.lazy[sources]]
-        ties[op] = [unit for unit in graph.unit_of_op[sources].tolist() if not counted[unit]]
-        for unit in {graph.unit_of_op[op], *ties[op]}:
-            if not counted[unit]:
-                counted[unit] = True
-                memory[op] += table.unit_bytes[unit]
-        memory[op] += sum(int(memory[source]) for source in sources.tolist() if memory[source] > 0)
-        memory[sources] = 0  # a source's own outputs count once, with its first reader
-    return memory, ties
+def _memory(graph, table):
+    """Bytes of each unit of the table, and of each op in scope or source, int64."""
+    op_bytes = graph.op_persistent_bytes.copy()
+    np.add.at(op_bytes, graph.tensor_producer, table.home_size)
+    op_bytes[~(table.scope | table.lazy)] = 0
+    unit_bytes = table.unit_bytes.copy()
+    outputs = (table.scope | table.lazy)[graph.tensor_producer]
+    np.add.at(unit_bytes, table.unit[graph.tensor_producer[outputs]], table.home_size[outputs])
+    return unit_bytes, op_bytes

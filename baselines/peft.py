@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 
-from simdev.baselines._list import fit, follow_forward, kernels, mean_costs, new_state, tables
+from simdev.baselines._list import fit, kernels, mean_costs, new_state, tables, unit_devices
 from simdev.baselines._units import used_devices
 from simdev.placer import placer
 
@@ -29,7 +29,7 @@ def peft(problem, *, rng, budget):
     def build(room):
         state = new_state(table, room)
         kernels().earliest_finish_first(table, state, order, optimistic)
-        return follow_forward(problem, state.unit_device, table.allowed)
+        return unit_devices(problem, table, state)
 
     return fit(problem, budget, build)
 

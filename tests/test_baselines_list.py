@@ -106,10 +106,9 @@ def test_favourite_child_is_on_the_critical_path():
     # 0 feeds 1 (20) and 2 (5), both feed 3: only one edge out of 0 and one into 3 can be free, and the program frees
     # those of the long branch.
     problem = problem_of([1, 20, 5, 1], {(0, 1): 3, (0, 2): 3, (1, 3): 3, (2, 3): 3}, 2)
-    favourite, awake = m_sct.favourites(problem.graph, np.ones(4, bool), problem.costs.op_ns[0],
+    favourite = m_sct.favourites(problem.graph, np.ones(4, bool), problem.costs.op_ns[0],
                                         problem.costs.transfer_ns[0])  # fmt: skip
     assert favourite.tolist() == [1, 3, -1, -1]
-    assert awake.tolist() == [3, 3, 0, 0]
 
 
 def test_program_value_of_a_fork():
@@ -181,10 +180,22 @@ def test_gaps_are_found_and_filled():
 
 def test_m_topo_fills_to_the_cap():
     # Six ops of 100 bytes on three devices: cap 200 + 100, so three, three and none.
-    problem = problem_of([1] * 6, {(op, op + 1): 1 for op in range(5)}, 3, persistent=dict.fromkeys(range(6), 100),
-                         sizes={(op, op + 1): 0 for op in range(5)})  # fmt: skip
-    assert m_topo.cap(np.full(6, 100), 3) == 300
+    problem = problem_of([1] * 6, {}, 3, persistent=dict.fromkeys(range(6), 100))
+    assert m_topo.cap(np.full(6, 100), np.full(6, 100), 3) == 300
     assert place("m-topo", problem).tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_ops_with_one_reader_are_coplaced():
+    # 0 -> 1 -> 2, 3; only 0 has a single reader.
+    problem = problem_of([1] * 4, {(0, 1): 1, (1, 2): 1, (1, 3): 1}, 2)
+    assert _list.tables(problem, forward_only=True).label.tolist() == [0, 0, 1, 2]
+    assert _list.tables(problem, forward_only=False).label.tolist() == [0, 1, 2, 3]
+
+
+def test_coplaced_ops_fit_half_a_device():
+    problem = problem_of([1] * 4, {(op, op + 1): 1 for op in range(3)}, 2, memory_bytes=400,
+                         persistent=dict.fromkeys(range(4), 90))  # fmt: skip
+    assert _list.tables(problem, forward_only=True).label.tolist() == [0, 0, 1, 1]
 
 
 def test_round_robin_takes_turns():
@@ -229,10 +240,12 @@ def test_baechi_profile():
     durations = problem.costs.op_ns[0]
     assert abs(durations[durations > 1].sum() / 1000 - 115_875) <= 4
     assert abs(b_level(problem.graph, durations).max() / 1000 - 78_687) <= 5
-    single, spread = (place(name, problem) for name in ("single-gpu", "m-etf"))
-    outcome = simulate_many(problem, np.stack([single, spread]))
-    assert outcome.step_ns[0] == durations.sum()
-    assert b_level(problem.graph, durations).max() <= outcome.step_ns[1] < outcome.step_ns[0]
+    bound = b_level(problem.graph, durations).max()
+    names = ("single-gpu", "m-etf", "m-etf[scope=step]", "m-sct", "heft", "min-cut")
+    steps = simulate_many(problem, np.stack([place(name, problem) for name in names])).step_ns
+    assert steps[0] == durations.sum()
+    assert steps.min() >= bound
+    assert steps[2] < steps[0]  # without co-placement m-ETF gains, in spite of 134 us a transfer
 
 
 def test_backward_ops_follow_their_forward_ops():

@@ -1,6 +1,7 @@
 """List schedulers on graphs worked out by hand, on the papers' own examples and on Baechi's published profile."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from simdev.registry import find_placer
 from simdev.sim import simulate_many
 from simdev.topology import Device, DeviceKind, Link, Topology, load_topology
 
-GNMT = Path("/work/shared/data/baechi/gnmt_v2_l4_b128_s40_forward.json")
+DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[2] / "shared" / "data"))
+GNMT = DATA / "baechi" / "gnmt_v2_l4_b128_s40_forward.json"
 
 
 def machine(devices, memory_bytes=1 << 40):

@@ -23,7 +23,7 @@ NEAR = np.uint64(32)  # how far a ready op is moved up the sorted queue before i
 
 @njit(cache=True, nogil=True)
 def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
-    """Simulate one placement (int32 ``(n,)``, checked) under the default rules; every op runs."""
+    """Simulate one placement (uint32 ``(n,)``, checked) under the default rules; every op runs."""
     n, n_devices = len(devices), len(p.slots)
     shared = p.contention == SHARED
     queue, heap, heap_item = s.ready_key, s.event_time, s.event_id

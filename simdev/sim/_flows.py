@@ -113,20 +113,20 @@ def next_end(f: Flows, now):
 
 
 @njit(cache=True, nogil=True)
-def share(p: Inputs, f: Flows):
+def share(route_ptr, route, channel_rate, f: Flows):
     """Set every pair's rate by progressive filling in whole bytes/s."""
-    for channel in range(len(p.channel_rate)):
-        f.channel_left[channel] = p.channel_rate[channel]
+    for channel in range(len(channel_rate)):
+        f.channel_left[channel] = channel_rate[channel]
         f.channel_flows[channel] = 0
     for index in range(f.count[0]):
         pair = f.active[index]
         f.rate[pair] = 0
-        for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-            f.channel_flows[p.route[hop]] += f.size[pair]
+        for hop in range(route_ptr[pair], route_ptr[pair + 1]):
+            f.channel_flows[route[hop]] += f.size[pair]
     frozen = 0
     while frozen < f.count[0]:
         narrowest, quotient = -1, 0
-        for channel in range(len(p.channel_rate)):
+        for channel in range(len(channel_rate)):
             if f.channel_flows[channel] > 0:
                 each = f.channel_left[channel] // f.channel_flows[channel]
                 if narrowest < 0 or each < quotient:
@@ -135,13 +135,13 @@ def share(p: Inputs, f: Flows):
         for index in range(f.count[0]):
             pair = f.active[index]
             crosses = False
-            for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-                crosses = crosses or p.route[hop] == narrowest
+            for hop in range(route_ptr[pair], route_ptr[pair + 1]):
+                crosses = crosses or route[hop] == narrowest
             if f.rate[pair] > 0 or not crosses:
                 continue
             f.rate[pair] = rate
             frozen += 1
-            for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-                channel = p.route[hop]
+            for hop in range(route_ptr[pair], route_ptr[pair + 1]):
+                channel = route[hop]
                 f.channel_flows[channel] -= f.size[pair]
                 f.channel_left[channel] = max(0, f.channel_left[channel] - rate * f.size[pair])

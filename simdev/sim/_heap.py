@@ -1,4 +1,8 @@
-"""Binary heaps and sorting of (key, item) pairs in two arrays, for the kernels."""
+"""Binary heaps and sorting of (key, item) pairs in two arrays, for the kernels.
+
+Numba's cache does not see that a kernel calls code that has changed in another file: delete ``__pycache__`` after a
+change here.
+"""
 
 from __future__ import annotations
 

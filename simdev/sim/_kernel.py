@@ -50,6 +50,7 @@ class Scratch(NamedTuple):
     free_slots: np.ndarray
     missing: np.ndarray
     ready_time: np.ndarray
+    fresh: np.ndarray
     issued: np.ndarray
     done: np.ndarray
     channel_end: np.ndarray
@@ -108,7 +109,8 @@ def new_scratch(
         event_time=ints(events), event_id=ints(events), ready_key=ints(n_ops), ready_op=ints(n_ops, np.int32),
         ready_base=ints(n_devices + 1), ready_size=ints(n_devices), program=ints(n_ops, np.int32),
         program_next=ints(n_devices), free_slots=ints(n_devices), missing=ints(n_ops), ready_time=ints(n_ops),
-        issued=ints(n_ops, np.bool_), done=ints(n_ops, np.bool_), channel_end=ints(n_channels), request=ints(requests),
+        fresh=ints(n_ops, np.uint32), issued=ints(n_ops, np.bool_), done=ints(n_ops, np.bool_), channel_end=ints(n_channels),
+        request=ints(requests),
         stamp=ints(n_devices), arrival=ints(n_devices), touched=ints(n_devices), is_touched=ints(n_devices, np.bool_),
         flows=new_flows(n_edges if fair else 0, n_devices, n_channels),
         freed_by_op=ints(n_ops), freed_by_transfer=ints(n_edges),
@@ -127,7 +129,7 @@ def check_devices(p: Inputs, devices):
     n_devices = len(p.slots)
     for op in range(len(devices)):
         device = devices[op]
-        if device < 0 or device >= n_devices:
+        if device >= n_devices:  # unsigned
             return False
     for op in range(len(devices)):
         device = devices[op]
@@ -146,7 +148,7 @@ def check_devices(p: Inputs, devices):
 
 @njit(cache=True, nogil=True)
 def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
-    """Simulate one placement (int32 ``(n,)``, checked); return :data:`OK`, or :data:`STUCK` where an op never ran.
+    """Simulate one placement (uint32 ``(n,)``, checked); return :data:`OK`, or :data:`STUCK` where an op never ran.
 
     ``rank`` int64 ``(n,)`` orders the ready ops under the ``priority`` policy.
     Event ids: finish of op v = v, issue of v done = n + v, v is ready = 2 n + v, flow of transfer k joins = 3 n + k.
@@ -156,8 +158,8 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
     ready_key, ready_op, ready_base, ready_size = s.ready_key, s.ready_op, s.ready_base, s.ready_size
     event_time, event_id, missing, ready_time = s.event_time, s.event_id, s.missing, s.ready_time
     touched, is_touched, stamp, arrival, request = s.touched, s.is_touched, s.stamp, s.arrival, s.request
-    flows = s.flows
-    n_events = n_flows = n_transfers = n_started = n_finished = n_touched = 0
+    flows, fresh = s.flows, s.fresh
+    n_events = n_flows = n_transfers = n_started = n_finished = n_touched = n_fresh = 0
     mark = 0
 
     ready_base[:] = 0
@@ -251,10 +253,14 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                             missing[consumer] -= 1
                             if now > ready_time[consumer]:
                                 ready_time[consumer] = now
-                            if missing[consumer] == 0:
-                                n_events = push(
-                                    event_time, event_id, 0, n_events, ready_time[consumer], 2 * n + consumer
-                                )
+                            if missing[consumer] > 0:
+                                continue
+                            there = ready_time[consumer]
+                            if there == now:
+                                fresh[n_fresh] = consumer
+                                n_fresh += 1
+                            else:
+                                n_events = push(event_time, event_id, 0, n_events, there, 2 * n + consumer)
                         elif stamp[target] != mark:
                             stamp[target] = mark
                             if s.issued[consumer]:
@@ -272,7 +278,10 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                 missing[op] -= 1
                 if now > ready_time[op]:
                     ready_time[op] = now
-                if missing[op] == 0:
+                if missing[op] == 0 and ready_time[op] == now:
+                    fresh[n_fresh] = op
+                    n_fresh += 1
+                elif missing[op] == 0:
                     n_events = push(event_time, event_id, 0, n_events, ready_time[op], 2 * n + op)
                 if device != p.host and op + 1 < n:
                     n_events = push(event_time, event_id, 0, n_events, now + p.dispatch_ns[op + 1], n + op + 1)
@@ -288,18 +297,8 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                         request[n_requests] = np.int64(tensor) * n_devices + device
                         n_requests += 1
             elif event < 3 * n:
-                op = event - 2 * n
-                device = devices[op]
-                key = now
-                if p.policy == PRIORITY:
-                    key = rank[op]
-                elif p.policy == PROGRAM:
-                    key = np.int64(op)
-                ready_size[device] = push(ready_key, ready_op, ready_base[device], ready_size[device], key, op)
-                if not is_touched[device]:
-                    is_touched[device] = True
-                    touched[n_touched] = device
-                    n_touched += 1
+                fresh[n_fresh] = event - 2 * n
+                n_fresh += 1
             else:
                 transfer = event - 3 * n
                 tensor = x.x_tensor[transfer]
@@ -307,6 +306,22 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                 join(flows, source * n_devices + x.x_target[transfer], transfer, p.tensor_bytes[tensor])
                 flows_changed = True
                 n_flows += 1
+
+        # Ops that are ready from now on, into the queues of their devices (R2).
+        for index in range(n_fresh):
+            op = fresh[index]
+            device = devices[op]
+            key = now
+            if p.policy == PRIORITY:
+                key = rank[op]
+            elif p.policy == PROGRAM:
+                key = np.int64(op)
+            ready_size[device] = push(ready_key, ready_op, ready_base[device], ready_size[device], key, op)
+            if not is_touched[device]:
+                is_touched[device] = True
+                touched[n_touched] = device
+                n_touched += 1
+        n_fresh = 0
 
         # Sends (R3, R4), in order of tensor and destination.
         if eager and n_requests > 1:
@@ -380,7 +395,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
         n_touched = 0
 
         if flows_changed and n_flows > 0:
-            share(p, flows)
+            share(p.route_ptr, p.route, p.channel_rate, flows)
         if n_flows > 0:
             flow_end = next_end(flows, now)
 

@@ -69,6 +69,7 @@ def simulate_many_fast(problem: Problem, devices: np.ndarray, threads: int | Non
     placements = placements.astype(np.uint32, order="C")
     k, workers = len(placements), max(1, min(threads or 1, len(placements)))
     step, overflow, peak = _answers(problem, k)
+    problem_arrays(problem)  # once, before any thread asks
 
     def work(first: int, stop: int) -> int:
         return _run(problem, placements, first, stop, None, *_kept_room(problem), step, peak, overflow)

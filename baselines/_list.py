@@ -68,7 +68,7 @@ def tables(problem: Problem, *, forward_only: bool) -> Tables:
     are merged by :func:`coplace`. A graph without forward ops is taken whole."""
     graph, costs = problem.graph, problem.costs
     free_kind = np.array([kind in FREE_KINDS for kind in graph.kinds])
-    lazy = free_kind[graph.op_kind] & (np.diff(graph.input_ptr) == 0)
+    lazy = free_kind[graph.op_kind] & (np.diff(graph.input_ptr) == 0) & (costs.op_ns <= 1).all(axis=0)
     scope = ~lazy
     if forward_only and (scope & (graph.op_phase == 0)).any():
         scope &= graph.op_phase == 0

@@ -13,9 +13,10 @@ from simdev.baselines._units import choices
 from simdev.costs import CostTable
 from simdev.graph import GraphBuilder
 from simdev.placer import Budget
-from simdev.problem import Problem
+from simdev.problem import Problem, Rules
 from simdev.registry import find_placer
 from simdev.sim import simulate_many
+from simdev.testing import random_problem
 from simdev.topology import Device, DeviceKind, Link, Topology, load_topology
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -267,3 +268,38 @@ def test_backward_ops_follow_their_forward_ops():
     devices = _list.follow_forward(problem, np.array([-1, 1, 2, -1, -1, -1]), allowed)
     # The softmax's gradient reads its output; mm's gradient reads what "first" read; the last is where its input is.
     assert devices.tolist() == [1, 1, 2, 2, 1, 2] and lost == 5
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("kernel", ["start", "start, favourites", "finish"])
+def test_schedules_are_possible(seed, kernel):
+    """Inputs arrive before an op starts, a device runs one op at a time, groups stay together, all is placed."""
+    problem = random_problem(np.random.default_rng(seed), max_ops=60, rules=Rules())
+    graph, costs = problem.graph, problem.costs
+    table = _list.tables(problem, forward_only=False)
+    state = _list.new_state(table, np.full(problem.topology.n_devices, 10**5))
+    if kernel == "finish":
+        order = heft.upward_order(problem, table)
+        end = _list.kernels().earliest_finish_first(table, state, order, np.zeros((0, 0), np.int64))
+    else:
+        favourite = np.full(graph.n_ops, -1, np.int64)
+        if "favourites" in kernel:
+            duration, transfer = _list.mean_costs(problem, table.allowed)
+            favourite = m_sct.favourites(graph, table.scope, duration, transfer)
+        order = np.arange(graph.n_ops, dtype=np.int64)
+        end = _list.kernels().earliest_start_first(table, state, order, favourite)
+    ops = np.flatnonzero(table.scope)
+    device = state.unit_device[graph.unit_of_op]
+    assert (state.start[ops] >= 0).all() and (device[ops] >= 0).all()
+    assert np.array_equal(state.finish[ops] - state.start[ops], costs.device_op_ns[device[ops], ops])
+    assert end == state.finish[ops].max(initial=0)
+    for edge in range(graph.n_edges):
+        source, reader, tensor = graph.edge_source[edge], graph.consumers[edge], graph.edge_tensor[edge]
+        if table.scope[reader]:
+            route = costs.pair_class[device[source], device[reader]]
+            delay = 0 if device[source] == device[reader] else costs.transfer_ns[route, tensor]
+            assert state.start[reader] >= state.finish[source] + delay - (table.lazy[source] and delay == 0)
+    for number in range(problem.topology.n_devices):
+        mine = ops[device[ops] == number]
+        mine = mine[np.argsort(state.start[mine], kind="stable")]
+        assert (state.start[mine][1:] >= state.finish[mine][:-1]).all()

@@ -10,7 +10,7 @@ from simdev.placement import Placement
 from simdev.problem import Problem, Rules
 from simdev.sim import simulate, validate
 from simdev.sim.pipeline import simulate_pipeline
-from simdev.testing import assert_same_schedule
+from simdev.testing import assert_same_schedule, random_costs, random_placement, random_topology, training_graph
 from simdev.topology import Device, DeviceKind, Link, Topology
 
 
@@ -142,6 +142,36 @@ def test_one_microbatch_takes_the_step_and_the_flushes():
     plain = simulate(p, Placement(np.array(placed)))
     assert simulate_pipeline(p, Placement(np.array(placed)), 1, "1f1b").total_ns == plain.step_ns
     assert simulate_pipeline(p, Placement(np.array(placed)), 1, "gpipe").total_ns == plain.step_ns + 1
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_random_steps_keep_the_order_of_their_pipeline(order):
+    done = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        graph, topology = training_graph(rng, int(rng.integers(1, 4))), random_topology(rng)
+        try:
+            costs = random_costs(rng, graph, topology)
+        except InvalidInput:
+            continue  # links too slow for a tensor
+        p = Problem(graph, topology, costs, Rules(contention=str(rng.choice(["fifo", "none", "fair"]))))
+        count = int(rng.integers(1, 6))
+        report = simulate_pipeline(p, random_placement(rng, p), count, order)
+        validate(report.problem, report.placement, report.schedule)
+        assert_same_schedule(report.schedule, simulate(report.problem, report.placement, engine="reference"))
+        run, schedule, depth = report.problem.graph, report.schedule, len(report.stages)
+        moving = np.array([kind not in ("input", "parameter", "barrier") for kind in run.kinds])[run.op_kind]
+        for number, device in enumerate(report.stages):
+            here = moving & (report.microbatch >= 0) & (report.placement.devices == device)
+            forward, backward = here & (run.op_phase == 0), here & (run.op_phase == 1)
+            if order == "gpipe":
+                assert schedule.op_start[backward].min() >= schedule.op_finish[forward].max()
+            for m in range(depth - number, count if order == "1f1b" else 0):
+                before = backward & (report.microbatch == m - (depth - number))
+                after = forward & (report.microbatch == m)
+                assert schedule.op_start[after].min() >= schedule.op_finish[before].max()
+            done += 1
+    assert done > 20
 
 
 def test_bad_input():

@@ -6,6 +6,7 @@ Ops, transfers and the issuing host are processes; channels are queues. Whatever
 
 from __future__ import annotations
 
+import gc
 import heapq
 from collections import deque
 
@@ -26,7 +27,13 @@ def simulate_reference(problem: Problem, placement: Placement) -> Schedule:
     """See :func:`simdev.sim.simulate`."""
     placement.check(problem)
     problem_arrays(problem)  # refuses what the fast engine refuses
-    return _Step(problem, placement).run()
+    collects = gc.isenabled()
+    gc.disable()  # the events of a step live as long as the step: looking for garbage would double the time
+    try:
+        return _Step(problem, placement).run()
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Step:

@@ -9,9 +9,9 @@ from simdev.errors import InvalidInput
 from simdev.graph import GraphBuilder
 from simdev.placement import Placement
 from simdev.problem import Problem, Rules
-from simdev.sim import simulate, simulate_many, validate
+from simdev.sim import arrays, simulate, simulate_many, validate
 from simdev.sim.arrays import problem_arrays
-from simdev.testing import assert_same_schedule, random_costs, random_placement, random_topology
+from simdev.testing import assert_same_schedule, random_costs, random_placement, random_problem, random_topology
 
 
 @pytest.mark.parametrize("shape", ["random", "reversed", "sorted", "equal", "far"])
@@ -77,6 +77,17 @@ def test_wide_graphs_with_long_queues(contention, runtime):
         graph, topology = wide(rng, 300), random_topology(rng)
         p = Problem(graph, topology, random_costs(rng, graph, topology), Rules("fifo", contention, runtime))
         agree(p, random_placement(rng, p).devices)
+
+
+def test_the_general_kernel_agrees_with_the_one_for_the_default_rules(monkeypatch):
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        p = random_problem(rng, max_ops=60, rules=Rules(contention=str(rng.choice(["fifo", "none"]))))
+        placement = random_placement(rng, p)
+        assert problem_arrays(p).plain
+        schedule = simulate(p, placement)
+        monkeypatch.setitem(arrays._CACHE, p, problem_arrays(p)._replace(plain=False))
+        assert_same_schedule(schedule, simulate(p, placement))
 
 
 def test_times_too_large_for_a_key_take_the_general_kernel():

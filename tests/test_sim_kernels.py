@@ -80,14 +80,16 @@ def test_wide_graphs_with_long_queues(contention, runtime):
 
 
 def test_the_general_kernel_agrees_with_the_one_for_the_default_rules(monkeypatch):
+    compared = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
         p = random_problem(rng, max_ops=60, rules=Rules(contention=str(rng.choice(["fifo", "none"]))))
         placement = random_placement(rng, p)
-        assert problem_arrays(p).plain
+        compared += problem_arrays(p).plain
         schedule = simulate(p, placement)
         monkeypatch.setitem(arrays._CACHE, p, problem_arrays(p)._replace(plain=False))
         assert_same_schedule(schedule, simulate(p, placement))
+    assert compared > 50
 
 
 def test_times_too_large_for_a_key_take_the_general_kernel():

@@ -12,7 +12,7 @@ from simdev.errors import InvalidInput
 from simdev.problem import CONTENTIONS, POLICIES, Problem
 
 MAX_TIME_NS = 1 << 62
-MAX_KEY_TIME_NS = 1 << 42  # a time below it and an op number share one key
+MAX_KEY_TIME_NS = (1 << 43) - 1  # a time below it and an op number share one key
 MAX_FAIR_BYTES = 8 << 30  # bytes * 1e9 must fit in 63 bits
 MAX_FAIR_RATE = 1 << 58
 
@@ -137,10 +137,11 @@ def _rounded(size: np.ndarray, granularities: np.ndarray) -> np.ndarray:
 def _check_range(problem: Problem) -> int:
     """Refuse sums that do not fit; return a bound on the step time in ns."""
     graph, topology, costs = problem.graph, problem.topology, problem.costs
-    # No schedule outlasts all its work done in turn: each op once, each tensor to every device, each issue.
+    # No schedule outlasts all its work in turn: each op and its issue, each tensor to every device that may read it.
     longest = np.maximum(costs.op_ns.max(axis=0), 0).astype(object).sum() + costs.dispatch_ns.astype(object).sum()
     if len(costs.transfer_ns):
-        longest += costs.transfer_ns.max(axis=0).astype(object).sum() * topology.n_devices
+        readers = np.minimum(np.diff(graph.consumer_ptr), topology.n_devices - 1)
+        longest += (costs.transfer_ns.max(axis=0).astype(object) * readers).sum()
     if longest >= MAX_TIME_NS:
         raise InvalidInput(f"the durations sum to {longest} ns; a step must stay below 2**62 ns", source=graph.name)
     if problem.rules.contention == "fair":

@@ -58,13 +58,13 @@ class Neighbourhood:
         return self.by_atom[at]
 
 
-def climb(record: Record, neighbourhood: Neighbourhood, rng: np.random.Generator) -> None:
-    """Spend what is left of the budget on moves from ``record.best``; equal or better ones are taken."""
-    if record.value is None and record.budget.left:
-        record.evaluate(record.best[None])
-    current, value = record.best, record.value
-    while record.budget.left:
-        neighbour = neighbourhood.draw(rng, current)
+def climb(
+    record: Record, neighbourhood: Neighbourhood, rng: np.random.Generator, start: np.ndarray, value, most: int
+) -> None:
+    """Spend ``most`` evaluations on moves from ``start``, which has ``value``; equal or better ones are taken."""
+    current = start
+    for _ in range(most):
+        neighbour = neighbourhood.draw(rng, current) if record.budget.left else None
         if neighbour is None:
             return
         found = record.evaluate(neighbour[None])[0]

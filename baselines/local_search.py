@@ -23,5 +23,5 @@ def local_search(problem, *, rng, budget):
     record = Record(problem, budget, begin[0])
     if budget.left:
         record.evaluate(np.stack(begin)[: budget.left])
-        climb(record, Neighbourhood(problem, allowed), rng)
+        climb(record, Neighbourhood(problem, allowed), rng, record.best, record.value, budget.left)
     return Placement.of_units(problem, record.best)

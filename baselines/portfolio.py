@@ -11,27 +11,39 @@ from simdev.errors import Unsupported
 from simdev.placement import Placement
 from simdev.placer import SHELF, Budget, placer
 
-MEMBERS = ("single-gpu", "expert", "m-topo", "m-etf", "m-sct", "min-cut", "critical-path", "peft", "heft", "scotch")
+MEMBERS: tuple[tuple[str, dict], ...] = (
+    ("single-gpu", {}), ("expert", {}), ("m-etf", {}), ("m-etf", {"scope": "step"}), ("m-topo", {}), ("m-sct", {}),
+    ("min-cut", {}), ("min-cut", {"tool": "metis"}), ("peft", {}), ("heft", {}), ("critical-path", {}), ("scotch", {}),
+)  # fmt: skip
+
+
+CLIMBS = 3
 
 
 @placer("portfolio", version=1, family="search", searches=True)
 def portfolio(problem, *, rng, budget):
-    """Evaluate what each constructive placer finds, most promising first while the budget lasts, then climb from the
-    best by the moves of ``local-search``.
+    """Evaluate what each constructive placer finds, most promising first while the budget lasts, then climb by the
+    moves of ``local-search``: a sixth of what is left from each of the three best, the rest from the best of all.
 
     A member gets no evaluations of its own, so those that would check memory with the simulator do not. Members that
     cannot handle the problem, or are not installed, are left out.
     """
     allowed = choices(problem)
     record = Record(problem, budget, starts(problem, allowed)[0])
+    tried: dict[tuple[int, int], np.ndarray] = {}  # by value; of equals the first
     unit_first = np.unique(problem.graph.unit_of_op, return_index=True)[1]
-    for name, seed in zip(MEMBERS, rng.integers(1 << 62, size=len(MEMBERS)).tolist(), strict=True):
+    for (name, params), seed in zip(MEMBERS, rng.integers(1 << 62, size=len(MEMBERS)).tolist(), strict=True):
         if not budget.left or name not in SHELF:
             continue
         try:
-            found = SHELF[name].place(problem, rng=np.random.default_rng(seed), budget=Budget(problem))
+            found = SHELF[name].place(problem, rng=np.random.default_rng(seed), budget=Budget(problem), **params)
         except Unsupported:
             continue
-        record.evaluate(found.devices[unit_first][None])
-    climb(record, Neighbourhood(problem, allowed), rng)
+        devices = found.devices[unit_first]
+        tried.setdefault(record.evaluate(devices[None])[0], devices)
+    neighbourhood, left = Neighbourhood(problem, allowed), budget.left
+    for value in sorted(tried)[:CLIMBS]:
+        climb(record, neighbourhood, rng, tried[value], value, left // (2 * CLIMBS))
+    if tried:
+        climb(record, neighbourhood, rng, record.best, record.value, budget.left)
     return Placement.of_units(problem, record.best)

@@ -16,7 +16,14 @@ import numpy as np
 from simdev import bench, leaderboard, registry, rows, workers
 from simdev.errors import InvalidInput, SimdevError
 from simdev.plan import Run, parse_budget
+from simdev.problem import Problem
 from simdev.rows import Row
+
+# What a run without a placement leaves empty.
+UNSCORED = {
+    **dict.fromkeys(("feasible", "step_time_s", "simulated_s", "peak_memory_bytes", "comm_bytes", "evaluations")),
+    **dict.fromkeys(("overflow", "placement"), ""),
+}
 
 
 @dataclass(frozen=True)
@@ -71,44 +78,53 @@ def verify(
 
 def check_row(folder: Path, row: Row, engine: str, rerun: bool) -> list[Difference]:
     """Differences of one row."""
-    from simdev.sim import simulate, validate
-
-    stored = row
-    spec, params = registry.find_placer(row.entry)
+    wrong = _own_words(row)
+    if wrong:
+        return wrong
+    spec, _ = registry.find_placer(row.entry)
     graph_file = _graph_file(folder, row)
     problem = bench.load_problem(row.workload, row.topology, row.rules, graph_file)
     fresh = replace(row, fingerprint=problem.graph.fingerprint, cost_hash=problem.costs.hash, version=spec.version)
-    if row.bound_method not in ("timeout", "memory", "error"):
-        from simdev.analysis import lower_bound
-
-        bound = lower_bound(problem)
-        fresh = replace(fresh, lower_bound_s=int(bound.ns), bound_method=str(bound.method))
-    elif row.lower_bound_s is not None:
-        fresh = replace(fresh, lower_bound_s=None)
-    evaluations, _ = parse_budget(row.budget)
-    if row.status == "ok":
-        placement = rows.stored_placement(folder, row.placement)
-        placement.check(problem, source=rows.placement_path(folder, row.placement))
-        schedule = simulate(problem, placement, engine=engine)
-        validate(problem, placement, schedule)
-        fresh = replace(bench.score(fresh, problem, placement, schedule), error="")
-        if row.evaluations is None or not 0 <= row.evaluations <= evaluations:
-            return [Difference(title(row), "evaluations", str(row.evaluations), f"at most {evaluations}")]
-    else:
-        empty = dict.fromkeys(
-            ("feasible", "step_time_s", "simulated_s", "peak_memory_bytes", "comm_bytes", "evaluations")
-        )
-        fresh = replace(fresh, overflow="", placement="", **empty)
-        if not row.error:
-            return [Difference(title(row), "error", "", "a reason")]
+    fresh = _bounded(fresh, problem)
+    fresh = _scored(fresh, problem, folder, engine) if row.status == "ok" else replace(fresh, **UNSCORED)
     if rerun and row.status in ("ok", "skipped", "error") and row.budget.startswith("evaluations="):
-        run = Run(*row.key)
         instance = bench.Instance(
             row.workload, row.topology, row.rules, fresh.fingerprint, fresh.cost_hash, problem.graph.n_ops, graph_file,
             fresh.lower_bound_s, fresh.bound_method,
         )  # fmt: skip
-        fresh = bench.execute(run, instance).row
-    return _compare(stored, fresh)
+        fresh = bench.execute(Run(*row.key), instance).row
+    return _compare(row, fresh)
+
+
+def _own_words(row: Row) -> list[Difference]:
+    """What a row says that cannot be, whatever the placement."""
+    evaluations, _ = parse_budget(row.budget)
+    if row.status == "ok" and (row.evaluations is None or not 0 <= row.evaluations <= evaluations):
+        return [Difference(title(row), "evaluations", str(row.evaluations), f"at most {evaluations}")]
+    if row.status != "ok" and not row.error:
+        return [Difference(title(row), "error", "", "a reason")]
+    return []
+
+
+def _bounded(row: Row, problem: Problem) -> Row:
+    """The row with the lower bound of the problem, unless it says that finding one failed."""
+    if row.bound_method in ("timeout", "memory", "error"):
+        return replace(row, lower_bound_s=None)
+    from simdev.analysis import lower_bound
+
+    bound = lower_bound(problem)
+    return replace(row, lower_bound_s=int(bound.ns), bound_method=str(bound.method))
+
+
+def _scored(row: Row, problem: Problem, folder: Path, engine: str) -> Row:
+    """The row with what its stored placement gives, simulated by ``engine`` and accepted by the validator."""
+    from simdev.sim import simulate, validate
+
+    placement = rows.stored_placement(folder, row.placement)
+    placement.check(problem, source=rows.placement_path(folder, row.placement))
+    schedule = simulate(problem, placement, engine=engine)
+    validate(problem, placement, schedule)
+    return replace(bench.score(row, problem, placement, schedule), error="")
 
 
 def _graph_file(folder: Path, row: Row) -> str | None:

@@ -1,0 +1,110 @@
+"""Step time by constraint programming: the whole graph in blocks first, then part by part in smaller blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.errors import Unsupported
+from simdev.exact.blocks import blocks as make_blocks
+from simdev.exact.makespan import solve_makespan
+from simdev.placement import Placement
+from simdev.placer import SHELF, Budget, placer
+from simdev.sim import simulate
+
+STARTS = ("single-gpu", "dp", "expert", "m-etf", "m-sct", "heft", "peft", "critical-path", "min-cut")
+NEAR = 1.02
+
+
+@placer(
+    "cp-sat",
+    version=1,
+    family="exact",
+    searches=True,
+    defaults={"blocks": 80, "fine": 150, "free": 12, "effort": 3.0, "rounds": 8},
+    source="CP-SAT of OR-Tools; neighbourhoods after Shaw, CP 1998",
+)
+def cp_sat(problem, *, rng, budget, blocks, fine, free, effort, rounds):
+    """Minimise the step time under the simulator's rules, of a graph merged to ``blocks`` blocks.
+
+    The best of the constructive placers is the start. Then large-neighbourhood search: ``rounds`` times, ``free`` of
+    ``fine`` smaller blocks may move, those of a stretch of the graph or of two devices in turn, and the rest stays. All
+    that the solver meets is simulated on the full graph, which decides. ``effort`` is CP-SAT's deterministic time for
+    the whole, a third for the first model. A solve also ends after 20 s (the first) or 5 s by the clock: a row where
+    that happens, on a busy machine, need not repeat.
+    """
+    search = _Search(problem, budget)
+    for name, key in zip(STARTS, rng.integers(1 << 62, size=len(STARTS)).tolist(), strict=True):
+        if name in SHELF and budget.left:
+            try:
+                found = SHELF[name].place(
+                    problem, rng=np.random.default_rng(key), budget=Budget(problem, evaluations=3)
+                )
+            except Unsupported:
+                continue
+            search.evaluate(found.devices)
+    if search.best is None:
+        raise Unsupported("no constructive placer finds a start, or the budget has no evaluations")
+    coarse = make_blocks(problem, blocks)
+    search.improve(coarse, np.ones(coarse.count, bool), effort / 3, 20.0, int(rng.integers(1 << 30)))
+    small = make_blocks(problem, fine)
+    order = np.argsort([np.flatnonzero(small.block_of == b)[0] for b in range(small.count)], kind="stable")
+    for turn in range(rounds):
+        if not budget.left or budget.elapsed > 0.8 * budget.seconds:
+            break
+        released = _neighbourhood(problem, small, search.best, order, free, turn, rng)
+        search.improve(small, released, effort / 1.5 / rounds, 5.0, int(rng.integers(1 << 30)))
+    return Placement(search.best)
+
+
+class _Search:
+    """The best placement so far, by (overflow, step time) in the simulator."""
+
+    def __init__(self, problem, budget):
+        self.problem, self.budget, self.best, self.value = problem, budget, None, None
+
+    def evaluate(self, devices) -> None:
+        if self.budget.left:
+            step_ns, overflow = self.budget.evaluate(devices)
+            if self.value is None or (overflow, step_ns) < self.value:
+                self.value, self.best = (overflow, step_ns), np.array(devices, np.int32)
+
+    def improve(self, blocks, released, effort, clock, seed) -> None:
+        """Let the ``released`` blocks move, all others stay where the best placement has most of their time."""
+        start = blocks.project(self.problem, self.best)
+        supported = blocks.problem.unit_op_ns >= 0
+        allowed = np.zeros_like(supported)
+        devices = np.unique(np.append(self.problem.topology.accelerators, start))
+        allowed[devices] = supported[devices]
+        fixed = ~released[blocks.tie]
+        allowed[:, fixed] = False
+        allowed[start, np.arange(len(start))] = True
+        # The model may order better than the queues do: what it finds must not be worse than the start by much.
+        upper = int(NEAR * simulate(blocks.problem, Placement.of_units(blocks.problem, start)).step_ns)
+        left = self.budget.seconds - self.budget.elapsed
+        try:
+            result = solve_makespan(
+                blocks.problem, allowed=allowed, tie=blocks.tie, size=blocks.size, hint=start,
+                upper_ns=upper, seconds=effort, wall_seconds=max(0.1, min(clock, 0.5 * left)), seed=seed,
+            )  # fmt: skip
+        except Unsupported:
+            return
+        tried = set()
+        for devices in result.found[::-1][:8]:
+            if devices.tobytes() not in tried and not np.array_equal(devices, start):
+                tried.add(devices.tobytes())
+                self.evaluate(blocks.expand(devices))
+
+
+def _neighbourhood(problem, blocks, devices, order, free, turn, rng) -> np.ndarray:
+    """bool ``(blocks,)``: a stretch of ``free`` blocks, or as many of two devices, in turn."""
+    released = np.zeros(blocks.count, bool)
+    if turn % 2 == 0:
+        first = int(rng.integers(max(1, blocks.count - free + 1)))
+        released[order[first : first + free]] = True
+        return released
+    home = np.zeros(blocks.count, np.int64)
+    home[blocks.tie] = blocks.project(problem, devices)
+    pair = rng.choice(problem.topology.accelerators, min(2, len(problem.topology.accelerators)), replace=False)
+    inside = np.flatnonzero(np.isin(home, pair))
+    released[rng.permutation(inside)[:free]] = True
+    return released

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from simdev.bounds import stay_or_send
 from simdev.graph import ComputationGraph
 from simdev.problem import Problem
 
@@ -99,7 +100,12 @@ class Bound:
 
 
 def lower_bound(problem: Problem) -> Bound:
-    """The largest of four bounds on the step time (R12).
+    """The largest of :func:`lower_bounds`, the first of equals."""
+    return max(lower_bounds(problem), key=lambda bound: bound.ns)
+
+
+def lower_bounds(problem: Problem) -> list[Bound]:
+    """Bounds on the step time (R12), each with its value and method.
 
     * *critical path*: an op cannot start before all ops of a chain above it are done, and no op is done faster than on
       its fastest device; transfers are taken as free.
@@ -108,6 +114,8 @@ def lower_bound(problem: Problem) -> Bound:
       al. 2020). Any feasible placement is such a division, so the least possible largest load bounds it.
     * *path and load*: ops with a head (chain above) of at least ``a`` and a tail (chain below) of at least ``b`` do all
       their work between ``a`` and the end less ``b``: a + b + their load alone, for the best of many ``a`` and ``b``.
+    * *stay or send*: tensors too dear to send tie ops to one device, which then takes its time for all of them
+      (:func:`simdev.bounds.stay_or_send`); at least the largest of the others.
     * *issue* (``eager`` only): op v starts no earlier than the sum of the dispatch times up to v, and the longest chain
       below it follows. These sums are heads, too.
 
@@ -132,8 +140,9 @@ def lower_bound(problem: Problem) -> Bound:
         prices = load.prices()
         bounds.append((_trimmed(load.dual_value(*prices)), "load"))
     bounds.append((_trimmed(_window_bound(problem, head, below - fastest, load, prices[0])), "path and load"))
-    ns, method = max(bounds, key=lambda bound: bound[0])
-    return Bound(ns, method, fits)
+    known = max(ns for ns, _ in bounds)
+    bounds.append((stay_or_send(problem, head, below, fastest, known), "stay or send"))
+    return [Bound(ns, method, fits) for ns, method in bounds]
 
 
 def _trimmed(ns: int) -> int:

@@ -1,0 +1,123 @@
+"""A bound on the step time from transfers: what is too dear to send stays together, and then takes its time there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.problem import Problem
+
+STEPS = 24  # bisections: the bound is found to the relative accuracy of 2^-24 of the range
+
+
+def stay_or_send(problem: Problem, head: np.ndarray, below: np.ndarray, fastest: np.ndarray, known: int) -> int:
+    """A step time in ns that no placement beats, at least ``known`` (a bound already proven).
+
+    ``head`` int64 ``(n,)``: no op starts earlier; ``below``: from an op's start to the end of the step no less;
+    ``fastest``: durations on the fastest device.
+
+    Suppose that a placement takes at most ``T``. A tensor of ``u`` read by ``v`` on another device arrives no sooner
+    than ``head(u) + fastest(u) + its quickest transfer``, and ``below(v)`` follows; where that exceeds ``T``, ``u`` and
+    ``v`` share a device. So do the ops of a colocation group. Let ``C`` be a set of ops tied together in this way: its
+    device works on those with ``head >= a`` and ``tail >= b`` between ``a`` and ``T - b``, so ``a + b`` and their work
+    there, divided by the slots, is at most ``T``. If that fails on every device with kernels for all of ``C`` and
+    memory for its persistent bytes, or if more sets than there are device slots take more than half of ``T`` each, the
+    placement does not exist. A larger ``T`` ties less and allows more, so bisection finds the least ``T`` not refuted.
+    """
+    alternatives = _Refuter(problem, head, below, fastest)
+    low, high = known, alternatives.serial_ns
+    if high <= low or not alternatives.refutes(low):
+        return low
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        if middle == low:
+            break
+        if alternatives.refutes(middle):
+            low = middle
+        else:
+            high = middle
+    return low + 1  # low is refuted
+
+
+class _Refuter:
+    def __init__(self, problem: Problem, head: np.ndarray, below: np.ndarray, fastest: np.ndarray):
+        graph, costs, topology = problem.graph, problem.costs, problem.topology
+        classes = np.unique(costs.pair_class[~np.eye(topology.n_devices, dtype=bool)])
+        classes = classes[classes >= 0]
+        quickest = costs.transfer_ns[classes].min(axis=0) if len(classes) else np.full(graph.n_tensors, 1 << 60)
+        source, target = graph.edge_source, graph.consumers
+        sent = head[source] + fastest[source] + quickest[graph.edge_tensor] + below[target]
+        unit = graph.unit_of_op
+        apart = unit[source] != unit[target]
+        self.source, self.target, self.sent = unit[source[apart]], unit[target[apart]], sent[apart]
+        order = np.argsort(-self.sent, kind="stable")
+        self.source, self.target, self.sent = self.source[order], self.target[order], self.sent[order]
+        slots = np.ones_like(topology.slots) if problem.rules.runtime == "eager" else topology.slots
+        alike = np.stack([costs.device_row, topology.memory_bytes, slots, topology.granularity], axis=1)
+        first = np.unique(alike, axis=0, return_index=True)[1]
+        self.devices = first
+        self.slots, self.memory = slots[first].astype(np.int64), topology.memory_bytes[first]
+        self.all_slots = int(slots.sum())
+        self.op_work = costs.device_op_ns[first]
+        self.work = problem.unit_op_ns[first]
+        self.size = np.zeros((len(first), graph.n_units), np.int64)
+        for row, grain in enumerate(topology.granularity[first]):
+            np.add.at(self.size[row], unit, -(-graph.op_persistent_bytes // grain) * grain)
+        self.unit, self.n_units = unit, graph.n_units
+        self.head, self.tail = head, below - fastest
+        self.unit_head = np.full(graph.n_units, np.iinfo(np.int64).max)
+        self.unit_tail = self.unit_head.copy()
+        np.minimum.at(self.unit_head, unit, self.head)
+        np.minimum.at(self.unit_tail, unit, self.tail)
+        # Beyond this T nothing is tied: bisect no further.
+        self.serial_ns = int(self.sent.max(initial=0)) + int(np.maximum(self.work, 0).max(axis=0).sum())
+
+    def refutes(self, limit: int) -> bool:
+        """Whether no placement takes at most ``limit`` ns."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        tied = int(np.searchsorted(-self.sent, -limit, side="left"))  # the edges with sent > limit come first
+        shape = (self.n_units, self.n_units)
+        arcs = coo_array((np.ones(tied, np.int8), (self.source[:tied], self.target[:tied])), shape)
+        count, label = connected_components(arcs, directed=False)
+        least = np.full(count, np.iinfo(np.int64).max)  # time that each set takes on its best device, per slot
+        first = least.copy()
+        last = least.copy()
+        np.minimum.at(first, label, self.unit_head)
+        np.minimum.at(last, label, self.unit_tail)
+        possible = np.zeros(count, bool)
+        for row in range(len(self.devices)):
+            time, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
+            np.add.at(time, label, np.maximum(self.work[row], 0))
+            np.add.at(size, label, self.size[row])
+            barred = size > self.memory[row]
+            barred[label[self.work[row] < 0]] = True
+            share = -(-time // self.slots[row])
+            least[~barred] = np.minimum(least[~barred], share[~barred])
+            possible |= ~barred & (share + first + last <= limit)
+        if not possible.all():
+            return True
+        whole = self.slots.max() == 1
+        if whole and np.count_nonzero(2 * least > limit) > self.all_slots:
+            return True
+        largest = np.argsort(-least, kind="stable")[:4]
+        return any(self._late(np.flatnonzero((label == number)[self.unit]), limit) for number in largest)
+
+    def _late(self, ops: np.ndarray, limit: int) -> bool:
+        """Whether ``ops`` on one device take longer than ``limit`` on every device, for the best ``a`` or ``b``."""
+        for row in range(len(self.devices)):
+            work = self.op_work[row][ops]
+            if (work < 0).any() or self.size[row][np.unique(self.unit[ops])].sum() > self.memory[row]:
+                continue
+            if self._window(ops, work, int(self.slots[row])) <= limit:
+                return False
+        return True
+
+    def _window(self, ops: np.ndarray, work: np.ndarray, slots: int) -> int:
+        """Largest ``a + b + work / slots`` of the ops with head >= a (b the least of their tails), or the reverse."""
+        value = 0
+        for near, far in ((self.head[ops], self.tail[ops]), (self.tail[ops], self.head[ops])):
+            order = np.argsort(-near, kind="stable")
+            done = np.cumsum(work[order])
+            value = max(value, int((near[order] + np.minimum.accumulate(far[order]) - (-done // slots)).max()))
+        return value

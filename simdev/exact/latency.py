@@ -1,0 +1,237 @@
+"""The latency model of Tarnawski et al. (NeurIPS 2020, section 4.2, one subgraph an accelerator), and its optimum.
+
+Each accelerator is called once: when all that its nodes read is there, it takes its transfers in, its work and its
+transfers out, one after the other, and all its results are there at the end. A CPU core does one node; there are as
+many cores as wanted. The published integer program relates calls by big-M constraints, whose relaxation is next to
+nothing; here the same is a constraint program with conditional constraints (CP-SAT), and the critical path on the
+faster of the two kinds backs its bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simdev.errors import InvalidInput, Unsupported
+from simdev.exact.contract import Classes, contract, topological
+from simdev.exact.load import LoadProblem, machine_loads
+
+TICKS = 2_000_000  # of the first value: times are cut to ticks downwards, so that the bound stays valid
+
+
+@dataclass(frozen=True)
+class Latency:
+    """``machine`` int ``(n,)`` (``accelerators`` stands for the CPU), its ``latency``, the proven ``bound``; ``status``
+    is ``optimal`` where the two are within a thousandth, which is what cutting times to ticks may cost."""
+
+    machine: np.ndarray
+    latency: float
+    bound: float
+    status: str
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, self.latency - self.bound) / max(self.latency, 1e-12)
+
+
+def split_latency(problem: LoadProblem, machine: np.ndarray) -> float:
+    """Latency of a split; every machine from ``accelerators`` on is the CPU. inf where calls wait for one another, as
+    they do where a path leaves an accelerator and comes back."""
+    k = problem.accelerators
+    machine = np.minimum(np.asarray(machine), k)
+    load = machine_loads(problem, machine).load if problem.cpus else _loads(problem, machine)
+    source, target, _ = problem.edges
+    # A call is one step of the order, a node on the CPU another; a step begins when all it reads is there.
+    step = np.where(machine < k, machine, k + np.arange(problem.n_nodes))
+    arcs = sorted({(int(a), int(b)) for a, b in zip(step[source], step[target], strict=True) if a != b})
+    after: dict[int, list[int]] = {}
+    waiting = dict.fromkeys(set(step.tolist()), 0)
+    for a, b in arcs:
+        after.setdefault(a, []).append(b)
+        waiting[b] += 1
+    done = dict.fromkeys(waiting, 0.0)
+    ready = sorted(s for s, count in waiting.items() if not count)
+    met, latest = 0, 0.0
+    while ready:
+        s = ready.pop()
+        met += 1
+        done[s] += float(load[s]) if s < k else float(problem.cpu_time[s - k])
+        latest = max(latest, done[s])
+        for b in after.get(s, ()):
+            done[b] = max(done[b], done[s])
+            waiting[b] -= 1
+            if not waiting[b]:
+                ready.append(b)
+    return latest if met == len(waiting) else np.inf
+
+
+def _loads(problem: LoadProblem, machine: np.ndarray) -> np.ndarray:
+    if (machine >= problem.accelerators).any():
+        raise InvalidInput("a node is on a CPU and there is none", source=problem.name)
+    return machine_loads(problem, machine).load
+
+
+def critical_path(problem: LoadProblem) -> float:
+    """Longest path with every node on the faster kind and free transfers: no split is faster."""
+    fast = problem.cpu_time.copy() if problem.cpus else np.full(problem.n_nodes, np.inf)
+    if problem.accelerators:
+        fast = np.minimum(fast, problem.accelerator_time)
+    return float(_finish(problem, fast).max())
+
+
+def _finish(problem: LoadProblem, time: np.ndarray) -> np.ndarray:
+    order = np.array(_order(problem))
+    source, target, _ = problem.edges
+    before: list[list[int]] = [[] for _ in range(problem.n_nodes)]
+    for a, b in zip(source.tolist(), target.tolist(), strict=True):
+        before[b].append(a)
+    finish = np.zeros(problem.n_nodes)
+    for v in order.tolist():
+        finish[v] = max((finish[u] for u in before[v]), default=0.0) + time[v]
+    return finish
+
+
+def _order(problem: LoadProblem) -> list[int]:
+    source, target, _ = problem.edges
+    return topological(problem.n_nodes, source, target)
+
+
+def greedy_split(problem: LoadProblem) -> np.ndarray:
+    """Classes in depth-first order fill one accelerator's memory after the other; the rest goes to the CPU."""
+    classes = contract(problem, merge_trivial=False)
+    home = np.full(classes.n_classes, problem.accelerators)
+    current, held = 0, 0.0
+    for c in range(classes.n_classes):
+        if not np.isfinite(classes.accelerator_time[c]) or classes.size[c] > problem.memory:
+            continue
+        if held + classes.size[c] > problem.memory:
+            current, held = current + 1, 0.0
+        if current >= problem.accelerators:
+            break
+        home[c] = current
+        held += classes.size[c]
+    return home[classes.class_of]
+
+
+def best_latency(
+    problem: LoadProblem, *, start: np.ndarray | None = None, seconds: float = 60.0, workers: int = 1, seed: int = 0
+) -> Latency:
+    """The split of least latency that ``seconds`` find, with the proven bound. ``start`` defaults to the better of
+    :func:`greedy_split` and all on the CPU. Raises :class:`Unsupported` where nothing fits."""
+    from ortools.sat.python import cp_model
+
+    k = problem.accelerators
+    classes = contract(problem, merge_trivial=False)
+    starts = [greedy_split(problem), np.full(problem.n_nodes, k)] if start is None else [np.minimum(start, k)]
+    known = [(split_latency(problem, s), s) for s in starts if problem.cpus or (s < k).all()]
+    known = [pair for pair in known if np.isfinite(pair[0])]
+    best = min(known, key=lambda pair: pair[0], default=(np.inf, None))
+    serial = sum(float(time[np.isfinite(time)].sum()) for time in (problem.cpu_time, problem.accelerator_time))
+    horizon = best[0] if best[1] is not None else serial + 2 * k * float(problem.tensor_cost.sum())
+    scale = TICKS / max(horizon, 1e-9)
+    model, x, latest = _model(cp_model, problem, classes, scale, best[1])
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds, solver.parameters.num_workers = seconds, workers
+    solver.parameters.random_seed, solver.parameters.relative_gap_limit = seed, 1e-4
+    status = solver.solve(model)
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        home = np.full(classes.n_classes, k)
+        for (c, i), variable in x.items():
+            if solver.boolean_value(variable):
+                home[c] = i
+        value = split_latency(problem, home[classes.class_of])
+        if value < best[0]:
+            best = value, home[classes.class_of]
+    if best[1] is None:
+        raise Unsupported(f"{problem.name}: no split fits in {k} accelerators of {problem.memory:.6g} bytes")
+    # One tick is lost where a time was cut, so what is proven in ticks holds in the unit of the file.
+    bound = max(critical_path(problem), solver.best_objective_bound / scale if status != cp_model.UNKNOWN else 0.0)
+    bound = min(bound, best[0])
+    done = best[0] - bound <= 1e-3 * best[0]
+    return Latency(best[1], float(best[0]), float(bound), "optimal" if done else "feasible")
+
+
+def _model(cp_model, problem: LoadProblem, classes: Classes, scale: float, start: np.ndarray | None):
+    """``x[class, accelerator]``; a class on none is on the CPU."""
+    model = cp_model.CpModel()
+    k, count, top = problem.accelerators, classes.n_classes, TICKS + 2
+
+    def ticks(value: float) -> int:
+        return int(value * scale)
+
+    x = {
+        (c, i): model.new_bool_var("")
+        for c in range(count)
+        if np.isfinite(classes.accelerator_time[c]) and classes.size[c] <= problem.memory
+        for i in range(k)
+    }
+    on_cpu = []
+    for c in range(count):
+        cpu = model.new_bool_var("")
+        on_cpu.append(cpu)
+        model.add_exactly_one([cpu, *(x[c, i] for i in range(k) if (c, i) in x)])
+        if not problem.cpus or not np.isfinite(classes.cpu_time[c]):
+            model.add(cpu == 0)
+    never = model.new_constant(0)
+
+    def inside(c: int, i: int):
+        return x.get((c, i), never)
+
+    unit = max(problem.memory / 1e6, 1e-12)
+    for i in range(k):
+        model.add(sum(int(classes.size[c] / unit) * inside(c, i) for c in range(count)) <= int(problem.memory / unit))
+    heavy = np.argsort(-np.where(np.isfinite(classes.accelerator_time), classes.accelerator_time, 0), kind="stable")
+    for rank, c in enumerate(heavy[:k].tolist()):  # accelerators are alike
+        for i in range(rank + 1, k):
+            model.add(inside(c, i) == 0)
+    begin = [model.new_int_var(0, top, "") for _ in range(k)]
+    end = [model.new_int_var(0, top, "") for _ in range(k)]
+    ptr = classes.member_ptr
+    for i in range(k):
+        terms = [ticks(classes.accelerator_time[c]) * v for c in range(count) if (v := x.get((c, i))) is not None]
+        for b, cost in enumerate(classes.border_cost.tolist()):
+            cut = model.new_bool_var("")
+            members = classes.members[ptr[b] : ptr[b + 1]].tolist()
+            for c in members[1:]:
+                model.add_bool_or(inside(members[0], i).negated(), inside(c, i), cut)
+                model.add_bool_or(inside(members[0], i), inside(c, i).negated(), cut)
+            terms.append(ticks(cost) * cut)
+        model.add(end[i] >= begin[i] + sum(terms))
+    fast = np.minimum(problem.accelerator_time if k else np.inf, problem.cpu_time if problem.cpus else np.inf)
+    head = _finish(problem, fast)
+    there = [model.new_int_var(min(top, ticks(head[v])), top, "") for v in range(problem.n_nodes)]
+    latest = model.new_int_var(ticks(critical_path(problem)), top, "")
+    class_of = classes.class_of.tolist()
+    for v in range(problem.n_nodes):
+        model.add(latest >= there[v])
+        for i in range(k):
+            if (class_of[v], i) in x:
+                model.add(there[v] >= end[i]).only_enforce_if(x[class_of[v], i])
+    source, target, _ = problem.edges
+    reads = [False] * problem.n_nodes
+    for u, v in zip(source.tolist(), target.tolist(), strict=True):
+        reads[v] = True
+        cpu = on_cpu[class_of[v]]
+        time = ticks(problem.cpu_time[v]) if np.isfinite(problem.cpu_time[v]) else 0
+        model.add(there[v] >= there[u] + time).only_enforce_if(cpu)
+        model.add(there[v] >= there[u])
+        if class_of[u] != class_of[v]:
+            for i in range(k):
+                if (class_of[v], i) in x:
+                    model.add(begin[i] >= there[u]).only_enforce_if(
+                        [x[class_of[v], i], inside(class_of[u], i).negated()]
+                    )
+    for v in range(problem.n_nodes):
+        if not reads[v] and np.isfinite(problem.cpu_time[v]):
+            model.add(there[v] >= ticks(problem.cpu_time[v])).only_enforce_if(on_cpu[class_of[v]])
+    if start is not None:
+        home = np.zeros(count, np.int64)
+        home[classes.class_of] = start
+        times = np.where(np.isfinite(classes.accelerator_time), classes.accelerator_time, 0)
+        order = list(dict.fromkeys(int(home[c]) for c in np.argsort(-times, kind="stable") if home[c] < k))
+        number = {old: new for new, old in enumerate(order)}
+        for (c, i), variable in x.items():
+            model.add_hint(variable, int(number.get(int(home[c]), -1) == i))
+    model.minimize(latest)
+    return model, x, latest

@@ -288,6 +288,9 @@ def import_(
     file_format: Annotated[str | None, typer.Option("--format", "-f", help="Format, where it cannot be told.")] = None,
     costs: Annotated[Path | None, typer.Option(help="Where to write the measured times of the file.")] = None,
     device_kind: Annotated[str, typer.Option(help="What they were measured on, if it does not say.")] = "accelerator",
+    fix_units: Annotated[
+        bool, typer.Option("--fix-units", help="dnn-partitioning: edge costs x1000 where too small.")
+    ] = False,
 ) -> None:
     """Turn a graph of another tool into a graph file."""
     from simdev.costs import save_measured
@@ -295,7 +298,7 @@ def import_(
     from simdev.importers import import_graph
     from simdev.rows import writing
 
-    found = import_graph(file, file_format, device_kind=device_kind)
+    found = import_graph(file, file_format, device_kind=device_kind, fix_units=fix_units)
     if costs is not None and not found.measured:
         raise InvalidInput("holds no measured times", source=file)
     with writing(out):

@@ -539,3 +539,19 @@ def test_random_damage_to_an_onnx_model_is_noticed_or_harmless(tmp_path, onnx_mo
     rng, good = np.random.default_rng(9), onnx_model.SerializeToString()
     for _ in range(200):
         outcome(write(tmp_path, "m.onnx", damaged(rng, good, bytes(range(256)))), "onnx")
+
+
+def test_fix_units_of_dnn_partitioning(tmp_path):
+    node = {"supportedOnFpga": 1, "cpuLatency": 10, "fpgaLatency": 1, "isBackwardNode": 0, "size": 8}
+    document = {
+        "maxFPGAs": 2, "maxCPUs": 1, "maxSizePerFPGA": 100, "nodes": [{**node, "id": 1}, {**node, "id": 2}],
+        "edges": [{"sourceId": 1, "destId": 2, "cost": 0.5, "size": 2**30}],
+    }  # fmt: skip
+    path = tmp_path / "slip.json"
+    path.write_text(json.dumps(document))
+    plain, fixed = import_graph(path).graph, import_graph(path, fix_units=True).graph
+    assert plain.tensor_bytes.tolist() == fixed.tensor_bytes.tolist() == [2**30]
+    assert plain.meta["bytes_per_cost"] == 2**31 and fixed.meta["bytes_per_cost"] == 2**31 / 1000
+    path.write_text('{"ops": []}')
+    with pytest.raises(InvalidInput, match="only dnn-partitioning files"):
+        import_graph(path, fix_units=True)

@@ -45,19 +45,25 @@ class Imported:
     measured: dict[str, dict[str, float]] | None = None
 
 
-def import_graph(path: str | os.PathLike, format: str | None = None, *, device_kind: str = "accelerator") -> Imported:
+def import_graph(
+    path: str | os.PathLike, format: str | None = None, *, device_kind: str = "accelerator", fix_units: bool = False
+) -> Imported:
     """Read ``path`` in ``format``, or in the format that its content shows.
 
-    Profiles do not say which device they were measured on: their times are filed under ``device_kind``. Raises
+    Profiles do not say which device they were measured on: their times are filed under ``device_kind``.
+    ``fix_units`` is for dnn-partitioning files whose edge costs are 1000 times too small for their node times. Raises
     :class:`InvalidInput` naming the file and the field for anything malformed.
     """
     if format is not None and format not in FORMATS:
         raise UnknownName("format", format, FORMATS)
     data = read_bytes(path)
     format = format or detect_format(data, path)
+    if fix_units and format != "dnn-partitioning":
+        raise InvalidInput(f"only dnn-partitioning files have units to fix, this is {format}", source=path)
+    options = {"fix_units": True} if fix_units else {}
     module = importlib.import_module(f"simdev.importers.{FORMATS[format]}")
     try:
-        return module.parse(data, path, format=format, device_kind=device_kind)
+        return module.parse(data, path, format=format, device_kind=device_kind, **options)
     except InvalidInput as error:
         if error.source == path:
             raise

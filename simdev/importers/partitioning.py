@@ -8,7 +8,8 @@ becomes the op's persistent bytes, and its outputs take no further memory at hom
 Edges carry a cost and, where the authors give it, the bytes; the two disagree on backward edges of the training layer
 graphs, where only the cost is right. The bytes of a tensor are therefore its cost times the bytes for one unit of cost
 that most edges of the file agree on: 2^31 / 1000 in most files (2 GiB/s in ms), 1000 times more in the throughput layer
-graphs, which looks like a slip of unit. ``meta["bytes_per_cost"]`` says which.
+graphs, which looks like a slip of unit. ``meta["bytes_per_cost"]`` says which; ``fix_units`` takes those files' costs a
+thousandfold, which leaves the bytes and makes them 2^31 / 1000 for a unit of cost, as in the other files.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from simdev.importers.reading import Fields, json_object, name_of
 BYTES_PER_COST = 2**31 / 1000
 
 
-def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
+def parse(data: bytes, path, *, format: str, device_kind: str, fix_units: bool = False) -> Imported:
     document = json_object(data, path)
     nodes, edges = document.rows("nodes"), document.rows("edges")
     limits = {key: document.number(key, None) for key in ("maxSizePerFPGA", "maxFPGAs", "maxCPUs")}
     unit = _bytes_per_cost(edges)
+    told = min(unit, BYTES_PER_COST) if fix_units else unit
     builder = GraphBuilder(
-        name_of(path), meta={"source": "dnn-partitioning JSON", "bytes_per_cost": unit, "limits": limits}
+        name_of(path), meta={"source": "dnn-partitioning JSON", "bytes_per_cost": told, "limits": limits}
     )
     names = Counter(node.text("name", "") for node in nodes)
     ops: dict[int, int] = {}

@@ -209,12 +209,10 @@ def place(
 ) -> None:
     """Run one placer and write its placement (JSON)."""
     from simdev import sim
-    from simdev.rows import writing
 
     problem = _problem(graph, topology, policy, contention, runtime, costs)
     found = _place(problem, placer, evaluations, seed)
-    with writing(out):
-        found.save(out, problem)
+    found.save(out, problem)
     _print_schedule(problem, found, sim.simulate(problem, found), False)
 
 
@@ -273,11 +271,9 @@ def capture(
     """Turn a PyTorch training step into a graph file."""
     from simdev.capture import capture_file
     from simdev.graph_file import save_graph
-    from simdev.rows import writing
 
     graph = capture_file(step)
-    with writing(out):
-        save_graph(graph, out)
+    save_graph(graph, out)
     print(f"{out}: {graph.n_ops} ops, {graph.n_tensors} tensors, {graph.n_edges} edges")
 
 
@@ -296,17 +292,14 @@ def import_(
     from simdev.costs import save_measured
     from simdev.graph_file import save_graph
     from simdev.importers import import_graph
-    from simdev.rows import writing
 
     found = import_graph(file, file_format, device_kind=device_kind, fix_units=fix_units)
     if costs is not None and not found.measured:
         raise InvalidInput("holds no measured times", source=file)
-    with writing(out):
-        save_graph(found.graph, out)
+    save_graph(found.graph, out)
     print(f"{out}: {found.graph.n_ops} ops, {found.graph.n_tensors} tensors, {found.graph.n_edges} edges")
     if costs is not None:
-        with writing(costs):
-            save_measured(found.measured, costs)
+        save_measured(found.measured, costs)
         print(f"{costs}: times on {', '.join(sorted(found.measured))}")
     elif found.measured:
         print(f"measured times on {', '.join(sorted(found.measured))} left out: --costs FILE keeps them")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
+from simdev.files import write_text
 from simdev.graph import ComputationGraph
 from simdev.topology import DeviceKind, Topology
 
@@ -204,14 +206,15 @@ def load_measured(path: str | os.PathLike) -> dict[str, dict[str, float]]:
 
 def save_measured(measured: Mapping[str, Mapping[str, float]], path: str | os.PathLike) -> None:
     """Write measured costs for :func:`load_measured`, as JSON or CSV by the end of the name."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        if str(path).endswith(".json"):
-            json.dump(measured, file, indent=1, sort_keys=True)
-            return
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["signature", "device_kind", "ns"])
-        for kind, table in sorted(measured.items()):
-            writer.writerows([signature, kind, ns] for signature, ns in sorted(table.items()))
+    if str(path).endswith(".json"):
+        write_text(path, json.dumps(measured, indent=1, sort_keys=True))
+        return
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["signature", "device_kind", "ns"])
+    for kind, table in sorted(measured.items()):
+        writer.writerows([signature, kind, ns] for signature, ns in sorted(table.items()))
+    write_text(path, text.getvalue())
 
 
 def _csv_rows(text: str, path) -> Iterable[tuple[str, str, str, float]]:

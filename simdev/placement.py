@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput, UnknownName
+from simdev.files import write_text
 from simdev.problem import Problem
 
 
@@ -102,7 +103,7 @@ class Placement:
         }
         if self.priority is not None:
             document["priority"] = self.priority.tolist()
-        Path(path).write_text(json.dumps(document) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(document) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike, problem: Problem) -> Placement:

@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from simdev import leaderboard, rows
+from simdev.files import writing
 from simdev.placement import Placement
 from simdev.rows import Row
 
@@ -19,7 +20,7 @@ class Results:
     def __init__(self, out: Path):
         self.out, path = out, out / "journal.jsonl"
         fresh = not path.exists()
-        with rows.writing(path):
+        with writing(path):
             self.journal = rows.Journal(path)
         self._rows: dict[tuple, Row] = {}
         self._curves: dict[tuple, list] = {}

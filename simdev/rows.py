@@ -7,13 +7,11 @@ round-trip exactly.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import hashlib
 import io
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from decimal import Decimal, InvalidOperation
@@ -22,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
+from simdev.files import write_text, writing
 from simdev.graph_file import read_npz, write_npz
 from simdev.placement import Placement
 
@@ -146,29 +145,6 @@ def write_csv(path: Path, columns: Iterable[str], table: Iterable[dict]) -> None
     write_text(path, text.getvalue())
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    with writing(path):
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-
-
-@contextlib.contextmanager
-def writing(path: str | os.PathLike) -> Iterator[None]:
-    """Turn what the system says about a file that cannot be written (a full disk, say) into :class:`InvalidInput`."""
-    try:
-        yield
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
-
-
 def read_csv(path: Path, columns: Iterable[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Line number and cells of each row of a CSV file that has exactly ``columns``."""
     columns = list(columns)
@@ -269,8 +245,7 @@ def store_placement(folder: Path, placement: Placement) -> None:
     arrays = {"devices": placement.devices.astype(np.min_scalar_type(int(placement.devices.max(initial=0))))}
     if placement.priority is not None:
         arrays["priority"] = placement.priority
-    with writing(path):
-        write_npz(path, arrays)
+    write_npz(path, arrays)
 
 
 def stored_placement(folder: Path, key: str) -> Placement:

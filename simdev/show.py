@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
 from simdev.analysis import levels
 from simdev.costs import FREE_KINDS, op_class
 from simdev.errors import InvalidInput
+from simdev.files import replacing
 from simdev.graph import PHASES, ComputationGraph
 from simdev.topology import Topology
 
@@ -221,12 +223,11 @@ def draw_topology(topology: Topology, path: str | os.PathLike) -> None:
     if len(topology.devices) > 1:
         spare = max(0.0, 4.0 - width) / 2  # narrow machines keep their proportions
         axes.set_xlim(min(across) - 1.1 - spare, max(across) + 1.1 + spare)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
-    except ValueError as error:
-        raise InvalidInput(str(error).split("\n")[0], source=path) from None
+    with replacing(path) as file:
+        try:
+            figure.savefig(file, dpi=150, format=Path(path).suffix[1:] or "png")
+        except ValueError as error:
+            raise InvalidInput(str(error).split("\n")[0], source=path) from None
 
 
 def _layout(topology: Topology) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:

@@ -78,7 +78,8 @@ def table() -> str:
         published = ", ".join(f"{key} {_figure(value)}" for key, value in spec.published.items())
         cells = (
             name, batch, f"{graph.n_ops:,}", f"{graph.n_tensors:,}", f"{graph.n_edges:,}",
-            f"{graph.meta['parameters']:,}", f"{graph.meta['flops'] / 1e12:.3f}", f"{macs / batch / 1e9:.4g} G", published,
+            f"{graph.meta['parameters']:,}", f"{graph.meta['flops'] / 1e12:.3f}", f"{macs / batch / 1e9:.4g} G",
+            published,
         )  # fmt: skip
         lines.append(f"| {' | '.join(map(str, cells))} |\n")
     return INTRODUCTION + "".join(lines)

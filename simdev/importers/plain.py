@@ -34,9 +34,9 @@ import csv
 import json
 import os
 from collections.abc import Hashable
-from pathlib import Path
 
 from simdev.errors import InvalidInput
+from simdev.files import write_text
 from simdev.graph import PHASES, ComputationGraph, GraphBuilder
 from simdev.importers import Imported
 from simdev.importers.reading import Fields, json_object, name_of, text_of
@@ -90,7 +90,7 @@ def export_json(graph: ComputationGraph, path: str | os.PathLike | None = None) 
     head = {"format": FORMAT, "version": VERSION, "name": graph.name, "meta": graph.meta}
     text = json.dumps(head)[:-1] + ', "ops": [\n' + ",\n".join(rows) + "\n]}\n"
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+        write_text(path, text)
     return text
 
 

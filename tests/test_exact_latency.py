@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_exact_dp import load_problem
 
-from simdev.exact.latency import best_latency, critical_path, greedy_split, split_latency
+from simdev.exact.latency import best_latency, critical_path, greedy_split, linear_split, split_latency
 from simdev.exact.load import machine_loads, read_load_problem
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[2] / "shared" / "data")) / "dnn-partitioning"
@@ -42,6 +42,9 @@ def test_equals_enumeration():
         for machine in itertools.product(range(problem.n_machines), repeat=n):
             if not machine_loads(problem, np.array(machine)).overfull:
                 best = min(best, split_latency(problem, np.array(machine)))
+        linear = linear_split(problem)
+        assert linear is not None and split_latency(problem, linear) >= best
+        assert not machine_loads(problem, linear).overfull
         found = best_latency(problem, seconds=10)
         assert found.status == "optimal" and found.latency == pytest.approx(best) and found.bound <= best + 1e-9
         assert critical_path(problem) <= best

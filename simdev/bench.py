@@ -20,7 +20,7 @@ import numpy as np
 
 from simdev import registry
 from simdev.circumstances import circumstances
-from simdev.errors import BudgetExhausted, InvalidInput, SimdevError, Unsupported
+from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.graph_file import load_graph, save_graph
 from simdev.placement import Placement
 from simdev.placer import Budget
@@ -94,7 +94,7 @@ def execute(run: Run, instance: Instance) -> Outcome:
     budget = Budget(problem, evaluations=evaluations, seconds=seconds)
     started = time.monotonic()
     try:
-        placement = _place(spec, problem, run, budget, params)
+        placement = spec.place(problem, rng=np.random.default_rng(run.entropy), budget=budget, **params)
         taken = time.monotonic() - started
         row = score(blank, problem, placement, simulate(problem, placement))
     except Unsupported as error:
@@ -106,16 +106,6 @@ def execute(run: Run, instance: Instance) -> Outcome:
         return Outcome(replace(blank, status="error", error=text))
     row = replace(row, evaluations=budget.used, place_seconds=round(taken, 3))
     return Outcome(row, placement, tuple(budget.curve))
-
-
-def _place(spec, problem: Problem, run: Run, budget: Budget, params: dict) -> Placement:
-    """The placer's answer, or the best that its search found where the end of the budget cut it short."""
-    try:
-        return spec.place(problem, rng=np.random.default_rng(run.entropy), budget=budget, **params)
-    except BudgetExhausted:
-        if budget.best is None:
-            raise
-        return Placement(budget.best)
 
 
 def blank_row(run: Run, instance: Instance, placer_version: int) -> Row:
@@ -264,7 +254,7 @@ def kept_graph(out: Path, fingerprint: str) -> Path:
 
 def ships(workload: str) -> bool:
     """Whether the graph of a workload id comes with simdev. Raises :class:`UnknownName` for one that does not exist."""
-    if workload.endswith(".npz"):
+    if registry.is_graph_file(workload):
         return False
     spec, params = registry.find_workload(workload)
     return (

@@ -50,7 +50,7 @@ class Runtime(StrEnum):
     eager = "eager"
 
 
-GraphArgument = Annotated[str, typer.Argument(help="Workload id (simdev list workloads) or graph file (.npz).")]
+GraphArgument = Annotated[str, typer.Argument(help="Workload id (simdev list workloads) or graph file.")]
 TopologyArgument = Annotated[str, typer.Argument(help="Topology name (simdev list topologies) or TOML file.")]
 PlacerOption = Annotated[str | None, typer.Option("--placer", "-p", help="Placer id: name or name[param=value].")]
 PolicyOption = Annotated[Policy, typer.Option(help="Which ready op a device takes first.")]
@@ -58,7 +58,16 @@ ContentionOption = Annotated[Contention, typer.Option(help="How transfers share 
 RuntimeOption = Annotated[Runtime, typer.Option(help="What decides when an op may start.")]
 CostsOption = Annotated[Path | None, typer.Option(help="Measured costs (simdev import --costs), before the model's.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where to write.")]
+
+
+def _in_a_folder(out: Path | None) -> Path | None:
+    """Refuse a path that cannot be written to before the work is done rather than after."""
+    if out is not None and not os.access(out.parent, os.W_OK):
+        raise InvalidInput("Permission denied" if out.parent.is_dir() else "No such file or directory", source=out)
+    return out
+
+
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where to write.", callback=_in_a_folder)]
 
 
 def main() -> None:
@@ -99,7 +108,9 @@ def _command(name: str, **settings):
 
 @_command("bench")
 def bench(
-    workload: Annotated[list[str] | None, typer.Option("--workload", "-w", help="Workload id, .npz, or all.")] = None,
+    workload: Annotated[
+        list[str] | None, typer.Option("--workload", "-w", help="Workload, graph file, or all.")
+    ] = None,
     topology: Annotated[list[str] | None, typer.Option("--topology", "-t", help="Topology, .toml, or all.")] = None,
     placer: Annotated[list[str] | None, typer.Option("--placer", "-p", help="Placer id, or all (default).")] = None,
     budget: Annotated[
@@ -316,6 +327,9 @@ def compare(
     """What changed from one result folder (or placement) to another: better or worse, and by how much."""
     from simdev import leaderboard
 
+    for path in (before, after):
+        if not path.exists():
+            raise InvalidInput("No such file or directory", source=path)
     if before.is_dir() != after.is_dir():
         raise InvalidInput("one is a folder, the other is not", source=f"{before}, {after}")
     if before.is_dir():

@@ -43,11 +43,22 @@ class PlacerSpec:
     source: str = ""
 
     def place(self, problem: Problem, *, rng: np.random.Generator, budget: Budget, **params) -> Placement:
-        """Run the placer and check what it returns. Raises :class:`Unsupported` where it cannot handle the problem."""
+        """Run the placer and check what it returns; where the end of the budget cuts it short, the best it found.
+
+        Raises :class:`Unsupported` where it cannot handle the problem, and :class:`BudgetExhausted` where it had found
+        nothing that fits.
+        """
         for key in params:
             if key not in self.defaults:
                 raise UnknownName("parameter", key, self.defaults, source=f"placer {self.name}")
-        placement = self.function(problem, rng=rng, budget=budget, **{**self.defaults, **params})
+        try:
+            placement = self.function(problem, rng=rng, budget=budget, **{**self.defaults, **params})
+        except BudgetExhausted:
+            if budget.best is None:
+                raise
+            placement = Placement(budget.best)
+        if not isinstance(placement, Placement):
+            raise InvalidInput(f"returned {type(placement).__name__}, expected Placement", source=f"placer {self.name}")
         placement.check(problem, source=f"placer {self.name}")
         return placement
 
@@ -116,7 +127,7 @@ class Budget:
 
         devices = np.asarray(devices)[: self.left]
         if not len(devices):
-            raise BudgetExhausted(f"{self.used} evaluations in {self.elapsed:.1f} s")
+            raise BudgetExhausted(f"the budget is used up after {self.used} evaluations")
         outcome = simulate_many(self.problem, devices)
         for row in np.flatnonzero(outcome.overflow_bytes == 0):
             if self.best_step_ns is None or outcome.step_ns[row] < self.best_step_ns:

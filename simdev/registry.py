@@ -85,7 +85,7 @@ def load_workload(entry: str) -> ComputationGraph:
     """
     if entry.endswith(".npz"):
         return load_graph(entry)
-    if entry.endswith((".json", ".csv", ".onnx", ".txt")):
+    if is_graph_file(entry):
         return import_graph(entry).graph
     spec, params = find_workload(entry)
     if all(spec.defaults[key] == value for key, value in params.items()) and graph_path(spec.name).is_file():
@@ -93,6 +93,11 @@ def load_workload(entry: str) -> ComputationGraph:
     from simdev.capture import capture_workload
 
     return capture_workload(spec, params)
+
+
+def is_graph_file(entry: str) -> bool:
+    """Whether an entry names a file rather than a workload."""
+    return entry.endswith((".npz", ".json", ".csv", ".onnx", ".txt"))
 
 
 def parse_id(entry: str) -> tuple[str, int | None, dict]:

@@ -292,6 +292,15 @@ def test_disconnected_machine(simdev, graph, tmp_path):
     assert_refused(simdev("simulate", graph, path, "--placement", tmp_path / "apart.json"), "no route")
 
 
+def test_bench_takes_the_graph_files_that_simulate_takes(simdev, tmp_path):
+    source = tmp_path / "tiny.json"
+    ops = [{"name": "a", "kind": "mm", "flops": 10**9, "outputs": [8]}, {"name": "b", "kind": "mm", "inputs": ["a"]}]
+    source.write_text(json.dumps({"ops": ops}))
+    assert simdev("bench", "-w", source, "-t", "p100x2", "-p", "single-gpu", "-o", tmp_path / "out")[0] == 0
+    source.unlink()  # the folder keeps its graph
+    assert simdev("verify", tmp_path / "out")[0] == 0
+
+
 # bad input: folders and disks
 
 
@@ -319,6 +328,13 @@ def test_a_full_disk_loses_nothing(simdev, graph, tmp_path):
     assert simdev(*options, "-p", "single-cpu")[0] == 0
     assert simdev("verify", tmp_path, "--engine", "fast")[0] == 0
     assert_refused(simdev("place", graph, "p100x2", "-p", "single-gpu", "-o", "/dev/full"), "/dev/full: No space left")
+
+
+def test_an_unwritable_place_is_told_before_the_work(simdev, graph, tmp_path):
+    out = tmp_path / "no" / "such.npz"
+    assert_refused(simdev("capture", tmp_path / "none.py:make_step", "-o", out), out, "No such file")
+    assert_refused(simdev("import", tmp_path / "none.json", "-o", out), out, "No such file")
+    assert_refused(simdev("compare", tmp_path / "old", tmp_path / "new"), tmp_path / "old", "No such file")
 
 
 def test_a_locked_folder(simdev, graph, tmp_path):

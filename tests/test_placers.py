@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from simdev.placer import Budget
+from simdev.errors import BudgetExhausted, InvalidInput
+from simdev.placer import Budget, PlacerSpec
 from simdev.problem import Problem, Rules
 from simdev.registry import graph_path, load_workload, placers
-from simdev.testing import check_placer, random_problem
+from simdev.testing import check_placer, random_placement, random_problem
 from simdev.topology import load_topology
 
 SPECS = placers()
@@ -38,3 +39,27 @@ def test_searching_placers_report_what_they_return(name):
     assert 0 < budget.used <= 60
     if budget.best is not None:
         assert np.array_equal(budget.best, placement.devices)
+
+
+def test_what_a_placer_returns_is_checked_and_the_end_of_the_budget_is_no_loss():
+    problem = random_problem(np.random.default_rng(5))
+
+    def wrong(problem, *, rng, budget):
+        return [0] * problem.graph.n_ops
+
+    def endless(problem, *, rng, budget):
+        while True:
+            budget.evaluate(random_placement(rng, problem).devices)
+
+    def place(function, evaluations):
+        budget = Budget(problem, evaluations=evaluations)
+        return PlacerSpec("mine", 1, "test", function).place(
+            problem, rng=np.random.default_rng(0), budget=budget
+        ), budget
+
+    with pytest.raises(InvalidInput, match="placer mine: returned list, expected Placement"):
+        place(wrong, 5)
+    found, budget = place(endless, 5)
+    assert budget.used == 5 and (found.devices == budget.best).all()
+    with pytest.raises(BudgetExhausted, match="used up after 0 evaluations"):
+        place(endless, 0)

@@ -110,8 +110,8 @@ def test_blocks_cover_the_graph_and_go_there_and_back():
 
 def test_cp_sat_is_no_worse_than_its_starts_and_repeats():
     problem = Problem.build(training_chain(6), machine(3, memory=6000))
-    first, budget = place("cp-sat[rounds=2,effort=0.3]", problem, evaluations=60)
-    again, _ = place("cp-sat[rounds=2,effort=0.3]", problem, evaluations=60)
+    first, budget = place("cp-sat[rounds=1,effort=0.1]", problem, evaluations=60)
+    again, _ = place("cp-sat[rounds=1,effort=0.1]", problem, evaluations=60)
     assert np.array_equal(first.devices, again.devices)
     run = simulate(problem, first)
     other, _ = place("dp", problem)

@@ -101,7 +101,7 @@ def execute(run: Run, instance: Instance) -> Outcome:
         return Outcome(replace(blank, status="skipped", error=one_line(error)))
     except MemoryError as error:
         return Outcome(replace(blank, status="memory", error=one_line(error)))
-    except Exception as error:  # a placer may raise anything: it is a row, not the end of the bench
+    except (Exception, SystemExit) as error:  # a placer may raise anything: it is a row, not the end of the bench
         text = one_line(error) if isinstance(error, SimdevError) else f"{type(error).__name__}: {one_line(error)}"
         return Outcome(replace(blank, status="error", error=text))
     row = replace(row, evaluations=budget.used, place_seconds=round(taken, 3))
@@ -278,7 +278,7 @@ def _warm_placers(runs: list[Run], limits: Limits, observer: Observer) -> None:
     with running(pool):
         for entry in entries:
             observer.note(f"warming up {entry}")
-            with contextlib.suppress(Exception):  # what is wrong with it will be told by its rows
+            with contextlib.suppress(Exception, SystemExit):  # what is wrong with it will be told by its rows
                 pool.schedule(_warm_placer, (entry, limits), timeout=min(60, limits.seconds)).result()
 
 

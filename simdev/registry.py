@@ -131,7 +131,7 @@ def _load_file(path: str) -> dict[str, placer.PlacerSpec]:
         raise InvalidInput(error.strerror or str(error), source=path) from None
     except InvalidInput:
         raise
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise InvalidInput(f"cannot be executed ({type(error).__name__}: {error})", source=path) from None
     finally:
         placer.SHELF.clear()

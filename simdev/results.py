@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from simdev import leaderboard, rows
+from simdev.errors import InvalidInput
 from simdev.files import writing
 from simdev.placement import Placement
 from simdev.rows import Row
@@ -69,11 +70,18 @@ class Results:
         self._take(entry, self.journal.path)
 
     def _take(self, entry: dict, path: Path) -> None:
-        if entry["kind"] == "bound":
-            self.bounds[tuple(entry["of"])] = entry["ns"], entry["method"]
-        else:
-            row = rows.row_from_json(entry["row"], path)
-            self._rows[row.key], self._curves[row.key] = row, entry["curve"]
+        try:
+            if entry["kind"] == "bound":
+                ns = entry["ns"]
+                self.bounds[tuple(entry["of"])] = None if ns is None else int(ns), str(entry["method"])
+            else:
+                row = rows.row_from_json(entry["row"], path)
+                curve = [[int(used), float(seconds), int(ns)] for used, seconds, ns in entry["curve"]]
+                self._rows[row.key], self._curves[row.key] = row, curve
+        except InvalidInput:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput(f"an entry is damaged ({type(error).__name__}: {error})", source=path) from None
 
     def _adopt(self, out: Path) -> None:
         """A folder of results whose journal is gone (a shipped board): take its rows and curves over."""

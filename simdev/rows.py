@@ -225,11 +225,16 @@ def row_to_json(row: Row) -> dict:
 
 
 def row_from_json(entry: dict, path: Path) -> Row:
-    """The inverse of :func:`row_to_json`."""
+    """The inverse of :func:`row_to_json`. Raises :class:`InvalidInput` naming a column of the wrong type."""
     try:
-        return Row(**entry)
+        row = Row(**entry)
     except TypeError as error:
         raise InvalidInput(f"not a row ({error})", source=path) from None
+    for column in fields(Row):
+        value = getattr(row, column.name)
+        if type(value).__name__ not in column.type.replace("None", "NoneType"):
+            raise InvalidInput(f"{value!r} is not {column.type}", source=path, field=column.name)
+    return row
 
 
 def placement_path(folder: Path, key: str) -> Path:

@@ -68,3 +68,8 @@ def suicidal(problem, *, rng, budget):
 @placer("needy", version=1, family="test", needs=("no_such_package",))
 def needy(problem, *, rng, budget):
     raise AssertionError("is not called")
+
+
+@placer("leaver", version=1, family="test")
+def leaver(problem, *, rng, budget):
+    raise SystemExit("good bye")

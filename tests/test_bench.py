@@ -125,7 +125,7 @@ def test_seed_comes_from_the_key():
 
 
 def test_rows_tell_what_happened(graphs, tmp_path):
-    names = ("shy", "broken", "wrong", "suicidal", "needy", "glutton", "walk", "spendthrift")
+    names = ("shy", "broken", "wrong", "suicidal", "needy", "glutton", "leaver", "walk", "spendthrift")
     limits = Limits(seconds=20, memory_bytes=1 << 30)
     found = run(graphs[:1], odd(*names), tmp_path, limits=limits)
     by_name = {row.placer.partition(":")[2]: row for row in found}
@@ -133,6 +133,7 @@ def test_rows_tell_what_happened(graphs, tmp_path):
     assert told["shy"] == ("skipped", "not today")
     assert told["needy"] == ("skipped", "needs the package no_such_package")
     assert told["broken"] == ("error", "ZeroDivisionError: one line and another")
+    assert told["leaver"] == ("error", "SystemExit: good bye")
     assert told["wrong"][0] == "error" and "device 99" in told["wrong"][1]
     assert told["suicidal"][0] == "memory" and "signal 9" in told["suicidal"][1]
     assert told["glutton"][0] == "memory" and "Unable to allocate" in told["glutton"][1]
@@ -296,6 +297,24 @@ def test_workers_load_the_same_package_as_the_bench(graphs, tmp_path):
 def test_a_corrupt_journal_is_named(graphs, tmp_path):
     (tmp_path / "journal.jsonl").write_text('{"kind": "row"\n')
     with pytest.raises(InvalidInput, match=r"journal.jsonl: line 1: not a journal entry"):
+        run(graphs[:1], ["single-gpu"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ('"seed": 0', '"seed": "x"', "seed: 'x' is not int"),
+        ('"status": "ok"', '"status": null', "status: None is not str"),
+        ('"curve": [', '"curve": [[1]], "rest": [', "an entry is damaged"),
+        ('"ns":', '"nanoseconds":', "an entry is damaged"),
+        ('"kind": "row", "row"', '"kind": "row", "rows"', "an entry is damaged"),
+    ],
+)
+def test_wrong_types_in_a_journal_are_named(graphs, folder, tmp_path, old, new, what):
+    journal = (folder / "journal.jsonl").read_text()
+    assert old in journal
+    (tmp_path / "journal.jsonl").write_text(journal.replace(old, new))
+    with pytest.raises(InvalidInput, match=f"journal.jsonl: .*{what}"):
         run(graphs[:1], ["single-gpu"], tmp_path)
 
 

@@ -24,6 +24,7 @@ _HOME = {
     "find_placer": "registry",
     "load_workload": "registry",
     "import_graph": "importers",
+    "Simulator": "sim",
     "simulate": "sim",
     "simulate_many": "sim",
     "validate": "sim",

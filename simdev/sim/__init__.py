@@ -8,9 +8,10 @@ from simdev.errors import UnknownName
 from simdev.placement import Placement
 from simdev.problem import Problem
 from simdev.sim.schedule import Outcomes, Schedule
+from simdev.sim.simulator import Simulator
 from simdev.sim.validate import InvalidSchedule, validate
 
-__all__ = ["ENGINES", "InvalidSchedule", "Outcomes", "Schedule", "simulate", "simulate_many", "validate"]
+__all__ = ["ENGINES", "InvalidSchedule", "Outcomes", "Schedule", "Simulator", "simulate", "simulate_many", "validate"]
 
 ENGINES = ("fast", "reference")
 

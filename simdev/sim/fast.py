@@ -21,15 +21,8 @@ def simulate_fast(problem: Problem, placement: Placement) -> Schedule:
     """See :func:`simdev.sim.simulate`."""
     placement.check(problem)
     devices = placement.devices
-    timeline, scratch = _room(problem)
-    step, overflow, peak = _answers(problem, 1)
-    if (
-        _run(
-            problem, devices[None].astype(np.uint32), 0, 1, placement.priority, timeline, scratch, step, peak, overflow
-        )
-        >= 0
-    ):
-        raise InvalidInput("an op can never run", source=problem.graph.name)
+    timeline, scratch = room(problem)
+    step, peak, _ = run_rows(problem, devices[None].astype(np.uint32), placement.priority, timeline, scratch)
     count = int(timeline.count[0])
     order = np.lexsort((timeline.x_target[:count], timeline.x_tensor[:count]))
     tensor, target = (column[:count][order].view(np.int32) for column in (timeline.x_tensor, timeline.x_target))
@@ -87,6 +80,14 @@ def simulate_many_fast(problem: Problem, devices: np.ndarray, threads: int | Non
     return Outcomes(step, peak, overflow)
 
 
+def run_rows(problem: Problem, placements: np.ndarray, priority, timeline, scratch):
+    """Step times, peaks and overflows of valid placements uint32 ``(k, n)``; the last one's timeline is left."""
+    step, overflow, peak = _answers(problem, len(placements))
+    if _run(problem, placements, 0, len(placements), priority, timeline, scratch, step, peak, overflow) >= 0:
+        raise InvalidInput("an op can never run", source=problem.graph.name)
+    return step, peak, overflow
+
+
 def _run(problem: Problem, placements, first, stop, priority, timeline, scratch, step, peak, overflow) -> int:
     """Simulate the rows ``first:stop`` with the kernel for the problem's rules; the first row that failed, or -1."""
     p = problem_arrays(problem)
@@ -102,7 +103,7 @@ def _run(problem: Problem, placements, first, stop, priority, timeline, scratch,
     return run_many(p, placements, first, stop, rank, timeline, scratch, step, peak, overflow)
 
 
-def _room(problem: Problem):
+def room(problem: Problem):
     """Where one thread writes: a timeline and working arrays."""
     from simdev.sim._kernel import new_scratch, new_timeline
 
@@ -118,7 +119,7 @@ def _kept_room(problem: Problem):
     if not hasattr(_KEPT, "rooms"):
         _KEPT.rooms = WeakKeyDictionary()
     if problem not in _KEPT.rooms:
-        _KEPT.rooms[problem] = _room(problem)
+        _KEPT.rooms[problem] = room(problem)
     return _KEPT.rooms[problem]
 
 

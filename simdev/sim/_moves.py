@@ -1,0 +1,552 @@
+"""The kernel behind :class:`simdev.sim.Simulator`: the step time after a few ops changed device, without a full run.
+
+Until the first finish of a producer of a moved op nothing differs from the recorded run (the *base*). From there a
+window is simulated, until everything that the future depends on is what it was in the base, some time ``shift`` earlier
+or later: the same ops have finished, and every device, channel and arrival still ahead stands as it stood, shifted.
+Then the rest of the base holds as well, shifted, up to the next producer of a moved op. No transfer outlasts the
+consumer it is for, so the shifts sum to the change of the step time. Times inside a window are those of the base:
+what earlier windows shifted is added at the end.
+
+Holds for the default rules (see :mod:`simdev.sim._fifo`) on devices of one slot. Moves of ops without inputs start
+from the beginning.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from simdev.sim._fifo import MASK, NEVER, SHIFT, run_fifo
+from simdev.sim._heap import pop, push
+from simdev.sim._kernel import SHARED, Scratch, Timeline
+from simdev.sim.arrays import Inputs
+
+EVERY = 64  # finishes between two snapshots
+NEAR = 32  # as in _fifo
+NIL = np.uint32(0xFFFFFFFF)
+EXACT, NOT_BELOW, GAVE_UP = 0, 1, 2
+QUARTER = 2  # windows are given up after n >> QUARTER finishes
+LONGEST_PAUSE = 5  # after k windows given up in a row, the next 2**min(k, LONGEST_PAUSE) - 1 moves are full runs
+
+
+class Base(NamedTuple):
+    """The recorded run, with finishes numbered in the order (time, op): ``order`` and its inverse ``position``;
+    ``arrival`` int64 ``(e,)`` when each consumer had its tensor; ``sequence`` the ops by device and start. Transfers
+    are in order of request, those from ``sent[i]`` on after finish ``i``. Row ``i`` of a snapshot is what was just
+    before finish ``i * EVERY``: ends of channels, and per device the position in ``sequence`` of the first op that has
+    not finished and of the first that is not yet ready; ``under_way`` the first transfer that had not ended."""
+
+    finish: np.ndarray
+    ready: np.ndarray
+    order: np.ndarray
+    position: np.ndarray
+    arrival: np.ndarray
+    sequence: np.ndarray
+    sequence_ptr: np.ndarray
+    x_tensor: np.ndarray
+    x_target: np.ndarray
+    x_finish: np.ndarray
+    sent: np.ndarray
+    channel_end: np.ndarray
+    running: np.ndarray
+    waiting: np.ndarray
+    under_way: np.ndarray
+    step: np.ndarray
+
+
+class Window(NamedTuple):
+    """Working arrays. ``epoch``: window number, then request number. ``fate``: windows given up in a row, moves still
+    to be run in full, windows simulated, finishes simulated, full runs."""
+
+    finish: np.ndarray
+    ready: np.ndarray
+    missing: np.ndarray
+    loaded: np.ndarray
+    dirty: np.ndarray
+    in_dirty: np.ndarray
+    after: np.ndarray
+    queue: np.ndarray
+    heap: np.ndarray
+    heap_item: np.ndarray
+    channel_end: np.ndarray
+    base_channel_end: np.ndarray
+    running: np.ndarray
+    waiting: np.ndarray
+    first_added: np.ndarray
+    last_added: np.ndarray
+    free: np.ndarray
+    first_finish: np.ndarray
+    stamp: np.ndarray
+    arrival: np.ndarray
+    request: np.ndarray
+    epoch: np.ndarray
+    fate: np.ndarray
+
+
+def new_base(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Base:
+    """Room for the record of one run."""
+    long, short, rows = np.int64, np.uint32, n_ops // EVERY + 1
+    return Base(
+        np.zeros(n_ops, long), np.zeros(n_ops, long), np.zeros(n_ops, short), np.zeros(n_ops, short),
+        np.zeros(n_edges, long), np.zeros(n_ops, short), np.zeros(n_devices + 1, long), np.zeros(n_edges, short),
+        np.zeros(n_edges, short), np.zeros(n_edges, long), np.zeros(n_ops + 1, short),
+        np.zeros((rows, n_channels), long), np.zeros((rows, n_devices), short), np.zeros((rows, n_devices), short),
+        np.zeros(rows, short), np.zeros(1, long),
+    )  # fmt: skip
+
+
+def new_window(n_ops: int, n_devices: int, n_channels: int) -> Window:
+    """Working arrays of one thread."""
+    long, short = np.int64, np.uint32
+    ops = lambda dtype: np.zeros(n_ops, dtype)  # noqa: E731
+    devices = lambda: np.zeros(n_devices, long)  # noqa: E731
+    return Window(
+        ops(long), ops(long), ops(np.int32), ops(long), ops(short), ops(np.bool_), ops(short), ops(long), ops(long),
+        ops(long), np.zeros(n_channels, long), np.zeros(n_channels, long), devices(), devices(),
+        np.zeros(n_devices, short), np.zeros(n_devices, short), devices(), devices(), devices(), devices(), devices(),
+        np.zeros(2, long), np.zeros(5, long),
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def record(p: Inputs, devices, x: Timeline, s: Scratch, b: Base):
+    """Keep as base what :func:`simdev.sim._fifo.run_fifo` left in ``x`` and ``s``."""
+    n, n_devices, n_transfers = len(devices), len(p.slots), x.count[0]
+    heap, heap_device, head, arrival = s.event_time, s.event_id, s.program_next, s.arrival
+    b.finish[:], b.ready[:], b.sequence[:] = x.op_finish, s.ready_time, x.start_order
+    b.sequence_ptr[:] = s.ready_base
+    b.step[0] = x.count[1]
+    waiting = s.ready_size
+    s.channel_end[:] = 0
+    n_heap = 0
+    for device in range(n_devices):
+        head[device] = waiting[device] = b.sequence_ptr[device]
+        if head[device] < b.sequence_ptr[device + 1]:
+            n_heap = push(heap, heap_device, 0, n_heap, s.line[head[device]], device)
+    transfer = oldest = 0
+    for number in range(n):
+        op, now, source = np.uint32(heap[0] & MASK), heap[0] >> SHIFT, np.uint32(heap_device[0])
+        n_heap = pop(heap, heap_device, 0, n_heap)
+        if number % EVERY == 0:
+            row = number // EVERY
+            while oldest < transfer and x.x_finish[oldest] < now:
+                oldest += 1
+            b.under_way[row] = oldest
+            for channel in range(len(s.channel_end)):
+                b.channel_end[row, channel] = s.channel_end[channel]
+            for device in range(n_devices):
+                while waiting[device] < b.sequence_ptr[device + 1] and b.ready[b.sequence[waiting[device]]] < now:
+                    waiting[device] += 1
+                b.running[row, device], b.waiting[row, device] = head[device], waiting[device]
+        head[source] += 1
+        if head[source] < b.sequence_ptr[source + 1]:
+            n_heap = push(heap, heap_device, 0, n_heap, s.line[head[source]], source)
+        b.order[number], b.position[op], b.sent[number] = op, number, transfer
+        for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
+            arrival[source] = now
+            while transfer < n_transfers and x.x_tensor[transfer] == tensor:
+                target, finish = x.x_target[transfer], x.x_finish[transfer]
+                b.x_tensor[transfer], b.x_target[transfer], b.x_finish[transfer] = tensor, target, finish
+                arrival[target] = finish
+                if p.contention == SHARED:
+                    _occupy(p.route_ptr, p.route, s.channel_end, source * n_devices + target, finish)
+                transfer += 1
+            for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+                b.arrival[edge] = arrival[devices[p.consumers[edge]]]
+    b.sent[n] = transfer
+
+
+# Helpers take arrays, not the tuples that hold them: a call copies a tuple whole.
+
+
+@njit(cache=True, nogil=True)
+def _occupy(route_ptr, route, channel_end, pair, finish):
+    for hop in range(route_ptr[pair], route_ptr[pair + 1]):
+        channel_end[route[hop]] = finish
+
+
+@njit(cache=True, nogil=True)
+def _next_change(input_ptr, input_producer, position, moved, count, first):
+    """The first finish from ``first`` on that is of a producer of a moved op; the number of ops where there is none."""
+    found = len(position)
+    for index in range(count):
+        op = moved[index]
+        for slot in range(input_ptr[op], input_ptr[op + 1]):
+            place = np.int64(position[input_producer[slot]])
+            if first <= place < found:
+                found = place
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _not_before(input_ptr, input_producer, position, order, finish, moved, count, number):
+    """``number`` where all moved ops have either finished or lack an input before finish ``number`` of the base, and
+    the next window would not begin before it; else the first finish at which that may be so."""
+    for index in range(count):
+        op = moved[index]
+        if position[op] < number:
+            continue
+        complete = True
+        for slot in range(input_ptr[op], input_ptr[op + 1]):
+            if position[input_producer[slot]] >= number:
+                complete = False
+                break
+        if complete:
+            return np.int64(position[op]) + 1
+    change = _next_change(input_ptr, input_producer, position, moved, count, number)
+    if change < len(order) and finish[order[change]] == finish[order[number - 1]]:
+        return change + 1
+    return number
+
+
+@njit(cache=True, nogil=True)
+def _received(input_ptr, input_producer, input_edge, position, arrival, op, first):
+    """How many inputs ``op`` lacks in the base before finish ``first``, and when the last of the others arrives."""
+    missing, ready = 0, np.int64(0)
+    for slot in range(input_ptr[op], input_ptr[op + 1]):
+        if position[input_producer[slot]] >= first:
+            missing += 1
+        else:
+            ready = max(ready, arrival[input_edge[slot]])
+    return missing, ready
+
+
+@njit(cache=True, nogil=True)
+def evaluate(
+    p: Inputs, b: Base, w: Window, input_producer, input_edge, sources, tail, before, devices, moved, count, most, below
+):
+    """``(status, step)`` after the ops ``moved[:count]`` went from ``before`` to ``devices`` (uint32 ``(n,)``).
+
+    :data:`EXACT`: the step time. :data:`NOT_BELOW`: a lower bound of it that is at least ``below``.
+    :data:`GAVE_UP`: more than ``most`` finishes would have to be simulated. ``tail`` is a lower bound of the time from
+    each op's finish to the end of the step.
+    """
+    n, n_devices, n_channels = len(devices), len(p.slots), len(w.channel_end)
+    shared = p.contention == SHARED
+    input_ptr, position = p.input_ptr, b.position
+    total, reached, spent = np.int64(0), 0, 0
+    while True:
+        first = _next_change(input_ptr, input_producer, position, moved, count, reached)
+        fresh = False
+        if reached == 0:
+            for index in range(count):
+                if p.input_ptr[moved[index]] == p.input_ptr[moved[index] + 1]:
+                    fresh = True
+        if fresh:
+            first = 0
+        if first == n:
+            return EXACT, b.step[0] + total
+        while first > 0 and b.finish[b.order[first - 1]] == b.finish[b.order[first]]:
+            first -= 1
+
+        # The state of the base before finish `first`.
+        w.epoch[0] += 1
+        epoch, mark = w.epoch[0], w.epoch[1]
+        row = first // EVERY
+        begin = b.finish[b.order[first]]
+        for channel in range(n_channels):
+            w.channel_end[channel] = b.channel_end[row, channel]
+        for device in range(n_devices):
+            w.running[device], w.waiting[device] = b.running[row, device], b.waiting[row, device]
+        for number in range(row * EVERY, first):
+            w.running[before[b.order[number]]] += 1
+        if shared:
+            for transfer in range(b.sent[row * EVERY], b.sent[first]):
+                pair = before[p.tensor_producer[b.x_tensor[transfer]]] * n_devices + b.x_target[transfer]
+                _occupy(p.route_ptr, p.route, w.channel_end, pair, b.x_finish[transfer])
+        w.base_channel_end[:] = w.channel_end
+        next_finish, next_device = np.int64(NEVER), np.uint32(0)
+        for device in range(n_devices):
+            head, stop = w.running[device], w.waiting[device]
+            limit = b.sequence_ptr[device + 1]
+            if fresh:
+                stop = head
+            else:
+                while stop < limit and b.ready[b.sequence[stop]] < begin:
+                    stop += 1
+            w.waiting[device] = stop
+            w.first_added[device] = w.last_added[device] = NIL
+            w.first_finish[device] = NEVER
+            w.free[device] = 0
+            if head < stop:
+                op = b.sequence[head]
+                w.free[device] = b.finish[b.sequence[stop - 1]]
+                w.first_finish[device] = (b.finish[op] << SHIFT) | op
+                if w.first_finish[device] < next_finish:
+                    next_finish, next_device = w.first_finish[device], np.uint32(device)
+        n_dirty = head_q = tail_q = n_heap = 0
+        if fresh:
+            for index in range(len(sources)):
+                op = sources[index]
+                w.missing[op], w.ready[op] = _received(
+                    input_ptr, input_producer, input_edge, position, b.arrival, op, first
+                )
+                w.loaded[op], w.finish[op] = epoch, -1
+                w.dirty[n_dirty], w.in_dirty[op] = op, True
+                n_dirty += 1
+                w.queue[tail_q] = op
+                tail_q += 1
+        else:
+            for transfer in range(b.under_way[row], b.sent[first]):
+                if b.x_finish[transfer] < begin:
+                    continue
+                tensor, target = b.x_tensor[transfer], b.x_target[transfer]
+                for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+                    op = p.consumers[edge]
+                    if before[op] == target and w.loaded[op] != epoch:
+                        w.missing[op], w.ready[op] = _received(
+                            input_ptr, input_producer, input_edge, position, b.arrival, op, first
+                        )
+                        w.loaded[op], w.finish[op] = epoch, -1
+                        w.dirty[n_dirty], w.in_dirty[op] = op, True
+                        n_dirty += 1
+                        if w.missing[op] == 0:
+                            n_heap = push(w.heap, w.heap_item, 0, n_heap, (w.ready[op] << SHIFT) | op, 0)
+
+        w.fate[2] += 1
+        done, highest, not_before, base_done = first, -1, first + 1, first
+        now, other_channel = begin, 0
+        while True:
+            ready = np.int64(NEVER)
+            from_heap = False
+            if head_q < tail_q:
+                ready = w.queue[head_q]
+            if n_heap > 0 and w.heap[0] < ready:
+                ready = w.heap[0]
+                from_heap = True
+            if ready != NEVER and (ready >> SHIFT) < (next_finish >> SHIFT):
+                if from_heap:
+                    n_heap = pop(w.heap, w.heap_item, 0, n_heap)
+                else:
+                    head_q += 1
+                op = np.uint32(ready & MASK)
+                device = devices[op]
+                finish = max(ready >> SHIFT, w.free[device]) + p.op_ns[p.device_row[device], op]
+                w.free[device] = w.finish[op] = finish
+                if finish + tail[op] + total >= below:
+                    w.epoch[1] = mark
+                    return NOT_BELOW, finish + tail[op] + total
+                w.after[op] = NIL
+                if w.last_added[device] == NIL:
+                    w.first_added[device] = op
+                    if w.running[device] == w.waiting[device]:
+                        key = (finish << SHIFT) | op
+                        w.first_finish[device] = key
+                        if key < next_finish:
+                            next_finish, next_device = key, device
+                else:
+                    w.after[w.last_added[device]] = op
+                w.last_added[device] = op
+                continue
+            if next_finish == NEVER:
+                w.epoch[1] = mark
+                return EXACT, now + total
+
+            op = np.uint32(next_finish & MASK)
+            if done >= not_before and done == highest + 1 and b.order[done] == op:
+                not_before = _not_before(input_ptr, input_producer, position, b.order, b.finish, moved, count, done)
+                if not_before <= done:
+                    at, at_base = next_finish >> SHIFT, b.finish[op]
+                    shift = at - at_base
+                    same = True
+                    if shift != 0:
+                        for device in range(n_devices):
+                            same = same and w.running[device] == w.waiting[device]
+                    if same and shared:
+                        for transfer in range(b.sent[base_done], b.sent[done]):
+                            pair = before[p.tensor_producer[b.x_tensor[transfer]]] * n_devices + b.x_target[transfer]
+                            _occupy(p.route_ptr, p.route, w.base_channel_end, pair, b.x_finish[transfer])
+                        base_done = done
+                        for index in range(n_channels):
+                            channel = other_channel + index
+                            if channel >= n_channels:
+                                channel -= n_channels
+                            if max(w.channel_end[channel], at) != max(w.base_channel_end[channel], at_base) + shift:
+                                same = False
+                                other_channel = channel  # looked at first next time
+                                break
+                    index = 0
+                    while same and index < n_dirty:
+                        other = w.dirty[index]
+                        # 0: stands differently from the base, 1: the same, 2: also from now on, unless more arrives
+                        verdict = 2
+                        if position[other] >= done and w.finish[other] >= 0:
+                            as_base = b.ready[other] < at_base and w.finish[other] == b.finish[other] + shift
+                            verdict = 1 if as_base else 0
+                        elif position[other] >= done:
+                            missing, ready_base = _received(
+                                input_ptr, input_producer, input_edge, position, b.arrival, other, done
+                            )
+                            if max(w.ready[other], at) != max(ready_base, at_base) + shift:
+                                verdict = 0
+                            elif missing == 0:  # in the queue here, so not yet taken out of it there
+                                verdict = 1 if ready_base >= at_base else 0
+                            elif w.ready[other] > at or ready_base > at_base:
+                                verdict = 1
+                        if verdict == 0:  # looked at first next time
+                            same = False
+                            w.dirty[index] = w.dirty[0]
+                            w.dirty[0] = other
+                        elif verdict == 1:
+                            index += 1
+                        else:
+                            n_dirty -= 1
+                            w.dirty[index] = w.dirty[n_dirty]
+                            w.in_dirty[other] = False
+                    spent += index >> 3
+                    if same:
+                        total += shift
+                        reached = done
+                        break
+
+            spent += 1
+            w.fate[3] += 1
+            if spent > most:
+                w.epoch[1] = mark
+                return GAVE_UP, np.int64(0)
+            now, source = next_finish >> SHIFT, next_device
+            if w.running[source] < w.waiting[source]:
+                w.running[source] += 1
+            else:
+                w.first_added[source] = w.after[op]
+                if w.first_added[source] == NIL:
+                    w.last_added[source] = NIL
+            w.first_finish[source] = NEVER
+            if w.running[source] < w.waiting[source]:
+                other = b.sequence[w.running[source]]
+                w.first_finish[source] = (b.finish[other] << SHIFT) | other
+            elif w.first_added[source] != NIL:
+                other = w.first_added[source]
+                w.first_finish[source] = (w.finish[other] << SHIFT) | other
+            next_finish = np.int64(NEVER)
+            for device in range(n_devices):
+                if w.first_finish[device] < next_finish:
+                    next_finish, next_device = w.first_finish[device], np.uint32(device)
+            highest = max(highest, np.int64(b.position[op]))
+            done += 1
+            for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
+                edge, stop_edge = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]
+                mark += 1
+                n_requests = 0
+                for where in range(edge, stop_edge):
+                    target = devices[p.consumers[where]]
+                    if target != source and w.stamp[target] != mark:
+                        w.stamp[target] = mark
+                        hole = n_requests
+                        while hole > 0 and w.request[hole - 1] > target:
+                            w.request[hole] = w.request[hole - 1]
+                            hole -= 1
+                        w.request[hole] = target
+                        n_requests += 1
+                w.arrival[source] = now
+                for index in range(n_requests):  # R3, R4
+                    target = np.uint32(w.request[index])
+                    pair = source * n_devices + target
+                    start = now
+                    if shared:
+                        for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+                            start = max(start, w.channel_end[p.route[hop]])
+                    finish = start + p.transfer_ns[p.pair_class[source, target], tensor]
+                    if shared:
+                        _occupy(p.route_ptr, p.route, w.channel_end, pair, finish)
+                    w.arrival[target] = finish
+                for where in range(edge, stop_edge):
+                    consumer = p.consumers[where]
+                    if w.loaded[consumer] != epoch:
+                        w.missing[consumer], w.ready[consumer] = _received(
+                            input_ptr, input_producer, input_edge, position, b.arrival, consumer, first
+                        )
+                        w.loaded[consumer], w.finish[consumer] = epoch, -1
+                        w.dirty[n_dirty], w.in_dirty[consumer] = consumer, True
+                        n_dirty += 1
+                    elif not w.in_dirty[consumer]:
+                        w.dirty[n_dirty], w.in_dirty[consumer] = consumer, True
+                        n_dirty += 1
+                    there = max(w.ready[consumer], w.arrival[devices[consumer]])
+                    w.ready[consumer] = there
+                    w.missing[consumer] -= 1
+                    if w.missing[consumer] > 0:
+                        continue
+                    key = (there << SHIFT) | consumer
+                    nearest = max(head_q, tail_q - NEAR)
+                    if nearest > head_q and w.queue[nearest - 1] > key:
+                        n_heap = push(w.heap, w.heap_item, 0, n_heap, key, 0)
+                        continue
+                    spot = tail_q
+                    while spot > nearest and w.queue[spot - 1] > key:
+                        w.queue[spot] = w.queue[spot - 1]
+                        spot -= 1
+                    w.queue[spot] = key
+                    tail_q += 1
+        w.epoch[1] = mark
+
+
+@njit(cache=True, nogil=True)
+def step_after(p, b, w, x, s, input_producer, input_edge, sources, tail, before, devices, moved, count, below):
+    """The step time after a move (see :func:`evaluate`), by a full run where windows do not pay; and whether the full
+    run was made (its timeline is then in ``x``)."""
+    n = len(devices)
+    if w.fate[1] > 0:
+        w.fate[1] -= 1
+    else:
+        status, step = evaluate(
+            p,
+            b,
+            w,
+            input_producer,
+            input_edge,
+            sources,
+            tail,
+            before,
+            devices,
+            moved,
+            count,
+            max(n >> QUARTER, 64),
+            below,
+        )
+        if status != GAVE_UP:
+            w.fate[0] = 0
+            return step, False
+        w.fate[0] = min(w.fate[0] + 1, LONGEST_PAUSE)
+        w.fate[1] = (1 << w.fate[0]) - 1
+    w.fate[4] += 1
+    run_fifo(p, devices, x, s)
+    return x.count[1], True
+
+
+@njit(cache=True, nogil=True)
+def step_after_each(
+    p,
+    b,
+    w,
+    x,
+    s,
+    input_producer,
+    input_edge,
+    sources,
+    tail,
+    before,
+    devices,
+    unit_ptr,
+    unit_ops,
+    units,
+    targets,
+    below,
+    step,
+):
+    """:func:`step_after` of each single move of a unit, into ``step``; ``devices`` is left as it was."""
+    ran = False
+    for row in range(len(units)):
+        first, stop = unit_ptr[units[row]], unit_ptr[units[row] + 1]
+        for index in range(first, stop):
+            devices[unit_ops[index]] = targets[row]
+        moved = unit_ops[first:stop]
+        step[row], full = step_after(
+            p, b, w, x, s, input_producer, input_edge, sources, tail, before, devices, moved, stop - first, below
+        )
+        ran = ran or full
+        for index in range(first, stop):
+            devices[unit_ops[index]] = before[unit_ops[index]]
+    return ran

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from simdev.baselines._climb import Neighbourhood, climb
+from simdev.baselines._search import Record
+from simdev.baselines._units import choices
 from simdev.errors import Unsupported
 from simdev.exact.blocks import blocks as make_blocks
 from simdev.exact.makespan import solve_makespan
@@ -28,7 +31,8 @@ def cp_sat(problem, *, rng, budget, blocks, fine, free, effort, rounds):
 
     The best of the constructive placers is the start. Then large-neighbourhood search: ``rounds`` times, ``free`` of
     ``fine`` smaller blocks may move, those of a stretch of the graph or of two devices in turn, and the rest stays. All
-    that the solver meets is simulated on the full graph, which decides. ``effort`` is CP-SAT's deterministic time for
+    that the solver meets is simulated on the full graph, which decides; evaluations that are left then go to the moves
+    of ``local-search``, on ops that no block could move alone. ``effort`` is CP-SAT's deterministic time for
     the whole, a third for the first model. A solve also ends after 20 s (the first) or 5 s by the clock: a row where
     that happens, on a busy machine, need not repeat.
     """
@@ -36,9 +40,7 @@ def cp_sat(problem, *, rng, budget, blocks, fine, free, effort, rounds):
     for name, key in zip(STARTS, rng.integers(1 << 62, size=len(STARTS)).tolist(), strict=True):
         if name in SHELF and budget.left:
             try:
-                found = SHELF[name].place(
-                    problem, rng=np.random.default_rng(key), budget=Budget(problem, evaluations=3)
-                )
+                found = SHELF[name].place(problem, rng=np.random.default_rng(key), budget=Budget(problem))
             except Unsupported:
                 continue
             search.evaluate(found.devices)
@@ -53,6 +55,7 @@ def cp_sat(problem, *, rng, budget, blocks, fine, free, effort, rounds):
             break
         released = _neighbourhood(problem, small, search.best, order, free, turn, rng)
         search.improve(small, released, effort / 1.5 / rounds, 5.0, int(rng.integers(1 << 30)))
+    search.refine(rng)
     return Placement(search.best)
 
 
@@ -93,6 +96,17 @@ class _Search:
             if devices.tobytes() not in tried and not np.array_equal(devices, start):
                 tried.add(devices.tobytes())
                 self.evaluate(blocks.expand(devices))
+
+    def refine(self, rng) -> None:
+        """Spend the evaluations that are left on moves in the full graph, which no block model sees."""
+        if not self.budget.left:
+            return
+        unit_first = np.unique(self.problem.graph.unit_of_op, return_index=True)[1]
+        record = Record(self.problem, self.budget, self.best[unit_first])
+        moves = Neighbourhood(self.problem, choices(self.problem))
+        climb(record, moves, rng, record.best, self.value, self.budget.left)
+        if record.value is not None and record.value < self.value:
+            self.value, self.best = record.value, record.best[self.problem.graph.unit_of_op]
 
 
 def _neighbourhood(problem, blocks, devices, order, free, turn, rng) -> np.ndarray:

@@ -7,8 +7,6 @@ of a saturated pipeline. Times are floats in the unit of the input; inf where a 
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
+from simdev.importers.reading import Fields, json_object, read_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,51 +124,55 @@ def read_load_problem(path: str | os.PathLike, *, fix_units: bool = False) -> Lo
     unit of cost of the throughput layer graphs are 2^31, of all other files 2^31 / 1000. Raises :class:`InvalidInput`
     naming the file and the field.
     """
-    document = _document(path)
-    limits = [_number(document, key, path, "") for key in ("maxFPGAs", "maxCPUs", "maxSizePerFPGA")]
-    nodes, edges = _list(document, "nodes", path), _list(document, "edges", path)
+    document = json_object(read_bytes(path), path)
+    limits = [document.number(key) for key in ("maxFPGAs", "maxCPUs", "maxSizePerFPGA")]
+    nodes, edges = document.rows("nodes"), document.rows("edges")
+    if not nodes:
+        raise document.fail("there is none", "nodes")
     index: dict[object, int] = {}
     for row, node in enumerate(nodes):
-        if node.get("id") in index or "id" not in node:
-            raise InvalidInput("missing or given twice", source=path, field=f"node {row}: id")
-        index[node["id"]] = row
+        number = node.number("id")
+        if number in index:
+            raise node.fail("given twice", "id")
+        index[number] = row
     column = {
-        key: np.array([_number(node, key, path, f"node {row}", default) for row, node in enumerate(nodes)])
-        for key, default in (("cpuLatency", None), ("fpgaLatency", None), ("supportedOnFpga", 1.0), ("size", 0.0),
-                             ("isBackwardNode", 0.0))
-    }  # fmt: skip
+        "cpuLatency": np.array([node.number("cpuLatency") for node in nodes], float),
+        "fpgaLatency": np.array([node.number("fpgaLatency") for node in nodes], float),
+        "supportedOnFpga": np.array([node.flag("supportedOnFpga", True) for node in nodes]),
+        "size": np.array([node.number("size", 0.0) for node in nodes], float),
+        "isBackwardNode": np.array([node.flag("isBackwardNode") for node in nodes]),
+    }
     scale = 1000.0 if fix_units and _unit_slip(edges) else 1.0
     cost = np.zeros(len(nodes))
     readers: list[set[int]] = [set() for _ in nodes]
-    for row, edge in enumerate(edges):
-        for end in ("sourceId", "destId"):
-            if edge.get(end) not in index:
-                raise InvalidInput(
-                    f"{edge.get(end)!r} is not the id of a node", source=path, field=f"edge {row}: {end}"
-                )
-        source, value = index[edge["sourceId"]], _number(edge, "cost", path, f"edge {row}") * scale
+    for edge in edges:
+        ends = [index.get(edge.number(end)) for end in ("sourceId", "destId")]
+        for end, row in zip(("sourceId", "destId"), ends, strict=True):
+            if row is None:
+                raise edge.fail(f"{edge.table[end]!r} is not the id of a node", end)
+        source, value = ends[0], edge.number("cost") * scale
         if readers[source] and abs(cost[source] - value) > 1e-6 * scale:
-            raise InvalidInput("another cost than its node's other edges", source=path, field=f"edge {row}: cost")
+            raise edge.fail("another cost than its node's other edges", "cost")
         cost[source] = cost[source] if readers[source] else value
-        readers[source].add(index[edge["destId"]])
+        readers[source].add(ends[1])
     makers = np.array([row for row in range(len(nodes)) if readers[row]], np.int64)
-    colours = [node.get("colorClass", f"node {row}") for row, node in enumerate(nodes)]
+    colours = [node.number("colorClass", f"node {row}") for row, node in enumerate(nodes)]
     numbers = {colour: number for number, colour in enumerate(dict.fromkeys(colours))}
     return LoadProblem(
         name=Path(path).name,
         accelerators=int(limits[0]),
         cpus=int(limits[1]),
         memory=limits[2],
-        accelerator_time=np.where(column["supportedOnFpga"] > 0, column["fpgaLatency"], np.inf),
+        accelerator_time=np.where(column["supportedOnFpga"], column["fpgaLatency"], np.inf),
         cpu_time=column["cpuLatency"],
         size=column["size"],
-        backward=column["isBackwardNode"] > 0,
+        backward=column["isBackwardNode"],
         group=np.array([numbers[colour] for colour in colours]),
         tensor_producer=makers,
         tensor_cost=cost[makers],
         consumer_ptr=np.cumsum([0, *(len(readers[row]) for row in makers)]),
         consumers=np.array([target for row in makers for target in sorted(readers[row])], np.int64),
-        node_ids=tuple(node["id"] for node in nodes),
+        node_ids=tuple(index),
     )
 
 
@@ -178,14 +181,14 @@ def read_split(path: str | os.PathLike, problem: LoadProblem) -> np.ndarray:
 
     Nodes that it does not list follow their colour class, as the backward nodes of the training experts do.
     """
-    document = _document(path)
+    document = json_object(read_bytes(path), path)
     index = {name: row for row, name in enumerate(problem.node_ids)}
     machine = np.full(problem.n_nodes, -1)
     for key, first in (("fpgas", 0), ("cpus", problem.accelerators)):
-        for offset, part in enumerate(_list(document, key, path)):
-            for name in part.get("nodes", ()):
-                if name not in index:
-                    raise InvalidInput(f"{name!r} is not a node of {problem.name}", source=path, field=key)
+        for offset, part in enumerate(document.rows(key)):
+            for name in part.items("nodes", []):
+                if not isinstance(name, int) or name not in index:
+                    raise part.fail(f"{name!r} is not a node of {problem.name}", "nodes")
                 machine[index[name]] = first + offset
     known = np.flatnonzero(machine >= 0)
     home = np.full(problem.class_of.max() + 1, -1)
@@ -197,34 +200,7 @@ def read_split(path: str | os.PathLike, problem: LoadProblem) -> np.ndarray:
     return machine
 
 
-def _unit_slip(edges: list[dict]) -> bool:
-    rates = [e["size"] / e["cost"] for e in edges if e.get("cost") and e.get("size")]
+def _unit_slip(edges: list[Fields]) -> bool:
+    rates = [edge.number("size", 0) / edge.number("cost") for edge in edges if edge.number("cost")]
+    rates = [rate for rate in rates if rate]
     return bool(rates) and float(np.median(rates)) > 2**31 / 2
-
-
-def _document(path) -> dict:
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"not JSON ({error})", source=path) from None
-    if not isinstance(document, dict):
-        raise InvalidInput("expected an object", source=path)
-    return document
-
-
-def _list(document: dict, key: str, path) -> list[dict]:
-    value = document.get(key)
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise InvalidInput("expected a list of objects", source=path, field=key)
-    return value
-
-
-def _number(record: dict, key: str, path, where: str, default: float | None = None) -> float:
-    value = record.get(key, default)
-    if isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise InvalidInput(f"{value!r} is not a number from 0 up", source=path, field=f"{where}: {key}".lstrip(": "))
-    return float(value)

@@ -7,6 +7,8 @@ from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
 from pathlib import Path as _Path
 
+from simdev import _cache
+
 _HOME = {
     "ComputationGraph": "graph",
     "GraphBuilder": "graph",
@@ -49,3 +51,5 @@ def __dir__():
 # The shelves install as simdev.workloads and simdev.baselines; in an uninstalled checkout they lie beside this folder.
 if _find_spec("simdev.workloads") is None and (_Path(__file__).parents[1] / "workloads" / "__init__.py").is_file():
     __path__.append(str(_Path(__file__).parents[1]))
+
+_cache.ensure()

@@ -1,0 +1,25 @@
+"""Where compiled functions are kept, where nothing else can be written to: Numba refuses to import them otherwise."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+
+def writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, or in the nearest one above it that is there."""
+    there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
+    return os.access(there, os.W_OK)
+
+
+def ensure() -> None:
+    """Set ``NUMBA_CACHE_DIR`` to a folder of this process alone if neither this package nor the user's cache can be
+    written to (an installation that is read-only, without a home)."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    if "NUMBA_CACHE_DIR" in os.environ or writable(Path(__file__).parent) or writable(home):
+        return
+    os.environ["NUMBA_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="simdev-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)

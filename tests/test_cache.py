@@ -1,0 +1,33 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from simdev import _cache
+
+HOME = Path("~/.cache").expanduser()
+
+
+def test_nothing_is_set_where_the_package_or_the_home_can_be_written_to(monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(_cache, "writable", lambda folder: folder == HOME)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    _cache.ensure()
+    assert "NUMBA_CACHE_DIR" not in os.environ
+
+
+def test_a_folder_that_is_not_there_yet_counts_as_the_one_above(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path == tmp_path)
+    assert _cache.writable(tmp_path / "a" / "b") and not _cache.writable(tmp_path.parent)
+
+
+def test_a_read_only_installation_without_a_home_compiles_and_leaves_no_litter(tmp_path):
+    code = (
+        "import os; os.access = lambda *_: False; import simdev; folder = os.environ['NUMBA_CACHE_DIR'];"
+        "assert os.path.isdir(folder); print(folder)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    environment |= {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith(str(tmp_path)), done.stderr
+    assert not any(tmp_path.iterdir())

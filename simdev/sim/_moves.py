@@ -2,13 +2,14 @@
 
 Until the first finish of a producer of a moved op nothing differs from the recorded run (the *base*). From there a
 window is simulated, until everything that the future depends on is what it was in the base, some time ``shift`` earlier
-or later: the same ops have finished, and every device, channel and arrival still ahead stands as it stood, shifted.
-Then the rest of the base holds as well, shifted, up to the next producer of a moved op. No transfer outlasts the
-consumer it is for, so the shifts sum to the change of the step time. Times inside a window are those of the base:
+or later: the same ops have finished, and every device stands as it stood, shifted. Then the rest of the base holds as
+well, shifted, up to where something that still differs is met: the next producer of a moved op, a channel that is free
+at another time, or an op with an input that arrived at another time. There the next window begins. No transfer outlasts
+the consumer it is for, so the shifts sum to the change of the step time. Times inside a window are those of the base:
 what earlier windows shifted is added at the end.
 
 Holds for the default rules (see :mod:`simdev.sim._fifo`) on devices of one slot. Moves of ops without inputs start
-from the beginning.
+from the beginning, or are full runs where such ops are many.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from simdev.sim.arrays import Inputs
 EVERY = 64  # finishes between two snapshots
 NEAR = 32  # as in _fifo
 NIL = np.uint32(0xFFFFFFFF)
-EXACT, NOT_BELOW, GAVE_UP = 0, 1, 2
+EXACT, NOT_BELOW, GAVE_UP, HOPELESS = 0, 1, 2, 3
+WINDOW_COST = 16  # in finishes
 QUARTER = 2  # windows are given up after n >> QUARTER finishes
 LONGEST_PAUSE = 5  # after k windows given up in a row, the next 2**min(k, LONGEST_PAUSE) - 1 moves are full runs
 
 
 class Base(NamedTuple):
     """The recorded run, with finishes numbered in the order (time, op): ``order`` and its inverse ``position``;
+    ``complete`` the finish that completes an op's inputs;
     ``arrival`` int64 ``(e,)`` when each consumer had its tensor; ``sequence`` the ops by device and start. Transfers
     are in order of request, those from ``sent[i]`` on after finish ``i``. Row ``i`` of a snapshot is what was just
     before finish ``i * EVERY``: ends of channels, and per device the position in ``sequence`` of the first op that has
@@ -42,6 +45,7 @@ class Base(NamedTuple):
     ready: np.ndarray
     order: np.ndarray
     position: np.ndarray
+    complete: np.ndarray
     arrival: np.ndarray
     sequence: np.ndarray
     sequence_ptr: np.ndarray
@@ -72,6 +76,9 @@ class Window(NamedTuple):
     heap_item: np.ndarray
     channel_end: np.ndarray
     base_channel_end: np.ndarray
+    carried_channel_end: np.ndarray
+    carried: np.ndarray
+    carried_ready: np.ndarray
     running: np.ndarray
     waiting: np.ndarray
     first_added: np.ndarray
@@ -90,8 +97,8 @@ def new_base(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Base:
     long, short, rows = np.int64, np.uint32, n_ops // EVERY + 1
     return Base(
         np.zeros(n_ops, long), np.zeros(n_ops, long), np.zeros(n_ops, short), np.zeros(n_ops, short),
-        np.zeros(n_edges, long), np.zeros(n_ops, short), np.zeros(n_devices + 1, long), np.zeros(n_edges, short),
-        np.zeros(n_edges, short), np.zeros(n_edges, long), np.zeros(n_ops + 1, short),
+        np.zeros(n_ops, short), np.zeros(n_edges, long), np.zeros(n_ops, short), np.zeros(n_devices + 1, long),
+        np.zeros(n_edges, short), np.zeros(n_edges, short), np.zeros(n_edges, long), np.zeros(n_ops + 1, short),
         np.zeros((rows, n_channels), long), np.zeros((rows, n_devices), short), np.zeros((rows, n_devices), short),
         np.zeros(rows, short), np.zeros(1, long),
     )  # fmt: skip
@@ -104,8 +111,9 @@ def new_window(n_ops: int, n_devices: int, n_channels: int) -> Window:
     devices = lambda: np.zeros(n_devices, long)  # noqa: E731
     return Window(
         ops(long), ops(long), ops(np.int32), ops(long), ops(short), ops(np.bool_), ops(short), ops(long), ops(long),
-        ops(long), np.zeros(n_channels, long), np.zeros(n_channels, long), devices(), devices(),
-        np.zeros(n_devices, short), np.zeros(n_devices, short), devices(), devices(), devices(), devices(), devices(),
+        ops(long), np.zeros(n_channels, long), np.zeros(n_channels, long), np.zeros(n_channels, long),
+        ops(short), ops(long), devices(), devices(), np.zeros(n_devices, short), np.zeros(n_devices, short),
+        devices(), devices(), devices(), devices(), devices(),
         np.zeros(2, long), np.zeros(5, long),
     )  # fmt: skip
 
@@ -155,6 +163,7 @@ def record(p: Inputs, devices, x: Timeline, s: Scratch, b: Base):
                 transfer += 1
             for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
                 b.arrival[edge] = arrival[devices[p.consumers[edge]]]
+                b.complete[p.consumers[edge]] = number
     b.sent[n] = transfer
 
 
@@ -181,9 +190,9 @@ def _next_change(input_ptr, input_producer, position, moved, count, first):
 
 
 @njit(cache=True, nogil=True)
-def _not_before(input_ptr, input_producer, position, order, finish, moved, count, number):
-    """``number`` where all moved ops have either finished or lack an input before finish ``number`` of the base, and
-    the next window would not begin before it; else the first finish at which that may be so."""
+def _not_before(input_ptr, input_producer, position, moved, count, number):
+    """``number`` where all moved ops have either finished or lack an input before finish ``number`` of the base; else
+    the first finish at which that may be so."""
     for index in range(count):
         op = moved[index]
         if position[op] < number:
@@ -195,10 +204,67 @@ def _not_before(input_ptr, input_producer, position, order, finish, moved, count
                 break
         if complete:
             return np.int64(position[op]) + 1
-    change = _next_change(input_ptr, input_producer, position, moved, count, number)
-    if change < len(order) and finish[order[change]] == finish[order[number - 1]]:
-        return change + 1
     return number
+
+
+@njit(cache=True, nogil=True)
+def _next_use(input_ptr, input_producer, input_edge, position, order, finish, arrival, ready, op, carried, number):
+    """The finish that completes the inputs of ``op``, where its being ready by ``carried`` instead of what the base
+    says before finish ``number`` makes it ready at another time; else the number of ops."""
+    last, there = np.int64(0), carried
+    for slot in range(input_ptr[op], input_ptr[op + 1]):
+        place = np.int64(position[input_producer[slot]])
+        if place >= number:
+            last = max(last, place)
+            there = max(there, arrival[input_edge[slot]])
+    return last if there != ready[op] else len(order)
+
+
+@njit(cache=True, nogil=True)
+def _first_crossing(
+    route_ptr,
+    route,
+    x_tensor,
+    x_target,
+    x_finish,
+    producer,
+    position,
+    finish,
+    before,
+    n_devices,
+    base_end,
+    carried_end,
+    first,
+    stop,
+    change,
+):
+    """The finish of the producer of the first transfer, before finish ``change``, that meets a channel which is not
+    as in the base; else ``change``, or -1 where no channel matters any more. Brings both sets of channels up to it."""
+    until = np.int64(0)
+    for channel in range(len(base_end)):
+        if base_end[channel] != carried_end[channel]:
+            until = max(until, base_end[channel], carried_end[channel])
+    while first < stop:
+        op = producer[x_tensor[first]]
+        now = finish[op]
+        if position[op] >= change:
+            break
+        if now >= until:
+            return -1
+        last = first
+        while last < stop and producer[x_tensor[last]] == op:
+            pair = before[op] * n_devices + x_target[last]
+            for hop in range(route_ptr[pair], route_ptr[pair + 1]):
+                channel = route[hop]
+                if max(base_end[channel], now) != max(carried_end[channel], now):
+                    return np.int64(position[op])
+            last += 1
+        for transfer in range(first, last):
+            pair = before[op] * n_devices + x_target[transfer]
+            _occupy(route_ptr, route, base_end, pair, x_finish[transfer])
+            _occupy(route_ptr, route, carried_end, pair, x_finish[transfer])
+        first = last
+    return change
 
 
 @njit(cache=True, nogil=True)
@@ -220,26 +286,42 @@ def evaluate(
     """``(status, step)`` after the ops ``moved[:count]`` went from ``before`` to ``devices`` (uint32 ``(n,)``).
 
     :data:`EXACT`: the step time. :data:`NOT_BELOW`: a lower bound of it that is at least ``below``.
-    :data:`GAVE_UP`: more than ``most`` finishes would have to be simulated. ``tail`` is a lower bound of the time from
-    each op's finish to the end of the step.
+    :data:`GAVE_UP`: more than ``most`` finishes would have to be simulated. :data:`HOPELESS`: an op without inputs
+    moved, and there are many of them. ``tail`` is a lower bound of the time from an op to the end of the step.
     """
     n, n_devices, n_channels = len(devices), len(p.slots), len(w.channel_end)
     shared = p.contention == SHARED
     input_ptr, position = p.input_ptr, b.position
     total, reached, spent = np.int64(0), 0, 0
+    n_carried, channels_differ, windows = 0, False, 0
     while True:
         first = _next_change(input_ptr, input_producer, position, moved, count, reached)
         fresh = False
         if reached == 0:
             for index in range(count):
-                if p.input_ptr[moved[index]] == p.input_ptr[moved[index] + 1]:
+                if input_ptr[moved[index]] == input_ptr[moved[index] + 1]:
                     fresh = True
+        if fresh and len(sources) > n >> 4:
+            return HOPELESS, np.int64(0)
         if fresh:
             first = 0
+        for index in range(n_carried):
+            op = w.carried[index]
+            use = _next_use(
+                input_ptr, input_producer, input_edge, position, b.order, b.finish, b.arrival, b.ready, op,
+                w.carried_ready[op], reached,
+            )  # fmt: skip
+            first = min(first, use)
+        if channels_differ:
+            crossing = _first_crossing(
+                p.route_ptr, p.route, b.x_tensor, b.x_target, b.x_finish, p.tensor_producer, position, b.finish,
+                before, n_devices, w.base_channel_end, w.carried_channel_end, b.sent[reached], b.sent[n], first,
+            )  # fmt: skip
+            channels_differ = crossing >= 0
+            if crossing >= 0:
+                first = crossing
         if first == n:
             return EXACT, b.step[0] + total
-        while first > 0 and b.finish[b.order[first - 1]] == b.finish[b.order[first]]:
-            first -= 1
 
         # The state of the base before finish `first`.
         w.epoch[0] += 1
@@ -257,6 +339,8 @@ def evaluate(
                 pair = before[p.tensor_producer[b.x_tensor[transfer]]] * n_devices + b.x_target[transfer]
                 _occupy(p.route_ptr, p.route, w.channel_end, pair, b.x_finish[transfer])
         w.base_channel_end[:] = w.channel_end
+        if channels_differ:
+            w.channel_end[:] = w.carried_channel_end
         next_finish, next_device = np.int64(NEVER), np.uint32(0)
         for device in range(n_devices):
             head, stop = w.running[device], w.waiting[device]
@@ -289,25 +373,54 @@ def evaluate(
                 w.queue[tail_q] = op
                 tail_q += 1
         else:
+            # The queue: ops that lack nothing but are not ready before this instant.
             for transfer in range(b.under_way[row], b.sent[first]):
                 if b.x_finish[transfer] < begin:
                     continue
                 tensor, target = b.x_tensor[transfer], b.x_target[transfer]
                 for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
                     op = p.consumers[edge]
-                    if before[op] == target and w.loaded[op] != epoch:
-                        w.missing[op], w.ready[op] = _received(
-                            input_ptr, input_producer, input_edge, position, b.arrival, op, first
-                        )
+                    if before[op] == target and b.complete[op] < first and w.loaded[op] != epoch:
+                        w.missing[op], w.ready[op] = 0, b.ready[op]
                         w.loaded[op], w.finish[op] = epoch, -1
                         w.dirty[n_dirty], w.in_dirty[op] = op, True
                         n_dirty += 1
-                        if w.missing[op] == 0:
-                            n_heap = push(w.heap, w.heap_item, 0, n_heap, (w.ready[op] << SHIFT) | op, 0)
+                        n_heap = push(w.heap, w.heap_item, 0, n_heap, (b.ready[op] << SHIFT) | op, 0)
+            number = first - 1
+            while number >= 0 and b.finish[b.order[number]] == begin:
+                source = before[b.order[number]]
+                for tensor in range(p.output_ptr[b.order[number]], p.output_ptr[b.order[number] + 1]):
+                    for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+                        op = p.consumers[edge]
+                        if before[op] == source and b.complete[op] < first and w.loaded[op] != epoch:
+                            w.missing[op], w.ready[op] = 0, b.ready[op]
+                            w.loaded[op], w.finish[op] = epoch, -1
+                            w.dirty[n_dirty], w.in_dirty[op] = op, True
+                            n_dirty += 1
+                            n_heap = push(w.heap, w.heap_item, 0, n_heap, (b.ready[op] << SHIFT) | op, 0)
+                number -= 1
+            for index in range(n_carried):
+                op = w.carried[index]
+                missing, ready = 0, w.carried_ready[op]
+                for slot in range(input_ptr[op], input_ptr[op + 1]):
+                    place = position[input_producer[slot]]
+                    if place >= first:
+                        missing += 1
+                    elif place >= reached:
+                        ready = max(ready, b.arrival[input_edge[slot]])
+                if missing == 0:
+                    continue
+                if w.loaded[op] != epoch:
+                    w.dirty[n_dirty], w.in_dirty[op] = op, True
+                    n_dirty += 1
+                w.missing[op], w.ready[op] = missing, ready
+                w.loaded[op], w.finish[op] = epoch, -1
 
         w.fate[2] += 1
-        done, highest, not_before, base_done = first, -1, first + 1, first
-        now, other_channel = begin, 0
+        # Changes that follow close upon each other are cheaper in one window than in many.
+        windows += 1
+        spent += WINDOW_COST
+        done, highest, not_before, now, all_loaded = first, -1, first + windows, begin, False
         while True:
             ready = np.int64(NEVER)
             from_heap = False
@@ -346,7 +459,7 @@ def evaluate(
 
             op = np.uint32(next_finish & MASK)
             if done >= not_before and done == highest + 1 and b.order[done] == op:
-                not_before = _not_before(input_ptr, input_producer, position, b.order, b.finish, moved, count, done)
+                not_before = _not_before(input_ptr, input_producer, position, moved, count, done)
                 if not_before <= done:
                     at, at_base = next_finish >> SHIFT, b.finish[op]
                     shift = at - at_base
@@ -354,19 +467,23 @@ def evaluate(
                     if shift != 0:
                         for device in range(n_devices):
                             same = same and w.running[device] == w.waiting[device]
-                    if same and shared:
-                        for transfer in range(b.sent[base_done], b.sent[done]):
-                            pair = before[p.tensor_producer[b.x_tensor[transfer]]] * n_devices + b.x_target[transfer]
-                            _occupy(p.route_ptr, p.route, w.base_channel_end, pair, b.x_finish[transfer])
-                        base_done = done
-                        for index in range(n_channels):
-                            channel = other_channel + index
-                            if channel >= n_channels:
-                                channel -= n_channels
-                            if max(w.channel_end[channel], at) != max(w.base_channel_end[channel], at_base) + shift:
-                                same = False
-                                other_channel = channel  # looked at first next time
-                                break
+                    if same and shift != 0 and not all_loaded and not fresh:
+                        # What is under way since before the window arrives at another time than in the shifted base.
+                        all_loaded = True
+                        for transfer in range(b.under_way[row], b.sent[first]):
+                            if b.x_finish[transfer] < begin:
+                                continue
+                            tensor, target = b.x_tensor[transfer], b.x_target[transfer]
+                            for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+                                other = p.consumers[edge]
+                                if before[other] == target and w.loaded[other] != epoch:
+                                    w.missing[other], w.ready[other] = _received(
+                                        input_ptr, input_producer, input_edge, position, b.arrival, other, first
+                                    )
+                                    w.loaded[other], w.finish[other] = epoch, -1
+                                    w.dirty[n_dirty], w.in_dirty[other] = other, True
+                                    n_dirty += 1
+                        spent += b.sent[first] - b.under_way[row] >> 3
                     index = 0
                     while same and index < n_dirty:
                         other = w.dirty[index]
@@ -380,7 +497,7 @@ def evaluate(
                                 input_ptr, input_producer, input_edge, position, b.arrival, other, done
                             )
                             if max(w.ready[other], at) != max(ready_base, at_base) + shift:
-                                verdict = 0
+                                verdict = 1 if missing > 0 else 0  # carried until its inputs are complete
                             elif missing == 0:  # in the queue here, so not yet taken out of it there
                                 verdict = 1 if ready_base >= at_base else 0
                             elif w.ready[other] > at or ready_base > at_base:
@@ -397,6 +514,25 @@ def evaluate(
                             w.in_dirty[other] = False
                     spent += index >> 3
                     if same:
+                        # What still differs matters only to some later events: carry it to them.
+                        n_carried, channels_differ = 0, False
+                        for index in range(n_dirty):
+                            other = w.dirty[index]
+                            if w.finish[other] < 0 and w.missing[other] > 0:
+                                w.carried[n_carried], w.carried_ready[other] = other, w.ready[other] - shift
+                                n_carried += 1
+                        if shared:
+                            for transfer in range(b.sent[first], b.sent[done]):
+                                op = p.tensor_producer[b.x_tensor[transfer]]
+                                pair = before[op] * n_devices + b.x_target[transfer]
+                                _occupy(p.route_ptr, p.route, w.base_channel_end, pair, b.x_finish[transfer])
+                            for channel in range(n_channels):
+                                end = w.channel_end[channel] - shift
+                                if max(end, at_base) == max(w.base_channel_end[channel], at_base):
+                                    end = w.base_channel_end[channel]
+                                else:
+                                    channels_differ = True
+                                w.carried_channel_end[channel] = end
                         total += shift
                         reached = done
                         break
@@ -506,11 +642,12 @@ def step_after(p, b, w, x, s, input_producer, input_edge, sources, tail, before,
             max(n >> QUARTER, 64),
             below,
         )
-        if status != GAVE_UP:
+        if status == EXACT or status == NOT_BELOW:
             w.fate[0] = 0
             return step, False
-        w.fate[0] = min(w.fate[0] + 1, LONGEST_PAUSE)
-        w.fate[1] = (1 << w.fate[0]) - 1
+        if status == GAVE_UP:
+            w.fate[0] = min(w.fate[0] + 1, LONGEST_PAUSE)
+            w.fate[1] = (1 << w.fate[0]) - 1
     w.fate[4] += 1
     run_fifo(p, devices, x, s)
     return x.count[1], True

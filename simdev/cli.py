@@ -416,6 +416,26 @@ def _compare_placements(problem, before: Path, after: Path) -> list[dict]:
     ]  # fmt: skip
 
 
+@_command("perf")
+def perf(
+    ops: Annotated[list[int] | None, typer.Option("--ops", help="About how many ops a graph has.")] = None,
+    topology: Annotated[str, typer.Option("--topology", "-t", help="Topology name or TOML file.")] = "p100x4",
+    rounds: Annotated[int, typer.Option(help="How often each is timed; the least counts.")] = 3,
+    out: OutOption = Path("perf"),
+) -> None:
+    """Time the engines side by side on graphs shaped like training steps; write perf.csv and perf.png."""
+    from simdev.perf import measure, write
+
+    sizes = ops or [1000, 10000]
+    for value, option in [*((size, "--ops") for size in sizes), (rounds, "--rounds")]:
+        _positive(value, option)
+    rows = measure(sizes, topology, rounds=rounds)
+    write(rows, out)
+    header = ["contender", "placement", "ops", "us", "ns_per_op"]
+    _print_table(header, [[str(row[name]) for name in header] for row in rows])
+    print(f"{out / 'perf.csv'}, {out / 'perf.png'}")
+
+
 def _print_schedule(problem, placement, schedule, as_json: bool) -> None:
     from simdev.bench import overflow_text
 

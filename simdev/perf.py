@@ -1,0 +1,181 @@
+"""Speed of the simulator, side by side in one run: ``simdev perf``.
+
+Contenders take turns in rounds, and a figure is the least of its rounds: the machine may be shared. Times are of the
+processor, except for several threads, where they are of the clock. All but the reference cycle through many
+placements, as one placement repeated would teach the branch predictor.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from simdev.circumstances import machine, versions
+from simdev.placement import Placement
+from simdev.problem import Problem, Rules
+from simdev.sim import Simulator, simulate, simulate_many
+from simdev.testing import training_graph
+from simdev.topology import load_topology
+
+OPS_PER_BLOCK = 16  # of training_graph
+PLACEMENTS, MOVES, ROUNDS = 64, 200, 3
+MAX_REFERENCE_OPS = 20_000  # beyond, one round takes seconds
+COLUMNS = ("contender", "placement", "ops", "edges", "devices", "us", "ns_per_op", "machine", "versions")
+OTHER_RULES = {
+    "no contention": Rules(contention="none"),
+    "priority": Rules(policy="priority"),
+    "program": Rules(policy="program"),
+    "eager": Rules(runtime="eager"),
+}
+
+
+def measure(ops: list[int], topology: str = "p100x4", *, rounds: int = ROUNDS, seed: int = 0) -> list[dict]:
+    """One row per contender, kind of placement and size: microseconds of one evaluation, and ns per op.
+
+    ``ops`` are the sizes of the training graphs, about. Raises :class:`UnknownName` for an unknown topology.
+    """
+    machine_with_links, rows = load_topology(topology), []
+    for size in ops:
+        rng = np.random.default_rng(seed)
+        graph = training_graph(rng, max(1, size // OPS_PER_BLOCK))
+        problem = Problem.build(graph, machine_with_links)
+        for how in ("random", "contiguous"):
+            devices = placements(rng, problem, how)
+            for contender, seconds in _least(contenders(problem, devices, rng), rounds).items():
+                rows.append(
+                    {
+                        "contender": contender, "placement": how, "ops": graph.n_ops, "edges": graph.n_edges,
+                        "devices": machine_with_links.n_devices, "us": round(seconds * 1e6, 3),
+                        "ns_per_op": round(seconds / graph.n_ops * 1e9, 3),
+                        "machine": machine(), "versions": versions(),
+                    }
+                )  # fmt: skip
+    return rows
+
+
+def placements(rng: np.random.Generator, problem: Problem, how: str) -> np.ndarray:
+    """int32 ``(PLACEMENTS, n)``: ops at random over the devices but the host, or (``contiguous``) in runs of random
+    lengths with 5 % of the ops at random."""
+    n, usable = problem.graph.n_ops, np.setdiff1d(np.arange(problem.topology.n_devices), [problem.topology.host])
+    scattered = rng.choice(usable, (PLACEMENTS, n))
+    if how == "random":
+        return scattered.astype(np.int32)
+    cuts = np.sort(rng.integers(0, n, (PLACEMENTS, len(usable) - 1)), axis=1)
+    runs = usable[np.array([np.searchsorted(row, np.arange(n), side="right") for row in cuts])]
+    return np.where(rng.random(runs.shape) < 0.05, scattered, runs).astype(np.int32)
+
+
+def contenders(problem: Problem, devices: np.ndarray, rng: np.random.Generator) -> dict[str, Callable[[], float]]:
+    """Functions that evaluate placements and return the seconds of one evaluation; each has run once."""
+    found = {
+        "fast": lambda: _processor(lambda: simulate_many(problem, devices)) / len(devices),
+        "fast, step time only": _step_time_only(problem, devices),
+        "moves": _moves(problem, devices[0], rng),
+        "networkx longest path": _longest_path(problem),
+    }
+    for name, rules in OTHER_RULES.items():
+        if rules.runtime == "dataflow" or problem.topology.host >= 0:
+            other = Problem(problem.graph, problem.topology, problem.costs, rules)
+            found[f"fast, {name}"] = lambda other=other: (
+                _processor(lambda: simulate_many(other, devices)) / len(devices)
+            )
+    if (os.cpu_count() or 1) > 1:
+        found["fast, 2 threads"] = lambda: _clock(lambda: simulate_many(problem, devices, threads=2)) / len(devices)
+    if problem.graph.n_ops <= MAX_REFERENCE_OPS:
+        placement = Placement(devices[0])
+        found["reference"] = lambda: _processor(lambda: simulate(problem, placement, engine="reference"))
+    return found
+
+
+def _step_time_only(problem: Problem, devices: np.ndarray) -> Callable[[], float]:
+    """The kernel of the default rules without the memory sweep."""
+    from simdev.sim._fifo import run_fifo
+    from simdev.sim.arrays import problem_arrays
+    from simdev.sim.fast import room
+
+    inputs, rows, here = problem_arrays(problem), devices.astype(np.uint32), room(problem)
+
+    def run():
+        for row in rows:
+            run_fifo(inputs, row, *here)
+
+    return lambda: _processor(run) / len(rows)
+
+
+def _moves(problem: Problem, devices: np.ndarray, rng: np.random.Generator) -> Callable[[], float]:
+    """Moves of single units tried from one placement."""
+    simulator = Simulator(problem, Placement(devices))
+    units = rng.integers(0, problem.graph.n_units, 4 * MOVES)
+    targets = rng.integers(0, problem.topology.n_devices, 4 * MOVES)
+    first = devices[np.unique(problem.graph.unit_of_op, return_index=True)[1]]
+    possible = np.flatnonzero((problem.unit_op_ns[targets, units] >= 0) & (first[units] != targets))[:MOVES]
+    units, targets = units[possible], targets[possible]
+    return lambda: _processor(lambda: simulator.try_moves(units, targets)) / max(1, len(units))
+
+
+def _longest_path(problem: Problem) -> Callable[[], float]:
+    """What a library of graphs needs for the longest chain alone, without devices."""
+    import networkx as nx
+
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(problem.graph.n_ops))
+    duration = problem.costs.op_ns[0]
+    pairs = zip(problem.graph.edge_source.tolist(), problem.graph.consumers.tolist(), strict=True)
+    graph.add_weighted_edges_from((source, target, int(duration[source])) for source, target in pairs)
+    return lambda: _processor(lambda: nx.dag_longest_path_length(graph))
+
+
+def _least(functions: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+    for function in functions.values():
+        function()
+    turns = [{name: function() for name, function in functions.items()} for _ in range(rounds)]
+    return {name: min(turn[name] for turn in turns) for name in functions}
+
+
+def _processor(function: Callable[[], object]) -> float:
+    started = time.process_time()
+    function()
+    return time.process_time() - started
+
+
+def _clock(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def write(rows: list[dict], folder: Path) -> None:
+    """``perf.csv`` and ``perf.png``: cost of one evaluation against the size of the graph, both axes logarithmic."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "perf.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    draw(rows, folder / "perf.png")
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    """One panel per kind of placement, one line per contender."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    kinds = list(dict.fromkeys(row["placement"] for row in rows))
+    figure, axes = plt.subplots(1, len(kinds), figsize=(6 * len(kinds), 5), sharey=True, squeeze=False)
+    for axis, kind in zip(axes[0], kinds, strict=True):
+        for contender in dict.fromkeys(row["contender"] for row in rows):
+            chosen = [row for row in rows if (row["contender"], row["placement"]) == (contender, kind)]
+            axis.loglog([row["ops"] for row in chosen], [row["us"] for row in chosen], marker="o", label=contender)
+        axis.set(title=f"{kind} placements", xlabel="ops")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("microseconds of one evaluation")
+    axes[0][-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.suptitle(rows[0]["machine"], fontsize="small")
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    plt.close(figure)

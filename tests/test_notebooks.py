@@ -1,0 +1,32 @@
+"""Every notebook runs from top to bottom on what is committed, and is committed without outputs."""
+
+import json
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+
+
+def code_cells(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path, monkeypatch):
+    matplotlib.use("Agg")
+    monkeypatch.chdir(path.parent)
+    names: dict = {"__name__": "__main__"}
+    for number, cell in enumerate(code_cells(path)):
+        exec(compile("".join(cell["source"]), f"{path.name}[{number}]", "exec"), names)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_holds_no_outputs(path):
+    assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code_cells(path))
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS

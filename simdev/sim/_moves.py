@@ -620,70 +620,35 @@ def evaluate(
 
 
 @njit(cache=True, nogil=True)
-def step_after(p, b, w, x, s, input_producer, input_edge, sources, tail, before, devices, moved, count, below):
-    """The step time after a move (see :func:`evaluate`), by a full run where windows do not pay; and whether the full
-    run was made (its timeline is then in ``x``)."""
-    n = len(devices)
-    if w.fate[1] > 0:
-        w.fate[1] -= 1
-    else:
-        status, step = evaluate(
-            p,
-            b,
-            w,
-            input_producer,
-            input_edge,
-            sources,
-            tail,
-            before,
-            devices,
-            moved,
-            count,
-            max(n >> QUARTER, 64),
-            below,
-        )
-        if status == EXACT or status == NOT_BELOW:
-            w.fate[0] = 0
-            return step, False
-        if status == GAVE_UP:
-            w.fate[0] = min(w.fate[0] + 1, LONGEST_PAUSE)
-            w.fate[1] = (1 << w.fate[0]) - 1
-    w.fate[4] += 1
-    run_fifo(p, devices, x, s)
-    return x.count[1], True
-
-
-@njit(cache=True, nogil=True)
-def step_after_each(
-    p,
-    b,
-    w,
-    x,
-    s,
-    input_producer,
-    input_edge,
-    sources,
-    tail,
-    before,
-    devices,
-    unit_ptr,
-    unit_ops,
-    units,
-    targets,
-    below,
-    step,
+def steps_after(
+    p, b, w, x, s, input_producer, input_edge, sources, tail, before, devices, move_ptr, ops, targets, below, step
 ):
-    """:func:`step_after` of each single move of a unit, into ``step``; ``devices`` is left as it was."""
-    ran = False
-    for row in range(len(units)):
-        first, stop = unit_ptr[units[row]], unit_ptr[units[row] + 1]
+    """The step time (see :func:`evaluate`) after each move alone, into ``step``, by a full run where windows do not
+    pay. Move ``i`` takes ``ops[move_ptr[i]:move_ptr[i + 1]]`` to ``targets``; ``devices`` is left as ``before``. True
+    where the last move was a full run: its timeline is in ``x``."""
+    most, full = max(len(devices) >> QUARTER, 64), False
+    for row in range(len(step)):
+        first, stop = move_ptr[row], move_ptr[row + 1]
         for index in range(first, stop):
-            devices[unit_ops[index]] = targets[row]
-        moved = unit_ops[first:stop]
-        step[row], full = step_after(
-            p, b, w, x, s, input_producer, input_edge, sources, tail, before, devices, moved, stop - first, below
-        )
-        ran = ran or full
+            devices[ops[index]] = targets[index]
+        full = True
+        if w.fate[1] > 0:
+            w.fate[1] -= 1
+        else:
+            status, found = evaluate(
+                p, b, w, input_producer, input_edge, sources, tail, before, devices, ops[first:stop], stop - first,
+                most, below,
+            )  # fmt: skip
+            if status == EXACT or status == NOT_BELOW:
+                w.fate[0] = 0
+                step[row], full = found, False
+            elif status == GAVE_UP:
+                w.fate[0] = min(w.fate[0] + 1, LONGEST_PAUSE)
+                w.fate[1] = (1 << w.fate[0]) - 1
+        if full:
+            w.fate[4] += 1
+            run_fifo(p, devices, x, s)
+            step[row] = x.count[1]
         for index in range(first, stop):
-            devices[unit_ops[index]] = before[unit_ops[index]]
-    return ran
+            devices[ops[index]] = before[ops[index]]
+    return full

@@ -111,12 +111,14 @@ class Simulator:
             self._check_move(int(units[row]), int(devices[row]))
         if not (self._windows and self._inputs.all_routed):
             return np.array([self._try(unit, device) for unit, device in zip(units, devices, strict=True)], np.int64)
-        from simdev.sim._moves import step_after_each
+        from simdev.sim._moves import steps_after
 
         step = np.empty(len(units), np.int64)
-        units, devices = units.astype(np.int64), devices.astype(np.uint32)
-        if step_after_each(*self._state(), self._unit_ptr, self._unit_ops, units, devices, below, step):
-            self._in_room = False
+        size = np.diff(self._unit_ptr)[units]
+        ptr = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
+        ops = self._unit_ops[np.arange(ptr[-1]) + np.repeat(self._unit_ptr[units] - ptr[:-1], size)]
+        steps_after(*self._state(), ptr, ops, np.repeat(devices.astype(np.uint32), size), below, step)
+        self._in_room = False
         return step
 
     def accept(self) -> None:
@@ -175,14 +177,16 @@ class Simulator:
 
     def _step_after(self, below: int) -> int:
         """Step time of the present placement from the recorded run."""
-        from simdev.sim._moves import step_after
+        from simdev.sim._moves import steps_after
 
         ops = np.unique(np.concatenate([np.zeros(0, np.uint32), *self._moved]))
         ops = ops[self._devices[ops] != self._accepted[ops]]
         if not len(ops):
             return self._accepted_step
-        step, self._in_room = step_after(*self._state(), ops, len(ops), below)
-        return step
+        step, targets = np.empty(1, np.int64), self._devices[ops]
+        self._in_room = steps_after(*self._state(), np.array([0, len(ops)]), ops, targets, below, step)
+        self._devices[ops] = targets
+        return int(step[0])
 
     def _sweep(self) -> None:
         """Work out the peaks of the present placement."""

@@ -22,6 +22,7 @@ NEAR = 1.02
     "cp-sat",
     version=1,
     family="exact",
+    repeatable=False,
     searches=True,
     defaults={"blocks": 80, "fine": 150, "free": 12, "effort": 3.0, "rounds": 8},
     source="CP-SAT of OR-Tools; neighbourhoods after Shaw, CP 1998",

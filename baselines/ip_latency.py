@@ -18,6 +18,7 @@ NODES = 400  # the model has a condition for each edge and accelerator
     "ip-latency",
     version=1,
     family="exact",
+    repeatable=False,
     defaults={"seconds": 20.0},
     source="Tarnawski et al., NeurIPS 2020, section 4.2, as a constraint program",
 )

@@ -16,6 +16,7 @@ from simdev.placer import placer
     "ip-throughput",
     version=1,
     family="exact",
+    repeatable=False,
     searches=True,
     defaults={"contiguous": False, "seconds": 20.0, "classes": 60, "solver": "scip"},
     source="Tarnawski et al., NeurIPS 2020, section 4",

@@ -491,7 +491,8 @@ def _list_placers() -> list[dict]:
 
     return [
         {"name": spec.name, "version": f"v{spec.version}", "family": spec.family, "params": dict(spec.defaults),
-         "memory": "" if spec.memory_aware else "ignores memory", "source": spec.source}
+         "memory": "" if spec.memory_aware else "ignores memory",
+         "repeatable": "" if spec.repeatable else "may stop by the clock", "source": spec.source}
         for spec in registry.placers().values()
     ]  # fmt: skip
 

@@ -28,6 +28,7 @@ class PlacerSpec:
     """A registered placer.
 
     ``memory_aware`` is False for placers that ignore memory by design; their infeasible rows are kept as such.
+    ``repeatable`` is False for placers whose solver may stop by the clock: another machine may place otherwise.
     ``searches`` is True where the placer spends evaluations of the simulator. ``defaults`` are its parameters
     (``name[param=value]``). ``needs`` names optional packages; without them the run is skipped with the reason.
     """
@@ -37,6 +38,7 @@ class PlacerSpec:
     family: str
     function: Callable[..., Placement]
     memory_aware: bool = True
+    repeatable: bool = True
     searches: bool = False
     defaults: Mapping[str, object] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
@@ -69,6 +71,7 @@ def placer(
     version: int,
     family: str,
     memory_aware: bool = True,
+    repeatable: bool = True,
     searches: bool = False,
     defaults: Mapping[str, object] | None = None,
     needs: tuple[str, ...] = (),
@@ -80,8 +83,9 @@ def placer(
         if name in SHELF and SHELF[name].function.__module__ != function.__module__:
             raise InvalidInput(f"placer {name!r} is registered twice", source=function.__module__)
         SHELF[name] = PlacerSpec(
-            name, version, family, function, memory_aware, searches, dict(defaults or {}), tuple(needs), source
-        )
+            name=name, version=version, family=family, function=function, memory_aware=memory_aware,
+            repeatable=repeatable, searches=searches, defaults=dict(defaults or {}), needs=tuple(needs), source=source,
+        )  # fmt: skip
         return function
 
     return register

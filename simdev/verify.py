@@ -53,8 +53,8 @@ def verify(
     """All differences between a result folder and what its placements give now; empty if it holds.
 
     ``engine`` simulates (the validator checks its schedule too); ``sample`` takes that many rows, drawn evenly;
-    ``rerun`` also executes the placers of rows with an ``evaluations`` budget again. Raises :class:`InvalidInput` for
-    a folder that cannot be read.
+    ``rerun`` also executes the repeatable placers of rows with an ``evaluations`` budget again. Raises
+    :class:`InvalidInput` for a folder that cannot be read.
     """
     folder = Path(folder)
     found = rows.read_rows(folder / "results.csv", check_digest=False)
@@ -87,7 +87,7 @@ def check_row(folder: Path, row: Row, engine: str, rerun: bool) -> list[Differen
     fresh = replace(row, fingerprint=problem.graph.fingerprint, cost_hash=problem.costs.hash, version=spec.version)
     fresh = _bounded(fresh, problem)
     fresh = _scored(fresh, problem, folder, engine) if row.status == "ok" else replace(fresh, **UNSCORED)
-    if rerun and row.status in ("ok", "skipped", "error") and row.budget.startswith("evaluations="):
+    if rerun and spec.repeatable and row.status in ("ok", "skipped", "error") and row.budget.startswith("evaluations="):
         instance = bench.Instance(
             row.workload, row.topology, row.rules, fresh.fingerprint, fresh.cost_hash, problem.graph.n_ops, graph_file,
             fresh.lower_bound_s, fresh.bound_method,

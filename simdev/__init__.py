@@ -53,3 +53,4 @@ if _find_spec("simdev.workloads") is None and (_Path(__file__).parents[1] / "wor
     __path__.append(str(_Path(__file__).parents[1]))
 
 _cache.ensure()
+_cache.drop_stale(_Path(__file__).parent / "sim")

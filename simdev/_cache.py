@@ -1,8 +1,11 @@
-"""Where compiled functions are kept, where nothing else can be written to: Numba refuses to import them otherwise."""
+"""Where compiled kernels are kept: a folder of their own where nothing else can be written to (Numba refuses to import
+them otherwise), and none older than its source.
+"""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import tempfile
@@ -23,3 +26,13 @@ def ensure() -> None:
         return
     os.environ["NUMBA_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="simdev-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def drop_stale(folder: Path) -> None:
+    """Forget compiled kernels older than the newest kernel source (``_*.py``) of ``folder``. Numba compares a function
+    with its own file only, so that one which calls into a changed file would stay as it was."""
+    newest = max((path.stat().st_mtime_ns for path in folder.glob("_[!_]*.py")), default=0)
+    for index in folder.glob("__pycache__/*.nbi"):
+        with contextlib.suppress(OSError):  # another process was faster, or the installation is read-only
+            if index.stat().st_mtime_ns < newest:
+                index.unlink()

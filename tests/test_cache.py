@@ -31,3 +31,12 @@ def test_a_read_only_installation_without_a_home_compiles_and_leaves_no_litter(t
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout.startswith(str(tmp_path)), done.stderr
     assert not any(tmp_path.iterdir())
+
+
+def test_kernels_older_than_any_kernel_source_are_forgotten(tmp_path):
+    (tmp_path / "__pycache__").mkdir()
+    for number, name in enumerate(("__pycache__/old.nbi", "_kernel.py", "__pycache__/new.nbi", "schedule.py"), 1):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (number, number))
+    _cache.drop_stale(tmp_path)
+    assert [path.name for path in (tmp_path / "__pycache__").iterdir()] == ["new.nbi"]

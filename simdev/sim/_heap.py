@@ -1,8 +1,4 @@
-"""Binary heaps and sorting of (key, item) pairs in two arrays, for the kernels.
-
-Numba's cache does not see that a kernel calls code that has changed in another file: delete ``__pycache__`` after a
-change here.
-"""
+"""Binary heaps and sorting of (key, item) pairs in two arrays, for the kernels."""
 
 from __future__ import annotations
 

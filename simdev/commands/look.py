@@ -1,0 +1,90 @@
+"""show, list: what there is."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.commands import JsonOption, command
+from simdev.errors import InvalidInput
+
+
+@command("show")
+def show(
+    what: Annotated[str, typer.Argument(help="Workload id, graph file, topology name or TOML file.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw a topology (PNG, SVG or PDF).")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Summarise a graph, or describe and draw a topology."""
+    from simdev import registry
+    from simdev import show as showing
+    from simdev.topology import load_topology, topology_names
+
+    if what.endswith(".toml") or what in topology_names():
+        topology = load_topology(what)
+        if out is not None:
+            showing.draw_topology(topology, out)
+        summary, text = showing.describe_topology(topology), showing.topology_text
+    else:
+        if out is not None:
+            raise InvalidInput("only topologies are drawn", source=what)
+        summary, text = showing.summarise_graph(registry.load_workload(what)), showing.graph_text
+    print(json.dumps(summary, indent=1) if as_json else text(summary))
+
+
+class Shelf(StrEnum):
+    workloads = "workloads"
+    topologies = "topologies"
+    placers = "placers"
+
+
+@command("list")
+def list_(
+    what: Annotated[Shelf | None, typer.Argument(help="Which shelf (default: all).")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What can be named: workloads, topologies, placers."""
+    listing = {shelf: _LISTS[shelf]() for shelf in ([what.value] if what else _LISTS)}
+    if as_json:
+        print(json.dumps(listing, indent=1))
+        return
+    for shelf, lines in listing.items():
+        print(f"{shelf}:")
+        width = max((len(line["name"]) for line in lines), default=0)
+        for line in lines:
+            rest = "  ".join(str(value) for key, value in line.items() if key != "name" and value not in ("", {}, []))
+            print(f"  {line['name']:{width}}  {rest}".rstrip())
+
+
+def _list_workloads() -> list[dict]:
+    from simdev import registry
+
+    return [
+        {"name": spec.name, "family": spec.family, "params": dict(spec.defaults),
+         "graph": "ships" if registry.graph_path(spec.name).is_file() else "needs capture"}
+        for spec in registry.workloads().values()
+    ]  # fmt: skip
+
+
+def _list_topologies() -> list[dict]:
+    from simdev.topology import load_topology, topology_names
+
+    return [{"name": name, "description": load_topology(name).description} for name in topology_names()]
+
+
+def _list_placers() -> list[dict]:
+    from simdev import registry
+
+    return [
+        {"name": spec.name, "version": f"v{spec.version}", "family": spec.family, "params": dict(spec.defaults),
+         "memory": "" if spec.memory_aware else "ignores memory",
+         "repeatable": "" if spec.repeatable else "may stop by the clock", "source": spec.source}
+        for spec in registry.placers().values()
+    ]  # fmt: skip
+
+
+_LISTS = {"workloads": _list_workloads, "topologies": _list_topologies, "placers": _list_placers}

@@ -1,0 +1,30 @@
+"""perf: the engines, timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.commands import OutOption, command, positive, print_table
+
+
+@command("perf")
+def perf(
+    ops: Annotated[list[int] | None, typer.Option("--ops", help="About how many ops a graph has.")] = None,
+    topology: Annotated[str, typer.Option("--topology", "-t", help="Topology name or TOML file.")] = "p100x4",
+    rounds: Annotated[int, typer.Option(help="How often each is timed; the least counts.")] = 3,
+    out: OutOption = Path("perf"),
+) -> None:
+    """Time the engines side by side on graphs shaped like training steps; write perf.csv and perf.png."""
+    from simdev.perf import measure, write
+
+    sizes = ops or [1000, 10000]
+    for value, option in [*((size, "--ops") for size in sizes), (rounds, "--rounds")]:
+        positive(value, option)
+    rows = measure(sizes, topology, rounds=rounds)
+    write(rows, out)
+    header = ["contender", "placement", "ops", "us", "ns_per_op"]
+    print_table(header, [[str(row[name]) for name in header] for row in rows])
+    print(f"{out / 'perf.csv'}, {out / 'perf.png'}")

@@ -1,0 +1,138 @@
+"""simulate, place, bound: one graph on one machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.commands import (
+    Contention,
+    ContentionOption,
+    CostsOption,
+    Engine,
+    GraphArgument,
+    JsonOption,
+    OutOption,
+    PlacerOption,
+    Policy,
+    PolicyOption,
+    Runtime,
+    RuntimeOption,
+    TopologyArgument,
+    build_problem,
+    command,
+    run_placer,
+)
+from simdev.errors import InvalidInput
+
+
+@command("simulate")
+def simulate(
+    graph: GraphArgument,
+    topology: TopologyArgument,
+    placement: Annotated[Path | None, typer.Option(help="Placement file (JSON).")] = None,
+    placer: PlacerOption = None,
+    engine: Annotated[Engine, typer.Option(help="Compiled, or the readable specification.")] = Engine.fast,
+    policy: PolicyOption = Policy.fifo,
+    contention: ContentionOption = Contention.fifo,
+    runtime: RuntimeOption = Runtime.dataflow,
+    costs: CostsOption = None,
+    evaluations: Annotated[int, typer.Option(help="Simulations that the placer may spend.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the placer.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Step time and memory of one placement."""
+    from simdev import sim
+    from simdev.placement import Placement
+
+    if (placement is None) == (placer is None):
+        raise InvalidInput("give either --placement or --placer")
+    problem = build_problem(graph, topology, policy, contention, runtime, costs)
+    if placement is not None:
+        found = Placement.load(placement, problem)
+    else:
+        found = run_placer(problem, placer, evaluations, seed)
+    print_schedule(problem, found, sim.simulate(problem, found, engine=engine), as_json)
+
+
+@command("place")
+def place(
+    graph: GraphArgument,
+    topology: TopologyArgument,
+    placer: Annotated[str, typer.Option("--placer", "-p", help="Placer id: name or name[param=value].")],
+    out: OutOption,
+    policy: PolicyOption = Policy.fifo,
+    contention: ContentionOption = Contention.fifo,
+    runtime: RuntimeOption = Runtime.dataflow,
+    costs: CostsOption = None,
+    evaluations: Annotated[int, typer.Option(help="Simulations that the placer may spend.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the placer.")] = 0,
+) -> None:
+    """Run one placer and write its placement (JSON)."""
+    from simdev import sim
+
+    problem = build_problem(graph, topology, policy, contention, runtime, costs)
+    found = run_placer(problem, placer, evaluations, seed)
+    found.save(out, problem)
+    print_schedule(problem, found, sim.simulate(problem, found), False)
+
+
+@command("bound")
+def bound(
+    graph: GraphArgument,
+    topology: TopologyArgument,
+    policy: PolicyOption = Policy.fifo,
+    contention: ContentionOption = Contention.fifo,
+    runtime: RuntimeOption = Runtime.dataflow,
+    costs: CostsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A step time that no placement can beat."""
+    from simdev.analysis import lower_bounds
+
+    found = lower_bounds(build_problem(graph, topology, policy, contention, runtime, costs))
+    best = max(found, key=lambda bound: bound.ns)
+    if as_json:
+        each = [{"lower_bound_s": bound.ns / 1e9, "method": bound.method} for bound in found]
+        print(json.dumps({"lower_bound_s": best.ns / 1e9, "method": best.method, "bounds": each}))
+        return
+    print(f"lower bound {best.ns / 1e6:.3f} ms ({best.method})")
+    for bound in found:
+        print(f"  {bound.ns / 1e6:.3f} ms  {bound.method}")
+
+
+def print_schedule(problem, placement, schedule, as_json: bool) -> None:
+    from simdev.bench import overflow_text
+
+    names = [device.name for device in problem.topology.devices]
+    counts = [int((placement.devices == number).sum()) for number in range(len(names))]
+    report = {
+        "graph": problem.graph.name,
+        "fingerprint": problem.graph.fingerprint,
+        "topology": problem.topology.name,
+        "cost_hash": problem.costs.hash,
+        "placement": placement.hash,
+        "feasible": bool(schedule.feasible),
+        "step_time_s": schedule.step_ns / 1e9,
+        "step_ns": int(schedule.step_ns),
+        "comm_bytes": int(schedule.comm_bytes),
+        "overflow": overflow_text(problem, schedule),
+        "devices": {
+            name: {"ops": count, "peak_memory_bytes": int(peak), "capacity_bytes": int(capacity)}
+            for name, count, peak, capacity in zip(
+                names, counts, schedule.peak_bytes, problem.topology.memory_bytes, strict=True
+            )
+        },
+    }
+    if as_json:
+        print(json.dumps(report, indent=1))
+        return
+    verdict = "" if schedule.feasible else f"  OUT OF MEMORY by bytes {report['overflow']}"
+    print(f"{problem.graph.name} on {problem.topology.name}: {schedule.step_ns / 1e6:.3f} ms{verdict}")
+    print(f"transfers {schedule.comm_bytes / 2**20:.1f} MiB")
+    for name, device in report["devices"].items():
+        peak, capacity = device["peak_memory_bytes"] / 2**30, device["capacity_bytes"] / 2**30
+        print(f"  {name:8} {device['ops']:7} ops  peak {peak:8.3f} of {capacity:.3f} GiB")

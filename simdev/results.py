@@ -85,11 +85,22 @@ class Results:
 
     def _adopt(self, out: Path) -> None:
         """A folder of results whose journal is gone (a shipped board): take its rows and curves over."""
-        curves: dict[tuple, list] = {}
-        if (out / "curves.csv").is_file():
-            for _, cells in rows.read_csv(out / "curves.csv", CURVES):
-                key = (*(cells[name] for name in rows.KEY[:-1]), int(cells["seed"]))
-                ns = int(Decimal(cells["step_time_s"]) * 10**9)
-                curves.setdefault(key, []).append([int(cells["evaluations"]), float(cells["seconds"]), ns])
+        curves = read_curves(out / "curves.csv") if (out / "curves.csv").is_file() else {}
         for row in rows.read_rows(out / "results.csv"):
             self._log({"kind": "row", "row": rows.row_to_json(row), "curve": curves.get(row.key, [])})
+
+
+def read_curves(path: Path) -> dict[tuple, list[tuple[int, float, int]]]:
+    """The curves of ``curves.csv`` by the key of their row: ``(evaluations, seconds, step_ns)`` at each improvement.
+
+    Raises :class:`InvalidInput` naming the line of whatever is malformed.
+    """
+    curves: dict[tuple, list] = {}
+    for line, cells in rows.read_csv(path, CURVES):
+        try:
+            key = (*(cells[name] for name in rows.KEY[:-1]), int(cells["seed"]))
+            step_ns = int(Decimal(cells["step_time_s"]) * 10**9)
+            curves.setdefault(key, []).append((int(cells["evaluations"]), float(cells["seconds"]), step_ns))
+        except (ValueError, ArithmeticError):
+            raise InvalidInput("not a number", source=path, field=f"line {line}") from None
+    return curves

@@ -1,0 +1,39 @@
+"""curve: how placers' results came with evaluations and seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.commands import JsonOption, command, in_a_folder, print_table
+
+
+@command("curve")
+def curve(
+    folder: Annotated[Path, typer.Argument(help="Result folder of a bench.")],
+    workload: Annotated[str, typer.Option("--workload", "-w", help="Workload, as in the results.")],
+    topology: Annotated[str, typer.Option("--topology", "-t", help="Topology, as in the results.")],
+    budget: Annotated[
+        str | None, typer.Option("--budget", "-b", help="Budget, where the results hold several.")
+    ] = None,
+    placer: Annotated[list[str] | None, typer.Option("--placer", "-p", help="Placer id (default: all).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Draw it (PNG, SVG or PDF).", callback=in_a_folder)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What each placer's search cost on a case; quality against evaluations and against seconds, drawn."""
+    from simdev.curve import HEADER, draw, searches, table
+
+    found = searches(folder, workload, topology, budget=budget, placers=placer or ())
+    if out is not None:
+        draw(found, f"{workload} on {topology}", out)
+    if as_json:
+        print(json.dumps([{"placer": run.placer, "seed": run.seed, "points": run.points} for run in found]))
+        return
+    print_table(list(HEADER), [list(line.values()) for line in table(found)])
+    if out is not None:
+        print(out)

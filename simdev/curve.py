@@ -1,0 +1,162 @@
+"""Anytime curves: the best feasible step time so far, against evaluations and against seconds, for all placers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from simdev.errors import InvalidInput, UnknownName
+from simdev.files import replacing
+from simdev.results import read_curves
+from simdev.rows import Row, read_rows
+
+FAR = 4.0  # the picture ends at that many times the best step time; what is slower is named in the legend
+HEADER = ("placer", "runs", "solved", "evaluations", "seconds", "improvements", "step_time_ms")
+
+
+@dataclass(frozen=True)
+class Search:
+    """How one run went on: ``points`` are ``(evaluations, seconds, step_ns)`` at each improvement, then at its end.
+
+    The last point is the placement that the placer returned, which may be better than what it had simulated; a placer
+    that simulates nothing has that point alone.
+    """
+
+    placer: str
+    seed: int
+    step_ns: int | None
+    evaluations: int
+    seconds: float
+    points: tuple[tuple[int, float, int], ...]
+
+
+def searches(
+    folder: str | os.PathLike,
+    workload: str,
+    topology: str,
+    *,
+    budget: str | None = None,
+    placers: Iterable[str] = (),
+) -> list[Search]:
+    """The runs of a result folder on one workload and topology, sorted by placer and seed.
+
+    ``budget`` chooses among several (default: that of most runs), ``placers`` are entry ids (default: all). Raises
+    :class:`InvalidInput` where the folder has no results, :class:`UnknownName` where it has none of that name.
+    """
+    folder = Path(folder)
+    rows = _chosen(read_rows(folder / "results.csv"), folder, workload=workload, topology=topology)
+    if budget is None:
+        budgets = [row.budget for row in rows]
+        budget = max(sorted(set(budgets)), key=budgets.count)
+    rows = _chosen(rows, folder, budget=budget)
+    wanted = set(placers)
+    for placer in sorted(wanted):
+        _chosen(rows, folder, entry=placer)
+    rows = [row for row in rows if not wanted or row.entry in wanted]
+    curves = read_curves(folder / "curves.csv")
+    return [_search(row, curves.get(row.key, [])) for row in sorted(rows, key=lambda row: (row.entry, row.seed))]
+
+
+def _chosen(rows: list[Row], folder: Path, **wanted: str) -> list[Row]:
+    for column, value in wanted.items():
+        known = {getattr(row, column) for row in rows}
+        rows = [row for row in rows if getattr(row, column) == value]
+        if not rows:
+            raise UnknownName("placer" if column == "entry" else column, value, known, source=folder / "results.csv")
+    return rows
+
+
+def _search(row: Row, curve: list) -> Search:
+    evaluations, seconds = row.evaluations or 0, row.place_seconds or 0.0
+    points = [tuple(point) for point in curve]
+    if row.step_time_s is not None:
+        points.append((evaluations, max([seconds, *(point[1] for point in points)]), row.step_time_s))
+    return Search(row.entry, row.seed, row.step_time_s, evaluations, seconds, tuple(points))
+
+
+def table(found: list[Search]) -> list[dict[str, str]]:
+    """A line for each placer, fastest first: medians over its runs (the lower one of two) under :data:`HEADER`."""
+    lines = []
+    for placer, runs in itertools.groupby(found, key=lambda run: run.placer):
+        runs = sorted(runs, key=lambda run: (run.step_ns is None, run.step_ns or 0, run.seed))
+        median = runs[(len(runs) - 1) // 2]
+        solved = sum(run.step_ns is not None for run in runs)
+        lines.append((median.step_ns is None, median.step_ns or 0, placer, {
+            "placer": placer, "runs": str(len(runs)), "solved": str(solved), "evaluations": str(median.evaluations),
+            "seconds": f"{median.seconds:.2f}", "improvements": str(max(0, len(median.points) - 1)),
+            "step_time_ms": "" if median.step_ns is None else f"{median.step_ns / 1e6:.3f}",
+        }))  # fmt: skip
+    return [line for *_, line in sorted(lines, key=lambda entry: entry[:3])]
+
+
+def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
+    """Draw quality against evaluations (left) and seconds (right); the format is that of the file's name.
+
+    A placer that searches is a falling line, one for each seed, that ends in a dot; one that does not is a dot. Both
+    axes are logarithmic; less than one evaluation is drawn as one, less than a millisecond as a millisecond.
+    """
+    solved = [run for run in found if run.step_ns is not None]
+    if not solved:
+        raise InvalidInput("no run has a score: nothing to draw", source=title)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, 2, sharey=True)
+    styles = _styles(solved)
+    best = min(run.step_ns for run in solved)
+    for run in solved:
+        near = run.step_ns <= FAR * best
+        label = _label(run, found) if run is _first(solved, run.placer) else None
+        for axis, column, least in ((panels[0], 0, 1), (panels[1], 1, 1e-3)):
+            at = [max(point[column], least) for point in run.points]
+            ms = [point[2] / 1e6 for point in run.points]
+            style = styles[run.placer]
+            axis.step(at, ms, where="post", linewidth=1.3, alpha=0.85, **style)
+            axis.plot(at[-1:], ms[-1:], marker="o" if near else "", markersize=5, label=label, **style)
+    for axis, what in ((panels[0], "evaluations"), (panels[1], "seconds")):
+        axis.set(xscale="log", yscale="log", xlabel=what)
+        axis.grid(alpha=0.25, which="both")
+    panels[0].set_ylim(best / 1e6 * 0.97, best / 1e6 * FAR)
+    panels[0].set_ylabel("best step time so far (ms)")
+    for which in (panels[0].yaxis.set_major_formatter, panels[0].yaxis.set_minor_formatter):
+        which(lambda value, _: f"{value:,.4g}")
+    handles, labels = panels[0].get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda i: _first(solved, labels[i].split("  ")[0]).step_ns)
+    figure.legend(
+        [handles[i] for i in order], [labels[i] for i in order], loc="outside right upper", fontsize="small",
+        title="final step time, ms",
+    )  # fmt: skip
+    figure.suptitle(title, fontsize="medium")
+    suffix = Path(out).suffix.lstrip(".") or "png"
+    if suffix not in figure.canvas.get_supported_filetypes():
+        raise InvalidInput(f"cannot draw {suffix!r}; known: png, svg, pdf", source=out)
+    with replacing(out) as file:
+        figure.savefig(file, format=suffix, dpi=120)
+
+
+def _styles(runs: list[Search]) -> dict[str, dict]:
+    """Twenty colours, then the same ones dashed."""
+    from matplotlib import colormaps
+
+    names = sorted({run.placer for run in runs})
+    colours = colormaps["tab20"].colors
+    return {
+        name: {"color": colours[number % 20], "linestyle": "-" if number < 20 else "--"}
+        for number, name in enumerate(names)
+    }
+
+
+def _first(runs: list[Search], placer: str) -> Search:
+    """The run of a placer that its legend entry stands for: the median of those with a score."""
+    runs = sorted((run for run in runs if run.placer == placer), key=lambda run: (run.step_ns, run.seed))
+    return runs[(len(runs) - 1) // 2]
+
+
+def _label(run: Search, found: list[Search]) -> str:
+    missing = sum(other.step_ns is None for other in found if other.placer == run.placer)
+    return f"{run.placer}  {run.step_ns / 1e6:,.1f}" + (f" ({missing} without a score)" if missing else "")

@@ -10,8 +10,8 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, TimeoutError, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,6 +59,9 @@ class Outcome:
     row: Row
     placement: Placement | None = None
     curve: tuple[tuple[int, float, int], ...] = ()
+
+
+Submit = Callable[[Run, Instance], Future]  # the future of an Outcome
 
 
 class Observer:
@@ -148,11 +151,13 @@ def bench(
     limits: Limits | None = None,
     retry: bool = False,
     observer: Observer | None = None,
+    backend: Callable[[int, Limits], contextlib.AbstractContextManager[Submit]] | None = None,
 ) -> list[Row]:
     """Execute what the folder ``out`` does not hold yet, ``jobs`` at a time; return the rows of ``runs``.
 
-    Runs that failed are rows too, and run again only with ``retry``. Raises :class:`InvalidInput` where the folder
-    cannot be written or another bench writes to it. On KeyboardInterrupt what is finished is written first.
+    ``backend`` says where (default: :func:`local_backend`). Runs that failed are rows too, and run again only with
+    ``retry``. Raises :class:`InvalidInput` where the folder cannot be written or another bench writes to it. On
+    KeyboardInterrupt what is finished is written first.
     """
     out, observer = Path(out), observer or Observer()
     limits = limits or Limits(BUDGETS["quick"].seconds, BUDGETS["quick"].memory_bytes)
@@ -165,7 +170,8 @@ def bench(
             todo = [run for run in runs if not _held(results.row(run.key), run, instances[run.instance], retry)]
             if todo:
                 _warm_placers(todo, limits, observer)
-            _execute_all(todo, instances, results, jobs, limits, observer, len(runs))
+            with (backend or local_backend)(jobs, limits) as submit:
+                _execute_all(todo, instances, results, submit, limits, observer, len(runs))
         finally:
             if results.rows:
                 results.write()
@@ -291,26 +297,28 @@ def _warm_placer(entry: str, limits: Limits) -> None:
     spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=20), **params)
 
 
-def _execute_all(todo, instances, results, jobs, limits, observer, total) -> None:
-    """Execute in worker processes, the largest graphs first, and write each row as it comes."""
-    done = total - len(todo)
+@contextlib.contextmanager
+def local_backend(jobs: int, limits: Limits) -> Iterator[Submit]:
+    """Execute in processes of this machine, ``jobs`` at a time."""
     pool = worker_pool(jobs)
     with running(pool):
-        order = sorted(todo, key=lambda run: (-instances[run.instance].n_ops, run))
-        futures = {
-            pool.schedule(_execute_limited, (run, instances[run.instance], limits), timeout=limits.seconds): run
-            for run in order
-        }
-        while futures:
-            finished, _ = wait(futures, timeout=0.25, return_when=FIRST_COMPLETED)
-            for future in finished:
-                run = futures.pop(future)
-                outcome = _outcome(future, run, instances[run.instance], limits)
-                row = replace(outcome.row, **circumstances())
-                results.add(row, outcome.placement, outcome.curve)
-                done += 1
-                observer.row(done, total, row)
-            observer.tick(done, total, [str(run) for future, run in futures.items() if future.running()])
+        yield lambda run, instance: pool.schedule(_execute_limited, (run, instance, limits), timeout=limits.seconds)
+
+
+def _execute_all(todo, instances, results, submit, limits, observer, total) -> None:
+    """Execute the largest graphs first, and write each row as it comes."""
+    done = total - len(todo)
+    order = sorted(todo, key=lambda run: (-instances[run.instance].n_ops, run))
+    futures = {submit(run, instances[run.instance]): run for run in order}
+    while futures:
+        finished, _ = wait(futures, timeout=0.25, return_when=FIRST_COMPLETED)
+        for future in finished:
+            run = futures.pop(future)
+            outcome = _outcome(future, run, instances[run.instance], limits)
+            results.add(outcome.row, outcome.placement, outcome.curve)
+            done += 1
+            observer.row(done, total, outcome.row)
+        observer.tick(done, total, [str(run) for future, run in futures.items() if future.running()])
 
 
 def _outcome(future, run: Run, instance: Instance, limits: Limits) -> Outcome:
@@ -323,16 +331,17 @@ def _outcome(future, run: Run, instance: Instance, limits: Limits) -> Outcome:
     except MemoryError as raised:
         status, error = "memory", one_line(raised)
     except ProcessExpired as raised:
-        status, error = ("memory" if raised.exitcode == -9 else "error"), death(raised)
+        status, error = ("memory" if raised.exitcode == -9 else "error"), death(raised.exitcode)
     except Exception as raised:
         status, error = "error", f"{type(raised).__name__}: {one_line(raised)}"
     spec, _ = registry.find_placer(run.entry)
-    return Outcome(replace(blank_row(run, instance, spec.version), status=status, error=error))
+    return Outcome(replace(blank_row(run, instance, spec.version), status=status, error=error, **circumstances()))
 
 
 def _execute_limited(run: Run, instance: Instance, limits: Limits) -> Outcome:
     limit_process(limits)
-    return execute(run, instance)
+    outcome = execute(run, instance)
+    return replace(outcome, row=replace(outcome.row, **circumstances()))
 
 
 def one_line(error: BaseException) -> str:

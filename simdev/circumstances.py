@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import platform
 import subprocess
 from datetime import UTC, datetime
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -50,3 +52,14 @@ def commit() -> str:
             cwd=folder, capture_output=True, text=True, timeout=10, check=True,
         ).stdout.strip()  # fmt: skip
     return ""
+
+
+@cache
+def source_digest() -> str:
+    """SHA-256 (hex) of the code and machines of this installation: two that agree make the same rows."""
+    digest = hashlib.sha256()
+    for package in ("simdev", "simdev.baselines", "simdev.workloads"):
+        folder = Path(import_module(package).__file__).parent
+        for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.toml"))):
+            digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -78,9 +78,8 @@ def limit_process(limits: Limits) -> None:
             resource.setrlimit(what, (most, hard))
 
 
-def death(error) -> str:
+def death(code: int | None) -> str:
     """Why a worker process ended without an answer."""
-    code = error.exitcode
     if code == -9:
         return "the process was killed (signal 9): probably no memory was left"
     return f"the process died of signal {-code}" if code and code < 0 else f"the process ended with exit code {code}"
@@ -92,4 +91,4 @@ def result(future, what: str):
     try:
         return future.result()
     except ProcessExpired as error:
-        raise InvalidInput(death(error), source=what) from None
+        raise InvalidInput(death(error.exitcode), source=what) from None

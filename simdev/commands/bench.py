@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
     from simdev.rows import Row
 
 
+class Backend(StrEnum):
+    local = "local"
+    dask = "dask"
+
+
 @command("bench")
 def bench(
     workload: Annotated[
@@ -49,6 +55,8 @@ def bench(
     time_limit: Annotated[float | None, typer.Option(help="Seconds that a run may take.")] = None,
     memory_limit: Annotated[float | None, typer.Option(help="GiB that a run may take.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Run again what failed or was skipped before.")] = False,
+    backend: Annotated[Backend, typer.Option(help="Processes of this machine, or a Dask cluster.")] = Backend.local,
+    scheduler: Annotated[str | None, typer.Option(help="Address of the Dask scheduler.")] = None,
 ) -> None:
     """Run placers on workloads and machines; write and print the leaderboard.
 
@@ -56,8 +64,11 @@ def bench(
     """
     from simdev import bench as harness
     from simdev import plan, progress
+    from simdev.cluster import dask_backend
     from simdev.workers import Limits
 
+    if (backend == Backend.dask) != (scheduler is not None):
+        raise InvalidInput("--backend dask and --scheduler ADDRESS go together")
     named = plan.BUDGETS.get(budget, plan.BUDGETS["quick"])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is Ctrl-C: what is finished is written
     limits = Limits(
@@ -71,7 +82,10 @@ def bench(
     out = out or Path("leaderboard") / (budget if budget in plan.BUDGETS else "custom")
     with progress.observer(len(runs)) as observer:
         try:
-            found = harness.bench(runs, out, jobs=jobs, limits=limits, retry=retry, observer=observer)
+            found = harness.bench(
+                runs, out, jobs=jobs, limits=limits, retry=retry, observer=observer,
+                backend=dask_backend(scheduler) if scheduler else None,
+            )  # fmt: skip
         except KeyboardInterrupt:
             print(f"simdev: interrupted; finished runs are kept in {out}, the same command goes on", file=sys.stderr)
             raise typer.Exit(130) from None

@@ -1,0 +1,128 @@
+"""The runs of a bench on the workers of a Dask cluster: the same plan, the same seeds, the same rows.
+
+Each run has a process of its own on the worker, under the same limits as at home. A run whose worker was lost is given
+to another one. Workers must run the same simdev; placers and machines of one's own are found by path, on a file system
+that the workers share. Clusters of any kind are started with Dask's own tools (``dask scheduler``, ``dask worker``,
+dask-jobqueue for Slurm, dask-kubernetes).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from simdev import rows
+from simdev.bench import Instance, Outcome, Submit, blank_row, execute
+from simdev.circumstances import circumstances, source_digest
+from simdev.errors import InvalidInput
+from simdev.plan import Run
+from simdev.workers import Limits, death, environment, limit_process
+
+PATIENCE_S = 30  # for a scheduler to answer and a first worker to join
+LOSSES = 3  # workers that a run may lose before it is thought to be the cause
+
+
+def dask_backend(scheduler: str):
+    """A backend for :func:`simdev.bench.bench` that executes on the cluster of a Dask scheduler, by address.
+
+    Raises :class:`InvalidInput` where the scheduler does not answer, has no worker, or a worker runs another simdev.
+    """
+    try:
+        import dask
+        from distributed import Client
+    except ImportError:
+        raise InvalidInput(
+            "needs the package distributed: pip install 'simdev[dask]'", source="--backend dask"
+        ) from None
+
+    @contextlib.contextmanager
+    def backend(jobs: int, limits: Limits) -> Iterator[Submit]:
+        with dask.config.set({"distributed.scheduler.allowed-failures": LOSSES}):
+            try:
+                client = Client(scheduler, timeout=PATIENCE_S, set_as_default=False)
+                client.wait_for_workers(1, timeout=PATIENCE_S)
+            except (OSError, TimeoutError, ValueError) as error:
+                raise InvalidInput(f"no Dask scheduler with a worker ({error})", source=scheduler) from None
+        with client:
+            _check_workers(client, scheduler)
+            executor = client.get_executor(pure=False)
+            folder = os.getcwd()
+
+            def submit(run: Run, instance: Instance):
+                graph = Path(instance.graph_file).read_bytes() if instance.graph_file else None
+                return executor.submit(execute_apart, run, instance, limits, graph, folder)
+
+            try:
+                yield submit
+            finally:
+                executor.shutdown(wait=False)
+
+    return backend
+
+
+def _check_workers(client, scheduler: str) -> None:
+    """Compile once on each worker, and refuse one whose simdev differs."""
+    own = source_digest()
+    for worker, digest in client.run(_prepare).items():
+        if digest != own:
+            raise InvalidInput(f"worker {worker} runs another simdev", source=scheduler)
+
+
+def _prepare() -> str:
+    subprocess.run([sys.executable, "-c", "import simdev._warm"], check=False)
+    return source_digest()
+
+
+def execute_apart(run: Run, instance: Instance, limits: Limits, graph: bytes | None, folder: str) -> Outcome:
+    """Execute a run in a process of its own, started in ``folder`` (where relative paths of placers begin), within
+    ``limits``. ``graph`` is the content of a graph file that does not ship with simdev."""
+    with tempfile.TemporaryDirectory(prefix="simdev-") as scratch, environment():
+        here = Path(scratch)
+        if graph is not None:
+            (here / "graph.npz").write_bytes(graph)
+            instance = replace(instance, graph_file=str(here / "graph.npz"))
+        task = {"run": asdict(run), "instance": asdict(instance), "limits": asdict(limits)}
+        (here / "task.json").write_text(json.dumps(task), encoding="utf-8")
+        code = "import sys; from simdev.cluster import _child; _child(sys.argv[1])"
+        cwd = folder if os.path.isdir(folder) else None
+        child = subprocess.Popen([sys.executable, "-c", code, scratch], cwd=cwd, stdout=subprocess.DEVNULL)
+        try:
+            child.wait(timeout=limits.seconds)
+        except subprocess.TimeoutExpired:
+            return _failed(run, instance, "timeout", f"longer than {limits.seconds:g} s")
+        finally:
+            child.kill()
+            child.wait()
+        if child.returncode != 0:
+            status = "memory" if child.returncode == -9 else "error"
+            return _failed(run, instance, status, death(child.returncode))
+        told = json.loads((here / "outcome.json").read_text(encoding="utf-8"))
+        row = rows.row_from_json(told["row"], here / "outcome.json")
+        placement = rows.stored_placement(here, row.placement) if row.placement else None
+        return Outcome(row, placement, tuple(map(tuple, told["curve"])))
+
+
+def _failed(run: Run, instance: Instance, status: str, error: str) -> Outcome:
+    from simdev import registry
+
+    spec, _ = registry.find_placer(run.entry)
+    return Outcome(replace(blank_row(run, instance, spec.version), status=status, error=error, **circumstances()))
+
+
+def _child(scratch: str) -> None:
+    here = Path(scratch)
+    task = json.loads((here / "task.json").read_text(encoding="utf-8"))
+    limit_process(Limits(**task["limits"]))
+    outcome = execute(Run(**task["run"]), Instance(**task["instance"]))
+    if outcome.placement is not None:
+        (here / "placements").mkdir()
+        rows.store_placement(here, outcome.placement)
+    told = {"row": rows.row_to_json(replace(outcome.row, **circumstances())), "curve": outcome.curve}
+    (here / "outcome.json").write_text(json.dumps(told), encoding="utf-8")

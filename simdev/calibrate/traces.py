@@ -1,0 +1,398 @@
+"""Traces of PyTorch's profiler (Kineto, Chrome trace format), read event by event in bounded memory.
+
+A trace of any length is decoded in pieces of a megabyte; what remains is a few numbers per event. Nothing is guessed:
+an event without a needed field, a kernel that no call launched, a category nobody knows and a file that ends too early
+are counted in :attr:`Trace.problems`, and :func:`report_problems` says so in words.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import os
+import re
+import tarfile
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+
+PIECE = 1 << 20
+MAX_VALUE = 1 << 26  # one event, or one field before the events, in characters
+MAX_EVENTS = 1 << 25
+
+# Categories of older and newer profilers, and what they are here.
+CATEGORIES = {
+    "operator": "op", "cpu_op": "op", "user_annotation": "op", "runtime": "call", "cuda_runtime": "call",
+    "cuda_driver": "call", "kernel": "kernel", "memcpy": "copy", "gpu_memcpy": "copy", "memset": "set",
+    "gpu_memset": "set", "cpu_instant_event": "instant",
+}  # fmt: skip
+IGNORED = frozenset({"async", "ac2g", "fwdbwd", "trace", "cuda_sync", "gpu_user_annotation", "python_function",
+                     "overhead", "async_cpu_to_gpu", "async_gpu", "cuda_profiler_range", "iteration"})  # fmt: skip
+DEVICE_KINDS = ("kernel", "copy", "set")
+STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """Columns of events, sorted by begin. ``begin`` and ``end`` int64 ns on the trace's clock; ``name`` int32 into
+    :attr:`Trace.names`; ``thread`` int32 into :attr:`Trace.threads` (for device work: into :attr:`Trace.streams`)."""
+
+    begin: np.ndarray
+    end: np.ndarray
+    name: np.ndarray
+    thread: np.ndarray
+    correlation: np.ndarray  # int64: joins a call to the device work it launches; -1 where there is none
+    detail: np.ndarray  # int32 into Trace.details (ops: input shapes) or bytes (copies, sets)
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    @property
+    def duration(self) -> np.ndarray:
+        return self.end - self.begin
+
+    def __getitem__(self, rows) -> Events:
+        return Events(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """The allocator's events in the order they happened: a positive size is an allocation, a negative one a release.
+    ``device`` -1 is the host. ``allocated`` and ``reserved`` are the totals after the event, -1 where not recorded."""
+
+    time: np.ndarray
+    device: np.ndarray
+    address: np.ndarray
+    size: np.ndarray
+    allocated: np.ndarray
+    reserved: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One process's profile. ``work`` are kernels, copies and sets on the GPU (``work_kind`` names which)."""
+
+    name: str
+    device_name: str
+    rank: int
+    world: int
+    names: tuple[str, ...]
+    threads: tuple[str, ...]
+    streams: tuple[tuple[int, int], ...]  # (device, stream)
+    details: tuple[str, ...]
+    ops: Events
+    calls: Events
+    work: Events
+    work_kind: np.ndarray  # int8 index into DEVICE_KINDS
+    steps: tuple[tuple[int, int, int], ...]  # (number, begin ns, end ns), in order
+    memory: Memory
+    problems: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def step_ns(self) -> np.ndarray:
+        """int64: the measured duration of each whole step."""
+        return np.array([end - begin for _, begin, end in self.steps], np.int64)
+
+
+def read_trace(path: str | os.PathLike) -> Trace:
+    """Read one trace: plain or gzipped JSON. Raises :class:`InvalidInput` where there is no event to be had."""
+    try:
+        with open(path, "rb") as file:
+            return _read(_unzipped(file), Path(path).name, path)
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
+
+
+def read_traces(path: str | os.PathLike) -> list[Trace]:
+    """The traces of a tar archive (one per rank, sorted by rank), or the one trace of another file."""
+    if not re.search(r"\.(tar|tgz)(\.gz)?$", str(path)):
+        return [read_trace(path)]
+    traces = []
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                if member.isfile() and re.search(r"\.json(\.gz)?$", member.name):
+                    traces.append(_read(_unzipped(archive.extractfile(member)), Path(member.name).name, path))
+    except (OSError, tarfile.TarError, zlib.error, EOFError) as error:
+        raise InvalidInput(f"not a readable archive ({error})", source=path) from None
+    if not traces:
+        raise InvalidInput("no trace in the archive", source=path)
+    return sorted(traces, key=lambda trace: (trace.rank, trace.name))
+
+
+def report_problems(trace: Trace) -> list[str]:
+    """What was missing or not understood, one sentence each, the most frequent first."""
+    return [f"{count} x {what}" for what, count in Counter(trace.problems).most_common()]
+
+
+def _unzipped(file: IO[bytes]) -> IO[bytes] | _Gunzip:
+    head = file.read(2)
+    file.seek(-len(head), io.SEEK_CUR)
+    return _Gunzip(file) if head == b"\x1f\x8b" else file
+
+
+class _Gunzip:
+    """Reads a gzip file up to where it is damaged: :class:`gzip.GzipFile` drops the last piece of a truncated one."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file, self.inflate, self.input = file, zlib.decompressobj(31), b""
+
+    def read(self, size: int) -> bytes:
+        while True:
+            self.input = self.input or self.file.read(1 << 16)
+            if not self.input:
+                if not self.inflate.eof:
+                    raise EOFError
+                return b""
+            if self.inflate.eof:  # another member follows
+                self.inflate = zlib.decompressobj(31)
+            output = self.inflate.decompress(self.input, size)
+            self.input = self.inflate.unused_data if self.inflate.eof else self.inflate.unconsumed_tail
+            if output:
+                return output
+
+
+class _Text:
+    """JSON values one after the other from a stream, with at most one value and a piece in memory."""
+
+    def __init__(self, file: IO[bytes] | _Gunzip, problems: Counter):
+        self.file, self.problems = file, problems
+        self.text, self.at, self.ended = "", 0, False
+        self.decoder = json.JSONDecoder(parse_float=str)  # times have more digits than a double
+        self.utf8 = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
+
+    def more(self) -> bool:
+        if self.ended:
+            return False
+        try:
+            piece = self.file.read(PIECE)
+        except (EOFError, zlib.error):
+            self.problems["the compressed file ends too early or is damaged; what came before was read"] += 1
+            piece = b""
+        self.ended = not piece
+        self.text = self.text[self.at :] + self.utf8.decode(piece, final=self.ended)
+        self.at = 0
+        return not self.ended
+
+    def peek(self) -> str:
+        """The next character that is neither space nor a comma; empty at the end."""
+        while True:
+            while self.at < len(self.text) and self.text[self.at] in " \t\r\n,:":
+                self.at += 1
+            if self.at < len(self.text) or not self.more():
+                return self.text[self.at : self.at + 1]
+
+    def value(self):
+        """The next JSON value; ValueError where the text ends inside it or it is none."""
+        self.peek()
+        while True:
+            try:
+                value, end = self.decoder.raw_decode(self.text, self.at)
+                if end < len(self.text) or self.ended:
+                    self.at = end
+                    return value
+            except (ValueError, RecursionError):
+                if self.ended or len(self.text) - self.at > MAX_VALUE:
+                    raise ValueError("not JSON, or one value of over 64 MiB") from None
+            self.more()
+
+
+def _events(text: _Text, head: dict) -> Iterator[object]:
+    """The elements of ``traceEvents`` (or of a bare list); other small fields go to ``head``."""
+    opening = text.peek()
+    if opening == "[":
+        text.at += 1
+        yield from _elements(text)
+        return
+    if opening != "{":
+        raise ValueError("neither an object nor a list")
+    text.at += 1
+    while text.peek() == '"':
+        key = text.value()
+        if key == "traceEvents" and text.peek() == "[":
+            text.at += 1
+            yield from _elements(text)
+        else:
+            head[key] = text.value()
+
+
+def _elements(text: _Text) -> Iterator[object]:
+    while text.peek() not in ("]", ""):
+        yield text.value()
+    if text.peek() == "]":
+        text.at += 1
+    else:
+        text.problems["the list of events does not end"] += 1
+
+
+class _Names(dict):
+    def __missing__(self, key) -> int:
+        self[key] = len(self)
+        return self[key]
+
+
+def _read(file: IO[bytes] | _Gunzip, name: str, source: object) -> Trace:
+    problems: Counter = Counter()
+    head: dict = {}
+    tables = {kind: [] for kind in ("op", "call", "work", "memory", "step")}
+    names, threads, streams, details = _Names(), _Names(), _Names(), _Names()
+    details[""]
+    text = _Text(file, problems)
+    count = 0
+    try:
+        for event in _events(text, head):
+            count += 1
+            if count > MAX_EVENTS:
+                raise InvalidInput(f"more than {MAX_EVENTS} events", source=source)
+            _file_event(event, tables, names, threads, streams, details, problems)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        if not count:
+            raise InvalidInput(f"not a trace ({error})", source=source) from None
+        problems["the file stops inside an event; what came before was read"] += 1
+    if not (tables["op"] or tables["call"] or tables["work"]):
+        raise InvalidInput("not a trace: no op, call or kernel in it", source=source)
+    return _trace(name, head, tables, names, threads, streams, details, problems)
+
+
+def _file_event(event, tables, names, threads, streams, details, problems) -> None:
+    """Put one event into its table, or count why not."""
+    if not isinstance(event, dict) or not isinstance(event.get("args", {}), dict):
+        problems["event that is no object"] += 1
+        return
+    phase, category = event.get("ph"), str(event.get("cat", "")).lower()
+    args = event.get("args", {})
+    if phase == "i" and event.get("name") == "[memory]":
+        _memory_event(event, args, tables, problems)
+        return
+    if phase != "X":
+        return
+    kind = CATEGORIES.get(category)
+    if kind is None:
+        if category not in IGNORED:
+            problems[f"event of the unknown category {category!r}"] += 1
+        return
+    try:
+        begin = _ns(event["ts"])
+        end = begin + _ns(event["dur"])
+        label = str(event["name"])
+        if end < begin:
+            raise ValueError
+        if kind in DEVICE_KINDS:
+            place = streams[int(args.get("device", event["pid"])), int(args.get("stream", _number(event["tid"])))]
+            row = (begin, end, names[label], place, int(args.get("correlation", -1)), int(float(args.get("bytes", 0))))
+            tables["work"].append((*row, DEVICE_KINDS.index(kind)))
+            return
+        thread = threads[f"{event['pid']}/{_number(event['tid'])}"]
+        if kind == "call":
+            tables["call"].append((begin, end, names[label], thread, int(args["correlation"]), 0))
+            return
+        step = STEP.match(label)
+        if step:
+            tables["step"].append((int(step[1]), begin, end))
+        dims = args.get("Input Dims", args.get("Input dims"))
+        shape = json.dumps([dims, args.get("Input type")], separators=(",", ":")) if dims else ""
+        tables["op"].append((begin, end, names[label], thread, _external(args), details[shape]))
+    except KeyError as error:
+        problems[f"{kind} without {error.args[0]!r}"] += 1
+    except (ValueError, TypeError, OverflowError):
+        problems[f"{kind} with a field of the wrong type"] += 1
+
+
+def _memory_event(event, args, tables, problems) -> None:
+    try:
+        device = int(args["Device Id"]) if int(args["Device Type"]) == 1 else -1
+        totals = int(args.get("Total Allocated", -1)), int(args.get("Total Reserved", -1))
+        row = _ns(event["ts"]), int(args.get("Ev Idx", 0)), device, int(args.get("Addr", 0)), int(args["Bytes"])
+        tables["memory"].append((*row, *totals))
+    except KeyError as error:
+        problems[f"memory event without {error.args[0]!r}"] += 1
+    except (ValueError, TypeError):
+        problems["memory event with a field of the wrong type"] += 1
+
+
+def _external(args: dict) -> int:
+    value = args.get("External id", -1)
+    return int(value) if isinstance(value, int) or str(value).isdigit() else -1
+
+
+def _number(value: object) -> int:
+    """The number in a thread's or stream's label (``7``, ``"25738"``, ``"stream 7"``)."""
+    found = re.search(r"-?\d+$", str(value))
+    if not found:
+        raise ValueError
+    return int(found[0])
+
+
+def _ns(value: object) -> int:
+    """Microseconds (a whole number, or text with a fraction) in whole ns, exactly."""
+    if isinstance(value, bool):
+        raise TypeError
+    if isinstance(value, int):
+        return value * 1000
+    whole, _, fraction = str(value).partition(".")
+    if not fraction.isdigit():  # an exponent, or no number at all
+        return round(float(value) * 1000)
+    sign = -1 if whole.startswith("-") else 1
+    return int(whole) * 1000 + sign * int((fraction + "000")[:3])
+
+
+def _columns(rows: list, count: int) -> list[np.ndarray]:
+    return (
+        [np.array(column, np.int64) for column in zip(*rows, strict=True)] if rows else [np.zeros(0, np.int64)] * count
+    )
+
+
+def _trace(name, head, tables, names, threads, streams, details, problems: Counter) -> Trace:
+    tables["work"].sort(key=lambda row: row[:2])
+    for kind in ("op", "call"):
+        tables[kind].sort(key=lambda row: (row[0], -row[1]))  # an outer op before what it contains
+    work = _columns(tables["work"], 7)
+    calls = _columns(tables["call"], 6)
+    orphans = int((~np.isin(work[4], calls[4])).sum())
+    if orphans:
+        problems["kernel or copy whose launching call is not in the trace"] += orphans
+    if head.get("distributedInfo") is not None and not isinstance(head["distributedInfo"], dict):
+        problems["distributedInfo of the wrong type"] += 1
+    group = head.get("distributedInfo") if isinstance(head.get("distributedInfo"), dict) else {}
+    memory = _columns(sorted(tables["memory"]), 7)
+    return Trace(
+        name=name,
+        device_name=_device_name(head, streams),
+        rank=_count(group.get("rank"), 0),
+        world=_count(group.get("world_size"), 1),
+        names=tuple(names),
+        threads=tuple(threads),
+        streams=tuple(streams),
+        details=tuple(details),
+        ops=Events(*_columns(tables["op"], 6)),
+        calls=Events(*calls),
+        work=Events(*work[:6]),
+        work_kind=work[6].astype(np.int8),
+        steps=tuple(sorted(set(tables["step"]), key=lambda step: step[1])),
+        memory=Memory(memory[0], memory[2], memory[3], memory[4], memory[5], memory[6]),
+        problems=dict(problems),
+    )
+
+
+def _count(value: object, default: int) -> int:
+    return value if isinstance(value, int) and value >= 0 else default
+
+
+def _device_name(head: dict, streams) -> str:
+    """The name of the GPU that did the work; empty where the file does not say."""
+    rows = head.get("deviceProperties")
+    used = next(iter(streams), (0, 0))[0]
+    for row in rows if isinstance(rows, list) else ():
+        if isinstance(row, dict) and row.get("id") == used:
+            return str(row.get("name", ""))
+    return ""

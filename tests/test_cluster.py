@@ -32,7 +32,12 @@ def exact(found):
 @pytest.mark.slow
 def test_rows_are_those_of_this_machine_also_when_a_worker_is_killed(cluster, tmp_path):
     graph = make_graph(tmp_path / "small.npz")
-    placers = ["single-gpu", "round-robin", "local-search", *(f"{ODD}:{name}" for name in ("walk", "shy", "slow[seconds=1.0]"))]
+    placers = [
+        "single-gpu",
+        "round-robin",
+        "local-search",
+        *(f"{ODD}:{name}" for name in ("walk", "shy", "slow[seconds=1.0]")),
+    ]
     runs = plan([graph, "transformer-xl-2"], ["p100x2"], placers, budget="evaluations=10", seeds=2)
     home = bench.bench(runs, tmp_path / "home", jobs=2, limits=LIMITS)
 
@@ -69,7 +74,9 @@ def test_another_simdev_on_a_worker_is_refused(cluster, tmp_path, monkeypatch):
         bench.bench(runs, tmp_path, limits=LIMITS, backend=dask_backend(cluster.scheduler_address))
 
 
-@pytest.mark.parametrize("name, status", [("slow[seconds=600.0]", "timeout"), ("glutton", "memory"), ("suicidal", "memory")])
+@pytest.mark.parametrize(
+    "name, status", [("slow[seconds=600.0]", "timeout"), ("glutton", "memory"), ("suicidal", "memory")]
+)
 def test_limits_hold_on_a_worker(tmp_path, name, status):
     graph = make_graph(tmp_path / "small.npz")
     (run,) = plan([graph], ["p100x2"], [f"{ODD}:{name}"], budget="evaluations=1")

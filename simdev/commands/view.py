@@ -1,0 +1,103 @@
+"""view, explain: one run, in pictures and in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.commands import JsonOption, OutOption, build_problem, command
+from simdev.errors import InvalidInput, UnknownName
+
+RunArgument = Annotated[Path, typer.Argument(help="Result folder of a bench, or placement file.")]
+WorkloadOption = Annotated[str | None, typer.Option("--workload", "-w", help="Workload or graph file.")]
+MachineOption = Annotated[str | None, typer.Option("--topology", "-t", help="Topology name or TOML file.")]
+EntryOption = Annotated[str | None, typer.Option("--placer", "-p", help="Placer, in a folder (default: the best).")]
+
+
+@command("view")
+def view(
+    run: RunArgument,
+    out: OutOption,
+    workload: WorkloadOption = None,
+    topology: MachineOption = None,
+    placer: EntryOption = None,
+) -> None:
+    """Draw a run: devices, links and memory over time, what the step waits for, and the placement on the graph."""
+    from simdev.view import draw
+
+    draw(_story(run, workload, topology, placer), out)
+    print(out)
+
+
+@command("explain")
+def explain(
+    run: RunArgument,
+    workload: WorkloadOption = None,
+    topology: MachineOption = None,
+    placer: EntryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say in words what a run spends its time on, and which single changes would help."""
+    from simdev.explain import explain as findings
+
+    story = _story(run, workload, topology, placer)
+    found = findings(story)
+    if as_json:
+        told = [{"seconds": finding.ns / 1e9, "text": finding.text} for finding in found]
+        print(json.dumps({"step_time_s": story.schedule.step_time_s, "findings": told}, indent=1))
+        return
+    print(f"{story.graph.name} on {story.topology.name}: {story.schedule.step_ns / 1e6:.3f} ms")
+    for number, finding in enumerate(found, 1):
+        print(f"{number:3}. {finding.text}")
+
+
+def _story(run: Path, workload: str | None, topology: str | None, placer: str | None):
+    from simdev import sim
+    from simdev.explain import Story
+
+    problem, placement = (_from_folder if run.is_dir() else _from_file)(run, workload, topology, placer)
+    return Story(problem, placement, sim.simulate(problem, placement))
+
+
+def _from_folder(folder: Path, workload: str | None, topology: str | None, placer: str | None):
+    """The best stored run of a result folder among those that the options name."""
+    from simdev import bench, rows
+
+    found = rows.read_rows(folder / "results.csv")
+    for column, wanted in (("workload", workload), ("topology", topology), ("entry", placer)):
+        names = sorted({getattr(row, column) for row in found})
+        if wanted is None and column != "entry" and len(names) > 1:
+            raise InvalidInput(f"has several: choose one with --{column} ({', '.join(names)})", source=folder)
+        if wanted is not None and wanted not in names:
+            raise UnknownName(column.replace("entry", "placer"), wanted, names, source=folder)
+        found = [row for row in found if wanted is None or getattr(row, column) == wanted]
+    found = [row for row in found if row.placement]
+    if not found:
+        raise InvalidInput("no such run has a placement", source=folder)
+    row = min(found, key=lambda row: (row.step_time_s is None, row.simulated_s, row.key))
+    kept = bench.kept_graph(folder, row.fingerprint)
+    problem = bench.load_problem(row.workload, row.topology, row.rules, str(kept) if kept.is_file() else None)
+    placement = rows.stored_placement(folder, row.placement)
+    placement.check(problem, source=rows.placement_path(folder, row.placement))
+    return problem, placement
+
+
+def _from_file(path: Path, workload: str | None, topology: str | None, placer: str | None):
+    """A placement file. What made it is written in it, where the options do not say."""
+    from simdev.placement import Placement
+
+    if placer is not None:
+        raise InvalidInput("--placer chooses a run of a folder", source=path)
+    if workload is None or topology is None:
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            workload, topology = workload or document["graph"], topology or document["topology"]
+        except OSError as error:
+            raise InvalidInput(error.strerror or str(error), source=path) from None
+        except (ValueError, RecursionError, TypeError, KeyError):
+            raise InvalidInput("does not name its graph and topology: give -w and -t", source=path) from None
+    problem = build_problem(str(workload), str(topology))
+    return problem, Placement.load(path, problem)

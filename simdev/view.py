@@ -1,0 +1,160 @@
+"""Pictures of a schedule: devices and links over time, memory against capacity, what the step waits for, and the
+placement on the graph."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from simdev.analysis import levels
+from simdev.errors import InvalidInput
+from simdev.explain import REASONS, Story
+from simdev.files import replacing
+from simdev.graph import PHASES
+
+PHASE_COLOURS = ("#4477aa", "#ee6677", "#228833")
+REASON_COLOURS = {
+    "compute": "#4477aa",
+    "device": "#ccbb44",
+    "transfer": "#ee6677",
+    "link": "#aa3377",
+    "launch": "#66ccee",
+}
+MOST_CHANNELS = 16  # the busiest are drawn
+PIXELS = 1600  # intervals closer than a pixel are drawn as one
+
+
+def draw(story: Story, path: str | os.PathLike) -> None:
+    """Draw a schedule to PNG, SVG or PDF, by the ending of ``path``. Raises :class:`InvalidInput` for another one."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    kind = os.path.splitext(path)[1].lower().lstrip(".")
+    if kind not in ("png", "svg", "pdf"):
+        raise InvalidInput("pictures end in .png, .svg or .pdf", source=path)
+    rows = story.topology.n_devices + min(MOST_CHANNELS, len(story.channel_users))
+    heights = [0.3 * rows + 0.8, 0.35 * story.topology.n_devices + 1.2, 0.55, 2.6]
+    figure, (gantt, memory, why, graph) = pyplot.subplots(
+        4, 1, figsize=(12, sum(heights) + 2.2), height_ratios=heights, layout="constrained"
+    )
+    s = story.schedule
+    fits = "" if s.feasible else "  OUT OF MEMORY"
+    figure.suptitle(f"{story.graph.name} on {story.topology.name}: {s.step_ns / 1e6:,.3f} ms{fits}")
+    memory.sharex(gantt)
+    _draw_gantt(gantt, story)
+    _draw_memory(memory, story)
+    _draw_reasons(why, story)
+    _draw_placement(graph, story)
+    with replacing(path) as file:
+        figure.savefig(file, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
+    pyplot.close(figure)
+
+
+def merged(begin: np.ndarray, end: np.ndarray, gap_ns: int) -> np.ndarray:
+    """Intervals joined where they are at most ``gap_ns`` apart: int64 ``(k, 2)`` of begin and end, in order."""
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], np.maximum.accumulate(end[order])
+    first = np.concatenate([[True], begin[1:] > end[:-1] + gap_ns])[: len(begin)]
+    starts = np.flatnonzero(first)
+    return np.stack([begin[starts], np.concatenate([end[starts[1:] - 1], end[-1:]])], axis=1)
+
+
+def _bars(axes, row: float, begin, end, gap: int, colour: str, height: float = 0.72) -> None:
+    if len(begin):
+        spans = merged(begin, end, gap) / 1e6
+        axes.broken_barh(
+            np.stack([spans[:, 0], np.maximum(spans[:, 1] - spans[:, 0], 1e-9)], axis=1),
+            (row - height / 2, height), facecolors=colour, linewidth=0,
+        )  # fmt: skip
+
+
+def _draw_gantt(axes, story: Story) -> None:
+    from matplotlib.patches import Patch
+
+    s, gap = story.schedule, story.schedule.step_ns // PIXELS
+    labels = []
+    for device, name in enumerate(story.device_names):
+        ops = np.flatnonzero(story.device == device)
+        for phase, colour in enumerate(PHASE_COLOURS):
+            mine = ops[story.graph.op_phase[ops] == phase]
+            _bars(axes, len(labels), s.op_start[mine], s.op_finish[mine], gap, colour)
+        labels.append(f"{name} ({len(ops):,} ops)")
+    taken = s.transfer_finish - s.transfer_start
+    busiest = sorted(story.channel_users, key=lambda channel: -taken[story.channel_users[channel]].sum())
+    for channel in sorted(busiest[:MOST_CHANNELS]):
+        users = story.channel_users[channel]
+        _bars(axes, len(labels), s.transfer_start[users], s.transfer_finish[users], gap, "#888888", 0.5)
+        labels.append(story.channel_name(channel))
+    for link in story.chain:
+        if link.reason in ("compute", "device"):
+            row = int(story.device[link.item])
+            axes.plot([link.begin_ns / 1e6, link.end_ns / 1e6], [row + 0.43] * 2, color="black", lw=1.2)
+    axes.set_yticks(range(len(labels)), labels, fontsize=8)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    if len(busiest) > MOST_CHANNELS:
+        axes.text(1, -0.02, f"the busiest {MOST_CHANNELS} of {len(busiest)} channels in use",
+                  transform=axes.transAxes, ha="right", va="top", fontsize=8)  # fmt: skip
+    axes.set_xlim(0, s.step_ns / 1e6)
+    axes.set_xlabel("ms")
+    handles = [Patch(color=colour, label=phase) for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True)]
+    handles += [Patch(color="#888888", label="transfers"), Patch(color="black", label="critical chain")]
+    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=8, frameon=False)
+
+
+def _draw_memory(axes, story: Story) -> None:
+    from matplotlib import colormaps
+
+    for device, name in enumerate(story.device_names):
+        times, used = story.memory(device)
+        colour = colormaps["tab10"](device % 10)
+        capacity = int(story.topology.memory_bytes[device])
+        peak = int(story.schedule.peak_bytes[device])
+        if peak == 0:
+            continue
+        style = "--" if story.topology.devices[device].host else "-"
+        label = f"{name}: peak {peak / 2**30:.2f} of {capacity / 2**30:.2f} GiB"
+        axes.step(times / 1e6, used / capacity * 100, where="post", color=colour, lw=1.1, ls=style, label=label)
+    axes.axhline(100, color="red", lw=1, ls=":")
+    axes.set_ylabel("memory, % of capacity")
+    axes.set_xlabel("ms")
+    axes.set_ylim(0, None)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _draw_reasons(axes, story: Story) -> None:
+    left, total = 0.0, max(1, story.schedule.step_ns)
+    for reason, ns in story.attribution.items():
+        share = ns / total * 100
+        axes.barh(0, share, left=left, color=REASON_COLOURS[reason], label=f"{REASONS[reason]} {share:.1f} %")
+        left += share
+    axes.set_yticks([])
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of the step")
+    axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+
+
+def _draw_placement(axes, story: Story) -> None:
+    from matplotlib import colormaps
+    from matplotlib.patches import Patch
+
+    level = levels(story.graph)
+    order = np.lexsort((story.graph.op_layer, level))
+    height = np.empty(story.graph.n_ops)
+    first = np.searchsorted(level[order], level[order])
+    height[order] = np.arange(story.graph.n_ops) - first
+    width = np.bincount(level)[level]
+    height = height - (width - 1) / 2
+    size = float(np.clip(12000 / story.graph.n_ops, 2, 14))
+    handles = []
+    for device, name in enumerate(story.device_names):
+        ops, colour = np.flatnonzero(story.device == device), colormaps["tab10"](device % 10)
+        if len(ops):
+            axes.scatter(level[ops], height[ops], s=size, color=colour, lw=0, rasterized=True)
+            handles.append(Patch(color=colour, label=name))
+    axes.set_yscale("symlog", linthresh=10)
+    axes.set_yticks([])
+    axes.set_xlabel("depth of the op in the graph (ops of one depth in a column)")
+    axes.legend(handles=handles, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simdev.bounds import stay_or_send
+from simdev.bounds import gathered, stay_or_send
 from simdev.graph import ComputationGraph
 from simdev.problem import Problem
 
@@ -90,8 +90,8 @@ def critical_path(graph: ComputationGraph, duration: np.ndarray, transfer: np.nd
 
 @dataclass(frozen=True)
 class Bound:
-    """A step time in ns that no placement beats, and the argument that gives it (``critical path``, ``load``,
-    ``path and load`` or ``issue``). ``fits`` is False where no placement can hold the persistent bytes, so that every
+    """A step time in ns that no placement beats, and the argument that gives it (one of
+    :func:`lower_bounds`). ``fits`` is False where no placement can hold the persistent bytes, so that every
     run is infeasible."""
 
     ns: int
@@ -112,8 +112,10 @@ def lower_bounds(problem: Problem) -> list[Bound]:
     * *load*: a device with ``s`` slots does at most ``s`` ns of work in a ns. Let every colocation unit be divided over
       devices at will, the shares' persistent bytes within each device's memory (the relaxed max-load of Tarnawski et
       al. 2020). Any feasible placement is such a division, so the least possible largest load bounds it.
-    * *path and load*: ops with a head (chain above) of at least ``a`` and a tail (chain below) of at least ``b`` do all
-      their work between ``a`` and the end less ``b``: a + b + their load alone, for the best of many ``a`` and ``b``.
+    * *path and transfers*: an op waits for what comes to its device, and what is too late to come is done there, one
+      after the other (:func:`simdev.bounds.gathered`). The heads and tails that this gives serve the next two.
+    * *path and load*: ops with a head of at least ``a`` and a tail of at least ``b`` do all their work between ``a``
+      and the end less ``b``: a + b + their load alone, for the best of many ``a`` and ``b``.
     * *stay or send*: tensors too dear to send tie ops to one device, which then takes its time for all of them
       (:func:`simdev.bounds.stay_or_send`); at least the largest of the others.
     * *issue* (``eager`` only): op v starts no earlier than the sum of the dispatch times up to v, and the longest chain
@@ -139,9 +141,11 @@ def lower_bounds(problem: Problem) -> list[Bound]:
         load = load.without_memory()
         prices = load.prices()
         bounds.append((_trimmed(load.dual_value(*prices)), "load"))
-    bounds.append((_trimmed(_window_bound(problem, head, below - fastest, load, prices[0])), "path and load"))
+    head, tail = gathered(problem, head, below - fastest, fastest)
+    bounds.append((int((head + fastest + tail).max()), "path and transfers"))
+    bounds.append((_trimmed(_window_bound(problem, head, tail, load, prices[0])), "path and load"))
     known = max(ns for ns, _ in bounds)
-    bounds.append((stay_or_send(problem, head, below, fastest, known), "stay or send"))
+    bounds.append((stay_or_send(problem, head, tail + fastest, fastest, known), "stay or send"))
     return [Bound(ns, method, fits) for ns, method in bounds]
 
 

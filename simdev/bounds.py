@@ -1,4 +1,4 @@
-"""A bound on the step time from transfers: what is too dear to send stays together, and then takes its time there."""
+"""Bounds on the step time from transfers: what is too dear to send stays together, and then takes its time there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,46 @@ import numpy as np
 from simdev.problem import Problem
 
 STEPS = 24  # bisections: the bound is found to the relative accuracy of 2^-24 of the range
+MOST = 1024  # ops that are looked at around each op; fewer weaken the bound and keep it valid
+
+
+def gathered(
+    problem: Problem, head: np.ndarray, tail: np.ndarray, fastest: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Heads and tails int64 ``(n,)`` in ns with transfers counted: no op starts before its head, and from its end to
+    the end of the step its tail passes. ``head``, ``tail``: what is known without transfers (:func:`t_level` ...).
+
+    Let ``v`` start at ``t``, its ancestor ``u`` on another device. Each path from ``u`` to ``v`` then crosses devices
+    somewhere, so ``v`` starts no sooner than ``r(u)`` after ``u``'s end, where ``r(u)`` is the largest, over the
+    readers ``w`` of ``u``, of the lesser of: the quickest transfer to ``w`` and the path from ``w`` on (``w`` is with
+    ``v``), and ``w``'s time and ``r(w)`` (it is not). Where ``head(u) + fastest(u) + r(u) > t``, ``u`` is therefore on
+    ``v``'s device, and so are all such ops; they run there one after the other, none before its head, in a memory that
+    holds their persistent bytes. ``t`` is at least the least time for which that can be, on the best device for it. In
+    topological order this gives the heads; in the reversed graph, the tails. (Papadimitriou and Yannakakis, "Towards an
+    architecture-independent analysis of parallel algorithms", SIAM J. Comput. 1990, for one delay and equal devices.)
+    """
+    model = _Alike(problem)
+    source, target, sending = problem.graph.edge_source, problem.graph.consumers, model.quickest
+    sending = sending[problem.graph.edge_tensor]
+    last = problem.graph.n_ops - 1
+    heads = _gather(model, head, fastest, source, target, sending, slice(None))
+    tails = _gather(model, tail, fastest, last - target, last - source, sending, slice(None, None, -1))
+    return heads, tails
+
+
+def _gather(model: _Alike, head, fastest, source, target, sending, way: slice) -> np.ndarray:
+    from simdev._gather import raise_heads
+
+    order = np.lexsort((source, target))
+    first_input = np.searchsorted(target[order], np.arange(len(head) + 1))
+    head = head[way].copy()
+    raise_heads(
+        head, np.ascontiguousarray(fastest[way]), first_input.astype(np.int64), source[order].astype(np.int64),
+        sending[order].astype(np.int64), np.ascontiguousarray(model.unit[way]).astype(np.int64),
+        np.ascontiguousarray(model.op_work[:, way]), np.ascontiguousarray(model.op_size[:, way]), model.slots,
+        model.memory, MOST,
+    )  # fmt: skip
+    return head[way].copy()
 
 
 def stay_or_send(problem: Problem, head: np.ndarray, below: np.ndarray, fastest: np.ndarray, known: int) -> int:
@@ -38,31 +78,39 @@ def stay_or_send(problem: Problem, head: np.ndarray, below: np.ndarray, fastest:
     return low + 1  # low is refuted
 
 
-class _Refuter:
-    def __init__(self, problem: Problem, head: np.ndarray, below: np.ndarray, fastest: np.ndarray):
+class _Alike:
+    """Devices that are alike as types, with each op's work and persistent bytes on them, and each tensor's quickest
+    transfer."""
+
+    def __init__(self, problem: Problem):
         graph, costs, topology = problem.graph, problem.costs, problem.topology
         classes = np.unique(costs.pair_class[~np.eye(topology.n_devices, dtype=bool)])
         classes = classes[classes >= 0]
-        quickest = costs.transfer_ns[classes].min(axis=0) if len(classes) else np.full(graph.n_tensors, 1 << 60)
+        self.quickest = costs.transfer_ns[classes].min(axis=0) if len(classes) else np.full(graph.n_tensors, 1 << 60)
+        slots = np.ones_like(topology.slots) if problem.rules.runtime == "eager" else topology.slots
+        alike = np.stack([costs.device_row, topology.memory_bytes, slots, topology.granularity], axis=1)
+        first = np.unique(alike, axis=0, return_index=True)[1]
+        self.slots, self.memory = slots[first].astype(np.int64), topology.memory_bytes[first]
+        self.all_slots = int(slots.sum())
+        self.op_work, self.work = costs.device_op_ns[first], problem.unit_op_ns[first]
+        grain = topology.granularity[first][:, None]
+        self.op_size = -(-graph.op_persistent_bytes // grain) * grain
+        self.unit, self.n_units = graph.unit_of_op, graph.n_units
+
+
+class _Refuter(_Alike):
+    def __init__(self, problem: Problem, head: np.ndarray, below: np.ndarray, fastest: np.ndarray):
+        super().__init__(problem)
+        graph, unit = problem.graph, self.unit
         source, target = graph.edge_source, graph.consumers
-        sent = head[source] + fastest[source] + quickest[graph.edge_tensor] + below[target]
-        unit = graph.unit_of_op
+        sent = head[source] + fastest[source] + self.quickest[graph.edge_tensor] + below[target]
         apart = unit[source] != unit[target]
         self.source, self.target, self.sent = unit[source[apart]], unit[target[apart]], sent[apart]
         order = np.argsort(-self.sent, kind="stable")
         self.source, self.target, self.sent = self.source[order], self.target[order], self.sent[order]
-        slots = np.ones_like(topology.slots) if problem.rules.runtime == "eager" else topology.slots
-        alike = np.stack([costs.device_row, topology.memory_bytes, slots, topology.granularity], axis=1)
-        first = np.unique(alike, axis=0, return_index=True)[1]
-        self.devices = first
-        self.slots, self.memory = slots[first].astype(np.int64), topology.memory_bytes[first]
-        self.all_slots = int(slots.sum())
-        self.op_work = costs.device_op_ns[first]
-        self.work = problem.unit_op_ns[first]
-        self.size = np.zeros((len(first), graph.n_units), np.int64)
-        for row, grain in enumerate(topology.granularity[first]):
-            np.add.at(self.size[row], unit, -(-graph.op_persistent_bytes // grain) * grain)
-        self.unit, self.n_units = unit, graph.n_units
+        self.size = np.zeros((len(self.slots), graph.n_units), np.int64)
+        for row, sizes in enumerate(self.op_size):
+            np.add.at(self.size[row], unit, sizes)
         self.head, self.tail = head, below - fastest
         self.unit_head = np.full(graph.n_units, np.iinfo(np.int64).max)
         self.unit_tail = self.unit_head.copy()
@@ -86,7 +134,7 @@ class _Refuter:
         np.minimum.at(first, label, self.unit_head)
         np.minimum.at(last, label, self.unit_tail)
         possible = np.zeros(count, bool)
-        for row in range(len(self.devices)):
+        for row in range(len(self.slots)):
             time, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
             np.add.at(time, label, np.maximum(self.work[row], 0))
             np.add.at(size, label, self.size[row])
@@ -105,7 +153,7 @@ class _Refuter:
 
     def _late(self, ops: np.ndarray, limit: int) -> bool:
         """Whether ``ops`` on one device take longer than ``limit`` on every device, for the best ``a`` or ``b``."""
-        for row in range(len(self.devices)):
+        for row in range(len(self.slots)):
             work = self.op_work[row][ops]
             if (work < 0).any() or self.size[row][np.unique(self.unit[ops])].sum() > self.memory[row]:
                 continue

@@ -94,11 +94,9 @@ def _draw_gantt(axes, story: Story) -> None:
             axes.plot([link.begin_ns / 1e6, link.end_ns / 1e6], [row + 0.43] * 2, color="black", lw=1.2)
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
     axes.set_ylim(len(labels) - 0.4, -0.6)
-    if len(busiest) > MOST_CHANNELS:
-        axes.text(1, -0.02, f"the busiest {MOST_CHANNELS} of {len(busiest)} channels in use",
-                  transform=axes.transAxes, ha="right", va="top", fontsize=8)  # fmt: skip
     axes.set_xlim(0, s.step_ns / 1e6)
-    axes.set_xlabel("ms")
+    shown = f" (the busiest {MOST_CHANNELS} of {len(busiest)} channels in use)" if len(busiest) > MOST_CHANNELS else ""
+    axes.set_xlabel(f"ms{shown}")
     handles = [Patch(color=colour, label=phase) for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True)]
     handles += [Patch(color="#888888", label="transfers"), Patch(color="black", label="critical chain")]
     axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=8, frameon=False)

@@ -89,7 +89,7 @@ def bench(
         except KeyboardInterrupt:
             print(f"simdev: interrupted; finished runs are kept in {out}, the same command goes on", file=sys.stderr)
             raise typer.Exit(130) from None
-    _print_board(found, out)
+    print_board(found, out)
 
 
 @command("verify")
@@ -166,7 +166,7 @@ def _compare_placements(problem, before: Path, after: Path) -> list[dict]:
     ]  # fmt: skip
 
 
-def _print_board(found: list[Row], out: Path) -> None:
+def print_board(found: list[Row], out: Path) -> None:
     from simdev.board import LEGEND, board, failures, headline
 
     for title, header, lines in board(found):

@@ -1,0 +1,120 @@
+"""The leaderboard as one HTML page: no network, no other file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+
+from simdev import bench, registry, rows
+from simdev.errors import InvalidInput, SimdevError
+from simdev.explain import Story
+from simdev.files import write_text
+from simdev.rows import Row
+
+BINS = 240  # steps of a schedule's picture
+SCHEDULES = 2  # pictures for each case: its best runs
+CHANNELS = 4  # the busiest are drawn
+
+
+def write_page(folder: str | os.PathLike, out: str | os.PathLike) -> None:
+    """Write the page of a result folder to ``out``. Raises :class:`InvalidInput` for a folder that cannot be read or
+    holds no row."""
+    folder = Path(folder)
+    found = rows.read_rows(folder / "results.csv")
+    if not found:
+        raise InvalidInput("holds no row", source=folder / "results.csv")
+    # "<" cannot end the script element early once it is escaped
+    text = json.dumps(page_data(folder, found), separators=(",", ":")).replace("<", "\\u003c")
+    template = (files("simdev") / "page.html").read_text(encoding="utf-8")
+    write_text(out, template.replace("@DATA@", text))
+
+
+def page_data(folder: Path, found: list[Row]) -> dict:
+    """What the page shows, ready for JSON: times in ns, memory in bytes."""
+    cases: dict[str, list[Row]] = defaultdict(list)
+    for row in found:
+        cases[f"{row.workload}, {row.topology}, {row.rules}"].append(row)
+    fits = sum(row.step_time_s is not None for row in found)
+    placers, budgets = {row.entry for row in found}, sorted({row.budget for row in found})
+    return {
+        "folder": folder.name,
+        "summary": f"{len(found)} runs of {len(placers)} placers on {len(cases)} cases, {fits} of which fit; budget "
+        + ", ".join(budgets) + ".",
+        "cases": {name: _case(folder, mine) for name, mine in cases.items()},
+        "rows": [_row(name, row) for name, mine in cases.items() for row in mine],
+    }  # fmt: skip
+
+
+def _row(case: str, row: Row) -> dict:
+    try:
+        family = registry.find_placer(row.entry)[0].family
+    except SimdevError:
+        family = "other"
+    return {
+        "case": case,
+        "placer": row.entry,
+        "family": family,
+        "status": "out of memory" if row.status == "ok" and not row.feasible else row.status,
+        "step": row.step_time_s,
+        "evaluations": row.evaluations,
+        "seconds": row.place_seconds,
+        "peak": row.peak_memory_bytes,
+        "seed": row.seed,
+    }
+
+
+def _case(folder: Path, mine: list[Row]) -> dict:
+    scored = sorted((row for row in mine if row.step_time_s is not None), key=lambda row: (row.step_time_s, row.key))
+    first = mine[0]
+    kept = bench.kept_graph(folder, first.fingerprint)
+    problem = bench.load_problem(first.workload, first.topology, first.rules, str(kept) if kept.is_file() else None)
+    return {
+        "workload": first.workload,
+        "topology": first.topology,
+        "rules": first.rules,
+        "ops": problem.graph.n_ops,
+        "best": scored[0].step_time_s if scored else None,
+        "bound": first.lower_bound_s,
+        "method": first.bound_method,
+        "gantts": [_gantt(folder, problem, row) for row in scored[:SCHEDULES]],
+    }
+
+
+def _gantt(folder: Path, problem, row: Row) -> dict:
+    """How busy each device and the busiest channels are in each of :data:`BINS` parts of the step, as digits 0 to 9."""
+    from simdev.sim import simulate
+
+    placement = rows.stored_placement(folder, row.placement)
+    placement.check(problem, source=rows.placement_path(folder, row.placement))
+    story = Story(problem, placement, simulate(problem, placement))
+    s = story.schedule
+    lanes = []
+    for device, name in enumerate(story.device_names):
+        mine = story.device == device
+        lanes.append(_lane(name, s.op_start[mine], s.op_finish[mine], s.step_ns, int(story.topology.slots[device]), 0))
+    links = [
+        _lane(story.channel_name(channel), s.transfer_start[users], s.transfer_finish[users], s.step_ns, 1, 1)
+        for channel, users in story.channel_users.items()
+    ]
+    busiest = sorted(links, key=lambda lane: -lane[2])[:CHANNELS]
+    return {"placer": row.entry, "step": int(s.step_ns), "lanes": lanes + busiest}
+
+
+def _lane(name: str, begin: np.ndarray, end: np.ndarray, step_ns: int, slots: int, link: int) -> list:
+    edges = np.linspace(0, step_ns, BINS + 1)
+    order_begin, order_end = np.sort(begin), np.sort(end)
+
+    def covered(sorted_times: np.ndarray) -> np.ndarray:
+        """The sum over the times of what of [time, edge] lies before each edge."""
+        count = np.searchsorted(sorted_times, edges)
+        return count * edges - np.concatenate([[0], np.cumsum(sorted_times)])[count]
+
+    busy = np.diff(covered(order_begin) - covered(order_end)) / max(1, step_ns) * BINS / slots
+    digits = np.clip(np.ceil(np.clip(busy, 0, 1) * 9 - 1e-9), 0, 9).astype(int)
+    total = float((end - begin).sum() / max(1, step_ns) / slots)
+    return [name, "".join(map(str, digits.tolist())), round(min(total, 1.0), 4), link]

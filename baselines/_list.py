@@ -189,7 +189,7 @@ def follow_forward(problem: Problem, unit_device: np.ndarray, allowed: np.ndarra
     graph = problem.graph
     device = np.array(unit_device, np.int32)
     todo = np.flatnonzero((device[graph.unit_of_op] < 0) & (np.diff(graph.input_ptr) > 0)).tolist()
-    forward_of = _forward_finder(graph)
+    forward_of = forward_finder(graph)
     for op in todo:
         unit = graph.unit_of_op[op]
         if device[unit] >= 0:
@@ -209,7 +209,7 @@ def follow_forward(problem: Problem, unit_device: np.ndarray, allowed: np.ndarra
     return _place_sources(problem, device, allowed)
 
 
-def _forward_finder(graph):
+def forward_finder(graph):
     """A function from a backward op to its forward op, or -1."""
     kinds = [kind.rstrip("_") for kind in graph.kinds]
     kind, layer, forward = graph.op_kind.tolist(), graph.op_layer.tolist(), (graph.op_phase == 0).tolist()

@@ -31,6 +31,7 @@ class PlacerSpec:
     ``repeatable`` is False for placers whose solver may stop by the clock: another machine may place otherwise.
     ``searches`` is True where the placer spends evaluations of the simulator. ``defaults`` are its parameters
     (``name[param=value]``). ``needs`` names optional packages; without them the run is skipped with the reason.
+    ``learner(problems, **params)`` makes what ``simdev train`` trains, for placers that learn a policy.
     """
 
     name: str
@@ -43,6 +44,7 @@ class PlacerSpec:
     defaults: Mapping[str, object] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     source: str = ""
+    learner: Callable | None = None
 
     def place(self, problem: Problem, *, rng: np.random.Generator, budget: Budget, **params) -> Placement:
         """Run the placer and check what it returns; where the end of the budget cuts it short, the best it found.
@@ -76,6 +78,7 @@ def placer(
     defaults: Mapping[str, object] | None = None,
     needs: tuple[str, ...] = (),
     source: str = "",
+    learner: Callable | None = None,
 ) -> Callable[[Callable[..., Placement]], Callable[..., Placement]]:
     """Register a placer under ``name``. ``source`` cites the paper (section) or library that it follows."""
 
@@ -85,6 +88,7 @@ def placer(
         SHELF[name] = PlacerSpec(
             name=name, version=version, family=family, function=function, memory_aware=memory_aware,
             repeatable=repeatable, searches=searches, defaults=dict(defaults or {}), needs=tuple(needs), source=source,
+            learner=learner,
         )  # fmt: skip
         return function
 

@@ -14,7 +14,21 @@ ROOT = Path(__file__).parents[1]
 ROWS = re.findall(r"^\| (\d) \| (.+) \|$", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE)
 FLOOR = {name: int(floor) for floor, names in ROWS for name in re.findall(r"`(\w+)`", names)}
 TOP = 7
-HEAVY = ("torch", "jax", "ortools", "onnx", "matplotlib", "numba", "pymetis", "pyscotch", "networkx", "pandas")
+HEAVY = (
+    "torch",
+    "jax",
+    "equinox",
+    "optax",
+    "safetensors",
+    "ortools",
+    "onnx",
+    "matplotlib",
+    "numba",
+    "pymetis",
+    "pyscotch",
+    "networkx",
+    "pandas",
+)
 
 
 def modules(folder, package):

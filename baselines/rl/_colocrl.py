@@ -1,0 +1,53 @@
+"""The network of ``colocrl`` and its likelihood."""
+
+from __future__ import annotations
+
+from simdev.baselines.rl._case import FEATURES, KIND_COLUMNS, KINDS, bucket
+from simdev.baselines.rl._jax import eqx, jax, jnp, optax
+from simdev.baselines.rl._reinforce import Reinforce
+from simdev.baselines.rl._seq2seq import Seq2Seq
+
+KIND_SIZE = 16
+
+
+class Policy(eqx.Module):
+    """Embeds groups (kinds, numbers and shapes, neighbours) and names their devices."""
+
+    kind: jax.Array  # (KINDS, KIND_SIZE)
+    place: Seq2Seq
+
+    def __init__(self, groups: int, devices: int, hidden: int, *, key):
+        one, two = jax.random.split(key)
+        self.kind = jax.random.normal(one, (KINDS, KIND_SIZE))
+        features = FEATURES - KINDS + KIND_SIZE + 2 * groups
+        self.place = Seq2Seq(features, hidden, devices, both_ways=False, key=two)
+
+    def embed(self, inputs):
+        """float32 ``(G, features)``: mean of the kinds' embeddings, numbers and shapes, and who is joined to whom."""
+        kinds = inputs.nodes[:, KIND_COLUMNS] @ self.kind
+        others = jnp.concatenate([inputs.nodes[:, : KIND_COLUMNS.start], inputs.nodes[:, KIND_COLUMNS.stop :]], axis=1)
+        joined = jnp.zeros((len(inputs.real), len(inputs.real)))
+        joined = joined.at[inputs.source, inputs.target].add(inputs.edge_real.astype(jnp.float32))
+        return jnp.concatenate([kinds, others, joined, joined.T], axis=1)
+
+
+def learner_functions(*, groups, devices, hidden, samples, rate, entropy) -> Reinforce:
+    """What ``colocrl`` does, for cases of ``bucket(groups)`` rows and ``devices`` columns."""
+
+    def new(key):
+        return Policy(bucket(groups), devices, hidden, key=key)
+
+    def sample(policy, inputs, key, count, greedy):
+        noise = jax.random.gumbel(key, (count, *inputs.allowed.shape)) * jnp.where(greedy, 0.0, 1.0)
+        _, actions = policy.place.decode(policy.embed(inputs), inputs.real, inputs.allowed, noise=noise)
+        return {"actions": actions}
+
+    def likelihood(policy, inputs, drawn):
+        actions = drawn["actions"]
+        logp, _ = policy.place.decode(policy.embed(inputs), inputs.real, inputs.allowed, actions=actions)
+        taken = jnp.take_along_axis(logp, actions[..., None], axis=2)[..., 0]
+        entropy = -jnp.sum(jnp.where(inputs.allowed, jnp.exp(logp) * logp, 0.0), axis=2)
+        return jnp.sum(taken * inputs.real, axis=1), jnp.sum(entropy.mean(axis=0) * inputs.real) / jnp.sum(inputs.real)
+
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+    return Reinforce(new, sample, likelihood, optimizer, samples=samples, entropy=entropy)

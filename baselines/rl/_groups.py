@@ -1,0 +1,131 @@
+"""What a learned placer places: groups of placement units that move together.
+
+TensorFlow colocates gradients with their ops, so the papers' groups are groups of forward ops, and the backward and
+update ops follow theirs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.baselines._list import forward_finder, tables
+from simdev.baselines._units import choices, fastest_ns, unit_tensor_edges
+from simdev.graph import ComputationGraph
+from simdev.problem import Problem
+
+
+def colocation_groups(problem: Problem) -> np.ndarray:
+    """int32 ``(units,)``: the group of each placement unit, numbered in topological order.
+
+    A forward op with a single reader goes with it, again and again (Mirhoseini et al. 2017, section 4.1), unless that
+    makes a group of more than half a device's memory. Backward and update ops follow their forward op, sources their
+    first reader.
+    """
+    graph, table = problem.graph, tables(problem, forward_only=True)
+    label = np.full(graph.n_units, -1, np.int64)
+    inside = graph.unit_of_op[table.scope]
+    label[inside] = table.label[inside]
+    return _in_order(graph, _followed(graph, label, table.label))
+
+
+def coarse_groups(problem: Problem, most: int) -> np.ndarray:
+    """int32 ``(units,)``: :func:`colocation_groups` merged to at most ``most``, numbered in topological order.
+
+    Pairs merge along the edges that carry most bytes for their weight, the weight of a group (the larger of its shares
+    of time and of persistent bytes) staying below a limit that grows until few enough are left. The papers wrote rules
+    by hand for each model (an LSTM step, an Inception branch); this is one rule for all graphs, the same every time.
+    """
+    group = colocation_groups(problem)
+    count = int(group.max()) + 1
+    time, held = fastest_ns(problem).astype(float), problem.unit_persistent_bytes.astype(float)
+    unit_weight = np.maximum(time / max(1.0, time.sum()), held / max(1.0, held.sum()))
+    weight = np.bincount(group, unit_weight, count)
+    allowed = np.zeros((problem.topology.n_devices, count), np.int64)
+    np.add.at(allowed, (slice(None), group), ~choices(problem))
+    allowed = allowed == 0
+    tensor, source, target = unit_tensor_edges(problem)
+    size = problem.graph.tensor_bytes[tensor] + 1.0
+    limit = 0.25 / most
+    while count > most:
+        source_group, target_group = group[source], group[target]
+        merged = _merge(source_group, target_group, size, weight, allowed, limit, count - most)
+        if limit > 4.0 and merged.max() + 1 == count:  # nothing joins these groups: neighbours in order do
+            merged = np.arange(count) * most // count
+        group, count = merged[group], int(merged.max()) + 1
+        weight = np.bincount(merged, weight, count)
+        forbidden = np.zeros((len(allowed), count), np.int64)
+        np.add.at(forbidden, (slice(None), merged), ~allowed)
+        allowed, limit = forbidden == 0, limit * 1.5
+    return _in_order(problem.graph, group)
+
+
+def _merge(source, target, size, weight, allowed, limit, excess) -> np.ndarray:
+    """int64 ``(count,)``: the groups joined by edges in order of bytes per weight, at most ``excess`` times."""
+    count = len(weight)
+    low, high = np.minimum(source, target).astype(np.int64), np.maximum(source, target).astype(np.int64)
+    apart = low != high
+    pairs, inverse = np.unique(low[apart] * count + high[apart], return_inverse=True)
+    low, high = pairs // count, pairs % count
+    rating = np.bincount(inverse, size[apart], len(pairs)) / (weight[low] + weight[high] + 1e-12)
+    order = np.lexsort((pairs, -rating))
+    parent, weight, allowed = list(range(count)), weight.tolist(), allowed.copy()
+    free = bool(allowed.all() or (allowed == allowed[:, :1]).all())
+
+    def root(number):
+        while parent[number] != number:
+            parent[number] = parent[parent[number]]
+            number = parent[number]
+        return number
+
+    for a, b in zip(low[order].tolist(), high[order].tolist(), strict=True):
+        a, b = root(a), root(b)
+        if a == b or weight[a] + weight[b] > limit:
+            continue
+        if not free:
+            common = allowed[:, a] & allowed[:, b]
+            if not common.any():
+                continue
+            allowed[:, a] = common
+        parent[b] = a
+        weight[a] += weight[b]
+        excess -= 1
+        if not excess:
+            break
+    return np.unique([root(number) for number in range(count)], return_inverse=True)[1]
+
+
+def _followed(graph: ComputationGraph, label: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """``label`` with the units that are at -1 put with the forward op, the maker of most bytes read, or the reader that
+    they follow; alone (``own``) where there is none."""
+    forward_of = forward_finder(graph)
+    unit, size = graph.unit_of_op, graph.tensor_bytes
+    for op in np.flatnonzero((label[unit] < 0) & (np.diff(graph.input_ptr) > 0)).tolist():
+        if label[unit[op]] >= 0:
+            continue
+        forward = forward_of(op)
+        if forward >= 0 and label[unit[forward]] >= 0:
+            label[unit[op]] = label[unit[forward]]
+            continue
+        tensors = graph.inputs[graph.input_ptr[op] : graph.input_ptr[op + 1]]
+        makers = label[unit[graph.tensor_producer[tensors]]]
+        if (makers >= 0).any():
+            label[unit[op]] = makers[np.argmax(np.where(makers >= 0, size[tensors], -1))]
+    for op in np.flatnonzero(label[unit] < 0).tolist():
+        first, last = graph.consumer_ptr[graph.output_ptr[op]], graph.consumer_ptr[graph.output_ptr[op + 1]]
+        readers = label[unit[graph.consumers[first:last]]]
+        readers = readers[readers >= 0]
+        if label[unit[op]] < 0:
+            label[unit[op]] = readers[0] if len(readers) else own[unit[op]]
+    return label
+
+
+def _in_order(graph: ComputationGraph, label: np.ndarray) -> np.ndarray:
+    """Groups numbered by the mean number of their forward ops (of all ops, where they have none)."""
+    _, label = np.unique(label, return_inverse=True)
+    count = int(label.max()) + 1
+    group = label[graph.unit_of_op]
+    weight = np.where(graph.op_phase == 0, 1.0, 1e-9)
+    middle = np.bincount(group, weight * np.arange(graph.n_ops), count) / np.bincount(group, weight, count)
+    rank = np.empty(count, np.int32)
+    rank[np.argsort(middle, kind="stable")] = np.arange(count, dtype=np.int32)
+    return rank[label]

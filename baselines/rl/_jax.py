@@ -1,0 +1,43 @@
+"""JAX as the learned placers use it: on the processor, in one thread, with compiled programs kept between runs.
+
+Import it only inside functions and only in the process that learns: JAX starts threads, and a process with threads must
+not be forked. Importing this module before anything else of JAX sets it up.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+FLAGS = ("--xla_cpu_multi_thread_eigen=false", "--xla_cpu_max_isa=AVX2")
+
+
+def _set_up() -> None:
+    """One thread: sums are added up in one order. One instruction set: on any processor that has it."""
+    if "jax" in sys.modules:  # the user's process has its own settings
+        return
+    given = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = " ".join([given, *(flag for flag in FLAGS if flag.split("=")[0] not in given)]).strip()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "simdev" / "jax"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # without a home, programs are compiled anew in each process
+        return
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+_set_up()
+
+import equinox as eqx  # noqa: E402
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import optax  # noqa: E402
+
+__all__ = ["eqx", "jax", "jnp", "optax"]

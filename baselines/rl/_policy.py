@@ -1,0 +1,139 @@
+"""Policies and checkpoints on disk: arrays as safetensors, everything else as JSON; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+from simdev.files import replacing, write_text
+
+FORMAT = 1
+MOST_BYTES = 1 << 30
+ARRAYS, HEADER = "policy.safetensors", "policy.json"
+
+
+def save_policy(folder: str | os.PathLike, header: Mapping, policy) -> None:
+    """Write ``policy`` (a pytree of arrays) and ``header`` (JSON: the placer, its version and settings, what it was
+    trained on) to a folder, which is made where it is missing."""
+    folder = Path(folder)
+    _make(folder)
+    blob = pack(policy)
+    with replacing(folder / ARRAYS) as file:
+        file.write(blob)
+    document = {"format": FORMAT, **header, "sha256": hashlib.sha256(blob).hexdigest()}
+    write_text(folder / HEADER, json.dumps(document, indent=1) + "\n")
+
+
+def read_header(folder: str | os.PathLike) -> dict:
+    """The JSON of a policy folder. Raises :class:`InvalidInput` naming the file and the field at fault."""
+    path = Path(folder) / HEADER
+    document = read_json(path)
+    if document.get("format") != FORMAT:
+        raise InvalidInput(f"format {document.get('format')!r}, expected {FORMAT}", source=path, field="format")
+    for field, kind in (("placer", str), ("version", int), ("settings", dict), ("sha256", str)):
+        if type(document.get(field)) is not kind:
+            raise InvalidInput("missing or of the wrong type", source=path, field=field)
+    return document
+
+
+def load_policy(folder: str | os.PathLike, like, *, placer: str, version: int):
+    """The policy of a folder, a pytree shaped as ``like``. Raises :class:`InvalidInput` unless it is a policy of this
+    placer and version, whole, with ``like``'s names, shapes and dtypes, and finite."""
+    header, path = read_header(folder), Path(folder) / ARRAYS
+    if (header["placer"], header["version"]) != (placer, version):
+        found = f"a policy of {header['placer']} version {header['version']}"
+        raise InvalidInput(f"{found}, not of {placer} version {version}", source=folder)
+    blob = read_blob(path)
+    if hashlib.sha256(blob).hexdigest() != header["sha256"]:
+        raise InvalidInput("truncated, or not the file that its policy.json was written with", source=path)
+    return unpack(blob, like, path)
+
+
+def pack(tree, notes: Mapping[str, str] | None = None) -> bytes:
+    """The arrays of a pytree as one safetensors file, named by their paths; ``notes`` go into its header."""
+    from safetensors.numpy import save
+
+    named = {name: np.ascontiguousarray(leaf) for name, leaf in _named(tree)}
+    return save(named, metadata=dict(notes or {}))
+
+
+def unpack(blob: bytes, like, source: object):
+    """The pytree shaped as ``like`` from :func:`pack`'s bytes. Raises :class:`InvalidInput` for anything else."""
+    import jax
+    from safetensors.numpy import load
+
+    try:
+        arrays = load(blob)
+    except Exception as error:  # the reader raises several types for what is malformed
+        raise InvalidInput(f"not a safetensors file ({error})", source=source) from None
+    leaves = []
+    for name, leaf in _named(like):
+        if name not in arrays:
+            raise InvalidInput("missing", source=source, field=name)
+        array, wanted = arrays.pop(name), np.asarray(leaf)
+        if array.shape != wanted.shape or array.dtype != wanted.dtype:
+            raise InvalidInput(
+                f"{array.dtype} {array.shape}, expected {wanted.dtype} {wanted.shape}", source=source, field=name
+            )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise InvalidInput("not finite", source=source, field=name)
+        leaves.append(array)
+    if arrays:
+        raise InvalidInput("not an array of this policy", source=source, field=min(arrays))
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
+
+
+def notes_of(blob: bytes, source: object) -> dict:
+    """The notes that :func:`pack` put into the header. Raises :class:`InvalidInput` where there is none."""
+    size = int.from_bytes(blob[:8], "little")
+    try:
+        if not 0 < size <= len(blob) - 8:
+            raise ValueError("no header")
+        notes = json.loads(blob[8 : 8 + size].decode()).get("__metadata__")
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise InvalidInput(f"not a safetensors file ({error})", source=source) from None
+    if not isinstance(notes, dict):
+        raise InvalidInput("missing", source=source, field="notes")
+    return notes
+
+
+def read_blob(path: Path) -> bytes:
+    """The bytes of a file of reasonable size."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise InvalidInput(f"larger than {MOST_BYTES} bytes", source=path)
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
+
+
+def read_json(path: Path) -> dict:
+    """The object of a JSON file."""
+    try:
+        document = json.loads(read_blob(path).decode())
+    except InvalidInput:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"not JSON ({error})", source=path) from None
+    if not isinstance(document, dict):
+        raise InvalidInput("expected an object", source=path)
+    return document
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=folder) from None
+
+
+def _named(tree) -> list[tuple[str, np.ndarray]]:
+    import jax
+
+    return [(jax.tree_util.keystr(path), np.asarray(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]

@@ -1,0 +1,198 @@
+"""The loop of all learned placers: search one problem within a budget, or train a policy on several."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simdev.baselines.rl._case import Case
+from simdev.baselines.rl._policy import load_policy, notes_of, pack, read_blob, read_header, save_policy, unpack
+from simdev.errors import BudgetExhausted, InvalidInput
+from simdev.files import replacing, write_text
+from simdev.placement import Placement
+from simdev.placer import Budget
+from simdev.problem import Problem
+
+State = dict[str, Any]
+CHECKPOINT, LOG = "checkpoint.safetensors", "progress.csv"
+COLUMNS = ("samples", "case", "best_step_ns", "mean_reward", "entropy")
+SECONDS_BETWEEN_CHECKPOINTS = 20.0
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A learned placer as functions. Everything that changes is in its state, a dict of pytrees of arrays:
+
+    * ``case(problem)``: the problem's groups and inputs.
+    * ``init(seed, cases)``: a new state for that many cases, with at least ``policy``, what a policy file keeps.
+    * ``step(state, index, evaluate)``: sample placements of case ``index``, learn from their rewards; the new state and
+      a dict with ``entropy`` (nats a group). ``evaluate`` is an :class:`Evaluator`. Nothing but the state and the
+      rewards may decide what it does: that makes training repeatable, and resumable bit for bit.
+    * ``greedy(state, case)``: actions int ``(G,)``, the most probable placement.
+    * ``settings``: the parameters that shape the policy, as JSON; a policy is used with those that it was trained with.
+    """
+
+    name: str
+    version: int
+    settings: Mapping[str, object]
+    case: Callable[[Problem], Case]
+    init: Callable[[int, int], State]
+    step: Callable[[State, int, Evaluator], tuple[State, dict]]
+    greedy: Callable[[State, Case], np.ndarray]
+
+
+class Evaluator:
+    """Simulates placements of a case on a budget, and remembers the best by (overflow, step time).
+
+    ``case`` is the case; ``best`` int32 ``(n,)`` the best placement so far, or None; ``rewards`` float32 and ``fits``
+    bool ``(k,)`` those of the last batch.
+    """
+
+    def __init__(self, case: Case, budget: Budget):
+        self.case, self.budget = case, budget
+        self.rewards, self.fits = np.zeros(0, np.float32), np.zeros(0, bool)
+        self.value, self.best = None, None
+
+    def __call__(self, actions: np.ndarray) -> np.ndarray:
+        """float32 ``(k,)``: rewards of actions int ``(k, G)``. Raises :class:`BudgetExhausted` where the budget ends
+        within the batch; what it did allow counts for the best."""
+        return self.case.rewards(*self.simulate(actions))
+
+    def simulate(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64 ``(k,)`` each: step time in ns and overflow in bytes of actions int ``(k, G)``. Raises as a call."""
+        devices = self.case.placements(actions)
+        step_ns, overflow = self.budget.evaluate_many(devices)
+        order = np.lexsort((step_ns, overflow))
+        value = int(overflow[order[0]]), int(step_ns[order[0]])
+        if self.value is None or value < self.value:
+            self.value, self.best = value, devices[order[0]].copy()
+        self.rewards, self.fits = self.case.rewards(step_ns, overflow), overflow == 0
+        if len(step_ns) < len(devices):
+            raise BudgetExhausted(f"the budget is used up after {self.budget.used} evaluations")
+        return step_ns, overflow
+
+
+def search(
+    learner: Learner, problem: Problem, *, rng: np.random.Generator, budget: Budget, policy: str = ""
+) -> Placement:
+    """Learn on one problem until the budget ends; the best placement seen.
+
+    With ``policy`` (a folder), start from it: its most probable placement is the first evaluation. Without evaluations,
+    the most probable placement is the answer.
+    """
+    case = learner.case(problem)
+    state = learner.init(int(rng.integers(1 << 31)), 1)
+    if policy:
+        state["policy"] = load_policy(policy, state["policy"], placer=learner.name, version=learner.version)
+    evaluate = Evaluator(case, budget)
+    if policy or not budget.left:
+        actions = learner.greedy(state, case)[None]
+        if not budget.left:
+            return Placement(case.placements(actions)[0])
+        evaluate.simulate(actions)
+    try:
+        while budget.left:
+            state, _ = learner.step(state, 0, evaluate)
+    except BudgetExhausted:
+        pass
+    return Placement(evaluate.best)
+
+
+def with_policy_settings(given: Mapping[str, object], policy: str) -> dict:
+    """Parameters of a placer, those of the policy's training in place of the given ones where there is a policy."""
+    return {**given, **(read_header(policy)["settings"] if policy else {})}
+
+
+def train(
+    learner: Learner,
+    problems: Sequence[Problem],
+    *,
+    seed: int,
+    evaluations: int,
+    out: str | os.PathLike,
+    progress: Callable[[dict], None] = lambda row: None,
+) -> None:
+    """Train a policy on ``problems`` in turn until ``evaluations`` simulations are spent; write it to folder ``out``.
+
+    ``progress`` gets a row of ``COLUMNS`` after every update; the folder's ``progress.csv`` has them all. A checkpoint
+    is written now and then, on Ctrl-C and at the end; the same call then goes on, bit for bit as if it had not stopped,
+    and with more ``evaluations`` it goes on further. Raises :class:`InvalidInput` where the folder holds the checkpoint
+    of another training.
+    """
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    cases = [learner.case(problem) for problem in problems]
+    what = {
+        "placer": learner.name, "version": learner.version, "settings": dict(learner.settings), "seed": seed,
+        "trained_on": [_identity(problem) for problem in problems],
+    }  # fmt: skip
+    state = learner.init(seed, len(cases))
+    run = {"updates": 0, "samples": 0, "best": [None] * len(cases)}
+    rows: list[list] = []
+    if (out / CHECKPOINT).exists():
+        state, run, rows = _resumed(out, what, state)
+    saved = time.monotonic()
+    try:
+        while run["samples"] < evaluations:
+            index = run["updates"] % len(cases)
+            budget = Budget(problems[index], evaluations=evaluations - run["samples"])
+            evaluate = Evaluator(cases[index], budget)
+            try:
+                new, info = learner.step(state, index, evaluate)
+            except BudgetExhausted:
+                break
+            value = evaluate.value if evaluate.value[0] == 0 else None
+            known = run["best"][index]
+            run["best"][index] = known if value is None else value[1] if known is None else min(known, value[1])
+            state, run["updates"], run["samples"] = new, run["updates"] + 1, run["samples"] + budget.used
+            row = (run["samples"], index, run["best"][index], float(evaluate.rewards.mean()), float(info["entropy"]))
+            rows.append(row)
+            progress({**dict(zip(COLUMNS, row, strict=True)), "workload": problems[index].graph.name})
+            if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
+                _save(out, what, state, run, rows)
+                saved = time.monotonic()
+    finally:
+        _save(out, what, state, run, rows)
+    save_policy(out, {**what, "samples": run["samples"]}, state["policy"])
+
+
+def _identity(problem: Problem) -> dict:
+    return {
+        "workload": problem.graph.name, "fingerprint": problem.graph.fingerprint, "topology": problem.topology.name,
+        "cost_hash": problem.costs.hash,
+    }  # fmt: skip
+
+
+def _save(out: Path, what: dict, state: State, run: dict, rows: list) -> None:
+    """State and counters in one file that is replaced at once."""
+    with replacing(out / CHECKPOINT) as file:
+        file.write(pack(state, {"what": json.dumps(what, sort_keys=True), "run": json.dumps(run)}))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
+    write_text(out / LOG, text.getvalue())
+
+
+def _resumed(out: Path, what: dict, like: State) -> tuple[State, dict, list]:
+    path = out / CHECKPOINT
+    blob = read_blob(path)
+    notes = notes_of(blob, path)
+    if notes.get("what") != json.dumps(what, sort_keys=True):
+        raise InvalidInput(
+            "another training's (placer, settings, seed or problems): choose another folder", source=path
+        )
+    run = json.loads(notes["run"])
+    try:
+        with open(out / LOG, newline="") as file:
+            rows = list(csv.reader(file))[1:]
+    except OSError:
+        rows = []
+    return unpack(blob, like, path), run, [row for row in rows if row and int(row[0]) <= run["samples"]]

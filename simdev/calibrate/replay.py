@@ -1,0 +1,510 @@
+"""Replays of traces: the work of a trace, its host and its streams, as a problem for the simulator.
+
+The host is one thread that issues calls in the order in which they were made; a call costs the time since the one
+before (Python and dispatch) and its own time, both without what it *waited* for. Waiting is left to the simulator:
+
+* a synchronising call, and a copy from or to pageable memory, wait for the work on their stream;
+* a launch waits while :data:`QUEUE_DEPTH` launches before it on its stream are not finished;
+* work waits for its launch, for the work before it on its stream, and, after ``cudaStreamWaitEvent``, for the work last
+  launched on another stream.
+
+Kernels take the time they took. Host costs of a step may be taken from the other steps, so that a step is predicted
+without a look at its own host times (:func:`host_costs`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+import numpy as np
+
+from simdev.calibrate.traces import DEVICE_KINDS, Trace
+from simdev.costs import CostTable
+from simdev.errors import InvalidInput
+from simdev.graph import GraphBuilder
+from simdev.placement import Placement
+from simdev.problem import Problem, Rules
+from simdev.sim import simulate
+from simdev.topology import Device, DeviceKind, Link, Topology
+
+QUEUE_DEPTH = 1022  # launches in flight when a launch begins to block, in a V100 trace that runs ahead; 1,024 by design
+FOUND_BUSY_NS = 1_000_000  # an idle stream begins a thousand times sooner
+SYNC = ("Synchronize", "cudaMemcpy", "hipMemcpy")
+WAIT_EVENT = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")
+CLOCK_NS = 2000  # times of calls and work agree no better
+MARK, LAUNCH, RETURN, WAIT = range(4)  # kinds of host events
+RULES = Rules(policy="program", contention="none")
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """What the host did, in order. ``n`` events.
+
+    * ``kind`` int8 ``(n,)``: a step's border (MARK), a call that launches work (LAUNCH), one that waits for work
+      (RETURN: also the second half of a blocking copy), or one that orders streams (WAIT).
+    * ``key``: what the event is, equal in each step; ``step`` int32 ``(n,)``: the number of the step's turn, -1 before.
+    * ``gap_ns``, ``own_ns`` int64 ``(n,)``: time since the event before, and in the call without waiting; ``own_ns`` is
+      -1 where the call was held up by a full queue, so that its own time is not known.
+    * ``work``: the rows of ``trace.work`` launched; ``waits``: the rows waited for.
+    * ``wait_for`` maps a row of work to rows on other streams that it waits for.
+    * ``busy_until`` ns per stream: when work launched before the first event ends, from the first event on.
+    * ``launch_ns``: from the end of a call to the begin of its work on an idle stream; ``between_ns`` per stream: from
+      the end of queued work to the begin of the next.
+    """
+
+    trace: Trace
+    kind: np.ndarray
+    key: tuple
+    step: np.ndarray
+    gap_ns: np.ndarray
+    own_ns: np.ndarray
+    work: tuple[tuple[int, ...], ...]
+    waits: tuple[tuple[int, ...], ...]
+    wait_for: dict[int, tuple[int, ...]]
+    busy_until: np.ndarray
+    launch_ns: int
+    between_ns: np.ndarray
+
+
+def host_line(trace: Trace) -> Line:
+    """The host's side of ``trace``, from the begin of its first step to the end of its last (or all of it)."""
+    begin, end = _window(trace)
+    calls, work = trace.calls, trace.work
+    launched: dict[int, list[int]] = {}
+    for row, correlation in enumerate(work.correlation.tolist()):
+        launched.setdefault(correlation, []).append(row)
+    name = [trace.names[number] for number in calls.name.tolist()]
+    inside = (calls.begin >= begin) & (calls.begin < end)
+    busy = {calls.thread[row] for row in range(len(calls)) if calls.correlation[row] in launched}
+    rows = [row for row in np.flatnonzero(inside).tolist() if calls.thread[row] in busy]
+    several = len(trace.streams) > 1
+    events = [(int(calls.begin[row]), 1, row) for row in rows]
+    events += [(edge, 0, 2 * k + side) for k, step in enumerate(trace.steps) for side, edge in enumerate(step[1:])]
+    draft = _Draft(trace, begin)
+    for edge, is_call, row in sorted(events):
+        if not is_call:
+            draft.mark(edge, row // 2, ("begin", "end")[row % 2])
+        elif int(calls.correlation[row]) in launched:
+            draft.launch(row, name[row], launched[int(calls.correlation[row])])
+        elif any(part in name[row] for part in SYNC):
+            draft.sync(row, name[row])
+        elif several and name[row] in WAIT_EVENT:
+            draft.wait(row, name[row])
+    return draft.line()
+
+
+def _window(trace: Trace) -> tuple[int, int]:
+    if trace.steps:
+        return trace.steps[0][1], trace.steps[-1][2] + 1
+    if not len(trace.calls):
+        raise InvalidInput("no calls of the host in the trace: nothing to replay", source=trace.name)
+    return int(trace.calls.begin.min()), int(trace.calls.end.max()) + 1
+
+
+class _Draft:
+    """Collects the events of a :class:`Line`."""
+
+    def __init__(self, trace: Trace, begin: int):
+        self.trace, self.begin, self.now = trace, begin, begin
+        self.rows: list[tuple] = []  # kind, key, gap, own, work, waits
+        self.last: dict[int, int] = {}  # stream -> row of the work last launched
+        self.latest: int | None = None  # the stream launched to last
+        self.sent: dict[int, list[int]] = {}  # stream -> ends of its work, in order
+        self.pending_waits = 0
+        self.after_wait: list[tuple[int, int]] = []  # (work, last work on another stream)
+
+    def add(self, kind, key, begin, own, work=(), waits=()) -> None:
+        self.rows.append((kind, key, max(0, begin - self.now), own, tuple(work), tuple(waits)))
+
+    def mark(self, edge: int, number: int, side: str) -> None:
+        self.add(MARK, (side, number), edge, 0)
+        self.now = max(self.now, edge)
+
+    def launch(self, row: int, name: str, work: list[int]) -> None:
+        trace, calls = self.trace, self.trace.calls
+        begin, end = int(calls.begin[row]), int(calls.end[row])
+        stream = int(trace.work.thread[work[0]])
+        if self.pending_waits:
+            self._orders(work[0], stream)
+        blocking = self._blocks(row, work)
+        key = (name, trace.names[trace.work.name[work[0]]], stream)
+        own = end - max(begin, self.now) if end > self.now else 0
+        if blocking:
+            idle = stream in self.last and trace.work.end[self.last[stream]] < begin
+            self.add(LAUNCH, key, begin, max(0, int(trace.work.begin[work[0]]) - begin) if idle else -1, work)
+            self.add(RETURN, (*key, "returns"), 0, max(0, end - int(trace.work.end[work[-1]])), (), work[-1:])
+        else:
+            self.add(LAUNCH, key, begin, -1 if self._full(stream, end) else own, work)
+        self.sent.setdefault(stream, []).extend(int(trace.work.end[item]) for item in work)
+        self.last[stream], self.latest = work[-1], stream
+        self.now = max(self.now, end)
+
+    def _full(self, stream: int, end: int) -> bool:
+        """Whether the queue of ``stream`` was (all but) full when the call returned."""
+        ends = self.sent.get(stream, ())
+        nearly = max(1, QUEUE_DEPTH - 4)
+        return len(ends) >= nearly and ends[-nearly] > end - CLOCK_NS
+
+    def _blocks(self, row: int, work: list[int]) -> bool:
+        """A copy from or to pageable memory that the call saw through: small ones only leave their bytes behind."""
+        trace, item = self.trace, work[-1]
+        if DEVICE_KINDS[trace.work_kind[item]] != "copy" or "Pageable" not in trace.names[trace.work.name[item]]:
+            return False
+        return bool(2 * trace.calls.end[row] >= trace.work.begin[item] + trace.work.end[item])
+
+    def sync(self, row: int, name: str) -> None:
+        calls, ends = self.trace.calls, self.trace.work.end
+        begin, end = int(calls.begin[row]), int(calls.end[row])
+        possible = [item for item in self.last.values() if ends[item] <= end + CLOCK_NS]
+        if "Device" not in name and possible:  # one stream: the one whose end explains the return
+            possible = [max(possible, key=lambda item: ends[item])]
+        waited = max((int(ends[item]) for item in possible), default=begin)
+        own = max(0, end - max(begin, self.now, waited))
+        self.add(RETURN, (name,), begin, own, (), possible)
+        self.now = max(self.now, end)
+
+    def wait(self, row: int, name: str) -> None:
+        calls = self.trace.calls
+        begin, end = int(calls.begin[row]), int(calls.end[row])
+        self.pending_waits += 1
+        self.add(WAIT, (name,), begin, end - max(begin, self.now) if end > self.now else 0)
+        self.now = max(self.now, end)
+
+    def _orders(self, item: int, stream: int) -> None:
+        """The next launch after a wait: on the stream that waits, unless the times contradict it."""
+        work = self.trace.work
+        for other, last in self.last.items():
+            if other != stream and work.begin[item] >= work.end[last] - CLOCK_NS // 2:
+                self.after_wait.append((item, last))
+        self.pending_waits = 0
+
+    def line(self) -> Line:
+        trace, work = self.trace, self.trace.work
+        if not self.rows:
+            raise InvalidInput("no calls of the host in the trace: nothing to replay", source=trace.name)
+        mine = {item for row in self.rows for item in row[4]}
+        begun = np.full(len(trace.streams), 0, np.int64)
+        edge = min((int(work.begin[item]) for item in mine), default=0)
+        for item in range(len(work)):
+            if item not in mine and work.end[item] > self.begin and work.begin[item] < edge:
+                begun[work.thread[item]] = max(begun[work.thread[item]], work.end[item] - self.begin)
+        self._found_busy(begun)
+        step, current = [], -1
+        for kind, key, *_ in self.rows:
+            current = key[1] if kind == MARK else current
+            step.append(current)
+        wait_for: dict[int, tuple[int, ...]] = {}
+        for item, last in self.after_wait:
+            wait_for[item] = (*wait_for.get(item, ()), last)
+        kind, key, gap, own, items, waits = zip(*self.rows, strict=True)
+        key = tuple((k[0],) if kind[number] == MARK else k for number, k in enumerate(key))
+        launch, between = self._latencies(mine)
+        return Line(trace, np.array(kind, np.int8), key, np.array(step, np.int32), np.array(gap, np.int64),
+                    np.array(own, np.int64), items, waits, wait_for, begun, launch, between)  # fmt: skip
+
+    def _found_busy(self, begun: np.ndarray) -> None:
+        """A stream whose first work starts late after its call was at work that the trace does not show."""
+        work, calls, seen = self.trace.work, self.trace.calls, set()
+        begin = dict(zip(calls.correlation.tolist(), calls.begin.tolist(), strict=True))
+        for item in sorted(item for row in self.rows for item in row[4]):
+            stream = int(work.thread[item])
+            if stream not in seen and work.begin[item] - begin[int(work.correlation[item])] > FOUND_BUSY_NS:
+                begun[stream] = max(begun[stream], work.begin[item] - self.begin)
+            seen.add(stream)
+
+    def _latencies(self, mine: set[int]) -> tuple[int, np.ndarray]:
+        """Mean time from call to idle stream, and from work to queued work, over the whole trace."""
+        trace, work = self.trace, self.trace.work
+        end_of_call = dict(zip(trace.calls.correlation.tolist(), trace.calls.end.tolist(), strict=True))
+        idle, queued = [], [[] for _ in trace.streams]
+        last: dict[int, int] = {}
+        for item in sorted(mine):
+            stream = int(work.thread[item])
+            call, before = end_of_call[int(work.correlation[item])], last.get(stream)
+            if before is None or before < call - CLOCK_NS:
+                idle.append(int(work.begin[item]) - call)
+            elif before > call + 10 * CLOCK_NS:
+                queued[stream].append(int(work.begin[item]) - before)
+            last[stream] = int(work.end[item])
+        launch = int(max(0, np.median(idle))) if idle else 2000
+        between = [_typical(values) for values in queued]
+        known = [value for value in between if value >= 0]
+        return launch, np.array([value if value >= 0 else (known or [1000])[0] for value in between], np.int64)
+
+
+def _typical(values: list[int]) -> int:
+    """The mean of the lower nine tenths: the rest waited for something. -1 where there are too few."""
+    if len(values) < 20:
+        return -1
+    values = np.sort(values)[: max(1, len(values) * 9 // 10)]
+    return int(max(0, np.mean(values)))
+
+
+def host_costs(line: Line, leave_one_out: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """``(gap_ns, own_ns)`` int64 ``(n,)`` for a replay.
+
+    With ``leave_one_out`` each event of a step costs the mean of what its likes cost in the other steps, of which the
+    slowest and the fastest are left aside where there are four or more (its own time where no other step has it);
+    otherwise what it cost itself. Held-up calls cost the median of the calls of their name.
+    """
+    own = line.own_ns.astype(float)
+    own[own < 0] = np.nan
+    gap = line.gap_ns.astype(float)
+    if leave_one_out:
+        gap, own = _from_other_steps(line, gap, own)
+    medians: dict[str, float] = {}
+    for row in np.flatnonzero(np.isnan(own)).tolist():
+        call = line.key[row][0]
+        if call not in medians:
+            same = [line.own_ns[r] for r in range(len(own)) if line.key[r][0] == call and line.own_ns[r] >= 0]
+            same = same or line.own_ns[(line.kind == LAUNCH) & (line.own_ns >= 0)].tolist() or [5000]
+            medians[call] = float(np.median(same))
+        own[row] = medians[call]
+    return np.rint(gap).astype(np.int64), np.rint(own).astype(np.int64)
+
+
+def _from_other_steps(line: Line, gap: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    steps = [np.flatnonzero(line.step == number) for number in range(line.step.max(initial=-1) + 1)]
+    parts = [([line.key[row] for row in rows], gap[rows], own[rows]) for rows in steps]
+    for rows, (_, gaps, owns) in zip(steps, from_others(parts), strict=True):
+        gap[rows], own[rows] = gaps, owns
+    return gap, own
+
+
+def from_others(parts: list[tuple[list, np.ndarray, np.ndarray]]) -> list[tuple[list, np.ndarray, np.ndarray]]:
+    """``(keys, gap, own)`` of repetitions of one thing, each with the mean costs of the other repetitions."""
+    numbers: dict[tuple, int] = {}
+    coded = [tuple(numbers.setdefault(key, len(numbers)) for key in keys) for keys, _, _ in parts]
+    order = np.argsort([gap.sum() + np.nansum(own) for _, gap, own in parts], kind="stable").tolist()
+    answers = []
+    for me, (keys, gap, own) in enumerate(parts):
+        others = [part for part in order if part != me]
+        gaps, owns = [], []
+        for other in others[1:-1] if len(others) >= 4 else others:
+            match = _aligned(coded[me], coded[other])
+            gaps.append(np.where(match >= 0, parts[other][1][match], np.nan))
+            owns.append(np.where(match >= 0, parts[other][2][match], np.nan))
+        answers.append((keys, _mean(gaps, gap), _mean(owns, own)) if others else (keys, gap, own))
+    return answers
+
+
+def _mean(samples: list[np.ndarray], default: np.ndarray) -> np.ndarray:
+    table = np.stack(samples)
+    count = (~np.isnan(table)).sum(axis=0)
+    return np.where(count > 0, np.nansum(table, axis=0) / np.maximum(count, 1), default)
+
+
+def _aligned(mine: tuple, other: tuple) -> np.ndarray:
+    """int ``(len(mine),)``: the place in ``other`` of each element of ``mine``, -1 where it has none."""
+    if mine == other:
+        return np.arange(len(mine))
+    match = np.full(len(mine), -1)
+    for block in SequenceMatcher(None, mine, other, autojunk=False).get_matching_blocks():
+        match[block.a : block.a + block.size] = np.arange(block.b, block.b + block.size)
+    return match
+
+
+def rank_costs(lines: list[Line], leave_one_out: bool = True) -> list[tuple[np.ndarray, np.ndarray]]:
+    """As :func:`host_costs` for one step of several ranks: the host costs of a rank are those of the other ranks."""
+    costs = [[value.astype(float) for value in host_costs(line, leave_one_out=False)] for line in lines]
+    if leave_one_out and len(lines) > 1:
+        costs = [
+            part[1:] for part in from_others([(list(line.key), *cost) for line, cost in zip(lines, costs, strict=True)])
+        ]
+    return [(np.rint(gap).astype(np.int64), np.rint(own).astype(np.int64)) for gap, own in costs]
+
+
+def replay_problem(line: Line, gap_ns: np.ndarray, own_ns: np.ndarray) -> tuple[Problem, Placement, np.ndarray]:
+    """The trace as a problem, its placement, and int ``(n,)`` the op of each host event."""
+    builder = Builder(line.trace.name)
+    ops = builder.add(line, gap_ns, own_ns)
+    return *builder.problem(line.launch_ns), builder.number[ops]
+
+
+class Builder:
+    """Puts one or more lines into one problem: a host and a device per stream for each."""
+
+    def __init__(self, name: str, collectives: dict[tuple[int, int], tuple[int, int]] | None = None):
+        """``collectives`` maps (rank's turn, row of its work) to (number, ns once all ranks are there)."""
+        self.graph = GraphBuilder(name)
+        self.devices: list[str] = []
+        self.device: list[int] = []
+        self.device_last: dict[int, int] = {}
+        self.ns: list[int] = []
+        self.collectives = collectives or {}
+        self.arrivals: dict[int, list[int]] = {}
+        self.members: dict[int, list[int]] = {}
+        self.ranks = 0
+
+    def op(self, name: str, kind: str, device: int, ns: int, after=()) -> int:
+        op = self.graph.op(f"{len(self.ns)} {name[:60]}", kind)
+        self.ns.append(max(1, int(ns)))
+        after = set(after)
+        if device in self.device_last:  # in turn, also where the graph is numbered anew
+            after.add(self.device_last[device])
+        self.device.append(device)
+        self.device_last[device] = op
+        for cause in sorted(after):
+            self.graph.control(cause, op)
+        return op
+
+    def add(self, line: Line, gap_ns: np.ndarray, own_ns: np.ndarray, begin_ns: int = 0) -> np.ndarray:
+        """A rank whose host begins at ``begin_ns``; int ``(n,)``, the op of each of its events."""
+        trace, rank, host = line.trace, self.ranks, len(self.devices)
+        self.ranks += 1
+        self.devices += [f"host{rank}", *(f"stream{rank}:{device}/{stream}" for device, stream in trace.streams)]
+        if begin_ns:
+            self.op("before", "host", host, begin_ns)
+        op_of: dict[int, int] = {}
+        queue: list[list[int]] = [[] for _ in trace.streams]
+        for stream, busy in enumerate(line.busy_until.tolist()):
+            if busy:
+                self.op("before", "before", host + 1 + stream, begin_ns + busy)
+        duration = trace.work.duration
+        place = np.empty(len(line.kind), np.int64)
+        for row, key in enumerate(line.key):
+            after = [op_of[item] for item in line.waits[row] if item in op_of]
+            for item in line.work[row][:1]:
+                stream = queue[int(trace.work.thread[item])]
+                after += stream[-QUEUE_DEPTH:][:1] if len(stream) >= QUEUE_DEPTH else []
+            cost = gap_ns[row] + own_ns[row]
+            if after and gap_ns[row]:  # the gap passes before the wait begins
+                self.op(f"{row}", "host", host, gap_ns[row])
+                cost = own_ns[row]
+            place[row] = self.op(f"{row} {key[0]}", "host", host, cost, after)
+            for item in line.work[row]:
+                stream = int(trace.work.thread[item])
+                causes = [place[row], *(op_of[other] for other in line.wait_for.get(item, ()) if other in op_of)]
+                name = trace.names[trace.work.name[item]]
+                number, ns = self.collectives.get((rank, item), (-1, duration[item]))
+                if number >= 0:  # holds its stream from its arrival until the last rank has arrived
+                    causes = [self.op(f"{name} arrives", "arrival", host + 1 + stream, 1, causes)]
+                    self.arrivals.setdefault(number, []).extend(causes)
+                ns += line.between_ns[stream]
+                op_of[item] = self.op(name, DEVICE_KINDS[trace.work_kind[item]], host + 1 + stream, ns, causes)
+                if number >= 0:
+                    self.members.setdefault(number, []).append(op_of[item])
+                queue[stream].append(op_of[item])
+        return place
+
+    def problem(self, launch_ns: int) -> tuple[Problem, Placement]:
+        kind = DeviceKind("replayed", 1 << 40, {"f32": 1.0}, 1.0)
+        hub = "hub"
+        topology = Topology(
+            "replay", tuple(Device(name, kind, name.startswith("host")) for name in self.devices),
+            tuple(Link((name, hub), 1 << 40, 0) for name in self.devices), (hub,),
+        )  # fmt: skip
+        for number, members in self.members.items():
+            for arrival in self.arrivals[number]:
+                for member in members:
+                    self.graph.control(arrival, member)
+        graph = self.graph.build()
+        order = np.array([int(name.split(" ", 1)[0]) for name in graph.op_names])
+        self.number = np.empty(len(order), np.int64)
+        self.number[order] = np.arange(len(order))
+        host = np.array([name.startswith("host") for name in self.devices])
+        pair = np.where(host[:, None] & ~host[None, :], 0, 1).astype(np.int32)
+        transfer = np.ones((2, graph.n_tensors), np.int64)
+        transfer[0] = max(1, launch_ns)
+        row = np.zeros(len(self.devices), np.int32)
+        costs = CostTable(
+            np.array(self.ns, np.int64)[order][None], row, transfer, pair, np.zeros(graph.n_ops, np.int64)
+        )
+        return Problem(graph, topology, costs, RULES), Placement(np.array(self.device, np.int32)[order])
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """Measured and simulated duration of each step, int64 ns ``(steps,)``, and what the simple answers would be:
+    ``sum_ns`` the durations of the step's work in turn, ``no_host_ns`` the same work on streams side by side."""
+
+    name: str
+    device_name: str
+    measured_ns: np.ndarray
+    predicted_ns: np.ndarray
+    sum_ns: np.ndarray
+    no_host_ns: np.ndarray
+
+    @property
+    def noise(self) -> float:
+        return noise(self.measured_ns)
+
+
+def is_collective(name: str) -> bool:
+    return "nccl" in name.lower() and "kernel" in name.lower()
+
+
+def match_collectives(lines: list[Line]) -> dict[tuple[int, int], tuple[int, int]]:
+    """``(rank's turn, row of its work) -> (number, ns)``: the k-th collectives of the ranks are one, which takes the
+    median time from the last arrival to the end.
+
+    Raises :class:`InvalidInput` where the ranks do not run the same ones.
+    """
+    rows = []
+    for line in lines:
+        work = [item for items in line.work for item in items]
+        rows.append([item for item in work if is_collective(line.trace.names[line.trace.work.name[item]])])
+    names = [
+        [line.trace.names[line.trace.work.name[item]] for item in items]
+        for line, items in zip(lines, rows, strict=True)
+    ]
+    if any(other != names[0] for other in names):
+        raise InvalidInput("the ranks do not run the same collectives", source=lines[0].trace.name)
+    answer = {}
+    for number in range(len(names[0])):
+        items = [row[number] for row in rows]
+        arrival = max(int(line.trace.work.begin[item]) for line, item in zip(lines, items, strict=True))
+        ns = int(np.median([int(line.trace.work.end[item]) - arrival for line, item in zip(lines, items, strict=True)]))
+        for rank, item in enumerate(items):
+            answer[rank, item] = number, max(1, ns)
+    return answer
+
+
+def replay_ranks(traces: list[Trace], leave_one_out: bool = True) -> list[Replay]:
+    """Simulate one step of all ranks together: a collective starts on a rank when it gets there, and ends everywhere
+    when its time has passed since the last rank got there. The ranks' begins are given; one :class:`Replay` a rank."""
+    if any(len(trace.steps) != 1 for trace in traces):
+        raise InvalidInput("expected one step of each rank", source=traces[0].name)
+    lines = [host_line(trace) for trace in traces]
+    zero = min(trace.steps[0][1] for trace in traces)
+    builder = Builder("ranks", match_collectives(lines))
+    places = [
+        builder.add(line, gap, own, line.trace.steps[0][1] - zero)
+        for line, (gap, own) in zip(lines, rank_costs(lines, leave_one_out), strict=True)
+    ]
+    problem, placement = builder.problem(int(np.median([line.launch_ns for line in lines])))
+    finish = simulate(problem, placement).op_finish
+    replays = []
+    for line, ops in zip(lines, places, strict=True):
+        trace, marks = line.trace, finish[builder.number[ops]][line.kind == MARK]
+        totals = np.zeros(len(trace.streams), np.int64)
+        for items in line.work:
+            for item in items:
+                totals[trace.work.thread[item]] += trace.work.end[item] - trace.work.begin[item]
+        replays.append(Replay(trace.name, trace.device_name, trace.step_ns, np.diff(marks), totals[None].sum(axis=1),
+                              totals[None].max(axis=1)))  # fmt: skip
+    return replays
+
+
+def noise(values: np.ndarray) -> float:
+    """Relative spread of repeated measurements: 1.4826 times the median distance to the median, over the median."""
+    middle = np.median(values)
+    return float(1.4826 * np.median(np.abs(values - middle)) / middle)
+
+
+def replay(trace: Trace, leave_one_out: bool = True) -> Replay:
+    """Simulate all steps of ``trace`` one after the other. Raises :class:`InvalidInput` where it has no step."""
+    if not trace.steps:
+        raise InvalidInput("no ProfilerStep in the trace", source=trace.name)
+    line = host_line(trace)
+    problem, placement, ops = replay_problem(line, *host_costs(line, leave_one_out))
+    finish = simulate(problem, placement).op_finish[ops]
+    marks = finish[line.kind == MARK].reshape(-1, 2)
+    work = trace.work
+    totals = np.zeros((len(trace.steps), len(trace.streams)), np.int64)
+    for row in np.flatnonzero(line.kind == LAUNCH):
+        for item in line.work[row]:
+            totals[line.step[row], work.thread[item]] += work.end[item] - work.begin[item]
+    return Replay(trace.name, trace.device_name, trace.step_ns, marks[:, 1] - marks[:, 0], totals.sum(axis=1),
+                  totals.max(axis=1))  # fmt: skip

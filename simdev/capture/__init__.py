@@ -27,6 +27,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,16 +59,22 @@ def capture_workload(spec: WorkloadSpec, params: dict | None = None) -> Computat
     _need_torch()
     from simdev.capture.run import run
 
-    chosen = spec.parameters(params or {})
+    make, name, meta = workload_step(spec, params or {})
+    try:
+        return run(make, name, meta)
+    except (RuntimeError, TypeError, ValueError) as error:
+        if meta["params"] == dict(spec.defaults) or isinstance(error, SimdevError):
+            raise
+        raise InvalidInput(f"cannot be built: {_sentence(error)}", source=name) from error
+
+
+def workload_step(spec: WorkloadSpec, params: dict) -> tuple[Callable[[], TrainingStep], str, dict]:
+    """What builds the step of a workload with ``params`` in place of its defaults, the graph's name and its meta."""
+    chosen = spec.parameters(params)
     changed = {key: value for key, value in chosen.items() if value != spec.defaults[key]}
     name = spec.name + (f"[{','.join(f'{key}={value}' for key, value in sorted(changed.items()))}]" if changed else "")
     meta = {"workload": spec.name, "family": spec.family, "params": chosen, "batch": chosen.get("batch")}
-    try:
-        return run(lambda: spec.function(**chosen), name, meta)
-    except (RuntimeError, TypeError, ValueError) as error:
-        if not changed or isinstance(error, SimdevError):
-            raise
-        raise InvalidInput(f"cannot be built: {_sentence(error)}", source=name) from error
+    return lambda: spec.function(**chosen), name, meta
 
 
 def capture_file(target: str) -> ComputationGraph:
@@ -77,6 +84,21 @@ def capture_file(target: str) -> ComputationGraph:
     """
     _need_torch()
     from simdev.capture.run import run
+
+    build, name, meta = file_step(target)
+    path, function = target.rpartition(":")[::2]
+    try:
+        return run(build, name, meta)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, source=path, field=error.field) from error
+    except Unsupported as error:
+        raise InvalidInput(str(error), source=path, field=function) from error
+    except Exception as error:  # the user's own code failed
+        raise InvalidInput(_sentence(error), source=path, field=function) from error
+
+
+def file_step(target: str) -> tuple[Callable[[], TrainingStep], str, dict]:
+    """What builds the step of ``my_model.py:make_step``, the graph's name and its meta. The file is executed."""
     from simdev.workload import TrainingStep
 
     path, _, function = target.rpartition(":")
@@ -96,14 +118,7 @@ def capture_file(target: str) -> ComputationGraph:
             raise InvalidInput(f"{function}() returned {found}, expected simdev.workload.TrainingStep", source=path)
         return step
 
-    try:
-        return run(build, Path(path).stem, {"source": Path(path).name, "function": function})
-    except InvalidInput as error:
-        raise InvalidInput(error.message, source=path, field=error.field) from error
-    except Unsupported as error:
-        raise InvalidInput(str(error), source=path, field=function) from error
-    except Exception as error:  # the user's own code failed
-        raise InvalidInput(_sentence(error), source=path, field=function) from error
+    return build, Path(path).stem, {"source": Path(path).name, "function": function}
 
 
 def _import(path: Path):

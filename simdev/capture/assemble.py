@@ -4,21 +4,32 @@ one op, colocation groups and write-after-read edges are added."""
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 from simdev.capture.trace import Op, Tape
 from simdev.graph import ComputationGraph, GraphBuilder
 
 
+@dataclass(frozen=True)
+class Assembly:
+    """A graph, and where its ops and tensors come from: ``parts`` are the numbers on the tape of the recorded ops that
+    make up each op, in program order; ``values`` the recorded value of each tensor, -1 for a control edge."""
+
+    graph: ComputationGraph
+    parts: tuple[tuple[int, ...], ...]
+    values: tuple[int, ...]
+
+
 def assemble(
     tape: Tape, name: str, *, results: set[int], gradients: dict[int, int], optimizer: str, meta: dict
-) -> ComputationGraph:
+) -> Assembly:
     """Build the graph.
 
     ``results`` are the values that leave the step; ``gradients`` maps the op of a parameter to the value of its final
     gradient; ``optimizer`` is the kind of the update ops.
     """
     alive = _alive(tape, results)
-    alive = _merge_updates(tape, alive, optimizer)
+    alive, merged = _merge_updates(tape, alive, optimizer)
     readers = defaultdict(list)
     for number in alive:
         for value in tape.ops[number].reads:
@@ -30,10 +41,13 @@ def assemble(
     tensor: dict[int, int] = {}
     handle: dict[int, int] = {}
     names: dict[str, int] = {}
+    origin: dict[str, tuple[tuple[int, ...], list[int]]] = {}  # op name -> its parts and the values of its tensors
     for number in alive:
         op = tape.ops[number]
+        label = _unique(op, names)
+        origin[label] = merged.get(number, (number,)), []
         handle[number] = builder.op(
-            _unique(op, names), op.kind, signature=op.signature, layer=op.layer, phase=op.phase, flops=op.flops,
+            label, op.kind, signature=op.signature, layer=op.layer, phase=op.phase, flops=op.flops,
             bytes_read=op.read, bytes_written=op.written, persistent_bytes=op.persistent, group=group.get(number),
             inputs=[tensor[value] for value in op.reads if value in tensor],
         )  # fmt: skip
@@ -44,9 +58,15 @@ def assemble(
                 tensor[value] = builder.tensor(
                     handle[number], made.bytes, persistent=made.persistent, result=value in results
                 )
+                origin[label][1].append(value)
     for before, after in waits:
         builder.control(handle[before], handle[after])
-    return builder.build()
+    graph = builder.build()
+    values = []
+    for op, label in enumerate(graph.op_names):
+        made = origin[label][1]
+        values += made + [-1] * (int(graph.output_ptr[op + 1] - graph.output_ptr[op]) - len(made))
+    return Assembly(graph, tuple(origin[label][0] for label in graph.op_names), tuple(values))
 
 
 def _alive(tape: Tape, results: set[int]) -> list[int]:
@@ -63,8 +83,9 @@ def _alive(tape: Tape, results: set[int]) -> list[int]:
     return sorted(alive)
 
 
-def _merge_updates(tape: Tape, alive: list[int], optimizer: str) -> list[int]:
-    """Replace the ops that update one parameter by one op at the place of the last; returns the ops left.
+def _merge_updates(tape: Tape, alive: list[int], optimizer: str) -> tuple[list[int], dict[int, tuple[int, ...]]]:
+    """Replace the ops that update one parameter by one op at the place of the last; returns the ops left, and the parts
+    of the replaced.
 
     An op of the update phase belongs to a parameter if it overwrites that parameter or its state, or if all that it
     makes is read by ops that belong to it. What several parameters share (a clipped norm) stays as it is.
@@ -89,8 +110,8 @@ def _merge_updates(tape: Tape, alive: list[int], optimizer: str) -> list[int]:
         ops[parts[-1]] = _merge(tape, home, parts, optimizer, users)
         for value in ops[parts[-1]].makes:
             values[value].producer = parts[-1]
-    last = {parts[-1] for parts in members.values()}
-    return [number for number in alive if number not in owner or number in last]
+    last = {parts[-1]: tuple(parts) for parts in members.values()}
+    return [number for number in alive if number not in owner or number in last], last
 
 
 def _merge(tape: Tape, home: int, parts: list[int], optimizer: str, users: dict[int, set[int]]) -> Op:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from simdev.capture.assemble import assemble
+from simdev.capture.assemble import Assembly, assemble
 from simdev.capture.trace import Tape, storage_bytes
 from simdev.errors import InvalidInput, Unsupported
 from simdev.graph import ComputationGraph
@@ -45,14 +45,22 @@ def _run(make, name: str, meta: dict) -> ComputationGraph:
     else:
         model, inputs, loss, optimizer = step.model, step.inputs, step.loss, step.optimizer
     with fake, _without_onednn():
-        return _capture(model, inputs, loss, optimizer, name, meta)
+        return _capture(Tape(), model, inputs, loss, optimizer, name, meta).graph
 
 
-def _capture(model, inputs, loss, optimizer, name: str, meta: dict) -> ComputationGraph:
+def run_real(make, name: str, meta: dict, tape: Tape) -> Assembly:
+    """Run the step that ``make`` builds once, on real tensors of the CPU, under ``tape``: the same graph, with values."""
+    with _Rewrites():
+        step = make()
+        _check(step, name)
+    with _without_onednn():
+        return _capture(tape, step.model, step.inputs, step.loss, step.optimizer, name, meta)
+
+
+def _capture(tape: Tape, model, inputs, loss, optimizer, name: str, meta: dict) -> Assembly:
     named = _parameters(model, optimizer)
     if optimizer is not None:
         _make_state(optimizer)
-    tape = Tape()
     homes = {parameter: tape.persistent(parameter, label) for label, parameter in named.items()}
     buffers = {label: buffer for label, buffer in model.named_buffers() if buffer.numel() > 1}
     for label, buffer in buffers.items():
@@ -92,11 +100,11 @@ def _capture(model, inputs, loss, optimizer, name: str, meta: dict) -> Computati
         "optimizer_state_bytes": state_bytes,
         "buffer_bytes": sum(storage_bytes(buffer) for buffer in buffers.values()),
     }
-    graph = assemble(
+    assembly = assemble(
         tape, name, results=results - {None}, gradients=final, optimizer=kind, meta={**facts, **meta}
     )  # fmt: skip
-    graph.meta["flops"] = int(graph.op_flops.sum())
-    return graph
+    assembly.graph.meta["flops"] = int(assembly.graph.op_flops.sum())
+    return assembly
 
 
 def _check(step, name: str) -> None:

@@ -1,0 +1,183 @@
+"""Records a training step so that it can be executed op by op: the capture's tape, on real tensors, with every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from simdev.capture.run import run_real
+from simdev.capture.trace import EMPTIES, Tape, storage_bytes, tensors_in
+from simdev.costs import FREE_KINDS
+from simdev.errors import Unsupported
+from simdev.execute.program import Call, Home, Layout, Program, Ref
+from simdev.workload import TrainingStep
+
+
+def record(make: Callable[[], TrainingStep], name: str, meta: dict, *, seed: int = 0) -> Program:
+    """Build the step with ``make``, run it once on the CPU and write down every ATen call.
+
+    Parameters, batch and random draws follow from ``seed``. The graph is the one that :func:`simdev.capture.capture`
+    makes. Raises :class:`Unsupported` for a step whose graph depends on the values of its tensors.
+    """
+    torch.manual_seed(seed)
+    recorder = Recorder(seed)
+    assembly = run_real(make, name, meta, recorder)
+    return recorder.program(assembly)
+
+
+class Recorder(Tape):
+    """The tape that also keeps what is called, with which arguments, and the bytes that were there before the step."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.calls: dict[int, Call] = {}
+        self.layouts: dict[int, Layout] = {}
+        self._seed = seed
+        self._before: dict[int, np.ndarray] = {}  # storage -> its bytes before the step
+        self._tensor: dict[int, torch.Tensor] = {}  # storage -> a tensor over it that was there before
+        self._value_key: dict[int, int] = {}
+        self._blank: set[int] = set()
+
+    def persistent(self, tensor, name, kind="parameter"):
+        self._keep(tensor)
+        return super().persistent(tensor, name, kind)
+
+    def state(self, tensor, home):
+        self._keep(tensor)
+        super().state(tensor, home)
+
+    def input(self, tensor, name):
+        self._keep(tensor)
+        super().input(tensor, name)
+
+    def _constant(self, tensor):
+        self._keep(tensor)
+        super()._constant(tensor)
+
+    def _keep(self, tensor) -> None:
+        key = self._key(tensor)
+        if key not in self._before:
+            self._before[key] = _bytes_of(tensor).copy()
+            self._tensor[key] = tensor.detach()
+
+    def _inputs(self, func, args, kwargs):
+        found = super()._inputs(func, args, kwargs)
+        for tensor, _ in found:
+            key = self._key(tensor)
+            if key not in self._value and key not in self._home:
+                self._keep(tensor)  # before the call may overwrite it
+        return found
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.recording and torch.Tag.nondeterministic_seeded in func.tags:
+            torch.manual_seed(self._seed_of(len(self.ops)))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _seed_of(self, number: int) -> int:
+        return self._seed * 1_000_003 + number
+
+    def _record(self, func, args, kwargs, inputs, out):
+        if func._opname in EMPTIES:
+            self._blank |= {self._key(tensor) for tensor in tensors_in(out)}
+        super()._record(func, args, kwargs, inputs, out)
+
+    def _append(self, func, kind, args, kwargs, inputs, fresh, writes, out):
+        number = len(self.ops)
+        new = {self._key(tensor) for tensor in fresh}
+        encode = self._encoder(new)
+        flat = tuple(_map(encode, item) for item in args), {key: _map(encode, item) for key, item in kwargs.items()}
+        written = [(encode(tensor), self._key(tensor)) for tensor in writes]
+        super()._append(func, kind, args, kwargs, inputs, fresh, writes, out)
+        made = []
+        for position, tensor in enumerate(tensors_in(out)):
+            if self._key(tensor) in new:
+                new.discard(self._key(tensor))
+                value = self._value[self._key(tensor)]
+                self._describe(value, tensor)
+                made.append((position, value))
+        for tensor in writes:
+            if self._value.get(self._key(tensor)) is not None:
+                self._describe(self._value[self._key(tensor)], tensor)
+        seed = self._seed_of(number) if torch.Tag.nondeterministic_seeded in func.tags else None
+        after = tuple((ref, self._value[key]) for ref, key in written if self._value.get(key) is not None)
+        self.calls[number] = Call(func, *flat, tuple(made), after, seed)
+
+    def _describe(self, value: int, tensor) -> None:
+        self.layouts[value] = _layout(tensor)
+        self._value_key[value] = self._key(tensor)
+
+    def _encoder(self, new: set[int]):
+        def encode(tensor) -> Ref:
+            key, layout = self._key(tensor), _layout(tensor)
+            if key in new:
+                raise Unsupported("an op whose result is handed to it as an argument")
+            value = self._value.get(key)
+            if value is not None and self.values[value].bytes:
+                return Ref("value", value, layout)
+            if key in self._home:
+                return Ref("home", key, layout)
+            if value is None and key not in self._blank and tensor.numel() <= 1:
+                return Ref("scalar", key, layout)
+            return Ref("blank", storage_bytes(tensor), layout)
+
+        return encode
+
+    def _new_value(self, tensor, producer, *, persistent=False):
+        super()._new_value(tensor, producer, persistent=persistent)
+        value = self._value[self._key(tensor)]
+        self._value_key[value] = self._key(tensor)
+        self.layouts[value] = _layout(tensor)
+
+    def program(self, assembly) -> Program:
+        """The executable step; the recorder's tensors hold the step's results by now."""
+        graph = assembly.graph
+        owner = {part: op for op, parts in enumerate(assembly.parts) for part in parts}
+        free = {number for number, kind in enumerate(graph.kinds) if kind in FREE_KINDS}
+        calls = [
+            [] if graph.op_kind[op] in free else [self.calls[part] for part in parts]
+            for op, parts in enumerate(assembly.parts)
+        ]
+        program = Program(graph, calls, list(assembly.values), self.layouts)
+        program.value_bytes = {number: value.bytes for number, value in enumerate(self.values)}
+        for key, op in self._home.items():
+            if op in owner:
+                tensor = self._tensor[key]
+                program.homes[key] = Home(owner[op], tensor.dtype, self._before[key], _bytes_of(tensor).copy())
+        program.value_home = {
+            number: self._value_key[number] for number, value in enumerate(self.values) if value.persistent
+        }
+        for key, before in self._before.items():
+            if key not in self._home and key in self._tensor:
+                program.scalars[key] = before
+        for op, parts in enumerate(assembly.parts):
+            if graph.kinds[graph.op_kind[op]] == "input":
+                for value in self.ops[parts[0]].makes:
+                    program.given[value] = self._before[self._value_key[value]]
+        storages = {storage._cdata: storage for storage in self._alive}
+        for tensor, value in enumerate(assembly.values):
+            if value >= 0 and graph.tensor_result[tensor]:
+                program.results[value] = _storage_array(storages[self._value_key[value]]).copy()
+        return program
+
+
+def _map(encode, item):
+    if isinstance(item, torch.Tensor):
+        return encode(item)
+    if isinstance(item, (list, tuple)):
+        return [_map(encode, part) for part in item]
+    return item
+
+
+def _layout(tensor) -> Layout:
+    return Layout(tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
+
+
+def _bytes_of(tensor) -> np.ndarray:
+    return _storage_array(tensor.untyped_storage())
+
+
+def _storage_array(storage) -> np.ndarray:
+    """uint8 array over the bytes of a storage."""
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()

@@ -49,7 +49,7 @@ def _run(make, name: str, meta: dict) -> ComputationGraph:
 
 
 def run_real(make, name: str, meta: dict, tape: Tape) -> Assembly:
-    """Run the step that ``make`` builds once, on real tensors of the CPU, under ``tape``: the same graph, with values."""
+    """Run the step that ``make`` builds once under ``tape``, on real tensors: the same graph, with values."""
     with _Rewrites():
         step = make()
         _check(step, name)

@@ -25,8 +25,8 @@ class Execution:
     """Measured steps of a placement. ``r`` repeats after the warm-up, ``n`` ops, ``m`` tensors, ``D`` devices.
 
     * ``step_ns`` int64 ``(r,)``: from the common start to the last completion (R6).
-    * ``op_start``, ``op_finish`` int64 ``(r, n)`` and ``sent_start``, ``sent_finish`` int64 ``(r, m, D)`` (0: not sent):
-      ns from the start of the step.
+    * ``op_start``, ``op_finish`` int64 ``(r, n)`` and ``sent_start``, ``sent_finish`` int64 ``(r, m, D)``, 0 where
+      nothing is sent: ns from the start of the step.
     * ``peak_bytes`` int64 ``(D,)``: most memory in use during a step.
     * ``first``: what the first step left, ``results`` bytes by value and ``homes`` bytes by storage.
     """

@@ -67,10 +67,10 @@ class Program:
     """An executable step.
 
     ``calls[v]`` are the ATen calls of op ``v`` (none for data that is there already). ``tensor_value[t]`` is the value
-    of graph tensor ``t`` (-1: a control edge); ``layouts`` and ``value_bytes`` describe values; ``homes`` are persistent
-    storages, ``value_home`` maps a persistent value to its home; ``scalars`` are constants that every device has;
-    ``given`` are the bytes of the batch by value. ``results`` are the bytes of the values that leave the step,
-    computed by PyTorch itself.
+    of graph tensor ``t`` (-1: a control edge); ``layouts`` and ``value_bytes`` describe values; ``homes`` are
+    persistent storages, ``value_home`` maps a persistent value to its home; ``scalars`` are constants that every
+    device has; ``given`` are the bytes of the batch by value. ``results`` are the bytes of the values that leave the
+    step, computed by PyTorch itself.
     """
 
     graph: ComputationGraph

@@ -1,0 +1,80 @@
+"""From measured steps to a schedule, and the proof that a placement computed the same thing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simdev.execute.host import Execution
+from simdev.execute.program import Program
+from simdev.sim import Schedule
+from simdev.topology import Topology
+
+TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}  # of the largest entry
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far the first step is from another that began alike: the largest difference in a result and in an updated
+    parameter or buffer, relative to the tensor's largest entry, each divided by its dtype's tolerance. Optimiser state
+    is left out: gradients that cancel to nothing leave only rounding there."""
+
+    result: float
+    parameter: float
+
+    @property
+    def same(self) -> bool:
+        return max(self.result, self.parameter) <= 1.0  # False for NaN
+
+
+def step_schedule(program: Program, execution: Execution, devices: np.ndarray, topology: Topology) -> Schedule:
+    """The measured step of median length in the form of a simulated one.
+
+    An op lasts from the moment that its worker takes it up until its outputs are there; a transfer is the time of the
+    copy. ``peak_bytes`` are measured; ``overflow_op`` is not known (-1).
+    """
+    step = int(np.argsort(execution.step_ns, kind="stable")[(len(execution.step_ns) - 1) // 2])
+    tensor, target = np.nonzero(execution.sent_finish[step])
+    graph = program.graph
+    overflow = np.maximum(execution.peak_bytes - topology.memory_bytes, 0)
+    return Schedule(
+        step_ns=int(execution.step_ns[step]),
+        op_start=execution.op_start[step].copy(),
+        op_finish=execution.op_finish[step].copy(),
+        transfer_tensor=tensor.astype(np.int32),
+        transfer_source=devices[graph.tensor_producer[tensor]].astype(np.int32),
+        transfer_target=target.astype(np.int32),
+        transfer_start=execution.sent_start[step][tensor, target],
+        transfer_finish=execution.sent_finish[step][tensor, target],
+        peak_bytes=execution.peak_bytes.copy(),
+        overflow_bytes=overflow,
+        overflow_op=np.full(len(overflow), -1, np.int32),
+        comm_bytes=int(graph.tensor_bytes[tensor].sum()),
+    )
+
+
+def difference(program: Program, execution: Execution, other: Execution | None = None) -> Difference:
+    """Compare the first step with that of ``other`` (a run on one device), or with what PyTorch itself computed."""
+    results = program.results if other is None else other.results
+    result = max(
+        (_gap(execution.results[value], expected, program.layouts[value].dtype) for value, expected in results.items()),
+        default=0.0,
+    )
+    parameter = 0.0
+    for key in sorted(set(program.value_home.values()) & set(program.homes)):
+        home = program.homes[key]
+        expected = home.after if other is None else other.homes[key]
+        parameter = max(parameter, _gap(execution.homes[key], expected, home.dtype))
+    return Difference(result, parameter)
+
+
+def _gap(found: np.ndarray, expected: np.ndarray, dtype) -> float:
+    import torch
+
+    a, b = (torch.from_numpy(np.ascontiguousarray(x)).view(dtype).double() for x in (found, expected))
+    if torch.isnan(a).any() or torch.isnan(b).any():
+        return float("nan")
+    scale = max(float(b.abs().max()), 1e-30) if b.numel() else 1.0
+    gap = float((a - b).abs().max()) if b.numel() else 0.0
+    return gap / scale / TOLERANCES.get(str(dtype).removeprefix("torch."), 1e-12)

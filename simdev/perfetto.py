@@ -1,0 +1,72 @@
+"""Schedules, simulated or measured, as trace files for Perfetto (https://ui.perfetto.dev) and chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+
+from simdev.files import write_text
+from simdev.graph import PHASES, ComputationGraph
+from simdev.sim import Schedule
+from simdev.topology import Topology
+
+
+def trace_events(
+    graph: ComputationGraph, topology: Topology, devices: np.ndarray, schedule: Schedule, name: str, process: int = 0
+) -> list[dict]:
+    """One process of a trace: a track per compute slot in use and per pair of devices; times in microseconds.
+
+    ``devices`` int ``(n,)`` is the placement. Ops or transfers that overlap on one device or pair get tracks of their
+    own. Events carry op number, layer, phase, bytes.
+    """
+    events = [{"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}]
+    tracks: dict[str, int] = {}
+
+    def track(label: str) -> int:
+        if label not in tracks:
+            tracks[label] = len(tracks)
+            where = {"ph": "M", "pid": process, "tid": tracks[label]}
+            events.append({**where, "name": "thread_name", "args": {"name": label}})
+            events.append({**where, "name": "thread_sort_index", "args": {"sort_index": tracks[label]}})
+        return tracks[label]
+
+    def add(label, start, finish, title, args):
+        begin, length = start / 1e3, (finish - start) / 1e3
+        events.append(
+            {"ph": "X", "pid": process, "tid": track(label), "ts": begin, "dur": length, "name": title, "args": args}
+        )
+
+    for number, device in enumerate(topology.devices):
+        ops = np.flatnonzero(devices == number)
+        for op, lane in _lanes(ops, schedule.op_start[ops], schedule.op_finish[ops]):
+            args = {"op": int(op), "layer": graph.layers[graph.op_layer[op]], "phase": PHASES[graph.op_phase[op]]}
+            label = device.name if lane == 0 else f"{device.name} ({lane + 1})"
+            add(label, int(schedule.op_start[op]), int(schedule.op_finish[op]), graph.op_names[op], args)
+    pairs = sorted(set(zip(schedule.transfer_source.tolist(), schedule.transfer_target.tolist(), strict=True)))
+    for source, target in pairs:
+        rows = np.flatnonzero((schedule.transfer_source == source) & (schedule.transfer_target == target))
+        for row, lane in _lanes(rows, schedule.transfer_start[rows], schedule.transfer_finish[rows]):
+            tensor = int(schedule.transfer_tensor[row])
+            label = f"{topology.devices[source].name} to {topology.devices[target].name}"
+            args = {"tensor": tensor, "bytes": int(graph.tensor_bytes[tensor])}
+            title = graph.op_names[graph.tensor_producer[tensor]]
+            begin, end = int(schedule.transfer_start[row]), int(schedule.transfer_finish[row])
+            add(label if lane == 0 else f"{label} ({lane + 1})", begin, end, title, args)
+    return events
+
+
+def write_trace(path: str | os.PathLike, *processes: list[dict]) -> None:
+    """Write the processes that :func:`trace_events` made into one file; each needs a ``process`` of its own."""
+    text = json.dumps({"traceEvents": [event for events in processes for event in events], "displayTimeUnit": "ms"})
+    write_text(path, text + "\n")
+
+
+def _lanes(rows: np.ndarray, start: np.ndarray, finish: np.ndarray):
+    """Pairs (row, lane): the first lane that is free when the row starts."""
+    ends: list[int] = []
+    for position in np.lexsort((finish, start)):
+        lane = next((number for number, end in enumerate(ends) if end <= start[position]), len(ends))
+        ends[lane : lane + 1] = [int(finish[position])]
+        yield rows[position], lane

@@ -26,6 +26,8 @@ _HOME = {
     "find_placer": "registry",
     "load_workload": "registry",
     "import_graph": "importers",
+    "from_networkx": "importers.networkx_graph",
+    "to_networkx": "importers.networkx_graph",
     "Simulator": "sim",
     "simulate": "sim",
     "simulate_many": "sim",

@@ -116,6 +116,48 @@ def cut(graph: ComputationGraph, weight: np.ndarray, k: int) -> np.ndarray:
     return _by_first(np.minimum(k - 1, middle * k // max(total[-1], np.finfo(float).tiny)).astype(np.int64))
 
 
+def group_units(graph: ComputationGraph, weight: np.ndarray, k: int) -> np.ndarray:
+    """int32 ``(n,)``: at most ``k`` groups of whole placement units, for placers and agents that place groups.
+
+    Rounds of matchings along the heaviest traffic (the coarsening of Karypis and Kumar, "A fast and high quality
+    multilevel scheme for partitioning irregular graphs", SIAM J. Sci. Comput. 1998); ``weight`` float ``(n,)`` of a
+    group stays under twice the mean of ``k`` groups for as long as any pair can merge so. Groups may depend on one
+    another in cycles: they are placed together, not run as one op. Numbered by their first op.
+    """
+    if k < 1:
+        raise InvalidInput(f"{k} is not a number of groups", source=graph.name, field="groups")
+    group, weight = graph.unit_of_op.astype(np.int64), np.asarray(weight, float)
+    limit = 2 * weight.sum() / k
+    while (count := int(group.max()) + 1) > k:
+        label = _matched(*_op_pairs(graph, group), np.bincount(group, weight, count), limit, count - k)
+        if label is None:
+            limit = 2 * limit if limit < weight.sum() else np.inf
+            label = np.arange(count)
+            if limit == np.inf:  # no traffic is left between any two: neighbours by number
+                label = np.minimum(label, k - 1)
+        group = _by_first(label[group]).astype(np.int64)
+    return _by_first(group)
+
+
+def _matched(source, target, size, weight, limit, most) -> np.ndarray | None:
+    """Label of each group after merging at most ``most`` disjoint pairs, heaviest traffic first, or None."""
+    low, high = np.minimum(source, target), np.maximum(source, target)
+    pairs, inverse = np.unique(low * len(weight) + high, return_inverse=True)
+    size = _total(size, inverse, len(pairs))
+    low, high = pairs // len(weight), pairs % len(weight)
+    fits = weight[low] + weight[high] <= limit
+    low, high, size = low[fits], high[fits], size[fits]
+    label, taken, left = np.arange(len(weight)), [False] * len(weight), most
+    for pair in np.lexsort((high, low, -size)).tolist():
+        a, b = int(low[pair]), int(high[pair])
+        if left == 0:
+            break
+        if not (taken[a] or taken[b]):
+            taken[a] = taken[b] = True
+            label[b], left = a, left - 1
+    return None if left == most else label
+
+
 def coarse_graph(graph: ComputationGraph, cluster: np.ndarray) -> ComputationGraph:
     """The quotient graph. An op per cluster, in the order of :func:`coarse_numbers`: FLOPs, bytes and persistent bytes
     are sums, workspace the largest; a tensor read outside its cluster stays, one read only inside goes. Clusters that

@@ -166,6 +166,26 @@ class ComputationGraph:
             digest.update(np.ascontiguousarray(getattr(self, name)).tobytes())
         return digest.hexdigest()[:16]
 
+    def to_arrays(self) -> dict[str, np.ndarray]:
+        """The graph as plain writable arrays, in the layout of graph-learning libraries.
+
+        ``edge_index`` int64 ``(2, n_edges)``: producing op, reading op, for each read of a tensor (a pair that shares
+        two tensors is there twice); ``edge_bytes`` int64 and ``edge_tensor`` int64 ``(n_edges,)``; ``features`` float32
+        ``(n, 5)``: log2(1 + v) of FLOPs, bytes read, bytes written, persistent and workspace bytes; ``kind``, ``phase``
+        and ``unit`` (the placement unit) int64 ``(n,)``.
+        """
+        columns = (self.op_flops, self.op_bytes_read, self.op_bytes_written, self.op_persistent_bytes,
+                   self.op_workspace_bytes)  # fmt: skip
+        return {
+            "edge_index": np.stack([self.edge_source, self.consumers]).astype(np.int64),
+            "edge_bytes": self.tensor_bytes[self.edge_tensor],
+            "edge_tensor": self.edge_tensor.astype(np.int64),
+            "features": np.log2(1 + np.stack(columns, axis=1).astype(np.float64)).astype(np.float32),
+            "kind": self.op_kind.astype(np.int64),
+            "phase": self.op_phase.astype(np.int64),
+            "unit": self.unit_of_op.astype(np.int64),
+        }
+
     def __repr__(self) -> str:
         return f"<ComputationGraph {self.name}: {self.n_ops} ops, {self.n_tensors} tensors, {self.n_edges} edges>"
 

@@ -49,6 +49,25 @@ def test_cut_makes_runs_of_equal_weight():
     assert coarsen.cut(diamond_with_tail(), np.array([9, 1, 1, 1, 1, 1]), 2).tolist() == [0, 1, 1, 1, 1, 1]
 
 
+def test_units_are_grouped_along_the_heaviest_traffic():
+    graph = diamond_with_tail()
+    assert coarsen.group_units(graph, np.ones(6), 6).tolist() == [0, 1, 2, 3, 4, 5]
+    assert coarsen.group_units(graph, np.ones(6), 3).tolist() == [0, 0, 1, 1, 2, 2]  # 4-5, 2-3, 0-1
+    assert coarsen.group_units(graph, np.ones(6), 1).tolist() == [0] * 6
+    with pytest.raises(InvalidInput, match="0 is not a number of groups"):
+        coarsen.group_units(graph, np.ones(6), 0)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_hold_whole_units_and_are_at_most_k(seed):
+    rng = np.random.default_rng(seed)
+    graph = random_graph(rng, 60)
+    for k in (1, 2, 7, 200):
+        group = coarsen.group_units(graph, rng.random(graph.n_ops), k)
+        assert group.max() + 1 == min(k, graph.n_units)
+        assert all(len(set(group[graph.unit_of_op == unit])) == 1 for unit in range(graph.n_units))
+
+
 def test_coarse_graph_by_hand():
     coarse = coarsen.coarse_graph(diamond_with_tail(), np.array([0, 1, 1, 1, 2, 2]))
     assert coarse.op_flops.tolist() == [0, 60, 90]

@@ -160,3 +160,29 @@ def test_random_graphs_keep_every_edge():
             for t in graph.inputs[graph.input_ptr[op] : graph.input_ptr[op + 1]]
         ]
         assert sorted(backwards) == sorted(zip(producers.tolist(), graph.consumers.tolist(), strict=True))
+
+
+def test_arrays_for_graph_learning():
+    """What torch_geometric.data.Data(x=features, edge_index=edge_index), dgl.graph(tuple(edge_index)) and
+    jraph.GraphsTuple(senders=edge_index[0], receivers=edge_index[1]) take."""
+    b = GraphBuilder("three")
+    x = b.op("x", "input", outputs=[7, 9])
+    y = b.op("y", "relu", inputs=b.outputs(x), flops=3, outputs=[1])
+    b.op("z", "relu", inputs=[b.outputs(x)[1], *b.outputs(y)])
+    graph = b.build()
+    arrays = graph.to_arrays()
+    assert arrays["edge_index"].tolist() == [[0, 0, 0, 1], [1, 1, 2, 2]]
+    assert arrays["edge_bytes"].tolist() == [7, 9, 9, 1] and arrays["edge_tensor"].tolist() == [0, 1, 1, 2]
+    assert arrays["features"].shape == (3, 5) and arrays["features"].dtype == np.float32
+    assert arrays["features"][1, 0] == 2.0  # log2(1 + 3)
+    assert arrays["unit"].tolist() == [0, 1, 2] and arrays["kind"][1] == arrays["kind"][2] != arrays["kind"][0]
+    assert all(array.flags.writeable and array.flags.c_contiguous for array in arrays.values())
+
+
+def test_networkx_there_and_back():
+    from simdev import from_networkx, to_networkx
+
+    graph = GraphBuilder("one")
+    graph.op("x", "input", outputs=[7])
+    graph = graph.build()
+    assert from_networkx(to_networkx(graph)).graph.fingerprint == graph.fingerprint

@@ -479,3 +479,12 @@ def test_memory_in_program_order_is_what_pytorch_allocates(entry):
     problem = Problem.build(graph, topology, rules=Rules(policy="program"))
     alone = Placement(np.full(graph.n_ops, topology.accelerators[0]))
     assert max(simulate(problem, alone, engine="reference").peak_bytes) == pytest.approx(peak, rel=0.01)
+
+
+def test_each_gradient_of_a_depthwise_convolution_counts_as_its_forward():
+    from simdev.capture.trace import grouped_backward_flops
+
+    image, gradient, weight = torch.empty(2, 6, 8, 8), torch.empty(2, 6, 4, 4), torch.empty(6, 1, 3, 3)
+    forward = 2 * (2 * 6 * 4 * 4) * 9
+    assert grouped_backward_flops(image, gradient, weight, [True, True, False]) == 2 * forward
+    assert grouped_backward_flops(image, gradient, weight, [False, True, True]) == forward

@@ -356,6 +356,13 @@ def signature(func, args, kwargs, out) -> str:
     return f"{kind}({','.join(tensors + rest)})->{describe(out)}"
 
 
+def grouped_backward_flops(image, gradient, weight, output_mask) -> int:
+    """FLOPs of a grouped convolution's backward, which PyTorch counts as if every filter read every channel: each
+    gradient takes as many multiplications as the forward."""
+    macs = prod(gradient.shape) * prod(weight.shape[1:])
+    return 2 * macs * sum(bool(wanted) for wanted in output_mask[:2])
+
+
 def flops(func, args, kwargs, out, inputs, outputs) -> int:
     """FLOPs of an op: PyTorch's own count for matrix products, convolutions and attention, none for data movement,
     otherwise one per element of the largest tensor."""
@@ -363,6 +370,8 @@ def flops(func, args, kwargs, out, inputs, outputs) -> int:
         return int(flop_counter.sdpa_flop_count(*(t.shape for t in args[:3])))
     if func._opname == f"{ATTENTION}_backward":
         return int(flop_counter.sdpa_backward_flop_count(*(t.shape for t in args[:4])))
+    if func._opname == "convolution_backward" and args[9] > 1:
+        return grouped_backward_flops(args[1], args[0], args[2], args[10])
     count = flop_counter.flop_registry.get(func._overloadpacket)
     if count is not None:
         return int(count(*args, **kwargs, out_val=out))

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from simdev.baselines.rl._case import Case
-from simdev.baselines.rl._policy import load_policy, notes_of, pack, read_blob, read_header, save_policy, unpack
 from simdev.errors import BudgetExhausted, InvalidInput
 from simdev.files import replacing, write_text
 from simdev.placement import Placement
 from simdev.placer import Budget
+from simdev.policy import load_policy, notes_of, pack, read_blob, read_header, save_policy, unpack
 from simdev.problem import Problem
 
 State = dict[str, Any]
@@ -48,6 +48,10 @@ class Learner:
     init: Callable[[int, int], State]
     step: Callable[[State, int, Evaluator], tuple[State, dict]]
     greedy: Callable[[State, Case], np.ndarray]
+
+    def train(self, problems: Sequence[Problem], **how) -> None:
+        """Train a policy on ``problems``: see :func:`train`."""
+        train(self, problems, **how)
 
 
 class Evaluator:
@@ -156,7 +160,8 @@ def train(
             state, run["updates"], run["samples"] = new, run["updates"] + 1, run["samples"] + budget.used
             row = (run["samples"], index, run["best"][index], float(evaluate.rewards.mean()), float(info["entropy"]))
             rows.append(row)
-            progress({**dict(zip(COLUMNS, row, strict=True)), "workload": problems[index].graph.name})
+            names = {"workload": problems[index].graph.name, "topology": problems[index].topology.name}
+            progress({**dict(zip(COLUMNS, row, strict=True)), **names})
             if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
                 _save(out, what, state, run, rows)
                 saved = time.monotonic()
@@ -186,13 +191,22 @@ def _resumed(out: Path, what: dict, like: State) -> tuple[State, dict, list]:
     blob = read_blob(path)
     notes = notes_of(blob, path)
     if notes.get("what") != json.dumps(what, sort_keys=True):
-        raise InvalidInput(
-            "another training's (placer, settings, seed or problems): choose another folder", source=path
-        )
-    run = json.loads(notes["run"])
+        raise InvalidInput("of another training (placer, settings, seed or problems): use another folder", source=path)
+    run = _counters(notes.get("run"), len(what["trained_on"]), path)
     try:
         with open(out / LOG, newline="") as file:
-            rows = list(csv.reader(file))[1:]
+            rows = [row for row in csv.reader(file) if row and row[0].isdigit() and int(row[0]) <= run["samples"]]
     except OSError:
         rows = []
-    return unpack(blob, like, path), run, [row for row in rows if row and int(row[0]) <= run["samples"]]
+    return unpack(blob, like, path), run, rows
+
+
+def _counters(text: object, cases: int, path: Path) -> dict:
+    try:
+        run = json.loads(str(text))
+        whole = [run["updates"], run["samples"], *(0 if best is None else best for best in run["best"])]
+        if all(type(number) is int and number >= 0 for number in whole) and len(run["best"]) == cases:
+            return run
+    except (ValueError, RecursionError, KeyError, TypeError):
+        pass
+    raise InvalidInput("missing or malformed", source=path, field="run")

@@ -95,8 +95,8 @@ def build_problem(graph, topology, policy="fifo", contention="fifo", runtime="da
     return Problem.build(registry.load_workload(graph), load_topology(topology), model, rules)
 
 
-def run_placer(problem, entry: str, evaluations: int, seed: int):
-    """The placement that the placer ``entry`` finds within ``evaluations`` simulations."""
+def run_placer(problem, entry: str, evaluations: int, seed: int, **more):
+    """The placement that the placer ``entry``, with ``more`` parameters, finds within ``evaluations`` simulations."""
     import numpy as np
 
     from simdev import registry
@@ -106,7 +106,7 @@ def run_placer(problem, entry: str, evaluations: int, seed: int):
         raise InvalidInput("evaluations and seed cannot be negative")
     spec, params = registry.find_placer(entry)
     budget = Budget(problem, evaluations=evaluations)
-    return spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **params)
+    return spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **{**params, **more})
 
 
 def print_table(header: list[str], lines: list[list[str]]) -> None:

@@ -15,7 +15,6 @@ from simdev.commands import (
     Engine,
     GraphArgument,
     JsonOption,
-    OutOption,
     PlacerOption,
     Policy,
     PolicyOption,
@@ -24,6 +23,7 @@ from simdev.commands import (
     TopologyArgument,
     build_problem,
     command,
+    in_a_folder,
     run_placer,
 )
 from simdev.errors import InvalidInput
@@ -61,23 +61,50 @@ def simulate(
 @command("place")
 def place(
     graph: GraphArgument,
-    topology: TopologyArgument,
-    placer: Annotated[str, typer.Option("--placer", "-p", help="Placer id: name or name[param=value].")],
-    out: OutOption,
-    policy: PolicyOption = Policy.fifo,
+    topology: Annotated[str | None, typer.Argument(help="Topology name or TOML file (default: the policy's).")] = None,
+    placer: PlacerOption = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write.", callback=in_a_folder)] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder of a trained policy (simdev train); or which ready op a device takes first."),
+    ] = None,
     contention: ContentionOption = Contention.fifo,
     runtime: RuntimeOption = Runtime.dataflow,
     costs: CostsOption = None,
     evaluations: Annotated[int, typer.Option(help="Simulations that the placer may spend.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the placer.")] = 0,
 ) -> None:
-    """Run one placer and write its placement (JSON)."""
+    """Run one placer, or a trained policy, and write its placement (JSON).
+
+    A policy's most probable placement is the first evaluation, and all of it with --evaluations 1; the others tune it.
+    """
     from simdev import sim
 
-    problem = build_problem(graph, topology, policy, contention, runtime, costs)
-    found = run_placer(problem, placer, evaluations, seed)
-    found.save(out, problem)
+    queues = [name for name in policy or () if name in list(Policy)]
+    folders = [name for name in policy or () if name not in list(Policy)]
+    if len(queues) > 1 or len(folders) > 1 or bool(folders) == bool(placer):
+        raise InvalidInput("give either --placer, or one folder as --policy")
+    if folders:
+        placer, topology = of_policy(folders[0], topology)
+    if topology is None:
+        raise InvalidInput("missing", source="TOPOLOGY")
+    problem = build_problem(graph, topology, *(queues or ["fifo"]), contention, runtime, costs)
+    found = run_placer(problem, placer, evaluations, seed, **({"policy": folders[0]} if folders else {}))
+    if out is not None:
+        found.save(out, problem)
     print_schedule(problem, found, sim.simulate(problem, found), False)
+
+
+def of_policy(folder: str, topology: str | None) -> tuple[str, str | None]:
+    """The placer of a trained policy, and the first topology that it was trained on where none is given."""
+    from simdev.policy import read_header
+
+    header = read_header(folder)
+    if topology is None:
+        trained = header.get("trained_on")
+        first = trained[0] if isinstance(trained, list) and trained else None
+        topology = first.get("topology") if isinstance(first, dict) else None
+    return header["placer"], topology if isinstance(topology, str) else None
 
 
 @command("bound")

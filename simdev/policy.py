@@ -59,7 +59,7 @@ def pack(tree, notes: Mapping[str, str] | None = None) -> bytes:
     """The arrays of a pytree as one safetensors file, named by their paths; ``notes`` go into its header."""
     from safetensors.numpy import save
 
-    named = {name: np.ascontiguousarray(leaf) for name, leaf in _named(tree)}
+    named = {name: np.asarray(leaf, order="C") for name, leaf in _named(tree)}
     return save(named, metadata=dict(notes or {}))
 
 

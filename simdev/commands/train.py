@@ -1,0 +1,68 @@
+"""train: a policy of a learned placer, for `simdev place --policy`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.commands import build_problem, command, positive
+from simdev.errors import InvalidInput
+
+SECONDS_BETWEEN_LINES = 2.0
+
+
+@command("train")
+def train(
+    placer: Annotated[str, typer.Option("--placer", "-p", help="Learned placer: name or name[param=value].")],
+    workload: Annotated[list[str], typer.Option("--workload", "--workloads", "-w", help="Workload or graph file.")],
+    topology: Annotated[list[str], typer.Option("--topology", "--topologies", "-t", help="Topology or TOML file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the policy and its checkpoint.")],
+    evaluations: Annotated[int, typer.Option(help="Simulations to spend in all.")] = 20000,
+    seed: Annotated[int, typer.Option(help="Seed of the first weights and of all samples.")] = 0,
+) -> None:
+    """Train a policy on every workload on every topology, in turn.
+
+    Stopped at any time, the same command goes on where it was, and with more --evaluations it goes on further.
+    """
+    from simdev import registry
+
+    positive(evaluations, "--evaluations")
+    if seed < 0:
+        raise InvalidInput("cannot be negative", source="--seed")
+    spec, params = registry.find_placer(placer)
+    if spec.learner is None:
+        raise InvalidInput("does not learn", source=f"placer {spec.name}")
+    problems = [build_problem(graph, machine) for graph in workload for machine in topology]
+    learner = spec.learner(
+        problems, **{key: value for key, value in {**spec.defaults, **params}.items() if key != "policy"}
+    )
+    lines = Lines(evaluations)
+    try:
+        learner.train(problems, seed=seed, evaluations=evaluations, out=out, progress=lines)
+    except KeyboardInterrupt:
+        print(f"simdev: interrupted; the same command goes on from {out}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print(f"{out}: a policy of {spec.name}, {lines.samples} samples")
+
+
+class Lines:
+    """Prints how the training goes on, now and then: samples, the best step time of the case, entropy."""
+
+    def __init__(self, evaluations: int):
+        self.evaluations, self.samples, self.printed = evaluations, 0, 0.0
+
+    def __call__(self, row: dict) -> None:
+        self.samples = row["samples"]
+        if time.monotonic() - self.printed < SECONDS_BETWEEN_LINES:
+            return
+        self.printed = time.monotonic()
+        best = "none fits yet" if row["best_step_ns"] is None else f"best {row['best_step_ns'] / 1e6:.1f} ms"
+        print(
+            f"[{self.samples}/{self.evaluations}] {row['workload']} on {row['topology']}: {best}, "
+            f"mean reward {row['mean_reward']:.3f}, entropy {row['entropy']:.3f}",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip

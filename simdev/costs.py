@@ -23,7 +23,7 @@ import numpy as np
 from simdev.errors import InvalidInput
 from simdev.files import write_text
 from simdev.graph import ComputationGraph
-from simdev.topology import DeviceKind, Topology
+from simdev.topology import DeviceKind, Link, Topology
 
 FREE_KINDS = frozenset({"input", "parameter", "constant", "barrier"})  # data that is there already: no kernel runs
 ROOFLINE_VERSION = 1  # raised whenever the same graph and topology would get other costs
@@ -255,30 +255,45 @@ def _duration(value: object, source: object, where: str) -> int:
 
 
 def transfer_durations(tensor_bytes: np.ndarray, topology: Topology) -> tuple[np.ndarray, np.ndarray]:
-    """``(transfer_ns, pair_class)`` of a :class:`CostTable`: latency + ceil(bytes * 1e9 / bandwidth), exactly.
+    """``(transfer_ns, pair_class)`` of a :class:`CostTable`: latency + ceil(bytes * 1e9 / bandwidth), exactly,
+    with the figures that each link has for the size.
 
     Raises :class:`InvalidInput` where a transfer would take over an hour.
     """
-    latency, rate = topology.pair_latency_ns, topology.pair_bytes_per_s
-    classes: dict[tuple[int, int], int] = {}
-    pair_class = np.full(latency.shape, -1, np.int32)
-    for pair, _ in topology.routes.items():
-        key = int(latency[pair]), int(rate[pair])
+    classes: dict[tuple, int] = {}
+    pair_class = np.full((topology.n_devices, topology.n_devices), -1, np.int32)
+    for pair, path in topology.routes.items():
+        key = _route_key([topology.channel_link[channel] for channel in path])
         pair_class[pair] = classes.setdefault(key, len(classes))
     sizes, inverse = np.unique(tensor_bytes, return_inverse=True)
-    slowest, largest = min((speed for _, speed in classes), default=1), int(sizes[-1]) if len(sizes) else 0
-    if classes and largest * 10**9 // slowest > MAX_NS:
-        raise InvalidInput(
-            f"a tensor of {largest} bytes would take {largest / slowest:.3g} s at {slowest} bytes/s",
-            source=topology.name,
-        )
-    # Python integers: bytes * 1e9 does not fit 64 bits for large tensors.
-    rows = [
-        np.array([max(1, delay + -(-int(size) * 10**9 // speed)) for size in sizes], np.int64)[inverse]
-        for delay, speed in classes
-    ]
+    rows = []
+    for key in classes:
+        # Python integers: bytes * 1e9 does not fit 64 bits for large tensors.
+        row = [_transfer_ns(key, int(size)) for size in sizes]
+        if max(row, default=1) > MAX_NS:
+            size = int(sizes[int(np.argmax(row))])
+            raise InvalidInput(f"a tensor of {size} bytes would take {max(row) / 1e9:.3g} s", source=topology.name)
+        rows.append(np.array(row, np.int64)[inverse])
     transfer_ns = np.stack(rows) if rows else np.zeros((0, len(tensor_bytes)), np.int64)
     return transfer_ns, pair_class
+
+
+def _route_key(links: list[Link]) -> tuple:
+    """What decides the duration of a transfer over ``links``: routes with equal keys are one class.
+
+    ``(latency, rate, ranged links)``: the sum and the smallest of the links without ranges, and the others themselves.
+    """
+    plain = [link for link in links if not link.ranges]
+    latency, rate = sum(link.latency_ns for link in plain), min((link.bytes_per_s for link in plain), default=0)
+    return latency, rate, tuple(link.ranges for link in links if link.ranges)
+
+
+def _transfer_ns(key: tuple, size: int) -> int:
+    latency, rate, ranged = key
+    for ranges in ranged:
+        _, more, speed = [part for part in ranges if part[0] <= size][-1]
+        latency, rate = latency + more, min(rate or speed, speed)
+    return max(1, latency + -(-size * 10**9 // rate))
 
 
 def peak_flops(kind: DeviceKind, dtype: str) -> float:

@@ -16,6 +16,14 @@ A topology is a TOML file (``simdev/devices/*.toml`` or the user's own). Sizes a
     gb_per_s = 12.4                     # 1e9 bytes per second, each direction if duplex = "full"
     latency_us = 2.0
     duplex = "full"                     # "half": both directions share one channel
+    ranges = [                          # if measured: what holds instead, for transfers of so many bytes and more
+        { from_bytes = 0, latency_us = 2.0, gb_per_s = 5.0 },
+        { from_bytes = 65536, latency_us = 9.0, gb_per_s = 12.4 },
+    ]
+
+A transfer over several links takes the sum of their latencies and the smallest of their rates, as each has them for its
+size. A range's latency is where its line meets zero bytes, and may be negative. Routes are chosen, and bandwidth is
+shared (contention ``fair``), by ``gb_per_s`` and ``latency_us`` alone.
 """
 
 from __future__ import annotations
@@ -73,6 +81,15 @@ class Link:
     bytes_per_s: int
     latency_ns: int
     duplex: str = "full"
+    ranges: tuple[tuple[int, int, int], ...] = ()  # (from bytes, latency ns, bytes per second), from 0, rising
+
+    def at(self, size: int) -> tuple[int, int]:
+        """``(latency_ns, bytes_per_s)`` of a transfer of ``size`` bytes."""
+        answer = self.latency_ns, self.bytes_per_s
+        for begin, latency, rate in self.ranges:
+            if begin <= size:
+                answer = latency, rate
+        return answer
 
 
 @dataclass(frozen=True)
@@ -109,6 +126,12 @@ class Topology:
                 self._fail("bandwidth must be positive and latency not negative", where)
             if link.bytes_per_s > MAX_RATE or link.latency_ns > MAX_DELAY_NS:
                 self._fail("bandwidth or latency is too large", where)
+            begins = [begin for begin, _, _ in link.ranges]
+            if begins and (begins[0] != 0 or any(a >= b for a, b in zip(begins[:-1], begins[1:], strict=True))):
+                self._fail("the ranges must begin at 0 bytes and rise", where)
+            for begin, latency, rate in link.ranges:
+                if not 1 <= rate <= MAX_RATE or abs(latency) > MAX_DELAY_NS or begin > MAX_SIZE:
+                    self._fail("a range's bandwidth must be positive, and no figure too large", where)
             if link.duplex not in ("full", "half"):
                 self._fail(f"duplex {link.duplex!r}, expected 'full' or 'half'", where)
 
@@ -167,6 +190,11 @@ class Topology:
             if link.duplex == "full":
                 rows.append((b, a, link.latency_ns, link.bytes_per_s))
         return tuple(rows)
+
+    @cached_property
+    def channel_link(self) -> tuple[Link, ...]:
+        """The link of each channel."""
+        return tuple(link for link in self.links for _ in range(2 if link.duplex == "full" else 1))
 
     @cached_property
     def routes(self) -> dict[tuple[int, int], tuple[int, ...]]:
@@ -285,13 +313,13 @@ def parse_topology(data: dict, *, source: str) -> Topology:
         pairs = row("ends", list)
         pairs = [pairs] if all(isinstance(end, str) for end in pairs) else pairs
         rate, latency = round(row.number("gb_per_s") * 1e9), round(row.number("latency_us") * 1e3)
-        duplex = row("duplex", str, default="full")
+        duplex, ranges = row("duplex", str, default="full"), _ranges(row, source, number)
         for pair in pairs:
             if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(end, str) for end in pair):
                 raise InvalidInput(
                     "expected two names, or a list of such pairs", source=source, field=f"link {number}: ends"
                 )
-            links.append(Link((pair[0], pair[1]), rate, latency, duplex))
+            links.append(Link((pair[0], pair[1]), rate, latency, duplex, ranges))
         row.finish()
     try:
         topology = Topology(
@@ -308,6 +336,16 @@ def parse_topology(data: dict, *, source: str) -> Topology:
                     source=source, field="link",
                 )  # fmt: skip
     return topology
+
+
+def _ranges(row: _Fields, source: str, number: int) -> tuple[tuple[int, int, int], ...]:
+    rows = []
+    for place, table in enumerate(row("ranges", list, default=[])):
+        one = _Fields(table, source, f"link {number}: range {place}")
+        begin, rate = round(one.number("from_bytes")), round(one.number("gb_per_s") * 1e9)
+        rows.append((begin, round(one.number("latency_us", least=-1e9) * 1e3), rate))
+        one.finish()
+    return tuple(rows)
 
 
 def _kind(name: str, table: object, source: str) -> DeviceKind:
@@ -374,12 +412,14 @@ class _Fields:
             raise InvalidInput("expected a list of names", source=self._source, field=self._field(key))
         return values
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(self, key: str, default: float | None = None, least: float = 0) -> float:
         self._read.add(key)
         value = self._table.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e12:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < 1e12:
             found = "nothing" if value is None else repr(value)
-            raise InvalidInput(f"expected a number >= 0, got {found}", source=self._source, field=self._field(key))
+            raise InvalidInput(
+                f"expected a number >= {least:g}, got {found}", source=self._source, field=self._field(key)
+            )
         return float(value)
 
     def numbers(self, key: str, default: dict | None = None) -> dict[str, float]:

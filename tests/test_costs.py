@@ -91,9 +91,7 @@ def test_a_transfer_that_would_take_hours_is_refused():
     builder = GraphBuilder("g")
     builder.op("a", "input", outputs=[2**43])
     slow = Topology("slow", PAIR.devices, (Link(("cpu0", "gpu0"), 10**9, 0),))
-    with pytest.raises(
-        InvalidInput, match="slow: a tensor of 8796093022208 bytes would take 8.8e[+]03 s at 1000000000"
-    ):
+    with pytest.raises(InvalidInput, match="slow: a tensor of 8796093022208 bytes would take 8.8e[+]03 s"):
         CostModel().table(builder.build(), slow)
     assert CostModel().table(builder.build(), Topology("one", PAIR.devices[:1])).transfer_ns.shape == (0, 1)
 

@@ -1,8 +1,9 @@
 """Costs: what each op takes on each device kind, and each tensor on each route, in whole nanoseconds.
 
-A measured table (op signature -> ns) comes first; where it is silent, a roofline: the launch overhead plus the larger
-of FLOPs over the reachable compute rate and bytes over the reachable memory bandwidth (Williams et al. 2009), both
-scaled by the efficiency of the op's class on that kind of device.
+A measured table (op signature -> ns) comes first; then the device file of the kind, where it has one: measured or
+fitted times of the op's parts (:mod:`simdev.opcost`). Where both are silent, a roofline: the launch overhead plus the
+larger of FLOPs over the reachable compute rate and bytes over the reachable memory bandwidth (Williams et al. 2009),
+both scaled by the efficiency of the op's class on that kind of device.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -23,10 +24,15 @@ import numpy as np
 from simdev.errors import InvalidInput
 from simdev.files import write_text
 from simdev.graph import ComputationGraph
+from simdev.opcost.device import load_calibration
+from simdev.opcost.parts import Part, parts_of
+from simdev.opcost.physics import GEMM_LIKE, Datasheet
+from simdev.opcost.signature import parse_signature
 from simdev.topology import DeviceKind, Link, Topology
 
 FREE_KINDS = frozenset({"input", "parameter", "constant", "barrier"})  # data that is there already: no kernel runs
-ROOFLINE_VERSION = 1  # raised whenever the same graph and topology would get other costs
+SOURCES = ("free", "table", "fit", "roofline", "unsupported")  # where the cost of an op comes from
+COSTS_VERSION = 2  # raised whenever the same graph and topology would get other costs
 MAX_NS = 1 << 42  # over an hour: no op lasts so long, and sums stay far from the end of 64 bits
 
 # Op classes and the kinds in them (ATen names as captured, ONNX and layer names as imported, in lower case): the first
@@ -105,17 +111,19 @@ class CostTable:
 class CostModel:
     """Turns a graph and a topology into a :class:`CostTable`.
 
-    ``measured`` maps a device kind's name to ``{op signature: ns}`` (see :func:`load_measured`); a hit overrides the
-    roofline. ``tf32`` lists the op classes whose f32 ops run at the ``tf32`` rate of a kind that has one.
+    ``measured`` maps a device kind's name to ``{op signature: ns}`` (see :func:`load_measured`); a hit overrides all
+    else. ``tf32`` lists the op classes whose f32 ops run at the ``tf32`` rate of a kind that has one, where the
+    roofline costs them. ``calibrated=False`` leaves the kinds' device files aside: a roofline for everything.
     """
 
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tf32: tuple[str, ...] = TF32_CLASSES
+    calibrated: bool = True
 
     @cached_property
     def identity(self) -> str:
-        """Names the model in results; equal names, equal costs. ``roofline-1``, plus a hash of what is not default."""
-        name = f"roofline-{ROOFLINE_VERSION}"
+        """Names the model in results; equal names, equal costs: ``calibrated-2``, and a hash of what is not default."""
+        name = f"{'calibrated' if self.calibrated else 'roofline'}-{COSTS_VERSION}"
         if not self.measured and self.tf32 == TF32_CLASSES:
             return name
         rows = [[kind, sorted(table.items())] for kind, table in sorted(self.measured.items()) if table]
@@ -143,7 +151,19 @@ class CostModel:
 
     def op_durations(self, graph: ComputationGraph, kind: DeviceKind) -> np.ndarray:
         """int64 ``(n,)``: duration of every op on a device of ``kind``, -1 where unsupported."""
+        return self.op_costs(graph, kind)[0]
+
+    def op_costs(self, graph: ComputationGraph, kind: DeviceKind) -> tuple[np.ndarray, np.ndarray]:
+        """``(ns, source)`` of every op on a device of ``kind``: int64 as :meth:`op_durations`, and uint8 into
+        :data:`SOURCES`."""
         ns = roofline_ns(graph, kind, self.tf32)
+        free = np.array([name in FREE_KINDS for name in graph.kinds])[graph.op_kind]
+        source = np.where(ns < 0, SOURCES.index("unsupported"), SOURCES.index("roofline"))
+        if self.calibrated and kind.calibrated:
+            found, where = calibrated_ns(graph, kind, self.tf32)
+            take = (found >= 0) & (ns >= 0) & ~free
+            ns, source = np.where(take, found, ns), np.where(take, where, source)
+        source[free] = SOURCES.index("free")
         table = self.measured.get(kind.name)
         if table:
             hits = np.full(len(graph.signatures), -1, np.int64)
@@ -151,8 +171,55 @@ class CostModel:
                 if signature in table:
                     hits[number] = _duration(table[signature], "measured costs", f"{kind.name}: {signature}")
             found = hits[graph.op_signature]
-            ns = np.where(found >= 0, found, ns)
-        return ns
+            ns, source = np.where(found >= 0, found, ns), np.where(found >= 0, SOURCES.index("table"), source)
+        return ns, source.astype(np.uint8)
+
+
+def calibrated_ns(
+    graph: ComputationGraph, kind: DeviceKind, tf32: Iterable[str] = TF32_CLASSES
+) -> tuple[np.ndarray, np.ndarray]:
+    """``(ns, source)`` by the device file of ``kind``: int64 ``(n,)``, -1 where it is silent on a part of the op, and
+    int64 into :data:`SOURCES` (``fit`` where any part is fitted).
+
+    As in :func:`roofline_ns`, f32 ops of the classes ``tf32`` are tf32 on a kind that has it, and a dtype that the
+    kind does not list computes as f32.
+    """
+    keys = np.stack([graph.op_signature, graph.op_bytes_read, graph.op_bytes_written], axis=1)
+    rows, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    parts: list[Part] = []
+    owner: list[int] = []
+    for row, (signature, read, written) in enumerate(rows.tolist()):
+        name = graph.kinds[graph.op_kind[first[row]]]
+        if name not in FREE_KINDS:
+            found = parts_of(parse_signature(graph.signatures[signature]), op_class(name), read, written)
+            as_tf32 = "tf32" in kind.peak_flops and op_class(name) in tf32
+            parts += [_at_rate_of(kind, part, as_tf32) for part in found]
+            owner += [row] * len(found)
+    calibration = load_calibration(kind.calibrated)
+    part_ns, part_source = calibration.durations(parts, datasheet_of(kind), kind.launch_ns)
+    ns, known = np.zeros(len(rows)), np.bincount(owner, minlength=len(rows)) > 0
+    for row, value in zip(owner, part_ns, strict=True):  # in this order: floating-point sums depend on it
+        ns[row] += value
+    fitted = np.zeros(len(rows), bool)
+    fitted[[row for row, text in zip(owner, part_source, strict=True) if text == "fit"]] = True
+    known &= ~np.isnan(ns) & (ns <= MAX_NS)
+    whole = np.where(known, np.maximum(1, np.ceil(np.where(known, ns, 1))), -1).astype(np.int64)
+    source = np.where(fitted, SOURCES.index("fit"), SOURCES.index("table"))
+    return whole[inverse.ravel()], source[inverse.ravel()]
+
+
+def _at_rate_of(kind: DeviceKind, part: Part, as_tf32: bool) -> Part:
+    """A product's dtype as the arithmetic that ``kind`` uses for it."""
+    if part.name not in GEMM_LIKE:
+        return part
+    if part.dtype == "f32" and as_tf32:
+        return replace(part, dtype="tf32")
+    return part if part.dtype in kind.peak_flops else replace(part, dtype="f32")
+
+
+def datasheet_of(kind: DeviceKind) -> Datasheet:
+    """The rates of ``kind`` that its device file's physics needs."""
+    return Datasheet(peak_flops(kind, "f32"), kind.memory_bandwidth, kind.units)
 
 
 def roofline_ns(graph: ComputationGraph, kind: DeviceKind, tf32: Iterable[str] = TF32_CLASSES) -> np.ndarray:

@@ -52,7 +52,9 @@ class DeviceKind:
     ``peak_flops`` maps a dtype (``f32``, ``tf32``, ``bf16``, ``f16`` ...) to FLOP/s. ``compute_efficiency`` and
     ``memory_efficiency`` map an op class (see :mod:`simdev.costs`) to the reachable share of peak and of bandwidth;
     the key ``default`` serves the rest. ``unsupported`` lists op kinds that have no kernel there.
-    ``dispatch_ns`` is what issuing one op costs the host thread in the ``eager`` runtime.
+    ``dispatch_ns`` is what issuing one op costs the host thread in the ``eager`` runtime. ``units`` counts the
+    processors that share an op (streaming multiprocessors), and ``calibrated`` names a device file
+    (see :mod:`simdev.opcost.device`) whose measurements cost the ops that it knows.
     """
 
     name: str
@@ -66,6 +68,8 @@ class DeviceKind:
     compute_efficiency: Mapping[str, float] = field(default_factory=dict)
     memory_efficiency: Mapping[str, float] = field(default_factory=dict)
     unsupported: tuple[str, ...] = ()
+    units: int = 1
+    calibrated: str = ""
 
 
 @dataclass(frozen=True)
@@ -361,6 +365,8 @@ def _kind(name: str, table: object, source: str) -> DeviceKind:
         dispatch_ns=round(1e3 * row.number("dispatch_us", default=0)),
         compute_efficiency=row.numbers("compute_efficiency", default={}),
         memory_efficiency=row.numbers("memory_efficiency", default={}),
+        units=round(row.number("units", default=1)),
+        calibrated=row("calibrated", str, default=""),
         unsupported=tuple(str(item) for item in row("unsupported", list, default=[])),
     )
     row.finish()

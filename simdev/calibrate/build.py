@@ -1,0 +1,154 @@
+"""Device files from measured data: read every table under the given paths, fit every class of every device model."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from simdev.calibrate.deepbench import is_workbook, read_workbook
+from simdev.calibrate.fit import Sample, event_seconds, fit_class, taught_class, timer_of
+from simdev.calibrate.neusight import is_op_table, read_op_table
+from simdev.calibrate.observations import Found
+from simdev.errors import InvalidInput
+from simdev.files import write_text
+from simdev.graph_file import write_npz
+from simdev.opcost.device import Calibration, ClassFit, device_text
+from simdev.opcost.physics import Datasheet
+from simdev.opcost.trees import arrays_of
+
+CLASSES = ("gemm", "bmm", "conv3x3", "conv", "conv_dgrad", "conv_wgrad", "vector", "softmax", "layer_norm")
+BESIDE = {"conv": "conv3x3", "conv_dgrad": "conv3x3", "conv_wgrad": "conv3x3", "bmm": "gemm"}
+# Tables of some dozens of real layers beside tables of thousands of random shapes: a row counts for several.
+FEW_ROWS, FEW_WEIGHT = 200, 8.0
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A device name of the measured files: its datasheet, its launch, and the model whose device file it goes into."""
+
+    model: str
+    sheet: Datasheet
+    launch_s: float
+
+
+@cache
+def datasheets() -> dict[str, Sheet]:
+    """Every device name that is known, from ``datasheets.toml``."""
+    data = tomllib.loads((Path(__file__).parent / "datasheets.toml").read_text(encoding="utf-8"))
+    return {
+        name: Sheet(
+            row["model"],
+            Datasheet(row["peak_tflops"] * 1e12, row["memory_gb_per_s"] * 1e9, row["units"]),
+            row["launch_us"] * 1e-6,
+        )
+        for name, row in data.items()
+    }
+
+
+def read_tables(paths: Iterable[str | os.PathLike]) -> Found:
+    """Read every op table and workbook among ``paths`` (files, or folders searched through), in order of name.
+
+    Files of other kinds are passed over; rows and devices that cannot be used are counted in ``problems``. Raises
+    :class:`InvalidInput` for a path that does not exist and where nothing could be read.
+    """
+    found = Found()
+    for path in map(Path, paths):
+        if not path.exists():
+            raise InvalidInput("no such file or folder", source=path)
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if is_op_table(file):
+                read_op_table(file, found)
+            elif is_workbook(file):
+                read_workbook(file, found)
+    for rows in found.tables:
+        if rows.device not in datasheets():
+            found.problems[f"device {rows.device!r} has no datasheet: its tables are left out"] += 1
+    found.tables = [rows for rows in found.tables if rows.device in datasheets()]
+    if not found.tables:
+        raise InvalidInput("no op table of a known kind and device", source=", ".join(map(str, paths)))
+    return found
+
+
+def samples_by_model(found: Found) -> dict[str, dict[str, list[Sample]]]:
+    """``{model: {class: samples}}`` of the f32 tables, timers worked out per device."""
+    grouped: dict[str, dict[str, list[Sample]]] = {}
+    for device in dict.fromkeys(rows.device for rows in found.tables):
+        known = datasheets()[device]
+        tables = [rows for rows in found.tables if rows.device == device]
+        event = event_seconds(tables, known.launch_s) or _sister_event(found, known, device)
+        for rows in tables:
+            if rows.dtype != "f32":
+                continue
+            weight = FEW_WEIGHT if len(rows.seconds) < FEW_ROWS and not rows.host_floor else 1.0
+            sample = Sample(rows, known.sheet, timer_of(rows, event, known.sheet), known.launch_s, weight)
+            grouped.setdefault(known.model, {}).setdefault(rows.name, []).append(sample)
+    return grouped
+
+
+def _sister_event(found: Found, known: Sheet, device: str) -> float:
+    """A device without elementwise tables has the events of another of its model."""
+    sisters = {rows.device for rows in found.tables if datasheets()[rows.device].model == known.model} - {device}
+    return max((event_seconds([r for r in found.tables if r.device == s], known.launch_s) for s in sisters), default=0)
+
+
+def build(found: Found, models: Iterable[str] | None = None, seed: int = 0) -> dict[str, Calibration]:
+    """A calibration of each device model that has op tables (or of ``models``)."""
+    grouped = samples_by_model(found)
+    return {model: build_one(model, grouped, seed) for model in (models or sorted(grouped))}
+
+
+def build_one(model: str, grouped: dict[str, dict[str, list[Sample]]], seed: int = 0) -> Calibration:
+    """Fit every class of ``model``; a class without rows of its own is taught by the other devices, where they have."""
+    own = grouped[model]
+    classes: dict[str, ClassFit] = {}
+    for name in CLASSES:
+        others = {
+            other: classes_of[name] for other, classes_of in grouped.items() if other != model and name in classes_of
+        }
+        if name in own:
+            classes[name] = fit_class(own[name], seed=seed, source=_source(own[name]))
+        elif others and BESIDE.get(name) in classes:
+            classes[name] = _borrowed(name, classes[BESIDE[name]], others, grouped, seed)
+    first = min((s for samples in own.values() for s in samples), key=lambda s: not s.rows.host_floor)
+    timers = {
+        f"event_us of {s.rows.device}": 1e6 * s.timer.event_s for ss in own.values() for s in ss if s.timer.host_s
+    }
+    floors = {
+        f"host_us of {s.rows.source} on {s.rows.device}": 1e6 * s.timer.host_s
+        for samples in own.values() for s in samples if s.timer.host_s
+    }  # fmt: skip
+    return Calibration(model, first.sheet, round(1e9 * first.launch_s), classes, {}, {**timers, **floors})
+
+
+def _borrowed(name: str, beside: ClassFit, others: dict, grouped: dict, seed: int) -> ClassFit:
+    """Trees of the other devices; their efficiency in this class against ``beside``'s class, times ours there."""
+    ratios = []
+    for other, samples in others.items():
+        near = grouped[other].get(BESIDE[name])
+        if near:
+            mine, theirs = (fit_class(s, seed=seed, trees=False).efficiency for s in (samples, near))
+            ratios.append(mine / theirs)
+    efficiency = beside.efficiency * (float(np.median(ratios)) if ratios else 1.0)
+    return taught_class(list(others.values()), efficiency, seed=seed, source=f"taught by {', '.join(sorted(others))}")
+
+
+def _source(samples: list[Sample]) -> str:
+    names = dict.fromkeys(f"{sample.rows.source} on {sample.rows.device}" for sample in samples)
+    return "; ".join(names)
+
+
+def save_calibration(calibration: Calibration, path: Path, comments: Iterable[str] = ()) -> None:
+    """Write the device file at ``path`` (``.toml``) and its trees beside it (``.npz``)."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, fit in calibration.classes.items():
+        if fit.trees is not None:
+            arrays |= arrays_of(fit.trees, name)
+    if arrays:
+        write_npz(path.with_suffix(".npz"), arrays)
+    write_text(path, device_text(calibration, comments))

@@ -1,0 +1,194 @@
+"""Fits: how far the kernels of a class are from their physics on a device.
+
+A reading ``t`` of a timer around a single call is ``max(host, event + kernel)``: the host's issue time hides what is
+shorter. ``event`` is the intercept of readings over bytes in the elementwise tables, less a launch; ``host`` is what a
+table's rows read whose kernels cannot be seen. The kernel's time over its physics is fitted: a median, then boosted
+regression trees (Friedman 2001) on its logarithm, each row weighted by how much of its reading is kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simdev.calibrate.manifest import held_out
+from simdev.calibrate.observations import Observations
+from simdev.opcost.device import ClassFit, fitted_s
+from simdev.opcost.physics import Datasheet, baseline_s, features
+from simdev.opcost.trees import UNIT, Trees
+
+# (trees, leaves of each, rows in a leaf at least)
+SIZES = {
+    "gemm": (320, 31, 6), "bmm": (320, 31, 8), "conv3x3": (500, 24, 5), "vector": (60, 12, 30), "softmax": (120, 15, 8),
+    "layer_norm": (120, 15, 8),
+}  # fmt: skip
+FEW = (80, 6, 6)
+LEARNING_RATE = 0.06
+TINY_S = 2e-6  # physics of a kernel that no timer around a call sees
+HIDDEN_WEIGHT = 0.05  # of rows that the host's time hides: enough to hold the trees where nothing else is seen
+
+
+@dataclass(frozen=True)
+class Timer:
+    """What a table's readings hold beside the kernels, in seconds."""
+
+    event_s: float = 0.0
+    host_s: float = 0.0
+
+    def reading(self, kernel_s: np.ndarray) -> np.ndarray:
+        return np.maximum(self.host_s, self.event_s + kernel_s)
+
+
+def split(rows: Observations) -> np.ndarray:
+    """bool ``(n,)``: the rows that judge and are never fitted to."""
+    return np.array([held_out(key) for key in rows.keys()], bool)
+
+
+def event_seconds(tables: list[Observations], launch_s: float) -> float:
+    """What an event pair costs on a device: the elementwise tables' intercept over bytes, less a launch; 0 without."""
+    intercepts = []
+    for rows in tables:
+        if rows.name != "vector" or not rows.host_floor:
+            continue
+        rows = rows.where(~split(rows))
+        seen = rows.seconds > 1.5 * np.quantile(rows.seconds, 0.01)
+        if seen.sum() < 20:
+            continue
+        size, seconds = rows.dims[seen].sum(axis=1), rows.seconds[seen]
+        design = np.stack([1 / seconds, size / seconds], axis=1)  # relative errors count
+        intercepts.append(np.linalg.lstsq(design, np.ones(len(seconds)), rcond=None)[0][0])
+    return max(0.0, float(np.median(intercepts)) - launch_s) if intercepts else 0.0
+
+
+def timer_of(rows: Observations, event_s: float, sheet: Datasheet) -> Timer:
+    """The host's time: the median reading of kernels far too short to be seen; without ten such, the least."""
+    if not rows.host_floor:
+        return Timer()
+    tiny = baseline_s(rows.name, rows.dims, sheet) < TINY_S
+    return Timer(event_s, float(np.median(rows.seconds[tiny]) if tiny.sum() >= 10 else rows.seconds.min()))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A table with the datasheet of its device and what its timer added."""
+
+    rows: Observations
+    sheet: Datasheet
+    timer: Timer
+    launch_s: float
+    weight: float = 1.0
+
+    def kernel_s(self) -> np.ndarray:
+        """Seconds over the launch, at least a tenth of the physics."""
+        shortest = 0.1 * baseline_s(self.rows.name, self.rows.dims, self.sheet)
+        return np.maximum(self.rows.seconds - self.timer.event_s - self.launch_s, shortest)
+
+    def hidden(self) -> np.ndarray:
+        return self.rows.seconds < 1.1 * self.timer.host_s
+
+
+def fit_class(
+    samples: list[Sample], *, seed: int, teachers: Sequence[list[Sample]] = (), trees: bool = True, source: str = ""
+) -> ClassFit:
+    """Fit one class to all ``samples``; rows that :func:`split` holds out only give the errors.
+
+    ``teachers`` are other devices' samples: they shape the trees, each against its own device's efficiency.
+    """
+    fitted, judged = zip(*(_halves(sample) for sample in samples), strict=True)
+    efficiency = _efficiency(fitted)
+    taught = [[_halves(sample)[0] for sample in device] for device in teachers]
+    groups = [(fitted, efficiency), *((device, _efficiency(device)) for device in taught)]
+    forest = _forest(groups, seed) if trees else None
+    fit = ClassFit(efficiency, forest, source, sum(len(sample.rows.seconds) for sample in fitted))
+    errors = np.concatenate([np.abs(relative_error(fit, sample)) for sample in judged])
+    if not len(errors):
+        return fit
+    return ClassFit(efficiency, forest, source, fit.rows, float(errors.mean()), float(np.median(errors)))
+
+
+def taught_class(teachers: Sequence[list[Sample]], efficiency: float, *, seed: int, source: str = "") -> ClassFit:
+    """A class of which the device has no rows: the trees of others, with an efficiency given."""
+    taught = [[_halves(sample)[0] for sample in device] for device in teachers]
+    forest = _forest([(device, _efficiency(device)) for device in taught], seed)
+    return ClassFit(efficiency, forest, source)
+
+
+def relative_error(fit: ClassFit, sample: Sample) -> np.ndarray:
+    """float64 ``(n,)``: predicted over measured readings, less one."""
+    rows = sample.rows
+    kernel = sample.launch_s + fitted_s(fit, rows.name, rows.dims, sample.sheet)
+    return sample.timer.reading(kernel) / rows.seconds - 1
+
+
+def _halves(sample: Sample) -> tuple[Sample, Sample]:
+    judge = split(sample.rows)
+    parts = (sample.rows.where(~judge), sample.rows.where(judge))
+    return tuple(Sample(rows, sample.sheet, sample.timer, sample.launch_s, sample.weight) for rows in parts)
+
+
+def _efficiency(samples) -> float:
+    """The median of physics over kernel time, over rows long enough to show it."""
+    ratios = []
+    for sample in samples:
+        seen = ~sample.hidden() & (sample.rows.seconds > 3 * sample.timer.event_s)
+        seen = seen if seen.any() else ~sample.hidden()
+        physics = baseline_s(sample.rows.name, sample.rows.dims, sample.sheet)
+        ratios.append((physics / sample.kernel_s())[seen])
+    return float(np.median(np.concatenate(ratios)))
+
+
+def _forest(groups: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Trees:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    name = groups[0][0][0].rows.name
+    x, target, weight = [], [], []
+    for samples, efficiency in groups:
+        for sample in samples:
+            kernel, hidden = sample.kernel_s(), sample.hidden()
+            x.append(features(name, sample.rows.dims, sample.sheet))
+            over = np.log2(kernel * efficiency / baseline_s(name, sample.rows.dims, sample.sheet))
+            target.append(np.where(hidden, np.minimum(over, 0), over))
+            share = np.minimum(1, kernel / sample.rows.seconds) ** 2
+            weight.append(sample.weight * np.where(hidden, HIDDEN_WEIGHT, share))
+    count, leaves, smallest = SIZES.get(name, FEW)
+    model = HistGradientBoostingRegressor(
+        learning_rate=LEARNING_RATE, max_iter=count, max_leaf_nodes=leaves, min_samples_leaf=smallest,
+        l2_regularization=1.0, early_stopping=False, random_state=seed,
+    )  # fmt: skip
+    model.fit(np.concatenate(x).astype(np.float64), np.concatenate(target), np.concatenate(weight))
+    return flatten(model)
+
+
+def flatten(model) -> Trees:
+    """The trees of a fitted ``HistGradientBoostingRegressor`` as plain arrays, nodes breadth first."""
+    columns: dict[str, list] = {"feature": [], "threshold": [], "left": [], "value": []}
+    roots = [0]
+    _leaf(columns, float(np.ravel(model._baseline_prediction)[0]))
+    for (predictor,) in model._predictors:
+        nodes, start = predictor.nodes, len(columns["left"])
+        roots.append(start)
+        order, place = [0], 0
+        while place < len(order):
+            node = nodes[order[place]]
+            if node["is_leaf"]:
+                _leaf(columns, float(node["value"]))
+            else:
+                columns["feature"].append(int(node["feature_idx"]))
+                columns["threshold"].append(float(node["num_threshold"]))
+                columns["left"].append(start + len(order))
+                columns["value"].append(0)
+                order += [int(node["left"]), int(node["right"])]
+            place += 1
+    return Trees(
+        np.array(columns["feature"], np.uint8), np.array(columns["threshold"], np.float32),
+        np.array(columns["left"], np.int32), np.array(columns["value"], np.int16), np.array(roots, np.int32),
+    )  # fmt: skip
+
+
+def _leaf(columns: dict[str, list], value: float) -> None:
+    columns["feature"].append(0)
+    columns["threshold"].append(0.0)
+    columns["left"].append(-1)
+    columns["value"].append(int(np.clip(round(value * UNIT), -(1 << 15), (1 << 15) - 1)))

@@ -1,0 +1,214 @@
+"""Device files: what was measured on one model of accelerator, fitted and tabulated (``simdev calibrate`` writes them).
+
+A device file is a TOML document; the trees that correct the physics lie in an ``.npz`` archive beside it::
+
+    format = 1
+    name = "v100-pcie-32gb"
+    launch_us = 2.7
+    [datasheet]
+    peak_tflops = 14.0          # f32
+    memory_gb_per_s = 900
+    units = 80
+    [class.gemm]                # see simdev.opcost.parts
+    efficiency = 0.83           # the physics over this, times the trees, is the prediction
+    trees = true
+    rows = 5168
+    error_mean = 0.04           # on rows that were held out
+    error_median = 0.03
+    source = "..."
+    [table]                     # measured parts: ns
+    "gemm(1,64,64,64) f32" = 12345
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from simdev.errors import InvalidInput, UnknownName
+from simdev.graph_file import read_npz
+from simdev.opcost.parts import DIMENSIONS, Part
+from simdev.opcost.physics import Datasheet, baseline_s, features
+from simdev.opcost.signature import ITEM_BYTES
+from simdev.opcost.trees import Trees, trees_from
+
+FORMAT = 1
+SHELF = Path(__file__).parent.parent / "devices" / "calibrated"
+# A part without a fit of its own is as far from its physics as another one: the same kernels, more passes.
+LIKE = {"softmax_backward": "softmax", "layer_norm_backward": "layer_norm"}
+ANY_DTYPE = ("vector", "softmax", "softmax_backward", "layer_norm", "layer_norm_backward")  # bytes decide
+
+
+@dataclass(frozen=True, eq=False)
+class ClassFit:
+    """How far the kernels of a class are from their physics on one device."""
+
+    efficiency: float
+    trees: Trees | None = None
+    source: str = ""
+    rows: int = 0
+    error_mean: float = 0.0
+    error_median: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """A device file in memory."""
+
+    name: str
+    sheet: Datasheet
+    launch_ns: int
+    classes: Mapping[str, ClassFit] = field(default_factory=dict)
+    table: Mapping[str, float] = field(default_factory=dict)
+    notes: Mapping[str, object] = field(default_factory=dict)
+
+    def fit_of(self, part: Part) -> ClassFit | None:
+        """The fit that serves ``part``; None where its class or dtype was not measured."""
+        if part.dtype != "f32" and part.name not in ANY_DTYPE:
+            return None
+        return self.classes.get(part.name) or self.classes.get(LIKE.get(part.name, ""))
+
+    def durations(self, parts: Sequence[Part], sheet: Datasheet, launch_ns: int) -> tuple[np.ndarray, list[str]]:
+        """``(ns, source)`` of parts on a device with the datasheet ``sheet`` (another than the measured one: transfer).
+
+        ``ns`` float64 ``(n,)``, NaN where nothing is known; ``source`` is ``table``, ``fit`` or empty. Table figures
+        serve the measured device alone.
+        """
+        ns, source = np.full(len(parts), np.nan), [""] * len(parts)
+        groups: dict[tuple[str, str], list[int]] = {}
+        for number, part in enumerate(parts):
+            if sheet == self.sheet and part.key in self.table:
+                ns[number], source[number] = self.table[part.key], "table"
+            elif self.fit_of(part) is not None:
+                groups.setdefault((part.name, part.dtype), []).append(number)
+        for (name, dtype), members in groups.items():
+            dims = np.array([parts[number].dims for number in members], np.int64)
+            fit = self.fit_of(parts[members[0]])
+            ns[members] = launch_ns + 1e9 * fitted_s(fit, name, dims, sheet, ITEM_BYTES.get(dtype, 4))
+            for number in members:
+                source[number] = "fit"
+        return ns, source
+
+
+def fitted_s(fit: ClassFit, name: str, dims: np.ndarray, sheet: Datasheet, item: int = 4) -> np.ndarray:
+    """float64 ``(n,)``: seconds of parts of class ``name`` by ``fit``, without the launch."""
+    seconds = baseline_s(name, dims, sheet, item) / fit.efficiency
+    if fit.trees is not None:
+        seconds = seconds * fit.trees.factor(features(LIKE.get(name, name), dims, sheet, item))
+    return seconds
+
+
+def calibration_names() -> list[str]:
+    """Names of the device files that ship with simdev."""
+    return sorted(path.stem for path in SHELF.glob("*.toml"))
+
+
+def load_calibration(name_or_path: str | Path) -> Calibration:
+    """A shipped device file by name, or one by path (anything with a slash or ending in ``.toml``)."""
+    text = str(name_or_path)
+    if "/" in text or text.endswith(".toml"):
+        return read_calibration(Path(text))
+    if text not in calibration_names():
+        raise UnknownName("calibrated device", text, calibration_names())
+    return _shipped(text)
+
+
+@cache
+def _shipped(name: str) -> Calibration:
+    return read_calibration(SHELF / f"{name}.toml")
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Read a device file. Raises :class:`InvalidInput` naming the file and the field of what is wrong."""
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"not TOML ({error})", source=path) from None
+    if data.get("format") != FORMAT:
+        raise InvalidInput(f"format {data.get('format')!r}, expected {FORMAT}", source=path, field="format")
+    classes = data.get("class", {})
+    if not isinstance(classes, dict) or not all(isinstance(row, dict) for row in classes.values()):
+        raise InvalidInput("expected a table of tables", source=path, field="class")
+    wants_trees = any(row.get("trees") for row in classes.values())
+    arrays = read_npz(path.with_suffix(".npz")) if wants_trees else {}
+    datasheet = data.get("datasheet")
+    if not isinstance(datasheet, dict):
+        raise InvalidInput("missing", source=path, field="datasheet")
+    sheet = Datasheet(
+        1e12 * _number(datasheet, "peak_tflops", path), 1e9 * _number(datasheet, "memory_gb_per_s", path),
+        int(_number(datasheet, "units", path)),
+    )  # fmt: skip
+    return Calibration(
+        name=str(data.get("name", path.stem)),
+        sheet=sheet,
+        launch_ns=round(1e3 * _number(data, "launch_us", path)),
+        classes={name: _class(name, row, sheet, arrays, path) for name, row in classes.items()},
+        table=_table(data.get("table", {}), path),
+        notes=data.get("notes", {}),
+    )
+
+
+def _class(name: str, row: dict, sheet: Datasheet, arrays: dict, path: Path) -> ClassFit:
+    if name not in DIMENSIONS:
+        raise UnknownName("op class", name, DIMENSIONS, source=path, field="class")
+    where = f"class.{name}"
+    trees = None
+    if row.get("trees"):
+        probe = features(name, np.ones((1, DIMENSIONS[name]), np.int64), sheet)
+        trees = trees_from(arrays, name, probe.shape[1], path.with_suffix(".npz"))
+    return ClassFit(
+        efficiency=_number(row, "efficiency", path, where),
+        trees=trees,
+        source=str(row.get("source", "")),
+        rows=int(row.get("rows", 0)),
+        error_mean=float(row.get("error_mean", 0)),
+        error_median=float(row.get("error_median", 0)),
+    )
+
+
+def _table(table: object, path: Path) -> dict[str, float]:
+    if not isinstance(table, dict):
+        raise InvalidInput("expected part = ns", source=path, field="table")
+    return {key: _number(table, key, path, "table") for key in table}
+
+
+def _number(row: Mapping, name: str, path: Path, where: str = "") -> float:
+    value = row.get(name)
+    field_name = f"{where}: {name}" if where else name
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
+        raise InvalidInput(f"{value!r} is not a positive number", source=path, field=field_name)
+    return float(value)
+
+
+def device_text(calibration: Calibration, comments: Iterable[str] = ()) -> str:
+    """The TOML of a device file (without its trees)."""
+    lines = [f"# {line}" for line in comments]
+    sheet = calibration.sheet
+    lines += [f"format = {FORMAT}", f'name = "{calibration.name}"', f"launch_us = {calibration.launch_ns / 1e3:.10g}"]
+    lines += ["", "[datasheet]", f"peak_tflops = {sheet.flops / 1e12:.10g}"]
+    lines += [f"memory_gb_per_s = {sheet.bandwidth / 1e9:.10g}", f"units = {sheet.units}"]
+    if calibration.notes:
+        lines += ["", "[notes]", *(f"{_quoted(key)} = {_value(value)}" for key, value in calibration.notes.items())]
+    for name, fit in calibration.classes.items():
+        lines += ["", f"[class.{name}]", f"efficiency = {fit.efficiency:.6g}", f"rows = {fit.rows}"]
+        lines += [f"error_mean = {fit.error_mean:.4f}", f"error_median = {fit.error_median:.4f}"]
+        lines += [f"trees = {str(fit.trees is not None).lower()}", f"source = {_quoted(fit.source)}"]
+    if calibration.table:
+        lines += ["", "[table]", *(f"{_quoted(key)} = {ns:.10g}" for key, ns in sorted(calibration.table.items()))]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: object) -> str:
+    escaped = "".join(f"\\u{ord(c):04x}" if ord(c) < 32 or c in '"\\' else c for c in str(text))
+    return f'"{escaped}"'
+
+
+def _value(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, (int, float)) else _quoted(value)

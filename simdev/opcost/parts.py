@@ -1,0 +1,138 @@
+"""The parts of an op: each a kernel of a known class with whole-number dimensions, as measured tables list them.
+
+* ``gemm`` (``batch`` is 1) and ``bmm`` ``(batch, m, n, k)``: ``batch`` products of ``(m, k)`` and ``(k, n)``.
+* ``conv3x3`` (stride 1, no groups), ``conv`` (others), ``conv_dgrad``, ``conv_wgrad``
+  ``(n, c, k, h, w, p, q, r, s, stride, groups)``: ``n`` images of ``(c, h, w)``, ``k`` filters of
+  ``(c / groups, r, s)``, ``(p, q)`` outputs; the gradients have the dimensions of their forward.
+* ``softmax``, ``softmax_backward``, ``layer_norm``, ``layer_norm_backward`` ``(rows, width)``.
+* ``vector`` ``(bytes read, bytes written)``: elementwise ops, copies, fills, sums.
+
+A convolution's backward is two parts; an op with a part that no class describes has none at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from simdev.opcost.signature import Signature
+
+DIMENSIONS = {
+    **dict.fromkeys(("gemm", "bmm"), 4),
+    **dict.fromkeys(("conv", "conv3x3", "conv_dgrad", "conv_wgrad"), 11),
+    **dict.fromkeys(("softmax", "softmax_backward", "layer_norm", "layer_norm_backward", "vector"), 2),
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    name: str
+    dims: tuple[int, ...]
+    dtype: str = "f32"
+
+    @property
+    def key(self) -> str:
+        """``gemm(1,64,64,64) f32``: how measured tables name the part."""
+        return f"{self.name}({','.join(map(str, self.dims))}) {self.dtype}"
+
+
+def parts_of(op: Signature, op_class: str, bytes_read: int, bytes_written: int) -> tuple[Part, ...]:
+    """The parts of an op, empty where its kind or shapes are of no class.
+
+    ``op_class`` is the op's class as :func:`simdev.costs.op_class` names it; bytes are what the op moves in the graph.
+    """
+    make = _MAKERS.get(op.kind)
+    if make is not None:
+        return make(op, bytes_read, bytes_written)
+    if op_class in ("elementwise", "copy") or op.kind in SUMS:
+        return (Part("vector", (bytes_read, bytes_written), op.dtype),)
+    return ()
+
+
+SUMS = frozenset({"sum", "mean"})  # one pass over the input
+
+
+def product_part(batch: int, m: int, n: int, k: int, dtype: str = "f32") -> Part:
+    return Part("gemm" if batch == 1 else "bmm", (batch, m, n, k), dtype)
+
+
+def _product(op: Signature, *_) -> tuple[Part, ...]:
+    matrices = [tensor.shape for tensor in op.inputs if len(tensor.shape) >= 2][-2:]
+    if len(matrices) < 2 or matrices[0][-1] != matrices[1][-2]:
+        return ()
+    left, right = matrices
+    return (product_part(prod(left[:-2]), left[-2], right[-1], left[-1], op.dtype),)
+
+
+def _linear(op: Signature, *_) -> tuple[Part, ...]:
+    """``linear(x[..., k], w[n, k])``."""
+    if len(op.inputs) < 2 or len(op.inputs[1].shape) != 2 or not op.inputs[0].shape:
+        return ()
+    x, w = op.inputs[0].shape, op.inputs[1].shape
+    return (Part("gemm", (1, prod(x[:-1]), w[0], w[1]), op.dtype),) if x[-1] == w[1] else ()
+
+
+def conv_name(dims: tuple[int, ...]) -> str:
+    """The class of a forward convolution: 3 x 3 filters of stride 1 have algorithms of their own."""
+    return "conv3x3" if dims[7:] == (3, 3, 1, 1) else "conv"
+
+
+def _convolution(op: Signature, *_) -> tuple[Part, ...]:
+    if len(op.inputs) < 2 or not op.outputs:
+        return ()
+    dims = _conv_dims(op, op.inputs[0].shape, op.inputs[1].shape, op.outputs[0].shape)
+    dilated = any(step != 1 for step in op.numbers("dilation"))
+    return (Part("conv" if dilated else conv_name(dims), dims, op.dtype),) if dims else ()
+
+
+def _convolution_backward(op: Signature, *_) -> tuple[Part, ...]:
+    if len(op.inputs) < 3:
+        return ()
+    gradient, image, weight = (tensor.shape for tensor in op.inputs[:3])
+    dims = _conv_dims(op, image, weight, gradient)
+    if not dims:
+        return ()
+    wanted = op.attributes.get("output_mask", "[True,True,False]").strip("[]").split(",")
+    names = [name for name, flag in zip(("conv_dgrad", "conv_wgrad"), wanted, strict=False) if flag == "True"]
+    parts = [Part(name, dims, op.dtype) for name in names]
+    if wanted[2:] == ["True"]:  # the bias gradient: a sum over everything but the channels
+        parts.append(Part("vector", (op.inputs[0].bytes, 4 * gradient[1]), op.dtype))
+    return tuple(parts)
+
+
+def _conv_dims(op: Signature, image, weight, result) -> tuple[int, ...]:
+    rank = len(image) - 2
+    if rank not in (1, 2) or len(weight) != len(image) or len(result) != len(image):
+        return ()
+    groups = op.numbers("groups", (1,))[0]
+    if op.attributes.get("transposed") == "True" or groups != 1:
+        return ()  # grouped and depthwise convolutions run kernels that were not measured
+    lead = (1,) if rank == 1 else ()
+    stride = max(op.numbers("stride", (1,)))
+    return (image[0], image[1], weight[0], *lead, *image[2:], *lead, *result[2:], *lead, *weight[2:], stride, groups)
+
+
+def _rows(name: str):
+    def make(op: Signature, *_) -> tuple[Part, ...]:
+        shape = op.inputs[0].shape if op.inputs else ()
+        axis = op.numbers("dim", (len(shape) - 1,))[0] % max(len(shape), 1)
+        width = prod(op.numbers("normalized_shape")) if name.startswith("layer") else prod(shape[axis:])
+        if not shape or axis != len(shape) - 1 or not width:
+            return ()  # a softmax over another axis runs another kernel
+        return (Part(name, (prod(shape) // width, width), op.dtype),)
+
+    return make
+
+
+_MAKERS = {
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul"), _product),
+    "linear": _linear,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "_softmax": _rows("softmax"),
+    "_log_softmax": _rows("softmax"),
+    "_softmax_backward_data": _rows("softmax_backward"),
+    "_log_softmax_backward_data": _rows("softmax_backward"),
+    "native_layer_norm": _rows("layer_norm"),
+    "native_layer_norm_backward": _rows("layer_norm_backward"),
+}

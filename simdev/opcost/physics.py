@@ -1,0 +1,141 @@
+"""What a kernel should take by physics alone, and the features by which measurements correct it.
+
+Matrix products: the output is cut into tiles, one thread block each; blocks run in waves, one per processor at a time,
+so that a last wave costs as much as a full one (wave quantisation, as in Habitat, Yu et al. 2021, and NeuSight, Lee et
+al. 2025). Of the tile shapes that vendor libraries carry the fastest counts. Convolutions are products of the filters
+with the unfolded image; 3 x 3 and 5 x 5 filters of stride 1 may use Winograd's 2.25 times fewer multiplications (Lavin
+and Gray 2016). All else is passes over memory. No product is faster than its bytes at the memory's bandwidth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+# (rows, columns, share of the peak inside a full wave): libraries' tile shapes; small tiles reuse registers less
+TILES = (
+    (128, 128, 1.0), (128, 64, 0.97), (64, 128, 0.97), (64, 64, 0.9), (128, 32, 0.85), (32, 128, 0.85), (32, 32, 0.6),
+)  # fmt: skip
+WINOGRAD = 2.25
+PRODUCTS = ("gemm", "bmm")
+GEMM_LIKE = (*PRODUCTS, "conv", "conv3x3", "conv_dgrad", "conv_wgrad")
+SPLIT_DEPTH = 512  # a product deeper than this may be split along its depth, where tiles are few
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """Rates of a device: FLOP/s, bytes/s, and the number of processors (streaming multiprocessors)."""
+
+    flops: float
+    bandwidth: float
+    units: int
+
+
+def moved_bytes(name: str, dims: np.ndarray, item: int = 4) -> np.ndarray:
+    """float64 ``(n,)``: bytes that a part must read and write at least; ``dims`` int64 ``(n, dimensions)``."""
+    d = dims.astype(np.float64).T
+    if name == "vector":
+        return d[0] + d[1]
+    if name in PRODUCTS:
+        return item * d[0] * (d[1] * d[3] + d[3] * d[2] + d[1] * d[2])
+    if name.startswith("conv"):
+        n, c, k, h, w, p, q, r, s, _, groups = d
+        return item * (n * c * h * w + n * k * p * q + k * c * r * s / groups)
+    passes = {"softmax": 2, "softmax_backward": 3, "layer_norm": 2, "layer_norm_backward": 5}[name]
+    return item * passes * d[0] * d[1]
+
+
+def work_flops(name: str, dims: np.ndarray) -> np.ndarray:
+    """float64 ``(n,)``: multiplications and additions of a matrix product or a direct convolution; 0 of the others."""
+    d = dims.astype(np.float64).T
+    if name in PRODUCTS:
+        return 2 * d[0] * d[1] * d[2] * d[3]
+    if name.startswith("conv"):
+        n, c, k, _, _, p, q, r, s, _, groups = d
+        return 2 * n * k * p * q * c * r * s / groups
+    return np.zeros(len(dims))
+
+
+def as_product(name: str, dims: np.ndarray) -> np.ndarray:
+    """float64 ``(4, n)``: ``batch, m, n, k`` of the matrix product that a part amounts to."""
+    d = dims.astype(np.float64).T
+    if name in PRODUCTS:
+        return d
+    n, c, k, h, w, p, q, r, s, _, groups = d
+    if name in ("conv", "conv3x3"):
+        return np.stack([groups, k / groups, n * p * q, c / groups * r * s])
+    if name == "conv_dgrad":
+        return np.stack([groups, c / groups, n * h * w, k / groups * r * s])
+    return np.stack([groups, k / groups, c / groups * r * s, n * p * q])
+
+
+def baseline_s(name: str, dims: np.ndarray, sheet: Datasheet, item: int = 4) -> np.ndarray:
+    """float64 ``(n,)``: seconds on a device that reaches its datasheet's rates inside full waves."""
+    passes = moved_bytes(name, dims, item) / sheet.bandwidth
+    if name not in GEMM_LIKE:
+        return passes
+    seconds = _tile_seconds(name, dims, sheet).min(axis=0)
+    if name not in PRODUCTS:
+        seconds = np.where(_winograd(dims), seconds / WINOGRAD, seconds)
+    return np.maximum(seconds, passes)
+
+
+def features(name: str, dims: np.ndarray, sheet: Datasheet, item: int = 4) -> np.ndarray:
+    """float32 ``(n, features)``: what decides how far a kernel is from :func:`baseline_s`.
+
+    Waves and shares rather than sizes where that is possible, so that they mean the same on another device.
+    """
+    d = dims.astype(np.float64).T
+    if name not in GEMM_LIKE:
+        bytes_moved = moved_bytes(name, dims, item)
+        columns = [bytes_moved / sheet.bandwidth * 1e9, *d]
+        if name == "vector":
+            columns = [columns[0], d[1] / np.maximum(bytes_moved, 1)]
+        return np.stack(columns, axis=1).astype(np.float32)
+    batch, m, n, k = as_product(name, dims)
+    tiles = _tile_seconds(name, dims, sheet)
+    best = tiles.min(axis=0)
+    flops = work_flops(name, dims)
+    passes = moved_bytes(name, dims, item) / sheet.bandwidth
+    ideal = flops / sheet.flops
+    columns = [batch, m, n, k, ideal * 1e9, passes * 1e9, ideal / passes, best / ideal, tiles.argmin(axis=0), m / n,
+               batch * m * n, _excess(m, 128), _excess(n, 128), _remainder(m, 4), _remainder(n, 4), _remainder(k, 4),
+               _remainder(n, 32), _remainder(k, 32)]  # fmt: skip
+    for rows, width, _ in TILES:
+        count = batch * np.ceil(m / rows) * np.ceil(n / width)
+        waves = np.ceil(count / sheet.units)
+        columns += [count / sheet.units, count / (waves * sheet.units)]
+    if name not in PRODUCTS:
+        images, c, filters, h, w, p, q, r, s, stride, groups = d
+        columns += [images, c, filters, h * w, p * q, h, q, r * s, r, stride, c / groups, _remainder(c, 32),
+                    _remainder(filters, 32), np.ceil(p / 4) * np.ceil(q / 4) * 16 / (p * q),
+                    np.ceil(p / 2) * np.ceil(q / 2) * 4 / (p * q),
+                    images * np.ceil(p / 4) * np.ceil(q / 4)]  # fmt: skip
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def _tile_seconds(name: str, dims: np.ndarray, sheet: Datasheet) -> np.ndarray:
+    """float64 ``(tiles, n)``: the product's time by each tile shape."""
+    batch, m, n, k = as_product(name, dims)
+    rate = sheet.flops / sheet.units
+    rows = []
+    for height, width, share in TILES:
+        count = batch * np.ceil(m / height) * np.ceil(n / width)
+        pieces = np.maximum(1, np.minimum(np.floor(sheet.units / count), np.floor(k / SPLIT_DEPTH)))
+        waves = np.ceil(count * pieces / sheet.units)
+        rows.append(waves * (2 * height * width) * np.ceil(k / pieces) / (rate * share))
+    return np.stack(rows)
+
+
+def _winograd(dims: np.ndarray) -> np.ndarray:
+    r, s, stride, groups = dims[:, 7], dims[:, 8], dims[:, 9], dims[:, 10]
+    return (r == s) & ((r == 3) | (r == 5)) & (stride == 1) & (groups == 1)
+
+
+def _excess(size: np.ndarray, tile: int) -> np.ndarray:
+    return np.ceil(size / tile) * tile / size
+
+
+def _remainder(size: np.ndarray, step: int) -> np.ndarray:
+    return size - np.floor(size / step) * step

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ import numpy as np
 from simdev import registry
 from simdev.circumstances import circumstances
 from simdev.errors import InvalidInput, SimdevError, Unsupported
+from simdev.files import write_text
 from simdev.graph_file import load_graph, save_graph
 from simdev.placement import Placement
 from simdev.placer import Budget
@@ -243,6 +245,7 @@ def _instances(runs, results, jobs, limits, retry, observer) -> dict[tuple, Inst
 def _find_instance(workload: str, topology: str, rules: str, out: str) -> Instance:
     graph = registry.load_workload(workload)
     problem = Problem.build(graph, load_topology(topology), rules=parse_rules(rules))
+    _keep_machine(topology, Path(out))
     graph_file = None
     if not ships(workload):
         path = kept_graph(Path(out), graph.fingerprint)
@@ -253,9 +256,34 @@ def _find_instance(workload: str, topology: str, rules: str, out: str) -> Instan
     return Instance(workload, topology, rules, graph.fingerprint, problem.costs.hash, graph.n_ops, graph_file)
 
 
+def _keep_machine(topology: str, out: Path) -> None:
+    """Copy a machine of one's own into the result folder, so that its rows can be verified elsewhere."""
+    if topology.endswith(".toml"):
+        path = kept_machine(out, topology)
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, Path(topology).read_text(encoding="utf-8"))
+
+
+def kept_machine(out: Path, topology: str) -> Path:
+    """Where a result folder keeps a machine that does not ship with simdev, named by its path."""
+    return out / "machines" / f"{hashlib.sha256(topology.encode()).hexdigest()[:16]}.toml"
+
+
 def kept_graph(out: Path, fingerprint: str) -> Path:
     """Where a result folder keeps a graph that does not ship with simdev."""
     return out / "graphs" / f"{fingerprint}.npz"
+
+
+def kept_files(out: Path, row: Row) -> tuple[str | None, str | None]:
+    """The graph and the machine of a row as the result folder keeps them; None for what is not there."""
+    paths = kept_graph(out, row.fingerprint), kept_machine(out, row.topology)
+    return tuple(str(path) if path.is_file() else None for path in paths)
+
+
+def stored_problem(out: Path, row: Row) -> Problem:
+    """The problem of a row of a result folder, from the files kept with it where there are any."""
+    graph, machine = kept_files(out, row)
+    return load_problem(row.workload, machine or row.topology, row.rules, None if ships(row.workload) else graph)
 
 
 def ships(workload: str) -> bool:

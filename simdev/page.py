@@ -71,8 +71,7 @@ def _row(case: str, row: Row) -> dict:
 def _case(folder: Path, mine: list[Row]) -> dict:
     scored = sorted((row for row in mine if row.step_time_s is not None), key=lambda row: (row.step_time_s, row.key))
     first = mine[0]
-    kept = bench.kept_graph(folder, first.fingerprint)
-    problem = bench.load_problem(first.workload, first.topology, first.rules, str(kept) if kept.is_file() else None)
+    problem = bench.stored_problem(folder, first)
     return {
         "workload": first.workload,
         "topology": first.topology,

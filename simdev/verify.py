@@ -18,6 +18,8 @@ from simdev.errors import InvalidInput, SimdevError
 from simdev.plan import Run, parse_budget
 from simdev.problem import Problem
 from simdev.rows import Row
+from simdev.submission import unpacked
+from simdev.topology import topology_names
 
 # What a run without a placement leaves empty.
 UNSCORED = {
@@ -50,20 +52,28 @@ def verify(
     jobs: int | None = None,
     on_row: Callable[[int, int, str, list[Difference]], None] = lambda *_: None,
 ) -> list[Difference]:
-    """All differences between a result folder and what its placements give now; empty if it holds.
+    """All differences between a result folder (or a submission, see :mod:`simdev.submission`) and what its placements
+    give now; empty if it holds. No code of a submission is run.
 
     ``engine`` simulates (the validator checks its schedule too); ``sample`` takes that many rows, drawn evenly;
     ``rerun`` also executes the repeatable placers of rows with an ``evaluations`` budget again. Raises
     :class:`InvalidInput` for a folder that cannot be read.
     """
     folder = Path(folder)
+    if folder.is_file():
+        with unpacked(folder) as inside:
+            return _verify(inside, engine, sample, rerun, jobs, on_row, foreign=True)
+    return _verify(folder, engine, sample, rerun, jobs, on_row, foreign=False)
+
+
+def _verify(folder: Path, engine, sample, rerun, jobs, on_row, foreign: bool) -> list[Difference]:
     found = rows.read_rows(folder / "results.csv", check_digest=False)
     differences = digest_differences(folder) + _tables(folder, found)
     chosen = found if sample is None else [found[i] for i in _evenly(len(found), sample)]
     chosen = sorted(chosen, key=lambda row: row.key)
     pool = workers.worker_pool(max(1, jobs or workers.cores()), tasks=8)
     with workers.environment(), workers.running(pool):
-        futures = [pool.schedule(check_row, (folder, row, engine, rerun)) for row in chosen]
+        futures = [pool.schedule(check_row, (folder, row, engine, rerun, foreign)) for row in chosen]
         for done, (row, future) in enumerate(zip(chosen, futures, strict=True), 1):
             try:
                 wrong = future.result()
@@ -76,20 +86,30 @@ def verify(
     return differences
 
 
-def check_row(folder: Path, row: Row, engine: str, rerun: bool) -> list[Difference]:
-    """Differences of one row."""
+def check_row(folder: Path, row: Row, engine: str, rerun: bool, foreign: bool = False) -> list[Difference]:
+    """Differences of one row. Of a ``foreign`` row nothing is run but what comes with simdev, and no file is read
+    outside ``folder``."""
     wrong = _own_words(row)
     if wrong:
         return wrong
-    spec, _ = registry.find_placer(row.entry)
-    graph_file = _graph_file(folder, row)
-    problem = bench.load_problem(row.workload, row.topology, row.rules, graph_file)
-    fresh = replace(row, fingerprint=problem.graph.fingerprint, cost_hash=problem.costs.hash, version=spec.version)
+    spec = _spec(row, rerun, foreign)
+    if foreign:
+        _check_kept(folder, row)
+    problem = bench.stored_problem(folder, row)
+    version = spec.version if spec else row.version
+    fresh = replace(row, fingerprint=problem.graph.fingerprint, cost_hash=problem.costs.hash, version=version)
     fresh = _bounded(fresh, problem)
     fresh = _scored(fresh, problem, folder, engine) if row.status == "ok" else replace(fresh, **UNSCORED)
-    if rerun and spec.repeatable and row.status in ("ok", "skipped", "error") and row.budget.startswith("evaluations="):
+    if (
+        rerun
+        and spec
+        and spec.repeatable
+        and row.status in ("ok", "skipped", "error")
+        and row.budget.startswith("evaluations=")
+    ):
         instance = bench.Instance(
-            row.workload, row.topology, row.rules, fresh.fingerprint, fresh.cost_hash, problem.graph.n_ops, graph_file,
+            row.workload, row.topology, row.rules, fresh.fingerprint, fresh.cost_hash, problem.graph.n_ops,
+            None if bench.ships(row.workload) else bench.kept_files(folder, row)[0],
             fresh.lower_bound_s, fresh.bound_method,
         )  # fmt: skip
         fresh = bench.execute(Run(*row.key), instance).row
@@ -127,12 +147,21 @@ def _scored(row: Row, problem: Problem, folder: Path, engine: str) -> Row:
     return replace(bench.score(row, problem, placement, schedule), error="")
 
 
-def _graph_file(folder: Path, row: Row) -> str | None:
-    """The graph kept with the results, where the workload's own does not ship with simdev."""
-    if bench.ships(row.workload):
+def _spec(row: Row, rerun: bool, foreign: bool):
+    """The row's placer, or None where that is code of somebody's own that need not, or must not, be run."""
+    own = ".py:" in row.placer
+    if own and (foreign or not rerun) or foreign and row.placer not in registry.placers():
         return None
-    path = bench.kept_graph(folder, row.fingerprint)
-    return str(path) if path.is_file() else None
+    return registry.find_placer(row.entry)[0]
+
+
+def _check_kept(folder: Path, row: Row) -> None:
+    """Refuse a foreign row that would need a file from outside its submission."""
+    graph, machine = bench.kept_files(folder, row)
+    if graph is None and not bench.ships(row.workload):
+        raise InvalidInput("the graph is not in the submission", source=row.workload)
+    if machine is None and row.topology not in topology_names():
+        raise InvalidInput("the machine is not in the submission", source=row.topology)
 
 
 def title(row: Row) -> str:

@@ -78,8 +78,7 @@ def _from_folder(folder: Path, workload: str | None, topology: str | None, place
     if not found:
         raise InvalidInput("no such run has a placement", source=folder)
     row = min(found, key=lambda row: (row.step_time_s is None, row.simulated_s, row.key))
-    kept = bench.kept_graph(folder, row.fingerprint)
-    problem = bench.load_problem(row.workload, row.topology, row.rules, str(kept) if kept.is_file() else None)
+    problem = bench.stored_problem(folder, row)
     placement = rows.stored_placement(folder, row.placement)
     placement.check(problem, source=rows.placement_path(folder, row.placement))
     return problem, placement

@@ -1,0 +1,22 @@
+"""submit: results for others to judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.commands import OutOption, command
+
+
+@command("submit")
+def submit(
+    folder: Annotated[Path, typer.Argument(help="Result folder of a bench, or folder of placement files (JSON).")],
+    out: OutOption,
+    name: Annotated[str, typer.Option(help="Name of the placer, for placement files.")] = "",
+) -> None:
+    """Pack results or placements into one archive, which simdev verify judges without running anybody's code."""
+    from simdev.submission import submit as pack
+
+    print(f"{out}: {pack(folder, out, name=name)} rows; simdev verify {out} recomputes them")

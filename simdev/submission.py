@@ -1,0 +1,140 @@
+"""Results from elsewhere as one archive: packed by those who have them, judged without running their code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from simdev import bench, rows
+from simdev.circumstances import circumstances
+from simdev.errors import InvalidInput
+from simdev.files import replacing
+from simdev.placement import Placement
+from simdev.plan import DEFAULT_RULES, Run
+from simdev.results import Results
+
+MEMBER = re.compile(
+    r"(results|leaderboard|ranking|curves)\.csv|placements/[0-9a-f]{1,64}\.npz|graphs/[0-9a-f]{1,64}\.npz"
+    r"|machines/[0-9a-f]{1,64}\.toml"
+)
+MAX_MEMBERS = 50_000
+MAX_UNPACKED = 2 << 30
+NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
+
+
+def submit(folder: str | os.PathLike, out: str | os.PathLike, *, name: str = "") -> int:
+    """Pack a result folder, or a folder of placement files (JSON, as ``simdev place`` writes them) made by a placer
+    called ``name``; returns the number of rows. Raises :class:`InvalidInput` for a folder that cannot be read or whose
+    rows do not hold together."""
+    folder = Path(folder)
+    if (folder / "results.csv").is_file():
+        return _pack(folder, out)
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise InvalidInput("holds neither results.csv nor placement files (*.json)", source=folder)
+    if not NAME.fullmatch(name):
+        raise InvalidInput(f"{name!r} is not a name of small letters, digits and hyphens", source="--name")
+    with tempfile.TemporaryDirectory(prefix="simdev-") as scratch:
+        _score_files(files, name, Path(scratch))
+        return _pack(Path(scratch), out)
+
+
+def _score_files(files: list[Path], name: str, out: Path) -> None:
+    """Rows for placement files, each simulated here, as a result folder in ``out``."""
+    from simdev.analysis import lower_bound
+    from simdev.sim import simulate
+
+    (out / "placements").mkdir()
+    results = Results(out)
+    for path in files:
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            workload, topology = str(document["graph"]), str(document["topology"])
+        except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
+            raise InvalidInput(
+                f"not a placement file that names its graph and topology ({error})", source=path
+            ) from None
+        run = Run(workload, topology, DEFAULT_RULES, name, "{}", "evaluations=0", 0)
+        if results.row(run.key) is not None:
+            raise InvalidInput(f"a second placement of {workload} on {topology}", source=path)
+        problem = bench.load_problem(workload, topology, DEFAULT_RULES)
+        placement = Placement.load(path, problem)
+        bound = lower_bound(problem)
+        instance = bench.Instance(
+            workload, topology, DEFAULT_RULES, problem.graph.fingerprint, problem.costs.hash, problem.graph.n_ops,
+            bound_ns=int(bound.ns), bound_method=str(bound.method),
+        )  # fmt: skip
+        row = bench.score(bench.blank_row(run, instance, 1), problem, placement, simulate(problem, placement))
+        results.add(replace(row, evaluations=0, **circumstances()), placement, ())
+    results.write()
+    results.close()
+
+
+def _pack(folder: Path, out: str | os.PathLike) -> int:
+    found = rows.read_rows(folder / "results.csv")
+    wanted = ["results.csv", "leaderboard.csv", "ranking.csv", "curves.csv"]
+    wanted += sorted({f"placements/{row.placement}.npz" for row in found if row.placement})
+    wanted += sorted(path.relative_to(folder).as_posix() for path in folder.glob("graphs/*.npz"))
+    wanted += sorted(path.relative_to(folder).as_posix() for path in folder.glob("machines/*.toml"))
+    for name in wanted:
+        if not (folder / name).is_file():
+            raise InvalidInput("is missing", source=folder / name)
+    with replacing(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in wanted:
+            archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes(), zipfile.ZIP_DEFLATED)
+    return len(found)
+
+
+@contextlib.contextmanager
+def unpacked(archive: str | os.PathLike) -> Iterator[Path]:
+    """The files of a submission in a folder that is removed afterwards.
+
+    Raises :class:`InvalidInput`, and unpacks nothing, for an archive that is no zip, holds anything but results (paths
+    that lead elsewhere, links, programs), names a file twice, or would fill the disk.
+    """
+    with tempfile.TemporaryDirectory(prefix="simdev-") as scratch:
+        try:
+            with zipfile.ZipFile(archive) as found:
+                members = found.infolist()
+                _check(members, archive)
+                for member in members:
+                    target = Path(scratch) / member.filename
+                    target.parent.mkdir(exist_ok=True)
+                    with found.open(member) as source, open(target, "wb") as file:
+                        shutil.copyfileobj(source, file)
+        except InvalidInput:
+            raise
+        except OSError as error:
+            raise InvalidInput(error.strerror or str(error), source=archive) from None
+        except Exception as error:  # zipfile answers malformed archives with a dozen types
+            reason = str(error).split("\n")[0] or type(error).__name__
+            raise InvalidInput(f"truncated or corrupted archive ({reason})", source=archive) from None
+        yield Path(scratch)
+
+
+def _check(members: list[zipfile.ZipInfo], archive) -> None:
+    total = sum(member.file_size for member in members)
+    if len(members) > MAX_MEMBERS or total > MAX_UNPACKED:
+        raise InvalidInput(f"unpacks to {total} bytes in {len(members)} members: refused", source=archive)
+    seen = set()
+    for member in members:
+        name = member.filename
+        kind = stat.S_IFMT(member.external_attr >> 16)
+        if not MEMBER.fullmatch(name) or kind not in (0, stat.S_IFREG):
+            raise InvalidInput(f"holds {name[:100]!r}, which is no part of a submission", source=archive)
+        if name in seen:
+            raise InvalidInput(f"holds {name!r} twice", source=archive)
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise InvalidInput(f"compression method {member.compress_type} is not used", source=archive, field=name)
+        seen.add(name)
+    if "results.csv" not in seen:
+        raise InvalidInput("holds no results.csv", source=archive)

@@ -1,0 +1,92 @@
+"""Peak memory from the allocations of a trace, through the simulator's memory rules (R7).
+
+Each allocation is an op with one output, read by the op of its release; both run in the order of the trace on one
+device. What was there before the trace began is read off its first event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simdev.calibrate.traces import Trace
+from simdev.costs import CostTable
+from simdev.graph import GraphBuilder
+from simdev.placement import Placement
+from simdev.problem import Problem, Rules
+from simdev.sim import simulate
+from simdev.topology import Device, DeviceKind, Topology
+
+GRANULE = 512  # PyTorch rounds every block on a GPU up to a multiple of it
+
+
+@dataclass(frozen=True)
+class Peak:
+    """``measured_bytes``: the largest total that the allocator recorded, -1 where it recorded none; ``before_bytes``:
+    what was allocated before the first event; ``predicted_bytes``: that and the simulated peak of the events.
+    ``unknown`` counts releases of blocks that the trace did not see allocated."""
+
+    device: int
+    events: int
+    measured_bytes: int
+    before_bytes: int
+    predicted_bytes: int
+    unknown: int
+
+
+def replay_memory(trace: Trace) -> list[Peak]:
+    """One :class:`Peak` per GPU with memory events, by device number."""
+    return [_replay(trace, int(device)) for device in np.unique(trace.memory.device) if device >= 0]
+
+
+def _replay(trace: Trace, device: int) -> Peak:
+    memory = trace.memory
+    mine = memory.device == device
+    size, address, total = memory.size[mine], memory.address[mine], memory.allocated[mine]
+    recorded = total >= 0
+    before = int(total[0] - size[0]) if recorded.any() and recorded[0] else 0
+    blocks, unknown = _blocks(size.tolist(), address.tolist())
+    known_before = sum(-bytes for _, _, bytes in blocks if bytes < 0)
+    graph = GraphBuilder(trace.name)
+    ops = [graph.op(str(number), "memory") for number in range(len(size) + 1)]
+    for first, last, bytes in blocks:
+        tensor = graph.tensor(ops[first], abs(bytes), result=last < 0)
+        if last >= 0:
+            graph.connect(tensor, ops[last])
+    for first, second in zip(ops[:-1], ops[1:], strict=True):
+        graph.control(first, second)
+    built = graph.build()
+    kind = DeviceKind("memory", 1 << 50, {"f32": 1.0}, 1.0, granularity=GRANULE)
+    topology = Topology("memory", (Device("gpu", kind),))
+    costs = CostTable(
+        op_ns=np.ones((1, built.n_ops), np.int64),
+        device_row=np.zeros(1, np.int32),
+        transfer_ns=np.zeros((0, built.n_tensors), np.int64),
+        pair_class=np.full((1, 1), -1, np.int32),
+        dispatch_ns=np.zeros(built.n_ops, np.int64),
+    )
+    problem = Problem(built, topology, costs, Rules(policy="program"))
+    peak = int(simulate(problem, Placement(np.zeros(built.n_ops, np.int32))).peak_bytes[0])
+    measured = int(total[recorded].max()) if recorded.any() else -1
+    return Peak(device, len(size), measured, before, max(0, before - known_before) + peak, unknown)
+
+
+def _blocks(size: list[int], address: list[int]) -> tuple[list[tuple[int, int, int]], int]:
+    """``(allocating event + 1, releasing event + 1 or -1, bytes)`` per block; a block from before the trace comes from
+    op 0 and has negative bytes. Blocks without addresses are matched by size, the latest first."""
+    open_blocks: dict[object, list[int]] = {}
+    blocks: list[tuple[int, int, int]] = []
+    unknown = 0
+    for event, (bytes, place) in enumerate(zip(size, address, strict=True)):
+        key = place if place else ("size", abs(bytes))
+        if bytes >= 0:
+            open_blocks.setdefault(key, []).append(len(blocks))
+            blocks.append((event + 1, -1, bytes))
+        elif open_blocks.get(key):
+            number = open_blocks[key].pop()
+            blocks[number] = (blocks[number][0], event + 1, blocks[number][2])
+        else:
+            unknown += 1
+            blocks.append((0, event + 1, bytes))
+    return blocks, unknown

@@ -224,18 +224,18 @@ def datasheet_of(kind: DeviceKind) -> Datasheet:
 
 def roofline_ns(graph: ComputationGraph, kind: DeviceKind, tf32: Iterable[str] = TF32_CLASSES) -> np.ndarray:
     """int64 ``(n,)``: the roofline duration of every op on ``kind``; 1 for data that is there already."""
-    per_kind = [op_class(name) for name in graph.kinds]
-    compute_share = np.array([_share(kind.compute_efficiency, name) for name in per_kind])
-    memory_share = np.array([_share(kind.memory_efficiency, name) for name in per_kind])
+    names, classes = op_classes(graph)
+    compute_share = np.array([_share(kind.compute_efficiency, name) for name in names])[classes]
+    memory_share = np.array([_share(kind.memory_efficiency, name) for name in names])[classes]
     dtypes = [_compute_dtype(signature) for signature in graph.signatures]
     peak = np.array([peak_flops(kind, dtype) for dtype in dtypes])[graph.op_signature]
     if "tf32" in kind.peak_flops:
         single = np.array([dtype == "f32" for dtype in dtypes])[graph.op_signature]
-        eligible = np.array([name in tf32 for name in per_kind])[graph.op_kind]
+        eligible = np.array([name in tf32 for name in names])[classes]
         peak = np.where(single & eligible, kind.peak_flops["tf32"], peak)
     seconds = np.maximum(
-        graph.op_flops / (peak * compute_share[graph.op_kind]),
-        (graph.op_bytes_read + graph.op_bytes_written) / (kind.memory_bandwidth * memory_share[graph.op_kind]),
+        graph.op_flops / (peak * compute_share),
+        (graph.op_bytes_read + graph.op_bytes_written) / (kind.memory_bandwidth * memory_share),
     )
     if seconds.max(initial=0) * 1e9 + kind.launch_ns > MAX_NS:
         worst = graph.op_names[int(np.argmax(seconds))]
@@ -245,6 +245,18 @@ def roofline_ns(graph: ComputationGraph, kind: DeviceKind, tf32: Iterable[str] =
     ns = np.where(free[graph.op_kind], 1, np.maximum(ns, 1))
     unsupported = np.array([name in kind.unsupported for name in graph.kinds])
     return np.where(unsupported[graph.op_kind], -1, ns)
+
+
+def op_classes(graph: ComputationGraph) -> tuple[list[str], np.ndarray]:
+    """``(names, class)``: the cost class of every op, int64 ``(n,)`` into ``names``: :func:`op_class` of its kind, but
+    convolutions with groups are ``depthwise`` and ``depthwise_backward``."""
+    names = sorted({*map(op_class, graph.kinds), "conv", "conv_backward", "depthwise", "depthwise_backward"})
+    number = {name: position for position, name in enumerate(names)}
+    classes = np.array([number[op_class(name)] for name in graph.kinds])[graph.op_kind]
+    grouped = np.array([re.search(r"groups=(?!1\b)\d", text) is not None for text in graph.signatures])
+    for plain, other in (("conv", "depthwise"), ("conv_backward", "depthwise_backward")):
+        classes[(classes == number[plain]) & grouped[graph.op_signature]] = number[other]
+    return names, classes
 
 
 def load_measured(path: str | os.PathLike) -> dict[str, dict[str, float]]:

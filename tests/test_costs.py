@@ -211,3 +211,9 @@ def test_every_op_of_the_shipped_graphs_has_a_cost_class_of_its_nature():
     heavy = sum(flops.get(name, 0) for name in ("conv", "conv_backward", "gemm", "attention"))
     assert heavy / sum(flops.values()) > 0.98, "the ops that compute are classed as such"
     assert seen >= {"conv", "conv_backward", "gemm", "norm", "norm_backward", "pool", "reduction", "embedding"}
+
+
+def test_convolutions_with_groups_are_a_class_of_their_own():
+    kind = DeviceKind("g", 1 << 30, {"f32": 1e12}, 1e12, compute_efficiency={"depthwise": 0.1, "default": 1.0})
+    ops = [dict(kind="convolution", flops=10**6, signature=f"convolution(f32[1],groups={n})->f32[1]") for n in (1, 12)]
+    assert roofline_ns(graph_of(*ops), kind).tolist() == [1000, 10_000]

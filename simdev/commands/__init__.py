@@ -13,10 +13,23 @@ import typer
 
 from simdev.errors import InvalidInput
 
+EXAMPLES = """\b
+Examples:
+  simdev bench --placer all
+  simdev leaderboard leaderboard/quick --html board.html
+  simdev simulate inception-v3 p100x4 --placer heft
+  simdev capture my_model.py:make_step -o my_model.npz
+  simdev place my_model.npz my_machine.toml -p local-search -o found.json
+  simdev explain found.json
+
+\b
+Exit codes: 0 done, 1 a check found differences, 2 wrong input, 130 interrupted.
+"""
+
 app = typer.Typer(
     help="Simulate and benchmark the placement of neural-network training graphs on devices.",
+    epilog=EXAMPLES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

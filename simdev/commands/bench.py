@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -94,11 +95,12 @@ def bench(
 
 @command("verify")
 def verify(
-    folder: Annotated[Path, typer.Argument(help="Result folder of a bench.")],
+    folder: Annotated[Path, typer.Argument(help="Result folder of a bench, or submission.")],
     engine: Annotated[Engine, typer.Option(help="Which engine recomputes the rows.")] = Engine.reference,
     sample: Annotated[int | None, typer.Option(help="Check that many rows, drawn evenly.")] = None,
     rerun: Annotated[bool, typer.Option("--rerun", help="Also execute the placers again.")] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Rows at a time (default: one a core).")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Recompute every row of a result folder from its placement; exit 1 on any difference."""
     from simdev import progress
@@ -106,6 +108,9 @@ def verify(
 
     with progress.counter("verifying") as on_row:
         differences = recompute(folder, engine=engine, sample=sample, rerun=rerun, jobs=jobs, on_row=on_row)
+    if as_json:
+        print(json.dumps([asdict(difference) for difference in differences], indent=1))
+        raise typer.Exit(1 if differences else 0)
     for difference in differences:
         print(difference)
     if differences:

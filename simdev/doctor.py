@@ -1,0 +1,126 @@
+"""What is installed, what works and what does not, and why."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from simdev import registry
+from simdev.circumstances import commit, machine, versions
+from simdev.workers import cores
+
+
+def diagnose() -> dict:
+    """The state of this installation, ready for JSON: ``system``, ``packages``, ``placers`` that cannot run here with
+    the reason, ``solvers``, ``kernels`` (the cache of compiled code) and ``problems``, a sentence each."""
+    found = {
+        "system": {"machine": machine(), "cores": cores(), "python": platform.python_version(), "commit": commit()},
+        "packages": _packages(),
+        "placers": {"available": 0, "unavailable": {}},
+        "solvers": _solvers(),
+        "kernels": _kernels(),
+        "problems": [],
+    }
+    for name, spec in registry.placers().items():
+        missing = [package for package in spec.needs if find_spec(package) is None]
+        if missing:
+            found["placers"]["unavailable"][name] = f"needs the package {missing[0]}"
+        else:
+            found["placers"]["available"] += 1
+    found["problems"] = _problems(found)
+    return found
+
+
+def _packages() -> dict[str, dict[str, str]]:
+    """Version of each package that simdev names, by extra; empty where it is not installed."""
+    groups: dict[str, dict[str, str]] = {}
+    for line in _requirements():
+        requirement, _, condition = line.partition(";")
+        extra = condition.partition("extra ==")[2].strip(" \"'") or "main"
+        name = requirement.strip()
+        for separator in "<>=!~[ (":
+            name = name.split(separator)[0]
+        try:
+            groups.setdefault(extra, {})[name] = version(name)
+        except PackageNotFoundError:
+            groups.setdefault(extra, {})[name] = ""
+    return groups
+
+
+def _requirements() -> list[str]:
+    try:
+        return requires("simdev") or []
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        import tomllib
+
+        path = Path(__file__).parents[1] / "pyproject.toml"
+        if not path.is_file():
+            return []
+        project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+        extras = project.get("optional-dependencies", {})
+        return project["dependencies"] + [
+            f'{line}; extra == "{extra}"' for extra, lines in extras.items() for line in lines
+        ]
+
+
+def _solvers() -> dict[str, str]:
+    """Which solvers OR-Tools offers here, by name: ``available``, or why not."""
+    from ortools.math_opt.python import mathopt
+
+    found = {"CP-SAT": "available"}
+    for name in ("HIGHS", "GSCIP", "GLOP", "GUROBI"):
+        model = mathopt.Model()
+        model.maximize(model.add_variable(lb=0.0, ub=1.0))
+        try:
+            mathopt.solve(model, getattr(mathopt.SolverType, name))
+            found[name] = "available"
+        except (AttributeError, RuntimeError, ValueError, NotImplementedError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            found[name] = "not here: needs its library and a licence" if name == "GUROBI" else reason[:100]
+    return found
+
+
+def _kernels() -> dict:
+    folder = Path(__file__).parent
+    set_by_hand = os.environ.get("NUMBA_CACHE_DIR", "")
+    places = [Path(set_by_hand)] if set_by_hand else [folder, Path("~/.cache/numba").expanduser()]
+    files = [path for place in places if place.is_dir() for path in place.rglob("*.nbc")]
+    return {
+        "places": [str(place) for place in places],
+        "compiled": len(files),
+        "bytes": sum(path.stat().st_size for path in files),
+        "writable": os.access(set_by_hand or folder, os.W_OK),
+    }
+
+
+def _problems(found: dict) -> list[str]:
+    told = []
+    if any(not number for number in found["packages"].get("main", {}).values()):
+        lost = [name for name, number in found["packages"]["main"].items() if not number]
+        told.append(f"required packages are missing: {', '.join(lost)} (pip install .)")
+    if found["solvers"]["HIGHS"] != "available":
+        told.append("the integer programs' default solver HiGHS does not answer")
+    if not found["kernels"]["compiled"]:
+        told.append("no compiled kernel is cached yet: the first simulation compiles for some seconds")
+    if shutil.disk_usage(Path.cwd()).free < 1 << 30:
+        told.append("less than 1 GiB of disk is free here")
+    return told
+
+
+def report(found: dict) -> str:
+    """:func:`diagnose` for people."""
+    system, kernels = found["system"], found["kernels"]
+    lines = [f"{system['machine']}, Python {system['python']}, commit {system['commit'] or 'unknown'}", versions(), ""]
+    for extra, packages in found["packages"].items():
+        names = ", ".join(f"{name} {number or 'MISSING'}" for name, number in sorted(packages.items()))
+        lines.append(f"{extra:>12}  {names}")
+    lines += ["", f"{'placers':>12}  {found['placers']['available']} available"]
+    lines += [f"{name:>12}  {why}" for name, why in found["placers"]["unavailable"].items()]
+    lines += [f"{name:>12}  {state}" for name, state in found["solvers"].items()]
+    lines.append(f"{'kernels':>12}  {kernels['compiled']} compiled, {kernels['bytes'] / 2**20:.1f} MiB")
+    lines += ["", *(found["problems"] or ["nothing is wrong"])]
+    return "\n".join(lines)

@@ -40,6 +40,10 @@ class Results:
         row = self._rows.get(key)
         return None if row and row.placement and not rows.placement_path(self.out, row.placement).is_file() else row
 
+    def curve(self, key: tuple) -> list[tuple[int, float, int]]:
+        """The anytime curve of a run, by key: ``(evaluations, seconds, step_ns)`` at each improvement."""
+        return [tuple(point) for point in self._curves.get(key, [])]
+
     def add(self, row: Row, placement: Placement | None, curve: Iterable[tuple[int, float, int]]) -> None:
         """The placement first, then the row: a row never names a placement that is not there."""
         if placement is not None:

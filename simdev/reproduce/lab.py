@@ -1,0 +1,167 @@
+"""Where an experiment is made: runs and trained policies on disk, tables, pictures, and the report."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from simdev import bench, registry
+from simdev.circumstances import circumstances
+from simdev.files import write_text
+from simdev.graph import ComputationGraph
+from simdev.graph_file import save_graph
+from simdev.plan import DEFAULT_RULES, Run, parse_rules
+from simdev.problem import Problem
+from simdev.results import Results
+from simdev.rows import Row, write_csv
+from simdev.topology import load_topology
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload on a topology; ``graph`` where it is no workload by name (its name then stands for it)."""
+
+    workload: str
+    topology: str
+    graph: ComputationGraph | None = None
+    rules: str = DEFAULT_RULES
+
+    @property
+    def label(self) -> str:
+        return f"{self.workload} on {self.topology}"
+
+    def problem(self) -> Problem:
+        graph = self.graph if self.graph is not None else registry.load_workload(self.workload)
+        return Problem.build(graph, load_topology(self.topology), rules=parse_rules(self.rules))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run: its row, and the anytime curve with the returned placement as last point."""
+
+    row: Row
+    points: tuple[tuple[int, float, int], ...]
+
+    @property
+    def step_ms(self) -> float:
+        """Step time, nan where there is no feasible placement."""
+        return float("nan") if self.row.step_time_s is None else self.row.step_time_s / 1e6
+
+
+class Lab:
+    """A folder, how large the experiment is, and who is told how it goes on.
+
+    Runs happen in this process, one after the other: compiled policies are shared, and times are comparable.
+    """
+
+    def __init__(self, folder: Path, size, observer: bench.Observer):
+        self.folder, self.size, self.observer = folder.absolute(), size, observer
+        self._stack = contextlib.ExitStack()
+        self._instances: dict[Case, bench.Instance] = {}
+
+    def __enter__(self) -> Lab:
+        self._stack.enter_context(bench.locked(self.folder))
+        self._stack.enter_context(bench.environment())
+        self._results = Results(self.folder)
+        self._stack.callback(self._results.close)
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._results.rows:
+            self._results.write()
+        self._stack.close()
+
+    def runs(self, cases: Iterable[Case], entries: Iterable[str], evaluations: int, seeds: int) -> list[Found]:
+        """Every case with every placer and seed, executed where the folder does not hold it; sorted by run.
+
+        Placers whose family does not search run once. A placer that an installation lacks gives no run.
+        """
+        plan = {}
+        for case in cases:
+            for entry in entries:
+                spec, params = registry.find_placer(entry)
+                repeats = seeds if spec.searches or spec.family == "spread" else 1
+                for seed in range(repeats):
+                    run = Run(
+                        case.workload, case.topology, case.rules, spec.name, json.dumps(params, sort_keys=True),
+                        f"evaluations={evaluations}", seed,
+                    )  # fmt: skip
+                    plan[run] = case
+        return [self._found(run, plan[run], done, len(plan)) for done, run in enumerate(sorted(plan), 1)]
+
+    def _found(self, run: Run, case: Case, done: int, total: int) -> Found:
+        spec, _ = registry.find_placer(run.entry)
+        row, instance = self._results.row(run.key), self._instance(case)
+        if row is None or (row.fingerprint, row.cost_hash, row.version) != (
+            instance.fingerprint, instance.cost_hash, spec.version,
+        ):  # fmt: skip
+            self.observer.tick(done - 1, total, [str(run)])
+            with contextlib.chdir(self.folder):  # a policy's folder is relative: the key of a run is the same anywhere
+                outcome = bench.execute(run, instance)
+            row = replace(outcome.row, **circumstances())
+            self._results.add(row, outcome.placement, outcome.curve)
+            self.observer.row(done, total, row)
+        points = tuple(tuple(point) for point in self._results.curve(run.key))
+        if row.step_time_s is not None:
+            points += ((row.evaluations or 0, row.place_seconds or 0.0, row.step_time_s),)
+        return Found(row, points)
+
+    def _instance(self, case: Case) -> bench.Instance:
+        if case not in self._instances:
+            problem, path = case.problem(), None
+            if case.graph is not None:
+                path = bench.kept_graph(self.folder, problem.graph.fingerprint)
+                path.parent.mkdir(exist_ok=True)
+                if not path.is_file():
+                    save_graph(problem.graph, path)
+            self._instances[case] = bench.Instance(
+                case.workload, case.topology, case.rules, problem.graph.fingerprint, problem.costs.hash,
+                problem.graph.n_ops, None if path is None else str(path),
+            )  # fmt: skip
+        return self._instances[case]
+
+    def policy(self, name: str, placer: str, cases: Sequence[Case], *, seed: int, evaluations: int) -> str:
+        """Train ``placer`` on ``cases`` unless it is done; the policy's folder, relative to the lab's.
+
+        Training goes on where it was stopped.
+        """
+        folder = Path("policies") / name
+        if not (self.folder / folder / "policy.json").is_file():
+            self.observer.note(f"training {placer} as {name}: {len(cases)} graphs, {evaluations} evaluations")
+            spec, params = registry.find_placer(placer)
+            params = {key: value for key, value in {**spec.defaults, **params}.items() if key != "policy"}
+            problems = [case.problem() for case in cases]
+            spec.learner(problems, **params).train(
+                problems, seed=seed, evaluations=evaluations, out=self.folder / folder
+            )
+        return str(folder)
+
+    def table(self, name: str, lines: Sequence[dict]) -> str:
+        """Write ``name.csv``; the table as Markdown. All lines have the keys of the first."""
+        header = list(lines[0])
+        write_csv(self.folder / f"{name}.csv", header, lines)
+        marks = ["|".join(["", *header, ""]), "|".join(["", *["---"] * len(header), ""])]
+        body = ["| " + " | ".join(str(line[column]) for column in header) + " |" for line in lines]
+        return "\n".join([*marks, *body]) + "\n"
+
+    def report(self, title: str, command: str, parts: Sequence[str]) -> Path:
+        """Write ``README.md``: title, how it was made, ``parts``."""
+        sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in dataclasses.asdict(self.size).items())
+        head = f"# {title}\n\nMade by `{command}`. Sizes: {sizes}.\n"
+        path = self.folder / "README.md"
+        write_text(path, "\n".join([head, *parts]).rstrip() + "\n")
+        return path
+
+
+def steps_ms(found: Iterable[Found], **columns: str) -> list[float]:
+    """Step times in ms of the runs whose row has these cells; without those that found nothing that fits."""
+    return [run.step_ms for run in chosen(found, **columns) if run.row.step_time_s is not None]
+
+
+def chosen(found: Iterable[Found], **columns: str) -> list[Found]:
+    """The runs whose row has these cells."""
+    return [run for run in found if all(getattr(run.row, name) == value for name, value in columns.items())]

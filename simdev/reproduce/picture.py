@@ -1,0 +1,113 @@
+"""Pictures of experiments: learning curves, and bars with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from simdev.files import replacing
+from simdev.reproduce.lab import Found
+from simdev.reproduce.stats import best_at, interval
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito's, told apart
+
+
+def learning_curves(
+    path: Path, panels: Mapping[str, Sequence[Found]], references: Sequence[str] = (), *, title: str = ""
+) -> None:
+    """A panel for each case: the best step time so far against evaluations, mean of the seeds and bootstrap interval,
+    for each placer that searches; ``references`` are placers drawn as level lines."""
+    figure, axes = _figure(len(panels))
+    entries = sorted({run.row.entry for runs in panels.values() for run in runs} - set(references))
+    for axis, (name, runs) in zip(axes, panels.items(), strict=False):
+        most = max([run.row.evaluations or 0 for run in runs], default=1)
+        for number, entry in enumerate(entries):
+            _curve(axis, [run for run in runs if run.row.entry == entry], entry, COLOURS[number % 7], most)
+        levels = [(run.step_ms, run.row.entry) for run in runs if run.row.entry in references and run.points]
+        for level, entry in levels:
+            axis.axhline(level, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)))
+            axis.annotate(entry, (1, level), xycoords=("axes fraction", "data"), xytext=(-2, 2),
+                          textcoords="offset points", ha="right", fontsize=7, color="0.3")  # fmt: skip
+        axis.set(title=name, xscale="log", xlabel="evaluations")
+        axis.set_ylim(*_window(axis, [level for level, _ in levels]))
+    _finish(figure, axes, len(panels), "best step time so far (ms)", title, path)
+
+
+def _curve(axis, runs: Sequence[Found], label: str, colour: str, most: int) -> None:
+    if not any(run.points for run in runs):
+        return
+    grid = np.unique(np.geomspace(1, max(2, most), 60).astype(int))
+    columns = []
+    for used in grid:
+        values = [value / 1e6 for run in runs if (value := best_at(run.points, int(used))) is not None]
+        columns.append(interval(values) if len(values) == len(runs) else (np.nan,) * 3)
+    mean, low, high = np.array(columns).T
+    axis.plot(grid, mean, color=colour, label=label, linewidth=1.6)
+    axis.fill_between(grid, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def _window(axis, levels: Sequence[float]) -> tuple[float, float]:
+    """From just under the least to three times it, or to the highest where that is less."""
+    drawn = [line.get_ydata() for line in axis.get_lines()]
+    values = np.concatenate([np.asarray(y, float) for y in drawn] or [np.ones(1)])
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return 0.9, 1.1
+    return values.min() * 0.95, max(min(values.max(), 3 * values.min()), values.min() * 1.05) * 1.03
+
+
+def bars(
+    path: Path,
+    groups: Mapping[str, Mapping[str, tuple[float, float, float]]],
+    *,
+    ylabel: str,
+    title: str = "",
+    level: float | None = None,
+) -> None:
+    """Groups of bars, each ``(mean, low, high)`` with its interval; ``level`` is a line across, such as 1."""
+    figure, axes = _figure(1, width=1.6 + 1.5 * len(groups))
+    axis = axes[0]
+    names = list(dict.fromkeys(name for group in groups.values() for name in group))
+    width = 0.8 / max(1, len(names))
+    for number, name in enumerate(names):
+        for place, group in enumerate(groups.values()):
+            if name not in group or not np.isfinite(group[name][0]):
+                continue
+            mean, low, high = group[name]
+            at = place + (number - (len(names) - 1) / 2) * width
+            axis.bar(at, mean, width * 0.92, color=COLOURS[number % 7], label=name,
+                     yerr=[[max(0, mean - low)], [max(0, high - mean)]], error_kw={"elinewidth": 1})  # fmt: skip
+    axis.set_xticks(range(len(groups)), list(groups), fontsize=8)
+    if level is not None:
+        axis.axhline(level, color="0.3", linewidth=0.9)
+    _finish(figure, axes, 1, ylabel, title, path)
+
+
+def _figure(panels: int, width: float = 4.2):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(3, panels)
+    rows = -(-panels // columns)
+    figure = Figure(figsize=(max(5.5, width * columns), 3.4 * rows + 0.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False).ravel().tolist()
+
+
+def _finish(figure, axes, used: int, ylabel: str, title: str, path: Path) -> None:
+    for axis in axes[used:]:
+        axis.remove()
+    handles = {}
+    for axis in axes[:used]:
+        axis.grid(alpha=0.25)
+        axis.set_ylabel(ylabel, fontsize=9)
+        axis.tick_params(labelsize=8)
+        axis.title.set_fontsize(10)
+        handles |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, fontsize=8, frameon=False)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    with replacing(path) as file:
+        figure.savefig(file, format="png", dpi=110)

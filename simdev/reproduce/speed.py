@@ -1,0 +1,80 @@
+"""How fast the learned placers are: samples per second, and the share of the time that the simulator takes."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from simdev import registry
+from simdev.files import write_text
+from simdev.placer import Budget
+from simdev.reproduce.lab import Case, Lab
+
+TITLE = "Speed of the learned placers"
+
+
+@dataclass(frozen=True)
+class Size:
+    evaluations: int
+    workloads: tuple[str, ...]
+    topology: str
+
+
+SIZES = {
+    "tiny": Size(40, ("transformer-xl-2",), "p100x4"),
+    "small": Size(500, ("inception-v3", "nmt"), "p100x4"),
+    "full": Size(5000, ("inception-v3", "nmt", "nasnet-a-large", "gnmt-8"), "p100x4"),
+}
+
+
+class TimedBudget(Budget):
+    """A budget that adds up the processor seconds spent in the simulator."""
+
+    simulating_s = 0.0
+
+    def evaluate_many(self, devices):
+        started = time.process_time()
+        try:
+            return super().evaluate_many(devices)
+        finally:
+            self.simulating_s += time.process_time() - started
+
+
+def run(lab: Lab) -> list[str]:
+    """The report's parts."""
+    learned = [name for name, spec in registry.placers().items() if spec.family == "learned"]
+    lines = [_timed(lab, name, workload) for workload in lab.size.workloads for name in learned]
+    return [
+        f"Processor seconds on one core for {lab.size.evaluations} evaluations on `{lab.size.topology}`. *first* "
+        "includes compiling (or loading what an earlier process compiled), *again* is a second run in the same "
+        "process; samples per second and the simulator's share are of the second.\n",
+        lab.table("speed", lines),
+    ]
+
+
+def _timed(lab: Lab, name: str, workload: str) -> dict:
+    """A line of the table; measured once, kept in ``speed/``."""
+    path = lab.folder / "speed" / f"{name}-{workload}.json"
+    if path.is_file():
+        return json.loads(path.read_text(encoding="utf-8"))
+    lab.observer.note(f"timing {name} on {workload}")
+    problem = Case(workload, lab.size.topology).problem()
+    spec, params = registry.find_placer(name)
+    seconds = []
+    for seed in (0, 1):
+        budget = TimedBudget(problem, evaluations=lab.size.evaluations)
+        started = time.process_time()
+        spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **params)
+        seconds.append(time.process_time() - started)
+    line = {
+        "placer": name, "workload": workload, "ops": problem.graph.n_ops, "evaluations": budget.used,
+        "first, s": f"{seconds[0]:.2f}", "again, s": f"{seconds[1]:.2f}",
+        "samples/s": f"{budget.used / seconds[1]:,.0f}",
+        "in the simulator, %": f"{100 * budget.simulating_s / seconds[1]:.0f}",
+    }  # fmt: skip
+    path.parent.mkdir(exist_ok=True)
+    write_text(path, json.dumps(line) + "\n")
+    return line

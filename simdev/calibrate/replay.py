@@ -28,7 +28,7 @@ from simdev.problem import Problem, Rules
 from simdev.sim import simulate
 from simdev.topology import Device, DeviceKind, Link, Topology
 
-QUEUE_DEPTH = 1022  # launches in flight when a launch begins to block, in a V100 trace that runs ahead; 1,024 by design
+QUEUE_DEPTH = 1024  # CUDA's launches in flight on a stream; traces that run ahead show about as many
 FOUND_BUSY_NS = 1_000_000  # an idle stream begins a thousand times sooner
 SYNC = ("Synchronize", "cudaMemcpy", "hipMemcpy")
 WAIT_EVENT = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")

@@ -1,0 +1,483 @@
+"""The fidelity report: predictions beside measured truth, case by case, with the noise of the measurement.
+
+A case is one measured figure that nothing was fitted to: a step of a profiled training run, a rank of an eight-GPU
+step, a link's time on unseen sizes, a peak of memory, a model's time from tables of ops. The goals are those of
+:data:`GOALS`; every case over its goal is listed by name. Which files may be fitted to is frozen in
+:mod:`simdev.calibrate.manifest`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from simdev.calibrate.links import fit, fit_table, read_links
+from simdev.calibrate.manifest import held_out, load_manifest, role_of
+from simdev.calibrate.memory import replay_memory
+from simdev.calibrate.replay import Replay, replay, replay_ranks
+from simdev.calibrate.traces import Trace, read_traces
+from simdev.errors import InvalidInput
+from simdev.files import replacing, write_text
+
+NOISE_LIMIT = 0.05  # a measurement that repeats no better judges nothing: the case is listed and left out of the means
+BOOTSTRAP = 2000
+# goal: (what it says, mean error at most, error of one case at most); None: no such limit
+GOALS = {
+    "F1": ("replayed single-GPU steps, host times of the other steps", 0.02, 0.05),
+    "F2": ("eight ranks of one step, replayed together", 0.04, None),
+    "F3": ("whole models on a known device, from op tables of other models", 0.05, None),
+    "F4": ("a device held out", 0.12, None),
+    "F5 gemm": ("matrix products of held-out shapes", 0.06, None),
+    "F5 conv": ("convolutions of held-out shapes", 0.12, None),
+    "F5 other": ("elementwise and reductions of held-out shapes", 0.03, None),
+    "F6": ("links on unseen sizes", 0.03, None),
+    "F9 replay": ("peak memory from replayed allocations", 0.02, None),
+    "F9 graph": ("peak memory from the graph", 0.05, None),
+}
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row. ``goal`` is a key of :data:`GOALS`, or empty for a row that only informs. ``measured`` and ``predicted``
+    are in ``unit``; the three baselines too (NaN where one does not apply): ops in turn, the datasheet's roofline, and
+    work without a host. The shares are of the predicted time; ``table`` is what was measured. ``error`` may be given
+    where it is a mean over many points. ``left_out`` says why a case does not count."""
+
+    goal: str
+    group: str
+    case: str
+    role: str
+    unit: str
+    noise: float
+    measured: float
+    predicted: float
+    table: float = NAN
+    fit: float = NAN
+    fallback: float = NAN
+    sum_of_ops: float = NAN
+    roofline: float = NAN
+    no_host: float = NAN
+    mean_error: float = NAN
+    left_out: str = ""
+
+    @property
+    def error(self) -> float:
+        """Relative; signed where it is of one figure."""
+        return self.predicted / self.measured - 1 if np.isnan(self.mean_error) else self.mean_error
+
+    @property
+    def over(self) -> bool:
+        """Over the limit for one case, or for the mean where one case has none."""
+        if not self.goal or self.left_out:
+            return False
+        _, mean, worst = GOALS[self.goal]
+        return abs(self.error) > (worst or mean)
+
+
+def all_cases(data: Path) -> tuple[list[Case], list[str]]:
+    """The cases of every measured file under ``data``, and what could not be used, one sentence each.
+
+    Raises :class:`InvalidInput` where there is no such folder.
+    """
+    if not data.is_dir():
+        raise InvalidInput("no such folder: the report needs the public measured data", source=data)
+    manifest, notes = load_manifest(), []
+    cases: list[Case] = []
+    for path in sorted(path for path in data.rglob("*") if path.is_file()):
+        kind = _kind(path, data)
+        if kind is None:
+            continue
+        name, role = path.relative_to(data).as_posix(), role_of(path, data, manifest)
+        try:
+            if kind == "links":
+                cases += link_cases(path, name, role)
+            else:
+                cases += trace_cases(read_traces(path), name, role, notes)
+        except InvalidInput as error:
+            notes.append(f"{name}: {error.message}")
+    cases += _op_cases(data, notes)
+    return cases, notes
+
+
+def _kind(path: Path, data: Path) -> str | None:
+    folders = path.relative_to(data).parts[:-1]
+    if "LICENSE" in path.name.upper() or re.search(r"_(pytorch_)?et\b", path.name):
+        return None
+    if "links" in folders or "send_recv" in path.name:
+        return "links"
+    is_json = re.search(r"\.(json|json\.gz|tar\.gz|tgz)$", path.name)
+    known = {"kineto", "hta", "param", "traces", "tracelens", "triosim"} & set(folders)
+    return "trace" if is_json and (known or "trace" in path.name) else None
+
+
+def _op_cases(data: Path, notes: list[str]) -> list[Case]:
+    """The cases of measured op tables, where their package is there."""
+    try:
+        from simdev.calibrate.cases import op_cases
+    except ImportError:
+        notes.append("cases of op tables (F3, F4, F5): not available")
+        return []
+    return [_op_case(dict(row)) for row in op_cases(data)]
+
+
+def _op_case(row: dict) -> Case:
+    """``group`` begins with the goal (``F5 gemm, v100``); times are in s, and become ms."""
+    goal = max((goal for goal in GOALS if row["group"].startswith(goal)), key=len, default="")
+    shares = [float(row.get(f"{key}_share", NAN)) for key in ("table", "fit", "fallback")]
+    baselines = [1e3 * float(row.get(f"{key}_s", NAN)) for key in ("sum_of_ops", "roofline", "no_host")]
+    times = [1e3 * float(row[f"{key}_s"]) for key in ("measured", "predicted")]
+    group = row["group"][len(goal) :].strip(" ,:") or "all"
+    role, noise = row.get("role", "validate"), float(row.get("noise", NAN))
+    left_out = row.get("left_out", "")
+    return Case(goal, group, row["case"], role, "ms", noise, *times, *shares, *baselines, left_out=left_out)
+
+
+# Traces ---------------------------------------------------------------------------------------------------------------
+
+
+def trace_cases(traces: list[Trace], name: str, role: str, notes: list[str]) -> list[Case]:
+    """F1 for a trace of several steps, F2 for the ranks of one step, F9 where the allocator's totals are recorded."""
+    for trace in traces:
+        for what, count in trace.problems.items():
+            notes.append(f"{name} ({trace.name}): {count} x {what}")
+    cases = []
+    if len(traces) > 1:
+        cases += rank_cases(traces, name, role)
+    elif len(traces[0].steps) > 1:
+        cases += step_cases(replay(traces[0]), name, role)
+    else:
+        notes.append(f"{name}: {len(traces[0].steps)} step(s), so none can be predicted from others")
+    for trace in traces:
+        cases += memory_cases(trace, name, role)
+    return cases
+
+
+def step_cases(result: Replay, name: str, role: str) -> list[Case]:
+    """The trace by its median step (F1), and each step by itself."""
+    noise = result.noise
+    left_out = f"noise {100 * noise:.1f} % is above {100 * NOISE_LIMIT:.0f} %" if noise > NOISE_LIMIT else ""
+    if role == "calibrate":
+        left_out = "listed as calibrate"
+    values = [result.measured_ns, result.predicted_ns, result.sum_ns, result.no_host_ns]
+    measured, predicted, total, no_host = (float(np.median(value)) / 1e6 for value in values)
+    group = "median step of a trace"
+    cases = [
+        Case(
+            "F1",
+            group,
+            name,
+            role,
+            "ms",
+            noise,
+            measured,
+            predicted,
+            1.0,
+            0.0,
+            0.0,
+            total,
+            NAN,
+            no_host,
+            left_out=left_out,
+        )  # fmt: skip
+    ]
+    for number in range(len(result.measured_ns)):
+        measured, predicted, total, no_host = (float(value[number]) / 1e6 for value in values)
+        cases.append(
+            Case(
+                "",
+                "each step of a trace",
+                f"{name} step {number}",
+                role,
+                "ms",
+                noise,
+                measured,
+                predicted,
+                1.0,
+                0.0,
+                0.0,
+                total,
+                NAN,
+                no_host,
+                left_out=left_out,
+            )  # fmt: skip
+        )
+    return cases
+
+
+def rank_cases(traces: list[Trace], name: str, role: str) -> list[Case]:
+    """F2: with each rank's own host times, and with those of the other ranks."""
+    cases = []
+    for group, leave_one_out in (("own host times", False), ("host times of the other ranks", True)):
+        for trace, result in zip(traces, replay_ranks(traces, leave_one_out), strict=True):
+            values = [result.measured_ns, result.predicted_ns, result.sum_ns, result.no_host_ns]
+            measured, predicted, total, no_host = (float(value[0]) / 1e6 for value in values)
+            cases.append(
+                Case(
+                    "F2",
+                    group,
+                    f"{name} rank {trace.rank}",
+                    role,
+                    "ms",
+                    NAN,
+                    measured,
+                    predicted,
+                    1.0,
+                    0.0,
+                    0.0,
+                    total,
+                    NAN,
+                    no_host,
+                )  # fmt: skip
+            )
+    return cases
+
+
+def memory_cases(trace: Trace, name: str, role: str) -> list[Case]:
+    return [
+        Case(
+            "F9 replay",
+            "peak of allocations",
+            f"{name} GPU {peak.device}",
+            role,
+            "MiB",
+            0.0,
+            peak.measured_bytes / 2**20,
+            peak.predicted_bytes / 2**20,
+        )  # fmt: skip
+        for peak in replay_memory(trace)
+        if peak.measured_bytes > 0
+    ]
+
+
+# Links ----------------------------------------------------------------------------------------------------------------
+
+
+def link_cases(path: Path, name: str, role: str) -> list[Case]:
+    """F6: the mean error over the held-out sizes of each table; measured and predicted are means over them."""
+    cases = []
+    for table in read_links(path):
+        judged = np.array([held_out(f"{size} bytes") for size in table.bytes.tolist()])
+        if not judged.any():
+            continue
+        link = fit_table(table)
+        one = fit(table.bytes[~judged], table.ns[~judged], 1)
+        line = one[0][1] + table.bytes[judged] * 1e9 / one[0][2]
+        left_out = f"noise {100 * table.noise:.1f} %" if table.noise > NOISE_LIMIT else ""
+        cases.append(
+            Case(
+                "F6",
+                f"{table.operation}",
+                f"{name} {table.name}",
+                role,
+                "us",
+                table.noise,
+                float(table.ns[judged].mean()) / 1e3,
+                float(link.ns(table.bytes[judged]).mean()) / 1e3,
+                0.0,
+                1.0,
+                0.0,
+                roofline=float(line.mean()) / 1e3,
+                mean_error=link.error,
+                left_out=left_out,
+            )  # fmt: skip
+        )
+    return cases
+
+
+# The report -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """The mean absolute error of the counted cases of a group, with a bootstrap 95 % interval, the worst of them, and
+    the same mean for each baseline (NaN where it does not apply)."""
+
+    goal: str
+    group: str
+    cases: int
+    left_out: int
+    error: float
+    low: float
+    high: float
+    worst: float
+    limit: float
+    met: str
+    sum_of_ops: float
+    roofline: float
+    no_host: float
+
+
+def groups(cases: list[Case]) -> list[Group]:
+    """Group the cases by goal and group, in the order of :data:`GOALS`; rows without a goal come last."""
+    order = [*GOALS, ""]
+    keys = sorted({(order.index(case.goal), case.group) for case in cases})
+    return [
+        _group(order[number], group, [case for case in cases if (case.goal, case.group) == (order[number], group)])
+        for number, group in keys
+    ]
+
+
+def _group(goal: str, group: str, cases: list[Case]) -> Group:
+    counted = [case for case in cases if not case.left_out]
+    errors = np.abs([case.error for case in counted])
+    low, high = bootstrap(errors)
+    mean = float(errors.mean()) if len(errors) else NAN
+    worst = float(errors.max()) if len(errors) else NAN
+    limit, one = GOALS[goal][1:] if goal else (NAN, None)
+    met = ""
+    if goal and len(errors):
+        met = "yes" if mean <= limit and (one is None or worst <= one) else "no"
+    base = {key: _baseline(counted, key) for key in ("sum_of_ops", "roofline", "no_host")}
+    return Group(goal, group, len(counted), len(cases) - len(counted), mean, low, high, worst, limit, met, **base)
+
+
+def _baseline(cases: list[Case], key: str) -> float:
+    errors = [abs(getattr(case, key) / case.measured - 1) for case in cases if not np.isnan(getattr(case, key))]
+    return float(np.mean(errors)) if errors else NAN
+
+
+def bootstrap(errors: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """The 95 % interval of the mean of ``errors`` ``(n,)``, by resampling; NaN for fewer than two."""
+    if len(errors) < 2:
+        return NAN, NAN
+    rows = np.random.default_rng(seed).integers(len(errors), size=(BOOTSTRAP, len(errors)))
+    low, high = np.percentile(np.asarray(errors)[rows].mean(axis=1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def write(cases: list[Case], notes: list[str], folder: Path) -> None:
+    """``cases.csv``, ``groups.csv``, ``README.md`` and ``scatter.png``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_csv(folder / "cases.csv", [asdict(case) | {"error": case.error, "over": int(case.over)} for case in cases])
+    _write_csv(folder / "groups.csv", [asdict(group) for group in groups(cases)])
+    write_text(folder / "README.md", markdown(cases, notes))
+    draw(cases, folder / "scatter.png")
+
+
+def _write_csv(path: Path, rows: list[dict]) -> None:
+    with replacing(path) as file:
+        lines = [list(rows[0])] if rows else []
+        lines += [[_cell(value) for value in row.values()] for row in rows]
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        file.write(text.getvalue().encode())
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, float):
+        return "" if np.isnan(value) else f"{value:.6g}"
+    return value
+
+
+def _percent(value: float) -> str:
+    return "" if np.isnan(value) else f"{100 * value:.2f}"
+
+
+def markdown(cases: list[Case], notes: list[str]) -> str:
+    """The report as text."""
+    lines = ["# Fidelity", "", "Written by `simdev fidelity`. Errors in %. A goal is met where the mean of its counted"]
+    lines += ["cases is within it (F1: and the worst case within 5 %). Which files may be fitted to:"]
+    lines += ["`simdev/calibrate/manifest.csv`.", ""]
+    lines += ["## Goals", ""]
+    columns = "goal, what, group, cases, left out, mean, 95 %, worst, goal %, met, sum of ops, roofline, no host"
+    lines += _table(columns.split(", "), [_group_row(group) for group in groups(cases)])
+    over = [case for case in cases if case.over]
+    lines += ["", f"## Over the goal: {len(over)}", ""]
+    lines += _over(over)
+    lines += ["", "## Cases", "", "Op tables and single steps are in `cases.csv`.", ""]
+    shown = [case for case in cases if case.goal and not case.goal.startswith("F5")]
+    columns = (
+        "goal, group, case, role, noise, measured, predicted, unit, error, table, fit, fallback, sum of ops, roofline"
+    )
+    lines += _table([*columns.split(", "), "no host", "left out"], [_case_row(case) for case in shown])
+    if notes:
+        lines += ["", "## What could not be used", "", *(f"* {note}" for note in notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _over(cases: list[Case]) -> list[str]:
+    """By name; a goal with many has its count and its worst ten (the rest are in ``cases.csv``)."""
+    lines = []
+    for goal in GOALS:
+        mine = sorted((case for case in cases if case.goal == goal), key=lambda case: -abs(case.error))
+        if len(mine) > 10:
+            lines.append(f"* {goal}: {len(mine)} cases, the worst ten (all: `cases.csv`, column `over`):")
+        lines += [f"* {goal}, {case.group}: {case.case}: {100 * case.error:+.1f} %" for case in mine[:10]]
+    return lines or ["None."]
+
+
+def _group_row(group: Group) -> list[str]:
+    interval = "" if np.isnan(group.low) else f"{100 * group.low:.2f} to {100 * group.high:.2f}"
+    what = GOALS[group.goal][0] if group.goal else "for information"
+    baselines = map(_percent, (group.sum_of_ops, group.roofline, group.no_host))
+    return [group.goal, what, group.group, str(group.cases), str(group.left_out), _percent(group.error), interval,
+            _percent(group.worst), _percent(group.limit), group.met, *baselines]  # fmt: skip
+
+
+def _case_row(case: Case) -> list[str]:
+    numbers = [case.measured, case.predicted]
+    shares = [case.table, case.fit, case.fallback]
+    bases = [case.sum_of_ops, case.roofline, case.no_host]
+    return [
+        case.goal, case.group, case.case, case.role, _percent(case.noise), *(f"{value:.4g}" for value in numbers),
+        case.unit, _percent(case.error), *map(_percent, shares),
+        *("" if np.isnan(value) else f"{value:.4g}" for value in bases), case.left_out,
+    ]  # fmt: skip
+
+
+def _table(header: list[str], rows: Iterator[list[str]] | list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+
+
+def draw(cases: list[Case], path: Path) -> None:
+    """Predicted against measured times, logarithmic, with the baselines; one panel per goal that has times."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = [goal for goal in GOALS if any(case.goal == goal and case.unit != "MiB" for case in cases)]
+    columns = min(4, max(1, len(panels)))
+    rows = max(1, -(-len(panels) // columns))
+    figure, axes = plt.subplots(rows, columns, figsize=(4.4 * columns, 4.2 * rows), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
+    for axis, goal in zip(axes.flat, panels, strict=False):
+        chosen = [case for case in cases if case.goal == goal]
+        measured = np.array([case.measured for case in chosen])
+        for key, mark in (("sum_of_ops", "^"), ("roofline", "v"), ("no_host", "s")):
+            values = np.array([getattr(case, key) for case in chosen])
+            if not np.isnan(values).all():
+                axis.plot(measured, values, mark, ms=4, alpha=0.5, color="0.6", label=key.replace("_", " "))
+        counted = np.array([not case.left_out for case in chosen])
+        predicted = np.array([case.predicted for case in chosen])
+        axis.plot(measured[counted], predicted[counted], "o", ms=4, color="tab:blue", label="simdev")
+        if (~counted).any():
+            axis.plot(
+                measured[~counted], predicted[~counted], "o", ms=5, mfc="none", color="tab:blue", label="left out"
+            )
+        ends = [measured.min() / 1.2, measured.max() * 1.2]
+        axis.plot(ends, ends, "-", color="0.3", lw=0.8)
+        axis.set(xscale="log", yscale="log", xlabel=f"measured ({chosen[0].unit})", ylabel="predicted")
+        axis.set_title(f"{goal}: {GOALS[goal][0]}", fontsize=8, wrap=True)
+        axis.legend(fontsize=7)
+    figure.tight_layout()
+    with replacing(path) as file:
+        figure.savefig(file, dpi=110, format="png")
+    plt.close(figure)
+
+
+def data_folder(given: Path | None) -> Path:
+    """The folder named, or that of the environment variable ``SIMDEV_DATA``."""
+    folder = given or os.environ.get("SIMDEV_DATA")
+    if not folder:
+        raise InvalidInput("name the folder of public measured data with --data, or in SIMDEV_DATA")
+    return Path(folder)

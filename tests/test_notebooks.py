@@ -30,3 +30,15 @@ def test_notebook_holds_no_outputs(path):
 
 def test_there_are_notebooks():
     assert NOTEBOOKS
+
+
+@pytest.mark.slow
+def test_the_agent_learns():
+    pytest.importorskip("gymnasium", reason="needs gymnasium (extra env)")
+    path = Path(__file__).parents[1] / "notebooks" / "ppo_agent.py"
+    names: dict = {"__name__": "ppo_agent"}
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), names)
+    rows, env = names["train"]("transformer-xl-2", "p100x4", nodes=8, updates=40, envs=8, seed=0)
+    finals = [row[3] for row in rows]
+    assert sum(finals[-5:]) < 0.9 * sum(finals[:5])
+    assert rows[-1][4] == min(row[4] for row in rows) and rows[-1][1] == env.evaluations

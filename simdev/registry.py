@@ -78,13 +78,18 @@ def graph_path(name: str) -> Path:
 
 
 def load_workload(entry: str) -> ComputationGraph:
-    """The graph of a workload id, or of a graph file: any format of :mod:`simdev.importers`, by the end of its name.
+    """The graph of a workload id, of a graph file (any format of :mod:`simdev.importers`, by the end of its name), or
+    of a training step of the user's own (``my_model.py:make_step``, which is executed).
 
     The default parameters come from the shipped file; others are captured now, which needs PyTorch (the ``capture``
     extra).
     """
     if entry.endswith(".npz"):
         return load_graph(entry)
+    if ".py:" in entry:
+        from simdev.capture import capture_file
+
+        return capture_file(entry)
     if is_graph_file(entry):
         return import_graph(entry).graph
     spec, params = find_workload(entry)
@@ -97,7 +102,7 @@ def load_workload(entry: str) -> ComputationGraph:
 
 def is_graph_file(entry: str) -> bool:
     """Whether an entry names a file rather than a workload."""
-    return entry.endswith((".npz", ".json", ".csv", ".onnx", ".txt"))
+    return ".py:" in entry or entry.endswith((".npz", ".json", ".csv", ".onnx", ".txt"))
 
 
 def parse_id(entry: str) -> tuple[str, int | None, dict]:

@@ -58,7 +58,7 @@ class Runtime(StrEnum):
     eager = "eager"
 
 
-GraphArgument = Annotated[str, typer.Argument(help="Workload id (simdev list workloads) or graph file.")]
+GraphArgument = Annotated[str, typer.Argument(help="Workload id, graph file, or my_model.py:make_step.")]
 TopologyArgument = Annotated[str, typer.Argument(help="Topology name (simdev list topologies) or TOML file.")]
 PlacerOption = Annotated[str | None, typer.Option("--placer", "-p", help="Placer id: name or name[param=value].")]
 PolicyOption = Annotated[Policy, typer.Option(help="Which ready op a device takes first.")]

@@ -73,6 +73,11 @@ def place(
     costs: CostsOption = None,
     evaluations: Annotated[int, typer.Option(help="Simulations that the placer may spend.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the placer.")] = 0,
+    machine: Annotated[str | None, typer.Option("--topology", "-t", help="The same as TOPOLOGY.")] = None,
+    modules: Annotated[
+        Path | None,
+        typer.Option("--device-map", help="Write a device for each PyTorch module (JSON).", callback=in_a_folder),
+    ] = None,
 ) -> None:
     """Run one placer, or a trained policy, and write its placement (JSON).
 
@@ -80,6 +85,9 @@ def place(
     """
     from simdev import sim
 
+    if topology is not None and machine is not None:
+        raise InvalidInput("given twice", source="TOPOLOGY")
+    topology = topology or machine
     queues = [name for name in policy or () if name in list(Policy)]
     folders = [name for name in policy or () if name not in list(Policy)]
     if len(queues) > 1 or len(folders) > 1 or bool(folders) == bool(placer):
@@ -93,6 +101,20 @@ def place(
     if out is not None:
         found.save(out, problem)
     print_schedule(problem, found, sim.simulate(problem, found), False)
+    if modules is not None:
+        print_device_map(problem, found, modules)
+
+
+def print_device_map(problem, placement, path: Path) -> None:
+    """Write the device map of a placement and say what it costs."""
+    from simdev.bridge import device_map, write_device_map
+
+    found = device_map(problem, placement)
+    write_device_map(path, problem, found)
+    cost = f"{found.step_ns / 1e6:.3f} ms, {found.step_ns / found.placed_ns - 1:+.1%}"
+    print(f"{path}: {len(found.modules)} entries; with whole modules on devices {cost}")
+    if found.splits:
+        print(f"as a pipeline {found.pipeline_ns / 1e6:.3f} ms, split before {', '.join(found.splits)}")
 
 
 def of_policy(folder: str, topology: str | None) -> tuple[str, str | None]:

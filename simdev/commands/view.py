@@ -25,10 +25,20 @@ def view(
     topology: MachineOption = None,
     placer: EntryOption = None,
 ) -> None:
-    """Draw a run: devices, links and memory over time, what the step waits for, and the placement on the graph."""
-    from simdev.view import draw
+    """Draw a run: devices, links and memory over time, what the step waits for, and the placement on the graph.
 
-    draw(_story(run, workload, topology, placer), out)
+    A name that ends in .json is a trace for Perfetto (ui.perfetto.dev) instead.
+    """
+    story = _story(run, workload, topology, placer)
+    if out.suffix == ".json":
+        from simdev.perfetto import trace_events, write_trace
+
+        name = f"{story.graph.name} on {story.topology.name}, simulated"
+        write_trace(out, trace_events(story.graph, story.topology, story.device, story.schedule, name))
+    else:
+        from simdev.view import draw
+
+        draw(story, out)
     print(out)
 
 

@@ -1,0 +1,230 @@
+"""From a placement of ops to what PyTorch can apply: a device for each module, and the split points of a pipeline."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+from simdev.files import write_text
+from simdev.graph import PHASES
+from simdev.placement import Placement
+from simdev.problem import Problem
+from simdev.sim import simulate_many
+
+TRIES = 500  # simulations spent on the best placement by modules
+
+
+@dataclass(frozen=True)
+class DeviceMap:
+    """A device for each module of the model that a graph was captured from.
+
+    ``modules`` maps module paths to device numbers; a path stands for all below it. ``placement`` is the placement of
+    ops that follows from it: ops outside any module run where their largest input is. ``step_ns`` is its step time and
+    ``placed_ns`` that of the placement it was made from; ``aligned`` is True where every module was on one device
+    already. ``splits`` are the modules before which the forward pass is cut to make a pipeline of as many stages as the
+    map has devices, the largest stage as small as can be; ``pipeline_ns`` is the step time of such stages on one batch.
+    """
+
+    modules: dict[str, int]
+    placement: Placement
+    step_ns: int
+    placed_ns: int
+    aligned: bool
+    splits: tuple[str, ...]
+    pipeline_ns: int
+
+
+def device_map(problem: Problem, placement: Placement) -> DeviceMap:
+    """The best placement by modules found near ``placement``: each module goes where most of its time is spent, then
+    single modules move while that makes the step faster, within :data:`TRIES` simulations. Memory counts before time.
+
+    Raises :class:`InvalidInput` for a graph whose ops name no module.
+    """
+    graph = problem.graph
+    block_of_op, names = _blocks(problem)
+    if not names:
+        raise InvalidInput("no op belongs to a module: not captured from PyTorch?", source=graph.name)
+    weight = _weights(problem, placement, block_of_op, len(names))
+    device = np.argmax(weight, axis=1).astype(np.int32)
+    aligned = bool(((weight > 0).sum(axis=1) <= 1).all())
+    followed = _followed(problem, block_of_op)
+    outcome = simulate_many(problem, np.stack([placement.devices, device[followed]]))
+    placed_ns, best = int(outcome.step_ns[0]), (int(outcome.overflow_bytes[1]), int(outcome.step_ns[1]))
+    left = TRIES
+    improved = True
+    while improved and left > 0:
+        improved = False
+        for block in np.argsort(-weight.sum(axis=1), kind="stable"):
+            others = [
+                d for d in np.unique(placement.devices) if d != device[block] and _runs(problem, followed, block, d)
+            ]
+            if not others or left <= 0:
+                continue
+            rows = np.tile(device, (len(others), 1))
+            rows[np.arange(len(others)), block] = others
+            left -= len(others)
+            tried = simulate_many(problem, rows[:, followed])
+            scores = list(zip(tried.overflow_bytes.tolist(), tried.step_ns.tolist(), strict=True))
+            if min(scores) < best:
+                best, improved = min(scores), True
+                device = rows[scores.index(best)]
+    found = Placement(device[followed])
+    found.check(problem)
+    modules = {name: int(device[block]) for block, paths in enumerate(names) for name in paths}
+    used = [int(d) for d in dict.fromkeys(device[followed].tolist())]
+    splits, staged = _pipeline(problem, names, followed, weight, used)
+    pipeline_ns = int(simulate_many(problem, staged[followed][None]).step_ns[0])
+    return DeviceMap(_collapsed(modules), found, best[1], placed_ns, aligned, splits, pipeline_ns)
+
+
+def write_device_map(path: str | os.PathLike, problem: Problem, found: DeviceMap) -> None:
+    """Write JSON: ``device_map`` in the form of Accelerate (module to accelerator number or ``"cpu"``), ``split_spec``
+    for ``torch.distributed.pipelining`` (module to ``"BEGINNING"``), and what each costs, in seconds."""
+    topology = problem.topology
+    number = {device: place for place, device in enumerate(topology.accelerators)}
+    document = {
+        "graph": problem.graph.name,
+        "fingerprint": problem.graph.fingerprint,
+        "topology": topology.name,
+        "device_map": {name: number.get(device, "cpu") for name, device in found.modules.items()},
+        "devices": {name: topology.devices[device].name for name, device in found.modules.items()},
+        "split_spec": dict.fromkeys(found.splits, "BEGINNING"),
+        "aligned": found.aligned,
+        "step_time_s": found.step_ns / 1e9,
+        "pipeline_step_time_s": found.pipeline_ns / 1e9,
+        "placement_step_time_s": found.placed_ns / 1e9,
+    }
+    write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def _blocks(problem: Problem) -> tuple[np.ndarray, list[list[str]]]:
+    """The block of each op, -1 for ops outside the model, and the modules of each block. Modules that share a
+    colocation group (tied weights) are one block."""
+    graph = problem.graph
+    owners = _modules(problem)
+    known = {name: number for number, name in enumerate(sorted(set(owners) - {None}))}
+    parent = list(range(len(known)))
+
+    def root(number: int) -> int:
+        while parent[number] != number:
+            number = parent[number]
+        return number
+
+    first: dict[int, int] = {}
+    for op, name in enumerate(owners):
+        if name is not None:
+            group = int(graph.unit_of_op[op])
+            a, b = root(known[name]), root(first.setdefault(group, known[name]))
+            parent[max(a, b)] = min(a, b)
+    roots = sorted({root(number) for number in parent})
+    place = {number: block for block, number in enumerate(roots)}
+    names: list[list[str]] = [[] for _ in roots]
+    for name, number in known.items():
+        names[place[root(number)]].append(name)
+    block = np.array([-1 if name is None else place[root(known[name])] for name in owners])
+    for unit in np.unique(graph.unit_of_op[block >= 0]):  # all of a colocation group goes with its module
+        mine = graph.unit_of_op == unit
+        block[mine] = block[mine].max()
+    return block, names
+
+
+def _modules(problem: Problem) -> list[str | None]:
+    """The module of each op: its layer, where that holds parameters or is inside one that does; None elsewhere."""
+    graph = problem.graph
+    layers = [graph.layers[number] for number in graph.op_layer]
+    owning = {layer for layer, kind in zip(layers, graph.op_kind, strict=True) if graph.kinds[kind] == "parameter"}
+    inside = {
+        layer for layer in set(layers) if layer in owning or any(layer.startswith(f"{own}.") for own in owning if own)
+    }
+    return [layer if layer and layer in inside else None for layer in layers]
+
+
+def _weights(problem: Problem, placement: Placement, block: np.ndarray, count: int) -> np.ndarray:
+    """int64 ``(blocks, D)``: nanoseconds that each block spends on each device."""
+    weight = np.zeros((count, problem.topology.n_devices), np.int64)
+    mine = np.flatnonzero(block >= 0)
+    spent = problem.costs.device_op_ns[placement.devices[mine], mine]
+    np.add.at(weight, (block[mine], placement.devices[mine]), spent)
+    return weight
+
+
+def _runs(problem: Problem, followed: np.ndarray, block: int, device: int) -> bool:
+    return bool((problem.costs.device_op_ns[device, followed == block] >= 0).all())
+
+
+def _followed(problem: Problem, block: np.ndarray) -> np.ndarray:
+    """The block that each op goes with: its own; outside the model that of its largest input, else of its first
+    reader."""
+    graph, found = problem.graph, block.copy()
+    loose = np.flatnonzero(block < 0).tolist()
+
+    def follow_inputs() -> None:
+        for op in loose:
+            read = graph.inputs[graph.input_ptr[op] : graph.input_ptr[op + 1]]
+            if found[op] < 0 and len(read):
+                found[op] = found[graph.tensor_producer[read[np.argmax(graph.tensor_bytes[read])]]]
+
+    follow_inputs()
+    for op in reversed(loose):
+        first, last = graph.consumer_ptr[graph.output_ptr[op]], graph.consumer_ptr[graph.output_ptr[op + 1]]
+        if found[op] < 0 and first < last:
+            found[op] = found[graph.consumers[first:last].min()]
+    follow_inputs()
+    found[found < 0] = 0
+    first_op = np.full(graph.n_units, graph.n_ops)
+    np.minimum.at(first_op, graph.unit_of_op, np.arange(graph.n_ops))
+    return found[first_op[graph.unit_of_op]]
+
+
+def _collapsed(modules: dict[str, int]) -> dict[str, int]:
+    """The same map with a parent for all of its children wherever they agree."""
+    found = dict(modules)
+    parents = {name.rpartition(".")[0] for name in found}
+    while parents:
+        deepest = max(parents, key=lambda name: (name.count(".") + bool(name), name))
+        parents.remove(deepest)
+        below = [name for name in found if not deepest or name == deepest or name.startswith(f"{deepest}.")]
+        devices = {found[name] for name in below}
+        if len(devices) == 1 and (deepest not in found or len(below) > 1):
+            for name in below:
+                del found[name]
+            found[deepest] = devices.pop()
+        if deepest:
+            parents.add(deepest.rpartition(".")[0])
+    return dict(sorted(found.items()))
+
+
+def _pipeline(problem: Problem, names: list[list[str]], followed: np.ndarray, weight: np.ndarray, devices: list[int]):
+    """The modules, in the order of the forward pass, cut into a stage for each of ``devices`` so that the largest stage
+    is least: the modules that begin the later stages, and the device of each block."""
+    graph = problem.graph
+    forward = (graph.op_phase == PHASES.index("forward")) & (np.diff(graph.input_ptr) > 0)
+    begins: dict[int, str] = {}
+    block_of = {name: block for block, paths in enumerate(names) for name in paths}
+    for op in np.flatnonzero(forward):
+        name = graph.layers[graph.op_layer[op]]
+        if name in block_of:
+            begins.setdefault(block_of[name], name)
+    order = list(begins)
+    total = np.concatenate([[0], np.cumsum(weight.sum(axis=1)[order])])
+    stages = min(len(devices), len(order))
+    best = np.full((stages + 1, len(order) + 1), np.iinfo(np.int64).max)
+    came = np.zeros(best.shape, np.int64)
+    best[0, 0] = 0
+    for stage in range(1, stages + 1):
+        for end in range(stage, len(order) + 1):
+            largest = np.maximum(best[stage - 1, :end], total[end] - total[:end])
+            came[stage, end] = np.argmin(largest)
+            best[stage, end] = largest.min()
+    end, stage_of = len(order), np.zeros(len(names), np.int64)
+    splits: list[str] = []
+    for stage in range(stages, 0, -1):
+        start = int(came[stage, end])
+        stage_of[order[start:end]] = stage - 1
+        splits = [begins[order[start]], *splits]
+        end = start
+    return tuple(splits[1:]), np.array(devices, np.int32)[stage_of]

@@ -51,9 +51,9 @@ def test_signatures_are_taken_apart():
     "text, expected",
     [
         ("mm(f32[2,3],f32[3,4])->f32[2,4]", [("gemm", (1, 2, 4, 3))]),
-        ("addmm(f32[4],f32[2,3],f32[3,4])->f32[2,4]", [("gemm", (1, 2, 4, 3))]),
+        ("addmm(f32[4],f32[2,3],f32[3,4])->f32[2,4]", [("linear", (1, 2, 4, 3))]),
         ("bmm(f32[7,2,3],f32[7,3,4])->f32[7,2,4]", [("bmm", (7, 2, 4, 3))]),
-        ("linear(f32[5,2,3],f32[4,3],f32[4])->f32[5,2,4]", [("gemm", (1, 10, 4, 3))]),
+        ("linear(f32[5,2,3],f32[4,3],f32[4])->f32[5,2,4]", [("linear", (1, 10, 4, 3))]),
         (CONV, [("conv", (8, 3, 16, 32, 30, 16, 15, 5, 5, 2, 1))]),
         (
             CONV_BACKWARD,
@@ -178,7 +178,18 @@ def test_device_files_are_read_as_they_were_written(tmp_path):
 @pytest.mark.parametrize("name", calibration_names())
 def test_shipped_device_files_cost_what_they_say(name):
     device = load_calibration(name)
-    for part in ("gemm", "bmm", "vector", "softmax", "layer_norm", "conv3x3", "conv", "conv_dgrad", "conv_wgrad"):
+    for part in (
+        "linear",
+        "gemm",
+        "bmm",
+        "vector",
+        "softmax",
+        "layer_norm",
+        "conv3x3",
+        "conv",
+        "conv_dgrad",
+        "conv_wgrad",
+    ):
         fit = device.classes[part]
         assert fit.source and 0.05 < fit.efficiency < 2, part
     big = Part("gemm", (1, 4096, 4096, 4096))

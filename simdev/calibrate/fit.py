@@ -21,8 +21,8 @@ from simdev.opcost.trees import UNIT, Trees
 
 # (trees, leaves of each, rows in a leaf at least)
 SIZES = {
-    "gemm": (320, 31, 6), "bmm": (320, 31, 8), "conv3x3": (500, 24, 5), "vector": (60, 12, 30), "softmax": (120, 15, 8),
-    "layer_norm": (120, 15, 8),
+    "linear": (320, 31, 6), "gemm": (150, 8, 5), "bmm": (320, 31, 8), "conv3x3": (500, 24, 5), "vector": (60, 12, 30),
+    "softmax": (120, 15, 8), "layer_norm": (120, 15, 8),
 }  # fmt: skip
 FEW = (80, 6, 6)
 LEARNING_RATE = 0.06

@@ -30,7 +30,7 @@ def _conv(r: dict) -> tuple[int, ...]:
 
 
 READERS = {
-    "linear": ("gemm", lambda r: (r["B"], r["M"], r["N"], r["K"])),
+    "linear": ("linear", lambda r: (r["B"], r["M"], r["N"], r["K"])),
     "bmm": ("bmm", lambda r: (r["B"], r["M"], r["N"], r["K"])),
     "conv": ("conv3x3", _conv),
     "softmax": ("softmax", lambda r: (r["B"], r["H"])),
@@ -39,7 +39,7 @@ READERS = {
     **dict.fromkeys(("addu", "mulu", "divu", "powu", "relu", "gelu", "tanh"), _vector(1)),
 }
 COLUMNS = {
-    "gemm": "BMNK", "bmm": "BMNK", "softmax": "BH", "layer_norm": "BH", "vector": "BH",
+    "linear": "BMNK", "bmm": "BMNK", "softmax": "BH", "layer_norm": "BH", "vector": "BH",
     "conv3x3": ("B", "Input_Channel", "Output_Channel", "Kernel_Szie", "Input_Size", "Stride", "Padding"),
 }  # fmt: skip
 

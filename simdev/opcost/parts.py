@@ -1,6 +1,7 @@
 """The parts of an op: each a kernel of a known class with whole-number dimensions, as measured tables list them.
 
-* ``gemm`` (``batch`` is 1) and ``bmm`` ``(batch, m, n, k)``: ``batch`` products of ``(m, k)`` and ``(k, n)``.
+* ``linear`` (with a bias), ``gemm`` (without; ``batch`` is 1 in both) and ``bmm`` ``(batch, m, n, k)``: ``batch``
+  products of ``(m, k)`` and ``(k, n)``.
 * ``conv3x3`` (stride 1, no groups), ``conv`` (others), ``conv_dgrad``, ``conv_wgrad``
   ``(n, c, k, h, w, p, q, r, s, stride, groups)``: ``n`` images of ``(c, h, w)``, ``k`` filters of
   ``(c / groups, r, s)``, ``(p, q)`` outputs; the gradients have the dimensions of their forward.
@@ -18,7 +19,7 @@ from math import prod
 from simdev.opcost.signature import Signature
 
 DIMENSIONS = {
-    **dict.fromkeys(("gemm", "bmm"), 4),
+    **dict.fromkeys(("linear", "gemm", "bmm"), 4),
     **dict.fromkeys(("conv", "conv3x3", "conv_dgrad", "conv_wgrad"), 11),
     **dict.fromkeys(("softmax", "softmax_backward", "layer_norm", "layer_norm_backward", "vector"), 2),
 }
@@ -52,8 +53,8 @@ def parts_of(op: Signature, op_class: str, bytes_read: int, bytes_written: int) 
 SUMS = frozenset({"sum", "mean"})  # one pass over the input
 
 
-def product_part(batch: int, m: int, n: int, k: int, dtype: str = "f32") -> Part:
-    return Part("gemm" if batch == 1 else "bmm", (batch, m, n, k), dtype)
+def product_part(batch: int, m: int, n: int, k: int, dtype: str = "f32", biased: bool = False) -> Part:
+    return Part("bmm" if batch > 1 else "linear" if biased else "gemm", (batch, m, n, k), dtype)
 
 
 def _product(op: Signature, *_) -> tuple[Part, ...]:
@@ -61,7 +62,8 @@ def _product(op: Signature, *_) -> tuple[Part, ...]:
     if len(matrices) < 2 or matrices[0][-1] != matrices[1][-2]:
         return ()
     left, right = matrices
-    return (product_part(prod(left[:-2]), left[-2], right[-1], left[-1], op.dtype),)
+    biased = op.kind == "addmm"
+    return (product_part(prod(left[:-2]), left[-2], right[-1], left[-1], op.dtype, biased),)
 
 
 def _linear(op: Signature, *_) -> tuple[Part, ...]:
@@ -69,7 +71,7 @@ def _linear(op: Signature, *_) -> tuple[Part, ...]:
     if len(op.inputs) < 2 or len(op.inputs[1].shape) != 2 or not op.inputs[0].shape:
         return ()
     x, w = op.inputs[0].shape, op.inputs[1].shape
-    return (Part("gemm", (1, prod(x[:-1]), w[0], w[1]), op.dtype),) if x[-1] == w[1] else ()
+    return (Part("linear", (1, prod(x[:-1]), w[0], w[1]), op.dtype),) if x[-1] == w[1] else ()
 
 
 def conv_name(dims: tuple[int, ...]) -> str:

@@ -18,7 +18,7 @@ TILES = (
     (128, 128, 1.0), (128, 64, 0.97), (64, 128, 0.97), (64, 64, 0.9), (128, 32, 0.85), (32, 128, 0.85), (32, 32, 0.6),
 )  # fmt: skip
 WINOGRAD = 2.25
-PRODUCTS = ("gemm", "bmm")
+PRODUCTS = ("linear", "gemm", "bmm")
 GEMM_LIKE = (*PRODUCTS, "conv", "conv3x3", "conv_dgrad", "conv_wgrad")
 SPLIT_DEPTH = 512  # a product deeper than this may be split along its depth, where tiles are few
 
@@ -89,9 +89,11 @@ def features(name: str, dims: np.ndarray, sheet: Datasheet, item: int = 4) -> np
     d = dims.astype(np.float64).T
     if name not in GEMM_LIKE:
         bytes_moved = moved_bytes(name, dims, item)
-        columns = [bytes_moved / sheet.bandwidth * 1e9, *d]
+        columns = [bytes_moved / sheet.bandwidth * 1e9]
         if name == "vector":
-            columns = [columns[0], d[1] / np.maximum(bytes_moved, 1)]
+            columns += [d[1] / np.maximum(bytes_moved, 1)]
+        else:
+            columns += [*d, _remainder(d[1], 4), _remainder(d[1], 2), d[0] / sheet.units]
         return np.stack(columns, axis=1).astype(np.float32)
     batch, m, n, k = as_product(name, dims)
     tiles = _tile_seconds(name, dims, sheet)

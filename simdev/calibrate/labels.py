@@ -1,0 +1,205 @@
+"""NeuSight's labels (sitar-lab/NeuSight, ``label/<GPU>/<model>-{train,inf}-<seq>-<batch>``): whole models.
+
+A CSV file lists every node of a traced model with its shapes and times, one layer of the repeated ones; the JSON file
+of the same name holds the number of layers and the separately measured forward and backward time of the whole model,
+in milliseconds. No optimiser runs. Only shapes are taken from the nodes here: what they cost is what is judged.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import gzip
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+
+from simdev.errors import InvalidInput
+from simdev.opcost.parts import Part, product_part
+
+FLOAT = 4
+REPEATED = re.compile(r"\.0[.']")  # a node inside the first of the repeated layers, by its module path
+MODULE = re.compile(r"<class '([\w.]+)'>\)\]\)")
+CALLED = re.compile(r"(?:<built-in (?:function|method) |<function )?(\w+)")
+NAME = re.compile(r"(?P<model>.+)-(?P<mode>train|inf)-(?P<sequence>\d+)-(?P<batch>\d+)\.csv(\.gz)?$")
+# Nodes that a kernel serves; all others (shapes, views, Python) cost the device nothing.
+ELEMENTWISE = {"add", "sub", "mul", "truediv", "div", "pow", "tanh", "gelu", "relu", "max", "where", "masked_fill",
+               "masked_fill_", "ReLU", "Tanh", "GELU", "NewGELUActivation", "GELUActivation"}  # fmt: skip
+PRODUCTS = {"matmul", "bmm", "addmm", "baddbmm"}
+
+
+@dataclass
+class Label:
+    """One measured model: ``forward`` and ``backward`` list ``(part, how often)``, seconds as measured (backward 0 for
+    inference), and ``skipped`` counts nodes whose shapes could not be read."""
+
+    device: str
+    case: str
+    forward: list[tuple[Part, int]] = field(default_factory=list)
+    backward: list[tuple[Part, int]] = field(default_factory=list)
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    skipped: Counter = field(default_factory=Counter)
+
+
+def find_labels(root: Path) -> Iterator[Path]:
+    """CSV files under ``root`` that have a JSON file beside them, by name."""
+    for path in sorted([*root.rglob("*.csv"), *root.rglob("*.csv.gz")]):
+        if NAME.match(path.name) and _json_of(path).is_file():
+            yield path
+
+
+def read_label(path: Path) -> Label:
+    """Read one label. Raises :class:`InvalidInput` for a file that cannot be read, or lacks a column or figure."""
+    try:
+        measured = json.loads(_json_of(path).read_text(encoding="utf-8"))
+        layers = int(measured["num_layer"])
+        forward_s, backward_s = (float(measured[name]) / 1e3 for name in ("fw_latency", "bwall_latency"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f"no figures of a whole model ({error})", source=_json_of(path)) from None
+    label = Label(path.parent.name, path.name.split(".csv")[0], forward_s=forward_s, backward_s=backward_s)
+    training = NAME.match(path.name)["mode"] == "train"
+    nodes = list(_nodes(path, label))
+    vocabulary = max((node.output[-1] for node in nodes if node.what == "Linear"), default=0)
+    for node in nodes:
+        count = layers if node.repeated and layers else 1
+        label.forward += [(part, count) for part in forward_parts(node, training)]
+        if training:
+            label.backward += [(part, count) for part in backward_parts(node, vocabulary)]
+    return label
+
+
+@dataclass(frozen=True)
+class Node:
+    """``what`` is called, on tensors of the shapes ``inputs`` (scalars left out), giving ``output``."""
+
+    what: str
+    name: str
+    inputs: tuple[tuple[int, ...], ...]
+    output: tuple[int, ...]
+    repeated: bool
+    contiguous: bool
+
+    @property
+    def output_bytes(self) -> int:
+        return FLOAT * prod(self.output)
+
+
+def _json_of(path: Path) -> Path:
+    return path.with_name(path.name.split(".csv")[0] + ".json")
+
+
+def _nodes(path: Path, label: Label) -> Iterator[Node]:
+    columns = ("op", "target", "meta", "input_shapes", "input_contiguous", "output_shape", "Name")
+    opener = gzip.open if path.name.endswith(".gz") else open
+    csv.field_size_limit(1 << 24)
+    try:
+        with opener(path, "rt", encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [column for column in columns if column not in (reader.fieldnames or ())]
+            if missing:
+                raise InvalidInput(f"column {missing[0]!r} is missing", source=path, field="line 1")
+            for row in reader:
+                if row["op"] not in ("call_function", "call_method", "call_module"):
+                    continue
+                node = _node(row)
+                if node is None:
+                    label.skipped["a node with unreadable shapes"] += 1
+                else:
+                    yield node
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidInput(str(error), source=path) from None
+
+
+def _node(row: dict[str, str]) -> Node | None:
+    try:
+        shapes = [_shape(shape) for shape in ast.literal_eval(row["input_shapes"])]
+        output = _shape(ast.literal_eval(row["output_shape"]))
+        contiguous = ast.literal_eval(row["input_contiguous"])
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    inputs = tuple(shape for shape in shapes if shape != (1,))
+    module = MODULE.findall(row["meta"] or "")
+    called = CALLED.match(row["target"] or "")
+    what = module[-1].split(".")[-1] if row["op"] == "call_module" and module else called[1] if called else ""
+    stays = not isinstance(contiguous, list) or not contiguous or bool(contiguous[0])
+    return Node(what, row["Name"] or "", inputs, output, bool(REPEATED.search(row["meta"] or "")), stays)
+
+
+def _shape(value) -> tuple[int, ...]:
+    shape = tuple(int(size) for size in value)
+    if any(not 0 < size < 1 << 40 for size in shape):
+        raise ValueError(value)
+    return shape
+
+
+def forward_parts(node: Node, training: bool) -> list[Part]:
+    """The kernels of a node's forward; none for what only makes views or runs on the host."""
+    if node.output == (1,) or not node.inputs:
+        return []
+    size = node.output_bytes
+    if node.what == "Linear":
+        return [product_part(1, *_linear(node), biased="lm_head" not in node.name)]  # heads share a weight, no bias
+    if node.what in PRODUCTS and len(node.inputs) >= 2:
+        return [product_part(*_product(node), biased=node.what == "addmm")]
+    if node.what == "LayerNorm":
+        return [Part("layer_norm", _rows(node))]
+    if node.what == "softmax":
+        return [Part("softmax", _rows(node))]
+    if node.what in ("Embedding", "embedding"):
+        return [Part("vector", (size, size))]
+    if node.what in ("Dropout", "dropout"):
+        return [Part("vector", (size, size + size // FLOAT))] if training else []
+    if node.what == "contiguous":
+        return [] if node.contiguous else [Part("vector", (size, size))]
+    if node.what in ELEMENTWISE:
+        return [Part("vector", (FLOAT * sum(map(prod, node.inputs)), size))]
+    return []
+
+
+def backward_parts(node: Node, vocabulary: int) -> list[Part]:
+    """The kernels of a node's backward: a gradient for each input and parameter."""
+    if node.output == (1,) or not node.inputs:
+        return []
+    size = node.output_bytes
+    if node.what in ("Linear", "addmm"):
+        m, n, k = _linear(node) if node.what == "Linear" else _product(node)[1:]
+        return [product_part(1, m, k, n), product_part(1, n, k, m), Part("vector", (size, FLOAT * n))]
+    if node.what in PRODUCTS and len(node.inputs) >= 2:
+        batch, m, n, k = _product(node)
+        return [product_part(batch, m, k, n), product_part(batch, k, n, m)]
+    if node.what == "LayerNorm":
+        return [Part("layer_norm_backward", _rows(node))]
+    if node.what == "softmax":
+        return [Part("softmax_backward", _rows(node))]
+    if node.what in ("Embedding", "embedding"):
+        words = vocabulary if re.search(r"word|wte|embed_tokens", node.name) else 0
+        return [Part("vector", (size, size + FLOAT * words * node.output[-1]))]
+    if node.what in ("Dropout", "dropout"):
+        return [Part("vector", (size + size // FLOAT, size))]
+    if node.what in ("add", "sub", "contiguous"):
+        return []  # the gradient is handed on
+    if node.what == "mul" and len(node.inputs) == 2:
+        return [Part("vector", (2 * size, size))] * 2
+    if node.what in ("mul", "truediv", "div"):
+        return [Part("vector", (size, size))]
+    if node.what in ELEMENTWISE:
+        return [Part("vector", (2 * size, size))]
+    return []
+
+
+def _linear(node: Node) -> tuple[int, int, int]:
+    return prod(node.output[:-1]), node.output[-1], node.inputs[0][-1]
+
+
+def _product(node: Node) -> tuple[int, int, int, int]:
+    left, right = node.inputs[-2:]
+    return prod(left[:-2]), left[-2], right[-1], left[-1]
+
+
+def _rows(node: Node) -> tuple[int, int]:
+    return prod(node.output[:-1]), node.output[-1]

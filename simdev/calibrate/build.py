@@ -23,7 +23,7 @@ from simdev.opcost.physics import Datasheet
 from simdev.opcost.trees import arrays_of
 
 CLASSES = ("linear", "gemm", "bmm", "conv3x3", "conv", "conv_dgrad", "conv_wgrad", "vector", "softmax", "layer_norm")
-BESIDE = {"conv": "conv3x3", "conv_dgrad": "conv3x3", "conv_wgrad": "conv3x3", "gemm": "linear"}
+BESIDE = {"conv": "conv3x3", "conv_dgrad": "conv3x3", "conv_wgrad": "conv3x3"}
 # Tables of some dozens of real layers beside tables of thousands of random shapes: a row counts for several.
 FEW_ROWS, FEW_WEIGHT = 200, 8.0
 

@@ -40,7 +40,7 @@ from simdev.opcost.trees import Trees, trees_from
 FORMAT = 1
 SHELF = Path(__file__).parent.parent / "devices" / "calibrated"
 # A part without a fit of its own is as far from its physics as another one: the same kernels, more passes.
-LIKE = {"softmax_backward": "softmax", "layer_norm_backward": "layer_norm"}
+LIKE = {"gemm": "linear", "softmax_backward": "softmax", "layer_norm_backward": "layer_norm"}
 ANY_DTYPE = ("vector", "softmax", "softmax_backward", "layer_norm", "layer_norm_backward")  # bytes decide
 
 

@@ -1,11 +1,12 @@
-"""Kernel of the bound from paths and transfers (see :func:`simdev.bounds.gathered_heads`)."""
+"""Kernel of the bound from paths and transfers (see :func:`simdev.bounds.gathered`)."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-NEVER = np.int64(1) << 60
+NEVER = np.int64(1) << 59
+OPEN, HERE, AWAY = 0, 1, 2
 
 
 @njit(cache=True)
@@ -17,67 +18,145 @@ def raise_heads(head, fastest, first_input, source, sending, tie, work, size, sl
     device types (-1: no kernel), with ``slots`` and ``memory``. At most ``most`` ops are looked at for each op.
     """
     n = len(head)
-    seen = np.full(n, -1, np.int32)
-    apart, along = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    near, key, late = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64)
+    place, along, apart = np.full(n, -1, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
+    near = np.empty(most, np.int64)
     for v in range(n):
-        known, low = head[v], v
         for i in range(first_input[v], first_input[v + 1]):
-            u = source[i]
-            known = max(known, head[u] + fastest[u])
-            cost = NEVER if tie[u] == tie[v] else sending[i]
-            apart[u] = max(apart[u], cost) if seen[u] == v else cost
-            along[u], seen[u], low = 0, v, min(low, u)
-        count, u = 0, v
-        while u > low and count < most:
-            u -= 1
-            if seen[u] != v:
-                continue
-            if tie[u] == tie[v]:
-                apart[u] = NEVER
-            from_start = min(NEVER, fastest[u] + apart[u])
-            arrives = NEVER if from_start >= NEVER else head[u] + from_start
-            if arrives <= known:  # and so is whatever reaches v through u
-                continue
-            near[count], key[count], late[count] = u, arrives, head[u]
-            count += 1
-            through = fastest[u] + along[u]
-            for i in range(first_input[u], first_input[u + 1]):
-                x = source[i]
-                cost = from_start if tie[x] == tie[u] else min(from_start, sending[i] + through)
-                apart[x] = max(apart[x], cost) if seen[x] == v else cost
-                along[x] = max(along[x], through) if seen[x] == v else through
-                seen[x], low = v, min(low, x)
-        if count:
-            known = max(known, _earliest(near[:count], key[:count], late[:count], head, work, size, slots, memory))
-        head[v] = known
+            head[v] = max(head[v], head[source[i]] + fastest[source[i]])
+        count = _around(v, head[v], head, fastest, first_input, source, sending, tie, near, place, along, apart)
+        if not count:
+            continue
+        # A graph of its own: the ops around in topological order, v last.
+        ops = np.append(near[:count][::-1], v)
+        first, begin, cost = _edges(ops, first_input, source, sending, tie, place)
+        heads, length, its_work, its_size = head[ops], fastest[ops], work[:, ops], size[:, ops]
+        length[count] = 0
+        its_work[:, count] = np.minimum(0, its_work[:, count])
+        side = np.where(tie[ops] == tie[v], HERE, OPEN)
+        low, high, step = head[v] - 1, head[v], np.int64(1)
+        while not _settle(high, side.copy(), heads, length, first, begin, cost, its_work, its_size, slots, memory):
+            low, step = high, max(2 * step, head[v] >> 10)
+            high += step
+            if step > NEVER >> 4:  # no device takes them: no placement at all
+                low, high = head[v] - 1, head[v]
+                break
+        while high - low > 1 + (high >> 18):
+            middle = (low + high) // 2
+            if _settle(middle, side.copy(), heads, length, first, begin, cost, its_work, its_size, slots, memory):
+                high = middle
+            else:
+                low = middle
+        head[v] = low + 1
 
 
 @njit(cache=True)
-def _earliest(near, key, late, head, work, size, slots, memory):
-    """Over thresholds ``t``: the lesser of ``t`` and the time by which the ops with ``key >= t`` are done together."""
-    ranked, order = np.sort(key)[::-1], np.argsort(late, kind="mergesort")
-    best, low, high = np.int64(0), 0, len(key) - 1
-    while low <= high:  # the more ops together, the longer: the best threshold is where the two meet
-        middle = (low + high) // 2
-        limit, together = ranked[middle], NEVER
-        for d in range(len(slots)):
-            done, total, held, first, possible = np.int64(0), np.int64(0), np.int64(0), NEVER, True
-            for j in order:
-                if key[j] < limit:
-                    continue
-                u = near[j]
-                if work[d, u] < 0:
-                    possible = False
-                    break
-                done = max(done, head[u]) + work[d, u]
-                total, held, first = total + work[d, u], held + size[d, u], min(first, head[u])
-            if possible and held <= memory[d]:
-                together = min(together, done if slots[d] == 1 else first - (-total // slots[d]))
-        if min(limit, together) < NEVER:
-            best = max(best, min(limit, together))
-        if together >= limit:
-            high = middle - 1
-        else:
-            low = middle + 1
-    return best
+def _around(v, known, head, fastest, first_input, source, sending, tie, near, place, along, apart):
+    """The ancestors of ``v`` that would come later than ``known`` from another device, last first, in ``near``."""
+    low, count, u = v, 0, v
+    along[v], apart[v], place[v] = 0, NEVER, 0
+    while u >= low and count < len(near):
+        if place[u] == 0:
+            place[u] = -1
+            if tie[u] == tie[v]:
+                apart[u] = NEVER
+            alone = NEVER if u == v else min(NEVER, fastest[u] + apart[u])
+            if u == v or head[u] + alone > known:  # otherwise whatever reaches v through u is in time as well
+                if u != v:
+                    along[u] += fastest[u]
+                    near[count] = u
+                    count += 1
+                for i in range(first_input[u], first_input[u + 1]):
+                    x = source[i]
+                    late = alone if tie[x] == tie[u] else min(alone, sending[i] + along[u])
+                    if place[x] < 0:
+                        place[x], along[x], apart[x] = 0, along[u], late
+                        low = min(low, x)
+                    else:
+                        along[x], apart[x] = max(along[x], along[u]), max(apart[x], late)
+        u -= 1
+    for i in range(low, u + 1):  # met, but not looked at
+        place[i] = -1
+    return count
+
+
+@njit(cache=True)
+def _edges(ops, first_input, source, sending, tie, place):
+    """The edges among ``ops`` by reader, by place in ``ops``: ``first``, ``begin`` and what it costs to send."""
+    place[ops] = np.arange(len(ops))
+    most = 0
+    for v in ops:
+        most += first_input[v + 1] - first_input[v]
+    first, begin, cost, count = np.zeros(len(ops) + 1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64), 0
+    for j in range(len(ops)):
+        for i in range(first_input[ops[j]], first_input[ops[j] + 1]):
+            x = source[i]
+            if place[x] >= 0:
+                begin[count] = place[x]
+                cost[count] = NEVER if tie[x] == tie[ops[j]] else sending[i]
+                count += 1
+        first[j + 1] = count
+    place[ops] = -1
+    return first, begin, cost
+
+
+@njit(cache=True)
+def _settle(limit, side, heads, length, first, begin, cost, work, size, slots, memory):
+    """Settle in ``side`` which ops are on the last op's device if it starts by ``limit``; False: it cannot."""
+    n = len(side)
+    near_head, far_head = np.empty(n, np.int64), np.empty(n, np.int64)
+    near_tail, far_tail = np.empty(n, np.int64), np.empty(n, np.int64)
+    changed = True
+    while changed:
+        changed = False
+        for j in range(n):  # earliest starts, on the device and off it
+            near, far = heads[j], heads[j]
+            for e in range(first[j], first[j + 1]):
+                x = begin[e]
+                near = max(near, length[x] + min(near_head[x], far_head[x] + cost[e]))
+                far = max(far, length[x] + min(near_head[x] + cost[e], far_head[x]))
+            near_head[j] = NEVER if side[j] == AWAY else min(near, NEVER)
+            far_head[j] = NEVER if side[j] == HERE else min(far, NEVER)
+        near_tail[:], far_tail[:] = 0, 0
+        for j in range(n - 1, -1, -1):  # least times from the end to the last op's start
+            if side[j] == AWAY:
+                near_tail[j] = NEVER
+            if side[j] == HERE:
+                far_tail[j] = NEVER
+            near, far = min(NEVER, length[j] + near_tail[j]), min(NEVER, length[j] + far_tail[j])
+            for e in range(first[j], first[j + 1]):
+                x = begin[e]
+                near_tail[x] = max(near_tail[x], min(near, far + cost[e]))
+                far_tail[x] = max(far_tail[x], min(near + cost[e], far))
+        for j in range(n):
+            near = near_head[j] + length[j] + near_tail[j] <= limit
+            far = far_head[j] + length[j] + far_tail[j] <= limit
+            if not near and not far:
+                return False
+            if side[j] == OPEN and near != far:
+                side[j] = HERE if near else AWAY
+                changed = True
+    here = np.flatnonzero(side == HERE)
+    by_head = here[np.argsort(near_head[here], kind="mergesort")]
+    by_tail = here[np.argsort(near_tail[here], kind="mergesort")]
+    for d in range(len(slots)):
+        done, total, held, least, possible = np.int64(0), np.int64(0), np.int64(0), NEVER, True
+        for j in by_head:
+            if work[d, j] < 0:
+                possible = False
+                break
+            done = max(done, near_head[j]) + work[d, j]
+            total, held = total + work[d, j], held + size[d, j]
+            least = min(least, near_head[j])
+        if not possible or held > memory[d]:
+            continue
+        if slots[d] > 1:
+            if least - (-total // slots[d]) <= limit:
+                return True
+            continue
+        left = np.int64(0)
+        for j in by_tail:
+            left = max(left, near_tail[j]) + work[d, j]
+        if done > limit or least + left > limit:
+            continue
+        return True
+    return False

@@ -16,25 +16,25 @@ def gathered(
     """Heads and tails int64 ``(n,)`` in ns with transfers counted: no op starts before its head, and from its end to
     the end of the step its tail passes. ``head``, ``tail``: what is known without transfers (:func:`t_level` ...).
 
-    Let ``v`` start at ``t``, its ancestor ``u`` on another device. Each path from ``u`` to ``v`` then crosses devices
-    somewhere, so ``v`` starts no sooner than ``r(u)`` after ``u``'s end, where ``r(u)`` is the largest, over the
-    readers ``w`` of ``u``, of the lesser of: the quickest transfer to ``w`` and the path from ``w`` on (``w`` is with
-    ``v``), and ``w``'s time and ``r(w)`` (it is not). Where ``head(u) + fastest(u) + r(u) > t``, ``u`` is therefore on
-    ``v``'s device, and so are all such ops; they run there one after the other, none before its head, in a memory that
-    holds their persistent bytes. ``t`` is at least the least time for which that can be, on the best device for it. In
-    topological order this gives the heads; in the reversed graph, the tails. (Papadimitriou and Yannakakis, "Towards an
-    architecture-independent analysis of parallel algorithms", SIAM J. Comput. 1990, for one delay and equal devices.)
+    Let ``v`` start by ``t``. Each of its ancestors is on ``v``'s device or not, and for either case there is an
+    earliest start and a least time from its end to ``v``'s start: a neighbour on the same side follows at once, one on
+    the other side after the quickest transfer at least (what is not with ``v`` may be on one device or on many), and
+    where the neighbour's side is open, the lesser of the two. Where start, duration and rest exceed ``t`` for one side,
+    the op is on the other; where for both, or where no device has kernels and memory for all ops that must be with
+    ``v``, and time to do them one after the other, each between its earliest start and its rest, ``v`` cannot start by
+    ``t``. Bisection finds the least ``t`` not refuted, or a little less. In topological order this gives the heads; in
+    the reversed graph, the tails. (After Papadimitriou and Yannakakis, "Towards an architecture-independent analysis of
+    parallel algorithms", SIAM J. Comput. 1990, who have one delay for all transfers.)
     """
     model = _Alike(problem)
-    source, target, sending = problem.graph.edge_source, problem.graph.consumers, model.quickest
-    sending = sending[problem.graph.edge_tensor]
+    source, target, tensor = problem.graph.edge_source, problem.graph.consumers, problem.graph.edge_tensor
     last = problem.graph.n_ops - 1
-    heads = _gather(model, head, fastest, source, target, sending, slice(None))
-    tails = _gather(model, tail, fastest, last - target, last - source, sending, slice(None, None, -1))
+    heads = _gather(model, head, fastest, source, target, tensor, slice(None))
+    tails = _gather(model, tail, fastest, last - target, last - source, tensor, slice(None, None, -1))
     return heads, tails
 
 
-def _gather(model: _Alike, head, fastest, source, target, sending, way: slice) -> np.ndarray:
+def _gather(model: _Alike, head, fastest, source, target, tensor, way: slice) -> np.ndarray:
     from simdev._gather import raise_heads
 
     order = np.lexsort((source, target))
@@ -42,7 +42,7 @@ def _gather(model: _Alike, head, fastest, source, target, sending, way: slice) -
     head = head[way].copy()
     raise_heads(
         head, np.ascontiguousarray(fastest[way]), first_input.astype(np.int64), source[order].astype(np.int64),
-        sending[order].astype(np.int64), np.ascontiguousarray(model.unit[way]).astype(np.int64),
+        model.quickest[tensor[order]].astype(np.int64), np.ascontiguousarray(model.unit[way]).astype(np.int64),
         np.ascontiguousarray(model.op_work[:, way]), np.ascontiguousarray(model.op_size[:, way]), model.slots,
         model.memory, MOST,
     )  # fmt: skip

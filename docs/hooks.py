@@ -1,0 +1,151 @@
+"""Pages made from the project itself: a page for each placer and workload, the machines, the commands, and the files of
+the repository that are documentation already."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import re
+import sys
+from pathlib import Path
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+FILES = {
+    "execution-model.md": "simdev/sim/MODEL.md",
+    "columns.md": "leaderboard/README.md",
+    "architecture.md": "ARCHITECTURE.md",
+    "changes.md": "CHANGELOG.md",
+}
+
+
+def on_files(files, config):
+    pages = {name: (ROOT / path).read_text(encoding="utf-8") for name, path in FILES.items()}
+    pages |= {**placer_pages(), **workload_pages(), "machines.md": machines_page(), "commands.md": commands_page()}
+    pages["python.md"] = python_page()
+    for name, text in sorted(pages.items()):
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def ranking() -> dict[str, dict[str, str]]:
+    path = ROOT / "leaderboard" / "standard" / "ranking.csv"
+    with open(path, encoding="utf-8", newline="") as file:
+        return {line["placer"]: line for line in csv.DictReader(file) if line["params"] == "{}"}
+
+
+def prose(text: str | None) -> str:
+    """A docstring as Markdown: roles become code."""
+    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", inspect.cleandoc(text or "")).replace("``", "`")
+
+
+def placer_pages() -> dict[str, str]:
+    from simdev import registry
+
+    places, pages, lines = ranking(), {}, []
+    for name, spec in registry.placers().items():
+        module = sys.modules[spec.function.__module__]
+        where = Path(module.__file__).relative_to(ROOT).as_posix()
+        facts = [f"version {spec.version}", f"family {spec.family}"]
+        facts += ["searches with the simulator"] if spec.searches else []
+        facts += [] if spec.memory_aware else ["ignores memory by design"]
+        facts += [] if spec.repeatable else ["its solver may stop by the clock"]
+        facts += [f"needs {', '.join(spec.needs)}"] if spec.needs else []
+        text = [f"# {name}", "", prose(module.__doc__), "", "; ".join(facts) + f". In `{where}`.", ""]
+        text += [f"**Source.** {spec.source}", ""] if spec.source else []
+        text += ["## What it does, and where it departs from its source", "", prose(spec.function.__doc__), ""]
+        if spec.defaults:
+            text += ["## Parameters", "", "| name | default |", "|---|---|"]
+            text += [f"| `{key}` | `{value}` |" for key, value in spec.defaults.items()] + [""]
+        if name in places:
+            row = places[name]
+            text += [
+                "## On the standard leaderboard", "",
+                f"Place {row['place']}: {float(row['geomean_ratio_to_best']):.3f} times the best in geometric mean, "
+                f"a score in {row['solved']} of {row['instances']} cases, best in {row['wins']}.", "",
+            ]  # fmt: skip
+        text += ["```sh", f"simdev simulate inception-v3 p100x4 --placer {name}", "```", ""]
+        pages[f"placers/{name}.md"] = "\n".join(text)
+        score = f"{float(places[name]['geomean_ratio_to_best']):.3f}" if name in places else ""
+        lines.append(f"| [{name}]({name}.md) | {spec.family} | {score} | {spec.source.partition(':')[0]} |")
+    head = [
+        "# Placers",
+        "",
+        "The ratio is the geometric mean of the step time over the best, on the standard leaderboard.",
+        "",
+    ]
+    head += ["| placer | family | ratio | source |", "|---|---|--:|---|"]
+    pages["placers/index.md"] = "\n".join([*head, *lines, ""])
+    return pages
+
+
+def workload_pages() -> dict[str, str]:
+    from simdev import registry, show
+
+    pages, lines = {}, []
+    for name, spec in registry.workloads().items():
+        module = sys.modules[spec.function.__module__]
+        text = [f"# {name}", "", prose(module.__doc__), "", prose(spec.function.__doc__), ""]
+        text += [f"**Source.** {spec.source}", ""] if spec.source else []
+        text += ["## Parameters", "", "| name | default |", "|---|---|"]
+        text += [f"| `{key}` | `{value}` |" for key, value in spec.defaults.items()] + [""]
+        if spec.published:
+            text += ["## Published figures", "", "| what | figure |", "|---|--:|"]
+            text += [f"| {key.replace('_', ' ')} | {value:,} |" for key, value in spec.published.items()] + [""]
+        if registry.graph_path(name).is_file():
+            summary = show.summarise_graph(registry.load_workload(name))
+            text += ["## The graph", "", "```text", show.graph_text(summary), "```", ""]
+            lines.append(
+                f"| [{name}]({name}.md) | {spec.family} | {summary['ops']:,} | {summary['flops'] / 1e12:.3f} |"
+            )
+        else:
+            lines.append(f"| [{name}]({name}.md) | {spec.family} | | |")
+        pages[f"workloads/{name}.md"] = "\n".join(text)
+    head = ["# Workloads", "", "One training step each: forward, loss, backward and update.", ""]
+    pages["workloads/index.md"] = "\n".join(
+        [*head, "| workload | family | ops | TFLOP |", "|---|---|--:|--:|", *lines, ""]
+    )
+    return pages
+
+
+def machines_page() -> str:
+    from simdev import show
+    from simdev.topology import load_topology, topology_names
+
+    text = ["# Machines", "", "The shipped topologies. Links give bandwidth and latency for each direction.", ""]
+    for name in topology_names():
+        described = show.topology_text(show.describe_topology(load_topology(name)))
+        text += [f"## {name}", "", "```text", described, "```", ""]
+    return "\n".join(text)
+
+
+def commands_page() -> str:
+    import click
+    import typer
+
+    from simdev.cli import app
+
+    group = typer.main.get_command(app)
+    codes = "0 done, 1 a check found differences, 2 wrong input (one sentence on stderr), 130 interrupted"
+    text = ["# Commands", "", f"Exit codes: {codes}. Commands that read print JSON with `--json`.", ""]
+    for name, command in sorted(group.commands.items()):
+        with (
+            click.Context(group, info_name="simdev") as parent,
+            click.Context(command, info_name=name, parent=parent) as at,
+        ):
+            at.terminal_width = 110
+            text += [f"## simdev {name}", "", "```text", command.get_help(at), "```", ""]
+    return "\n".join(text)
+
+
+def python_page() -> str:
+    """The public modules, their docstrings as the reference."""
+    modules = (
+        "graph", "graph_file", "topology", "costs", "problem", "placement", "placer", "registry", "workload", "sim",
+        "sim.schedule", "sim.simulator", "sim.pipeline", "analysis", "bounds", "coarsen", "explain", "bridge", "rows",
+        "leaderboard", "bench", "verify", "submission", "cluster", "errors",
+    )  # fmt: skip
+    text = ["# Python", "", "Shapes, dtypes and units stand in the docstrings.", ""]
+    return "\n".join(text + [f"::: simdev.{name}\n" for name in modules])

@@ -71,6 +71,7 @@ class CostTable:
     * ``transfer_ns`` int64 ``(C, m)``: duration of sending a tensor, per class of route, at least 1.
     * ``pair_class`` int32 ``(D, D)``: the row of ``transfer_ns`` for a source and a destination; -1: no route.
     * ``dispatch_ns`` int64 ``(n,)``: host time to issue the op (runtime ``eager``).
+    * ``gap_ns`` int64 ``(n,)``: how long the op's slot stays closed after its finish (R1); zeros by default.
     """
 
     op_ns: np.ndarray
@@ -78,10 +79,14 @@ class CostTable:
     transfer_ns: np.ndarray
     pair_class: np.ndarray
     dispatch_ns: np.ndarray
+    gap_ns: np.ndarray | None = None
 
     def __post_init__(self):
+        if self.gap_ns is None:
+            object.__setattr__(self, "gap_ns", np.zeros(np.shape(self.dispatch_ns), np.int64))
         for name, dtype in (("op_ns", np.int64), ("device_row", np.int32), ("transfer_ns", np.int64),
-                            ("pair_class", np.int32), ("dispatch_ns", np.int64)):  # fmt: skip
+                            ("pair_class", np.int32), ("dispatch_ns", np.int64),
+                            ("gap_ns", np.int64)):  # fmt: skip
             array = np.asarray(getattr(self, name))
             if array.dtype.kind != "i":
                 raise InvalidInput(f"expected whole nanoseconds, got dtype {array.dtype}", source="costs", field=name)
@@ -90,8 +95,9 @@ class CostTable:
             object.__setattr__(self, name, array)
         if self.op_ns.min(initial=1) < -1 or np.any(self.op_ns == 0) or self.transfer_ns.min(initial=1) < 1:
             raise InvalidInput("negative or zero duration (zero must be raised to 1 ns)", source="costs")
-        if self.dispatch_ns.min(initial=0) < 0:
-            raise InvalidInput("negative", source="costs", field="dispatch_ns")
+        for name in ("dispatch_ns", "gap_ns"):
+            if getattr(self, name).min(initial=0) < 0:
+                raise InvalidInput("negative", source="costs", field=name)
 
     @cached_property
     def device_op_ns(self) -> np.ndarray:
@@ -102,7 +108,8 @@ class CostTable:
     def hash(self) -> str:
         """SHA-256 (hex, 16 characters) of every number in the table."""
         digest = hashlib.sha256()
-        for array in (self.op_ns, self.device_row, self.transfer_ns, self.pair_class, self.dispatch_ns):
+        gaps = (self.gap_ns,) if self.gap_ns.any() else ()
+        for array in (self.op_ns, self.device_row, self.transfer_ns, self.pair_class, self.dispatch_ns, *gaps):
             digest.update(repr(array.shape).encode() + array.tobytes())
         return digest.hexdigest()[:16]
 

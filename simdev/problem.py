@@ -48,6 +48,7 @@ class Problem:
             "transfer_ns": (len(self.costs.transfer_ns), m),
             "pair_class": (d, d),
             "dispatch_ns": (n,),
+            "gap_ns": (n,),
         }
         for name, shape in shapes.items():
             if getattr(self.costs, name).shape != shape:
@@ -56,6 +57,8 @@ class Problem:
                 )
         if self.rules.runtime == "eager" and self.topology.host < 0:
             raise InvalidInput("the eager runtime needs a host device", source=self.topology.name, field="device: host")
+        if self.rules.runtime == "eager" and self.costs.gap_ns.any():
+            raise InvalidInput("gaps after ops need the dataflow runtime", source="costs", field="gap_ns")
 
     @classmethod
     def build(

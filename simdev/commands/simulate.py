@@ -42,6 +42,9 @@ def simulate(
     costs: CostsOption = None,
     evaluations: Annotated[int, typer.Option(help="Simulations that the placer may spend.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the placer.")] = 0,
+    physics: Annotated[
+        str | None, typer.Option(help="Time it by the rules of: placeto, baechi, load, ideal-links.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Step time and memory of one placement."""
@@ -55,6 +58,13 @@ def simulate(
         found = Placement.load(placement, problem)
     else:
         found = run_placer(problem, placer, evaluations, seed)
+    if physics is not None:
+        from simdev.physics import step_ns
+
+        step = step_ns(problem, found, physics, engine)
+        report = {"graph": problem.graph.name, "topology": problem.topology.name, "physics": physics, "step_ns": step}
+        print(json.dumps(report) if as_json else f"{report['graph']} under {physics}: {step / 1e6:.3f} ms")
+        return
     print_schedule(problem, found, sim.simulate(problem, found, engine=engine), as_json)
 
 

@@ -100,7 +100,7 @@ def new_scratch(
     n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, n_slots: int, fair: bool
 ) -> Scratch:
     """Working arrays for one thread."""
-    events, requests = 3 * n_ops + n_edges + 8, max(n_edges, n_devices)
+    events, requests = 4 * n_ops + n_edges + 8, max(n_edges, n_devices)
 
     def ints(length, dtype=np.int64):
         return np.zeros(length, dtype)
@@ -151,7 +151,8 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
     """Simulate one placement (uint32 ``(n,)``, checked); return :data:`OK`, or :data:`STUCK` where an op never ran.
 
     ``rank`` int64 ``(n,)`` orders the ready ops under the ``priority`` policy.
-    Event ids: finish of op v = v, issue of v done = n + v, v is ready = 2 n + v, flow of transfer k joins = 3 n + k.
+    Event ids: finish of op v = v, issue of v done = n + v, v is ready = 2 n + v, flow of transfer k joins = 3 n + k,
+    slot of v open again = -1 - v.
     """
     n, n_devices = len(devices), len(p.slots)
     fair, shared, eager = p.contention == FAIR, p.contention == SHARED, p.host >= 0
@@ -230,13 +231,23 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
         while n_events > 0 and event_time[0] == now:
             event = event_id[0]
             n_events = pop(event_time, event_id, 0, n_events)
-            if event < n:
+            if event < 0:  # the gap after an op is over (R1)
+                device = devices[-1 - event]
+                s.free_slots[device] += 1
+                if not is_touched[device]:
+                    is_touched[device] = True
+                    touched[n_touched] = device
+                    n_touched += 1
+            elif event < n:
                 op = event
                 device = devices[op]
                 x.finish_order[n_finished] = op
                 n_finished += 1
                 s.done[op] = True
-                s.free_slots[device] += 1
+                if p.gap_ns[op] > 0:
+                    n_events = push(event_time, event_id, 0, n_events, now + p.gap_ns[op], -1 - op)
+                else:
+                    s.free_slots[device] += 1
                 if not is_touched[device]:
                     is_touched[device] = True
                     touched[n_touched] = device

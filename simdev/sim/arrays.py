@@ -30,6 +30,7 @@ class Inputs(NamedTuple):
     transfer_ns: np.ndarray
     pair_class: np.ndarray
     dispatch_ns: np.ndarray
+    gap_ns: np.ndarray
     output_ptr: np.ndarray
     input_ptr: np.ndarray
     inputs: np.ndarray
@@ -95,6 +96,7 @@ def _build(problem: Problem) -> Inputs:
     return Inputs(
         plain=(rules.policy, rules.runtime) == ("fifo", "dataflow")
         and rules.contention != "fair"
+        and not costs.gap_ns.any()
         and longest < MAX_KEY_TIME_NS,
         all_routed=bool(((costs.pair_class >= 0) | np.eye(topology.n_devices, dtype=bool)).all()),
         policy=POLICIES.index("program" if rules.runtime == "eager" else rules.policy),
@@ -105,6 +107,7 @@ def _build(problem: Problem) -> Inputs:
         transfer_ns=costs.transfer_ns,
         pair_class=costs.pair_class,
         dispatch_ns=costs.dispatch_ns,
+        gap_ns=costs.gap_ns,
         output_ptr=graph.output_ptr.view(np.uint32),
         input_ptr=graph.input_ptr.view(np.uint32),
         inputs=graph.inputs.view(np.uint32),
@@ -139,6 +142,7 @@ def _check_range(problem: Problem) -> int:
     graph, topology, costs = problem.graph, problem.topology, problem.costs
     # No schedule outlasts all its work in turn: each op and its issue, each tensor to every device that may read it.
     longest = np.maximum(costs.op_ns.max(axis=0), 0).astype(object).sum() + costs.dispatch_ns.astype(object).sum()
+    longest += costs.gap_ns.astype(object).sum()
     if len(costs.transfer_ns):
         readers = np.minimum(np.diff(graph.consumer_ptr), topology.n_devices - 1)
         longest += (costs.transfer_ns.max(axis=0).astype(object) * readers).sum()

@@ -119,7 +119,11 @@ class _Step:
         yield self.go[op]
         yield self.env.timeout(int(self.problem.costs.device_op_ns[device, op]))
         self.finish[op] = self.env.now
-        self.free_slots[device] += 1
+        gap = int(self.problem.costs.gap_ns[op])
+        if gap:
+            self.env.process(self._gap(device, gap))
+        else:
+            self.free_slots[device] += 1
         self.used[device] -= self._rounded(graph.op_workspace_bytes[op], device)
         for tensor in reads:
             self._release(tensor, device)
@@ -127,6 +131,12 @@ class _Step:
             self._release(tensor, device)
             self.arrived[tensor, device].succeed()
         self.finished[op].succeed()
+        self._settle()
+
+    def _gap(self, device: int, gap: int):
+        """R1: the slot opens again only after the op's gap."""
+        yield self.env.timeout(gap)
+        self.free_slots[device] += 1
         self._settle()
 
     def _send(self, tensor: int, target: int, first_reader: int):

@@ -224,8 +224,8 @@ class _Check:
         self.fail_where("R11", s.op_start > earliest, ops, "starts later than issue, inputs and order allow")
 
     def _busy(self, ops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The instants at which the number of running ops changes, and the number from each instant on."""
-        times = np.concatenate([self.schedule.op_start[ops], self.schedule.op_finish[ops]])
+        """The instants at which the number of slots in use (or closed after an op) changes, and that number."""
+        times = np.concatenate([self.schedule.op_start[ops], self.schedule.op_finish[ops] + self.costs.gap_ns[ops]])
         change = np.repeat([1, -1], len(ops))
         instants, where = np.unique(times, return_inverse=True)
         return instants, np.cumsum(np.bincount(where, change, len(instants))).astype(np.int64)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev import bench, leaderboard, registry, rows, workers
+from simdev.analysis import Bound
 from simdev.errors import InvalidInput, SimdevError
 from simdev.plan import Run, parse_budget
 from simdev.problem import Problem
@@ -26,6 +27,9 @@ UNSCORED = {
     **dict.fromkeys(("feasible", "step_time_s", "simulated_s", "peak_memory_bytes", "comm_bytes", "evaluations")),
     **dict.fromkeys(("overflow", "placement"), ""),
 }
+
+
+_BOUNDS: dict[tuple, Bound] = {}  # of the problems that this process has met: the rows of one follow one another
 
 
 @dataclass(frozen=True)
@@ -130,9 +134,12 @@ def _bounded(row: Row, problem: Problem) -> Row:
     """The row with the lower bound of the problem, unless it says that finding one failed."""
     if row.bound_method in ("timeout", "memory", "error"):
         return replace(row, lower_bound_s=None)
-    from simdev.analysis import lower_bound
+    key = problem.graph.fingerprint, problem.costs.hash, row.rules
+    if key not in _BOUNDS:
+        from simdev.analysis import lower_bound
 
-    bound = lower_bound(problem)
+        _BOUNDS[key] = lower_bound(problem)
+    bound = _BOUNDS[key]
     return replace(row, lower_bound_s=int(bound.ns), bound_method=str(bound.method))
 
 

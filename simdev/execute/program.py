@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -83,3 +84,54 @@ class Program:
     scalars: dict[int, Any] = field(default_factory=dict)
     given: dict[int, np.ndarray] = field(default_factory=dict)
     results: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def scrap(self, op: int) -> list[list[int]]:
+        """Per call of an op the values that were made inside the op and that nobody needs after the call."""
+        kept, last = self._kept, {}
+        for number, call in enumerate(self.calls[op]):
+            for ref in references((call.args, call.kwargs)):
+                if ref.source == "value" and ref.key in last:
+                    last[ref.key] = number
+            for value in [value for _, value in (*call.made, *call.written)]:
+                if value not in kept:
+                    last[value] = number
+        return [[value for value, at in last.items() if at == number] for number in range(len(self.calls[op]))]
+
+    def workspace_bytes(self) -> np.ndarray:
+        """int64 ``(n,)``: most bytes that the calls of an op leave for each other at a time (kernels may take more)."""
+        return np.array([self._workspace(op) for op in range(self.graph.n_ops)], np.int64)
+
+    @cached_property
+    def _kept(self) -> set[int]:
+        return set(self.tensor_value) | set(self.value_home)
+
+    def _workspace(self, op: int) -> int:
+        live: dict[int, int] = {}  # storage, named by its first value -> bytes
+        storage: dict[int, int] = {}
+        most = 0
+        for call, scrap in zip(self.calls[op], self.scrap(op), strict=True):
+            for _, value in call.made:
+                storage[value] = value
+                live[value] = self.value_bytes[value]
+            for ref, value in call.written:
+                storage[value] = storage.get(ref.key, value) if ref.source == "value" else value
+                if ref.source == "blank":
+                    live[value] = ref.key
+            outputs = {storage[value] for value in storage if value in self._kept}
+            most = max(most, sum(size for key, size in live.items() if key not in outputs))
+            for value in scrap:
+                gone = storage.pop(value, None)
+                if gone is not None and gone not in storage.values():
+                    live.pop(gone, None)
+        return most
+
+
+def references(item):
+    """Every :class:`Ref` in arguments: tuples, lists and dictionaries of them."""
+    if isinstance(item, Ref):
+        yield item
+    elif isinstance(item, (tuple, list)):
+        for part in item:
+            yield from references(part)
+    elif isinstance(item, dict):
+        yield from references(list(item.values()))

@@ -21,6 +21,7 @@ def record(make: Callable[[], TrainingStep], name: str, meta: dict, *, seed: int
     Parameters, batch and random draws follow from ``seed``. The graph is the one that :func:`simdev.capture.capture`
     makes. Raises :class:`Unsupported` for a step whose graph depends on the values of its tensors.
     """
+    torch.set_num_threads(1)  # sums as the workers sum
     torch.manual_seed(seed)
     recorder = Recorder(seed)
     assembly = run_real(make, name, meta, recorder)

@@ -99,10 +99,12 @@ class Worker:
         self.mine = [op for op in range(self.n) if self.local[op]]
         self.free = [op for op in self.mine if not program.calls[op]]
         self.work = [op for op in self.mine if program.calls[op]]
-        self.steps_of = {op: [self._translate(call) for call in program.calls[op]] for op in self.work}
-        kept = set(self.value_tensor)
-        self.scrap = {op: [value for call in program.calls[op] for value in _puts_out(call) if value not in kept]
-                      for op in self.work}  # fmt: skip
+        self.steps_of = {}
+        for op in self.work:
+            steps = [self._translate(call) for call in program.calls[op]]
+            for step, values in zip(steps, program.scrap(op), strict=True):
+                step.scrap = values
+            self.steps_of[op] = steps
         self.unread = [
             [program.tensor_value[t] for t in self.outputs[op] if not self.left[t] and program.tensor_value[t] >= 0]
             for op in range(self.n)
@@ -347,6 +349,8 @@ class Worker:
             out = step.function(*args, **kwargs)
             for ref, value in step.written:
                 registers[value] = step.filled[ref]
+            if step.written:
+                step.filled.clear()
             for value, old in saved:
                 registers[value] = old
             if step.made:
@@ -361,8 +365,9 @@ class Worker:
                     if value in self.misfits:
                         tensor = _fit(tensor, layout, size)
                     registers[value] = tensor
-        for value in self.scrap[op]:
-            registers[value] = None
+            for value in step.scrap:
+                registers[value] = None
+        args = out = made = tensor = None  # what the op used goes before memory is next asked for
         if self.copies:
             for tensor in self.inputs[op]:
                 if tensor in self.copies:
@@ -396,11 +401,12 @@ class Worker:
 class _Step:
     """A call with its arguments in place but for ``holes``: (path, ref, whether the register is the argument)."""
 
-    __slots__ = ("function", "args", "kwargs", "holes", "made", "written", "over", "seed", "filled", "flat")
+    __slots__ = ("function", "args", "kwargs", "holes", "made", "written", "over", "seed", "filled", "flat", "scrap")
 
     def __init__(self, function, args, kwargs, holes, made, written, over, seed):
         self.function, self.args, self.kwargs, self.holes = function, args, kwargs, holes
         self.made, self.written, self.over, self.seed = made, written, over, seed
+        self.scrap: list[int] = []  # values that nobody needs after this call
         self.filled: dict[Ref, torch.Tensor] = {}  # arguments that the call overwrites
         self.flat = all(len(path) == 1 and isinstance(path[0], int) for path, _, _ in holes)
 
@@ -435,10 +441,6 @@ def silence() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-
-
-def _puts_out(call: Call) -> list[int]:
-    return [value for _, value in call.made] + [value for _, value in call.written]
 
 
 def _view(storage: torch.Tensor, layout: Layout) -> torch.Tensor:

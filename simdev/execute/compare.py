@@ -1,0 +1,196 @@
+"""Simulated against measured: many placements of one step, and what the difference is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simdev.costs import CostTable
+from simdev.execute.host import execute
+from simdev.execute.measure import step_schedule
+from simdev.execute.program import Program
+from simdev.placement import Placement
+from simdev.problem import Problem
+from simdev.sim import Schedule, simulate
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured costs of a step on each device of a problem: int64 ``(D, n)`` ns of ops that run ``alone``, and while
+    the other devices run the same step (``loaded``)."""
+
+    alone: np.ndarray
+    loaded: np.ndarray
+
+
+def with_costs(problem: Problem, op_ns: np.ndarray, transfer_ns: np.ndarray | None = None) -> Problem:
+    """``problem`` with ``op_ns`` int64 ``(D, n)`` per device, and ``transfer_ns`` int64 ``(m,)`` on every route."""
+    old = problem.costs
+    moves = old.transfer_ns if transfer_ns is None else np.tile(transfer_ns, (len(old.transfer_ns), 1))
+    rows = np.where(old.device_op_ns < 0, -1, np.maximum(op_ns, 1))
+    table = CostTable(rows, np.arange(len(rows), dtype=np.int32), moves, old.pair_class, old.dispatch_ns)
+    return replace(problem, costs=table)
+
+
+def simulate_machine(problem: Problem, placement: Placement, costs: Costs, rounds: int = 3) -> Schedule:
+    """The step under the execution model, with two things that CPU workers have and the model has not.
+
+    Workers share caches and memory: an op costs what lies between its time alone and its time beside busy neighbours,
+    by the share of it during which the other devices work in the schedule before (``rounds`` times). And there is no
+    copy engine: the time of a copy is the sender's, at the end of the op, so that only the latency of the channel is
+    left to the transfer.
+    """
+    graph, old, devices = problem.graph, problem.costs, placement.devices
+    copy = np.zeros(graph.n_ops, np.int64)
+    latency = int(problem.topology.pair_latency_ns.max())
+    away = devices[graph.edge_source] != devices[graph.consumers]
+    sends = np.unique(np.stack([graph.edge_tensor[away], devices[graph.consumers[away]]]), axis=1)
+    sender = devices[graph.tensor_producer[sends[0]]]
+    lasts = old.transfer_ns[old.pair_class[sender, sends[1]], sends[0]]
+    np.add.at(copy, graph.tensor_producer[sends[0]], np.maximum(lasts, 1))
+    calm = replace(problem, rules=replace(problem.rules, contention="none"))
+    moves = np.full(graph.n_tensors, max(latency, 1), np.int64)
+    schedule = simulate(with_costs(calm, costs.alone + copy, moves), placement)
+    for _ in range(rounds):
+        share = busy_beside(devices, schedule, problem.topology.n_devices)
+        op_ns = np.rint(costs.alone + share * (costs.loaded - costs.alone)).astype(np.int64)
+        schedule = simulate(with_costs(calm, op_ns + copy, moves), placement)
+    return schedule
+
+
+def busy_beside(devices: np.ndarray, schedule: Schedule, n_devices: int) -> np.ndarray:
+    """float ``(n,)``: the share of each op's time during which the other devices run ops, averaged over them."""
+    share = np.zeros(len(devices))
+    for number in range(n_devices):
+        ops = np.flatnonzero(devices == number)
+        order = ops[np.argsort(schedule.op_start[ops], kind="stable")]
+        begin, end = schedule.op_start[order], schedule.op_finish[order]
+        done = np.concatenate([[0], np.cumsum(end - begin)])
+
+        def busy_until(times, begin=begin, end=end, done=done):
+            at = np.searchsorted(begin, times, side="right") - 1
+            inside = np.clip(times - begin[np.maximum(at, 0)], 0, (end - begin)[np.maximum(at, 0)])
+            return np.where(at >= 0, done[np.maximum(at, 0)] + inside, 0)
+
+        other = np.flatnonzero(devices != number)
+        if len(order) and len(other):
+            length = np.maximum(schedule.op_finish[other] - schedule.op_start[other], 1)
+            overlap = busy_until(schedule.op_finish[other]) - busy_until(schedule.op_start[other])
+            share[other] += overlap / length / max(n_devices - 1, 1)
+    return share
+
+
+def run_case(program: Program, problem: Problem, costs: Costs, units, name: str, devices, **options) -> dict:
+    """Execute and simulate one placement; a row of the journal. Times in ns, memory in bytes.
+
+    ``simulated_ns`` follows the execution model with costs measured alone, ``machine_ns`` is
+    :func:`simulate_machine`'s. The rest puts measured things in place of predicted ones, one after the other, all from
+    the step of median length: ``ops_ns`` has its op times, ``channel_ns`` its transfer times too, in ``copies_ns`` the
+    copies are the sender's time, in ``gaps_ns`` every op has the time between ops, too.
+    """
+    execution = execute(program, devices, units, policy=problem.rules.policy, **options)
+    schedule = step_schedule(program, execution, devices, problem.topology)
+    placement = Placement(devices)
+    alone = simulate(with_costs(problem, costs.alone), placement)
+    order = np.zeros(program.graph.n_units, np.int64)
+    order[program.graph.unit_of_op] = devices
+    return {
+        "name": name,
+        "unit_devices": "".join(np.base_repr(device, 36) for device in order),
+        "samples_ns": execution.step_ns.tolist(),
+        "measured_ns": int(schedule.step_ns),
+        "simulated_ns": int(alone.step_ns),
+        "machine_ns": int(simulate_machine(problem, placement, costs).step_ns),
+        **replays(program, problem, schedule, placement),
+        "op_sum_ns": int((schedule.op_finish - schedule.op_start).sum()),
+        "alone_sum_ns": int(costs.alone[devices, np.arange(len(devices))].sum()),
+        "sent_sum_ns": int((schedule.transfer_finish - schedule.transfer_start).sum()),
+        "comm_bytes": int(schedule.comm_bytes),
+        "transfers": len(schedule.transfer_tensor),
+        "peak_bytes": schedule.peak_bytes.tolist(),
+        "simulated_peak_bytes": alone.peak_bytes.tolist(),
+    }
+
+
+def replays(program: Program, problem: Problem, schedule: Schedule, placement: Placement) -> dict[str, int]:
+    """Simulated step times with ever more of a measured step put in (see :func:`run_case`)."""
+    graph, d = program.graph, problem.topology.n_devices
+    work = np.array([bool(calls) for calls in program.calls])
+    lengths = schedule.op_finish - schedule.op_start
+    sent = np.maximum(schedule.transfer_finish - schedule.transfer_start, 1)
+    moves = np.ones(graph.n_tensors, np.int64)
+    moves[schedule.transfer_tensor] = sent
+    copy = np.zeros(graph.n_ops, np.int64)
+    np.add.at(copy, graph.tensor_producer[schedule.transfer_tensor], sent)
+    gaps = []
+    for number in range(d):
+        ops = np.flatnonzero((placement.devices == number) & work)
+        order = ops[np.argsort(schedule.op_start[ops], kind="stable")]
+        gaps.append(schedule.op_start[order][1:] - schedule.op_finish[order][:-1])
+    gap = int(np.percentile(np.concatenate(gaps), 25)) if len(np.concatenate(gaps)) else 0  # of those that do not wait
+    calm = replace(problem, rules=replace(problem.rules, contention="none"))
+    at_once = np.ones(graph.n_tensors, np.int64)
+
+    def step(base, ops, transfers=None):
+        return int(simulate(with_costs(base, np.tile(ops, (d, 1)), transfers), placement).step_ns)
+
+    return {
+        "ops_ns": step(problem, lengths),
+        "channel_ns": step(problem, lengths, moves),
+        "copies_ns": step(calm, lengths + copy, at_once),
+        "gaps_ns": step(calm, lengths + copy + gap * work, at_once),
+    }
+
+
+def figures(rows: list[dict], predictor: str = "simulated_ns") -> dict:
+    """How well ``predictor`` tells ``measured_ns``.
+
+    ``error``: mean of \\|predicted / measured - 1\\|, ``worst`` its maximum, ``bias`` the mean with sign; ``tau``:
+    Kendall's, ties counted (tau-b); ``pairs``: share of the pairs whose measured times are over 5 % apart that are
+    ordered right; ``regret``: measured time of the placement predicted to be fastest over the fastest measured, less 1;
+    ``noise``: mean over placements of (p90 - p10) / median of the repeats. Memory: ``peak_error`` mean relative error
+    of the largest peak, and over capacities at each measured peak ``missed`` (predicted with 5 % in hand to fit, and
+    does not) and ``false_alarms`` (the reverse), as shares of all cases.
+    """
+    from scipy.stats import kendalltau
+
+    measured = np.array([row["measured_ns"] for row in rows], float)
+    predicted = np.array([row[predictor] for row in rows], float)
+    error = predicted / measured - 1
+    a, b = np.triu_indices(len(rows), 1)
+    apart = np.maximum(measured[a], measured[b]) > 1.05 * np.minimum(measured[a], measured[b])
+    right = (measured[a] < measured[b]) == (predicted[a] < predicted[b])
+    noise = [np.subtract(*np.percentile(row["samples_ns"], [90, 10])) / row["measured_ns"] for row in rows]
+    peak = np.array([max(row["peak_bytes"]) for row in rows], float)
+    told = np.array([max(row["simulated_peak_bytes"]) for row in rows], float)
+    fits, said = peak[:, None] <= peak[None], 1.05 * told[:, None] <= peak[None]
+    return {
+        "placements": len(rows),
+        "error": float(np.abs(error).mean()),
+        "worst": float(np.abs(error).max()),
+        "bias": float(error.mean()),
+        "tau": float(kendalltau(measured, predicted).statistic),
+        "pairs": float(right[apart].mean()) if apart.any() else 1.0,
+        "regret": float(measured[np.argmin(predicted)] / measured.min() - 1),
+        "noise": float(np.mean(noise)),
+        "peak_error": float(np.abs(told / peak - 1).mean()),
+        "missed": float((said & ~fits).mean()),
+        "false_alarms": float((~said & fits).mean()),
+    }
+
+
+def error_parts(rows: list[dict]) -> dict[str, float]:
+    """What the signed error of ``simulated_ns`` is made of: mean shares of the measured step that add up to the bias.
+
+    ``ops``: the ops took another time than alone on one device (busy neighbours, tensors that lie in the other core's
+    cache, noise); ``channel``: transfers took another time than alpha + bytes / beta; ``copies``: the sender's core
+    makes the copies; ``dispatch``: the time between ops that is not in their costs; ``rest``: waking up, order.
+    """
+    names = ("simulated_ns", "ops_ns", "channel_ns", "copies_ns", "gaps_ns", "measured_ns")
+    stages = [np.array([row[name] for row in rows], float) for name in names]
+    parts = ("ops", "channel", "copies", "dispatch", "rest")
+    return {
+        part: float(((before - after) / stages[-1]).mean())
+        for part, before, after in zip(parts, stages[:-1], stages[1:], strict=True)
+    }

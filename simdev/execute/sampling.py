@@ -1,0 +1,100 @@
+"""Placements of many shapes on two or more devices, to compare a simulator with a machine on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.problem import Problem
+
+
+def sample(problem: Problem, count: int, rng: np.random.Generator) -> list[tuple[str, np.ndarray]]:
+    """Up to ``count`` different placements, each (how it was made, device per op int32 ``(n,)``).
+
+    All on one device, a quarter cuts of the topological order, the others in turns: layers alternating, branches apart,
+    runs of layers thrown on random devices (from 3 runs to one per layer), and single units at random.
+    Colocation groups stay together and every op is on a device that has a kernel for it; memory is not looked at.
+    """
+    devices = problem.topology.n_devices
+    layers = _layers(problem)
+    found: list[tuple[str, np.ndarray]] = []
+    seen: set[bytes] = set()
+
+    def add(name: str, units: np.ndarray) -> None:
+        placed = _settle(problem, units.astype(np.int32))
+        if len(found) < count and placed.tobytes() not in seen:
+            seen.add(placed.tobytes())
+            found.append((name, placed))
+
+    n = problem.graph.n_units
+    for device in range(devices):
+        add(f"all on {device}", np.full(n, device))
+    work = _unit_work(problem)
+    share = np.cumsum(work) / max(work.sum(), 1)
+    cuts = max(1, count // 4)
+    for number in range(1, cuts + 1):
+        point = number / (cuts + 1)
+        add(f"cut at {point:.2f}", np.minimum((share > point) + (share > (1 + point) / 2) * (devices > 2), devices - 1))
+    add("layers alternating", layers % devices)
+    for width in (2, 3, 5):
+        add(f"layers alternating by {width}", layers // width % devices)
+    add("branches apart", _branches(problem, devices))
+    most = int(layers.max()) + 1
+    for attempt in range(20 * count):
+        if len(found) >= count:
+            break
+        if attempt % 6 == 5:
+            lot = rng.integers(0, devices, n)
+            keep = rng.random(n) < rng.choice([0.1, 0.3, 1.0])
+            add("units at random", np.where(keep, lot, 0))
+            continue
+        runs = int(min(most, rng.choice([3, 4, 6, 10, 20, most])))
+        borders = np.sort(rng.choice(np.arange(1, most), runs - 1, replace=False)) if runs > 1 else np.zeros(0, int)
+        lot = rng.integers(0, devices, runs)
+        add(f"{runs} runs of layers", lot[np.searchsorted(borders, layers, side="right")])
+    return found
+
+
+def _layers(problem: Problem) -> np.ndarray:
+    """Per unit the number of its layer, in order of first appearance; forward and backward ops of a layer share it."""
+    graph = problem.graph
+    first = np.full(graph.n_units, -1)
+    for op in range(graph.n_ops - 1, -1, -1):
+        first[graph.unit_of_op[op]] = graph.op_layer[op]
+    _, number = np.unique(first, return_inverse=True)
+    order: dict[int, int] = {}
+    return np.array([order.setdefault(int(layer), len(order)) for layer in number])
+
+
+def _unit_work(problem: Problem) -> np.ndarray:
+    return np.maximum(problem.unit_op_ns, 0).mean(axis=0)
+
+
+def _branches(problem: Problem, devices: int) -> np.ndarray:
+    """Where a layer's result has several forward readers of other layers, they go to the devices in turn; a layer with
+    one source goes where that is."""
+    graph = problem.graph
+    layers = _layers(problem)[graph.unit_of_op]
+    where: dict[int, int] = {}
+    turn: dict[int, int] = {}
+    forward = graph.op_phase == 0
+    for op in range(graph.n_ops):
+        layer = int(layers[op])
+        if not forward[op] or layer in where:
+            continue
+        inputs = graph.inputs[graph.input_ptr[op] : graph.input_ptr[op + 1]]
+        makers = [int(graph.tensor_producer[tensor]) for tensor in inputs if not graph.tensor_persistent[tensor]]
+        makers = [maker for maker in makers if layers[maker] != layer]
+        if makers:
+            source = max(makers)
+            where[layer] = (where.get(int(layers[source]), 0) + turn.get(source, 0)) % devices
+            turn[source] = turn.get(source, 0) + 1
+    found = np.zeros(graph.n_units, np.int64)
+    found[graph.unit_of_op] = [where.get(int(layer), 0) for layer in layers]
+    return found
+
+
+def _settle(problem: Problem, units: np.ndarray) -> np.ndarray:
+    """Device per op; a unit without a kernel on its device goes to the first that has one."""
+    bad = problem.unit_op_ns[units, np.arange(len(units))] < 0
+    able = np.argmax(problem.unit_op_ns >= 0, axis=0)
+    return np.where(bad, able, units).astype(np.int32)[problem.graph.unit_of_op]

@@ -1,0 +1,423 @@
+"""Comparisons of the simulator with this machine: profiles, placements run for real, and the report on both."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simdev import registry
+from simdev.errors import InvalidInput, Unsupported
+from simdev.files import write_text
+from simdev.graph import ComputationGraph
+from simdev.placement import Placement
+from simdev.placer import Budget
+from simdev.problem import Problem, Rules
+from simdev.topology import Topology, load_topology
+
+if TYPE_CHECKING:
+    from simdev.execute.compare import Costs
+    from simdev.execute.program import Program
+
+# Sizes at which a step takes 0.1 to 2 s on one core of a recent CPU.
+SMALL = {
+    "inception-v3": {"batch": 2, "size": 139, "aux": False},
+    "nmt": {"batch": 16, "length": 8, "units": 384, "vocabulary": 4000},
+    "gnmt-4": {"batch": 32, "length": 8, "units": 384, "vocabulary": 4000},
+    "transformer-xl-2": {"batch": 4, "length": 128, "memory": 128},
+    "transformer-xl-4": {"batch": 2, "length": 64, "memory": 64},
+    "wavenet-2x18": {"batch": 1, "length": 1024, "channels": 128, "skips": 128},
+    "nasnet-a-mobile": {"batch": 4, "size": 96, "cells": 3, "aux": False},
+    "amoebanet-d": {"batch": 2, "size": 128, "cells": 3, "filters": 96},
+    "rnnlm": {"batch": 32, "length": 8, "units": 512, "vocabulary": 4000},
+    "gpt2-medium": {"batch": 1, "length": 128, "layers": 4, "units": 512, "heads": 8, "vocabulary": 4000,
+                    "precision": "f32"},
+}  # fmt: skip
+PLACERS = ("heft", "m-etf", "min-cut", "critical-path", "local-search", "annealing")
+
+
+def load_program(entry: str, *, small: bool = False, seed: int = 0) -> Program:
+    """Record the step of a workload id or of ``my_model.py:make_step``; ``small`` takes the workload's size from
+    :data:`SMALL` where the id does not give it."""
+    try:
+        from simdev.capture import file_step, workload_step
+        from simdev.execute.record import record
+    except ImportError as error:
+        raise Unsupported("running a step needs PyTorch: pip install 'simdev[capture]'") from error
+    if registry.is_graph_file(entry):
+        raise InvalidInput("a graph file holds no kernels to run; name a workload or FILE.py:FUNCTION", source=entry)
+    if ".py:" in entry:
+        return record(*file_step(entry), seed=seed)
+    spec, params = registry.find_workload(entry)
+    if small and spec.name not in SMALL:
+        raise InvalidInput(f"no small size is known; there is one for {', '.join(SMALL)}", source=spec.name)
+    return record(*workload_step(spec, {**(SMALL[spec.name] if small else {}), **params}), seed=seed)
+
+
+def units_of(topology: Topology) -> tuple[str, ...]:
+    """The device of this machine that each device of ``topology`` is, by its name: ``cpu0`` is core 0, ``cuda1`` GPU 1.
+
+    Raises :class:`InvalidInput` for any other name.
+    """
+    units = []
+    for device in topology.devices:
+        kind = device.name.rstrip("0123456789")
+        number = device.name[len(kind) :]
+        if kind not in ("cpu", "cuda") or not number:
+            raise InvalidInput(
+                f"{device.name!r} is no device of this machine, whose devices are called cpu0, cuda0 and so on; "
+                "simdev profile writes such a topology", source=topology.name, field="device",
+            )  # fmt: skip
+        units.append(f"{kind}:{number}")
+    return tuple(units)
+
+
+def real_problem(program: Program, topology: Topology, costs: Costs | None = None, policy: str = "fifo") -> Problem:
+    """The placement problem of a program on the machine ``topology``, with measured op costs if there are any, and with
+    the memory that an op of several calls needs between them."""
+    from simdev.execute.compare import with_costs
+
+    graph = replace(program.graph, op_workspace_bytes=program.workspace_bytes())
+    problem = Problem.build(graph, topology, None, Rules(policy))
+    return problem if costs is None else with_costs(problem, costs.alone)
+
+
+def profile_costs(program: Program, topology: Topology, repeats: int) -> Costs:
+    """Costs of every op on every device, alone and beside the others, averaged over the ops of a signature."""
+    from simdev.execute.compare import Costs
+    from simdev.execute.profile import by_signature, profile_ops
+
+    units, graph = units_of(topology), program.graph
+
+    def table(unit: str, neighbour: str) -> np.ndarray:
+        profile = profile_ops(program, unit, repeats=repeats, neighbour=neighbour)
+        found = by_signature(graph, profile.op_ns)
+        mean = np.array([found.get(signature, 1.0) for signature in graph.signatures])
+        return np.rint(mean[graph.op_signature]).astype(np.int64)
+
+    alone = np.stack([table(unit, "") for unit in units])
+    others = [next((other for other in units if other != unit and other[:3] == unit[:3]), "") for unit in units]
+    loaded = np.stack(
+        [
+            table(unit, other) if other else alone[row]
+            for row, (unit, other) in enumerate(zip(units, others, strict=True))
+        ]
+    )
+    return Costs(alone, np.maximum(alone, loaded))
+
+
+def save_costs(costs: Costs, graph: ComputationGraph, path: Path) -> None:
+    """Costs as an npz file, with the fingerprint of the graph that they are for."""
+    with open(path, "wb") as file:
+        np.savez_compressed(file, alone=costs.alone, loaded=costs.loaded, fingerprint=np.array(graph.fingerprint))
+
+
+def load_costs(path: Path, graph: ComputationGraph) -> Costs:
+    """What :func:`save_costs` wrote. Raises :class:`InvalidInput` for another graph's."""
+    from simdev.execute.compare import Costs
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            alone, loaded, fingerprint = file["alone"], file["loaded"], str(file["fingerprint"])
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidInput(f"cannot be read ({error})", source=path) from None
+    if fingerprint != graph.fingerprint:
+        raise InvalidInput(f"made for graph {fingerprint!r}, not {graph.fingerprint!r}", source=path)
+    return Costs(alone, loaded)
+
+
+def choose(problem: Problem, count: int, seed: int, placers=PLACERS) -> list[tuple[str, np.ndarray]]:
+    """``count`` different placements: what several placers find (up to a third of them), the rest sampled."""
+    from simdev.execute.sampling import sample
+
+    rng = np.random.default_rng(seed)
+    found: list[tuple[str, np.ndarray]] = []
+    for name in placers[: count // 3]:
+        spec, params = registry.find_placer(name)
+        placement = spec.place(problem, rng=rng, budget=Budget(problem, evaluations=200), **params)
+        if not any((placement.devices == other).all() for _, other in found):
+            found.append((name, placement.devices.astype(np.int32)))
+    for name, devices in sample(problem, count, rng):
+        if len(found) < count and not any((devices == other).all() for _, other in found):
+            found.append((name, devices))
+    return found
+
+
+def compare_real(
+    entry: str, machine: str, out: Path, *, placements: int, repeats: int, seed: int, small: bool, say=print
+) -> list[dict]:
+    """Simulate and execute placements of one step; resumes what ``out`` holds. Returns the rows.
+
+    ``out`` gets ``costs.npz`` (op times alone and beside a busy neighbour), ``cases.jsonl`` (a row per placement, see
+    :func:`simdev.execute.compare.run_case`) and ``about.json``.
+    """
+    from simdev.execute.compare import run_case
+
+    topology = load_topology(machine)
+    units = units_of(topology)
+    program = load_program(entry, small=small, seed=seed)
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / "costs.npz").exists():
+        say(f"{program.graph.name}: {program.graph.n_ops} ops; profiling on {', '.join(units)}")
+        save_costs(profile_costs(program, topology, repeats), program.graph, out / "costs.npz")
+    costs = load_costs(out / "costs.npz", program.graph)
+    problem = real_problem(program, topology, costs)
+    write_text(out / "about.json", json.dumps(_about(entry, program, topology, units), indent=1) + "\n")
+    known = {row["placement"]: row for row in _read_rows(out / "cases.jsonl")}
+    rows = []
+    for name, devices in choose(problem, placements, seed):
+        key = Placement(devices).hash
+        if key not in known:
+            known[key] = {
+                "placement": key, **run_case(program, problem, costs, units, name, devices, repeats=repeats)
+            }  # fmt: skip
+            with open(out / "cases.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(known[key]) + "\n")
+        row = known[key]
+        rows.append(row)
+        error = row["simulated_ns"] / row["measured_ns"] - 1
+        say(f"{name:28} measured {row['measured_ns'] / 1e6:9.2f} ms  simulated {row['simulated_ns'] / 1e6:9.2f} ms  "
+            f"{error:+.1%}")  # fmt: skip
+    return rows
+
+
+def _about(entry: str, program: Program, topology: Topology, units) -> dict:
+    import torch
+
+    from simdev.circumstances import machine
+
+    return {
+        "entry": entry, "graph": program.graph.name, "fingerprint": program.graph.fingerprint,
+        "ops": program.graph.n_ops, "topology": topology.name, "units": list(units), "machine": machine(),
+        "torch": torch.__version__, "cores": len(os.sched_getaffinity(0)),
+    }  # fmt: skip
+
+
+def _read_rows(path: Path) -> list[dict]:
+    if not path.exists():
+        return []
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            raise InvalidInput("not JSON", source=path, field=f"line {number}") from None
+    return rows
+
+
+def execute_real(program: Program, problem: Problem, placement: Placement, repeats: int):
+    """Run a placement and one device alone, and simulate it: (report, measured schedule, simulated schedule)."""
+    from simdev.execute.host import execute
+    from simdev.execute.measure import difference, step_schedule
+    from simdev.sim import simulate
+
+    units = units_of(problem.topology)
+    devices = placement.devices
+    options = {"policy": problem.rules.policy, "priority": placement.priority}
+    if problem.rules.policy == "priority" and placement.priority is None:
+        from simdev.analysis import b_level
+
+        options["priority"] = b_level(problem.graph, np.maximum(problem.costs.device_op_ns, 0).mean(axis=0).astype(int))
+    execution = execute(program, devices, units, repeats=repeats, **options)
+    alone = execute(program, np.zeros_like(devices), units[:1], repeats=1, warmup=0)
+    measured, simulated = (
+        step_schedule(program, execution, devices, problem.topology),
+        simulate(problem, placement),
+    )
+    same, theirs = difference(program, execution, alone), difference(program, execution)
+    low, median, high = np.percentile(execution.step_ns, [0, 50, 95])
+    report = {
+        "graph": problem.graph.name,
+        "machine": problem.topology.name,
+        "step_time_s": {"min": low / 1e9, "median": median / 1e9, "p95": high / 1e9, "repeats": repeats},
+        "simulated_step_time_s": simulated.step_ns / 1e9,
+        "same_as_one_device": same.same,
+        "same_as_pytorch": theirs.same,
+        "difference_in_tolerances": {"one_device": [same.result, same.parameter],
+                                     "pytorch": [theirs.result, theirs.parameter]},
+        "comm_bytes": measured.comm_bytes,
+        "transfer_s": float((measured.transfer_finish - measured.transfer_start).sum() / 1e9),
+        "devices": {
+            device.name: {"ops": int((devices == number).sum()),
+                          "busy_s": float((measured.op_finish - measured.op_start)[devices == number].sum() / 1e9),
+                          "peak_bytes": int(measured.peak_bytes[number]),
+                          "simulated_peak_bytes": int(simulated.peak_bytes[number])}
+            for number, device in enumerate(problem.topology.devices)
+        },
+    }  # fmt: skip
+    return report, measured, simulated
+
+
+def write_both(path: Path, problem: Problem, placement: Placement, measured, simulated) -> None:
+    """Both schedules as two processes of one trace."""
+    from simdev.perfetto import trace_events, write_trace
+
+    parts = [
+        trace_events(problem.graph, problem.topology, placement.devices, schedule, name, number)
+        for number, (name, schedule) in enumerate([("measured", measured), ("simulated", simulated)])
+    ]
+    write_trace(path, *parts)
+
+
+def report_text(report: dict) -> list[str]:
+    """The report of an execution as lines."""
+    times, simulated = report["step_time_s"], report["simulated_step_time_s"]
+    lines = [
+        f"{report['graph']} on {report['machine']}: {times['median'] * 1e3:.2f} ms "
+        f"(min {times['min'] * 1e3:.2f}, p95 {times['p95'] * 1e3:.2f}, {times['repeats']} steps); "
+        f"simulated {simulated * 1e3:.2f} ms ({simulated / times['median'] - 1:+.1%})",
+        f"results: {'the same as' if report['same_as_one_device'] else 'DIFFERENT from'} those of one device, "
+        f"{'the same as' if report['same_as_pytorch'] else 'DIFFERENT from'} PyTorch's",
+        f"transfers {report['comm_bytes'] / 2**20:.1f} MiB, {report['transfer_s'] * 1e3:.2f} ms",
+    ]
+    for name, device in report["devices"].items():
+        lines.append(
+            f"  {name:8} {device['ops']:6} ops  busy {device['busy_s'] * 1e3:9.2f} ms  peak "
+            f"{device['peak_bytes'] / 2**20:8.1f} MiB  simulated {device['simulated_peak_bytes'] / 2**20:8.1f} MiB"
+        )
+    return lines
+
+
+def profile_machine(
+    steps: list[str], units: tuple[str, ...], out: Path, kind: str, *, repeats: int, small: bool, seed: int
+) -> list[str]:
+    """Measure the devices ``units``: writes ``machine.toml`` (a topology), ``costs.csv`` (measured costs by op
+    signature, read by ``--costs``) and ``profile.json`` (link sizes and times, time between ops, spread). Returns lines
+    that say what was found."""
+    from simdev.costs import save_measured
+    from simdev.execute import profile as profiles
+    from simdev.execute.host import check_units
+
+    check_units(units)
+    if any(unit.startswith("cuda") for unit in units):
+        from simdev.execute.cuda import device_file, links, rates
+    else:
+        device_file, links, rates = profiles.device_file, profiles.cpu_links, profiles.core_rates
+    out.mkdir(parents=True, exist_ok=True)
+    table: dict[str, float] = {}
+    about, lines = [], []
+    for entry in steps:
+        program = load_program(entry, small=small, seed=seed)
+        found = [profiles.profile_ops(program, unit, repeats=repeats) for unit in units]
+        mean = np.mean([profile.op_ns for profile in found], axis=0)
+        table.update(profiles.by_signature(program.graph, mean))
+        for unit, profile in zip(units, found, strict=True):
+            name = program.graph.name
+            about.append({"graph": name, "unit": unit, "step_ns": profile.step_ns,
+                          "gap_ns": profile.gap_ns, "spread": profile.spread})  # fmt: skip
+            lines.append(f"{name} on {unit}: {profile.step_ns / 1e6:.2f} ms, {profile.gap_ns / 1e3:.2f} us "
+                         f"between ops, spread of op times {profile.spread:.1%}")  # fmt: skip
+    gap = float(np.median([row["gap_ns"] for row in about]))
+    link, speeds = links(units), rates(units)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(units)
+    write_text(out / "machine.toml", device_file(out.name, list(units), kind, memory, speeds, gap, link))
+    save_measured({kind: table}, out / "costs.csv")
+    document = {"ops": about, "link": link and {"bytes": list(link.sizes), "ns": list(link.ns),
+                "alpha_ns": link.alpha_ns, "bytes_per_s": link.bytes_per_s},
+                "flop_per_s": speeds[0], "bytes_per_s": speeds[1]}  # fmt: skip
+    write_text(out / "profile.json", json.dumps(document, indent=1) + "\n")
+    if link:
+        lines.append(f"link: {link.alpha_ns / 1e3:.2f} us + bytes / {link.bytes_per_s / 1e9:.2f} GB/s")
+    lines.append(f"rates: {speeds[0] / 1e9:.1f} GFLOP/s (f32 product), {speeds[1] / 1e9:.1f} GB/s (copy)")
+    lines.append(f"{out / 'machine.toml'}, {out / 'costs.csv'} ({len(table)} signatures), {out / 'profile.json'}")
+    return lines
+
+
+PREDICTORS = {"simulated_ns": "model", "machine_ns": "model + machine"}  # simulate, simulate_machine
+PARTS = {"ops": "#d62728", "channel": "#1f77b4", "copies": "#9467bd", "dispatch": "#7f7f7f", "rest": "#c7c7c7"}
+
+
+def report(folders: list[Path], out: Path) -> list[dict[str, str]]:
+    """Write ``report.md``, ``figures.csv``, ``scatter.png`` and ``parts.png`` over comparisons; returns the table's
+    lines."""
+    from simdev.execute.compare import error_parts, figures
+
+    found = {}
+    for folder in folders:
+        rows = _read_rows(folder / "cases.jsonl")
+        if rows:
+            about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+            found[about["graph"]] = rows
+    if not found:
+        raise InvalidInput("no cases.jsonl here", source=folders[0])
+    lines, parts = [], {}
+    for graph, rows in found.items():
+        parts[graph] = error_parts(rows)
+        for key, predictor in PREDICTORS.items():
+            got = figures(rows, key)
+            lines.append({
+                "graph": graph.partition("[")[0], "predictor": predictor, "placements": str(got["placements"]),
+                "step ms": f"{np.median([row['measured_ns'] for row in rows]) / 1e6:.0f}",
+                "noise": f"{got['noise']:.1%}", "error": f"{got['error']:.1%}", "worst": f"{got['worst']:.1%}",
+                "bias": f"{got['bias']:+.1%}", "tau": f"{got['tau']:.3f}", "pairs": f"{got['pairs']:.1%}",
+                "regret": f"{got['regret']:.1%}", "peak error": f"{got['peak_error']:.1%}",
+                "missed OOM": f"{got['missed']:.1%}", "false alarms": f"{got['false_alarms']:.1%}",
+            })  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)
+    _draw_scatter(found, out / "scatter.png")
+    _draw_parts(parts, out / "parts.png")
+    header = list(lines[0])
+    write_text(out / "figures.csv", "\n".join(",".join(line) for line in [header, *(x.values() for x in lines)]) + "\n")
+    write_text(out / "report.md", _markdown(lines, parts))
+    return lines
+
+
+def _markdown(lines: list[dict[str, str]], parts: dict[str, dict[str, float]]) -> str:
+    def table(header, rows):
+        return ["| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]]
+
+    text = ["# Simulated against measured", "", *table(list(lines[0]), [list(line.values()) for line in lines]), "",
+            "![Simulated against measured step times](scatter.png)", "",
+            "## What the error of the model is made of", "",
+            "Mean signed shares of the measured step; they add up to the bias.", ""]  # fmt: skip
+    text += table(["graph", *PARTS], [
+        [graph.partition("[")[0], *(f"{part[key]:+.1%}" for key in PARTS)] for graph, part in parts.items()
+    ])  # fmt: skip
+    return "\n".join([*text, "", "![Parts of the error](parts.png)", ""])
+
+
+def _draw_scatter(found: dict[str, list[dict]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    columns = min(4, len(found))
+    down = -(-len(found) // columns)
+    figure = Figure(figsize=(3.4 * columns, 3.4 * down), layout="constrained")
+    for number, (graph, rows) in enumerate(found.items(), 1):
+        axes = figure.add_subplot(down, columns, number)
+        measured = np.array([row["measured_ns"] for row in rows]) / 1e6
+        low, high = np.percentile([row["samples_ns"] for row in rows], [10, 90], axis=1) / 1e6
+        for (key, label), colour in zip(PREDICTORS.items(), ("#1f77b4", "#d62728"), strict=True):
+            predicted = np.array([row[key] for row in rows]) / 1e6
+            reach = [np.maximum(measured - low, 0), np.maximum(high - measured, 0)]
+            axes.errorbar(measured, predicted, xerr=reach, fmt="o", ms=3, lw=0.5, color=colour, label=label)
+        ends = [0.9 * min(measured.min(), predicted.min()), 1.05 * max(measured.max(), predicted.max())]
+        axes.plot(ends, ends, color="black", lw=0.8)
+        axes.set_title(graph.partition("[")[0], fontsize=9)
+        axes.set_xlabel("measured step, ms (bar: 10 to 90 % of repeats)", fontsize=7)
+        axes.set_ylabel("simulated step, ms", fontsize=7)
+        axes.tick_params(labelsize=7)
+        if number == 1:
+            axes.legend(fontsize=7)
+    figure.savefig(path, dpi=110)
+
+
+def _draw_parts(parts: dict[str, dict[str, float]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 0.5 * len(parts) + 1.2), layout="constrained")
+    axes = figure.add_subplot()
+    for row, part in enumerate(parts.values()):
+        ends = {True: 0.0, False: 0.0}
+        for label, colour in PARTS.items():
+            share = part[label]
+            axes.barh(row, 100 * share, left=100 * ends[share > 0], color=colour, label=label if not row else None)
+            ends[share > 0] += share
+    axes.set_yticks(range(len(parts)), [graph.partition("[")[0] for graph in parts], fontsize=8)
+    axes.axvline(0, color="black", lw=0.8)
+    axes.set_xlabel("simulated less measured, % of the measured step, mean over placements")
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=110)

@@ -137,7 +137,8 @@ def _op_case(row: dict) -> Case:
     group = row["group"][len(goal) :].strip(" ,:") or "all"
     role, noise = row.get("role", "validate"), float(row.get("noise", NAN))
     left_out = row.get("left_out", "")
-    return Case(goal, group, row["case"], role, "ms", noise, *times, *shares, *baselines, left_out=left_out)
+    error = float(row.get("mean_error", NAN))
+    return Case(goal, group, row["case"], role, "ms", noise, *times, *shares, *baselines, error, left_out)
 
 
 # Traces ---------------------------------------------------------------------------------------------------------------

@@ -35,6 +35,8 @@ class Sheet:
     model: str
     sheet: Datasheet
     launch_s: float
+    watts: int
+    capability: float
 
 
 @cache
@@ -46,6 +48,8 @@ def datasheets() -> dict[str, Sheet]:
             row["model"],
             Datasheet(row["peak_tflops"] * 1e12, row["memory_gb_per_s"] * 1e9, row["units"]),
             row["launch_us"] * 1e-6,
+            row["watts"],
+            row["capability"],
         )
         for name, row in data.items()
     }

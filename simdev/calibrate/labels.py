@@ -35,7 +35,8 @@ PRODUCTS = {"matmul", "bmm", "addmm", "baddbmm"}
 @dataclass
 class Label:
     """One measured model: ``forward`` and ``backward`` list ``(part, how often)``, seconds as measured (backward 0 for
-    inference), and ``skipped`` counts nodes whose shapes could not be read."""
+    inference), ``nodes_s`` what its nodes' own times sum to, and ``skipped`` counts nodes whose shapes could not be
+    read."""
 
     device: str
     case: str
@@ -43,6 +44,7 @@ class Label:
     backward: list[tuple[Part, int]] = field(default_factory=list)
     forward_s: float = 0.0
     backward_s: float = 0.0
+    nodes_s: float = 0.0
     skipped: Counter = field(default_factory=Counter)
 
 
@@ -70,7 +72,22 @@ def read_label(path: Path) -> Label:
         label.forward += [(part, count) for part in forward_parts(node, training)]
         if training:
             label.backward += [(part, count) for part in backward_parts(node, vocabulary)]
+    label.nodes_s = _sum_of_nodes(nodes, layers)
     return label
+
+
+def _sum_of_nodes(nodes: list[Node], layers: int) -> float:
+    """Seconds of all nodes by their own timers. A timer's floor is the tenth percentile of all readings; what reads
+    under twice that runs on the host alone, and the others hold twice that too much."""
+    readings = sorted(reading for node in nodes for reading in (node.forward_s, node.backward_s) if reading > 0)
+    if not readings:
+        return 0.0
+    floor = 2 * readings[len(readings) // 10]
+    total = 0.0
+    for node in nodes:
+        count = layers if node.repeated and layers else 1
+        total += count * sum(max(0.0, reading - floor) for reading in (node.forward_s, node.backward_s))
+    return total
 
 
 @dataclass(frozen=True)
@@ -83,6 +100,8 @@ class Node:
     output: tuple[int, ...]
     repeated: bool
     contiguous: bool
+    forward_s: float = 0.0
+    backward_s: float = 0.0
 
     @property
     def output_bytes(self) -> int:
@@ -94,7 +113,17 @@ def _json_of(path: Path) -> Path:
 
 
 def _nodes(path: Path, label: Label) -> Iterator[Node]:
-    columns = ("op", "target", "meta", "input_shapes", "input_contiguous", "output_shape", "Name")
+    columns = (
+        "op",
+        "target",
+        "meta",
+        "input_shapes",
+        "input_contiguous",
+        "output_shape",
+        "Name",
+        "fw_latency",
+        "bw_latency",
+    )
     opener = gzip.open if path.name.endswith(".gz") else open
     csv.field_size_limit(1 << 24)
     try:
@@ -120,6 +149,7 @@ def _node(row: dict[str, str]) -> Node | None:
         shapes = [_shape(shape) for shape in ast.literal_eval(row["input_shapes"])]
         output = _shape(ast.literal_eval(row["output_shape"]))
         contiguous = ast.literal_eval(row["input_contiguous"])
+        times = [float(row[name]) / 1e3 for name in ("fw_latency", "bw_latency")]
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
     inputs = tuple(shape for shape in shapes if shape != (1,))
@@ -127,7 +157,7 @@ def _node(row: dict[str, str]) -> Node | None:
     called = CALLED.match(row["target"] or "")
     what = module[-1].split(".")[-1] if row["op"] == "call_module" and module else called[1] if called else ""
     stays = not isinstance(contiguous, list) or not contiguous or bool(contiguous[0])
-    return Node(what, row["Name"] or "", inputs, output, bool(REPEATED.search(row["meta"] or "")), stays)
+    return Node(what, row["Name"] or "", inputs, output, bool(REPEATED.search(row["meta"] or "")), stays, *times)
 
 
 def _shape(value) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,46 +46,64 @@ COLUMNS = {
 
 
 def is_op_table(path: Path) -> bool:
-    """True for ``.../<op>/<device>.csv[.gz]`` with an op that is known."""
-    return path.parent.name in READERS and path.name.endswith((".csv", ".csv.gz"))
+    """True for a CSV file (``.csv`` or ``.csv.gz``) whose first line names an op's times by shape and device."""
+    if not path.name.endswith((".csv", ".csv.gz")):
+        return False
+    try:
+        with _open(path) as file:
+            return {"OPName", "Latency", "Device"} <= set(file.readline(4096).strip().split(","))
+    except (OSError, EOFError, UnicodeDecodeError):
+        return False
 
 
 def read_op_table(path: Path, found: Found) -> None:
-    """Add the table at ``path`` to ``found``. Rows that are cut off or hold no positive time are counted as problems.
+    """Add the table at ``path`` to ``found``, a table per op and device. Rows that are cut off, of another op or
+    without a positive time are counted as problems.
 
-    Raises :class:`InvalidInput` for a file that cannot be read at all, or lacks a column.
+    The op is the folder's or the file's name, or else the row's own. Raises :class:`InvalidInput` for a file that
+    cannot be read at all, or lacks a column.
     """
-    op = path.parent.name
+    named = next((name for name in (path.parent.name, path.name.split(".")[0]) if name in READERS), None)
+    tables: dict[tuple[str, str], tuple[list, list]] = {}
+    for row in _records(path, found):
+        op = named or row.get("OPName") or ""
+        if op not in READERS:
+            found.problems[f"{path}: a row of the op {op!r}, which no class takes"] += 1
+            continue
+        measured = _measured(op, row)
+        if measured is None:
+            found.problems[f"{path}: a row with a number that is missing or not positive"] += 1
+            continue
+        device = re.sub(r"\s+", "_", (row.get("Device") or "").strip())
+        dims, seconds = tables.setdefault((op, device), ([], []))
+        dims.append(measured[0])
+        seconds.append(measured[1])
+    for (op, device), (dims, seconds) in tables.items():
+        arrays = np.array(dims, np.int64), np.array(seconds)
+        found.tables.append(Observations(device, READERS[op][0], "f32", *arrays, f"NeuSight {op}", True))
+
+
+def _measured(op: str, row: dict[str, str]) -> tuple[tuple[int, ...], float] | None:
     name, dims_of = READERS[op]
-    dims, seconds = [], []
-    for row in _records(path, [*COLUMNS[name], "Latency"], found):
-        try:
-            shape = {column: int(row[column]) for column in COLUMNS[name]}
-            milliseconds = float(row["Latency"])
-        except (TypeError, ValueError):
-            found.problems[f"{path}: a row with a missing or malformed number"] += 1
-            continue
-        found_dims = dims_of(shape)
-        if not 0 < milliseconds < 1e7 or min(found_dims) < 1 or max(found_dims) > 1 << 40:
-            found.problems[f"{path}: a row with a time or size that is not positive"] += 1
-            continue
-        dims.append(found_dims)
-        seconds.append(milliseconds / 1e3)
-    if dims:
-        device = path.name.removesuffix(".gz").removesuffix(".csv")
-        found.tables.append(
-            Observations(device, name, "f32", np.array(dims, np.int64), np.array(seconds), f"NeuSight {op}", True)
-        )
-
-
-def _records(path: Path, columns: list[str], found: Found) -> Iterator[dict[str, str]]:
-    opener = gzip.open if path.name.endswith(".gz") else open
     try:
-        with opener(path, "rt", encoding="utf-8", newline="") as file:
+        dims = dims_of({column: int(row[column]) for column in COLUMNS[name]})
+        seconds = float(row["Latency"]) / 1e3
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    return (dims, seconds) if 0 < seconds < 1e4 and 0 < min(dims) and max(dims) <= 1 << 40 else None
+
+
+def _open(path: Path):
+    opener = gzip.open if path.name.endswith(".gz") else open
+    return opener(path, "rt", encoding="utf-8", newline="")
+
+
+def _records(path: Path, found: Found) -> Iterator[dict[str, str]]:
+    try:
+        with _open(path) as file:
             reader = csv.DictReader(file)
-            missing = [column for column in columns if column not in (reader.fieldnames or ())]
-            if missing:
-                raise InvalidInput(f"column {missing[0]!r} is missing", source=path, field="line 1")
+            if "Latency" not in (reader.fieldnames or ()):
+                raise InvalidInput("column 'Latency' is missing", source=path, field="line 1")
             yield from reader
     except EOFError:
         found.problems[f"{path}: the archive ends early; the rows before that were used"] += 1

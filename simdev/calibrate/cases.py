@@ -1,0 +1,181 @@
+"""What the device files predict of measured op tables and whole models: the cases F3, F4 and F5 of the fidelity report.
+
+* F5: rows of op tables that were held out of every fit; a case per device and goal over all its rows, its error their
+  mean, and a row per table beside it.
+* F3: whole models on a device that has a device file. No whole model and none of its ops was fitted to.
+* F4: the same models as if the device had none: the newest other device of its power class stands in, with this
+  device's datasheet. The class is training boards (over 100 W) or inference boards, which hold their peak less long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from simdev.calibrate.build import Sheet, build_one, datasheets, read_tables, samples_by_model
+from simdev.calibrate.fit import Sample, relative_error, split
+from simdev.calibrate.labels import Label, find_labels, read_label
+from simdev.errors import InvalidInput
+from simdev.opcost.device import Calibration, calibration_names, load_calibration
+from simdev.opcost.parts import Part
+from simdev.opcost.physics import GEMM_LIKE, moved_bytes, work_flops
+
+GOAL_OF = {
+    **dict.fromkeys(("linear", "gemm", "bmm"), "F5 gemm"),
+    **dict.fromkeys(("conv", "conv3x3", "conv_dgrad", "conv_wgrad"), "F5 conv"),
+    **dict.fromkeys(("vector", "softmax", "layer_norm"), "F5 other"),
+}
+CONTRADICTORY = 0.25  # a label whose own nodes' times are so far from its whole is left out
+
+
+def op_cases(data: str | Path) -> list[dict]:
+    """A row for each case: ``group``, ``case``, ``role``, ``noise``, ``measured_s``, ``predicted_s``, the shares of
+    predicted time by source (``table_share``, ``fit_share``, ``fallback_share``), ``sum_of_ops_s``, ``roofline_s``, and
+    ``mean_error`` where the case is a mean over rows."""
+    return [*table_cases(Path(data)), *model_cases(Path(data))]
+
+
+def table_cases(data: Path) -> list[dict]:
+    """F5: every op table under ``data``."""
+    try:
+        grouped = samples_by_model(read_tables([data]))
+    except InvalidInput:
+        return []  # no tables: nothing to judge
+    cases = []
+    for model, classes in sorted(grouped.items()):
+        shipped = model in calibration_names()
+        calibration = load_calibration(model) if shipped else build_one(model, grouped)
+        cases += _device_cases(model, calibration, classes)
+    return cases
+
+
+def _device_cases(model: str, calibration: Calibration, classes: dict[str, list[Sample]]) -> list[dict]:
+    """The tables of one device model, and what they make together for each goal."""
+    tables: dict[str, list[dict]] = {}
+    for name, samples in sorted(classes.items()):
+        for sample in samples:
+            table = _table_case(model, calibration, name, sample)
+            if table:
+                tables.setdefault(GOAL_OF[name], []).append(table)
+    return [case for goal, rows in sorted(tables.items()) for case in (_together(goal, model, rows), *rows)]
+
+
+def _together(goal: str, model: str, tables: list[dict]) -> dict:
+    rows = sum(table["rows"] for table in tables)
+    return {
+        **tables[0],
+        "group": f"{goal}, {model}",
+        "case": f"{rows} shapes of {len(tables)} tables",
+        "rows": rows,
+        "mean_error": sum(table["mean_error"] * table["rows"] for table in tables) / rows,
+        **{key: sum(table[key] for table in tables) for key in ("measured_s", "predicted_s", "roofline_s")},
+    }
+
+
+def _table_case(model: str, calibration: Calibration, name: str, sample: Sample) -> dict | None:
+    fit = calibration.classes.get(name)
+    judged = split(sample.rows)
+    if fit is None or not judged.any():
+        return None
+    rows = sample.rows.where(judged)
+    error = relative_error(fit, Sample(rows, sample.sheet, sample.timer, sample.launch_s))
+    roofline = np.maximum(work_flops(name, rows.dims) / sample.sheet.flops, _passes_s(name, rows.dims, sample))
+    return {
+        "group": f"op tables, {model}",
+        "case": f"{rows.source} on {rows.device}: {name}, {len(rows.seconds)} shapes",
+        "role": "validate",
+        "noise": float("nan"),
+        "rows": len(rows.seconds),
+        "measured_s": float(rows.seconds.sum()),
+        "predicted_s": float(((1 + error) * rows.seconds).sum()),
+        "mean_error": float(np.abs(error).mean()),
+        "table_share": 0.0,
+        "fit_share": 1.0,
+        "fallback_share": 0.0,
+        "roofline_s": float(roofline.sum()),
+    }
+
+
+def _passes_s(name: str, dims: np.ndarray, sample: Sample) -> np.ndarray:
+    return moved_bytes(name, dims) / sample.sheet.bandwidth
+
+
+def model_cases(data: Path) -> list[dict]:
+    """F3 and F4: every whole model under ``data``."""
+    cases = []
+    for path in find_labels(data):
+        label = read_label(path)
+        known = datasheets().get(label.device)
+        if known is None:
+            continue
+        if known.model in calibration_names():
+            cases += _label_cases(f"F3, {known.model}", label, known, load_calibration(known.model))
+        stand_in = teacher_of(known)
+        if stand_in is not None:
+            cases += _label_cases(f"F4, {known.model} from {stand_in.name}", label, known, stand_in)
+    return cases
+
+
+def teacher_of(known: Sheet) -> Calibration | None:
+    """The device file that stands in for ``known``: the newest of another model in its power class."""
+    sheets = {sheet.model: sheet for sheet in reversed(datasheets().values())}
+    rivals = [
+        (sheets[name].capability, name)
+        for name in calibration_names()
+        if name != known.model and name in sheets and (sheets[name].watts > 100) == (known.watts > 100)
+    ]
+    return load_calibration(max(rivals)[1]) if rivals else None
+
+
+def _label_cases(group: str, label: Label, known: Sheet, calibration: Calibration) -> list[dict]:
+    """The whole training step, or the inference, of one label."""
+    parts = label.forward + label.backward
+    seconds, source = predict_s(parts, known, calibration)
+    counts = np.array([count for _, count in parts], np.float64)
+    total = float((seconds * counts).sum())
+    if not total or not label.forward_s + label.backward_s:
+        return []
+    share = {name: float((seconds * counts)[source == name].sum()) / total for name in ("table", "fit", "fallback")}
+    return [
+        {
+            "group": group,
+            "case": label.case,
+            "role": "validate",
+            "noise": float("nan"),
+            "measured_s": label.forward_s + label.backward_s,
+            "predicted_s": total,
+            **{f"{name}_share": value for name, value in share.items()},
+            "sum_of_ops_s": label.nodes_s,
+            "roofline_s": float((roofline_s(parts, known) * counts).sum()),
+            "left_out": _reason(label),
+        }
+    ]
+
+
+def _reason(label: Label) -> str:
+    whole = label.forward_s + label.backward_s
+    if label.nodes_s and abs(label.nodes_s / whole - 1) > CONTRADICTORY:
+        return "its own ops' times contradict it by over 25 %"
+    return ""
+
+
+def predict_s(
+    parts: Sequence[tuple[Part, int]], known: Sheet, calibration: Calibration
+) -> tuple[np.ndarray, np.ndarray]:
+    """``(seconds, source)`` of each part; the physics alone (``fallback``) where the device file is silent."""
+    ns, source = calibration.durations([part for part, _ in parts], known.sheet, round(1e9 * known.launch_s))
+    physics = roofline_s(parts, known)
+    seconds = np.where(np.isnan(ns), physics, ns / 1e9)
+    return seconds, np.array([name or "fallback" for name in source])
+
+
+def roofline_s(parts: Sequence[tuple[Part, int]], known: Sheet) -> np.ndarray:
+    """Seconds of each part by the datasheet alone: the larger of its operations and its bytes."""
+    seconds = []
+    for part, _ in parts:
+        dims = np.array([part.dims], np.int64)
+        work = work_flops(part.name, dims)[0] / known.sheet.flops if part.name in GEMM_LIKE else 0.0
+        seconds.append(max(work, moved_bytes(part.name, dims)[0] / known.sheet.bandwidth))
+    return np.array(seconds)

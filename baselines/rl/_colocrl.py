@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from simdev.baselines.rl._case import FEATURES, KIND_COLUMNS, KINDS, bucket
 from simdev.baselines.rl._jax import eqx, jax, jnp, optax
 from simdev.baselines.rl._reinforce import Reinforce
@@ -16,11 +18,11 @@ class Policy(eqx.Module):
     kind: jax.Array  # (KINDS, KIND_SIZE)
     place: Seq2Seq
 
-    def __init__(self, groups: int, devices: int, hidden: int, *, key):
+    def __init__(self, groups: int, devices: int, hidden: int, reach: float, *, key):
         one, two = jax.random.split(key)
         self.kind = jax.random.normal(one, (KINDS, KIND_SIZE))
         features = FEATURES - KINDS + KIND_SIZE + 2 * groups
-        self.place = Seq2Seq(features, hidden, devices, both_ways=False, key=two)
+        self.place = Seq2Seq(features, hidden, devices, reach, both_ways=False, key=two)
 
     def embed(self, inputs):
         """float32 ``(G, features)``: mean of the kinds' embeddings, numbers and shapes, and who is joined to whom."""
@@ -31,20 +33,24 @@ class Policy(eqx.Module):
         return jnp.concatenate([kinds, others, joined, joined.T], axis=1)
 
 
-def learner_functions(*, groups, devices, hidden, samples, rate, entropy) -> Reinforce:
+@cache  # compiled functions are kept with it
+def learner_functions(*, groups, devices, hidden, samples, rate, entropy, reach) -> Reinforce:
     """What ``colocrl`` does, for cases of ``bucket(groups)`` rows and ``devices`` columns."""
 
     def new(key):
-        return Policy(bucket(groups), devices, hidden, key=key)
+        return Policy(bucket(groups), devices, hidden, reach, key=key)
+
+    def decode(policy, inputs, chosen, draw):
+        groups = policy.embed(inputs)
+        return jax.vmap(lambda row: policy.place.decode(groups, inputs.real, inputs.allowed, row, draw=draw))(chosen)
 
     def sample(policy, inputs, key, count, greedy):
         noise = jax.random.gumbel(key, (count, *inputs.allowed.shape)) * jnp.where(greedy, 0.0, 1.0)
-        _, actions = policy.place.decode(policy.embed(inputs), inputs.real, inputs.allowed, noise=noise)
-        return {"actions": actions}
+        return {"actions": decode(policy, inputs, noise, True)[1]}
 
     def likelihood(policy, inputs, drawn):
         actions = drawn["actions"]
-        logp, _ = policy.place.decode(policy.embed(inputs), inputs.real, inputs.allowed, actions=actions)
+        logp, _ = decode(policy, inputs, actions, False)
         taken = jnp.take_along_axis(logp, actions[..., None], axis=2)[..., 0]
         entropy = -jnp.sum(jnp.where(inputs.allowed, jnp.exp(logp) * logp, 0.0), axis=2)
         return jnp.sum(taken * inputs.real, axis=1), jnp.sum(entropy.mean(axis=0) * inputs.real) / jnp.sum(inputs.real)

@@ -8,55 +8,77 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.baselines._list import forward_finder, tables
+from simdev.baselines._list import coplace, forward_finder, tables
+from simdev.baselines._search import layer_of_unit
 from simdev.baselines._units import choices, fastest_ns, unit_tensor_edges
 from simdev.graph import ComputationGraph
 from simdev.problem import Problem
+
+LARGEST_SHARE = 1 / 256  # of time or persistent bytes, of a group that single readers make
+LEAST_LAYERS = 8  # of a source model whose layers tell its parts apart
 
 
 def colocation_groups(problem: Problem) -> np.ndarray:
     """int32 ``(units,)``: the group of each placement unit, numbered in topological order.
 
-    A forward op with a single reader goes with it, again and again (Mirhoseini et al. 2017, section 4.1), unless that
-    makes a group of more than half a device's memory. Backward and update ops follow their forward op, sources their
-    first reader.
+    A forward op with a single reader goes with it, again and again (Mirhoseini et al. 2017, section 4.1), while the
+    group takes no more than ``LARGEST_SHARE`` of all time and persistent bytes. Backward and update ops follow their
+    forward op, sources their first reader.
     """
     graph, table = problem.graph, tables(problem, forward_only=True)
+    weight = (_weight(problem) / LARGEST_SHARE * 1e9).astype(np.int64)
+    own = coplace(graph, table.scope, choices(problem), weight, 10**9)
     label = np.full(graph.n_units, -1, np.int64)
     inside = graph.unit_of_op[table.scope]
-    label[inside] = table.label[inside]
-    return _in_order(graph, _followed(graph, label, table.label))
+    label[inside] = own[inside]
+    return _in_order(graph, _followed(graph, label, own))
 
 
-def coarse_groups(problem: Problem, most: int) -> np.ndarray:
+def coarse_groups(problem: Problem, most: int, *, layers: bool = True) -> np.ndarray:
     """int32 ``(units,)``: :func:`colocation_groups` merged to at most ``most``, numbered in topological order.
 
-    Pairs merge along the edges that carry most bytes for their weight, the weight of a group (the larger of its shares
-    of time and of persistent bytes) staying below a limit that grows until few enough are left. The papers wrote rules
-    by hand for each model (an LSTM step, an Inception branch); this is one rule for all graphs, the same every time.
+    The papers wrote rules by hand for each model (an LSTM layer, an Inception branch); this is one rule for all graphs.
+    If ``layers``, and the graph names enough of them, what is merged are the layers of the source model instead: for
+    unrolled recurrent nets, whose steps share weights, these are much better groups. Pairs merge along the edges that
+    carry most bytes for their weight, below a limit of weight that grows until few enough are left.
     """
-    group = colocation_groups(problem)
+    group = _layers(problem) if layers else np.zeros(0, np.int64)
+    if group.max(initial=0) + 1 < LEAST_LAYERS:
+        group = colocation_groups(problem)
     count = int(group.max()) + 1
-    time, held = fastest_ns(problem).astype(float), problem.unit_persistent_bytes.astype(float)
-    unit_weight = np.maximum(time / max(1.0, time.sum()), held / max(1.0, held.sum()))
-    weight = np.bincount(group, unit_weight, count)
-    allowed = np.zeros((problem.topology.n_devices, count), np.int64)
-    np.add.at(allowed, (slice(None), group), ~choices(problem))
-    allowed = allowed == 0
+    weight = np.bincount(group, _weight(problem), count)
+    allowed = _all_allowed(choices(problem), group)
     tensor, source, target = unit_tensor_edges(problem)
     size = problem.graph.tensor_bytes[tensor] + 1.0
     limit = 0.25 / most
     while count > most:
-        source_group, target_group = group[source], group[target]
-        merged = _merge(source_group, target_group, size, weight, allowed, limit, count - most)
+        merged = _merge(group[source], group[target], size, weight, allowed, limit, count - most)
         if limit > 4.0 and merged.max() + 1 == count:  # nothing joins these groups: neighbours in order do
             merged = np.arange(count) * most // count
         group, count = merged[group], int(merged.max()) + 1
         weight = np.bincount(merged, weight, count)
-        forbidden = np.zeros((len(allowed), count), np.int64)
-        np.add.at(forbidden, (slice(None), merged), ~allowed)
-        allowed, limit = forbidden == 0, limit * 1.5
+        allowed, limit = _all_allowed(allowed, merged), limit * 1.5
     return _in_order(problem.graph, group)
+
+
+def _weight(problem: Problem) -> np.ndarray:
+    """float ``(units,)``: the larger of each unit's shares of all time and of all persistent bytes."""
+    time, held = fastest_ns(problem).astype(float), problem.unit_persistent_bytes.astype(float)
+    return np.maximum(time / max(1.0, time.sum()), held / max(1.0, held.sum()))
+
+
+def _all_allowed(allowed: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """bool ``(D, groups)``: where all members of each group may go."""
+    refused = np.zeros((len(allowed), int(group.max()) + 1), np.int64)
+    np.add.at(refused, (slice(None), group), ~allowed)
+    return refused == 0
+
+
+def _layers(problem: Problem) -> np.ndarray:
+    """int64 ``(units,)``: the layer of the source model of each unit, backward and update included; units that may not
+    go to the same devices stay apart, and those without a layer alone."""
+    kind = np.unique(choices(problem), axis=1, return_inverse=True)[1].ravel()
+    return np.unique(layer_of_unit(problem) * (int(kind.max()) + 1) + kind, return_inverse=True)[1]
 
 
 def _merge(source, target, size, weight, allowed, limit, excess) -> np.ndarray:

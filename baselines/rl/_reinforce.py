@@ -10,6 +10,8 @@ from simdev.baselines.rl._case import Case
 from simdev.baselines.rl._jax import jax, jnp, optax
 from simdev.baselines.rl._train import Evaluator, State
 
+LEAST_SPREAD, MOST = 1e-3, 3.0  # of rewards, in one batch; of advantages
+
 
 class Reinforce:
     """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`.
@@ -19,9 +21,10 @@ class Reinforce:
     log-probability of each row, float32 ``(count,)``, and the mean entropy in nats a group.
 
     The baseline is a moving average of the rewards of each case, ``decay`` of the old one staying at each update; it
-    starts at the mean of the first batch. After ``patience`` updates of a case, samples that do not fit count neither
-    in the gradient nor in the baseline, as long as one does. ``entropy`` weighs a bonus for undecided policies, falling
-    to 0 over ``entropy_updates``.
+    starts at the mean of the first batch. Advantages are divided by the batch's standard deviation: Adam remembers the
+    size of the first gradients for long, and the first rewards differ most. After ``patience`` updates of a case,
+    samples that do not fit count neither in the gradient nor in the baseline, as long as one does. ``entropy`` weighs a
+    bonus for undecided policies (the sum over groups), falling to 0 over ``entropy_updates``.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class Reinforce:
 
         def loss(policy, inputs, drawn, advantage, weight):
             logp, undecided = likelihood(policy, inputs, drawn)
-            return -jnp.mean(advantage * logp) - weight * undecided, undecided
+            return -jnp.mean(advantage * logp) - weight * undecided * jnp.sum(inputs.real), undecided
 
         @jax.jit
         def draw(policy, inputs, key, greedy):
@@ -79,7 +82,10 @@ class Reinforce:
         counted = fits if fits.any() and updates[index] >= self.patience else np.ones(len(fits), bool)
         mean = rewards[counted].mean()
         baseline[index] = mean if updates[index] == 0 else self.decay * baseline[index] + (1 - self.decay) * mean
-        advantage = np.where(counted, rewards - baseline[index], 0.0).astype(np.float32)
+        spread = max(float(rewards[counted].std()), LEAST_SPREAD)
+        advantage = np.where(counted, np.clip((rewards - baseline[index]) / spread, -MOST, MOST), 0.0).astype(
+            np.float32
+        )
         policy, optimizer_state, entropy = self._update(
             state["policy"], state["optimizer"], inputs, drawn, advantage, int(updates[index])
         )

@@ -18,8 +18,11 @@ class Seq2Seq(eqx.Module):
     score: jax.Array  # (attention,)
     head: eqx.nn.Linear
 
-    def __init__(self, features: int, hidden: int, devices: int, *, both_ways: bool, key):
+    reach: float = eqx.field(static=True)  # logits stay within this, so that no device is ever out of the question
+
+    def __init__(self, features: int, hidden: int, devices: int, reach: float, *, both_ways: bool, key):
         keys = jax.random.split(key, 8)
+        self.reach = reach
         states = hidden * (2 if both_ways else 1)
         self.forward = _cell(features, hidden, keys[0])
         self.backward = _cell(features, hidden, keys[1]) if both_ways else None
@@ -49,33 +52,29 @@ class Seq2Seq(eqx.Module):
             last = tuple(jnp.concatenate(pair) for pair in zip(last, other, strict=True))
         return states, last
 
-    def decode(self, groups, real, allowed, *, actions=None, noise=None):
-        """Log-probabilities float32 ``(k, G, D)`` and actions int32 ``(k, G)``: the given ones, or drawn with Gumbel
-        ``noise`` float32 ``(k, G, D)`` (zeros: the most probable)."""
-        states, (h, c) = self.encode(groups)
-        keys = jax.vmap(self.keys)(states)
-        drawn = actions is None
-        count = (noise if drawn else actions).shape[0]
-        start = jnp.broadcast_to(h, (count, *h.shape)), jnp.broadcast_to(c, (count, *c.shape))
-        go = jnp.full(count, self.device.shape[0] - 1)
+    def decode(self, groups, real, allowed, chosen, *, draw: bool):
+        """Log-probabilities float32 ``(G, D)`` and actions int32 ``(G,)`` for group features ``(G, features)``.
 
-        def attend(h):
-            energy = jnp.tanh(keys + self.query(h)) @ self.score
-            return jax.nn.softmax(jnp.where(real, energy, -1e9)) @ states
+        With ``draw``, ``chosen`` is Gumbel noise float32 ``(G, D)`` to draw with (zeros: the most probable); without,
+        it is the actions. Map it over many with ``jax.vmap``.
+        """
+        states, start = self.encode(groups)
+        keys = jax.vmap(self.keys)(states)
 
         def step(carry, row):
             (h, c), before = carry
-            state, mask, chosen = row
-            h, c = jax.vmap(self.decoder)(self.device[before], (h, c))
-            context = jax.vmap(attend)(h)
-            logits = jax.vmap(self.head)(jnp.concatenate([h, context], axis=1))
+            mask, given = row
+            h, c = self.decoder(self.device[before], (h, c))
+            energy = jnp.tanh(keys + self.query(h)) @ self.score
+            context = jax.nn.softmax(jnp.where(real, energy, -1e9)) @ states
+            logits = self.reach * jnp.tanh(self.head(jnp.concatenate([h, context])))
             logp = jax.nn.log_softmax(jnp.where(mask, logits, -1e9))
-            action = jnp.argmax(logp + chosen, axis=1) if drawn else chosen
+            action = jnp.argmax(logp + given).astype(jnp.int32) if draw else given
             return ((h, c), action), (logp, action)
 
-        chosen = jnp.swapaxes(noise if drawn else actions, 0, 1)
-        _, (logp, action) = jax.lax.scan(step, (start, go), (states, allowed, chosen))
-        return jnp.swapaxes(logp, 0, 1), jnp.swapaxes(action, 0, 1).astype(jnp.int32)
+        go = jnp.int32(self.device.shape[0] - 1)
+        _, (logp, action) = jax.lax.scan(step, (start, go), (allowed, chosen))
+        return logp, action
 
 
 def _cell(inputs: int, hidden: int, key) -> eqx.nn.LSTMCell:

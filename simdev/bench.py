@@ -20,8 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from simdev import registry
+from simdev.analysis import check_feasible
 from simdev.circumstances import circumstances
-from simdev.errors import InvalidInput, SimdevError, Unsupported
+from simdev.errors import Infeasible, InvalidInput, SimdevError, Unsupported
 from simdev.files import write_text
 from simdev.graph_file import load_graph, save_graph
 from simdev.placement import Placement
@@ -94,7 +95,11 @@ def execute(run: Run, instance: Instance) -> Outcome:
     missing = [package for package in spec.needs if find_spec(package) is None]
     if missing:
         return Outcome(replace(blank, status="skipped", error=f"needs the package {missing[0]}"))
-    problem = load_problem(run.workload, run.topology, run.rules, instance.graph_file)
+    try:
+        problem = load_problem(run.workload, run.topology, run.rules, instance.graph_file)
+        check_feasible(problem)
+    except Infeasible as error:
+        return Outcome(replace(blank, status="infeasible", error=one_line(error)))
     evaluations, seconds = parse_budget(run.budget)
     budget = Budget(problem, evaluations=evaluations, seconds=seconds)
     started = time.monotonic()
@@ -220,6 +225,8 @@ def _instances(runs, results, jobs, limits, retry, observer) -> dict[tuple, Inst
             observer.note(f"loaded {name[0]} on {name[1]}")
         pending = {}
         for name, instance in found.items():
+            if not instance.cost_hash:
+                continue
             known = results.bounds.get(instance.problem)
             if known is None or (retry and known[0] is None):
                 future = pool.schedule(_bound, (instance, limits), timeout=limits.seconds)
@@ -244,7 +251,10 @@ def _instances(runs, results, jobs, limits, retry, observer) -> dict[tuple, Inst
 
 def _find_instance(workload: str, topology: str, rules: str, out: str) -> Instance:
     graph = registry.load_workload(workload)
-    problem = Problem.build(graph, load_topology(topology), rules=parse_rules(rules))
+    try:
+        cost_hash = Problem.build(graph, load_topology(topology), rules=parse_rules(rules)).costs.hash
+    except Infeasible:  # an op without a kernel anywhere has no cost
+        cost_hash = ""
     _keep_machine(topology, Path(out))
     graph_file = None
     if not ships(workload):
@@ -253,7 +263,7 @@ def _find_instance(workload: str, topology: str, rules: str, out: str) -> Instan
             path.parent.mkdir(exist_ok=True)
             save_graph(graph, path)
         graph_file = str(path)
-    return Instance(workload, topology, rules, graph.fingerprint, problem.costs.hash, graph.n_ops, graph_file)
+    return Instance(workload, topology, rules, graph.fingerprint, cost_hash, graph.n_ops, graph_file)
 
 
 def _keep_machine(topology: str, out: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.errors import InvalidInput
+from simdev.errors import Infeasible, InvalidInput
 from simdev.files import write_text
 from simdev.graph import ComputationGraph
 from simdev.opcost.device import load_calibration
@@ -140,13 +140,14 @@ class CostModel:
     def table(self, graph: ComputationGraph, topology: Topology) -> CostTable:
         """Cost every op on every device kind and every tensor on every route.
 
-        Raises :class:`InvalidInput` for an op that no device supports, or a measured cost that is negative or NaN.
+        Raises :class:`Infeasible` for an op that no device supports, :class:`InvalidInput` for a measured cost that is
+        negative or NaN.
         """
         op_ns = np.stack([self.op_durations(graph, kind) for kind in topology.kinds])
         nowhere = np.flatnonzero((op_ns < 0).all(axis=0))
         if len(nowhere):
             name, kind = graph.op_names[nowhere[0]], graph.kinds[graph.op_kind[nowhere[0]]]
-            raise InvalidInput(
+            raise Infeasible(
                 f"op {name!r} of kind {kind!r} is supported by no device of {topology.name}", source=graph.name
             )
         transfer_ns, pair_class = transfer_durations(graph.tensor_bytes, topology)

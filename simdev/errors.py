@@ -35,6 +35,10 @@ class UnknownName(InvalidInput):
         super().__init__(f"unknown {what} {name!r}{hint}", source=source, field=field)
 
 
+class Infeasible(InvalidInput):
+    """No placement can exist: the message names the ops, and the devices or memories that they are too much for."""
+
+
 class Unsupported(SimdevError):
     """This placer cannot handle this problem, or lacks an optional package: the run is skipped with the reason."""
 

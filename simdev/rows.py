@@ -24,7 +24,7 @@ from simdev.files import write_text, writing
 from simdev.graph_file import read_npz, write_npz
 from simdev.placement import Placement
 
-STATUSES = ("ok", "skipped", "timeout", "memory", "error")
+STATUSES = ("ok", "infeasible", "skipped", "timeout", "memory", "error")
 EXACT = (
     "workload", "fingerprint", "topology", "cost_hash", "rules", "placer", "version", "params", "budget", "seed",
     "status", "error", "feasible", "step_time_s", "simulated_s", "overflow", "lower_bound_s", "bound_method",

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from simdev import bench, leaderboard, registry, rows, workers
-from simdev.analysis import Bound
-from simdev.errors import InvalidInput, SimdevError
+from simdev.analysis import Bound, check_feasible
+from simdev.errors import Infeasible, InvalidInput, SimdevError
 from simdev.plan import Run, parse_budget
 from simdev.problem import Problem
 from simdev.rows import Row
@@ -99,8 +99,17 @@ def check_row(folder: Path, row: Row, engine: str, rerun: bool, foreign: bool = 
     spec = _spec(row, rerun, foreign)
     if foreign:
         _check_kept(folder, row)
-    problem = bench.stored_problem(folder, row)
     version = spec.version if spec else row.version
+    try:
+        problem = bench.stored_problem(folder, row)
+        if row.status == "infeasible":
+            check_feasible(problem)
+    except Infeasible as error:
+        return _compare(
+            row, replace(row, **UNSCORED, status="infeasible", error=bench.one_line(error), version=version)
+        )
+    if row.status == "infeasible":
+        return [Difference(title(row), "status", row.status, "a placement may exist")]
     fresh = replace(row, fingerprint=problem.graph.fingerprint, cost_hash=problem.costs.hash, version=version)
     fresh = _bounded(fresh, problem)
     fresh = _scored(fresh, problem, folder, engine) if row.status == "ok" else replace(fresh, **UNSCORED)

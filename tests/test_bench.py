@@ -172,6 +172,61 @@ def test_two_benches_give_the_same_exact_columns(graphs, folder, tmp_path):
         assert (folder / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
+MACHINE = """
+name = "small"
+[kind.gpu]
+memory_gib = 1
+peak_tflops = { f32 = 1.0 }
+memory_gb_per_s = 100
+unsupported = ["host_only", "nowhere"]
+[kind.host]
+memory_gib = 1
+peak_tflops = { f32 = 0.1 }
+memory_gb_per_s = 10
+unsupported = ["gpu_only", "nowhere"]
+[[device]]
+name = "cpu"
+kind = "host"
+host = true
+[[device]]
+names = ["gpu0", "gpu1"]
+kind = "gpu"
+[[link]]
+ends = [["cpu", "gpu0"], ["cpu", "gpu1"]]
+gb_per_s = 10
+latency_us = 1
+"""
+
+
+IMPOSSIBLE = [
+    (("mm", "nowhere", "mm"), 0, None, "op 'op1' of kind 'nowhere' is supported by no device of small"),
+    (("gpu_only", "host_only", "mm"), 0, 0, "'op1' runs only on cpu and 'op0' runs only on gpu0, gpu1, and they must"),
+    (("mm", "mm", "mm"), 2 << 30, None, "op 'op0' needs 2 GiB of persistent bytes: the largest memory among cpu"),
+    (("mm", "mm"), 600 << 20, 0, "2 ops that share a device ('op0' first) need 1.17 GiB of persistent bytes"),
+    (("mm",) * 7, 500 << 20, None, "7 ops that only cpu, gpu0, gpu1 can run need 3.42 GiB"),
+    (("host_only",) * 3, 500 << 20, None, "3 ops that only cpu can run need 1.46 GiB"),
+]
+
+
+def test_what_no_placement_can_do_is_a_row_with_the_reason(tmp_path):
+    paths = []
+    for case, (kinds, persistent, group, _) in enumerate(IMPOSSIBLE):
+        builder, tensors = GraphBuilder("bad"), []
+        for number, kind in enumerate(kinds):
+            op = builder.op(f"op{number}", kind, inputs=tensors, outputs=[4], persistent_bytes=persistent, group=group)
+            tensors = builder.outputs(op)
+        paths.append(tmp_path / f"bad{case}.npz")
+        save_graph(builder.build(), paths[-1])
+    (tmp_path / "small.toml").write_text(MACHINE)
+    runs = plan(map(str, paths), [str(tmp_path / "small.toml")], ["dp", "ip-throughput"], budget="evaluations=5")
+    found = bench.bench(runs, tmp_path / "out", jobs=2, limits=LIMITS)
+    assert len(found) == 2 * len(IMPOSSIBLE)
+    for row in found:
+        reason = IMPOSSIBLE[int(row.workload[-5])][3]
+        assert row.status == "infeasible" and reason in row.error and row.step_time_s is None
+    assert verify.verify(tmp_path / "out", jobs=2) == []
+
+
 def test_seeds_differ(folder):
     found = [row for row in rows.read_rows(folder / "results.csv") if row.placer.endswith("walk")]
     assert len({row.placement for row in found}) > len({row.workload for row in found})

@@ -16,6 +16,7 @@ from simdev.reproduce.lab import Lab
 
 EXPERIMENTS = ("gdp", "mirhoseini", "placeto", "speed")
 SCALES = ("tiny", "small", "full")
+UNFINISHED = "The rest of this experiment has not been run yet; the same command goes on.\n"
 
 
 def reproduce(name: str, out: str | os.PathLike, *, scale: str = "small", observer: Observer | None = None) -> Path:
@@ -30,4 +31,8 @@ def reproduce(name: str, out: str | os.PathLike, *, scale: str = "small", observ
         raise UnknownName("scale", scale, SCALES)
     experiment = import_module(f"simdev.reproduce.{name}")
     with Lab(Path(out), experiment.SIZES[scale], observer or Observer()) as lab:
-        return lab.report(experiment.TITLE, f"simdev reproduce {name} --scale {scale}", experiment.run(lab))
+        command, parts = f"simdev reproduce {name} --scale {scale}", []
+        for part in experiment.run(lab):  # a report that says so after each part: what is finished is never lost
+            parts += part
+            lab.report(experiment.TITLE, command, [*parts, UNFINISHED])
+        return lab.report(experiment.TITLE, command, parts)

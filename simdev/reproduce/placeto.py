@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from simdev.families import family_graph, family_split
@@ -32,14 +32,15 @@ class Size:
 
 SIZES = {
     "tiny": Size(60, 2, ("transformer-xl-2",), "p100x4", ("inception",), 5, 100, 60, 1),
-    "small": Size(1000, 5, ("inception-v3", "nmt", "nasnet-a-mobile"), "p100x4", FAMILIES, 10, 2000, 500, 1),
+    "small": Size(500, 5, ("inception-v3", "nmt"), "p100x4", FAMILIES, 10, 800, 200, 1),
     "full": Size(20_000, 10, ("inception-v3", "nmt", "nasnet-a-large"), "p100x4", FAMILIES, 32, 100_000, 20_000, 1),
 }
 
 
-def run(lab: Lab) -> list[str]:
+def run(lab: Lab) -> Iterator[list[str]]:
     """The report's parts."""
-    return [*_efficiency(lab), *_generalisation(lab)]
+    yield _efficiency(lab)
+    yield _generalisation(lab)
 
 
 def _efficiency(lab: Lab) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,11 +44,11 @@ class TimedBudget(Budget):
             self.simulating_s += time.process_time() - started
 
 
-def run(lab: Lab) -> list[str]:
+def run(lab: Lab) -> Iterator[list[str]]:
     """The report's parts."""
     learned = [name for name, spec in registry.placers().items() if spec.family == "learned"]
     lines = [_timed(lab, name, workload) for workload in lab.size.workloads for name in learned]
-    return [
+    yield [
         f"Processor seconds on one core for {lab.size.evaluations} evaluations on `{lab.size.topology}`. *first* "
         "includes compiling (or loading what an earlier process compiled), *again* is a second run in the same "
         "process; samples per second and the simulator's share are of the second.\n",

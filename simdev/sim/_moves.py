@@ -8,8 +8,12 @@ at another time, or an op with an input that arrived at another time. There the 
 the consumer it is for, so the shifts sum to the change of the step time. Times inside a window are those of the base:
 what earlier windows shifted is added at the end.
 
-Holds for the default rules (see :mod:`simdev.sim._fifo`) on devices of one slot. Moves of ops without inputs start
-from the beginning, or are full runs where such ops are many.
+Ops without inputs (parameters) come first on their devices, and those that are over before any other op can be are
+the *prologue*: finishes ``0`` to ``early`` of any placement. What a move changes there is worked out without events,
+send by send; it leaves behind ops whose input arrives at another time and channels that end at another time, which are
+carried on like those of a window. Only where an op that waits for nothing else is met does a window begin at once.
+
+Holds for the default rules (see :mod:`simdev.sim._fifo`) on devices of one slot.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import numpy as np
 from numba import njit
 
 from simdev.sim._fifo import MASK, NEVER, SHIFT, run_fifo
-from simdev.sim._heap import pop, push
+from simdev.sim._heap import pop, push, sort_pairs
 from simdev.sim._kernel import SHARED, Scratch, Timeline
 from simdev.sim.arrays import Inputs
 
@@ -39,7 +43,8 @@ class Base(NamedTuple):
     ``arrival`` int64 ``(e,)`` when each consumer had its tensor; ``sequence`` the ops by device and start. Transfers
     are in order of request, those from ``sent[i]`` on after finish ``i``. Row ``i`` of a snapshot is what was just
     before finish ``i * EVERY``: ends of channels, and per device the position in ``sequence`` of the first op that has
-    not finished and of the first that is not yet ready; ``under_way`` the first transfer that had not ended."""
+    not finished and of the first that is not yet ready; ``under_way`` the first transfer that had not ended.
+    ``early[0]`` is the length of the prologue, ``early_end`` when it ends on each device."""
 
     finish: np.ndarray
     ready: np.ndarray
@@ -58,6 +63,21 @@ class Base(NamedTuple):
     waiting: np.ndarray
     under_way: np.ndarray
     step: np.ndarray
+    early: np.ndarray
+    early_end: np.ndarray
+
+
+class Graph(NamedTuple):
+    """What does not change: ``producer`` and ``edge`` of each input of each op; ``sources`` the ops without inputs, in
+    order; ``rest_ns[k]`` the least duration of all ops but the first ``k`` sources; ``seeds`` the ops that read from
+    sources alone, and the sources; ``tail`` a lower bound of the time from the end of an op to that of the step."""
+
+    producer: np.ndarray
+    edge: np.ndarray
+    sources: np.ndarray
+    rest_ns: np.ndarray
+    seeds: np.ndarray
+    tail: np.ndarray
 
 
 class Window(NamedTuple):
@@ -90,6 +110,10 @@ class Window(NamedTuple):
     request: np.ndarray
     epoch: np.ndarray
     fate: np.ndarray
+    touched: np.ndarray
+    edge_epoch: np.ndarray
+    edge_arrival: np.ndarray
+    early_end: np.ndarray
 
 
 def new_base(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Base:
@@ -100,11 +124,11 @@ def new_base(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Base:
         np.zeros(n_ops, short), np.zeros(n_edges, long), np.zeros(n_ops, short), np.zeros(n_devices + 1, long),
         np.zeros(n_edges, short), np.zeros(n_edges, short), np.zeros(n_edges, long), np.zeros(n_ops + 1, short),
         np.zeros((rows, n_channels), long), np.zeros((rows, n_devices), short), np.zeros((rows, n_devices), short),
-        np.zeros(rows, short), np.zeros(1, long),
+        np.zeros(rows, short), np.zeros(1, long), np.zeros(1, long), np.zeros(n_devices, long),
     )  # fmt: skip
 
 
-def new_window(n_ops: int, n_devices: int, n_channels: int) -> Window:
+def new_window(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Window:
     """Working arrays of one thread."""
     long, short = np.int64, np.uint32
     ops = lambda dtype: np.zeros(n_ops, dtype)  # noqa: E731
@@ -114,12 +138,12 @@ def new_window(n_ops: int, n_devices: int, n_channels: int) -> Window:
         ops(long), np.zeros(n_channels, long), np.zeros(n_channels, long), np.zeros(n_channels, long),
         ops(short), ops(long), devices(), devices(), np.zeros(n_devices, short), np.zeros(n_devices, short),
         devices(), devices(), devices(), devices(), devices(),
-        np.zeros(2, long), np.zeros(5, long),
+        np.zeros(2, long), np.zeros(5, long), ops(long), np.zeros(n_edges, long), np.zeros(n_edges, long), devices(),
     )  # fmt: skip
 
 
 @njit(cache=True, nogil=True)
-def record(p: Inputs, devices, x: Timeline, s: Scratch, b: Base):
+def record(p: Inputs, g: Graph, devices, x: Timeline, s: Scratch, b: Base):
     """Keep as base what :func:`simdev.sim._fifo.run_fifo` left in ``x`` and ``s``."""
     n, n_devices, n_transfers = len(devices), len(p.slots), x.count[0]
     heap, heap_device, head, arrival = s.event_time, s.event_id, s.program_next, s.arrival
@@ -165,6 +189,21 @@ def record(p: Inputs, devices, x: Timeline, s: Scratch, b: Base):
                 b.arrival[edge] = arrival[devices[p.consumers[edge]]]
                 b.complete[p.consumers[edge]] = number
     b.sent[n] = transfer
+
+    b.early[0] = 0
+    b.early_end[:] = 0
+    latest = np.int64(0)
+    for number in range(len(g.sources)):
+        op = g.sources[number]
+        device = devices[op]
+        b.early_end[device] += p.op_ns[p.device_row[device], op]
+        latest = max(latest, b.early_end[device])
+        if latest < g.rest_ns[number + 1]:
+            b.early[0] = number + 1
+    b.early_end[:] = 0
+    for op in g.sources[: b.early[0]]:
+        device = devices[op]
+        b.early_end[device] += p.op_ns[p.device_row[device], op]
 
 
 # Helpers take arrays, not the tuples that hold them: a call copies a tuple whole.
@@ -280,39 +319,216 @@ def _received(input_ptr, input_producer, input_edge, position, arrival, op, firs
 
 
 @njit(cache=True, nogil=True)
-def evaluate(
-    p: Inputs, b: Base, w: Window, input_producer, input_edge, sources, tail, before, devices, moved, count, most, below
-):
+def _touches_prologue(p: Inputs, g: Graph, b: Base, w: Window, moved, count):
+    """Whether a moved op is of the prologue or reads from nothing else, or one reads from it; marks what it touches."""
+    early = b.early[0]
+    epoch = w.epoch[0]
+    touched = seed_moved = False
+    for index in range(count):
+        op = moved[index]
+        if b.position[op] < early:
+            touched = True
+            w.touched[op] = epoch
+            continue
+        all_early = True
+        for slot in range(p.input_ptr[op], p.input_ptr[op + 1]):
+            if b.position[g.producer[slot]] < early:
+                w.touched[g.producer[slot]] = epoch
+                touched = True
+            else:
+                all_early = False
+        seed_moved = seed_moved or all_early
+    return touched or seed_moved, seed_moved
+
+
+@njit(cache=True, nogil=True)
+def _prologue(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, count):
+    """Work out the prologue anew: ``(possible, carried, restart)``. Writes the ``carried`` ops and when what they have
+    from the prologue is there, the ends of channels after it, here and in the base, and the ends of devices. Where it is
+    not over before the other ops it is not ``possible``; ``restart`` where an op that reads from nothing else, or waits
+    behind the prologue, may start at another time.
+
+    Arrivals at home, all before any other op ends, count as 0: they decide nothing but when seeds start.
+    """
+    early, n_devices = b.early[0], len(p.slots)
+    shared = p.contention == SHARED
+    epoch, mark = w.epoch[0], w.epoch[1]
+    position, input_ptr = b.position, p.input_ptr
+    reordered, restart, n_carried = False, False, 0
+    for index in range(count):
+        reordered = reordered or position[moved[index]] < early
+    w.early_end[:] = b.early_end
+    if reordered:
+        w.early_end[:] = 0
+        for op in g.sources[:early]:
+            device = devices[op]
+            w.early_end[device] += p.op_ns[p.device_row[device], op]
+            w.finish[op] = w.early_end[device]
+        for device in range(n_devices):
+            if w.early_end[device] >= g.rest_ns[early]:
+                return False, 0, False
+
+    # The ops that send, in order of (finish, op).
+    n_senders = 0
+    for number in range(early):
+        op = b.order[number]
+        if b.sent[number + 1] > b.sent[number] or w.touched[op] == epoch:
+            finish = w.finish[op] if reordered else b.finish[op]
+            w.queue[n_senders], w.heap_item[n_senders] = (finish << SHIFT) | op, number
+            n_senders += 1
+    if reordered:
+        sort_pairs(w.queue, w.heap_item, 0, n_senders)
+    w.channel_end[:] = 0
+    w.base_channel_end[:] = 0
+    for index in range(n_senders):
+        op, now, number = np.uint32(w.queue[index] & MASK), w.queue[index] >> SHIFT, w.heap_item[index]
+        source, source_before = devices[op], before[op]
+        sent, sent_stop = np.int64(b.sent[number]), np.int64(b.sent[number + 1])
+        for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
+            edge, stop = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]
+            n_requests = 0
+            mark += 1
+            differs = w.touched[op] == epoch
+            if differs:
+                for where in range(edge, stop):
+                    target = devices[p.consumers[where]]
+                    if target != source and w.stamp[target] != mark:
+                        w.stamp[target] = mark
+                        hole = n_requests
+                        while hole > 0 and w.request[hole - 1] > target:
+                            w.request[hole] = w.request[hole - 1]
+                            hole -= 1
+                        w.request[hole] = target
+                        n_requests += 1
+            first_sent = sent
+            while sent < sent_stop and b.x_tensor[sent] == tensor:
+                if not differs:
+                    w.request[n_requests] = b.x_target[sent]
+                    n_requests += 1
+                sent += 1
+            for request in range(n_requests):  # R3, R4
+                target = np.uint32(w.request[request])
+                pair = source * n_devices + target
+                start = now
+                if shared:
+                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
+                        start = max(start, w.channel_end[p.route[hop]])
+                finish = start + p.transfer_ns[p.pair_class[source, target], tensor]
+                if shared:
+                    _occupy(p.route_ptr, p.route, w.channel_end, pair, finish)
+                w.arrival[target] = finish
+                differs = differs or finish != b.x_finish[first_sent + request]
+            if not differs:
+                continue
+            for where in range(edge, stop):
+                op_there = p.consumers[where]
+                target = devices[op_there]
+                there = w.arrival[target] if target != source else np.int64(0)
+                there_before = b.arrival[where] if before[op_there] != source_before else np.int64(0)
+                if there != there_before:
+                    w.edge_epoch[where], w.edge_arrival[where] = epoch, there
+                    if w.loaded[op_there] != epoch:
+                        w.loaded[op_there] = epoch
+                        w.carried[n_carried] = op_there
+                        n_carried += 1
+    if shared:
+        for transfer in range(b.sent[early]):
+            pair = before[p.tensor_producer[b.x_tensor[transfer]]] * n_devices + b.x_target[transfer]
+            _occupy(p.route_ptr, p.route, w.base_channel_end, pair, b.x_finish[transfer])
+    w.carried_channel_end[:] = w.channel_end
+    w.epoch[1] = mark
+
+    kept = 0
+    for index in range(n_carried):
+        op = w.carried[index]
+        ready, ready_before, all_early = np.int64(0), np.int64(0), True
+        for slot in range(input_ptr[op], input_ptr[op + 1]):
+            producer, edge = g.producer[slot], g.edge[slot]
+            if position[producer] >= early:
+                all_early = False
+                continue
+            if devices[producer] != devices[op]:
+                ready = max(ready, w.edge_arrival[edge] if w.edge_epoch[edge] == epoch else b.arrival[edge])
+            if before[producer] != before[op]:
+                ready_before = max(ready_before, b.arrival[edge])
+        if ready != ready_before:
+            w.carried[kept], w.carried_ready[op] = op, ready
+            kept += 1
+            restart = restart or all_early
+    if reordered and not restart:
+        mark += 1
+        w.epoch[1] = mark
+        for index in range(count):
+            if position[moved[index]] < early:
+                w.stamp[devices[moved[index]]] = w.stamp[before[moved[index]]] = mark
+        for op in g.seeds:
+            device = devices[op]
+            if w.stamp[device] == mark and b.ready[op] <= max(w.early_end[device], b.early_end[device]):
+                restart = restart or _is_seed(input_ptr, g.producer, position, op, early)
+    return True, kept, restart
+
+
+@njit(cache=True, nogil=True)
+def _is_seed(input_ptr, producer, position, op, early):
+    """Whether an op outside the prologue reads from nothing else."""
+    for slot in range(input_ptr[op], input_ptr[op + 1]):
+        if position[producer[slot]] >= early:
+            return False
+    return position[op] >= early
+
+
+@njit(cache=True, nogil=True)
+def _seed_ready(input_ptr, g: Graph, b: Base, w: Window, devices, op, changed, reordered):
+    """When a seed is ready after the prologue; ``changed`` is the epoch of the edges whose arrival has changed."""
+    ready = np.int64(0)
+    for slot in range(input_ptr[op], input_ptr[op + 1]):
+        producer, edge = g.producer[slot], g.edge[slot]
+        if devices[producer] == devices[op]:
+            there = w.finish[producer] if reordered else b.finish[producer]
+        else:
+            there = w.edge_arrival[edge] if w.edge_epoch[edge] == changed else b.arrival[edge]
+        ready = max(ready, there)
+    return ready
+
+
+@njit(cache=True, nogil=True)
+def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, count, most, below):
     """``(status, step)`` after the ops ``moved[:count]`` went from ``before`` to ``devices`` (uint32 ``(n,)``).
 
     :data:`EXACT`: the step time. :data:`NOT_BELOW`: a lower bound of it that is at least ``below``.
-    :data:`GAVE_UP`: more than ``most`` finishes would have to be simulated. :data:`HOPELESS`: an op without inputs
-    moved, and there are many of them. ``tail`` is a lower bound of the time from an op to the end of the step.
+    :data:`GAVE_UP`: more than ``most`` finishes would have to be simulated. :data:`HOPELESS`: the prologue would not be
+    over before the other ops.
     """
     n, n_devices, n_channels = len(devices), len(p.slots), len(w.channel_end)
     shared = p.contention == SHARED
     input_ptr, position = p.input_ptr, b.position
+    input_producer, input_edge, tail = g.producer, g.edge, g.tail
+    early = b.early[0]
     total, reached, spent = np.int64(0), 0, 0
-    n_carried, channels_differ, windows = 0, False, 0
+    n_carried, channels_differ, windows, fresh = 0, False, 0, False
+    w.epoch[0] += 1
+    prologue = w.epoch[0]
+    touched, seed_moved = _touches_prologue(p, g, b, w, moved, count)
+    if touched:
+        possible, n_carried, fresh = _prologue(p, g, b, w, before, devices, moved, count)
+        if not possible or early == n:
+            return HOPELESS, np.int64(0)
+        reached, fresh = early, fresh or seed_moved
+        spent += (early >> 5) + (n_carried >> 2)
+        for channel in range(n_channels):
+            channels_differ = channels_differ or w.channel_end[channel] != w.base_channel_end[channel]
     while True:
         first = _next_change(input_ptr, input_producer, position, moved, count, reached)
-        fresh = False
-        if reached == 0:
-            for index in range(count):
-                if input_ptr[moved[index]] == input_ptr[moved[index] + 1]:
-                    fresh = True
-        if fresh and len(sources) > n >> 4:
-            return HOPELESS, np.int64(0)
         if fresh:
-            first = 0
-        for index in range(n_carried):
+            first = reached
+        for index in range(0 if fresh else n_carried):
             op = w.carried[index]
             use = _next_use(
                 input_ptr, input_producer, input_edge, position, b.order, b.finish, b.arrival, b.ready, op,
                 w.carried_ready[op], reached,
             )  # fmt: skip
             first = min(first, use)
-        if channels_differ:
+        if channels_differ and not fresh:
             crossing = _first_crossing(
                 p.route_ptr, p.route, b.x_tensor, b.x_target, b.x_finish, p.tensor_producer, position, b.finish,
                 before, n_devices, w.base_channel_end, w.carried_channel_end, b.sent[reached], b.sent[n], first,
@@ -327,7 +543,7 @@ def evaluate(
         w.epoch[0] += 1
         epoch, mark = w.epoch[0], w.epoch[1]
         row = first // EVERY
-        begin = b.finish[b.order[first]]
+        begin = np.int64(0) if fresh else b.finish[b.order[first]]
         for channel in range(n_channels):
             w.channel_end[channel] = b.channel_end[row, channel]
         for device in range(n_devices):
@@ -353,7 +569,7 @@ def evaluate(
             w.waiting[device] = stop
             w.first_added[device] = w.last_added[device] = NIL
             w.first_finish[device] = NEVER
-            w.free[device] = 0
+            w.free[device] = w.early_end[device] if fresh else 0
             if head < stop:
                 op = b.sequence[head]
                 w.free[device] = b.finish[b.sequence[stop - 1]]
@@ -362,16 +578,17 @@ def evaluate(
                     next_finish, next_device = w.first_finish[device], np.uint32(device)
         n_dirty = head_q = tail_q = n_heap = 0
         if fresh:
-            for index in range(len(sources)):
-                op = sources[index]
-                w.missing[op], w.ready[op] = _received(
-                    input_ptr, input_producer, input_edge, position, b.arrival, op, first
-                )
-                w.loaded[op], w.finish[op] = epoch, -1
-                w.dirty[n_dirty], w.in_dirty[op] = op, True
-                n_dirty += 1
-                w.queue[tail_q] = op
-                tail_q += 1
+            reordered = False
+            for index in range(count):
+                reordered = reordered or position[moved[index]] < early
+            for op in g.seeds:
+                if _is_seed(input_ptr, input_producer, position, op, early):
+                    w.missing[op] = 0
+                    w.ready[op] = _seed_ready(input_ptr, g, b, w, devices, op, prologue, reordered)
+                    w.loaded[op], w.finish[op] = epoch, -1
+                    w.dirty[n_dirty], w.in_dirty[op] = op, True
+                    n_dirty += 1
+                    n_heap = push(w.heap, w.heap_item, 0, n_heap, (w.ready[op] << SHIFT) | op, 0)
         else:
             # The queue: ops that lack nothing but are not ready before this instant.
             for transfer in range(b.under_way[row], b.sent[first]):
@@ -399,22 +616,22 @@ def evaluate(
                             n_dirty += 1
                             n_heap = push(w.heap, w.heap_item, 0, n_heap, (b.ready[op] << SHIFT) | op, 0)
                 number -= 1
-            for index in range(n_carried):
-                op = w.carried[index]
-                missing, ready = 0, w.carried_ready[op]
-                for slot in range(input_ptr[op], input_ptr[op + 1]):
-                    place = position[input_producer[slot]]
-                    if place >= first:
-                        missing += 1
-                    elif place >= reached:
-                        ready = max(ready, b.arrival[input_edge[slot]])
-                if missing == 0:
-                    continue
-                if w.loaded[op] != epoch:
-                    w.dirty[n_dirty], w.in_dirty[op] = op, True
-                    n_dirty += 1
-                w.missing[op], w.ready[op] = missing, ready
-                w.loaded[op], w.finish[op] = epoch, -1
+        for index in range(n_carried):
+            op = w.carried[index]
+            missing, ready = 0, w.carried_ready[op]
+            for slot in range(input_ptr[op], input_ptr[op + 1]):
+                place = position[input_producer[slot]]
+                if place >= first:
+                    missing += 1
+                elif place >= reached:
+                    ready = max(ready, b.arrival[input_edge[slot]])
+            if missing == 0:
+                continue
+            if w.loaded[op] != epoch:
+                w.dirty[n_dirty], w.in_dirty[op] = op, True
+                n_dirty += 1
+            w.missing[op], w.ready[op] = missing, ready
+            w.loaded[op], w.finish[op] = epoch, -1
 
         w.fate[2] += 1
         # Changes that follow close upon each other are cheaper in one window than in many.
@@ -467,7 +684,7 @@ def evaluate(
                     if shift != 0:
                         for device in range(n_devices):
                             same = same and w.running[device] == w.waiting[device]
-                    if same and shift != 0 and not all_loaded and not fresh:
+                    if same and shift != 0 and not all_loaded:
                         # What is under way since before the window arrives at another time than in the shifted base.
                         all_loaded = True
                         for transfer in range(b.under_way[row], b.sent[first]):
@@ -534,7 +751,7 @@ def evaluate(
                                     channels_differ = True
                                 w.carried_channel_end[channel] = end
                         total += shift
-                        reached = done
+                        reached, fresh = done, False
                         break
 
             spent += 1
@@ -620,9 +837,7 @@ def evaluate(
 
 
 @njit(cache=True, nogil=True)
-def steps_after(
-    p, b, w, x, s, input_producer, input_edge, sources, tail, before, devices, move_ptr, ops, targets, below, step
-):
+def steps_after(p, g, b, w, x, s, before, devices, move_ptr, ops, targets, below, step):
     """The step time (see :func:`evaluate`) after each move alone, into ``step``, by a full run where windows do not
     pay. Move ``i`` takes ``ops[move_ptr[i]:move_ptr[i + 1]]`` to ``targets``; ``devices`` is left as ``before``. True
     where the last move was a full run: its timeline is in ``x``."""
@@ -636,8 +851,7 @@ def steps_after(
             w.fate[1] -= 1
         else:
             status, found = evaluate(
-                p, b, w, input_producer, input_edge, sources, tail, before, devices, ops[first:stop], stop - first,
-                most, below,
+                p, g, b, w, before, devices, ops[first:stop], stop - first, most, below
             )  # fmt: skip
             if status == EXACT or status == NOT_BELOW:
                 w.fate[0] = 0

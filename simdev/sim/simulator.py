@@ -137,26 +137,33 @@ class Simulator:
             self._step, self._peak = self._accepted_step, self._accepted_peak
 
     def _prepare(self) -> None:
-        from simdev.sim._moves import new_base, new_window
+        from simdev.sim._moves import Graph, new_base, new_window
 
         graph, topology = self.problem.graph, self.problem.topology
         sizes = topology.n_devices, len(topology.channels)
         self._base = new_base(graph.n_ops, graph.n_edges, *sizes)
-        self._window = new_window(graph.n_ops, *sizes)
+        self._window = new_window(graph.n_ops, graph.n_edges, *sizes)
         reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.input_ptr))
         tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumer_ptr))
-        self._input_edge = np.empty(graph.n_edges, np.uint32)
-        self._input_edge[np.lexsort((graph.inputs, reader))] = np.lexsort((tensor, graph.consumers))
-        self._input_producer = graph.tensor_producer[graph.inputs].view(np.uint32)
-        self._sources = np.flatnonzero(np.diff(graph.input_ptr) == 0).astype(np.uint32)
+        edge = np.empty(graph.n_edges, np.uint32)
+        edge[np.lexsort((graph.inputs, reader))] = np.lexsort((tensor, graph.consumers))
+        producer = graph.tensor_producer[graph.inputs]
+        is_source = np.diff(graph.input_ptr) == 0
+        sources = np.flatnonzero(is_source)
+        reads_other = np.zeros(graph.n_ops, bool)
+        reads_other[reader[~is_source[producer]]] = True
         fastest = fastest_durations(self.problem)
-        self._tail = b_level(graph, fastest) - fastest
+        rest = np.append(fastest[sources], fastest[~is_source].min(initial=NO_LIMIT))
+        self._graph = Graph(
+            producer.view(np.uint32), edge, sources.astype(np.uint32),
+            np.minimum.accumulate(rest[::-1])[::-1].astype(np.int64),
+            np.flatnonzero(~reads_other).astype(np.uint32), b_level(graph, fastest) - fastest,
+        )  # fmt: skip
 
     def _state(self) -> tuple:
         """What the kernels are called with."""
         return (
-            self._inputs, self._base, self._window, *self._room, self._input_producer, self._input_edge, self._sources,
-            self._tail, self._accepted, self._devices,
+            self._inputs, self._graph, self._base, self._window, *self._room, self._accepted, self._devices,
         )  # fmt: skip
 
     def _forget(self) -> None:
@@ -171,7 +178,7 @@ class Simulator:
             if not self._in_room:
                 run_fifo(self._inputs, self._devices, *self._room)
                 self._in_room = True
-            record(self._inputs, self._devices, *self._room, self._base)
+            record(self._inputs, self._graph, self._devices, *self._room, self._base)
             self._step = int(self._base.step[0])
         self._accepted_step, self._accepted_peak = self.step_ns, self._peak
 

@@ -10,8 +10,9 @@ what earlier windows shifted is added at the end.
 
 Ops without inputs (parameters) come first on their devices, and those that are over before any other op can be are
 the *prologue*: finishes ``0`` to ``early`` of any placement. What a move changes there is worked out without events,
-send by send; it leaves behind ops whose input arrives at another time and channels that end at another time, which are
-carried on like those of a window. Only where an op that waits for nothing else is met does a window begin at once.
+send by send. What arrives at another time than in the base, and after a shift all that is still on its way, makes the
+next window begin where an op would be ready at another time for it. Only where an op that reads from nothing else is
+touched does a window begin at once.
 
 Holds for the default rules (see :mod:`simdev.sim._fifo`) on devices of one slot.
 """
@@ -44,7 +45,9 @@ class Base(NamedTuple):
     are in order of request, those from ``sent[i]`` on after finish ``i``. Row ``i`` of a snapshot is what was just
     before finish ``i * EVERY``: ends of channels, and per device the position in ``sequence`` of the first op that has
     not finished and of the first that is not yet ready; ``under_way`` the first transfer that had not ended.
-    ``early[0]`` is the length of the prologue, ``early_end`` when it ends on each device."""
+    ``early[0]`` is the length of the prologue, ``early_end`` when it ends on each device. ``early_ready`` and
+    ``late_ready`` are when an op has its inputs from the prologue's ops on other devices, and its other inputs;
+    ``readers[:early[1]]`` are the ops with any of the former, and the first ``early[2]`` wait for those last."""
 
     finish: np.ndarray
     ready: np.ndarray
@@ -65,6 +68,9 @@ class Base(NamedTuple):
     step: np.ndarray
     early: np.ndarray
     early_end: np.ndarray
+    early_ready: np.ndarray
+    late_ready: np.ndarray
+    readers: np.ndarray
 
 
 class Graph(NamedTuple):
@@ -82,7 +88,9 @@ class Graph(NamedTuple):
 
 class Window(NamedTuple):
     """Working arrays. ``epoch``: window number, then request number. ``fate``: windows given up in a row, moves still
-    to be run in full, windows simulated, finishes simulated, full runs."""
+    to be run in full, windows simulated, finishes simulated, full runs. Where ``touched`` or ``edge_epoch`` is the
+    number of the present prologue, ``early_ready`` and ``edge_arrival`` are what they are in the base, after the move;
+    ``news`` are the ops for which that is so."""
 
     finish: np.ndarray
     ready: np.ndarray
@@ -114,6 +122,8 @@ class Window(NamedTuple):
     edge_epoch: np.ndarray
     edge_arrival: np.ndarray
     early_end: np.ndarray
+    early_ready: np.ndarray
+    news: np.ndarray
 
 
 def new_base(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Base:
@@ -124,7 +134,8 @@ def new_base(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Base:
         np.zeros(n_ops, short), np.zeros(n_edges, long), np.zeros(n_ops, short), np.zeros(n_devices + 1, long),
         np.zeros(n_edges, short), np.zeros(n_edges, short), np.zeros(n_edges, long), np.zeros(n_ops + 1, short),
         np.zeros((rows, n_channels), long), np.zeros((rows, n_devices), short), np.zeros((rows, n_devices), short),
-        np.zeros(rows, short), np.zeros(1, long), np.zeros(1, long), np.zeros(n_devices, long),
+        np.zeros(rows, short), np.zeros(1, long), np.zeros(3, long), np.zeros(n_devices, long),
+        np.zeros(n_ops, long), np.zeros(n_ops, long), np.zeros(n_ops, short),
     )  # fmt: skip
 
 
@@ -139,6 +150,7 @@ def new_window(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Win
         ops(short), ops(long), devices(), devices(), np.zeros(n_devices, short), np.zeros(n_devices, short),
         devices(), devices(), devices(), devices(), devices(),
         np.zeros(2, long), np.zeros(5, long), ops(long), np.zeros(n_edges, long), np.zeros(n_edges, long), devices(),
+        ops(long), ops(short),
     )  # fmt: skip
 
 
@@ -190,7 +202,12 @@ def record(p: Inputs, g: Graph, devices, x: Timeline, s: Scratch, b: Base):
                 b.complete[p.consumers[edge]] = number
     b.sent[n] = transfer
 
-    b.early[0] = 0
+    _record_prologue(p, g, devices, b)
+
+
+@njit(cache=True, nogil=True)
+def _record_prologue(p: Inputs, g: Graph, devices, b: Base):
+    b.early[:] = 0
     b.early_end[:] = 0
     latest = np.int64(0)
     for number in range(len(g.sources)):
@@ -200,10 +217,28 @@ def record(p: Inputs, g: Graph, devices, x: Timeline, s: Scratch, b: Base):
         latest = max(latest, b.early_end[device])
         if latest < g.rest_ns[number + 1]:
             b.early[0] = number + 1
+    early = b.early[0]
     b.early_end[:] = 0
-    for op in g.sources[: b.early[0]]:
-        device = devices[op]
-        b.early_end[device] += p.op_ns[p.device_row[device], op]
+    for op in g.sources[:early]:
+        b.early_end[devices[op]] += p.op_ns[p.device_row[devices[op]], op]
+    b.early_ready[:] = 0
+    n_readers = n_waiting = 0
+    for transfer in range(b.sent[early]):
+        tensor, target = b.x_tensor[transfer], b.x_target[transfer]
+        for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
+            op = p.consumers[edge]
+            if devices[op] == target:
+                if b.early_ready[op] == 0:
+                    b.readers[n_readers] = op
+                    n_readers += 1
+                b.early_ready[op] = max(b.early_ready[op], b.x_finish[transfer])
+    for index in range(n_readers):
+        op = b.readers[index]
+        b.late_ready[op] = _late_ready(p.input_ptr, g.producer, g.edge, b.position, b.arrival, op, early)
+        if b.early_ready[op] >= b.late_ready[op]:
+            b.readers[index], b.readers[n_waiting] = b.readers[n_waiting], op
+            n_waiting += 1
+    b.early[1], b.early[2] = n_readers, n_waiting
 
 
 # Helpers take arrays, not the tuples that hold them: a call copies a tuple whole.
@@ -213,6 +248,16 @@ def record(p: Inputs, g: Graph, devices, x: Timeline, s: Scratch, b: Base):
 def _occupy(route_ptr, route, channel_end, pair, finish):
     for hop in range(route_ptr[pair], route_ptr[pair + 1]):
         channel_end[route[hop]] = finish
+
+
+@njit(cache=True, nogil=True)
+def _late_ready(input_ptr, producer, edge, position, arrival, op, early):
+    """When the last of the inputs of ``op`` that are not from the prologue arrives in the base."""
+    ready = np.int64(0)
+    for slot in range(input_ptr[op], input_ptr[op + 1]):
+        if position[producer[slot]] >= early:
+            ready = max(ready, arrival[edge[slot]])
+    return ready
 
 
 @njit(cache=True, nogil=True)
@@ -257,6 +302,27 @@ def _next_use(input_ptr, input_producer, input_edge, position, order, finish, ar
             last = max(last, place)
             there = max(there, arrival[input_edge[slot]])
     return last if there != ready[op] else len(order)
+
+
+@njit(cache=True, nogil=True)
+def _next_reader(b: Base, w: Window, n_news, prologue, total, reached):
+    """The first finish from ``reached`` on that completes an op which is then ready at another time than in the base,
+    because of what comes from the prologue; else the number of ops. All else is ``total`` later than in the base."""
+    found = len(b.position)
+    for index in range(n_news):
+        op = w.news[index]
+        if reached <= b.complete[op] < found:
+            there, late = w.early_ready[op] - total, b.late_ready[op]
+            if max(there, late) != max(b.early_ready[op], late):
+                found = np.int64(b.complete[op])
+    if total != 0:
+        for index in range(b.early[1]):
+            op = b.readers[index]
+            if reached <= b.complete[op] < found and w.touched[op] != prologue:
+                there, late = b.early_ready[op] - total, b.late_ready[op]
+                if max(there, late) != max(b.early_ready[op], late):
+                    found = np.int64(b.complete[op])
+    return found
 
 
 @njit(cache=True, nogil=True)
@@ -319,6 +385,24 @@ def _received(input_ptr, input_producer, input_edge, position, arrival, op, firs
 
 
 @njit(cache=True, nogil=True)
+def _received_here(
+    input_ptr, input_producer, input_edge, position, arrival, op, first, early, overlay, changed, prologue, total
+):
+    """The same after the move, where the ops of the prologue are not ``total`` later: ``overlay`` is the arrival of the
+    edges that ``changed`` marks."""
+    missing, ready = 0, np.int64(0)
+    for slot in range(input_ptr[op], input_ptr[op + 1]):
+        place, edge = position[input_producer[slot]], input_edge[slot]
+        if place >= first:
+            missing += 1
+        elif place >= early:
+            ready = max(ready, arrival[edge])
+        else:
+            ready = max(ready, (overlay[edge] if changed[edge] == prologue else arrival[edge]) - total)
+    return missing, ready
+
+
+@njit(cache=True, nogil=True)
 def _touches_prologue(p: Inputs, g: Graph, b: Base, w: Window, moved, count):
     """Whether a moved op is of the prologue or reads from nothing else, or one reads from it; marks what it touches."""
     early = b.early[0]
@@ -342,11 +426,22 @@ def _touches_prologue(p: Inputs, g: Graph, b: Base, w: Window, moved, count):
 
 
 @njit(cache=True, nogil=True)
+def _channels_before(p: Inputs, b: Base, before, channel_end, number):
+    """Ends of channels in the base before finish ``number``."""
+    row = number // EVERY
+    for channel in range(len(channel_end)):
+        channel_end[channel] = b.channel_end[row, channel]
+    if p.contention == SHARED:
+        for transfer in range(b.sent[row * EVERY], b.sent[number]):
+            pair = before[p.tensor_producer[b.x_tensor[transfer]]] * len(p.slots) + b.x_target[transfer]
+            _occupy(p.route_ptr, p.route, channel_end, pair, b.x_finish[transfer])
+
+
+@njit(cache=True, nogil=True)
 def _prologue(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, count):
-    """Work out the prologue anew: ``(possible, carried, restart)``. Writes the ``carried`` ops and when what they have
-    from the prologue is there, the ends of channels after it, here and in the base, and the ends of devices. Where it is
-    not over before the other ops it is not ``possible``; ``restart`` where an op that reads from nothing else, or waits
-    behind the prologue, may start at another time.
+    """Work out the prologue anew: ``(possible, n_news, restart)``. Writes the news (see :class:`Window`), the ends of
+    channels after it, here and in the base, and the ends of devices. Where it is not over before the other ops it is
+    not ``possible``; ``restart`` where an op that reads from nothing else may start at another time.
 
     Arrivals at home, all before any other op ends, count as 0: they decide nothing but when seeds start.
     """
@@ -354,23 +449,38 @@ def _prologue(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, c
     shared = p.contention == SHARED
     epoch, mark = w.epoch[0], w.epoch[1]
     position, input_ptr = b.position, p.input_ptr
-    reordered, restart, n_carried = False, False, 0
+    reordered, restart, n_news = False, False, 0
     for index in range(count):
         reordered = reordered or position[moved[index]] < early
     w.early_end[:] = b.early_end
+    first = early  # nothing is otherwise before this finish
     if reordered:
         w.early_end[:] = 0
+        since = np.int64(NEVER)
         for op in g.sources[:early]:
             device = devices[op]
-            w.early_end[device] += p.op_ns[p.device_row[device], op]
-            w.finish[op] = w.early_end[device]
+            start = w.early_end[device]
+            w.finish[op] = w.early_end[device] = start + p.op_ns[p.device_row[device], op]
+            if device != before[op]:
+                since = min(since, b.finish[op], start + 1)
         for device in range(n_devices):
             if w.early_end[device] >= g.rest_ns[early]:
                 return False, 0, False
+        low = 0
+        while low < first:
+            middle = (low + first) >> 1
+            if b.finish[b.order[middle]] < since:
+                low = middle + 1
+            else:
+                first = middle
+    for index in range(count):
+        op = moved[index]
+        for slot in range(input_ptr[op], input_ptr[op + 1]):
+            first = min(first, np.int64(position[g.producer[slot]]))
 
     # The ops that send, in order of (finish, op).
     n_senders = 0
-    for number in range(early):
+    for number in range(first, early):
         op = b.order[number]
         if b.sent[number + 1] > b.sent[number] or w.touched[op] == epoch:
             finish = w.finish[op] if reordered else b.finish[op]
@@ -378,8 +488,7 @@ def _prologue(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, c
             n_senders += 1
     if reordered:
         sort_pairs(w.queue, w.heap_item, 0, n_senders)
-    w.channel_end[:] = 0
-    w.base_channel_end[:] = 0
+    _channels_before(p, b, before, w.channel_end, first)
     for index in range(n_senders):
         op, now, number = np.uint32(w.queue[index] & MASK), w.queue[index] >> SHIFT, w.heap_item[index]
         source, source_before = devices[op], before[op]
@@ -421,40 +530,34 @@ def _prologue(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, c
             if not differs:
                 continue
             for where in range(edge, stop):
-                op_there = p.consumers[where]
-                target = devices[op_there]
+                reader = p.consumers[where]
+                target = devices[reader]
                 there = w.arrival[target] if target != source else np.int64(0)
-                there_before = b.arrival[where] if before[op_there] != source_before else np.int64(0)
+                there_before = b.arrival[where] if before[reader] != source_before else np.int64(0)
                 if there != there_before:
                     w.edge_epoch[where], w.edge_arrival[where] = epoch, there
-                    if w.loaded[op_there] != epoch:
-                        w.loaded[op_there] = epoch
-                        w.carried[n_carried] = op_there
-                        n_carried += 1
+                    if w.touched[reader] != epoch:
+                        w.touched[reader] = epoch
+                        w.news[n_news] = reader
+                        n_news += 1
     if shared:
-        for transfer in range(b.sent[early]):
-            pair = before[p.tensor_producer[b.x_tensor[transfer]]] * n_devices + b.x_target[transfer]
-            _occupy(p.route_ptr, p.route, w.base_channel_end, pair, b.x_finish[transfer])
-    w.carried_channel_end[:] = w.channel_end
+        _channels_before(p, b, before, w.base_channel_end, early)
+        w.carried_channel_end[:] = w.channel_end
     w.epoch[1] = mark
 
-    kept = 0
-    for index in range(n_carried):
-        op = w.carried[index]
-        ready, ready_before, all_early = np.int64(0), np.int64(0), True
+    for index in range(n_news):
+        op = w.news[index]
+        ready, all_early = np.int64(0), True
         for slot in range(input_ptr[op], input_ptr[op + 1]):
             producer, edge = g.producer[slot], g.edge[slot]
             if position[producer] >= early:
                 all_early = False
-                continue
-            if devices[producer] != devices[op]:
+            elif devices[producer] != devices[op]:
                 ready = max(ready, w.edge_arrival[edge] if w.edge_epoch[edge] == epoch else b.arrival[edge])
-            if before[producer] != before[op]:
-                ready_before = max(ready_before, b.arrival[edge])
-        if ready != ready_before:
-            w.carried[kept], w.carried_ready[op] = op, ready
-            kept += 1
-            restart = restart or all_early
+        w.early_ready[op] = ready
+        if b.early_ready[op] == 0:
+            b.late_ready[op] = _late_ready(input_ptr, g.producer, g.edge, position, b.arrival, op, early)
+        restart = restart or (all_early and ready != b.early_ready[op])
     if reordered and not restart:
         mark += 1
         w.epoch[1] = mark
@@ -465,7 +568,7 @@ def _prologue(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, c
             device = devices[op]
             if w.stamp[device] == mark and b.ready[op] <= max(w.early_end[device], b.early_end[device]):
                 restart = restart or _is_seed(input_ptr, g.producer, position, op, early)
-    return True, kept, restart
+    return True, n_news, restart
 
 
 @njit(cache=True, nogil=True)
@@ -505,23 +608,26 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
     input_producer, input_edge, tail = g.producer, g.edge, g.tail
     early = b.early[0]
     total, reached, spent = np.int64(0), 0, 0
-    n_carried, channels_differ, windows, fresh = 0, False, 0, False
+    n_carried, n_news, channels_differ, windows, fresh = 0, 0, False, 0, False
     w.epoch[0] += 1
     prologue = w.epoch[0]
     touched, seed_moved = _touches_prologue(p, g, b, w, moved, count)
     if touched:
-        possible, n_carried, fresh = _prologue(p, g, b, w, before, devices, moved, count)
+        possible, n_news, fresh = _prologue(p, g, b, w, before, devices, moved, count)
         if not possible or early == n:
             return HOPELESS, np.int64(0)
         reached, fresh = early, fresh or seed_moved
-        spent += (early >> 5) + (n_carried >> 2)
-        for channel in range(n_channels):
-            channels_differ = channels_differ or w.channel_end[channel] != w.base_channel_end[channel]
+        spent += (early >> 5) + (n_news >> 2)
+        if shared:
+            for channel in range(n_channels):
+                channels_differ = channels_differ or w.channel_end[channel] != w.base_channel_end[channel]
     while True:
         first = _next_change(input_ptr, input_producer, position, moved, count, reached)
         if fresh:
             first = reached
-        for index in range(0 if fresh else n_carried):
+        else:
+            first = min(first, _next_reader(b, w, n_news, prologue, total, reached))
+        for index in range(n_carried):
             op = w.carried[index]
             use = _next_use(
                 input_ptr, input_producer, input_edge, position, b.order, b.finish, b.arrival, b.ready, op,
@@ -543,17 +649,13 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
         w.epoch[0] += 1
         epoch, mark = w.epoch[0], w.epoch[1]
         row = first // EVERY
+        under_way = max(np.int64(b.under_way[row]), np.int64(b.sent[early]))
         begin = np.int64(0) if fresh else b.finish[b.order[first]]
-        for channel in range(n_channels):
-            w.channel_end[channel] = b.channel_end[row, channel]
         for device in range(n_devices):
             w.running[device], w.waiting[device] = b.running[row, device], b.waiting[row, device]
         for number in range(row * EVERY, first):
             w.running[before[b.order[number]]] += 1
-        if shared:
-            for transfer in range(b.sent[row * EVERY], b.sent[first]):
-                pair = before[p.tensor_producer[b.x_tensor[transfer]]] * n_devices + b.x_target[transfer]
-                _occupy(p.route_ptr, p.route, w.channel_end, pair, b.x_finish[transfer])
+        _channels_before(p, b, before, w.channel_end, first)
         w.base_channel_end[:] = w.channel_end
         if channels_differ:
             w.channel_end[:] = w.carried_channel_end
@@ -591,7 +693,15 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
                     n_heap = push(w.heap, w.heap_item, 0, n_heap, (w.ready[op] << SHIFT) | op, 0)
         else:
             # The queue: ops that lack nothing but are not ready before this instant.
-            for transfer in range(b.under_way[row], b.sent[first]):
+            for index in range(b.early[2]):
+                op = b.readers[index]
+                if b.complete[op] < first and b.ready[op] >= begin:
+                    w.missing[op], w.ready[op] = 0, b.ready[op]
+                    w.loaded[op], w.finish[op] = epoch, -1
+                    w.dirty[n_dirty], w.in_dirty[op] = op, True
+                    n_dirty += 1
+                    n_heap = push(w.heap, w.heap_item, 0, n_heap, (b.ready[op] << SHIFT) | op, 0)
+            for transfer in range(under_way, b.sent[first]):
                 if b.x_finish[transfer] < begin:
                     continue
                 tensor, target = b.x_tensor[transfer], b.x_target[transfer]
@@ -687,20 +797,21 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
                     if same and shift != 0 and not all_loaded:
                         # What is under way since before the window arrives at another time than in the shifted base.
                         all_loaded = True
-                        for transfer in range(b.under_way[row], b.sent[first]):
+                        for transfer in range(under_way, b.sent[first]):
                             if b.x_finish[transfer] < begin:
                                 continue
                             tensor, target = b.x_tensor[transfer], b.x_target[transfer]
                             for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
                                 other = p.consumers[edge]
                                 if before[other] == target and w.loaded[other] != epoch:
-                                    w.missing[other], w.ready[other] = _received(
-                                        input_ptr, input_producer, input_edge, position, b.arrival, other, first
-                                    )
+                                    w.missing[other], w.ready[other] = _received_here(
+                                        input_ptr, input_producer, input_edge, position, b.arrival, other, first,
+                                        early, w.edge_arrival, w.edge_epoch, prologue, total,
+                                    )  # fmt: skip
                                     w.loaded[other], w.finish[other] = epoch, -1
                                     w.dirty[n_dirty], w.in_dirty[other] = other, True
                                     n_dirty += 1
-                        spent += b.sent[first] - b.under_way[row] >> 3
+                        spent += max(0, b.sent[first] - under_way) >> 3
                     index = 0
                     while same and index < n_dirty:
                         other = w.dirty[index]
@@ -808,9 +919,10 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
                 for where in range(edge, stop_edge):
                     consumer = p.consumers[where]
                     if w.loaded[consumer] != epoch:
-                        w.missing[consumer], w.ready[consumer] = _received(
-                            input_ptr, input_producer, input_edge, position, b.arrival, consumer, first
-                        )
+                        w.missing[consumer], w.ready[consumer] = _received_here(
+                            input_ptr, input_producer, input_edge, position, b.arrival, consumer, first,
+                            early, w.edge_arrival, w.edge_epoch, prologue, total,
+                        )  # fmt: skip
                         w.loaded[consumer], w.finish[consumer] = epoch, -1
                         w.dirty[n_dirty], w.in_dirty[consumer] = consumer, True
                         n_dirty += 1

@@ -67,6 +67,7 @@ def climb(
         neighbour = neighbourhood.draw(rng, current) if record.budget.left else None
         if neighbour is None:
             return
-        found = record.evaluate(neighbour[None])[0]
+        overflow, step_ns = value
+        found = record.evaluate(neighbour[None], below=step_ns + 1 if overflow == 0 else None)[0]
         if found <= value:
             current, value = neighbour, found

@@ -9,6 +9,8 @@ from simdev.baselines._units import HUGE, fastest_ns, used_devices
 from simdev.placer import Budget
 from simdev.problem import Problem
 
+UNKNOWN = np.iinfo(np.int64).max
+
 
 class Record:
     """Evaluates unit placements and remembers the best, by (overflow, step time); the first of equals stays."""
@@ -17,10 +19,12 @@ class Record:
         self.budget, self.unit = budget, problem.graph.unit_of_op
         self.best, self.value = np.array(fallback, np.int32), None
 
-    def evaluate(self, unit_devices: np.ndarray) -> list[tuple[int, int]]:
+    def evaluate(self, unit_devices: np.ndarray, *, below: int | None = None) -> list[tuple[int, int]]:
         """``(overflow_bytes, step_ns)`` of each row of ``(k, units)``; fewer where the budget ends. The caller checks
-        ``budget.left`` first."""
-        step_ns, overflow = self.budget.evaluate_many(unit_devices[:, self.unit])
+        ``budget.left`` first. Where ``step_ns`` is neither ``below`` nor may be the best, the bytes may be ``UNKNOWN``,
+        more than any."""
+        step_ns, overflow = self.budget.evaluate_many(unit_devices[:, self.unit], below=below)
+        overflow = np.where(overflow < 0, UNKNOWN, overflow)
         values = list(zip(overflow.tolist(), step_ns.tolist(), strict=True))
         for value, devices in zip(values, unit_devices, strict=False):
             if self.value is None or value < self.value:

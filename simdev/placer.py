@@ -117,16 +117,17 @@ class Budget:
         """Evaluations left; 0 once the seconds are over."""
         return max(0, self.evaluations - self.used) if self.elapsed < self.seconds else 0
 
-    def evaluate(self, devices: np.ndarray) -> tuple[int, int]:
+    def evaluate(self, devices: np.ndarray, *, below: int | None = None) -> tuple[int, int]:
         """Simulate one placement, ``devices`` int ``(n,)``: ``(step_ns, overflow_bytes)``.
 
         ``overflow_bytes`` is the sum over devices of bytes above capacity: 0 is feasible. Compare placements by
-        ``(overflow_bytes, step_ns)``. Raises :class:`BudgetExhausted` when nothing is left.
+        ``(overflow_bytes, step_ns)``. Where ``step_ns`` is neither ``below`` nor better than the best feasible one, it
+        may be -1: not worked out, in half of the time. Raises :class:`BudgetExhausted` when nothing is left.
         """
-        step_ns, overflow = self.evaluate_many(np.asarray(devices)[None])
+        step_ns, overflow = self.evaluate_many(np.asarray(devices)[None], below=below)
         return int(step_ns[0]), int(overflow[0])
 
-    def evaluate_many(self, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def evaluate_many(self, devices: np.ndarray, *, below: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Simulate a batch, ``devices`` int ``(k, n)``: int64 ``step_ns (k,)`` and ``overflow_bytes (k,)``.
 
         A batch larger than what is left is cut to it: compare ``len`` of the answer.
@@ -136,7 +137,9 @@ class Budget:
         devices = np.asarray(devices)[: self.left]
         if not len(devices):
             raise BudgetExhausted(f"the budget is used up after {self.used} evaluations")
-        outcome = simulate_many(self.problem, devices)
+        if below is not None:  # what may be the best needs its memory
+            below = None if self.best_step_ns is None else max(below, self.best_step_ns)
+        outcome = simulate_many(self.problem, devices, below=below)
         for row in np.flatnonzero(outcome.overflow_bytes == 0):
             if self.best_step_ns is None or outcome.step_ns[row] < self.best_step_ns:
                 self.best_step_ns, self.best = int(outcome.step_ns[row]), devices[row].astype(np.int32)

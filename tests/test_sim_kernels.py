@@ -177,3 +177,17 @@ def test_groups_and_routes_are_checked_in_batches():
     b.op("y", "op", inputs=x)
     with pytest.raises(InvalidInput, match="no route"):
         simulate_many(problem(b, machine(2, links=[]), [2, 3]), np.array([[0, 0], [0, 1]]))
+
+
+@pytest.mark.parametrize("rules", [Rules(), Rules(policy="priority")])
+def test_memory_of_slow_placements_may_be_left_out(rules):
+    rng = np.random.default_rng(3)
+    p = random_problem(rng, max_ops=60, rules=rules)
+    rows = np.stack([random_placement(rng, p).devices for _ in range(12)])
+    full = simulate_many(p, rows)
+    below = int(np.median(full.step_ns))
+    some = simulate_many(p, rows, below=below)
+    known = full.step_ns < below
+    assert np.array_equal(some.step_ns, full.step_ns) and 0 < known.sum() < len(rows)
+    assert np.array_equal(some.peak_bytes, np.where(known[:, None], full.peak_bytes, -1))
+    assert np.array_equal(some.overflow_bytes, np.where(known, full.overflow_bytes, -1))

@@ -59,7 +59,7 @@ def test_walks_on_a_training_graph(how):
     devices = rng.integers(1, 5, n) if how == "random" else 1 + np.arange(n) * 4 // n
     simulator = Simulator(problem, Placement(devices))
     assert walk(rng, simulator, 150) == 150
-    assert simulator._window.fate[2] > 100, "hardly anything was simulated in windows"
+    assert simulator._window.fate[4] < 75, "most moves were full runs"
 
 
 def some(seed=0, rules=None):

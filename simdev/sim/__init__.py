@@ -33,12 +33,15 @@ def simulate(problem: Problem, placement: Placement, *, engine: str = "fast") ->
     raise UnknownName("engine", engine, ENGINES)
 
 
-def simulate_many(problem: Problem, devices: np.ndarray, *, threads: int | None = None) -> Outcomes:
+def simulate_many(
+    problem: Problem, devices: np.ndarray, *, threads: int | None = None, below: int | None = None
+) -> Outcomes:
     """Simulate ``k`` placements, ``devices`` int ``(k, n)``, in ``threads`` threads (default one).
 
-    The answer does not depend on ``threads``. Under the ``priority`` policy the priorities are the default ones.
+    The answer does not depend on ``threads``. Under the ``priority`` policy the priorities are the default ones. Memory
+    takes half of the time: where the step time, in ns, is not ``below``, it is not worked out and given as -1.
     Raises :class:`InvalidInput` naming the first placement that breaks its contract.
     """
     from simdev.sim.fast import simulate_many_fast
 
-    return simulate_many_fast(problem, devices, threads)
+    return simulate_many_fast(problem, devices, threads, below)

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from simdev.sim._heap import pop, push, sort_pairs
-from simdev.sim._kernel import SHARED, Scratch, Timeline, check_devices
+from simdev.sim._kernel import SHARED, UNKNOWN, Scratch, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
 SHIFT, MASK = 20, (1 << 20) - 1  # a key is a time and an op number; see MAX_OPS and MAX_KEY_TIME_NS
@@ -270,14 +270,17 @@ def sweep_fifo(p: Inputs, devices, x: Timeline, s: Scratch, peak):
 
 
 @njit(cache=True, nogil=True)
-def run_many_fifo(p: Inputs, placements, first, stop, x: Timeline, s: Scratch, step, peak, overflow):
+def run_many_fifo(p: Inputs, placements, first, stop, below, x: Timeline, s: Scratch, step, peak, overflow):
     """What :func:`simdev.sim._kernel.run_many` does, under the default rules."""
     for row in range(first, stop):
         if not check_devices(p, placements[row]):
             return row
         run_fifo(p, placements[row], x, s)
-        sweep_fifo(p, placements[row], x, s, peak[row])
         step[row] = x.count[1]
+        if step[row] >= below:
+            peak[row] = overflow[row] = UNKNOWN
+            continue
+        sweep_fifo(p, placements[row], x, s, peak[row])
         overflow[row] = 0
         for device in range(len(p.slots)):
             overflow[row] += max(0, peak[row, device] - p.capacity[device])

@@ -19,6 +19,7 @@ FIFO, PRIORITY, PROGRAM = 0, 1, 2  # positions in POLICIES
 SHARED, FREE, FAIR = 0, 1, 2  # positions in CONTENTIONS: fifo, none, fair
 
 OK, BAD_PLACEMENT, STUCK = 0, 1, 2
+UNKNOWN = -1  # memory that has not been worked out
 
 
 class Timeline(NamedTuple):
@@ -508,8 +509,9 @@ def sweep_memory(p: Inputs, devices, x: Timeline, s: Scratch, peak):
 
 
 @njit(cache=True, nogil=True)
-def run_many(p: Inputs, placements, first, stop, rank, x: Timeline, s: Scratch, step, peak, overflow):
-    """Simulate the rows ``first:stop`` of ``placements`` ``(k, n)``; return the first row that failed, or -1.
+def run_many(p: Inputs, placements, first, stop, rank, below, x: Timeline, s: Scratch, step, peak, overflow):
+    """Simulate the rows ``first:stop`` of ``placements`` ``(k, n)``; return the first row that failed, or -1. Memory is
+    :data:`UNKNOWN` where the step time is not ``below``.
 
     ``x`` and the overflow instants in ``s`` are left as the last row's.
     """
@@ -517,8 +519,11 @@ def run_many(p: Inputs, placements, first, stop, rank, x: Timeline, s: Scratch, 
     for row in range(first, stop):
         if not check_devices(p, placements[row]) or run(p, placements[row], rank, x, s) != OK:
             return row
-        sweep_memory(p, placements[row], x, s, peak[row])
         step[row] = x.count[1]
+        if step[row] >= below:
+            peak[row] = overflow[row] = UNKNOWN
+            continue
+        sweep_memory(p, placements[row], x, s, peak[row])
         overflow[row] = 0
         for device in range(n_devices):
             overflow[row] += max(0, peak[row, device] - p.capacity[device])

@@ -34,7 +34,8 @@ NEAR = 32  # as in _fifo
 NIL = np.uint32(0xFFFFFFFF)
 EXACT, NOT_BELOW, GAVE_UP, HOPELESS = 0, 1, 2, 3
 WINDOW_COST = 16  # in finishes
-QUARTER = 2  # windows are given up after n >> QUARTER finishes
+EIGHTH = 3  # windows are given up after n >> EIGHTH finishes
+MANY = 3  # moves of more than n >> MANY ops are full runs
 LONGEST_PAUSE = 5  # after k windows given up in a row, the next 2**min(k, LONGEST_PAUSE) - 1 moves are full runs
 
 
@@ -274,19 +275,12 @@ def _next_change(input_ptr, input_producer, position, moved, count, first):
 
 
 @njit(cache=True, nogil=True)
-def _not_before(input_ptr, input_producer, position, moved, count, number):
+def _not_before(position, complete, moved, count, number):
     """``number`` where all moved ops have either finished or lack an input before finish ``number`` of the base; else
     the first finish at which that may be so."""
     for index in range(count):
         op = moved[index]
-        if position[op] < number:
-            continue
-        complete = True
-        for slot in range(input_ptr[op], input_ptr[op + 1]):
-            if position[input_producer[slot]] >= number:
-                complete = False
-                break
-        if complete:
+        if complete[op] < number <= position[op]:
             return np.int64(position[op]) + 1
     return number
 
@@ -786,7 +780,7 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
 
             op = np.uint32(next_finish & MASK)
             if done >= not_before and done == highest + 1 and b.order[done] == op:
-                not_before = _not_before(input_ptr, input_producer, position, moved, count, done)
+                not_before = _not_before(position, b.complete, moved, count, done)
                 if not_before <= done:
                     at, at_base = next_finish >> SHIFT, b.finish[op]
                     shift = at - at_base
@@ -841,6 +835,7 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
                             w.dirty[index] = w.dirty[n_dirty]
                             w.in_dirty[other] = False
                     spent += index >> 3
+                    not_before = done + (index >> 2)  # looking on at every finish would cost more than it saves
                     if same:
                         # What still differs matters only to some later events: carry it to them.
                         n_carried, channels_differ = 0, False
@@ -953,13 +948,15 @@ def steps_after(p, g, b, w, x, s, before, devices, move_ptr, ops, targets, below
     """The step time (see :func:`evaluate`) after each move alone, into ``step``, by a full run where windows do not
     pay. Move ``i`` takes ``ops[move_ptr[i]:move_ptr[i + 1]]`` to ``targets``; ``devices`` is left as ``before``. True
     where the last move was a full run: its timeline is in ``x``."""
-    most, full = max(len(devices) >> QUARTER, 64), False
+    most, full = max(len(devices) >> EIGHTH, 64), False
     for row in range(len(step)):
         first, stop = move_ptr[row], move_ptr[row + 1]
         for index in range(first, stop):
             devices[ops[index]] = targets[index]
         full = True
-        if w.fate[1] > 0:
+        if stop - first > len(devices) >> MANY:
+            pass
+        elif w.fate[1] > 0:
             w.fate[1] -= 1
         else:
             status, found = evaluate(

@@ -14,6 +14,7 @@ from simdev.problem import Problem
 from simdev.sim.arrays import default_priority, priority_rank, problem_arrays
 from simdev.sim.schedule import Outcomes, Schedule
 
+NO_LIMIT = int(np.iinfo(np.int64).max)
 _KEPT = threading.local()
 
 
@@ -48,7 +49,9 @@ def simulate_fast(problem: Problem, placement: Placement) -> Schedule:
     )
 
 
-def simulate_many_fast(problem: Problem, devices: np.ndarray, threads: int | None = None) -> Outcomes:
+def simulate_many_fast(
+    problem: Problem, devices: np.ndarray, threads: int | None = None, below: int | None = None
+) -> Outcomes:
     """See :func:`simdev.sim.simulate_many`."""
     placements = np.asarray(devices)
     if placements.ndim != 2 or placements.shape[1] != problem.graph.n_ops or placements.dtype.kind not in "iu":
@@ -61,11 +64,12 @@ def simulate_many_fast(problem: Problem, devices: np.ndarray, threads: int | Non
         Placement(placements[row]).check(problem, source=f"placement {row}")
     placements = placements.astype(np.uint32, order="C")
     k, workers = len(placements), max(1, min(threads or 1, len(placements)))
+    limit = NO_LIMIT if below is None else below
     step, overflow, peak = _answers(problem, k)
     problem_arrays(problem)  # once, before any thread asks
 
     def work(first: int, stop: int) -> int:
-        return _run(problem, placements, first, stop, None, *_kept_room(problem), step, peak, overflow)
+        return _run(problem, placements, first, stop, None, limit, *_kept_room(problem), step, peak, overflow)
 
     bounds = [k * part // workers for part in range(workers + 1)]
     if workers == 1:
@@ -83,24 +87,24 @@ def simulate_many_fast(problem: Problem, devices: np.ndarray, threads: int | Non
 def run_rows(problem: Problem, placements: np.ndarray, priority, timeline, scratch):
     """Step times, peaks and overflows of valid placements uint32 ``(k, n)``; the last one's timeline is left."""
     step, overflow, peak = _answers(problem, len(placements))
-    if _run(problem, placements, 0, len(placements), priority, timeline, scratch, step, peak, overflow) >= 0:
+    if _run(problem, placements, 0, len(placements), priority, NO_LIMIT, timeline, scratch, step, peak, overflow) >= 0:
         raise InvalidInput("an op can never run", source=problem.graph.name)
     return step, peak, overflow
 
 
-def _run(problem: Problem, placements, first, stop, priority, timeline, scratch, step, peak, overflow) -> int:
+def _run(problem: Problem, placements, first, stop, priority, below, timeline, scratch, step, peak, overflow) -> int:
     """Simulate the rows ``first:stop`` with the kernel for the problem's rules; the first row that failed, or -1."""
     p = problem_arrays(problem)
     if p.plain:
         from simdev.sim._fifo import run_many_fifo
 
-        return run_many_fifo(p, placements, first, stop, timeline, scratch, step, peak, overflow)
+        return run_many_fifo(p, placements, first, stop, below, timeline, scratch, step, peak, overflow)
     from simdev.sim._kernel import run_many
 
     rank = np.zeros(0, np.int64)
     if problem.rules.policy == "priority":
         rank = priority_rank(default_priority(problem) if priority is None else priority)
-    return run_many(p, placements, first, stop, rank, timeline, scratch, step, peak, overflow)
+    return run_many(p, placements, first, stop, rank, below, timeline, scratch, step, peak, overflow)
 
 
 def room(problem: Problem):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 
 from simdev.analysis import b_level, fastest_durations
@@ -9,9 +11,7 @@ from simdev.errors import InvalidInput
 from simdev.placement import Placement
 from simdev.problem import Problem
 from simdev.sim.arrays import problem_arrays
-from simdev.sim.fast import room, run_rows
-
-NO_LIMIT = int(np.iinfo(np.int64).max)
+from simdev.sim.fast import NO_LIMIT, room, run_rows
 
 
 class Simulator:
@@ -38,8 +38,7 @@ class Simulator:
         self._inputs = problem_arrays(problem)
         graph = problem.graph
         self._unit_ops = np.argsort(graph.unit_of_op, kind="stable").astype(np.uint32)
-        self._unit_ptr = np.zeros(graph.n_units + 1, np.int64)
-        np.cumsum(np.bincount(graph.unit_of_op, minlength=graph.n_units), out=self._unit_ptr[1:])
+        self._unit_ptr = np.searchsorted(graph.unit_of_op[self._unit_ops], np.arange(graph.n_units + 1))
         self._windows = self._inputs.plain and bool((problem.topology.slots == 1).all()) and graph.n_ops > 0
         self._room = room(problem)
         if self._windows:
@@ -71,16 +70,16 @@ class Simulator:
         """Bytes above capacity under :attr:`placement`, summed over devices: 0 is feasible."""
         return int(np.maximum(self.peak_bytes - self.problem.topology.memory_bytes, 0).sum())
 
-    def move(self, unit: int, device: int, *, below: int = NO_LIMIT) -> int:
-        """Move a unit; the step time of all moves since the last :meth:`accept`.
+    def move(self, units, devices, *, below: int = NO_LIMIT) -> int:
+        """Move a unit, or several at once; the step time of all moves since the last :meth:`accept`.
 
-        Where the step time is ``below`` or more, the answer may be any lower bound of it that is at least ``below``,
-        which takes less time to find.
+        ``units`` and ``devices`` are whole numbers, or int ``(k,)`` each. Where the step time is ``below`` or more, the
+        answer may be any lower bound of it that is at least ``below``, which takes less time to find.
         """
-        self._check_move(unit, device)
-        ops = self._unit_ops[self._unit_ptr[unit] : self._unit_ptr[unit + 1]]
-        old = self._devices[ops[0]]
-        self._devices[ops] = device
+        units, devices = self._checked(units, devices)
+        ops, size = self._ops_of(units)
+        old = self._devices[ops]
+        self._devices[ops] = np.repeat(devices, size)
         if not self._inputs.all_routed:
             try:
                 self.placement.check(self.problem, source="move")
@@ -99,25 +98,18 @@ class Simulator:
     def try_moves(self, units: np.ndarray, devices: np.ndarray, *, below: int = NO_LIMIT) -> np.ndarray:
         """int64 ``(k,)``: the step time after each of ``k`` moves alone, ``units`` and ``devices`` int ``(k,)``; none
         stays made. ``below`` as in :meth:`move`. Moves not yet accepted are accepted first."""
-        units, devices = np.atleast_1d(np.asarray(units)), np.atleast_1d(np.asarray(devices))
-        if units.shape != devices.shape or units.ndim != 1 or {units.dtype.kind, devices.dtype.kind} - set("iu"):
-            raise InvalidInput("expected as many units as devices, whole numbers", source="moves")
+        units, devices = self._checked(units, devices)
         if self._moved:
             self.accept()
-        graph = self.problem.graph
-        bad = (units < 0) | (units >= graph.n_units) | (devices < 0) | (devices >= self.problem.topology.n_devices)
-        bad[~bad] = self.problem.unit_op_ns[devices[~bad], units[~bad]] < 0
-        for row in np.flatnonzero(bad)[:1]:
-            self._check_move(int(units[row]), int(devices[row]))
         if not (self._windows and self._inputs.all_routed):
             return np.array([self._try(unit, device) for unit, device in zip(units, devices, strict=True)], np.int64)
         from simdev.sim._moves import steps_after
 
-        step = np.empty(len(units), np.int64)
-        size = np.diff(self._unit_ptr)[units]
-        ptr = np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
-        ops = self._unit_ops[np.arange(ptr[-1]) + np.repeat(self._unit_ptr[units] - ptr[:-1], size)]
-        steps_after(*self._state(), ptr, ops, np.repeat(devices.astype(np.uint32), size), below, step)
+        if not self._recorded:
+            self._record()
+        ops, size = self._ops_of(units)
+        step, ptr = np.empty(len(units), np.int64), np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
+        steps_after(*self._state(), ptr, ops, np.repeat(devices, size), below, step)
         self._in_room = False
         return step
 
@@ -137,28 +129,15 @@ class Simulator:
             self._step, self._peak = self._accepted_step, self._accepted_peak
 
     def _prepare(self) -> None:
-        from simdev.sim._moves import Graph, new_base, new_window
+        from simdev.sim._moves import new_base, new_window
 
         graph, topology = self.problem.graph, self.problem.topology
         sizes = topology.n_devices, len(topology.channels)
         self._base = new_base(graph.n_ops, graph.n_edges, *sizes)
         self._window = new_window(graph.n_ops, graph.n_edges, *sizes)
-        reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.input_ptr))
-        tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumer_ptr))
-        edge = np.empty(graph.n_edges, np.uint32)
-        edge[np.lexsort((graph.inputs, reader))] = np.lexsort((tensor, graph.consumers))
-        producer = graph.tensor_producer[graph.inputs]
-        is_source = np.diff(graph.input_ptr) == 0
-        sources = np.flatnonzero(is_source)
-        reads_other = np.zeros(graph.n_ops, bool)
-        reads_other[reader[~is_source[producer]]] = True
-        fastest = fastest_durations(self.problem)
-        rest = np.append(fastest[sources], fastest[~is_source].min(initial=NO_LIMIT))
-        self._graph = Graph(
-            producer.view(np.uint32), edge, sources.astype(np.uint32),
-            np.minimum.accumulate(rest[::-1])[::-1].astype(np.int64),
-            np.flatnonzero(~reads_other).astype(np.uint32), b_level(graph, fastest) - fastest,
-        )  # fmt: skip
+        self._graph = _GRAPHS.get(self.problem)
+        if self._graph is None:
+            self._graph = _GRAPHS[self.problem] = _window_graph(self.problem)
 
     def _state(self) -> tuple:
         """What the kernels are called with."""
@@ -170,26 +149,48 @@ class Simulator:
         self._step, self._peak, self._in_room = None, None, False
 
     def _rebase(self) -> None:
-        """Record the run of the present placement, which the following moves start from."""
-        if self._windows:
-            from simdev.sim._fifo import run_fifo
-            from simdev.sim._moves import record
-
-            if not self._in_room:
-                run_fifo(self._inputs, self._devices, *self._room)
-                self._in_room = True
-            record(self._inputs, self._graph, self._devices, *self._room, self._base)
-            self._step = int(self._base.step[0])
+        """The following moves start from the present placement."""
+        self._recorded = False
+        if self._windows and not self._window.fate[1]:
+            self._record()
         self._accepted_step, self._accepted_peak = self.step_ns, self._peak
 
-    def _step_after(self, below: int) -> int:
-        """Step time of the present placement from the recorded run."""
-        from simdev.sim._moves import steps_after
+    def _record(self) -> None:
+        """Record the run of the accepted placement, if that has not been done."""
+        from simdev.sim._moves import record
 
-        ops = np.unique(np.concatenate([np.zeros(0, np.uint32), *self._moved]))
+        if not self._in_room or self._moved:
+            self._run(self._accepted)
+        record(self._inputs, self._graph, self._accepted, *self._room, self._base)
+        self._recorded = True
+        if not self._moved:
+            self._step, self._in_room = int(self._base.step[0]), True
+
+    def _run(self, devices: np.ndarray) -> int:
+        """Step time of one full run, which is left in the room."""
+        from simdev.sim._fifo import run_fifo
+
+        run_fifo(self._inputs, devices, *self._room)
+        self._in_room = devices is self._devices
+        return int(self._room[0].count[1])
+
+    def _step_after(self, below: int) -> int:
+        """Step time of the present placement, from the recorded run of the accepted one where that may pay."""
+        if not self._moved:
+            return self._run(self._devices)
+        from simdev.sim._moves import MANY, steps_after
+
+        ops = self._moved[0] if len(self._moved) == 1 else np.unique(np.concatenate(self._moved))
         ops = ops[self._devices[ops] != self._accepted[ops]]
         if not len(ops):
             return self._accepted_step
+        if len(ops) > len(self._devices) >> MANY:
+            return self._run(self._devices)
+        if self._window.fate[1]:
+            self._window.fate[1] -= 1
+            return self._run(self._devices)
+        if not self._recorded:
+            self._record()
         step, targets = np.empty(1, np.int64), self._devices[ops]
         self._in_room = steps_after(*self._state(), np.array([0, len(ops)]), ops, targets, below, step)
         self._devices[ops] = targets
@@ -200,35 +201,78 @@ class Simulator:
         if not self._windows:
             self._full_run()
             return
-        from simdev.sim._fifo import run_fifo, sweep_fifo
+        from simdev.sim._fifo import sweep_fifo
 
         if not self._in_room:
-            run_fifo(self._inputs, self._devices, *self._room)
-            self._in_room = True
+            self._run(self._devices)
         self._peak = np.empty(self.problem.topology.n_devices, np.int64)
         sweep_fifo(self._inputs, self._devices, *self._room, self._peak)
         if not self._moved:
             self._accepted_peak = self._peak
 
     def _try(self, unit: int, device: int) -> int:
-        step = self.move(int(unit), int(device))
+        step = self.move(unit, device)
         self.undo()
         return step
 
-    def _check_move(self, unit: int, device: int) -> None:
-        """Raise :class:`InvalidInput` unless the unit and the device exist and the device runs it."""
+    def _checked(self, units, devices) -> tuple[np.ndarray, np.ndarray]:
+        """Moves as int64 and uint32 arrays. Raises :class:`InvalidInput` unless there are as many units as devices,
+        both exist, and the devices run the units."""
         graph, topology = self.problem.graph, self.problem.topology
-        if not 0 <= unit < graph.n_units:
-            raise InvalidInput(f"{graph.name} has no unit {unit}", source="move")
-        if not 0 <= device < topology.n_devices:
-            raise InvalidInput(f"{topology.name} has no device {device}", source="move")
-        if self.problem.unit_op_ns[device, unit] < 0:
-            name = graph.op_names[self._unit_ops[self._unit_ptr[unit]]]
-            raise InvalidInput(
-                f"the unit of op {name!r} has no kernel on {topology.devices[device].name!r}", source="move"
-            )
+        units, devices = np.atleast_1d(np.asarray(units)), np.atleast_1d(np.asarray(devices))
+        if units.shape != devices.shape or units.ndim != 1 or {units.dtype.kind, devices.dtype.kind} - set("iu"):
+            raise InvalidInput("expected as many units as devices, whole numbers", source="moves")
+        here = (units >= 0) & (units < graph.n_units) & (devices >= 0) & (devices < topology.n_devices)
+        if not (here.all() and (self.problem.unit_op_ns[devices, units] >= 0).all()):
+            self._refuse(units, devices)
+        return units.astype(np.int64), devices.astype(np.uint32)
+
+    def _refuse(self, units: np.ndarray, devices: np.ndarray) -> None:
+        """Say what is wrong with the first move that cannot be made."""
+        graph, topology = self.problem.graph, self.problem.topology
+        for unit, device in zip(units.tolist(), devices.tolist(), strict=True):
+            if not 0 <= unit < graph.n_units:
+                raise InvalidInput(f"{graph.name} has no unit {unit}", source="move")
+            if not 0 <= device < topology.n_devices:
+                raise InvalidInput(f"{topology.name} has no device {device}", source="move")
+            if self.problem.unit_op_ns[device, unit] < 0:
+                name, device = graph.op_names[self._unit_ops[self._unit_ptr[unit]]], topology.devices[device].name
+                raise InvalidInput(f"the unit of op {name!r} has no kernel on {device!r}", source="move")
+
+    def _ops_of(self, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ops of units, one unit after the other, and how many each has."""
+        first = self._unit_ptr[units]
+        size = self._unit_ptr[units + 1] - first
+        end = np.cumsum(size)
+        return self._unit_ops[np.arange(end[-1] if len(end) else 0) + np.repeat(first - end + size, size)], size
 
     def _full_run(self) -> int:
         step, peak, _ = run_rows(self.problem, self._devices[None], self._priority, *self._room)
         self._step, self._peak = int(step[0]), peak[0]
         return self._step
+
+
+_GRAPHS: WeakKeyDictionary = WeakKeyDictionary()  # what all simulators of a problem share
+
+
+def _window_graph(problem: Problem):
+    """The parts of a problem that do not depend on a placement, as :mod:`simdev.sim._moves` reads them."""
+    from simdev.sim._moves import Graph
+
+    graph = problem.graph
+    reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.input_ptr))
+    tensor = np.repeat(np.arange(graph.n_tensors), np.diff(graph.consumer_ptr))
+    edge = np.empty(graph.n_edges, np.uint32)
+    edge[np.lexsort((graph.inputs, reader))] = np.lexsort((tensor, graph.consumers))
+    producer = graph.tensor_producer[graph.inputs]
+    is_source = np.diff(graph.input_ptr) == 0
+    sources = np.flatnonzero(is_source)
+    reads_other = np.zeros(graph.n_ops, bool)
+    reads_other[reader[~is_source[producer]]] = True
+    fastest = fastest_durations(problem)
+    rest = np.append(fastest[sources], fastest[~is_source].min(initial=NO_LIMIT))
+    return Graph(
+        producer.view(np.uint32), edge, sources.astype(np.uint32),
+        np.minimum.accumulate(rest[::-1])[::-1].astype(np.int64),
+        np.flatnonzero(~reads_other).astype(np.uint32), b_level(graph, fastest) - fastest,
+    )  # fmt: skip

@@ -175,6 +175,8 @@ def bench(
             observer.note("loading and compiling")
             instances = _instances(runs, results, jobs, limits, retry, observer)
             todo = [run for run in runs if not _held(results.row(run.key), run, instances[run.instance], retry)]
+            for run in set(runs) - set(todo):
+                results.rebound(run.key, instances[run.instance].bound_ns, instances[run.instance].bound_method)
             if todo:
                 _warm_placers(todo, limits, observer)
             with (backend or local_backend)(jobs, limits) as submit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -49,6 +50,13 @@ class Results:
         if placement is not None:
             rows.store_placement(self.out, placement)
         self._log({"kind": "row", "row": rows.row_to_json(row), "curve": [*map(list, curve)]})
+
+    def rebound(self, key: tuple, ns: int | None, method: str) -> None:
+        """Give a row that is here the lower bound that is known now."""
+        row = self._rows[key]
+        if (row.lower_bound_s, row.bound_method) != (ns, method):
+            row = replace(row, lower_bound_s=ns, bound_method=method)
+            self._log({"kind": "row", "row": rows.row_to_json(row), "curve": self._curves[key]})
 
     def add_bound(self, of: tuple, ns: int | None, method: str) -> None:
         """Keep the lower bound of a problem, named by fingerprint, cost hash and rules."""

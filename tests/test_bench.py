@@ -306,6 +306,18 @@ def wait_for_rows(out, count, process):
     raise AssertionError("no rows in a minute")
 
 
+def test_rows_that_are_kept_take_a_bound_found_later(graphs, tmp_path):
+    (before,) = run(graphs[:1], ["single-gpu"], tmp_path)
+    journal = tmp_path / "journal.jsonl"
+    entries = [json.loads(line) for line in journal.read_text().splitlines()]
+    for entry in entries:
+        if entry["kind"] == "bound":
+            entry["ns"], entry["method"] = 1, "another"
+    journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    (after,) = run(graphs[:1], ["single-gpu"], tmp_path)
+    assert after == replace(before, lower_bound_s=1, bound_method="another")
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_bench_loses_nothing_and_goes_on(graphs, tmp_path, how):
     out, log = tmp_path / "out", tmp_path / "log"

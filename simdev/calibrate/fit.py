@@ -15,6 +15,7 @@ import numpy as np
 
 from simdev.calibrate.manifest import held_out
 from simdev.calibrate.observations import Observations
+from simdev.errors import InvalidInput
 from simdev.opcost.device import ClassFit, fitted_s
 from simdev.opcost.physics import Datasheet, baseline_s, features
 from simdev.opcost.trees import UNIT, Trees
@@ -140,7 +141,10 @@ def _efficiency(samples) -> float:
 
 
 def _forest(groups: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Trees:
-    from sklearn.ensemble import HistGradientBoostingRegressor
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+    except ImportError:
+        raise InvalidInput("fits need scikit-learn: pip install 'simdev[calibrate]'", source="calibrate") from None
 
     name = groups[0][0][0].rows.name
     x, target, weight = [], [], []

@@ -417,7 +417,7 @@ def family_graph(family: str, seed: int) -> ComputationGraph:
     if family not in FAMILIES:
         raise UnknownName("family", family, FAMILIES)
     stream = np.random.default_rng([list(FAMILIES).index(family), seed])
-    return FAMILIES[family](stream, f"{family}-family-{seed}")
+    return FAMILIES[family](stream, f"{family}-family[seed={seed}]")
 
 
 def family_split(family: str, count: int = 32, test_share: float = 0.2) -> tuple[list[int], list[int]]:

@@ -16,11 +16,14 @@ from pathlib import Path
 
 from simdev import placer, workload
 from simdev.errors import InvalidInput, UnknownName
+from simdev.families import family_graph
 from simdev.graph import ComputationGraph
 from simdev.graph_file import load_graph
 from simdev.importers import import_graph
 
 _ID = re.compile(r"(?P<name>[^@\[\]]+)(@(?P<version>\d+))?(\[(?P<params>[^\[\]]*)\])?")
+
+_MEMBER = re.compile(r"(?P<family>\w+)-family\[seed=(?P<seed>\d{1,9})\]")
 
 
 @cache
@@ -78,8 +81,9 @@ def graph_path(name: str) -> Path:
 
 
 def load_workload(entry: str) -> ComputationGraph:
-    """The graph of a workload id, of a graph file (any format of :mod:`simdev.importers`, by the end of its name), or
-    of a training step of the user's own (``my_model.py:make_step``, which is executed).
+    """The graph of a workload id, of a graph file (any format of :mod:`simdev.importers`, by the end of its name),
+    of a family (``nmt-family[seed=3]``, see :mod:`simdev.families`), or of a training step of the user's own
+    (``my_model.py:make_step``, which is executed).
 
     The default parameters come from the shipped file; others are captured now, which needs PyTorch (the ``capture``
     extra).
@@ -92,6 +96,9 @@ def load_workload(entry: str) -> ComputationGraph:
         return capture_file(entry)
     if is_graph_file(entry):
         return import_graph(entry).graph
+    member = _MEMBER.fullmatch(entry)
+    if member:
+        return family_graph(member["family"], int(member["seed"]))
     spec, params = find_workload(entry)
     if all(spec.defaults[key] == value for key, value in params.items()) and graph_path(spec.name).is_file():
         return load_graph(graph_path(spec.name))

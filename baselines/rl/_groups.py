@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.baselines._list import coplace, forward_finder, tables
-from simdev.baselines._search import layer_of_unit
+from simdev.baselines._search import atoms, layer_of_unit
 from simdev.baselines._units import choices, fastest_ns, unit_tensor_edges
 from simdev.graph import ComputationGraph
 from simdev.problem import Problem
@@ -34,6 +34,18 @@ def colocation_groups(problem: Problem) -> np.ndarray:
     return _in_order(graph, _followed(graph, label, own))
 
 
+def forward_groups(problem: Problem) -> np.ndarray:
+    """int32 ``(units,)``: a group for each forward op with the parameters that it reads first and the backward and
+    update ops that follow it, numbered in topological order: finer than :func:`colocation_groups`."""
+    graph, table, together = problem.graph, tables(problem, forward_only=True), atoms(problem)
+    inside = graph.unit_of_op[table.scope]
+    label = np.full(graph.n_units, -1, np.int64)
+    known = np.zeros(graph.n_units, bool)
+    known[together[inside]] = True
+    label[known[together]] = together[known[together]]
+    return _in_order(graph, _followed(graph, label, together))
+
+
 def coarse_groups(problem: Problem, most: int, *, layers: bool = True) -> np.ndarray:
     """int32 ``(units,)``: :func:`colocation_groups` merged to at most ``most``, numbered in topological order.
 
@@ -45,6 +57,16 @@ def coarse_groups(problem: Problem, most: int, *, layers: bool = True) -> np.nda
     group = _layers(problem) if layers else np.zeros(0, np.int64)
     if group.max(initial=0) + 1 < LEAST_LAYERS:
         group = colocation_groups(problem)
+    return _merged(problem, group, most)
+
+
+def fine_groups(problem: Problem, most: int) -> np.ndarray:
+    """int32 ``(units,)``: :func:`forward_groups` merged likewise to at most ``most``, whatever the layers."""
+    return _merged(problem, forward_groups(problem), most)
+
+
+def _merged(problem: Problem, group: np.ndarray, most: int) -> np.ndarray:
+    """``group`` merged to at most ``most``, numbered in topological order: see :func:`coarse_groups`."""
     count = int(group.max()) + 1
     weight = np.bincount(group, _weight(problem), count)
     allowed = _all_allowed(choices(problem), group)

@@ -1,0 +1,260 @@
+"""The network of ``placeto``, its episodes and its updates."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from simdev.baselines.rl._case import DEVICE_FEATURES, Case
+from simdev.baselines.rl._jax import eqx, jax, jnp, optax
+from simdev.baselines.rl._layers import Dense
+from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight, with_sight
+from simdev.baselines.rl._train import Evaluator, State
+
+LONGEST = 10.0  # times the scale: a longer step time counts as this one
+
+
+class View(NamedTuple):
+    """A :class:`Sight`, and float32 ``(G, G)`` each: ``before[v, u]``, 1 / (parents of v) where u is one; ``behind``,
+    likewise for children; ``ancestors``, ``descendants`` and ``parallel``, 1 / (how many) where u is one of v's."""
+
+    sight: Sight
+    before: np.ndarray
+    behind: np.ndarray
+    ancestors: np.ndarray
+    descendants: np.ndarray
+    parallel: np.ndarray
+
+
+def with_view(case: Case) -> Case:
+    """``case`` with a :class:`View` in place of its inputs."""
+    inputs, rows = case.inputs, len(case.inputs.real)
+    edge = np.zeros((rows, rows), bool)
+    edge[inputs.target[inputs.edge_real], inputs.source[inputs.edge_real]] = True
+    reach = edge.copy()
+    for middle in range(rows):  # transitive closure; groups may depend on one another in circles
+        reach |= reach[:, middle : middle + 1] & reach[middle]
+    np.fill_diagonal(reach, False)
+    real = inputs.real[:, None] & inputs.real
+    parallel = real & ~reach & ~reach.T & ~np.eye(rows, dtype=bool)
+    case = with_sight(case, 1)
+    tables = (edge, edge.T, reach, reach.T, parallel)
+    return dataclasses.replace(case, inputs=View(case.inputs, *map(_mean, tables)))
+
+
+def _mean(table: np.ndarray) -> np.ndarray:
+    return (table / np.maximum(1, table.sum(axis=1, keepdims=True))).astype(np.float32)
+
+
+class Mlp(eqx.Module):
+    layers: list[Dense]
+
+    def __init__(self, *sizes: int, key, scale: float = 1.4):
+        keys = jax.random.split(key, len(sizes) - 1)
+        pairs = zip(sizes[:-1], sizes[1:], keys, strict=True)
+        self.layers = [Dense(before, after, key=one, scale=scale) for before, after, one in pairs]
+
+    def __call__(self, x):
+        for layer in self.layers[:-1]:
+            x = jax.nn.relu(layer(x))
+        return self.layers[-1](x)
+
+
+class Policy(eqx.Module):
+    """Logits of the devices for the group that is visited, float32 ``(D,)``."""
+
+    enter: Mlp
+    down: list[Mlp]  # f and g along the edges
+    up: list[Mlp]  # f and g against them
+    pools: list[Mlp]
+    out: Mlp
+    device: Dense
+    stay: jax.Array
+    rounds: int = eqx.field(static=True)
+
+    def __init__(self, hidden: int, devices: int, rounds: int, *, key):
+        keys = jax.random.split(key, 10)
+        features = NODE_FEATURES + SUMMARY_FEATURES + 2 * devices + DEVICE_FEATURES + 2
+        self.enter = Mlp(features, hidden, hidden, key=keys[0])
+        self.down = [Mlp(hidden, hidden, hidden, key=one) for one in keys[1:3]]
+        self.up = [Mlp(hidden, hidden, hidden, key=one) for one in keys[3:5]]
+        self.pools = [Mlp(2 * hidden, hidden, hidden, key=one) for one in keys[5:8]]
+        width = 5 * hidden + devices
+        self.out = Mlp(width, 2 * hidden, hidden, devices + 16, key=keys[8], scale=0.7)
+        self.device = Dense(DEVICE_FEATURES + 2, 16, key=keys[9], scale=0.3)
+        self.stay = jnp.asarray(2.0)
+        self.rounds = rounds
+
+    def __call__(self, view: View, placed, visited, done):
+        """``placed`` int ``(G,)``: the device of each group; ``visited`` int: the group; ``done`` bool ``(G,)``."""
+        sight = view.sight
+        rows, devices = sight.allowed.shape
+        here = jax.nn.one_hot(placed, devices) * sight.real[:, None]
+        time = sight.nodes[:, 0] * sight.real
+        load = time @ here  # share of the time that each device has
+        near = (view.before[visited] + view.behind[visited]) @ here  # share of the neighbours that are there
+        summary = jnp.broadcast_to(sight.summary, (rows, SUMMARY_FEATURES))
+        now = jnp.stack([jnp.arange(rows) == visited, done], axis=1)
+        nodes = jnp.concatenate([sight.nodes, summary, here, sight.shares, here @ sight.devices, now], axis=1)
+        own = self.enter(nodes)
+
+        def hear(both, _):
+            along, against = both
+            return (own + _message(self.down, view.before, along), own + _message(self.up, view.behind, against)), None
+
+        both = jnp.concatenate(jax.lax.scan(hear, (own, own), None, length=self.rounds)[0], axis=1)
+        tables = (view.ancestors, view.descendants, view.parallel)
+        pooled = [table[visited] @ jax.nn.relu(pool(both)) for table, pool in zip(tables, self.pools, strict=True)]
+        answer = self.out(jnp.concatenate([both[visited], *pooled, sight.shares[visited]]))
+        seen = jnp.concatenate([sight.devices, load[:, None], near[:, None]], axis=1)
+        logits = answer[:devices] + self.device(seen) @ answer[devices:] + self.stay * here[visited]
+        return jnp.where(sight.allowed[visited], logits, -1e9)
+
+
+def _message(pair, table, x):
+    one, two = pair
+    return jax.nn.relu(two(table @ jax.nn.relu(one(x))))
+
+
+class Episodes:
+    """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner` by REINFORCE over episodes
+    that visit every group once."""
+
+    def __init__(self, new, *, rows, episodes, every, from_best, discount, history, rate, entropy, entropy_updates):
+        self.rows, self.episodes, self.every, self.from_best = rows, episodes, every, from_best
+        self.discount, self.history = discount, history
+        optimizer = optax.chain(optax.clip_by_global_norm(1.25), optax.adam(rate))
+
+        def likelihood(policy, view, placed, visited, action):
+            rows = len(view.sight.real)
+            logp = jax.nn.log_softmax(policy(view, placed, visited, jnp.arange(rows) < visited))
+            entropy = -jnp.sum(jnp.where(view.sight.allowed[visited], jnp.exp(logp) * logp, 0.0))
+            return logp[action], entropy
+
+        def objective(policy, view, placed, actions, advantage, weight):
+            """``placed`` int ``(G, G)``: the state at each step of an episode; the rest ``(G,)``."""
+            rows = jnp.arange(len(actions))
+            logp, entropy = jax.vmap(likelihood, (None, None, 0, 0, 0))(policy, view, placed, rows, actions)
+            real = view.sight.real
+            entropy = jnp.sum(entropy * real) / jnp.sum(real)
+            return -jnp.sum(logp * advantage * real) / jnp.sum(real) - weight * entropy, entropy
+
+        @jax.jit
+        def act(policy, view, placed, visited, key, greedy):
+            """Actions int ``(B,)`` for states ``placed`` int ``(B, G)``."""
+            done = jnp.arange(placed.shape[1]) < visited
+            logits = jax.vmap(policy, (None, 0, None, None))(view, placed, visited, done)
+            noise = jax.random.gumbel(jax.random.fold_in(key, visited), logits.shape)
+            return jnp.argmax(logits + jnp.where(greedy, 0.0, noise), axis=1)
+
+        @jax.jit
+        def update(policy, optimizer_state, view, placed, actions, advantage, updates):
+            weight = entropy * jnp.maximum(0.0, 1.0 - updates / entropy_updates)
+
+            def add(total, episode):
+                (_, left), gradient = jax.value_and_grad(objective, has_aux=True)(policy, view, *episode, weight)
+                return jax.tree.map(jnp.add, total, gradient), left
+
+            zero = jax.tree.map(jnp.zeros_like, policy)
+            gradient, left = jax.lax.scan(add, zero, (placed, actions, advantage))
+            gradient = jax.tree.map(lambda leaf: leaf / len(actions), gradient)
+            change, optimizer_state = optimizer.update(gradient, optimizer_state, policy)
+            return optax.apply_updates(policy, change), optimizer_state, left.mean()
+
+        @jax.jit
+        def first(seed):
+            policy_key, key = jax.random.split(jax.random.PRNGKey(seed))
+            policy = new(policy_key)
+            return policy, optimizer.init(policy), key
+
+        self._act, self._update, self._first = act, update, first
+        self._split = jax.jit(jax.random.split)
+
+    def init(self, seed: int, cases: int) -> State:
+        policy, optimizer_state, key = self._first(seed)
+        return {
+            "policy": policy, "optimizer": optimizer_state, "key": key, "episodes": np.zeros(cases, np.int32),
+            "returns": np.zeros((cases, self.history, self.rows), np.float32),
+            "start": np.zeros((cases, self.rows), np.int32), "cost": np.full(cases, -1.0, np.float32),
+        }  # fmt: skip
+
+    def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
+        case, view = evaluate.case, evaluate.case.inputs
+        start, cost = state["start"].copy(), state["cost"].copy()
+        if cost[index] < 0:
+            start[index] = first_placement(case)
+            cost[index] = _costs(evaluate(start[index][None]))[0]
+        key, noise = self._split(state["key"])
+        placed, actions, costs = self._run(state["policy"], view, evaluate, start[index], cost[index], noise)
+        returns, history = self._returns(costs), state["returns"].copy()
+        episodes = state["episodes"].copy()
+        for row in returns:
+            history[index, episodes[index] % self.history] = row
+            episodes[index] += 1
+        known = history[index, : min(episodes[index], self.history)]
+        advantage = (returns - known.mean(axis=0)) / (known[:, : case.n_groups].std() + 1e-6)
+        updates = (int(episodes[index]) - 1) // self.episodes
+        policy, optimizer_state, entropy = self._update(
+            state["policy"], state["optimizer"], view, placed, actions, np.clip(advantage, -5, 5), updates
+        )
+        if self.from_best:
+            row, when = np.unravel_index(np.argmin(costs), costs.shape)
+            if costs[row, when] < cost[index]:
+                after = np.append(placed[row, when - 1, : when - 1], actions[row, when - 1])
+                start[index, :when] = after
+                cost[index] = costs[row, when]
+        new = {"policy": policy, "optimizer": optimizer_state, "key": key, "episodes": episodes, "returns": history}
+        return {**new, "start": start, "cost": cost}, {"entropy": float(entropy)}
+
+    def _run(self, policy, view, evaluate, start, cost, noise):
+        """Episodes side by side: the states ``placed`` int32 ``(B, G, G)`` and actions int32 ``(B, G)`` of each step,
+        and the cost float32 ``(B, groups + 1)`` before each and at the end. What moves nothing is not simulated."""
+        many, rows, groups = self.episodes, self.rows, evaluate.case.n_groups
+        placed, actions = np.zeros((many, rows, rows), np.int32), np.zeros((many, rows), np.int32)
+        now, costs = np.repeat(start[None], many, axis=0), np.full((many, groups + 1), cost, np.float32)
+        moved = np.zeros(many, bool)
+        for visited in range(groups):
+            placed[:, visited] = now
+            actions[:, visited] = self._act(policy, view, now, visited, noise, False)
+            moved |= actions[:, visited] != now[:, visited]
+            now[:, visited] = actions[:, visited]
+            costs[:, visited + 1] = costs[:, visited]
+            if moved.any() and ((visited + 1) % self.every == 0 or visited == groups - 1):
+                costs[moved, visited + 1] = _costs(evaluate(now[moved]))
+                moved[:] = False
+        return placed, actions, costs
+
+    def _returns(self, costs) -> np.ndarray:
+        """float32 ``(B, G)``: discounted sum of the differences from each step on."""
+        returns, total = np.zeros((len(costs), self.rows), np.float32), np.zeros(len(costs), np.float32)
+        for step in reversed(range(costs.shape[1] - 1)):
+            total = costs[:, step] - costs[:, step + 1] + self.discount * total
+            returns[:, step] = total
+        return returns
+
+    def greedy(self, state: State, case: Case) -> np.ndarray:
+        now = first_placement(case)[None].copy()
+        for visited in range(case.n_groups):
+            now[:, visited] = self._act(state["policy"], case.inputs, now, visited, state["key"], True)
+        return now[0]
+
+
+def first_placement(case: Case) -> np.ndarray:
+    """int32 ``(G,)``: every group on the first device that may take it."""
+    return np.argmax(case.inputs.sight.allowed, axis=1).astype(np.int32)
+
+
+def _costs(rewards: np.ndarray) -> np.ndarray:
+    """Step times over the scale, from the rewards of a case."""
+    return np.minimum(rewards**2, LONGEST)
+
+
+def learner_functions(*, hidden, devices, rounds, rows, **how) -> Episodes:
+    """What ``placeto`` does, for cases of ``rows`` groups and ``devices`` columns."""
+
+    def new(key):
+        return Policy(hidden, devices, rounds, key=key)
+
+    return Episodes(new, rows=rows, **how)

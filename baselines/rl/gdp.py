@@ -1,0 +1,95 @@
+"""GDP (Zhou et al. 2019): a graph network and a segment-recurrent attention placer name all devices at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simdev.baselines.rl._case import device_columns, make_case
+from simdev.baselines.rl._groups import fine_groups
+from simdev.baselines.rl._sight import with_sight
+from simdev.baselines.rl._train import Learner, search, with_policy_settings
+from simdev.errors import Unsupported
+from simdev.placer import placer
+
+DEFAULTS = {
+    "groups": 128, "hidden": 64, "sages": 3, "blocks": 2, "neighbours": 8, "samples": 20, "epochs": 4, "rate": 0.001,
+    "clip": 0.2, "entropy": 0.9, "entropy_end": 0.05, "entropy_updates": 80, "tuning_entropy": 0.3, "policy": "",
+}  # fmt: skip
+SHAPE = ("groups", "hidden", "sages", "blocks", "neighbours", "devices")  # what a policy is stored with
+SHIPPED = "gdp"  # a folder in policies/
+SOURCE = "Zhou et al.: GDP: Generalized Device Placement for Dataflow Graphs, arXiv:1910.01578, 2019"
+
+
+def learner(problems, *, groups, neighbours, devices=0, tuning_entropy=0.0, **given) -> Learner:
+    """What ``simdev train`` and the placers share; ``devices`` at most, 0: what ``problems`` need."""
+    from simdev.baselines.rl._gdp import learner_functions
+
+    devices = device_columns(problems, devices)
+    settings = {"groups": groups, "neighbours": neighbours, "devices": devices, **given}
+    functions = learner_functions(devices=devices, **given)
+
+    def case(problem):
+        return with_sight(make_case(problem, _groups(problem, groups), rows=groups, columns=devices), neighbours)
+
+    stored = {name: settings[name] for name in SHAPE}
+    return Learner("gdp", 1, stored, case, functions.init, functions.step, functions.greedy)
+
+
+def _groups(problem, most):
+    import numpy as np
+
+    return fine_groups(problem, most) if most else np.arange(problem.graph.n_units)
+
+
+@placer("gdp", version=1, family="learned", searches=True, defaults=DEFAULTS, learner=learner, source=SOURCE)
+def gdp(problem, *, rng, budget, policy, **params):
+    """GDP-one: a network is trained on the problem at hand, ``samples`` placements an update.
+
+    The paper's: a GraphSAGE of ``sages`` layers (element-wise maximum over neighbours of a sigmoid layer); a placer of
+    ``blocks`` layers of attention over ops in topological order, segment by segment with the one before as memory and
+    without positional encoding; the devices of the whole graph named at once; the placer's layers conditioned on the
+    graph by superposition; PPO with ``epochs`` steps an update and reward minus the square root of the step time.
+    Where it departs, or where the paper is silent:
+
+    * Ops are grouped first, to at most ``groups`` groups of forward ops that share traffic, with their backward and
+      update ops. ``groups=0`` places every op (or colocation group) by itself.
+    * Node features are numbers that mean the same in every graph (shares of time and memory, levels, op classes), not
+      an embedding of op types and shapes. Two of them, the running share of the time and the nearness to each device's
+      even share of it, tell where a group is in the graph; the logits get a learned multiple of the latter.
+    * Neighbours are the ``neighbours`` dearest parents and children of a group, not a random sample; layers have
+      residual connections and normalisation.
+    * Logits have a term from the devices' features, so that one policy serves unlike machines of up to 8 devices;
+      devices that are not there are masked.
+    * The most probable placement is evaluated with each batch, and not learned from. Advantages are rewards less the
+      batch's mean, over its deviation, within 3. The ratio is clipped group by group.
+    * A bonus holds the entropy, as a share of the largest possible, on a line from ``entropy`` to ``entropy_end`` over
+      ``entropy_updates`` updates.
+    * A placement that does not fit has not the reward -10, but one that falls with the bytes that it lacks.
+
+    With ``policy``, a folder that ``simdev train`` wrote, it starts from there, with the entropy ``tuning_entropy``.
+    """
+    return _place(problem, rng, budget, policy, params)
+
+
+def _place(problem, rng, budget, policy, params):
+    if policy:
+        params = {**params, "entropy": params["tuning_entropy"]}
+    params = with_policy_settings(params, policy)
+    return search(learner([problem], **params), problem, rng=rng, budget=budget, policy=policy)
+
+
+@placer(
+    "gdp-batch", version=1, family="learned", searches=True, defaults={**DEFAULTS, "policy": SHIPPED}, learner=learner,
+    source=SOURCE,
+)  # fmt: skip
+def gdp_batch(problem, *, rng, budget, policy, **params):
+    """GDP-batch: :func:`gdp` from the policy that ships, which was trained on many graphs and machines together.
+
+    Its most probable placement comes first (zero-shot), then it is tuned to the problem for what is left of the
+    budget. ``policies/README.md`` tells what it was trained on and what was held out. It knows machines of at most 8
+    accelerators.
+    """
+    if device_columns([problem]) > 8:
+        raise Unsupported("the policy that ships knows machines of at most 8 accelerators")
+    folder = Path(__file__).parent / "policies" / policy if policy == SHIPPED else policy
+    return _place(problem, rng, budget, str(folder), params)

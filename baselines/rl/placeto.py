@@ -1,0 +1,65 @@
+"""Placeto (Addanki et al. 2019): a policy that improves a placement, one group of ops after another."""
+
+from __future__ import annotations
+
+from simdev.baselines.rl._case import bucket, device_columns, make_case
+from simdev.baselines.rl._groups import fine_groups
+from simdev.baselines.rl._train import Learner, search, with_policy_settings
+from simdev.placer import placer
+
+DEFAULTS = {
+    "groups": 64, "hidden": 16, "rounds": 8, "episodes": 4, "every": 4, "from_best": True, "discount": 1.0,
+    "history": 16, "rate": 0.003, "entropy": 0.02, "entropy_updates": 20, "policy": "",
+}  # fmt: skip
+SHAPE = ("groups", "hidden", "rounds", "devices")  # what a policy is stored with
+
+
+def learner(problems, *, groups, devices=0, **given) -> Learner:
+    """What ``simdev train`` and the placer share; ``devices`` at most, 0: what ``problems`` need."""
+    from simdev.baselines.rl._placeto import learner_functions, with_view
+
+    devices = device_columns(problems, devices)
+    settings = {"groups": groups, "devices": devices, **given}
+    functions = learner_functions(devices=devices, rows=bucket(groups), **given)
+
+    def case(problem):
+        group = fine_groups(problem, groups)
+        return with_view(make_case(problem, group, rows=groups, columns=devices))
+
+    stored = {name: settings[name] for name in SHAPE}
+    return Learner("placeto", 1, stored, case, functions.init, functions.step, functions.greedy)
+
+
+@placer(
+    "placeto", version=1, family="learned", searches=True, defaults=DEFAULTS, learner=learner,
+    source="Addanki et al.: Placeto: Learning Generalizable Device Placement Algorithms for Distributed Machine "
+    "Learning, NeurIPS 2019",
+)  # fmt: skip
+def placeto(problem, *, rng, budget, policy, **params):
+    """Learn to improve a placement: an episode visits each group once and chooses its device anew.
+
+    The paper's: the state is the graph, the placement and the group visited; node embeddings by ``rounds`` rounds of
+    message passing along and against the edges with shared weights; summaries of the visited group's ancestors,
+    descendants and parallel groups; the reward is the difference of step times; REINFORCE, the baseline being the mean
+    return of the same step over the last ``history`` episodes; an entropy bonus that decays; gradients clipped at 1.25.
+    Where it departs, or where the paper is silent:
+
+    * The step time is measured after every ``every``-th group that is visited (1: the paper's), and only where
+      something has moved; a group in between shares the difference with its neighbours. ``every=groups`` gives the
+      paper's other form, the reward at the end.
+    * Episodes start from the best placement so far (``from_best=False``: from all groups on the first device), and the
+      policy leans to leaving a group where it is by a learned bonus, 2 at first.
+    * ``episodes`` episodes run side by side with one policy, then it is updated; the paper's workers are asynchronous.
+      Step times are relative to the time of all ops on one device, and count at most ten times that. Advantages are
+      divided by the deviation of the returns.
+    * Groups are at most ``groups`` groups of forward ops that share traffic, with their backward and update ops,
+      visited in topological order. Messages are averaged, not summed.
+    * Node features are those of the paper (time, output bytes, device, visited now, visited before) and others that
+      mean the same in every graph (levels, memory, op classes, even shares of the time); the last layer also sees the
+      features and the load of each device, so that one policy serves unlike machines of up to 8 devices.
+
+    With ``policy``, a folder that ``simdev train`` wrote, it starts from there.
+    """
+    return search(
+        learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy
+    )

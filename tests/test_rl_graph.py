@@ -1,0 +1,201 @@
+"""The placers with graph networks: what they see, Placeto's episodes, GDP's network, and that they learn."""
+
+import numpy as np
+import pytest
+
+from simdev import Budget, GraphBuilder, Placement, Problem, load_topology, simulate
+from simdev.baselines.rl._case import make_case
+from simdev.baselines.rl._groups import fine_groups, forward_groups
+from simdev.families import family_graph
+from simdev.registry import find_placer, load_workload
+from simdev.testing import training_graph
+from simdev.topology import Device, DeviceKind, Link, Topology
+
+TINY = {
+    "gdp": {"groups": 16, "hidden": 8, "sages": 1, "blocks": 1, "neighbours": 2, "samples": 8, "entropy_updates": 10},
+    "placeto": {"groups": 16, "hidden": 8, "rounds": 2, "episodes": 2, "entropy_updates": 5},
+}
+
+
+def two_devices(memory=1 << 34):
+    kind = DeviceKind("k", memory, {"f32": 1e9}, 1e12)
+    return Topology("two", (Device("a", kind), Device("b", kind)), (Link(("a", "b"), 10**9, 1000),))
+
+
+def chains(count=6, length=3, memory=1 << 34):
+    """Independent chains of 1 ms ops: the best placement halves them, the worst has all on one device."""
+    b = GraphBuilder("chains")
+    for chain in range(count):
+        tensors = []
+        for op in range(length):
+            tensors = b.outputs(b.op(f"c{chain}.{op}", "relu", inputs=tensors, flops=10**6, outputs=[4000]))
+    return Problem.build(b.build(), two_devices(memory))
+
+
+def diamond():
+    """0 -> 1, 2 -> 3, and 4 apart."""
+    b = GraphBuilder("diamond")
+    top = b.op("0", "relu", flops=10**6, outputs=[4000])
+    left = b.op("1", "relu", inputs=b.outputs(top), flops=10**6, outputs=[4000])
+    right = b.op("2", "relu", inputs=b.outputs(top), flops=10**6, outputs=[8000])
+    b.op("3", "relu", inputs=[*b.outputs(left), *b.outputs(right)], flops=10**6)
+    b.op("4", "relu", flops=10**6)
+    return Problem.build(b.build(), two_devices())
+
+
+# what they see
+
+
+def test_forward_groups_are_single_forward_ops_with_what_follows():
+    b = GraphBuilder("g")
+    weight = b.op("w", "parameter", persistent_bytes=400, group="w")
+    value = b.tensor(weight, 400, persistent=True)
+    x = b.op("x", "mm", inputs=[value], flops=10**6, outputs=[4000], layer="a")
+    y = b.op("y", "relu", inputs=b.outputs(x), flops=10**6, outputs=[4000], layer="b")
+    back = b.op(
+        "dx", "mm", inputs=[*b.outputs(y), *b.outputs(x)], outputs=[400], phase="backward", layer="a", group="w"
+    )
+    b.op("u", "sgd", inputs=[value, *b.outputs(back)], phase="update", layer="a", group="w")
+    problem = Problem.build(b.build(), two_devices())
+    names = problem.graph.op_names
+    group = dict(zip(names, forward_groups(problem)[problem.graph.unit_of_op], strict=True))
+    assert group["x"] == group["w"] == group["dx"] == group["u"] == 0 and group["y"] == 1
+
+
+@pytest.mark.parametrize("family", ["nmt", "nasnet", "inception"])
+def test_fine_groups_are_as_many_as_asked_for(family):
+    problem = Problem.build(family_graph(family, 1), load_topology("p100x4"))
+    group = fine_groups(problem, 48)
+    assert group.max() + 1 == 48 and len(np.unique(group)) == 48
+
+
+def test_sight_lists_the_dearest_neighbours_and_even_shares():
+    from simdev.baselines.rl._sight import with_sight
+
+    sight = with_sight(make_case(diamond(), np.arange(5)), 1).inputs
+    assert sight.parent_real[:5, 0].tolist() == [False, True, True, True, False]
+    assert sight.parents[3, 0] == 2, "the larger tensor"
+    assert sight.children[1, 0] == sight.children[2, 0] == 3 and not sight.child_real[3:5].any()
+    assert not sight.parent_real[5:].any() and not sight.nodes[5:].any()
+    assert sight.shares[:5].argmax(axis=1).tolist() == [0, 0, 0, 1, 1]
+
+
+def test_view_knows_ancestors_descendants_and_parallel_groups():
+    from simdev.baselines.rl._placeto import with_view
+
+    view = with_view(make_case(diamond(), np.arange(5))).inputs
+    expected = {
+        "before": {1: [0], 2: [0], 3: [1, 2]}, "behind": {0: [1, 2], 1: [3], 2: [3]},
+        "ancestors": {1: [0], 2: [0], 3: [0, 1, 2]}, "descendants": {0: [1, 2, 3], 1: [3], 2: [3]},
+        "parallel": {0: [4], 1: [2, 4], 2: [1, 4], 3: [4], 4: [0, 1, 2, 3]},
+    }  # fmt: skip
+    for name, rows in expected.items():
+        table = getattr(view, name)
+        assert {row: np.flatnonzero(table[row]).tolist() for row in range(16) if table[row].any()} == rows, name
+        assert np.allclose(table.sum(axis=1)[list(rows)], 1.0)
+
+
+# episodes
+
+
+def test_returns_are_discounted_sums_of_improvements():
+    from simdev.baselines.rl._placeto import Episodes
+
+    episodes = Episodes.__new__(Episodes)
+    episodes.rows, episodes.discount = 4, 0.5
+    returns = episodes._returns(np.array([[3.0, 3.0, 1.0, 2.0]], np.float32))
+    assert returns[0].tolist() == [0.0 + 0.5 * (2.0 - 0.5), 2.0 - 0.5, -1.0, 0.0]
+
+
+def test_episode_simulates_only_what_moved():
+    problem = chains()
+    spec, _ = find_placer("placeto")
+    budget = Budget(problem, evaluations=1 + 2 * 5)  # the start, and every fourth of 18 groups and the last, twice
+    params = {**TINY["placeto"], "groups": 32}
+    spec.place(problem, rng=np.random.default_rng(0), budget=budget, **params)
+    assert budget.used == 11 and budget.curve[0][0] == 1 and 18e6 <= budget.curve[0][2] < 18.1e6
+
+
+# networks
+
+
+def test_gdp_names_allowed_devices_only_and_ignores_padding():
+    from simdev.baselines.rl._gdp import Policy
+    from simdev.baselines.rl._jax import eqx, jax
+    from simdev.baselines.rl._sight import with_sight
+
+    policy = eqx.filter_jit(Policy(8, 8, 1, 2, key=jax.random.PRNGKey(0)))
+    small = with_sight(make_case(diamond(), np.arange(5)), 2).inputs
+    large = with_sight(make_case(diamond(), np.arange(5), rows=256), 2).inputs
+    logits, padded = np.asarray(policy(small)), np.asarray(policy(large))
+    assert np.allclose(logits[:5], padded[:5], atol=1e-4), "two segments more of padding change nothing"
+    assert (logits[:5, 2:] < -1e8).all() and (np.abs(logits[:5, :2]) < 100).all()
+
+
+def test_gdp_remembers_the_segment_before():
+    from simdev.baselines.rl._gdp import SEGMENT, Block
+    from simdev.baselines.rl._jax import eqx, jax, jnp
+    from simdev.baselines.rl._sight import SUMMARY_FEATURES
+
+    block = eqx.filter_jit(Block(8, key=jax.random.PRNGKey(1)))
+    h = jax.random.normal(jax.random.PRNGKey(2), (3 * SEGMENT, 8))
+    real, graph = jnp.ones(3 * SEGMENT, bool), jnp.zeros(8 + SUMMARY_FEATURES)
+    changed = block(h.at[0, 0].add(3.0), real, graph) - block(h, real, graph)
+    moved = np.abs(np.asarray(changed)).max(axis=1) > 1e-7
+    assert moved[1 : 2 * SEGMENT].any() and moved[SEGMENT : 2 * SEGMENT].any() and not moved[2 * SEGMENT :].any()
+
+
+# learning
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_learns_and_repeats(name):
+    problem, found = chains(), []
+    spec, _ = find_placer(name)
+    for _ in range(2):
+        budget = Budget(problem, evaluations=400)
+        placement = spec.place(problem, rng=np.random.default_rng(3), budget=budget, **TINY[name])
+        found.append(placement.devices.tolist())
+    assert found[0] == found[1]
+    assert budget.used == 400
+    assert simulate(problem, placement).step_ns <= 10.1e6, "9 ms are the least, 18 on one device"
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_finds_what_fits(name):
+    b = GraphBuilder("heavy")
+    for number in range(8):
+        b.op(f"{number}", "relu", flops=10**6, persistent_bytes=1 << 20)
+    problem = Problem.build(b.build(), two_devices(memory=5 << 20))
+    spec, _ = find_placer(name)
+    budget = Budget(problem, evaluations=300)
+    placement = spec.place(problem, rng=np.random.default_rng(0), budget=budget, **TINY[name])
+    assert simulate(problem, placement).feasible
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_policy_is_trained_saved_and_used_on_another_graph_and_machine(name, tmp_path):
+    spec, _ = find_placer(name)
+    problems = [chains(), Problem.build(training_graph(np.random.default_rng(0), 30), load_topology("p100x4"))]
+    params = {**spec.defaults, **TINY[name]}
+    del params["policy"]
+    spec.learner(problems, **params).train(problems, seed=0, evaluations=120, out=tmp_path)
+    other = Problem.build(family_graph("inception", 3), load_topology("v100x8-dgx1"))
+    zero = [
+        spec.place(other, rng=np.random.default_rng(seed), budget=Budget(other), policy=str(tmp_path))
+        for seed in range(2)
+    ]
+    assert zero[0].hash == zero[1].hash, "without a budget nothing is drawn"
+    budget = Budget(other, evaluations=1)
+    placement = spec.place(other, rng=np.random.default_rng(0), budget=budget, policy=str(tmp_path))
+    assert placement.hash == zero[0].hash
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gdp"])
+def test_places_fifty_thousand_ops_one_by_one(name):
+    problem = Problem.build(load_workload("gnmt-8"), load_topology("p100x4"))
+    spec, _ = find_placer(name)
+    budget = Budget(problem, evaluations=8)
+    placement = spec.place(problem, rng=np.random.default_rng(0), budget=budget, **{**TINY[name], "groups": 0})
+    assert isinstance(placement, Placement) and problem.graph.n_ops > 50_000

@@ -1,43 +1,48 @@
-"""The least latency of one inference, each accelerator called once."""
+"""The least latency of one step, each accelerator called once (a training step: once forward, once backward)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from simdev.errors import Unsupported
+from simdev.baselines._load import place_by_load
+from simdev.exact.contract import Classes, contract
+from simdev.exact.dp import Split
 from simdev.exact.latency import best_latency
 from simdev.exact.load import LoadProblem
-from simdev.exact.training import alike_accelerators, load_of
-from simdev.placement import Placement
+from simdev.exact.merge import merge_cheapest, merge_dominated
 from simdev.placer import placer
-
-NODES = 400  # the model has a condition for each edge and accelerator
 
 
 @placer(
     "ip-latency",
-    version=1,
+    version=2,
     family="exact",
     repeatable=False,
-    defaults={"seconds": 20.0},
+    searches=True,
+    defaults={"effort": 3.0, "classes": 60},
     source="Tarnawski et al., NeurIPS 2020, section 4.2, as a constraint program",
 )
-def ip_latency(problem, *, rng, budget, seconds):
+def ip_latency(problem, *, rng, budget, effort, classes):
     """One contiguous subgraph an accelerator, called once, its transfers before and after its work.
 
-    An inference graph only: in a training step a forward op and its gradient would share a call. The simulator overlaps
-    what the model takes in turn, so its step time is no more than the model's on free links. The solver stops by the
-    clock: a row that did not reach its proof need not repeat.
+    In a training step a class holds a forward op with its backward and update ops, and its time is that of all: the
+    backward pass goes through the calls the other way round and takes its part of each. Larger graphs are merged to
+    ``classes`` classes, those first that cost nothing, then the cheapest neighbours, which may lose the optimum. The
+    simulator overlaps what the model takes in turn. ``effort`` is CP-SAT's deterministic time; a solve also ends after
+    20 s by the clock: a row where that happens, on a busy machine, need not repeat.
     """
-    if (problem.graph.op_phase > 0).any():
-        raise Unsupported("ip-latency places inference graphs: a training step calls an accelerator twice")
-    if problem.graph.n_units > NODES:
-        raise Unsupported(f"{problem.graph.n_units} units are more than ip-latency takes ({NODES})")
-    accelerators = alike_accelerators(problem)
-    load = _with_host(problem, load_of(problem, accelerators))
-    found = best_latency(load, seconds=min(seconds, 0.5 * budget.seconds), seed=int(rng.integers(1 << 30)))
-    devices = np.array([*accelerators, problem.topology.host], np.int32)
-    return Placement(devices[found.machine])
+    seed = int(rng.integers(1 << 30))
+
+    def solve(load):
+        few = merge_cheapest(merge_dominated(contract(_with_host(problem, load))), classes)
+        coarse = _load_of_classes(load, few)
+        coarse = _with_host(problem, coarse)
+        found = best_latency(coarse, effort=effort, seconds=min(20.0, 0.2 * budget.seconds), seed=seed)
+        return Split(found.machine[few.class_of], found.latency, 0, 0)
+
+    return place_by_load(problem, budget, solve)
 
 
 def _with_host(problem, load: LoadProblem) -> LoadProblem:
@@ -45,6 +50,31 @@ def _with_host(problem, load: LoadProblem) -> LoadProblem:
     host = problem.topology.host
     if host < 0 or host in problem.topology.accelerators:
         return load
-    from dataclasses import replace
-
     return replace(load, cpus=1)
+
+
+def _load_of_classes(load: LoadProblem, classes: Classes) -> LoadProblem:
+    """Classes as nodes: a border is a tensor from the first of its classes to the others, and a precedence that no
+    border shows is a tensor that costs nothing."""
+    ptr = classes.member_ptr.tolist()
+    tensors = [
+        (members[0], members[1:], cost)
+        for first, last, cost in zip(ptr, ptr[1:], classes.border_cost.tolist(), strict=False)
+        for members in [sorted(classes.members[first:last].tolist())]
+    ]
+    tensors += [(p, [c], 0.0) for c, before in enumerate(classes.predecessors) for p in sorted(before)]
+    return LoadProblem(
+        name=load.name,
+        accelerators=load.accelerators,
+        cpus=load.cpus,
+        memory=load.memory,
+        accelerator_time=classes.accelerator_time,
+        cpu_time=classes.cpu_time,
+        size=classes.size,
+        backward=np.zeros(classes.n_classes, bool),
+        group=np.arange(classes.n_classes),
+        tensor_producer=np.array([producer for producer, _, _ in tensors], np.int64),
+        tensor_cost=np.array([cost for _, _, cost in tensors], float),
+        consumer_ptr=np.cumsum([0, *(len(readers) for _, readers, _ in tensors)]).astype(np.int64),
+        consumers=np.array([reader for _, readers, _ in tensors for reader in readers], np.int64),
+    )

@@ -9,6 +9,7 @@ from simdev.graph import GraphBuilder
 from simdev.placer import Budget
 from simdev.problem import Problem
 from simdev.registry import find_placer
+from simdev.sim import simulate
 from simdev.testing import random_problem
 from simdev.topology import Device, DeviceKind, Link, Topology
 
@@ -114,13 +115,14 @@ def test_an_op_without_a_kernel_goes_to_the_host_with_its_class():
     assert placement.devices[1] == 0 and placement.devices[0] > 0 and placement.devices[2] > 0
 
 
-def test_ip_latency_splits_parallel_work_and_leaves_training_graphs_alone():
+def test_ip_latency_splits_parallel_work_and_places_training_graphs():
     b = GraphBuilder("fork")
     for name in "ab":
         first = b.op(f"{name}0", "mm", outputs=[10], flops=50_000)
         b.op(f"{name}1", "mm", inputs=b.outputs(first), flops=50_000)
-    placement, _ = place("ip-latency[seconds=5]", Problem.build(b.build(), machine(2, host=True)))
+    placement, _ = place("ip-latency", Problem.build(b.build(), machine(2, host=True)))
     a0, a1, b0, b1 = placement.devices
     assert a0 == a1 != b0 == b1 and 0 not in placement.devices
-    with pytest.raises(Unsupported, match="places inference graphs"):
-        place("ip-latency", Problem.build(training_chain(), machine(2)))
+    problem = Problem.build(training_chain(), machine(2))
+    placement, _ = place("ip-latency", problem)
+    assert simulate(problem, placement).feasible

@@ -54,9 +54,8 @@ def coarse_groups(problem: Problem, most: int, *, layers: bool = True) -> np.nda
     unrolled recurrent nets, whose steps share weights, these are much better groups. Pairs merge along the edges that
     carry most bytes for their weight, below a limit of weight that grows until few enough are left.
     """
-    group = _layers(problem) if layers else np.zeros(0, np.int64)
-    if group.max(initial=0) + 1 < LEAST_LAYERS:
-        group = colocation_groups(problem)
+    named = sum(bool(name) for name in problem.graph.layers)
+    group = _layers(problem) if layers and named >= LEAST_LAYERS else colocation_groups(problem)
     return _merged(problem, group, most)
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from simdev.baselines.rl._case import device_columns, make_case
-from simdev.baselines.rl._groups import colocation_groups
+from simdev.baselines.rl._groups import coarse_groups, colocation_groups
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.placer import placer
 
+MOST_LAYERS = 1024
 DEFAULTS = {
     "groups": 64, "hidden": 64, "samples": 10, "rate": 0.003, "entropy": 0.0, "reach": 2.5, "sharpness": 10.0,
-    "policy": "",
+    "layers": True, "policy": "",
 }  # fmt: skip
 
 
-def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpness, devices=0) -> Learner:
+def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpness, layers, devices=0) -> Learner:
     """What ``simdev train`` and the placer share; ``devices`` at most, 0: what ``problems`` need."""
     from simdev.baselines.rl._hdp import learner_functions
 
@@ -22,9 +23,11 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpnes
         "sharpness": sharpness, "devices": device_columns(problems, devices),
     }  # fmt: skip
     functions = learner_functions(**settings)
+    settings["layers"] = layers
 
     def case(problem):
-        return make_case(problem, colocation_groups(problem), columns=settings["devices"])
+        group = coarse_groups(problem, MOST_LAYERS) if layers else colocation_groups(problem)
+        return make_case(problem, group, columns=settings["devices"])
 
     return Learner("hdp", 1, settings, case, functions.init, functions.step, functions.greedy)
 
@@ -42,13 +45,14 @@ def hdp(problem, *, rng, budget, policy, **params):
     logits through a hyperbolic tangent; REINFORCE on ``-sqrt(step time)`` with an exponential baseline of decay 0.9;
     failing placements left out once the policy has been updated often; Adam with clipped gradients.
 
-    Departures. What is grouped are colocation groups (an op with its only reader, gradients with their ops). In place
-    of the numbers of 20 neighbours an op has the mean features of what it reads and of what reads it, which mean the
-    same in every graph. ``groups`` and ``hidden`` are 64, not 20 a device and 512; ``rate`` is 0.003, not 0.1 with
-    decay; no noise on the logits. The grouper's last layer starts ``sharpness`` times larger, so that similar ops
-    share a group from the first sample on: from a near-uniform grouping, a few thousand samples lead nowhere.
-    Advantages are divided by their standard deviation. Empty groups are not counted. The baseline starts at the mean
-    of the first batch, and what fails costs more the less it fits.
+    Departures. What is grouped are the layers of the source model, at most ``MOST_LAYERS``, gradients included, or with
+    ``layers=false`` the finer colocation groups (an op with its only reader, gradients with their ops). In place of the
+    numbers of 20 neighbours an op has the mean features of what it reads and of what reads it, which mean the same in
+    every graph. ``groups`` and ``hidden`` are 64, not 20 a device and 512; ``rate`` is 0.003, not 0.1 with decay; no
+    noise on the logits. The grouper's last layer starts ``sharpness`` times larger, so that similar ops share a group
+    from the first sample on: from a near-uniform grouping, a few thousand samples lead nowhere. Advantages are divided
+    by their standard deviation. Empty groups are not counted. The baseline starts at the mean of the first batch, and
+    what fails costs more the less it fits.
     """
     return search(
         learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy

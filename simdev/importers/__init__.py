@@ -11,6 +11,8 @@ onnx                an ONNX model: an inference graph with shapes inferred (need
 pipedream           ``graph.txt`` profiles of PipeDream (Narayanan et al. 2019)
 dnn-partitioning    JSON inputs of Tarnawski et al. 2020
 piper               JSON inputs of Piper (Tarnawski et al. 2021)
+baechi              JSON of Baechi's profile of a TensorFlow graph (Jeon et al. 2020)
+cost-graph          TensorFlow's CostGraphDef in protobuf text form
 ==================  ==================================================================================================
 """
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from dataclasses import dataclass
 
 from simdev.errors import InvalidInput, UnknownName
@@ -33,6 +36,8 @@ FORMATS = {
     "pipedream": "pipedream",
     "dnn-partitioning": "partitioning",
     "piper": "piper",
+    "baechi": "baechi",
+    "cost-graph": "cost_graph",
 }
 
 
@@ -80,6 +85,8 @@ def detect_format(data: bytes, path: str | os.PathLike) -> str:
     first = head.split(b"\n", 1)[0]
     if first.startswith(b"node") and b" -- " in first:
         return "pipedream"
+    if re.match(rb"(#[^\n]*\s+)*(node|cost_graph)\s*:?\s*[{<]", head):
+        return "cost-graph"
     if b"," in first and b"name" in first.replace(b'"', b"").split(b","):
         return "csv"
     if data.startswith(b"\x08") or str(path).endswith(".onnx"):  # protobuf: field 1, the version of a model
@@ -88,7 +95,12 @@ def detect_format(data: bytes, path: str | os.PathLike) -> str:
 
 
 def _detect_json(data: bytes, path) -> str:
-    for mark, format in ((b'"fpgaLatency"', "dnn-partitioning"), (b'"TMPCs"', "piper"), (b'"ops"', "json")):
+    for mark, format in (
+        (b'"fpgaLatency"', "dnn-partitioning"),
+        (b'"TMPCs"', "piper"),
+        (b'"compute_us"', "baechi"),
+        (b'"ops"', "json"),
+    ):
         if mark in data:
             return format
     if b'"directed"' in data or b'"links"' in data:

@@ -1,0 +1,76 @@
+"""Baechi's profile of a TensorFlow graph, as JSON: every node of the GraphDef with what was measured of it.
+
+Source: chiragcshetty/baechi_tf (Jeon et al. 2020), its cost file turned from a pickle into JSON: ``{"nodes": [...]}``
+with ``name``, ``op``, ``inputs`` (``node``, ``node:port`` or ``^node`` for control), ``colocate`` (``loc:@...``), and,
+null for nodes that never ran, ``compute_us``, ``output_bytes`` (one per port), ``temp_bytes``, ``persistent_bytes``.
+
+Nodes that never ran (initialisers, constants folded away) are left out; who read them reads what they read. Nodes
+that name the same ``loc:@`` are colocated.
+"""
+
+from __future__ import annotations
+
+from simdev.errors import InvalidInput
+from simdev.graph import GraphBuilder
+from simdev.importers import Imported
+from simdev.importers.reading import Fields, json_object, name_of
+
+
+def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
+    nodes: dict[str, Fields] = {}
+    for row in json_object(data, path).rows("nodes"):
+        name = row.text("name")
+        if name in nodes:
+            raise row.fail(f"{name!r} is given twice", "name")
+        nodes[name] = row
+    builder = GraphBuilder(name_of(path), meta={"source": "Baechi profile of a TensorFlow graph"})
+    handles, times = {}, {}
+    for name, row in nodes.items():
+        if row.table.get("compute_us") is None:
+            continue
+        kind = row.text("op")
+        signature = f"{name}: {kind}"
+        times[signature] = 1e3 * row.number("compute_us")
+        places = sorted(str(place) for place in row.items("colocate", []))
+        handles[name] = builder.op(
+            name, kind, signature=signature, layer=name.rsplit("/", 1)[0], group=places[0] if places else None,
+            outputs=[row.check_bytes(size, "output_bytes") for size in row.items("output_bytes", [])],
+            workspace_bytes=row.bytes("temp_bytes", 0), persistent_bytes=row.bytes("persistent_bytes", 0),
+        )  # fmt: skip
+    if not handles:
+        raise InvalidInput("no node has a compute_us", source=path, field="nodes")
+    for name, op in handles.items():
+        for before, port in _sources(name, nodes, handles):
+            outputs = builder.outputs(handles[before])
+            if 0 <= port < len(outputs):
+                builder.connect(outputs[port], op)
+            else:
+                builder.control(handles[before], op)
+    return Imported(builder.build(), {device_kind: times})
+
+
+def _sources(name: str, nodes: dict[str, Fields], handles: dict[str, int]) -> list[tuple[str, int]]:
+    """``(node, port)`` that a node reads, through nodes that never ran; port -1 is control."""
+    found, seen, waiting = [], {name}, _inputs(nodes[name])[::-1]
+    while waiting:
+        before, port, row = waiting.pop()
+        if before not in nodes:
+            raise row.fail(f"{before!r} is not a node of the file (dangling edge)", "inputs")
+        if before in handles:
+            found.append((before, port))
+        elif before not in seen:
+            seen.add(before)
+            waiting += _inputs(nodes[before])[::-1]
+    return found
+
+
+def _inputs(row: Fields) -> list[tuple[str, int, Fields]]:
+    found = []
+    for text in row.items("inputs", []):
+        if not isinstance(text, str):
+            raise row.fail(f"expected text, got {text!r}", "inputs")
+        name, _, port = text.removeprefix("^").partition(":")
+        if port and not port.isdecimal():
+            raise row.fail(f"{text!r} names no port", "inputs")
+        found.append((name, -1 if text.startswith("^") else int(port or 0), row))
+    return found

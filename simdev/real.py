@@ -131,19 +131,27 @@ def load_costs(path: Path, graph: ComputationGraph) -> Costs:
 
 
 def choose(problem: Problem, count: int, seed: int, placers=PLACERS) -> list[tuple[str, np.ndarray]]:
-    """``count`` different placements: what several placers find (up to a third of them), the rest sampled."""
-    from simdev.execute.sampling import sample
+    """``count`` different placements: what several placers find (a sixth), these with more and more of their layers put
+    elsewhere (up to a half in all), the rest by :func:`simdev.execute.sampling.sample`."""
+    from simdev.execute.sampling import perturb, sample
 
     rng = np.random.default_rng(seed)
     found: list[tuple[str, np.ndarray]] = []
-    for name in placers[: count // 3]:
+
+    def add(name: str, devices: np.ndarray, most: int) -> None:
+        if len(found) < most and not any((devices == other).all() for _, other in found):
+            found.append((name, devices.astype(np.int32)))
+
+    for name in placers:
         spec, params = registry.find_placer(name)
         placement = spec.place(problem, rng=rng, budget=Budget(problem, evaluations=200), **params)
-        if not any((placement.devices == other).all() for _, other in found):
-            found.append((name, placement.devices.astype(np.int32)))
-    for name, devices in sample(problem, count, rng):
-        if len(found) < count and not any((devices == other).all() for _, other in found):
-            found.append((name, devices))
+        add(name, placement.devices, count // 6)
+    placed = list(found)
+    for share in (0.05, 0.1, 0.2, 0.4, 0.7):
+        for name, devices in placed:
+            add(f"{name}, {share:.0%} elsewhere", perturb(problem, devices, share, rng), count // 2)
+    for name, devices in sample(problem, 2 * count, rng):
+        add(name, devices, count)
     return found
 
 
@@ -173,7 +181,7 @@ def compare_real(
         key = Placement(devices).hash
         if key not in known:
             known[key] = {
-                "placement": key, **run_case(program, problem, costs, units, name, devices, repeats=repeats)
+                "placement": key, **run_case(program, problem, costs, units, name, devices, repeats=repeats, warmup=2)
             }  # fmt: skip
             with open(out / "cases.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(known[key]) + "\n")
@@ -283,47 +291,55 @@ def report_text(report: dict) -> list[str]:
 
 
 def profile_machine(
-    steps: list[str], units: tuple[str, ...], out: Path, kind: str, *, repeats: int, small: bool, seed: int
+    steps: list[str], units: tuple[str, ...], out: Path, *, repeats: int, small: bool, seed: int
 ) -> list[str]:
     """Measure the devices ``units``: writes ``machine.toml`` (a topology), ``costs.csv`` (measured costs by op
-    signature, read by ``--costs``) and ``profile.json`` (link sizes and times, time between ops, spread). Returns lines
-    that say what was found."""
+    signature, read by ``--costs``) and ``profile.json`` (links by size, time between ops, spread). CPU workers are of
+    the kind ``core``, GPUs of the kind ``gpu``. Returns lines that say what was found."""
     from simdev.costs import save_measured
-    from simdev.execute import profile as profiles
     from simdev.execute.host import check_units
+    from simdev.execute.link import device_file, profile_link, rates
+    from simdev.execute.profile import by_signature, profile_ops
 
     check_units(units)
-    if any(unit.startswith("cuda") for unit in units):
-        from simdev.execute.cuda import device_file, links, rates
-    else:
-        device_file, links, rates = profiles.device_file, profiles.cpu_links, profiles.core_rates
     out.mkdir(parents=True, exist_ok=True)
-    table: dict[str, float] = {}
+    groups = {
+        kind: [unit for unit in units if unit.startswith(word)] for kind, word in (("core", "cpu"), ("gpu", "cuda"))
+    }
+    tables: dict[str, dict[str, float]] = {kind: {} for kind, group in groups.items() if group}
     about, lines = [], []
     for entry in steps:
         program = load_program(entry, small=small, seed=seed)
-        found = [profiles.profile_ops(program, unit, repeats=repeats) for unit in units]
-        mean = np.mean([profile.op_ns for profile in found], axis=0)
-        table.update(profiles.by_signature(program.graph, mean))
-        for unit, profile in zip(units, found, strict=True):
-            name = program.graph.name
-            about.append({"graph": name, "unit": unit, "step_ns": profile.step_ns,
-                          "gap_ns": profile.gap_ns, "spread": profile.spread})  # fmt: skip
-            lines.append(f"{name} on {unit}: {profile.step_ns / 1e6:.2f} ms, {profile.gap_ns / 1e3:.2f} us "
-                         f"between ops, spread of op times {profile.spread:.1%}")  # fmt: skip
-    gap = float(np.median([row["gap_ns"] for row in about]))
-    link, speeds = links(units), rates(units)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(units)
-    write_text(out / "machine.toml", device_file(out.name, list(units), kind, memory, speeds, gap, link))
-    save_measured({kind: table}, out / "costs.csv")
-    document = {"ops": about, "link": link and {"bytes": list(link.sizes), "ns": list(link.ns),
-                "alpha_ns": link.alpha_ns, "bytes_per_s": link.bytes_per_s},
-                "flop_per_s": speeds[0], "bytes_per_s": speeds[1]}  # fmt: skip
-    write_text(out / "profile.json", json.dumps(document, indent=1) + "\n")
-    if link:
-        lines.append(f"link: {link.alpha_ns / 1e3:.2f} us + bytes / {link.bytes_per_s / 1e9:.2f} GB/s")
-    lines.append(f"rates: {speeds[0] / 1e9:.1f} GFLOP/s (f32 product), {speeds[1] / 1e9:.1f} GB/s (copy)")
-    lines.append(f"{out / 'machine.toml'}, {out / 'costs.csv'} ({len(table)} signatures), {out / 'profile.json'}")
+        name = program.graph.name
+        for kind, table in tables.items():
+            found = [profile_ops(program, unit, repeats=repeats) for unit in groups[kind]]
+            table.update(by_signature(program.graph, np.mean([profile.op_ns for profile in found], axis=0)))
+            for unit, profile in zip(groups[kind], found, strict=True):
+                about.append({"graph": name, "unit": unit, "step_ns": profile.step_ns, "gap_ns": profile.gap_ns,
+                              "spread": profile.spread})  # fmt: skip
+                lines.append(f"{name} on {unit}: {profile.step_ns / 1e6:.2f} ms, {profile.gap_ns / 1e3:.2f} us between "
+                             f"ops, spread of op times {profile.spread:.1%}")  # fmt: skip
+    kinds = {}
+    for kind in tables:
+        flops, bandwidth, memory = rates(groups[kind][0])
+        gap = float(np.median([row["gap_ns"] for row in about if row["unit"] in groups[kind]]))
+        share = len(groups[kind]) if kind == "core" else 1
+        kinds[kind] = {"units": groups[kind], "flop_per_s": flops, "bytes_per_s": bandwidth,
+                       "memory_bytes": memory // share, "gap_ns": gap}  # fmt: skip
+        lines.append(f"{kind}: {flops / 1e9:.1f} GFLOP/s (f32 product), {bandwidth / 1e9:.1f} GB/s (copy)")
+    links = {}
+    for at, first in enumerate(units):
+        for second in units[at + 1 :]:
+            link = links[first, second] = profile_link(first, second)
+            lines.append(
+                f"{first} - {second}: {link.alpha_ns / 1e3:.2f} us + bytes / {link.bytes_per_s / 1e9:.2f} GB/s"
+            )
+    write_text(out / "machine.toml", device_file(out.name, kinds, links))
+    save_measured(tables, out / "costs.csv")
+    told = [{"ends": ends, "bytes": link.sizes, "ns": link.ns} for ends, link in links.items()]
+    write_text(out / "profile.json", json.dumps({"ops": about, "kinds": kinds, "links": told}, indent=1) + "\n")
+    count = sum(map(len, tables.values()))
+    lines.append(f"{out / 'machine.toml'}, {out / 'costs.csv'} ({count} signatures), {out / 'profile.json'}")
     return lines
 
 

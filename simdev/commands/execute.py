@@ -78,7 +78,6 @@ def profile(
     device: Annotated[
         list[str] | None, typer.Option("--device", help="cpu:CORE or cuda:GPU, as often as needed.")
     ] = None,
-    kind: Annotated[str, typer.Option(help="Name of the device kind in the files.")] = "core",
     repeats: RepeatsOption = 10,
     small: SmallOption = False,
     seed: SeedOption = 0,
@@ -87,7 +86,7 @@ def profile(
     from simdev import real
 
     positive(repeats, "--repeats")
-    found = real.profile_machine(steps, tuple(device or ["cpu:0"]), out, kind, repeats=repeats, small=small, seed=seed)
+    found = real.profile_machine(steps, tuple(device or ["cpu:0"]), out, repeats=repeats, small=small, seed=seed)
     for line in found:
         print(line)
 

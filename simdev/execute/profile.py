@@ -1,25 +1,18 @@
-"""Profiles: what ops cost on a device of this machine, what a transfer between two of them costs, as a device file."""
+"""Profiles of ops: what the ops of a step cost on a device of this machine."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from simdev.costs import FREE_KINDS
-from simdev.execute.cpu import settle
 from simdev.execute.host import Execution, execute
 from simdev.execute.program import Program
-from simdev.execute.shared import Shared
-from simdev.execute.worker import clock
 from simdev.graph import ComputationGraph
-
-LINK_SIZES = tuple(4**k for k in range(3, 13))  # bytes: 64 to 16 MiB
 
 
 @dataclass(frozen=True)
@@ -88,132 +81,3 @@ def _busy(program: Program, unit: str):
     finally:
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-@dataclass(frozen=True)
-class LinkProfile:
-    """A channel between two workers: ``alpha_ns`` and ``bytes_per_s`` fitted to the medians ``ns`` of ``sizes`` bytes
-    by least relative error."""
-
-    sizes: tuple[int, ...]
-    ns: tuple[float, ...]
-    alpha_ns: float
-    bytes_per_s: float
-
-
-def profile_cpu_link(first: int, second: int, *, repeats: int = 60) -> LinkProfile:
-    """Time from the start of a send on core ``first`` until core ``second`` sees it, averaged over both ways, by the
-    way that the executor sends: a copy into shared memory and a word that says so."""
-    shared = Shared()
-    shared.reserve("flag", 16)
-    shared.reserve("there", max(LINK_SIZES), np.uint8)
-    shared.reserve("back", max(LINK_SIZES), np.uint8)
-    shared.reserve("times", (len(LINK_SIZES), repeats))
-    shared.open()
-    children = []
-    for number, core in enumerate((first, second)):
-        child = os.fork()
-        if not child:
-            try:
-                settle(core)
-                _ping_pong(shared, number, repeats)
-            finally:
-                os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-    times = np.median(shared.array("times"), axis=1) / 2
-    alpha, rate = fit_line(LINK_SIZES, times)
-    return LinkProfile(LINK_SIZES, tuple(times.tolist()), alpha, rate)
-
-
-def _ping_pong(shared: Shared, number: int, repeats: int) -> None:
-    import ctypes
-
-    flag, times = shared.words("flag"), shared.words("times")
-    slot = shared.array("back" if number else "there").ctypes.data
-    end = time.monotonic() + 60
-    turn = 0
-    for row, size in enumerate(LINK_SIZES):
-        source = torch.ones(size, dtype=torch.uint8)
-        for repeat in range(repeats):
-            turn += 1
-            begin = clock()
-            if number == 0:
-                ctypes.memmove(slot, source.data_ptr(), size)
-                flag[0] = turn
-            while flag[8 if number == 0 else 0] < turn:
-                os.sched_yield()
-                if time.monotonic() > end:
-                    return
-            if number == 1:
-                source.add_(1)  # what is sent was just computed
-                ctypes.memmove(slot, source.data_ptr(), size)
-                flag[8] = turn
-            else:
-                times[row * repeats + repeat] = clock() - begin
-                source.add_(1)
-
-
-def fit_line(sizes, ns) -> tuple[float, float]:
-    """``alpha`` ns and ``bytes_per_s`` of ``ns = alpha + bytes * 1e9 / bytes_per_s``, by least relative error."""
-    sizes, ns = np.asarray(sizes, float), np.asarray(ns, float)
-    rows = np.stack([1 / ns, sizes / ns], axis=1)
-    (alpha, slope), *_ = np.linalg.lstsq(rows, np.ones(len(ns)), rcond=None)
-    return max(float(alpha), 1.0), 1e9 / max(float(slope), 1e-9)
-
-
-def core_rates(units: tuple[str, ...]) -> tuple[float, float]:
-    """FLOP/s of a large f32 matrix product and bytes/s of a large copy (read and written) on the first of ``units``."""
-    shared = Shared()
-    shared.reserve("times", 2)
-    shared.open()
-    child = os.fork()
-    if not child:
-        try:
-            settle(int(units[0].partition(":")[2]))
-            a, big = torch.ones(1024, 1024), torch.ones(32 << 20)
-            target = torch.empty_like(big)
-            for row, work in enumerate((lambda: a @ a, lambda: target.copy_(big))):
-                shared.words("times")[row] = min(_timed(work) for _ in range(8))
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    product, copy = shared.array("times")
-    return 2 * 1024**3 / product * 1e9, 2 * 4 * (32 << 20) / copy * 1e9
-
-
-def _timed(work) -> int:
-    begin = clock()
-    work()
-    return clock() - begin
-
-
-def device_file(name: str, units: list[str], kind: str, memory_bytes: int, rates, gap_ns: float, link) -> str:
-    """A topology in TOML for the CPU workers ``units``, from what was measured."""
-    flops, bandwidth = rates
-    lines = [
-        f'name = "{name}"',
-        f'description = "{len(units)} workers on single cores of one machine, measured by simdev profile"',
-        f"[kind.{kind}]",
-        f"memory_gib = {memory_bytes / 2**30:.3f}",
-        f"memory_gb_per_s = {bandwidth / 1e9:.3f}",
-        f"peak_tflops = {{ f32 = {flops / 1e12:.5f} }}",
-        f"launch_us = {gap_ns / 1e3:.3f}",
-        f"dispatch_us = {gap_ns / 1e3:.3f}",
-        "granularity = 64",
-        "[[device]]",
-        f"names = {[unit.replace(':', '') for unit in units]}".replace("'", '"'),
-        f'kind = "{kind}"',
-    ]
-    if link is not None:
-        pairs = [[a.replace(":", ""), b.replace(":", "")] for at, a in enumerate(units) for b in units[at + 1 :]]
-        lines += ["[[link]]", f"ends = {pairs}".replace("'", '"'), f"gb_per_s = {link.bytes_per_s / 1e9:.3f}",
-                  f"latency_us = {link.alpha_ns / 1e3:.3f}"]  # fmt: skip
-    return "\n".join(lines) + "\n"
-
-
-def cpu_links(units: tuple[str, ...]) -> LinkProfile | None:
-    """The channel between the first two of the CPU workers ``units`` (one for all pairs), None for a single one."""
-    cores = [int(unit.partition(":")[2]) for unit in units]
-    return profile_cpu_link(*cores[:2]) if len(cores) > 1 else None

@@ -10,7 +10,7 @@ from simdev.problem import Problem
 def sample(problem: Problem, count: int, rng: np.random.Generator) -> list[tuple[str, np.ndarray]]:
     """Up to ``count`` different placements, each (how it was made, device per op int32 ``(n,)``).
 
-    All on one device, a quarter cuts of the topological order, the others in turns: layers alternating, branches apart,
+    All on one device, an eighth cuts of the topological order, the others in turns: layers alternating, branches apart,
     runs of layers thrown on random devices (from 3 runs to one per layer), and single units at random.
     Colocation groups stay together and every op is on a device that has a kernel for it; memory is not looked at.
     """
@@ -30,7 +30,7 @@ def sample(problem: Problem, count: int, rng: np.random.Generator) -> list[tuple
         add(f"all on {device}", np.full(n, device))
     work = _unit_work(problem)
     share = np.cumsum(work) / max(work.sum(), 1)
-    cuts = max(1, count // 4)
+    cuts = max(1, count // 8)
     for number in range(1, cuts + 1):
         point = number / (cuts + 1)
         add(f"cut at {point:.2f}", np.minimum((share > point) + (share > (1 + point) / 2) * (devices > 2), devices - 1))
@@ -52,6 +52,18 @@ def sample(problem: Problem, count: int, rng: np.random.Generator) -> list[tuple
         lot = rng.integers(0, devices, runs)
         add(f"{runs} runs of layers", lot[np.searchsorted(borders, layers, side="right")])
     return found
+
+
+def perturb(problem: Problem, devices: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+    """``devices`` with ``share`` of the layers (at least one) put on a random device each."""
+    layers = _layers(problem)
+    most = int(layers.max()) + 1
+    units = np.zeros(problem.graph.n_units, np.int64)
+    units[problem.graph.unit_of_op] = devices
+    lot = rng.integers(0, problem.topology.n_devices, most)
+    chosen = np.zeros(most, bool)
+    chosen[rng.choice(most, max(1, round(share * most)), replace=False)] = True
+    return _settle(problem, np.where(chosen[layers], lot[layers], units).astype(np.int32))
 
 
 def _layers(problem: Problem) -> np.ndarray:

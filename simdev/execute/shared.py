@@ -45,3 +45,7 @@ class Shared:
         offset, shape, dtype = self._wanted[name]
         size = int(np.prod(shape)) * dtype.itemsize
         return memoryview(self._mapping)[offset : offset + size].cast("q")
+
+    def span(self) -> tuple[int, int]:
+        """Address and size in bytes of the mapping in this process."""
+        return np.frombuffer(self._mapping, np.uint8).ctypes.data, len(self._mapping)

@@ -47,6 +47,8 @@ class Job:
 class Worker:
     """Runs the ops of device ``number`` on a CPU core."""
 
+    device = torch.device("cpu")
+
     def __init__(self, job: Job, number: int):
         self.job, self.number = job, number
         self.program, self.graph = job.program, job.program.graph
@@ -161,7 +163,7 @@ class Worker:
         holes: list[tuple] = []
         args = [self._argument(item, (position,), holes, over) for position, item in enumerate(call.args)]
         kwargs = {
-            key: torch.device("cpu") if key == "device" else self._argument(item, (key,), holes, over)
+            key: self.device if key == "device" else self._argument(item, (key,), holes, over)
             for key, item in call.kwargs.items()
         }  # fmt: skip
         written = [
@@ -169,7 +171,7 @@ class Worker:
         ]  # fmt: skip
         made = [(position, value, self.program.layouts[value], self.program.value_bytes[value])
                 for position, value in call.made]  # fmt: skip
-        return _Step(call.function, args, kwargs, holes, made, written, tuple(over), call.seed)
+        return _Step(call.function, args, kwargs, holes, made, written, tuple(over), call.seed, self.device)
 
     def _argument(self, item, path, holes, over):
         if isinstance(item, Ref):
@@ -193,9 +195,9 @@ class Worker:
                     self.job.shared.words("peak")[self.number] = self.peak_of(lambda number=step: self._step(number))
                 else:
                     self._step(step)
-                self.control[self.row + DONE] = step + 1
                 if step == 0:
                     self._keep_results()
+                self.control[self.row + DONE] = step + 1
 
     def _wait_for_start(self, step: int) -> None:
         control, t0 = self.control, self.job.shared.words("t0")
@@ -388,8 +390,6 @@ class Worker:
         source = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self._source(value))[:size]
         return _view(source.clone(), layout)
 
-    device = torch.device("cpu")
-
     def _keep_results(self) -> None:
         """Put the results of the step where the caller finds them."""
         for value, tensor in self.results:
@@ -401,11 +401,12 @@ class Worker:
 class _Step:
     """A call with its arguments in place but for ``holes``: (path, ref, whether the register is the argument)."""
 
-    __slots__ = ("function", "args", "kwargs", "holes", "made", "written", "over", "seed", "filled", "flat", "scrap")
+    __slots__ = ("function", "args", "kwargs", "holes", "made", "written", "over", "seed", "filled", "flat", "scrap",
+                 "device")  # fmt: skip
 
-    def __init__(self, function, args, kwargs, holes, made, written, over, seed):
+    def __init__(self, function, args, kwargs, holes, made, written, over, seed, device):
         self.function, self.args, self.kwargs, self.holes = function, args, kwargs, holes
-        self.made, self.written, self.over, self.seed = made, written, over, seed
+        self.made, self.written, self.over, self.seed, self.device = made, written, over, seed, device
         self.scrap: list[int] = []  # values that nobody needs after this call
         self.filled: dict[Ref, torch.Tensor] = {}  # arguments that the call overwrites
         self.flat = all(len(path) == 1 and isinstance(path[0], int) for path, _, _ in holes)
@@ -419,7 +420,7 @@ class _Step:
             kwargs = {key: item.copy() if isinstance(item, list) else item for key, item in kwargs.items()}
         for path, ref, same in self.holes:
             if ref.source == "blank":
-                tensor = _blank(ref)
+                tensor = _blank(ref, self.device)
             else:
                 tensor = registers[ref.key]
                 if not same:
@@ -455,7 +456,7 @@ def _restride(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     return _view(tensor, layout)
 
 
-def _blank(ref: Ref, device=None) -> torch.Tensor:
+def _blank(ref: Ref, device) -> torch.Tensor:
     return _view(torch.empty(max(ref.key, 1), dtype=torch.uint8, device=device), ref.layout)
 
 

@@ -1,0 +1,186 @@
+"""Profiles of a machine: what a transfer between two of its devices costs, and how fast each of them is at best."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from simdev.errors import SimdevError
+from simdev.execute.cpu import settle
+from simdev.execute.shared import Shared
+from simdev.execute.worker import clock
+
+SIZES = tuple(4**k for k in range(3, 13))  # bytes: 64 to 16 MiB
+
+
+@dataclass(frozen=True)
+class LinkProfile:
+    """A channel between two devices: ``alpha_ns`` and ``bytes_per_s`` fitted to the medians ``ns`` of ``sizes`` bytes
+    by least relative error."""
+
+    sizes: tuple[int, ...]
+    ns: tuple[float, ...]
+    alpha_ns: float
+    bytes_per_s: float
+
+
+def profile_link(first: str, second: str, *, repeats: int = 60) -> LinkProfile:
+    """Time from the start of a send until the other device has it, mean of both ways.
+
+    Between CPU workers: a copy into shared memory and a word that says so, as the executor sends. Between CPU and GPU:
+    a copy of pinned memory. Between GPUs: through the host, both copies.
+    """
+    gpus = [int(unit.partition(":")[2]) for unit in (first, second) if unit.startswith("cuda")]
+    if not gpus:
+        cores = [int(unit.partition(":")[2]) for unit in (first, second)]
+        times = _measure([lambda shared, n=n: _ping_pong(shared, n, cores[n], repeats) for n in (0, 1)], repeats)
+    else:
+        times = sum(_measure([lambda shared, gpu=gpu: _copy_both_ways(shared, gpu, repeats)], repeats) for gpu in gpus)
+    alpha, rate = fit_line(SIZES, times)
+    return LinkProfile(SIZES, tuple(times.tolist()), alpha, rate)
+
+
+def _measure(bodies: list[Callable[[Shared], None]], repeats: int) -> np.ndarray:
+    """Run each body in a process of its own; medians over the repeats of half a way there and back, per size."""
+    shared = Shared()
+    shared.reserve("flag", 16)
+    shared.reserve("there", max(SIZES), np.uint8)
+    shared.reserve("back", max(SIZES), np.uint8)
+    shared.reserve("times", (len(SIZES), repeats))
+    shared.open()
+    in_processes([lambda body=body: body(shared) for body in bodies])
+    return np.median(shared.array("times"), axis=1) / 2
+
+
+def in_processes(bodies: list[Callable[[], None]]) -> None:
+    """Run functions side by side, each in a fork of this process; an error in one is an error here."""
+    children = []
+    for body in bodies:
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                body()
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(child)
+    if any([os.waitpid(child, 0)[1] for child in children]):
+        raise SimdevError("a measurement ended with an error")
+
+
+def _ping_pong(shared: Shared, number: int, core: int, repeats: int) -> None:
+    settle(core)
+    flag, times = shared.words("flag"), shared.words("times")
+    slot = shared.array("back" if number else "there").ctypes.data
+    end = time.monotonic() + 60
+    turn = 0
+    for row, size in enumerate(SIZES):
+        source = torch.ones(size, dtype=torch.uint8)
+        for repeat in range(repeats):
+            turn += 1
+            begin = clock()
+            if number == 0:
+                ctypes.memmove(slot, source.data_ptr(), size)
+                flag[0] = turn
+            while flag[8 if number == 0 else 0] < turn:
+                os.sched_yield()
+                if time.monotonic() > end:
+                    raise SimdevError("no answer from the other core")
+            if number == 1:
+                source.add_(1)  # what is sent was just computed
+                ctypes.memmove(slot, source.data_ptr(), size)
+                flag[8] = turn
+            else:
+                times[row * repeats + repeat] = clock() - begin
+                source.add_(1)
+
+
+def _copy_both_ways(shared: Shared, gpu: int, repeats: int) -> None:
+    device, times = torch.device("cuda", gpu), shared.words("times")
+    for row, size in enumerate(SIZES):
+        host = torch.ones(size, dtype=torch.uint8, pin_memory=True)
+        there = torch.empty(size, dtype=torch.uint8, device=device)
+        for repeat in range(repeats):
+            torch.cuda.synchronize(device)
+            begin = clock()
+            there.copy_(host, non_blocking=True)
+            host.copy_(there, non_blocking=True)
+            torch.cuda.synchronize(device)
+            times[row * repeats + repeat] = clock() - begin
+
+
+def fit_line(sizes, ns) -> tuple[float, float]:
+    """``alpha`` ns and ``bytes_per_s`` of ``ns = alpha + bytes * 1e9 / bytes_per_s``, by least relative error."""
+    sizes, ns = np.asarray(sizes, float), np.asarray(ns, float)
+    rows = np.stack([1 / ns, sizes / ns], axis=1)
+    (alpha, slope), *_ = np.linalg.lstsq(rows, np.ones(len(ns)), rcond=None)
+    return max(float(alpha), 1.0), 1e9 / max(float(slope), 1e-9)
+
+
+def rates(unit: str) -> tuple[float, float, int]:
+    """FLOP/s of a large f32 matrix product, bytes/s of a large copy (read and written), and bytes of memory."""
+    shared = Shared()
+    shared.reserve("found", 3)
+    shared.open()
+    in_processes([lambda: _rate(shared, unit)])
+    product, copy, memory = (int(number) for number in shared.array("found"))
+    size = 1024 if unit.startswith("cpu") else 8192
+    return 2 * size**3 / product * 1e9, 2 * 4 * (32 << 20) / copy * 1e9, memory
+
+
+def _rate(shared: Shared, unit: str) -> None:
+    kind, _, number = unit.partition(":")
+    found = shared.words("found")
+    if kind == "cpu":
+        settle(int(number))
+        device, size = torch.device("cpu"), 1024
+        found[2] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    else:
+        device, size = torch.device("cuda", int(number)), 8192
+        found[2] = torch.cuda.get_device_properties(device).total_memory
+    a, big = torch.ones(size, size, device=device), torch.ones(32 << 20, device=device)
+    target = torch.empty_like(big)
+    for row, work in enumerate((lambda: a @ a, lambda: target.copy_(big))):
+        found[row] = min(_timed(work, device) for _ in range(8))
+
+
+def _timed(work: Callable[[], object], device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    begin = clock()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return clock() - begin
+
+
+def device_file(name: str, kinds: dict[str, dict], links: dict[tuple[str, str], LinkProfile]) -> str:
+    """A topology in TOML. ``kinds``: per kind its ``units``, ``flop_per_s``, ``bytes_per_s``, ``memory_bytes`` of one
+    of them, and ``gap_ns``, the time between ops."""
+    lines = [f'name = "{name}"', 'description = "devices of one machine, measured by simdev profile"']
+    for kind, facts in kinds.items():
+        lines += [
+            f"[kind.{kind}]",
+            f"memory_gib = {facts['memory_bytes'] / 2**30:.3f}",
+            f"memory_gb_per_s = {facts['bytes_per_s'] / 1e9:.3f}",
+            f"peak_tflops = {{ f32 = {facts['flop_per_s'] / 1e12:.5f} }}",
+            f"launch_us = {facts['gap_ns'] / 1e3:.3f}",
+            f"dispatch_us = {facts['gap_ns'] / 1e3:.3f}",
+            f"granularity = {64 if facts['units'][0].startswith('cpu') else 512}",
+        ]
+    for kind, facts in kinds.items():
+        for unit in facts["units"]:
+            host = "\nhost = true" if unit.startswith("cpu") and len(kinds) > 1 else ""
+            lines.append(f'[[device]]\nname = "{unit.replace(":", "")}"\nkind = "{kind}"{host}')
+    for (first, second), link in links.items():
+        ends = f'["{first.replace(":", "")}", "{second.replace(":", "")}"]'
+        lines.append(f"[[link]]\nends = {ends}\ngb_per_s = {link.bytes_per_s / 1e9:.3f}")
+        lines.append(f"latency_us = {link.alpha_ns / 1e3:.3f}")
+    return "\n".join(lines) + "\n"

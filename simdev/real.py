@@ -107,7 +107,7 @@ def profile_costs(program: Program, topology: Topology, repeats: int) -> Costs:
             for row, (unit, other) in enumerate(zip(units, others, strict=True))
         ]
     )
-    return Costs(alone, np.maximum(alone, loaded))
+    return Costs(alone, loaded)
 
 
 def save_costs(costs: Costs, graph: ComputationGraph, path: Path) -> None:
@@ -161,9 +161,9 @@ def compare_real(
     """Simulate and execute placements of one step; resumes what ``out`` holds. Returns the rows.
 
     ``out`` gets ``costs.npz`` (op times alone and beside a busy neighbour), ``cases.jsonl`` (a row per placement, see
-    :func:`simdev.execute.compare.run_case`) and ``about.json``.
+    :func:`simdev.execute.compare.run_case` and ``predict``) and ``about.json``.
     """
-    from simdev.execute.compare import run_case
+    from simdev.execute.compare import predict, run_case
 
     topology = load_topology(machine)
     units = units_of(topology)
@@ -174,26 +174,27 @@ def compare_real(
         save_costs(profile_costs(program, topology, repeats), program.graph, out / "costs.npz")
     costs = load_costs(out / "costs.npz", program.graph)
     problem = real_problem(program, topology, costs)
-    write_text(out / "about.json", json.dumps(_about(entry, program, topology, units), indent=1) + "\n")
+    write_text(out / "about.json", json.dumps(_about(entry, program, topology, units, costs), indent=1) + "\n")
     known = {row["placement"]: row for row in _read_rows(out / "cases.jsonl")}
     rows = []
     for name, devices in choose(problem, placements, seed):
         key = Placement(devices).hash
         if key not in known:
-            known[key] = {
-                "placement": key, **run_case(program, problem, costs, units, name, devices, repeats=repeats, warmup=2)
-            }  # fmt: skip
+            measured = run_case(program, problem, units, name, devices, repeats=repeats, warmup=2)
+            known[key] = {"placement": key, **measured}
             with open(out / "cases.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(known[key]) + "\n")
+        known[key].update(predict(problem, Placement(devices)))
         row = known[key]
         rows.append(row)
         error = row["simulated_ns"] / row["measured_ns"] - 1
         say(f"{name:28} measured {row['measured_ns'] / 1e6:9.2f} ms  simulated {row['simulated_ns'] / 1e6:9.2f} ms  "
             f"{error:+.1%}")  # fmt: skip
+    write_text(out / "cases.jsonl", "".join(json.dumps(row) + "\n" for row in known.values()))
     return rows
 
 
-def _about(entry: str, program: Program, topology: Topology, units) -> dict:
+def _about(entry: str, program: Program, topology: Topology, units, costs: Costs) -> dict:
     import torch
 
     from simdev.circumstances import machine
@@ -202,6 +203,7 @@ def _about(entry: str, program: Program, topology: Topology, units) -> dict:
         "entry": entry, "graph": program.graph.name, "fingerprint": program.graph.fingerprint,
         "ops": program.graph.n_ops, "topology": topology.name, "units": list(units), "machine": machine(),
         "torch": torch.__version__, "cores": len(os.sched_getaffinity(0)),
+        "loaded": float(costs.loaded.sum() / costs.alone.sum() - 1),
     }  # fmt: skip
 
 
@@ -343,7 +345,7 @@ def profile_machine(
     return lines
 
 
-PREDICTORS = {"simulated_ns": "model", "machine_ns": "model + machine"}  # simulate, simulate_machine
+PREDICTORS = {"simulated_ns": "model", "machine_ns": "model + own copies"}  # simulate, simulate_machine
 PARTS = {"ops": "#d62728", "channel": "#1f77b4", "copies": "#9467bd", "dispatch": "#7f7f7f", "rest": "#c7c7c7"}
 
 
@@ -352,12 +354,14 @@ def report(folders: list[Path], out: Path) -> list[dict[str, str]]:
     lines."""
     from simdev.execute.compare import error_parts, figures
 
-    found = {}
+    found, loads = {}, {}
     for folder in folders:
         rows = _read_rows(folder / "cases.jsonl")
         if rows:
             about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+            rows = [row for row in rows if "simulated_ns" in row]
             found[about["graph"]] = rows
+            loads[about["graph"]] = about["loaded"]
     if not found:
         raise InvalidInput("no cases.jsonl here", source=folders[0])
     lines, parts = [], {}
@@ -378,11 +382,11 @@ def report(folders: list[Path], out: Path) -> list[dict[str, str]]:
     _draw_parts(parts, out / "parts.png")
     header = list(lines[0])
     write_text(out / "figures.csv", "\n".join(",".join(line) for line in [header, *(x.values() for x in lines)]) + "\n")
-    write_text(out / "report.md", _markdown(lines, parts))
+    write_text(out / "report.md", _markdown(lines, parts, loads))
     return lines
 
 
-def _markdown(lines: list[dict[str, str]], parts: dict[str, dict[str, float]]) -> str:
+def _markdown(lines: list[dict[str, str]], parts: dict[str, dict[str, float]], loads: dict[str, float]) -> str:
     def table(header, rows):
         return ["| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]]
 
@@ -393,6 +397,8 @@ def _markdown(lines: list[dict[str, str]], parts: dict[str, dict[str, float]]) -
     text += table(["graph", *PARTS], [
         [graph.partition("[")[0], *(f"{part[key]:+.1%}" for key in PARTS)] for graph, part in parts.items()
     ])  # fmt: skip
+    text += ["", "The same ops beside a core that runs the same step, against alone, summed over the step: "
+             + ", ".join(f"{graph.partition('[')[0]} {load:+.1%}" for graph, load in loads.items()) + "."]  # fmt: skip
     return "\n".join([*text, "", "![Parts of the error](parts.png)", ""])
 
 

@@ -18,7 +18,7 @@ from simdev.sim import Schedule, simulate
 @dataclass(frozen=True)
 class Costs:
     """Measured costs of a step on each device of a problem: int64 ``(D, n)`` ns of ops that run ``alone``, and while
-    the other devices run the same step (``loaded``)."""
+    another runs the same step (``loaded``)."""
 
     alone: np.ndarray
     loaded: np.ndarray
@@ -33,66 +33,31 @@ def with_costs(problem: Problem, op_ns: np.ndarray, transfer_ns: np.ndarray | No
     return replace(problem, costs=table)
 
 
-def simulate_machine(problem: Problem, placement: Placement, costs: Costs, rounds: int = 3) -> Schedule:
-    """The step under the execution model, with two things that CPU workers have and the model has not.
-
-    Workers share caches and memory: an op costs what lies between its time alone and its time beside busy neighbours,
-    by the share of it during which the other devices work in the schedule before (``rounds`` times). And there is no
-    copy engine: the time of a copy is the sender's, at the end of the op, so that only the latency of the channel is
-    left to the transfer.
-    """
+def simulate_machine(problem: Problem, placement: Placement) -> Schedule:
+    """The step under the execution model, but for devices without a copy engine: the time of a copy is the sender's, at
+    the end of the op, and only the latency of the channel is left to the transfer."""
     graph, old, devices = problem.graph, problem.costs, placement.devices
-    copy = np.zeros(graph.n_ops, np.int64)
-    latency = int(problem.topology.pair_latency_ns.max())
     away = devices[graph.edge_source] != devices[graph.consumers]
-    sends = np.unique(np.stack([graph.edge_tensor[away], devices[graph.consumers[away]]]), axis=1)
-    sender = devices[graph.tensor_producer[sends[0]]]
-    lasts = old.transfer_ns[old.pair_class[sender, sends[1]], sends[0]]
-    np.add.at(copy, graph.tensor_producer[sends[0]], np.maximum(lasts, 1))
+    tensor, target = np.unique(np.stack([graph.edge_tensor[away], devices[graph.consumers[away]]]), axis=1)
+    maker = graph.tensor_producer[tensor]
+    copy = np.zeros(graph.n_ops, np.int64)
+    np.add.at(copy, maker, old.transfer_ns[old.pair_class[devices[maker], target], tensor])
+    moves = np.full(graph.n_tensors, max(int(problem.topology.pair_latency_ns.max()), 1), np.int64)
     calm = replace(problem, rules=replace(problem.rules, contention="none"))
-    moves = np.full(graph.n_tensors, max(latency, 1), np.int64)
-    schedule = simulate(with_costs(calm, costs.alone + copy, moves), placement)
-    for _ in range(rounds):
-        share = busy_beside(devices, schedule, problem.topology.n_devices)
-        op_ns = np.rint(costs.alone + share * (costs.loaded - costs.alone)).astype(np.int64)
-        schedule = simulate(with_costs(calm, op_ns + copy, moves), placement)
-    return schedule
+    return simulate(with_costs(calm, old.device_op_ns + copy, moves), placement)
 
 
-def busy_beside(devices: np.ndarray, schedule: Schedule, n_devices: int) -> np.ndarray:
-    """float ``(n,)``: the share of each op's time during which the other devices run ops, averaged over them."""
-    share = np.zeros(len(devices))
-    for number in range(n_devices):
-        ops = np.flatnonzero(devices == number)
-        order = ops[np.argsort(schedule.op_start[ops], kind="stable")]
-        begin, end = schedule.op_start[order], schedule.op_finish[order]
-        done = np.concatenate([[0], np.cumsum(end - begin)])
+def run_case(program: Program, problem: Problem, units, name: str, devices, **options) -> dict:
+    """Execute one placement; the measured part of a row of the journal. Times in ns, memory in bytes.
 
-        def busy_until(times, begin=begin, end=end, done=done):
-            at = np.searchsorted(begin, times, side="right") - 1
-            inside = np.clip(times - begin[np.maximum(at, 0)], 0, (end - begin)[np.maximum(at, 0)])
-            return np.where(at >= 0, done[np.maximum(at, 0)] + inside, 0)
-
-        other = np.flatnonzero(devices != number)
-        if len(order) and len(other):
-            length = np.maximum(schedule.op_finish[other] - schedule.op_start[other], 1)
-            overlap = busy_until(schedule.op_finish[other]) - busy_until(schedule.op_start[other])
-            share[other] += overlap / length / max(n_devices - 1, 1)
-    return share
-
-
-def run_case(program: Program, problem: Problem, costs: Costs, units, name: str, devices, **options) -> dict:
-    """Execute and simulate one placement; a row of the journal. Times in ns, memory in bytes.
-
-    ``simulated_ns`` follows the execution model with costs measured alone, ``machine_ns`` is
-    :func:`simulate_machine`'s. The rest puts measured things in place of predicted ones, one after the other, all from
-    the step of median length: ``ops_ns`` has its op times, ``channel_ns`` its transfer times too, in ``copies_ns`` the
-    copies are the sender's time, in ``gaps_ns`` every op has the time between ops, too.
+    The times that end in ``_ns`` besides ``measured_ns`` are simulations with measured things in place of predicted
+    ones, one after the other, all from the step of median length: ``ops_ns`` has its op times, ``channel_ns`` its
+    transfer times too, in ``copies_ns`` the copies are the sender's time, in ``gaps_ns`` every op has the time between
+    ops, too.
     """
     execution = execute(program, devices, units, policy=problem.rules.policy, **options)
     schedule = step_schedule(program, execution, devices, problem.topology)
     placement = Placement(devices)
-    alone = simulate(with_costs(problem, costs.alone), placement)
     order = np.zeros(program.graph.n_units, np.int64)
     order[program.graph.unit_of_op] = devices
     return {
@@ -100,16 +65,23 @@ def run_case(program: Program, problem: Problem, costs: Costs, units, name: str,
         "unit_devices": "".join(np.base_repr(device, 36) for device in order),
         "samples_ns": execution.step_ns.tolist(),
         "measured_ns": int(schedule.step_ns),
-        "simulated_ns": int(alone.step_ns),
-        "machine_ns": int(simulate_machine(problem, placement, costs).step_ns),
         **replays(program, problem, schedule, placement),
         "op_sum_ns": int((schedule.op_finish - schedule.op_start).sum()),
-        "alone_sum_ns": int(costs.alone[devices, np.arange(len(devices))].sum()),
         "sent_sum_ns": int((schedule.transfer_finish - schedule.transfer_start).sum()),
         "comm_bytes": int(schedule.comm_bytes),
         "transfers": len(schedule.transfer_tensor),
         "peak_bytes": schedule.peak_bytes.tolist(),
-        "simulated_peak_bytes": alone.peak_bytes.tolist(),
+    }
+
+
+def predict(problem: Problem, placement: Placement) -> dict:
+    """The simulated part of a row: ``simulated_ns`` by the execution model, ``machine_ns`` by
+    :func:`simulate_machine`."""
+    schedule = simulate(problem, placement)
+    return {
+        "simulated_ns": int(schedule.step_ns),
+        "machine_ns": int(simulate_machine(problem, placement).step_ns),
+        "simulated_peak_bytes": schedule.peak_bytes.tolist(),
     }
 
 

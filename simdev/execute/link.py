@@ -17,6 +17,7 @@ from simdev.execute.shared import Shared
 from simdev.execute.worker import clock
 
 SIZES = tuple(4**k for k in range(3, 13))  # bytes: 64 to 16 MiB
+AREA = 96 << 20  # bytes that transfers go through in turn: as in a step, the target is in no cache
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ def _measure(bodies: list[Callable[[Shared], None]], repeats: int) -> np.ndarray
     """Run each body in a process of its own; medians over the repeats of half a way there and back, per size."""
     shared = Shared()
     shared.reserve("flag", 16)
-    shared.reserve("there", max(SIZES), np.uint8)
-    shared.reserve("back", max(SIZES), np.uint8)
+    shared.reserve("there", AREA, np.uint8)
+    shared.reserve("back", AREA, np.uint8)
     shared.reserve("times", (len(SIZES), repeats))
     shared.open()
     in_processes([lambda body=body: body(shared) for body in bodies])
@@ -78,13 +79,18 @@ def in_processes(bodies: list[Callable[[], None]]) -> None:
 def _ping_pong(shared: Shared, number: int, core: int, repeats: int) -> None:
     settle(core)
     flag, times = shared.words("flag"), shared.words("times")
-    slot = shared.array("back" if number else "there").ctypes.data
+    area = shared.array("back" if number else "there")
+    area[:] = 0
+    start = area.ctypes.data
     end = time.monotonic() + 60
-    turn = 0
+    turn, at = 0, 0
     for row, size in enumerate(SIZES):
         source = torch.ones(size, dtype=torch.uint8)
+        step = max(size, 64 << 10)  # small ones far apart, too
         for repeat in range(repeats):
             turn += 1
+            at = at + step if at + 2 * step <= AREA else 0
+            slot = start + at
             begin = clock()
             if number == 0:
                 ctypes.memmove(slot, source.data_ptr(), size)

@@ -184,7 +184,7 @@ def compare_real(
             known[key] = {"placement": key, **measured}
             with open(out / "cases.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(known[key]) + "\n")
-        known[key].update(predict(problem, Placement(devices)))
+        known[key].update(predict(problem, Placement(devices), costs))
         row = known[key]
         rows.append(row)
         error = row["simulated_ns"] / row["measured_ns"] - 1
@@ -345,7 +345,7 @@ def profile_machine(
     return lines
 
 
-PREDICTORS = {"simulated_ns": "model", "machine_ns": "model + own copies"}  # simulate, simulate_machine
+PREDICTORS = {"simulated_ns": "model", "machine_ns": "model, machine"}  # simulate, simulate_machine
 PARTS = {"ops": "#d62728", "channel": "#1f77b4", "copies": "#9467bd", "dispatch": "#7f7f7f", "rest": "#c7c7c7"}
 
 
@@ -373,7 +373,8 @@ def report(folders: list[Path], out: Path) -> list[dict[str, str]]:
                 "graph": graph.partition("[")[0], "predictor": predictor, "placements": str(got["placements"]),
                 "step ms": f"{np.median([row['measured_ns'] for row in rows]) / 1e6:.0f}",
                 "noise": f"{got['noise']:.1%}", "error": f"{got['error']:.1%}", "worst": f"{got['worst']:.1%}",
-                "bias": f"{got['bias']:+.1%}", "tau": f"{got['tau']:.3f}", "pairs": f"{got['pairs']:.1%}",
+                "bias": f"{got['bias']:+.1%}", "tau": f"{got['tau']:.3f}", "tau noise": f"{got['tau_noise']:.3f}",
+                "pairs": f"{got['pairs']:.1%}",
                 "regret": f"{got['regret']:.1%}", "peak error": f"{got['peak_error']:.1%}",
                 "missed OOM": f"{got['missed']:.1%}", "false alarms": f"{got['false_alarms']:.1%}",
             })  # fmt: skip

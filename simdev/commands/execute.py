@@ -110,3 +110,16 @@ def compare_real(
     lines = real.report([out], out)
     print_table(list(lines[0]), [list(line.values()) for line in lines])
     print(f"{out / 'report.md'}, {out / 'scatter.png'}")
+
+
+@command("measured")
+def measured(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that compare-real wrote.")],
+    out: FolderOption,
+) -> None:
+    """One report, with its pictures, over several comparisons with real runs."""
+    from simdev import real
+
+    lines = real.report(folders, out)
+    print_table(list(lines[0]), [list(line.values()) for line in lines])
+    print(f"{out / 'report.md'}, {out / 'figures.csv'}, {out / 'scatter.png'}, {out / 'parts.png'}")

@@ -33,18 +33,26 @@ def with_costs(problem: Problem, op_ns: np.ndarray, transfer_ns: np.ndarray | No
     return replace(problem, costs=table)
 
 
-def simulate_machine(problem: Problem, placement: Placement) -> Schedule:
-    """The step under the execution model, but for devices without a copy engine: the time of a copy is the sender's, at
-    the end of the op, and only the latency of the channel is left to the transfer."""
+def simulate_machine(problem: Problem, placement: Placement, loaded: np.ndarray) -> Schedule:
+    """The step under the execution model, with what CPU workers have and the model has not.
+
+    Cores of one machine hold each other up: where more than one device has work, ops cost what they cost beside a busy
+    neighbour, ``loaded`` int64 ``(D, n)``. And a worker has no copy engine: the time of a copy is the sender's, at the
+    end of the op, so that only the latency of the channel is left to the transfer.
+    """
+    op_ns = problem.costs.device_op_ns
+    if len(np.unique(placement.devices)) > 1:
+        op_ns = np.where(op_ns < 0, -1, loaded)
     graph, old, devices = problem.graph, problem.costs, placement.devices
     away = devices[graph.edge_source] != devices[graph.consumers]
     tensor, target = np.unique(np.stack([graph.edge_tensor[away], devices[graph.consumers[away]]]), axis=1)
     maker = graph.tensor_producer[tensor]
     copy = np.zeros(graph.n_ops, np.int64)
-    np.add.at(copy, maker, old.transfer_ns[old.pair_class[devices[maker], target], tensor])
-    moves = np.full(graph.n_tensors, max(int(problem.topology.pair_latency_ns.max()), 1), np.int64)
+    latency = max(int(problem.topology.pair_latency_ns.max()), 1)
+    np.add.at(copy, maker, old.transfer_ns[old.pair_class[devices[maker], target], tensor] - latency)
+    moves = np.full(graph.n_tensors, latency, np.int64)
     calm = replace(problem, rules=replace(problem.rules, contention="none"))
-    return simulate(with_costs(calm, old.device_op_ns + copy, moves), placement)
+    return simulate(with_costs(calm, np.where(op_ns < 0, -1, op_ns + copy), moves), placement)
 
 
 def run_case(program: Program, problem: Problem, units, name: str, devices, **options) -> dict:
@@ -74,13 +82,13 @@ def run_case(program: Program, problem: Problem, units, name: str, devices, **op
     }
 
 
-def predict(problem: Problem, placement: Placement) -> dict:
+def predict(problem: Problem, placement: Placement, costs: Costs) -> dict:
     """The simulated part of a row: ``simulated_ns`` by the execution model, ``machine_ns`` by
     :func:`simulate_machine`."""
     schedule = simulate(problem, placement)
     return {
         "simulated_ns": int(schedule.step_ns),
-        "machine_ns": int(simulate_machine(problem, placement).step_ns),
+        "machine_ns": int(simulate_machine(problem, placement, costs.loaded).step_ns),
         "simulated_peak_bytes": schedule.peak_bytes.tolist(),
     }
 
@@ -121,6 +129,7 @@ def figures(rows: list[dict], predictor: str = "simulated_ns") -> dict:
     ``error``: mean of \\|predicted / measured - 1\\|, ``worst`` its maximum, ``bias`` the mean with sign; ``tau``:
     Kendall's, ties counted (tau-b); ``pairs``: share of the pairs whose measured times are over 5 % apart that are
     ordered right; ``regret``: measured time of the placement predicted to be fastest over the fastest measured, less 1;
+    ``tau_noise`` is the tau between the medians of the even and of the odd repeats: what noise alone leaves of it.
     ``noise``: mean over placements of (p90 - p10) / median of the repeats. Memory: ``peak_error`` mean relative error
     of the largest peak, and over capacities at each measured peak ``missed`` (predicted with 5 % in hand to fit, and
     does not) and ``false_alarms`` (the reverse), as shares of all cases.
@@ -134,6 +143,7 @@ def figures(rows: list[dict], predictor: str = "simulated_ns") -> dict:
     apart = np.maximum(measured[a], measured[b]) > 1.05 * np.minimum(measured[a], measured[b])
     right = (measured[a] < measured[b]) == (predicted[a] < predicted[b])
     noise = [np.subtract(*np.percentile(row["samples_ns"], [90, 10])) / row["measured_ns"] for row in rows]
+    halves = [[np.median(row["samples_ns"][half::2]) for row in rows] for half in (0, 1)]
     peak = np.array([max(row["peak_bytes"]) for row in rows], float)
     told = np.array([max(row["simulated_peak_bytes"]) for row in rows], float)
     fits, said = peak[:, None] <= peak[None], 1.05 * told[:, None] <= peak[None]
@@ -143,6 +153,7 @@ def figures(rows: list[dict], predictor: str = "simulated_ns") -> dict:
         "worst": float(np.abs(error).max()),
         "bias": float(error.mean()),
         "tau": float(kendalltau(measured, predicted).statistic),
+        "tau_noise": float(kendalltau(*halves).statistic),
         "pairs": float(right[apart].mean()) if apart.any() else 1.0,
         "regret": float(measured[np.argmin(predicted)] / measured.min() - 1),
         "noise": float(np.mean(noise)),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from simdev.errors import InvalidInput, SimdevError
+from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.execute.program import Program
 from simdev.execute.shared import Shared
 from simdev.execute.worker import DONE, FAILED, FIRST, GO, STOP, Job, Stopped, Worker
@@ -74,6 +74,8 @@ def execute(
 
 def check_units(units: tuple[str, ...]) -> None:
     """Raise :class:`InvalidInput` unless every unit is a core or GPU of this machine, and none is named twice."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise Unsupported("running placements needs Linux")
     cores = os.sched_getaffinity(0)
     for unit in units:
         kind, _, number = unit.partition(":")

@@ -27,7 +27,7 @@ ARRIVED, DONE, FAILED = 0, 1, 2  # words of a worker's row
 
 
 class Stopped(Exception):
-    """Another worker failed."""
+    """Another worker failed, or the caller is gone."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Worker:
     device = torch.device("cpu")
 
     def __init__(self, job: Job, number: int):
-        self.job, self.number = job, number
+        self.job, self.number, self.parent = job, number, os.getppid()
         self.program, self.graph = job.program, job.program.graph
         self.local = job.devices == number
         shared = job.shared
@@ -217,7 +217,7 @@ class Worker:
             pass
 
     def _pause(self) -> None:
-        if self.control[STOP]:
+        if self.control[STOP] or os.getppid() != self.parent:
             raise Stopped
         time.sleep(20e-6)
 

@@ -366,7 +366,7 @@ def _kind(name: str, table: object, source: str) -> DeviceKind:
         compute_efficiency=row.numbers("compute_efficiency", default={}),
         memory_efficiency=row.numbers("memory_efficiency", default={}),
         units=round(row.number("units", default=1)),
-        calibrated=row("calibrated", str, default=""),
+        calibrated=_device_file(row("calibrated", str, default=""), source),
         unsupported=tuple(str(item) for item in row("unsupported", list, default=[])),
     )
     row.finish()
@@ -386,6 +386,13 @@ def _kind(name: str, table: object, source: str) -> DeviceKind:
     if kind.slots < 1 or kind.granularity < 1:
         raise InvalidInput("slots and granularity must be at least 1", source=source, field=f"kind {name!r}")
     return kind
+
+
+def _device_file(name: str, source: str) -> str:
+    """A device file by name, or by a path that is relative to the topology's file."""
+    if not name.endswith(".toml"):
+        return name
+    return str(Path(source).parent / name)
 
 
 class _Fields:

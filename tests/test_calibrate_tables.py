@@ -4,7 +4,6 @@ import gzip
 import json
 import sys
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +30,7 @@ from simdev.graph import GraphBuilder
 from simdev.opcost.device import load_calibration, read_calibration
 from simdev.opcost.parts import Part
 from simdev.opcost.physics import baseline_s
-from simdev.topology import load_kinds
+from simdev.topology import load_topology
 
 DEVICE = "Tesla_V100-PCIE-32GB"
 
@@ -305,10 +304,19 @@ def test_commands_show_and_make_costs(simdev, folder, tmp_path):
     assert code == 2 and "--model" in err
 
 
-def test_a_topology_uses_a_device_file_by_path(folder, tmp_path):
+def test_a_topology_names_a_device_file_beside_it(folder, tmp_path):
     save_calibration(build(read_tables([folder]))["v100"], tmp_path / "mine.toml")
-    kind = replace(load_kinds()["v100-sxm2-16gb"], calibrated=str(tmp_path / "mine.toml"))
+    text = """
+    name = "mine"
+    kind.gpu = {memory_gib = 8, peak_tflops = { f32 = 14 }, memory_gb_per_s = 900, units = 80, calibrated = "mine.toml"}
+    device = [{ name = "gpu0", kind = "gpu" }]
+    """
+    (tmp_path / "machine.toml").write_text(text)
     builder = GraphBuilder("g")
     builder.op("mm", "addmm", signature="addmm(f32[64],f32[512,512],f32[512,64])->f32[512,64]", outputs=[512 * 64 * 4])
+    kind = load_topology(tmp_path / "machine.toml").kinds[0]
     ns, source = CostModel().op_costs(builder.build(), kind)
-    assert SOURCES[source[0]] == "fit" and ns[0] > kind.launch_ns
+    assert SOURCES[source[0]] == "fit" and ns[0] > 1
+    (tmp_path / "mine.npz").unlink()
+    with pytest.raises(InvalidInput, match="mine.npz"):
+        CostModel().op_costs(builder.build(), kind)

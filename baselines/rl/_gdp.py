@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -193,6 +193,7 @@ class ProximalPolicy:
         return np.asarray(self._draw(state["policy"], case.inputs, state["key"])[1][0])
 
 
+@cache  # compiled functions are kept with it
 def learner_functions(
     *, hidden, devices, sages, blocks, samples, epochs, rate, clip, entropy, entropy_end, entropy_updates
 ) -> ProximalPolicy:

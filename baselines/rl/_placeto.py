@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -251,6 +252,7 @@ def _costs(rewards: np.ndarray) -> np.ndarray:
     return np.minimum(rewards**2, LONGEST)
 
 
+@cache  # compiled functions are kept with it
 def learner_functions(*, hidden, devices, rounds, rows, **how) -> Episodes:
     """What ``placeto`` does, for cases of ``rows`` groups and ``devices`` columns."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from simdev.families import family_graph, family_split
+from simdev.families import family_split
 from simdev.reproduce.lab import Case, Found, Lab, chosen
 from simdev.reproduce.picture import bars, learning_curves
 from simdev.reproduce.stats import evaluations_to, geometric, interval, told
@@ -135,8 +135,7 @@ def _family(lab: Lab, family: str) -> dict[str, list[float]]:
 
 
 def _case(family: str, seed: int, topology: str) -> Case:
-    graph = family_graph(family, seed)
-    return Case(f"{graph.name}.npz", topology, graph)
+    return Case(f"{family}-family[seed={seed}]", topology)
 
 
 def ratios_to_best(runs: dict[str, list[Found]], cap: float = 10.0) -> dict[str, list[float]]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from simdev.costs import FREE_KINDS, CostTable, transfer_durations
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph import ComputationGraph, GraphBuilder
+from simdev.graph import ComputationGraph
 from simdev.placement import Placement
 from simdev.problem import Problem, Rules
 from simdev.sim import simulate
@@ -50,38 +50,37 @@ def step_ns(problem: Problem, placement: Placement, preset: str, engine: str = "
 def placeto(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
     """Each device gets a bus, a device of its own on which the sends of the device are ops."""
     graph, n_devices = problem.graph, problem.topology.n_devices
-    home = placement.devices[graph.tensor_producer]
-    readers = placement.devices[graph.consumers]
-    leaves = np.zeros(graph.n_tensors, bool)
-    leaves[graph.edge_tensor[readers != home[graph.edge_tensor]]] = True
+    n, home = graph.n_ops, placement.devices[graph.tensor_producer]
+    away = placement.devices[graph.consumers] != home[graph.edge_tensor]
+    sent = np.unique(graph.edge_tensor[away])  # tensors that leave their device
+    # A bus op is numbered behind the producer of its tensor; its own tensor is read by all who read from elsewhere.
+    owner = np.concatenate([np.arange(n), graph.tensor_producer[sent]])
+    order = np.argsort(owner, kind="stable")
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    bus_of = np.full(graph.n_tensors, -1)
+    bus_of[sent] = np.arange(n, len(order))
+    producer = np.concatenate([graph.tensor_producer, np.arange(n, len(order))])
+    size = np.concatenate([graph.tensor_bytes, np.zeros(len(sent), np.int64)])
+    tensor = np.concatenate([np.where(away, graph.n_tensors + bus_of[graph.edge_tensor] - n, graph.edge_tensor), sent])
+    reader = np.concatenate([graph.consumers, bus_of[sent]])
+    built = _graph(graph.name, len(order), number[producer], size, tensor, number[reader])
+    # The engine's two hops to and from the bus take 1 ns each.
+    whole = -(-graph.tensor_bytes[sent] * 1000 // PLACETO_BYTES_PER_US)
+    busy = np.maximum(1, whole - 2)
     free = np.array([kind in FREE_KINDS for kind in graph.kinds])[graph.op_kind]
-    builder = _copy_ops(graph)
-    device, ns = placement.devices.tolist(), _durations(problem)
-    gap = np.where(free, 0, PLACETO_GAP_NS).tolist()
-    for tensor in range(graph.n_tensors):
-        local = builder.tensor(int(graph.tensor_producer[tensor]), int(graph.tensor_bytes[tensor]))
-        remote = local
-        if leaves[tensor]:
-            # The engine's two hops to and from the bus take 1 ns each.
-            whole = -(-int(graph.tensor_bytes[tensor]) * 1000 // PLACETO_BYTES_PER_US)
-            bus = builder.op(f"bus {tensor}", "bus", inputs=[local], outputs=[0])
-            remote = builder.outputs(bus)[0]
-            device.append(n_devices + int(home[tensor]))
-            ns.append(max(1, whole - 2))
-            gap.append(PLACETO_BUS_GAP_NS + min(2, max(0, whole - 1)))
-        for edge in range(graph.consumer_ptr[tensor], graph.consumer_ptr[tensor + 1]):
-            builder.connect(local if readers[edge] == home[tensor] else remote, int(graph.consumers[edge]))
-    names = [one.name for one in problem.topology.devices]
-    devices = [Device(name, one.kind) for name, one in zip(names, problem.topology.devices, strict=True)]
-    devices += [Device(f"bus of {name}", one.kind) for name, one in zip(names, problem.topology.devices, strict=True)]
+    ns = np.concatenate([_durations(problem), busy])[order]
+    gap = np.concatenate([np.where(free, 0, PLACETO_GAP_NS), PLACETO_BUS_GAP_NS + np.maximum(0, whole - busy)])[order]
+    device = np.concatenate([placement.devices, n_devices + home[sent]])[order]
+    devices = [Device(one.name, one.kind) for one in problem.topology.devices]
+    devices += [Device(f"bus of {one.name}", one.kind) for one in problem.topology.devices]
     topology = _hub("placeto", devices, Link(("", ""), 1 << 50, 0))
-    built, order = _built(builder)
     pair = np.zeros((2 * n_devices, 2 * n_devices), np.int32)
     table = CostTable(
-        np.array([ns], np.int64)[:, order], np.zeros(2 * n_devices, np.int32), np.ones((1, built.n_tensors), np.int64),
-        pair, np.zeros(built.n_ops, np.int64), np.array(gap, np.int64)[order],
+        ns[None], np.zeros(2 * n_devices, np.int32), np.ones((1, built.n_tensors), np.int64), pair,
+        np.zeros(built.n_ops, np.int64), gap,
     )  # fmt: skip
-    return Problem(built, topology, table, Rules(contention="none")), Placement(np.array(device, np.int32)[order])
+    return Problem(built, topology, table, Rules(contention="none")), Placement(device.astype(np.int32))
 
 
 def baechi(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
@@ -96,32 +95,25 @@ def baechi(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
 
 def load(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
     """Every op and every crossing is an op without inputs on the device that bears it."""
-    graph, topology = problem.graph, problem.topology
-    builder = GraphBuilder(graph.name)
-    device, ns = [], []
-    for op in range(graph.n_ops):
-        builder.op(str(op), "op")
-        device.append(int(placement.devices[op]))
-        ns.append(int(problem.costs.device_op_ns[device[op], op]))
-    hosts = [number for number, one in enumerate(topology.devices) if one.host]
-    crossing = _crossing_ns(problem, hosts)
+    graph, topology, n_devices = problem.graph, problem.topology, problem.topology.n_devices
     home = placement.devices[graph.tensor_producer]
-    for tensor in range(graph.n_tensors):
-        edges = slice(graph.consumer_ptr[tensor], graph.consumer_ptr[tensor + 1])
-        there = set(placement.devices[graph.consumers[edges]].tolist()) - {int(home[tensor])}
-        for bearer in sorted(there | {int(home[tensor])}) if there else ():
-            if bearer not in hosts:
-                builder.op(f"crossing {tensor} {bearer}", "crossing")
-                device.append(bearer)
-                ns.append(int(crossing[bearer, tensor]))
-    built, order = _built(builder)
-    n_devices = topology.n_devices
+    target = placement.devices[graph.consumers]
+    away = target != home[graph.edge_tensor]
+    into = graph.edge_tensor[away].astype(np.int64) * n_devices + target[away]
+    out = graph.edge_tensor[away].astype(np.int64) * n_devices + home[graph.edge_tensor[away]]
+    tensor, bearer = np.divmod(np.unique(np.concatenate([into, out])), n_devices)
+    hosts = np.array([device.host for device in topology.devices])
+    tensor, bearer = tensor[~hosts[bearer]], bearer[~hosts[bearer]]
+    own = problem.costs.device_op_ns[placement.devices, np.arange(graph.n_ops)]
+    ns = np.concatenate([own, _crossing_ns(problem, np.flatnonzero(hosts).tolist())[bearer, tensor]])
+    none = np.zeros(0, np.int64)
+    built = _graph(graph.name, len(ns), none, none, none, none)
     table = CostTable(
-        np.array([ns], np.int64)[:, order], np.zeros(n_devices, np.int32), np.zeros((0, 0), np.int64),
-        np.full((n_devices, n_devices), -1, np.int32), np.zeros(built.n_ops, np.int64),
+        ns[None], np.zeros(n_devices, np.int32), np.zeros((0, 0), np.int64), np.full((n_devices, n_devices), -1),
+        np.zeros(len(ns), np.int64),
     )  # fmt: skip
-    alone = Topology("load", topology.devices)
-    return Problem(built, alone, table, Rules(contention="none")), Placement(np.array(device, np.int32)[order])
+    device = np.concatenate([placement.devices, bearer]).astype(np.int32)
+    return Problem(built, Topology("load", topology.devices), table, Rules(contention="none")), Placement(device)
 
 
 def ideal_links(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
@@ -139,14 +131,14 @@ PRESETS: dict[str, Callable[[Problem, Placement], tuple[Problem, Placement]]] = 
 }
 
 
-def _durations(problem: Problem) -> list[int]:
-    """The time of each op on the first accelerator, or where it has no kernel there, on the first device that has."""
+def _durations(problem: Problem) -> np.ndarray:
+    """int64 ``(n,)``: the time of each op on the first accelerator, or else on the first device with a kernel."""
     table = problem.costs.device_op_ns
     order = [*problem.topology.accelerators, *range(problem.topology.n_devices)]
     ns = table[order[0]].copy()
     for device in order[1:]:
         ns = np.where(ns < 0, table[device], ns)
-    return ns.tolist()
+    return ns
 
 
 def _crossing_ns(problem: Problem, hosts: list[int]) -> np.ndarray:
@@ -161,19 +153,21 @@ def _crossing_ns(problem: Problem, hosts: list[int]) -> np.ndarray:
     return np.stack(rows)
 
 
-def _copy_ops(graph: ComputationGraph) -> GraphBuilder:
-    builder = GraphBuilder(graph.name)
-    for op in range(graph.n_ops):
-        builder.op(str(op), graph.kinds[graph.op_kind[op]])
-    return builder
-
-
-def _built(builder: GraphBuilder) -> tuple[ComputationGraph, np.ndarray]:
-    """The graph, and int ``(n,)`` the handle of each of its ops: numbering anew may move them."""
-    names = [record["name"] for record in builder._ops]
-    graph = builder.build()
-    handle = {name: number for number, name in enumerate(names)}
-    return graph, np.array([handle[name] for name in graph.op_names])
+def _graph(name: str, n: int, producer, size, tensor, reader) -> ComputationGraph:
+    """``n`` ops that are known by their numbers alone; tensors ``producer`` and ``size`` ``(m,)`` in any order, and the
+    edges ``tensor`` (into them), ``reader`` ``(e,)``."""
+    order = np.argsort(producer, kind="stable")
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    edges = np.lexsort((reader, rank[tensor]))
+    count = np.bincount(rank[tensor], minlength=len(order))
+    zeros, m = np.zeros(n, np.int64), len(order)
+    columns = {column: zeros for column in ComputationGraph.OP_COLUMNS} | {"op_group": zeros - 1}
+    return ComputationGraph(
+        name=name, kinds=("op",), signatures=("op",), layers=("",), op_names=[str(op) for op in range(n)], **columns,
+        tensor_producer=producer[order], tensor_bytes=size[order], tensor_persistent=np.zeros(m, bool),
+        tensor_result=np.zeros(m, bool), consumer_ptr=np.concatenate([[0], np.cumsum(count)]), consumers=reader[edges],
+    )  # fmt: skip
 
 
 def _hub(name: str, devices: list[Device], like: Link) -> Topology:

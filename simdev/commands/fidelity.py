@@ -27,3 +27,19 @@ def fidelity(
         lines.append([group.goal, group.group, str(group.cases), str(group.left_out), *numbers, group.met])
     print_table(header, lines)
     print(f"{out / 'README.md'}, {out / 'cases.csv'}, {out / 'groups.csv'}, {out / 'scatter.png'}")
+
+
+@command("physics-report")
+def physics_report(
+    folder: Annotated[Path, typer.Argument(help="Result folder of simdev bench.")] = Path("leaderboard/standard"),
+    out: OutOption = Path("physics"),
+) -> None:
+    """Rank the placements of a result folder under the rules of other simulators; write the agreement."""
+    import sys
+
+    from simdev import physics_report as report
+
+    cases, notes = report.read_cases(folder, lambda text: print(text, file=sys.stderr))
+    report.write(cases, notes, out)
+    print_table(report.SUMMARY, report.summary(cases))
+    print(f"{out / 'README.md'}, {out / 'physics.csv'}, {out / 'times.csv'}")

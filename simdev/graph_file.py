@@ -15,7 +15,7 @@ from simdev.graph import ComputationGraph
 
 FORMAT = 1
 MAX_UNPACKED = 1 << 30  # a zip bomb is refused before it is unpacked
-MAX_MEMBERS = 64
+MAX_MEMBERS = 256
 # Deflate never makes more than about a thousand bytes of one, and zipfile unpacks it piece by piece; the other
 # methods can blow up a single piece.
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)

@@ -176,8 +176,19 @@ def test_workbooks_are_read_by_their_headers(tmp_path):
             CONVOLUTIONS,
             [None, None, 30, 16, 3, 4, 8, 5, 5, 0, 0, 2, 2, 0.1, "N/A*", 0.3, None, 13, 6],  # output given width first
             [None, None, 16, 16, 3, 4, 8, 3, 3, 1, 1, 1, 1, 0.2, 0.3, 0.4, None, 16, 16],
-            ["Recurrent Layers - GRU", None, "Hidden units"],
-            [None, None, 512, 16, 100],
+            [
+                "Recurrent Layers - GRU",
+                None,
+                "Hidden units",
+                "N",
+                "Timesteps",
+                None,
+                "Time Forward (msec) ",
+                "Time Backward wrt Inputs (msec)",
+                "Time Backward wrt Weights (msec)",
+            ],
+            [None, None, 512, 16, 100, None, 3, 4, 1],
+            [None, None, 512, 16, 100, None, "#DIV/0!", None, None],
         ],
     )
     assert next(iter(sheet_rows(path)))[0] == "V100 Results FP32"
@@ -191,6 +202,9 @@ def test_workbooks_are_read_by_their_headers(tmp_path):
         "conv3x3": ([square], [0.2e-3]),
         "conv_dgrad": ([square], [pytest.approx(0.3e-3)]),
         "conv_wgrad": ([strided, square], [pytest.approx(0.3e-3), 0.4e-3]),
+        "rnn": ([[3, 512, 16, 100]], [3e-3]),
+        "rnn_dgrad": ([[3, 512, 16, 100]], [4e-3]),
+        "rnn_wgrad": ([[3, 512, 16, 100]], [1e-3]),
     }
     assert list(found.problems.values()) == [1]
     path.write_bytes(path.read_bytes()[:300])

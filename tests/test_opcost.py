@@ -64,6 +64,10 @@ def test_signatures_are_taken_apart():
         ("native_layer_norm(f32[2,3,5],f32[5],normalized_shape=[5])->f32[2,3,5]", [("layer_norm", (6, 5))]),
         ("relu(f32[4])->f32[4]", [("vector", (16, 16))]),
         ("mm(f32[2,3],f32[5,4])->f32[2,4]", []),
+        (
+            "LSTM(f32[50,8,3],f32[1,20,3],f32[1,20,5])->f32[50,1,8,5]",
+            [("gemm", (1, 400, 20, 3)), ("rnn", (4, 5, 8, 50))],
+        ),
     ],
 )
 def test_parts_by_hand(text, expected):
@@ -90,6 +94,15 @@ def test_a_last_wave_costs_as_much_as_a_full_one():
     wave = 2 * 128 * 128 * 500 / 1e11
     assert one == pytest.approx(wave) and two == pytest.approx(2 * wave)
     assert wave < baseline_s("gemm", np.array([[1, 128 * 11, 128, 500]]), SHEET)[0] < 2 * wave * 1.01
+
+
+def test_the_steps_of_a_recurrent_layer_wait_for_each_other():
+    dims = np.array([[3, 128, 16, 1], [3, 128, 16, 40]])  # gates, hidden, batch, steps
+    one, forty = baseline_s("rnn", dims, SHEET)
+    assert forty == pytest.approx(40 * one) and one >= 4 * 3 * 128 * 128 / 1e11
+    assert work_flops("rnn_wgrad", dims).tolist() == [2 * 3 * 128**2 * 16, 2 * 3 * 128**2 * 16 * 40]
+    weights = baseline_s("rnn_wgrad", dims[1:], SHEET)
+    assert weights == baseline_s("gemm", np.array([[1, 384, 128, 640]]), SHEET)
 
 
 def test_small_filters_of_stride_one_may_multiply_less():
@@ -183,7 +196,7 @@ def test_shipped_device_files_cost_what_they_say(name):
         assert fit.source and 0.05 < fit.efficiency < 2, part
     big = Part("gemm", (1, 4096, 4096, 4096))
     seconds = device.durations([big], device.sheet, device.launch_ns)[0][0] / 1e9
-    assert 0.35 < 2 * 4096**3 / seconds / device.sheet.flops < 1.05
+    assert 0.2 < 2 * 4096**3 / seconds / device.sheet.flops < 1.05
     copy = Part("vector", (1 << 28, 1 << 28))
     seconds = device.durations([copy], device.sheet, device.launch_ns)[0][0] / 1e9
     assert 0.6 < (1 << 29) / seconds / device.sheet.bandwidth < 1

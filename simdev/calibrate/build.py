@@ -22,7 +22,8 @@ from simdev.opcost.device import Calibration, ClassFit, device_text
 from simdev.opcost.physics import Datasheet
 from simdev.opcost.trees import arrays_of
 
-CLASSES = ("linear", "gemm", "bmm", "conv3x3", "conv", "conv_dgrad", "conv_wgrad", "vector", "softmax", "layer_norm")
+CLASSES = ("linear", "gemm", "bmm", "conv3x3", "conv", "conv_dgrad", "conv_wgrad", "rnn", "rnn_dgrad", "rnn_wgrad",
+           "vector", "softmax", "layer_norm")  # fmt: skip
 BESIDE = {"conv": "conv3x3", "conv_dgrad": "conv3x3", "conv_wgrad": "conv3x3"}
 # Tables of some dozens of real layers beside tables of thousands of random shapes: a row counts for several.
 FEW_ROWS, FEW_WEIGHT = 200, 8.0

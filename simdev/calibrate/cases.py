@@ -25,6 +25,7 @@ from simdev.opcost.physics import GEMM_LIKE, moved_bytes, work_flops
 GOAL_OF = {
     **dict.fromkeys(("linear", "gemm", "bmm"), "F5 gemm"),
     **dict.fromkeys(("conv", "conv3x3", "conv_dgrad", "conv_wgrad"), "F5 conv"),
+    **dict.fromkeys(("rnn", "rnn_dgrad", "rnn_wgrad"), "recurrent"),
     **dict.fromkeys(("vector", "softmax", "layer_norm"), "F5 other"),
 }
 CONTRADICTORY = 0.25  # a label whose own nodes' times are so far from its whole is left out

@@ -16,6 +16,8 @@ from simdev.opcost.parts import conv_name
 SINGLE = re.compile(r"fp32", re.IGNORECASE)
 HALF = re.compile(r"mixed", re.IGNORECASE)  # 16-bit inputs on tensor cores, 32-bit sums
 DEVICE = re.compile(r"(?:^|_)([A-Za-z0-9]+)\.xlsx$")
+GATES = {"Vanilla": 1, "GRU": 3, "LSTM": 4}
+STEPS = (("rnn", "time forward"), ("rnn_dgrad", "time backward wrt inputs"), ("rnn_wgrad", "time backward wrt weights"))
 GRADIENTS = (("conv", "forward ("), ("conv_dgrad", "wrt inputs"), ("conv_wgrad", "wrt parameters"))
 
 
@@ -81,6 +83,13 @@ def _measured(section: str, row: _Row, found: Found, path: Path):
                 time = row.find(text)
                 if time:
                     yield conv_name((*dims, 1)) if part == "conv" else part, (*dims, 1), time
+            return
+    elif section.startswith("Recurrent Layers"):
+        dims = [row.find(name) for name in ("hidden units", "n", "timesteps")]
+        times = [(part, row.find(text)) for part, text in STEPS]
+        if None not in dims and all(time for _, time in times):
+            gates = GATES.get(section.split(" - ")[-1], 0)
+            yield from ((part, (gates, *map(int, dims)), time) for part, time in times if gates)
             return
     found.problems[f"{path}: a row of {section!r} that no class takes"] += 1
 

@@ -5,6 +5,8 @@
 * ``conv3x3`` (stride 1, no groups), ``conv`` (others), ``conv_dgrad``, ``conv_wgrad``
   ``(n, c, k, h, w, p, q, r, s, stride, groups)``: ``n`` images of ``(c, h, w)``, ``k`` filters of
   ``(c / groups, r, s)``, ``(p, q)`` outputs; the gradients have the dimensions of their forward.
+* ``rnn``, ``rnn_dgrad``, ``rnn_wgrad`` ``(gates, hidden, batch, steps)``: the recurrent products of a layer, one after
+  another (1 gate: plain, 3: GRU, 4: LSTM); those of its inputs are ``gemm``.
 * ``softmax``, ``softmax_backward``, ``layer_norm``, ``layer_norm_backward`` ``(rows, width)``.
 * ``vector`` ``(bytes read, bytes written)``: elementwise ops, copies, fills, sums.
 
@@ -19,7 +21,7 @@ from math import prod
 from simdev.opcost.signature import Signature
 
 DIMENSIONS = {
-    **dict.fromkeys(("linear", "gemm", "bmm"), 4),
+    **dict.fromkeys(("linear", "gemm", "bmm", "rnn", "rnn_dgrad", "rnn_wgrad"), 4),
     **dict.fromkeys(("conv", "conv3x3", "conv_dgrad", "conv_wgrad"), 11),
     **dict.fromkeys(("softmax", "softmax_backward", "layer_norm", "layer_norm_backward", "vector"), 2),
 }
@@ -114,6 +116,24 @@ def _conv_dims(op: Signature, image, weight, result) -> tuple[int, ...]:
     return (image[0], image[1], weight[0], *lead, *image[2:], *lead, *result[2:], *lead, *weight[2:], stride, groups)
 
 
+def _recurrent(op: Signature, *_) -> tuple[Part, ...]:
+    """``LSTM(x[steps, batch, inputs], w[directions, gates * hidden, inputs], r[directions, gates * hidden, hidden])``
+    as ONNX has it."""
+    shapes = [tensor.shape for tensor in op.inputs[:3]]
+    if [len(shape) for shape in shapes] != [3, 3, 3] or shapes[2][1] % shapes[2][2]:
+        return ()
+    (steps, batch, inputs), (directions, wide, _), (_, _, hidden) = shapes
+    parts = (
+        product_part(1, steps * batch, wide, inputs, op.dtype),
+        Part("rnn", _rnn(wide, hidden, batch, steps), op.dtype),
+    )
+    return parts * directions
+
+
+def _rnn(wide: int, hidden: int, batch: int, steps: int) -> tuple[int, ...]:
+    return wide // hidden, hidden, batch, steps
+
+
 def _rows(name: str):
     def make(op: Signature, *_) -> tuple[Part, ...]:
         shape = op.inputs[0].shape if op.inputs else ()
@@ -128,6 +148,7 @@ def _rows(name: str):
 
 _MAKERS = {
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul"), _product),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     "linear": _linear,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,

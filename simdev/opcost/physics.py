@@ -19,7 +19,8 @@ TILES = (
 )  # fmt: skip
 WINOGRAD = 2.25
 PRODUCTS = ("linear", "gemm", "bmm")
-GEMM_LIKE = (*PRODUCTS, "conv", "conv3x3", "conv_dgrad", "conv_wgrad")
+RECURRENT = ("rnn", "rnn_dgrad", "rnn_wgrad")
+GEMM_LIKE = (*PRODUCTS, *RECURRENT, "conv", "conv3x3", "conv_dgrad", "conv_wgrad")
 SPLIT_DEPTH = 512  # a product deeper than this may be split along its depth, where tiles are few
 
 
@@ -39,6 +40,10 @@ def moved_bytes(name: str, dims: np.ndarray, item: int = 4) -> np.ndarray:
         return d[0] + d[1]
     if name in PRODUCTS:
         return item * d[0] * (d[1] * d[3] + d[3] * d[2] + d[1] * d[2])
+    if name in RECURRENT:  # the weights once a step, as the steps wait for each other
+        gates, hidden, batch, steps = d
+        weights = gates * hidden * hidden
+        return item * (weights * (1 if name == "rnn_wgrad" else steps) + (1 + gates) * hidden * batch * steps)
     if name.startswith("conv"):
         n, c, k, h, w, p, q, r, s, _, groups = d
         return item * (n * c * h * w + n * k * p * q + k * c * r * s / groups)
@@ -51,6 +56,8 @@ def work_flops(name: str, dims: np.ndarray) -> np.ndarray:
     d = dims.astype(np.float64).T
     if name in PRODUCTS:
         return 2 * d[0] * d[1] * d[2] * d[3]
+    if name in RECURRENT:
+        return 2 * d[0] * d[1] * d[1] * d[2] * d[3]
     if name.startswith("conv"):
         n, c, k, _, _, p, q, r, s, _, groups = d
         return 2 * n * k * p * q * c * r * s / groups
@@ -58,10 +65,16 @@ def work_flops(name: str, dims: np.ndarray) -> np.ndarray:
 
 
 def as_product(name: str, dims: np.ndarray) -> np.ndarray:
-    """float64 ``(4, n)``: ``batch, m, n, k`` of the matrix product that a part amounts to."""
+    """float64 ``(4, n)``: ``batch, m, n, k`` of the matrix product that a part amounts to; of a recurrent layer: a
+    step's."""
     d = dims.astype(np.float64).T
     if name in PRODUCTS:
         return d
+    if name in RECURRENT:
+        gates, hidden, batch, steps = d
+        shapes = {"rnn": (gates * hidden, batch, hidden), "rnn_dgrad": (hidden, batch, gates * hidden),
+                  "rnn_wgrad": (gates * hidden, hidden, batch * steps)}  # fmt: skip
+        return np.stack([np.ones(len(dims)), *shapes[name]])
     n, c, k, h, w, p, q, r, s, _, groups = d
     if name in ("conv", "conv3x3"):
         return np.stack([groups, k / groups, n * p * q, c / groups * r * s])
@@ -76,7 +89,9 @@ def baseline_s(name: str, dims: np.ndarray, sheet: Datasheet, item: int = 4) -> 
     if name not in GEMM_LIKE:
         return passes
     seconds = _tile_seconds(name, dims, sheet).min(axis=0)
-    if name not in PRODUCTS:
+    if name in ("rnn", "rnn_dgrad"):
+        seconds = seconds * dims[:, 3]
+    elif name.startswith("conv"):
         seconds = np.where(_winograd(dims), seconds / WINOGRAD, seconds)
     return np.maximum(seconds, passes)
 
@@ -108,7 +123,9 @@ def features(name: str, dims: np.ndarray, sheet: Datasheet, item: int = 4) -> np
         count = batch * np.ceil(m / rows) * np.ceil(n / width)
         waves = np.ceil(count / sheet.units)
         columns += [count / sheet.units, count / (waves * sheet.units)]
-    if name not in PRODUCTS:
+    if name in RECURRENT:
+        columns += [d[0], d[3]]
+    elif name.startswith("conv"):
         images, c, filters, h, w, p, q, r, s, stride, groups = d
         columns += [images, c, filters, h * w, p * q, h, q, r * s, r, stride, c / groups, _remainder(c, 32),
                     _remainder(filters, 32), np.ceil(p / 4) * np.ceil(q / 4) * 16 / (p * q),

@@ -26,12 +26,9 @@ def learning_curves(
         for number, entry in enumerate(entries):
             _curve(axis, [run for run in runs if run.row.entry == entry], entry, COLOURS[number % 7], most)
         levels = [(run.step_ms, run.row.entry) for run in runs if run.row.entry in references and run.points]
-        for level, entry in levels:
-            axis.axhline(level, color="0.45", linewidth=0.9, linestyle=(0, (4, 3)))
-            axis.annotate(entry, (1, level), xycoords=("axes fraction", "data"), xytext=(-2, 2),
-                          textcoords="offset points", ha="right", fontsize=7, color="0.3")  # fmt: skip
         axis.set(title=name, xscale="log", xlabel="evaluations")
         axis.set_ylim(*_window(axis, [level for level, _ in levels]))
+        _level_lines(axis, sorted(levels))
     _finish(figure, axes, len(panels), "best step time so far (ms)", title, path)
 
 
@@ -49,13 +46,28 @@ def _curve(axis, runs: Sequence[Found], label: str, colour: str, most: int) -> N
 
 
 def _window(axis, levels: Sequence[float]) -> tuple[float, float]:
-    """From just under the least to three times it, or to the highest where that is less."""
-    drawn = [line.get_ydata() for line in axis.get_lines()]
-    values = np.concatenate([np.asarray(y, float) for y in drawn] or [np.ones(1)])
+    """From just under the least to the highest of the curves and levels, or to 2.2 times the least."""
+    values = np.concatenate([*(np.asarray(line.get_ydata(), float) for line in axis.get_lines()), levels])
     values = values[np.isfinite(values)]
     if not len(values):
         return 0.9, 1.1
-    return values.min() * 0.95, max(min(values.max(), 3 * values.min()), values.min() * 1.05) * 1.03
+    near = values[values <= 2.2 * values.min()]
+    room = 0.06 * (near.max() - near.min()) or 0.05 * near.min()
+    return near.min() - room, near.max() + 1.5 * room
+
+
+def _level_lines(axis, levels: Sequence[tuple[float, str]]) -> None:
+    """A line across for each level within the window; the names of lines too near to one another are joined."""
+    low, high = axis.get_ylim()
+    groups: list[list[tuple[float, str]]] = []
+    for level in [level for level in levels if low <= level[0] <= high]:
+        axis.axhline(level[0], color="0.45", linewidth=0.9, linestyle=(0, (4, 3)))
+        near = groups and level[0] - groups[-1][0][0] < 0.05 * (high - low)
+        groups[-1].append(level) if near else groups.append([level])
+    for group in groups:
+        note = axis.annotate(", ".join(name for _, name in group), (1, group[-1][0]), (-2, 2), fontsize=7, color="0.3",
+                             xycoords=("axes fraction", "data"), textcoords="offset points", ha="right")  # fmt: skip
+        note.set_in_layout(False)
 
 
 def bars(

@@ -72,6 +72,8 @@ class CudaWorker(Worker):
         for tensor in self.inputs[op]:
             if tensor in self.there:
                 self.compute.wait_event(self.there[tensor])
+        if any(step.over for step in self.steps_of[op]):
+            self.compute.wait_stream(self.outward)  # what is overwritten may still be on its way out
         self.marks.append((self.start, self.base + op, self._mark(self.compute)))
         super()._execute(op)
         self.done = self._mark(self.compute)
@@ -89,20 +91,20 @@ class CudaWorker(Worker):
         self.marks.append((self.sent_start, at, self._mark(self.outward)))
         if value >= 0:
             storage = self._source(value)
-            source = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)[
-                : self.program.value_bytes[value]
-            ]
+            source = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
+            source = source[: self.program.value_bytes[value]]
             with torch.cuda.stream(self.outward):
                 slot = torch.from_numpy(self.job.shared.array(f"slot.{tensor}.{target}"))
                 slot.copy_(source, non_blocking=True)
-            source.record_stream(self.outward)
+        else:
+            source = None
         event = self._mark(self.outward)
         self.marks.append((self.sent_finish, at, event))
-        self.pending.append((event, tensor, target))
+        self.pending.append((event, tensor, target, source))  # the memory stays taken until the copy is done
 
     def _receive(self) -> None:
         while self.pending and self.pending[0][0].query():
-            _, tensor, target = self.pending.pop(0)
+            _, tensor, target, _ = self.pending.pop(0)
             self.notify(tensor, target)
         super()._receive()
 

@@ -14,18 +14,19 @@ from simdev.placer import placer
 
 @placer(
     "ip-throughput",
-    version=1,
+    version=2,
     family="exact",
     repeatable=False,
     searches=True,
-    defaults={"contiguous": False, "seconds": 20.0, "classes": 60, "solver": "scip"},
+    defaults={"contiguous": False, "seconds": 20.0, "classes": 60, "solver": "auto"},
     source="Tarnawski et al., NeurIPS 2020, section 4",
 )
 def ip_throughput(problem, *, rng, budget, contiguous, seconds, classes, solver):
     """The split of least largest load, any (default) or ``contiguous``: throughput, not step time.
 
     Larger graphs are merged to ``classes`` classes, those first that cost nothing, then the cheapest neighbours, which
-    may lose the optimum. The best linear split is the start. The solver stops after ``seconds``: a row that did not
+    may lose the optimum. The best linear split is the start. ``solver`` is highs, scip, cp-sat, gurobi or auto (Gurobi
+    where there is a licence, HiGHS otherwise). It stops after ``seconds``: a row that did not
     reach its proof by then need not repeat on another machine.
     """
 

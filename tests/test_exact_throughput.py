@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from test_exact_dp import load_problem, random_load_problem
 
 from simdev.errors import InvalidInput, Unsupported
+from simdev.exact import solver as solver_module
 from simdev.exact.dp import best_contiguous
 from simdev.exact.load import machine_loads, read_load_problem
 from simdev.exact.solver import solve
@@ -77,15 +79,25 @@ def test_the_limit_is_kept_and_a_bound_is_always_there():
 
 
 def test_ctrl_c_returns_the_best_so_far():
-    import _thread
-
-    timer = threading.Timer(3.0, _thread.interrupt_main)
+    problem = hard_problem(24)
+    start = np.arange(24) % 5
+    timer = threading.Timer(9.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:
-        found = best_split(hard_problem(), seconds=60, gap=1e-9)
+        found = best_split(problem, seconds=40, gap=1e-9, start=start, solver="highs")
     finally:
         timer.cancel()
-    assert found.seconds < 30 and np.isfinite(found.largest)
+    assert found.seconds < 39  # of 40
+    assert found.largest < machine_loads(problem, start).largest  # the solver's own, not the start
+    assert simple_bound(problem) - 1e-9 <= found.bound <= found.largest
+
+
+def test_gurobi_where_there_is_one(monkeypatch):
+    for there, name in ((True, "gurobi"), (False, "highs")):
+        monkeypatch.setattr(solver_module, "available", lambda solver, there=there: there or solver != "gurobi")
+        assert solver_module.chosen("auto") == name and solver_module.chosen("scip") == "scip"
+    monkeypatch.undo()
+    assert solver_module.available("highs")
 
 
 def test_unknown_solver():

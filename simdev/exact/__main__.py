@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m simdev.exact", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=60.0, help="limit of the integer program (0: leave it out)")
-    parser.add_argument("--solver", default="scip", help="highs, scip, cp-sat or gurobi")
+    parser.add_argument("--solver", default="auto", help="highs, scip, cp-sat, gurobi or auto")
     options = parser.parse_args()
     print("| instance | nodes | ideals | one device | linear | contiguous | s | free | bound | gap | s |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")

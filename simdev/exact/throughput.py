@@ -12,7 +12,7 @@ from simdev.exact.contract import Classes, contract
 from simdev.exact.dp import best_linear, why_infeasible
 from simdev.exact.load import LoadProblem, machine_loads
 from simdev.exact.merge import regroup
-from simdev.exact.solver import Outcome, solve
+from simdev.exact.solver import AUTO, Outcome, solve
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def best_split(
     contiguous: bool = False,
     seconds: float = 60.0,
     gap: float = 1e-4,
-    solver: str = "highs",
+    solver: str = AUTO,
     start: np.ndarray | None = None,
     seed: int = 0,
 ) -> Proven:
@@ -62,7 +62,7 @@ def best_split_of(
     contiguous: bool,
     seconds: float,
     gap: float = 1e-4,
-    solver: str = "highs",
+    solver: str = AUTO,
     start: np.ndarray | None = None,
     seed: int = 0,
 ) -> Proven:

@@ -25,6 +25,7 @@ RANKING = (
     "rules", "budget", "place", "placer", "version", "params", "instances", "solved", "wins", "mean_rank",
     "geomean_ratio_to_best",
 )  # fmt: skip
+GAPS = ("workload", "topology", "rules", "best placer", "best ms", "bound ms", "bound method", "gap")
 INSTANCE = ["workload", "topology", "rules"]
 ENTRY = ["placer", "params"]
 
@@ -107,6 +108,26 @@ def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
         found = found.sort_values(["order", *ENTRY], ignore_index=True)
         found = found.assign(rules=rules, budget=budget, place=found.index + 1)
         lines += found[list(RANKING)].astype(str).to_dict("records")
+    return lines
+
+
+def gaps(rows: Iterable[Row]) -> list[dict[str, str]]:
+    """A line for each instance, by workload and topology: the best run of any placer and budget, the proven lower
+    bound, and how far the one is from the other (``GAPS``); a cell is empty where there is none."""
+    found: dict[tuple, list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.workload, row.topology, row.rules), []).append(row)
+    lines = []
+    for instance, runs in sorted(found.items()):
+        scored = [row for row in runs if row.step_time_s is not None]
+        best = min(scored, key=lambda row: (row.step_time_s, row.key), default=None)
+        bounded = max(runs, key=lambda row: row.lower_bound_s or 0)
+        time, bound = best and best.step_time_s, bounded.lower_bound_s
+        lines.append(dict(zip(GAPS, (
+            *instance, best.entry if best else "", f"{time / 1e6:.3f}" if time else "",
+            f"{bound / 1e6:.3f}" if bound else "", bounded.bound_method,
+            f"{time / bound - 1:.1%}" if time and bound else "",
+        ), strict=True)))  # fmt: skip
     return lines
 
 

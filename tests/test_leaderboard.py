@@ -42,6 +42,14 @@ def test_runs_without_a_score_have_no_numbers():
     assert lines(TWO)["b", "expert"]["speedup_vs_single_gpu"] == ""
 
 
+def test_gaps_by_hand():
+    rows = [row("a", "x", 2_000_000, bound=1_000_000, bound_method="load"), row("a", "y", 1_500_000, bound=1_000_000)]
+    rows += [row("b", "x", bound=3_000_000), row("b", "y", status="timeout", bound=None)]
+    first, second = leaderboard.gaps(rows)
+    assert list(first.values()) == ["a", "t", "fifo/fifo/dataflow", "y", "1.500", "1.000", "load", "50.0%"]
+    assert list(second.values()) == ["b", "t", "fifo/fifo/dataflow", "", "", "3.000", "", ""]
+
+
 def test_ranking_by_hand():
     found = {line["placer"]: line for line in leaderboard.ranking(TWO)}
     expected = {"expert": math.sqrt(1.25), "new": math.sqrt(10), "single-gpu": math.sqrt(2.5 * 10)}

@@ -125,7 +125,7 @@ def _op_cases(data: Path, notes: list[str]) -> list[Case]:
     except ImportError:
         notes.append("cases of op tables (F3, F4, F5): not available")
         return []
-    return [_op_case(dict(row)) for row in op_cases(data)]
+    return [_op_case(dict(row)) for row in op_cases(data, notes)]
 
 
 def _op_case(row: dict) -> Case:

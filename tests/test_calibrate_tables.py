@@ -13,6 +13,7 @@ from simdev import cli
 from simdev.calibrate.build import (
     build,
     datasheets,
+    measured_table,
     read_tables,
     samples_by_model,
     save_calibration,
@@ -265,7 +266,14 @@ def test_cases_of_a_folder(tmp_path):
     assert rows[2]["predicted_s"] == pytest.approx(seconds[0]) and rows[2]["measured_s"] == pytest.approx(0.2e-3)
     assert source.tolist() == ["fit"] and rows[2]["fit_share"] == 1
     assert rows[0]["mean_error"] == rows[1]["mean_error"] > 0
-    assert op_cases(tmp_path / "labels" / DEVICE / "nothing") == []
+    notes = []
+    assert op_cases(tmp_path / "labels" / DEVICE / "nothing", notes) == [] and "no such" in notes[0]
+    (tmp_path / "DeepBench_NV_V100.xlsx").write_bytes(b"PK")
+    write_label(tmp_path / "other", [], device="Voodoo_2")
+    write_label(tmp_path / "bad", [], fw_latency="x")
+    notes.clear()
+    assert len(op_cases(tmp_path, notes)) == 4
+    assert [any(text in note for note in notes) for text in ("workbook", "Voodoo_2", "no figures")] == [True] * 3
     assert teacher_of(datasheets()["NVIDIA_H100_80GB_HBM3"]).name == "a100"
 
 
@@ -299,6 +307,18 @@ def simdev(monkeypatch, capsys):
         return code, captured.out, captured.err
 
     return call
+
+
+def test_readings_without_a_timer_make_a_table(tmp_path):
+    path = tmp_path / "DeepBench_NV_V100.xlsx"
+    head = ["Dense Matrix Multiplication", None, "M", "N", "K", None, None, None, "Time (msec)"]
+    write_workbook(path, [head, *([None, None, 8 * size, 20, 30, None, None, None, size] for size in range(1, 21))])
+    samples = samples_by_model(read_tables([path]))["v100"]["gemm"]
+    table = measured_table(samples, datasheets()["V100"].sheet)
+    judged = split(samples[0].rows)
+    assert 0 < judged.sum() < 20 and len(table) == (~judged).sum()
+    assert all(ns == pytest.approx(1e6 * int(key.split(",")[1]) / 8) for key, ns in table.items())
+    assert measured_table(samples, datasheets()[DEVICE].sheet) == {}, "another device's datasheet"
 
 
 def test_commands_show_and_make_costs(simdev, folder, tmp_path):

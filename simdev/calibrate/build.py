@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.calibrate.deepbench import is_workbook, read_workbook
-from simdev.calibrate.fit import Sample, event_seconds, fit_class, taught_class, timer_of
+from simdev.calibrate.fit import Sample, event_seconds, fit_class, split, taught_class, timer_of
 from simdev.calibrate.neusight import is_op_table, read_op_table
 from simdev.calibrate.observations import Found
 from simdev.errors import InvalidInput
@@ -59,18 +59,21 @@ def datasheets() -> dict[str, Sheet]:
 def read_tables(paths: Iterable[str | os.PathLike]) -> Found:
     """Read every op table and workbook among ``paths`` (files, or folders searched through), in order of name.
 
-    Files of other kinds are passed over; rows and devices that cannot be used are counted in ``problems``. Raises
-    :class:`InvalidInput` for a path that does not exist and where nothing could be read.
+    Files of other kinds are passed over; rows, devices and files of a folder that cannot be used are counted in
+    ``problems``. Raises :class:`InvalidInput` for a path that does not exist, for a damaged file that ``paths`` names
+    itself, and where nothing could be read.
     """
     found = Found()
     for path in map(Path, paths):
         if not path.exists():
             raise InvalidInput("no such file or folder", source=path)
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if is_op_table(file):
-                read_op_table(file, found)
-            elif is_workbook(file):
-                read_workbook(file, found)
+            try:
+                _read_file(file, found)
+            except InvalidInput as error:
+                if file == path:
+                    raise
+                found.problems[str(error)] += 1
     for rows in found.tables:
         if rows.device not in datasheets():
             found.problems[f"device {rows.device!r} has no datasheet: its tables are left out"] += 1
@@ -78,6 +81,13 @@ def read_tables(paths: Iterable[str | os.PathLike]) -> Found:
     if not found.tables:
         raise InvalidInput("no op table of a known kind and device", source=", ".join(map(str, paths)))
     return found
+
+
+def _read_file(file: Path, found: Found) -> None:
+    if is_op_table(file):
+        read_op_table(file, found)
+    elif is_workbook(file):
+        read_workbook(file, found)
 
 
 def samples_by_model(found: Found) -> dict[str, dict[str, list[Sample]]]:
@@ -128,7 +138,20 @@ def build_one(model: str, grouped: dict[str, dict[str, list[Sample]]], seed: int
         f"host_us of {s.rows.source} on {s.rows.device}": 1e6 * s.timer.host_s
         for samples in own.values() for s in samples if s.timer.host_s
     }  # fmt: skip
-    return Calibration(model, first.sheet, round(1e9 * first.launch_s), classes, {}, {**timers, **floors})
+    table = measured_table((s for samples in own.values() for s in samples), first.sheet)
+    return Calibration(model, first.sheet, round(1e9 * first.launch_s), classes, table, {**timers, **floors})
+
+
+def measured_table(samples: Iterable[Sample], sheet: Datasheet) -> dict[str, float]:
+    """``{part key: ns}`` of readings without a timer around each call, on a device with ``sheet`` itself: the medians
+    of what was not held out."""
+    readings: dict[str, list[float]] = {}
+    for sample in samples:
+        if sample.sheet == sheet and not sample.rows.host_floor:
+            rows = sample.rows.where(~split(sample.rows))
+            for key, seconds in zip(rows.keys(), rows.seconds.tolist(), strict=True):
+                readings.setdefault(key, []).append(1e9 * seconds)
+    return {key: float(np.median(values)) for key, values in readings.items()}
 
 
 def _borrowed(name: str, beside: ClassFit, others: dict, grouped: dict, seed: int) -> ClassFit:

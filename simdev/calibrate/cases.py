@@ -31,19 +31,23 @@ GOAL_OF = {
 CONTRADICTORY = 0.25  # a label whose own nodes' times are so far from its whole is left out
 
 
-def op_cases(data: str | Path) -> list[dict]:
+def op_cases(data: str | Path, notes: list[str] | None = None) -> list[dict]:
     """A row for each case: ``group``, ``case``, ``role``, ``noise``, ``measured_s``, ``predicted_s``, the shares of
     predicted time by source (``table_share``, ``fit_share``, ``fallback_share``), ``sum_of_ops_s``, ``roofline_s``, and
-    ``mean_error`` where the case is a mean over rows."""
-    return [*table_cases(Path(data)), *model_cases(Path(data))]
+    ``mean_error`` where the case is a mean over rows. What could not be used is added to ``notes``."""
+    notes = [] if notes is None else notes
+    return [*table_cases(Path(data), notes), *model_cases(Path(data), notes)]
 
 
-def table_cases(data: Path) -> list[dict]:
+def table_cases(data: Path, notes: list[str]) -> list[dict]:
     """F5: every op table under ``data``."""
     try:
-        grouped = samples_by_model(read_tables([data]))
-    except InvalidInput:
-        return []  # no tables: nothing to judge
+        found = read_tables([data])
+    except InvalidInput as error:
+        notes.append(f"op tables: {error}")
+        return []
+    notes += found.report()
+    grouped = samples_by_model(found)
     cases = []
     for model, classes in sorted(grouped.items()):
         shipped = model in calibration_names()
@@ -103,14 +107,20 @@ def _passes_s(name: str, dims: np.ndarray, sample: Sample) -> np.ndarray:
     return moved_bytes(name, dims) / sample.sheet.bandwidth
 
 
-def model_cases(data: Path) -> list[dict]:
+def model_cases(data: Path, notes: list[str]) -> list[dict]:
     """F3 and F4: every whole model under ``data``."""
     cases = []
     for path in find_labels(data):
-        label = read_label(path)
+        try:
+            label = read_label(path)
+        except InvalidInput as error:
+            notes.append(str(error))
+            continue
         known = datasheets().get(label.device)
         if known is None:
+            notes.append(f"{path}: device {label.device!r} has no datasheet")
             continue
+        notes += [f"{path}: {reason}: {count}" for reason, count in label.skipped.items()]
         if known.model in calibration_names():
             cases += _label_cases(f"F3, {known.model}", label, known, load_calibration(known.model))
         stand_in = teacher_of(known)

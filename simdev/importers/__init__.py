@@ -13,6 +13,7 @@ dnn-partitioning    JSON inputs of Tarnawski et al. 2020
 piper               JSON inputs of Piper (Tarnawski et al. 2021)
 baechi              JSON of Baechi's profile of a TensorFlow graph (Jeon et al. 2020)
 cost-graph          TensorFlow's CostGraphDef in protobuf text form
+execution-trace     JSON of PyTorch's ExecutionTraceObserver: :mod:`simdev.importers.execution_trace`
 ==================  ==================================================================================================
 """
 
@@ -38,6 +39,7 @@ FORMATS = {
     "piper": "piper",
     "baechi": "baechi",
     "cost-graph": "cost_graph",
+    "execution-trace": "execution_trace",
 }
 
 
@@ -95,6 +97,8 @@ def detect_format(data: bytes, path: str | os.PathLike) -> str:
 
 
 def _detect_json(data: bytes, path) -> str:
+    if b'"schema"' in data[:65536] and b'"nodes"' in data[:65536]:
+        return "execution-trace"
     for mark, format in (
         (b'"fpgaLatency"', "dnn-partitioning"),
         (b'"TMPCs"', "piper"),

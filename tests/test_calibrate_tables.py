@@ -336,6 +336,8 @@ def test_commands_show_and_make_costs(simdev, folder, tmp_path):
     write_table(folder, "relu", "B,H", elementwise_rows(np.random.default_rng(2), count=30), device="Tesla_T4")
     code, _, err = simdev("calibrate", folder, "-o", tmp_path / "mine.toml")
     assert code == 2 and "--model" in err
+    code, out, _ = simdev("calibrate", folder, "-o", tmp_path)
+    assert code == 0 and {"t4.toml", "v100.toml"} <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_a_topology_names_a_device_file_beside_it(folder, tmp_path):

@@ -63,30 +63,37 @@ def costs(
 def calibrate(
     data: Annotated[list[Path], typer.Argument(help="Measured files, or folders of them: NeuSight, DeepBench.")],
     out: OutOption = Path("device.toml"),
-    model: Annotated[str | None, typer.Option(help="Which device model, where the data holds several.")] = None,
+    model: Annotated[str | None, typer.Option(help="Which device model of the data (default: all).")] = None,
     seed: Annotated[int, typer.Option(help="Of the fits.")] = 0,
 ) -> None:
     """Fit a device file to measured op tables: classes, efficiencies, errors on held-out shapes, and sources.
 
     A fifth of all shapes is never fitted to and gives the errors. A kind of a topology file uses it by
-    calibrated = "path/device.toml".
+    calibrated = "device.toml". Where --out is a folder, every device model of the data gets a file in it.
     """
     from simdev.calibrate.build import build_one, read_tables, samples_by_model, save_calibration
 
     found = read_tables(data)
     grouped = samples_by_model(found)
-    if model is None and len(grouped) > 1:
-        raise InvalidInput(f"several device models: choose one by --model: {', '.join(sorted(grouped))}", source="data")
     if model is not None and model not in grouped:
         raise UnknownName("device model", model, grouped, source="data")
-    calibration = build_one(model or next(iter(grouped)), grouped, seed)
-    save_calibration(calibration, out)
+    if model is None and len(grouped) > 1 and not out.is_dir():
+        choices = ", ".join(sorted(grouped))
+        raise InvalidInput(f"several device models: one by --model, or a folder as --out: {choices}", source="data")
+    for chosen in [model] if model else sorted(grouped):
+        calibration = build_one(chosen, grouped, seed)
+        path = out / f"{chosen}.toml" if out.is_dir() else out
+        save_calibration(calibration, path)
+        _print_fits(calibration)
+        print(path)
+    for problem in found.report():
+        print(f"left out: {problem}")
+
+
+def _print_fits(calibration) -> None:
     lines = [
         [name, str(fit.rows), f"{fit.efficiency:.3f}", f"{100 * fit.error_mean:.1f}", f"{100 * fit.error_median:.1f}",
          fit.source[:60]]
         for name, fit in calibration.classes.items()
     ]  # fmt: skip
     print_table(["class", "rows", "efficiency", "held-out mean %", "median %", "source"], lines)
-    for problem in found.report():
-        print(f"left out: {problem}")
-    print(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -36,12 +37,21 @@ def import_(
         bool, typer.Option("--fix-units", help="dnn-partitioning: edge costs x1000 where too small.")
     ] = False,
 ) -> None:
-    """Turn a graph of another tool into a graph file."""
+    """Turn a graph of another tool, or a profiler trace (-f kineto), into a graph file."""
     from simdev.costs import save_measured
     from simdev.graph_file import save_graph
     from simdev.importers import import_graph
 
-    found = import_graph(file, file_format, device_kind=device_kind, fix_units=fix_units)
+    if file_format in ("kineto", "chrome"):
+        from simdev.calibrate.imported import trace_graph
+        from simdev.calibrate.traces import read_trace, report_problems
+
+        trace = read_trace(file)
+        for problem in report_problems(trace):
+            print(f"{file}: {problem}", file=sys.stderr)
+        found = trace_graph(trace, device_kind=device_kind)
+    else:
+        found = import_graph(file, file_format, device_kind=device_kind, fix_units=fix_units)
     if costs is not None and not found.measured:
         raise InvalidInput("holds no measured times", source=file)
     save_graph(found.graph, out)

@@ -17,8 +17,8 @@ from simdev.importers.reading import Fields, json_object, name_of
 SHORT = {"float": "f32", "double": "f64", "c10::half": "f16", "c10::bfloat16": "bf16", "int": "i32", "long int": "i64",
          "bool": "b8", "unsigned char": "u8", "signed char": "i8"}  # fmt: skip
 NO_WORK = frozenset(
-    "view as_strided _reshape_alias t transpose permute detach detach_ alias expand slice select unsqueeze squeeze narrow "
-    "flatten reshape lift_fresh empty empty_strided empty_like set_ record_stream resolve_conj resolve_neg "
+    "view as_strided _reshape_alias t transpose permute detach detach_ alias expand slice select unsqueeze squeeze "
+    "narrow flatten reshape lift_fresh empty empty_strided empty_like set_ record_stream resolve_conj resolve_neg "
     "is_pinned".split()
 )
 

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simdev.costs import SOURCES, CostModel
 from simdev.errors import InvalidInput, UnknownName
@@ -14,7 +16,7 @@ from simdev.opcost.device import (
     load_calibration,
     read_calibration,
 )
-from simdev.opcost.parts import Part, parts_of
+from simdev.opcost.parts import _MAKERS, Part, parts_of
 from simdev.opcost.physics import Datasheet, baseline_s, features, moved_bytes, work_flops
 from simdev.opcost.signature import Tensor, parse_signature
 from simdev.opcost.trees import UNIT, Trees, arrays_of, power_of_two, trees_from
@@ -77,6 +79,22 @@ def test_parts_by_hand(text, expected):
 def test_ops_that_no_class_describes_have_no_parts():
     assert parts("max_pool2d(f32[1,1,2,2])->f32[1,1,1,1]", "pool") == []
     assert parts(CONV.replace("groups=1", "groups=3")) == []
+
+
+SHAPES = st.lists(st.one_of(st.integers(0, 5), st.sampled_from([64, 2**30, 2**70])), max_size=5)
+TENSORS = st.lists(st.tuples(st.sampled_from(["f32", "bf16", "i64"]), SHAPES), max_size=4)
+NOISE = st.sampled_from(
+    ["", "groups=0", "stride=[0]", "dim=-7", "normalized_shape=[]", "output_mask=[True,]", "x=[", "((,"]
+)
+
+
+@given(st.sampled_from(sorted({*_MAKERS, "relu", "sum"})), TENSORS, TENSORS, NOISE)
+def test_no_signature_of_a_foreign_graph_breaks_the_costs(kind, ins, outs, noise):
+    shown = [",".join(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in side) for side in (ins, outs)]
+    op = parse_signature(f"{kind}({shown[0]},{noise})->{shown[1]}")
+    found = parts_of(op, "elementwise", 0, 2**50)
+    ns, source = load_calibration("v100").durations(found, SHEET, 2000)
+    assert len(ns) == len(source) == len(found) and not np.any(ns < 2000)
 
 
 def test_work_and_bytes_by_hand():

@@ -27,6 +27,9 @@ DIMENSIONS = {
 }
 
 
+MAX_SIZE = 1 << 50  # of a dimension: more fits no device
+
+
 @dataclass(frozen=True)
 class Part:
     name: str
@@ -46,7 +49,10 @@ def parts_of(op: Signature, op_class: str, bytes_read: int, bytes_written: int) 
     """
     make = _MAKERS.get(op.kind)
     if make is not None:
-        return make(op, bytes_read, bytes_written)
+        if not all(size > 0 for tensor in (*op.inputs, *op.outputs) for size in tensor.shape):
+            return ()
+        found = make(op, bytes_read, bytes_written)
+        return found if all(max(part.dims) <= MAX_SIZE for part in found) else ()
     if op_class in ("elementwise", "copy") or op.kind in SUMS:
         return (Part("vector", (bytes_read, bytes_written), op.dtype),)
     return ()

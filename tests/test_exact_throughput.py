@@ -15,7 +15,7 @@ from simdev.exact import solver as solver_module
 from simdev.exact.dp import best_contiguous
 from simdev.exact.load import machine_loads, read_load_problem
 from simdev.exact.solver import solve
-from simdev.exact.throughput import best_split, simple_bound
+from simdev.exact.throughput import best_split, colour_classes, exchange, simple_bound
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[2] / "shared" / "data")) / "dnn-partitioning"
 published = pytest.mark.skipif(not DATA.is_dir(), reason="SIMDEV_DATA names no folder with dnn-partitioning")
@@ -84,12 +84,24 @@ def test_ctrl_c_returns_the_best_so_far():
     timer = threading.Timer(9.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:
-        found = best_split(problem, seconds=40, gap=1e-9, start=start, solver="highs")
+        found = best_split(problem, seconds=120, gap=1e-9, start=start, solver="highs")
     finally:
         timer.cancel()
-    assert found.seconds < 39  # of 40
+    assert found.seconds < 100  # of 120
     assert found.largest < machine_loads(problem, start).largest  # the solver's own, not the start
     assert simple_bound(problem) - 1e-9 <= found.bound <= found.largest
+
+
+def test_exchange_between_few_machines_improves_a_split():
+    problem = hard_problem(24)
+    start, classes = np.arange(24) % 5, colour_classes(problem)
+    first = machine_loads(problem, start).largest
+    pairs = exchange(problem, classes, start, seconds=3, free=2)
+    assert machine_loads(problem, pairs).largest < first
+    # Two machines that have it all to share: the same as the whole.
+    small = load_problem([5, 4, 3, 2], [(0, 1), (2, 3)], cost=[1, 0, 1, 0], k=2)
+    found = exchange(small, colour_classes(small), np.zeros(4, np.int64), seconds=0.5)
+    assert machine_loads(small, found).largest == enumerate_splits(small, False)
 
 
 def test_gurobi_where_there_is_one(monkeypatch):

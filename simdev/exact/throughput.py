@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from simdev.exact.contract import Classes, contract
 from simdev.exact.dp import best_linear, why_infeasible
 from simdev.exact.load import LoadProblem, machine_loads
 from simdev.exact.merge import regroup
-from simdev.exact.solver import AUTO, Outcome, solve
+from simdev.exact.solver import AUTO, LONG, Outcome, solve
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Proven:
     bound: float
     status: str
     seconds: float
+    interrupted: bool = False
 
     @property
     def gap(self) -> float:
@@ -66,7 +68,62 @@ def best_split_of(
     start: np.ndarray | None = None,
     seed: int = 0,
 ) -> Proven:
-    """As :func:`best_split` over given ``classes``, which ``start`` keeps whole; the bound is for splits that do."""
+    """As :func:`best_split` over given ``classes``, which ``start`` keeps whole; the bound is for splits that do.
+
+    A free split with a long limit gets four tenths of it first; where that proves nothing, as long is spent on
+    :func:`exchange`, and the rest on the whole again.
+    """
+    long = seconds >= LONG and not contiguous
+    found = _solve(problem, classes, contiguous, 0.4 * seconds if long else seconds, gap, solver, start, seed)
+    if not long or found.status == "optimal" or found.interrupted:
+        return found
+    better = exchange(problem, classes, found.machine, seconds=0.4 * seconds, solver=solver, seed=seed)
+    again = _solve(problem, classes, contiguous, 0.2 * seconds, gap, solver, better, seed)
+    bound = max(found.bound, again.bound)
+    status = "optimal" if again.largest - bound <= max(gap, 1e-9) * again.largest else "feasible"
+    return replace(again, bound=bound, status=status, seconds=seconds * 0.4 + found.seconds + again.seconds)
+
+
+def exchange(
+    problem: LoadProblem,
+    classes: Classes,
+    machine: np.ndarray,
+    *,
+    seconds: float,
+    free: int = 3,
+    solver: str = AUTO,
+    seed: int = 0,
+) -> np.ndarray:
+    """Improve a free split by large-neighbourhood search: all stays but what is on the most loaded machine and on
+    ``free`` - 1 others, drawn at random; those share their classes anew, by the integer program. int ``(n,)``."""
+    rng = np.random.default_rng(seed)
+    best, value, began = machine, machine_loads(problem, machine).largest, time.monotonic()
+    free = min(free, problem.n_machines)
+    while (left := seconds - (time.monotonic() - began)) > 0.1:
+        home = np.zeros(classes.n_classes, np.int64)
+        home[classes.class_of] = best
+        home = _canonical(home, classes, problem.accelerators)
+        worst = int(np.argmax(machine_loads(problem, home[classes.class_of]).load))
+        others = np.setdiff1d(np.arange(problem.n_machines), worst)
+        open_machines = {worst, *rng.choice(others, free - 1, replace=False).tolist()}
+        model, x, hint = _model(problem, classes, False, best)
+        for (c, i), variable in x.items():
+            if home[c] not in open_machines:
+                variable.lower_bound = variable.upper_bound = float(home[c] == i)
+            elif i not in open_machines:
+                variable.upper_bound = 0
+        outcome = solve(model, seconds=min(left, max(1.0, seconds / 20)), solver=solver, hint=hint, seed=seed)
+        if outcome.values is not None:
+            found = _machines(problem, classes, x, outcome)
+            loads = machine_loads(problem, found)
+            if not loads.overfull and loads.largest < value:
+                best, value = found, loads.largest
+        if outcome.interrupted:
+            break
+    return best
+
+
+def _solve(problem, classes, contiguous, seconds, gap, solver, start, seed) -> Proven:
     model, x, hint = _model(problem, classes, contiguous, start)
     outcome = solve(model, seconds=seconds, gap=gap, solver=solver, hint=hint, seed=seed)
     candidates = [] if start is None else [start]
@@ -80,7 +137,7 @@ def best_split_of(
     value = machine_loads(problem, best).largest
     bound = min(value, max(outcome.bound, simple_bound(problem)))
     status = "optimal" if value - bound <= max(gap, 1e-9) * value else "feasible"
-    return Proven(best, value, bound, status, outcome.seconds)
+    return Proven(best, value, bound, status, outcome.seconds, outcome.interrupted)
 
 
 def colour_classes(problem: LoadProblem) -> Classes:

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from test_exact_dp import load_problem
 
-from simdev.exact.latency import best_latency, critical_path, greedy_split, linear_split, split_latency
+from simdev.exact.latency import (
+    best_latency,
+    critical_path,
+    greedy_split,
+    linear_split,
+    path_bound,
+    split_latency,
+)
 from simdev.exact.load import machine_loads, read_load_problem
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[2] / "shared" / "data")) / "dnn-partitioning"
@@ -26,6 +33,34 @@ def test_a_call_waits_for_all_its_inputs_and_gives_all_its_results_at_the_end():
     assert split_latency(problem, np.full(4, 2)) == 10 + 30 + 40
     assert split_latency(problem, np.array([0, 2, 2, 0])) == np.inf  # the call would wait for its own result
     assert critical_path(problem) == 1 + 3 + 4
+
+
+def test_what_an_accelerator_holds_cuts_a_path():
+    # Four nodes of 10 and 2 bytes in a row, tensors of 3: accelerators of 4 bytes take two each, with one border.
+    problem = load_problem([10] * 4, [(0, 1), (1, 2), (2, 3)], cost=[3] * 4, k=2, memory=4.0, size=[2] * 4)
+    assert critical_path(problem) == 40 and path_bound(problem) == 46
+    assert split_latency(problem, np.array([0, 0, 1, 1])) == 46
+
+
+@pytest.mark.parametrize("cpus", [0, 1])
+def test_path_bound_is_never_above_the_optimum(cpus):
+    rng, above, met = np.random.default_rng(cpus), 0, 0
+    while met < 150:
+        n = int(rng.integers(2, 6))
+        edges = [(a, b) for a in range(n) for b in range(a + 1, n) if rng.random() < 0.5]
+        times = rng.integers(1, 9, n)
+        problem = load_problem(
+            times, edges, cost=rng.integers(0, 6, n), k=3, cpus=cpus, memory=float(rng.integers(3, 8)),
+            size=rng.integers(0, 5, n), cpu_times=times * int(rng.integers(1, 8)),
+        )  # fmt: skip
+        splits = (np.array(machine) for machine in itertools.product(range(problem.n_machines), repeat=n))
+        best = min(
+            (split_latency(problem, m) for m in splits if not machine_loads(problem, m).overfull), default=np.inf
+        )
+        assert path_bound(problem) <= best + 1e-9
+        met += np.isfinite(best)
+        above += path_bound(problem) > critical_path(problem)
+    assert above > 20
 
 
 def test_equals_enumeration():
@@ -47,7 +82,7 @@ def test_equals_enumeration():
         assert not machine_loads(problem, linear).overfull
         found = best_latency(problem, seconds=10)
         assert found.status == "optimal" and found.latency == pytest.approx(best) and found.bound <= best + 1e-9
-        assert critical_path(problem) <= best
+        assert critical_path(problem) <= path_bound(problem) <= best + 1e-9
         assert split_latency(problem, found.machine) == found.latency
         assert not machine_loads(problem, found.machine).overfull
 

@@ -80,6 +80,56 @@ def critical_path(problem: LoadProblem) -> float:
     return float(_finish(problem, fast).max())
 
 
+def path_bound(problem: LoadProblem) -> float:
+    """A latency that no split beats, from what an accelerator can hold; at least :func:`critical_path`.
+
+    An accelerator is called once, so a path stays on it for one stretch of nodes, whose sizes fit in its memory, and
+    the call takes their time, the tensor by which the path enters and the one by which it leaves; a node on the CPU
+    takes its time there. The cheapest way to cut a path into such stretches (dynamic programming) bounds the latency of
+    the whole. Tried are the paths that are longest in time, in bytes held, in transfers, and in sums of these.
+    """
+    best = critical_path(problem)
+    if not problem.accelerators:
+        return best
+    cost = np.zeros(problem.n_nodes)
+    np.maximum.at(cost, problem.tensor_producer, problem.tensor_cost)
+    time = np.where(np.isfinite(problem.accelerator_time), problem.accelerator_time, problem.cpu_time)
+    parts = [part / max(part.sum(), 1e-300) for part in (time, problem.size, cost)]
+    for shares in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (1, 1, 1)):
+        path = _longest_path(problem, sum(share * part for share, part in zip(shares, parts, strict=True)))
+        best = max(best, _cut_path(problem, path, cost))
+    return best
+
+
+def _longest_path(problem: LoadProblem, weight: np.ndarray) -> list[int]:
+    source, target, _ = problem.edges
+    before: list[list[int]] = [[] for _ in range(problem.n_nodes)]
+    for a, b in zip(source.tolist(), target.tolist(), strict=True):
+        before[b].append(a)
+    finish = _finish(problem, weight)
+    path = [int(np.argmax(finish))]
+    while before[path[-1]]:
+        path.append(max(before[path[-1]], key=lambda v: (finish[v], v)))
+    return path[::-1]
+
+
+def _cut_path(problem: LoadProblem, path: list[int], cost: np.ndarray) -> float:
+    """Least time of a path in stretches on accelerators and nodes on the CPU."""
+    least = np.full(len(path) + 1, np.inf)
+    least[0] = 0.0
+    for first, v in enumerate(path):
+        if problem.cpus:
+            least[first + 1] = min(least[first + 1], least[first] + problem.cpu_time[v])
+        held, call = 0.0, least[first] + (cost[path[first - 1]] if first else 0.0)
+        for last in range(first, len(path)):
+            held, call = held + problem.size[path[last]], call + problem.accelerator_time[path[last]]
+            if held > problem.memory or not np.isfinite(call):
+                break
+            out = cost[path[last]] if last + 1 < len(path) else 0.0
+            least[last + 1] = min(least[last + 1], call + out)
+    return float(least[-1]) if np.isfinite(least[-1]) else 0.0
+
+
 def _finish(problem: LoadProblem, time: np.ndarray) -> np.ndarray:
     order = np.array(_order(problem))
     source, target, _ = problem.edges
@@ -204,7 +254,7 @@ def best_latency(
     if best[1] is None:
         raise Unsupported(f"{problem.name}: no split fits in {k} accelerators of {problem.memory:.6g} bytes")
     # One tick is lost where a time was cut, so what is proven in ticks holds in the unit of the file.
-    bound = max(critical_path(problem), solver.best_objective_bound / scale if status != cp_model.UNKNOWN else 0.0)
+    bound = max(path_bound(problem), solver.best_objective_bound / scale if status != cp_model.UNKNOWN else 0.0)
     bound = min(bound, best[0])
     done = best[0] - bound <= 1e-3 * best[0]
     return Latency(best[1], float(best[0]), float(bound), "optimal" if done else "feasible")
@@ -259,7 +309,7 @@ def _model(cp_model, problem: LoadProblem, classes: Classes, scale: float, start
     fast = np.minimum(problem.accelerator_time if k else np.inf, problem.cpu_time if problem.cpus else np.inf)
     head = _finish(problem, fast)
     there = [model.new_int_var(min(top, ticks(head[v])), top, "") for v in range(problem.n_nodes)]
-    latest = model.new_int_var(ticks(critical_path(problem)), top, "")
+    latest = model.new_int_var(min(top, ticks(path_bound(problem))), top, "")
     class_of = classes.class_of.tolist()
     for v in range(problem.n_nodes):
         model.add(latest >= there[v])

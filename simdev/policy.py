@@ -55,12 +55,13 @@ def load_policy(folder: str | os.PathLike, like, *, placer: str, version: int):
     return unpack(blob, like, path)
 
 
-def pack(tree, notes: Mapping[str, str] | None = None) -> bytes:
-    """The arrays of a pytree as one safetensors file, named by their paths; ``notes`` go into its header."""
+def pack(tree, notes: dict | None = None) -> bytes:
+    """The arrays of a pytree as one safetensors file, named by their paths; ``notes`` go into its header, as one entry:
+    the writer puts several in any order."""
     from safetensors.numpy import save
 
     named = {name: np.asarray(leaf, order="C") for name, leaf in _named(tree)}
-    return save(named, metadata=dict(notes or {}))
+    return save(named, metadata={"notes": json.dumps(notes, sort_keys=True)} if notes else {})
 
 
 def unpack(blob: bytes, like, source: object):
@@ -95,8 +96,9 @@ def notes_of(blob: bytes, source: object) -> dict:
     try:
         if not 0 < size <= len(blob) - 8:
             raise ValueError("no header")
-        notes = json.loads(blob[8 : 8 + size].decode()).get("__metadata__")
-    except (ValueError, RecursionError, AttributeError) as error:
+        notes = json.loads(blob[8 : 8 + size].decode())["__metadata__"]
+        notes = json.loads(notes["notes"])
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise InvalidInput(f"not a safetensors file ({error})", source=source) from None
     if not isinstance(notes, dict):
         raise InvalidInput("missing", source=source, field="notes")

@@ -7,6 +7,7 @@ from simdev import Problem, load_topology, simulate_many
 from simdev.errors import UnknownName
 from simdev.families import FAMILIES, Tape, family_graph, family_split
 from simdev.graph import PHASES
+from simdev.registry import load_workload
 
 
 def _kinds(graph, phase):
@@ -62,6 +63,12 @@ def test_members_differ_repeat_and_run(family):
         # Backward costs more than forward and no more than three times as much.
         flops = [graph.op_flops[graph.op_phase == phase].sum() for phase in (0, 1)]
         assert 1.5 * flops[0] < flops[1] < 3 * flops[0]
+
+
+def test_a_member_is_a_workload_id():
+    assert load_workload("nasnet-family[seed=5]").fingerprint == family_graph("nasnet", 5).fingerprint
+    with pytest.raises(UnknownName, match="nasnet"):
+        load_workload("nasnat-family[seed=5]")
 
 
 def test_split_is_disjoint_complete_and_repeats():

@@ -1,11 +1,17 @@
 """The placers with graph networks: what they see, Placeto's episodes, GDP's network, and that they learn."""
 
+import json
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from simdev import Budget, GraphBuilder, Placement, Problem, load_topology, simulate
+from simdev import Budget, GraphBuilder, Placement, Problem, load_topology, simulate, simulate_many
+from simdev.baselines.rl import gdp
 from simdev.baselines.rl._case import make_case
 from simdev.baselines.rl._groups import fine_groups, forward_groups
+from simdev.errors import InvalidInput, Unsupported
 from simdev.families import family_graph
 from simdev.registry import find_placer, load_workload
 from simdev.testing import training_graph
@@ -191,11 +197,51 @@ def test_policy_is_trained_saved_and_used_on_another_graph_and_machine(name, tmp
     assert placement.hash == zero[0].hash
 
 
+def test_shipped_policy_places_held_out_graphs_far_better_than_at_random():
+    header = json.loads((Path(gdp.__file__).parent / "policies" / "gdp" / "policy.json").read_text())
+    assert "transformer-xl-2" not in {case["workload"] for case in header["trained_on"]}
+    spec, _ = find_placer("gdp-batch")
+    for machine in ("p100x4", "p100x2", "v100x8-dgx1"):
+        problem = Problem.build(load_workload("transformer-xl-2"), load_topology(machine))
+        zero = spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem))
+        drawn = np.random.default_rng(0).choice(problem.topology.accelerators, (20, problem.graph.n_units))
+        at_random = simulate_many(problem, drawn[:, problem.graph.unit_of_op]).step_ns
+        assert simulate(problem, zero).step_ns < at_random.min() / 2
+
+
+def test_shipped_policy_is_refused_where_it_does_not_know_the_machine():
+    problem = Problem.build(load_workload("transformer-xl-2"), load_topology("h100x16"))
+    spec, _ = find_placer("gdp-batch")
+    with pytest.raises(Unsupported, match="8 accelerators"):
+        spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem))
+
+
+def test_policy_of_another_placer_and_damaged_weights_are_refused(tmp_path):
+    problem, shipped = chains(), Path(gdp.__file__).parent / "policies" / "gdp"
+    with pytest.raises(InvalidInput, match="a policy of gdp"):
+        spec, _ = find_placer("placeto")
+        spec.place(
+            problem, rng=np.random.default_rng(0), budget=Budget(problem), policy=str(shipped), **TINY["placeto"]
+        )
+    for name, value in (("hidden", "64"), ("hidden", 1 << 40), ("hidden", -1), ("layers", 3), ("sages", True)):
+        document = json.loads((shipped / "policy.json").read_text())
+        document["settings"][name] = value
+        (tmp_path / "policy.json").write_text(json.dumps(document))
+        with pytest.raises(InvalidInput, match=f"settings: {name}"):
+            spec, _ = find_placer("gdp")
+            spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem), policy=str(tmp_path))
+    shutil.copytree(shipped, tmp_path / "cut")
+    weights = tmp_path / "cut" / "policy.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(InvalidInput, match="policy.safetensors"):
+        spec, _ = find_placer("gdp")
+        spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem), policy=str(tmp_path / "cut"))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gdp"])
-def test_places_fifty_thousand_ops_one_by_one(name):
+def test_gdp_places_fifty_thousand_ops_one_by_one():
     problem = Problem.build(load_workload("gnmt-8"), load_topology("p100x4"))
-    spec, _ = find_placer(name)
+    spec, _ = find_placer("gdp")
     budget = Budget(problem, evaluations=8)
-    placement = spec.place(problem, rng=np.random.default_rng(0), budget=budget, **{**TINY[name], "groups": 0})
+    placement = spec.place(problem, rng=np.random.default_rng(0), budget=budget, **{**TINY["gdp"], "groups": 0})
     assert isinstance(placement, Placement) and problem.graph.n_ops > 50_000

@@ -26,6 +26,7 @@ State = dict[str, Any]
 CHECKPOINT, LOG = "checkpoint.safetensors", "progress.csv"
 COLUMNS = ("samples", "case", "best_step_ns", "mean_reward", "entropy")
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
+MOST_SETTING = 1 << 16  # larger settings of a policy file would ask for absurd amounts of memory
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,21 @@ def search(
 
 
 def with_policy_settings(given: Mapping[str, object], policy: str) -> dict:
-    """Parameters of a placer, those of the policy's training in place of the given ones where there is a policy."""
-    return {**given, **(read_header(policy)["settings"] if policy else {})}
+    """Parameters of a placer, those of the policy's training in place of the given ones where there is a policy.
+
+    Raises :class:`InvalidInput` for settings that this placer does not have, or of another type or beyond all measure.
+    """
+    if not policy:
+        return dict(given)
+    header = read_header(policy)
+    for name, value in header["settings"].items():
+        known = given.get(name, 1 if name == "devices" else None)
+        if type(value) is not type(known) or (isinstance(value, (int, float)) and not 0 <= value <= MOST_SETTING):
+            raise InvalidInput(
+                f"{value!r} does not suit this placer; it is a policy of {header['placer']}",
+                source=policy, field=f"settings: {name}",
+            )  # fmt: skip
+    return {**given, **header["settings"]}
 
 
 def train(

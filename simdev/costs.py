@@ -154,6 +154,12 @@ class CostModel:
         host = topology.devices[topology.host].kind if topology.host >= 0 else topology.kinds[0]
         dispatch = np.full(graph.n_ops, host.dispatch_ns, np.int64)
         free = np.array([kind in FREE_KINDS for kind in graph.kinds])
+        for kind in topology.kinds if self.calibrated else ():
+            measured = load_calibration(kind.calibrated).dispatch_ns if kind.calibrated else {}
+            if measured:  # the host's time by op kind, on a machine with this device
+                known = [round(measured.get(name, host.dispatch_ns)) for name in graph.kinds]
+                dispatch = np.array(known, np.int64)[graph.op_kind]
+                break
         dispatch[free[graph.op_kind]] = 0
         return CostTable(op_ns, topology.device_kind, transfer_ns, pair_class, dispatch)
 

@@ -17,6 +17,7 @@ from simdev.calibrate.build import (
     read_tables,
     samples_by_model,
     save_calibration,
+    with_host,
 )
 from simdev.calibrate.cases import op_cases, predict_s, teacher_of
 from simdev.calibrate.deepbench import read_workbook
@@ -31,7 +32,7 @@ from simdev.graph import GraphBuilder
 from simdev.opcost.device import load_calibration, read_calibration
 from simdev.opcost.parts import Part
 from simdev.opcost.physics import baseline_s
-from simdev.topology import load_topology
+from simdev.topology import Device, DeviceKind, Link, Topology, load_topology
 
 DEVICE = "Tesla_V100-PCIE-32GB"
 
@@ -319,6 +320,42 @@ def test_readings_without_a_timer_make_a_table(tmp_path):
     assert 0 < judged.sum() < 20 and len(table) == (~judged).sum()
     assert all(ns == pytest.approx(1e6 * int(key.split(",")[1]) / 8) for key, ns in table.items())
     assert measured_table(samples, datasheets()[DEVICE].sheet) == {}, "another device's datasheet"
+
+
+def write_trace(path: Path) -> None:
+    ops = [("aten::linear", 0, 50), ("aten::addmm", 10, 30), ("aten::relu", 60, 9)]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": 100 * step + begin, "dur": last,
+         "args": {}}
+        for step in range(3) for name, begin, last in ops
+    ]  # fmt: skip
+    memory = {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1}
+    events += [
+        memory | {"ts": step, "args": {"Device Type": 1, "Device Id": 0, "Addr": step, "Bytes": size}}
+        for step, size in enumerate((1024, 1536, -1024))
+    ]
+    head = {"deviceProperties": [{"id": 0, "name": "Tesla V100-SXM2-16GB"}]}
+    path.write_text(json.dumps(head | {"traceEvents": events}))
+
+
+def test_traces_give_host_times_and_rounding(folder, tmp_path):
+    write_trace(tmp_path / "trace.json")
+    assert read_tables([folder]).dispatch == {}, "not from a folder"
+    found = read_tables([folder, tmp_path / "trace.json"])
+    assert found.dispatch == {"Tesla_V100-SXM2-16GB": {"addmm": 30_000, "linear": 50_000, "relu": 9_000}}
+    calibration = with_host(build(found)["v100"], found)
+    assert calibration.notes["granularity of Tesla_V100-SXM2-16GB"] == 512
+    save_calibration(calibration, tmp_path / "mine.toml")
+    assert read_calibration(tmp_path / "mine.toml").dispatch_ns == found.dispatch["Tesla_V100-SXM2-16GB"]
+    kind = DeviceKind("gpu", 1 << 30, {"f32": 1e12}, 1e11, calibrated=str(tmp_path / "mine.toml"))
+    host = DeviceKind("cpu", 1 << 30, {"f32": 1e11}, 1e10, dispatch_ns=7)
+    machine = Topology("t", (Device("c", host, True), Device("g", kind)), (Link(("c", "g"), 10**9, 0),))
+    builder = GraphBuilder("g")
+    x = builder.op("x", "input", outputs=[4])
+    for name in ("addmm", "relu", "other"):
+        builder.op(name, name, inputs=builder.outputs(x))
+    assert CostModel().table(builder.build(), machine).dispatch_ns.tolist() == [0, 30_000, 9_000, 7]
+    assert CostModel(calibrated=False).table(builder.build(), machine).dispatch_ns.tolist() == [0, 7, 7, 7]
 
 
 def test_commands_show_and_make_costs(simdev, folder, tmp_path):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from simdev.calibrate.deepbench import is_workbook, read_workbook
+from simdev.calibrate.dispatch import dispatch_ns, granularity
 from simdev.calibrate.fit import Sample, event_seconds, fit_class, split, taught_class, timer_of
 from simdev.calibrate.neusight import is_op_table, read_op_table
 from simdev.calibrate.observations import Found
+from simdev.calibrate.traces import read_trace
 from simdev.errors import InvalidInput
 from simdev.files import write_text
 from simdev.graph_file import write_npz
@@ -57,7 +59,8 @@ def datasheets() -> dict[str, Sheet]:
 
 
 def read_tables(paths: Iterable[str | os.PathLike]) -> Found:
-    """Read every op table and workbook among ``paths`` (files, or folders searched through), in order of name.
+    """Read every op table and workbook among ``paths`` (files, or folders searched through), in order of name, and
+    profiler traces that ``paths`` names themselves: those of a folder may be meant to judge.
 
     Files of other kinds are passed over; rows, devices and files of a folder that cannot be used are counted in
     ``problems``. Raises :class:`InvalidInput` for a path that does not exist, for a damaged file that ``paths`` names
@@ -69,7 +72,7 @@ def read_tables(paths: Iterable[str | os.PathLike]) -> Found:
             raise InvalidInput("no such file or folder", source=path)
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             try:
-                _read_file(file, found)
+                _read_file(file, found, named=file == path)
             except InvalidInput as error:
                 if file == path:
                     raise
@@ -83,8 +86,12 @@ def read_tables(paths: Iterable[str | os.PathLike]) -> Found:
     return found
 
 
-def _read_file(file: Path, found: Found) -> None:
-    if is_op_table(file):
+def _read_file(file: Path, found: Found, named: bool) -> None:
+    if named and file.name.endswith((".json", ".json.gz")):
+        trace = read_trace(file)
+        device = trace.device_name.replace(" ", "_")
+        found.dispatch[device], found.granularity[device] = dispatch_ns(trace), granularity(trace)
+    elif is_op_table(file):
         read_op_table(file, found)
     elif is_workbook(file):
         read_workbook(file, found)
@@ -116,6 +123,14 @@ def build(found: Found, models: Iterable[str] | None = None, seed: int = 0) -> d
     """A calibration of each device model that has op tables (or of ``models``)."""
     grouped = samples_by_model(found)
     return {model: build_one(model, grouped, seed) for model in (models or sorted(grouped))}
+
+
+def with_host(calibration: Calibration, found: Found) -> Calibration:
+    """``calibration`` with the host's dispatch times and the allocator's rounding of traces on its device model."""
+    devices = [name for name, sheet in datasheets().items() if sheet.model == calibration.name]
+    times = next((found.dispatch[name] for name in devices if name in found.dispatch), {})
+    sizes = {f"granularity of {name}": found.granularity[name] for name in devices if found.granularity.get(name)}
+    return replace(calibration, dispatch_ns=times, notes={**calibration.notes, **sizes})
 
 
 def build_one(model: str, grouped: dict[str, dict[str, list[Sample]]], seed: int = 0) -> Calibration:

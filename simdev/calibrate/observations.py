@@ -41,6 +41,8 @@ class Found:
 
     tables: list[Observations] = field(default_factory=list)
     problems: Counter = field(default_factory=Counter)
+    dispatch: dict[str, dict[str, float]] = field(default_factory=dict)  # device: {op kind: ns}
+    granularity: dict[str, int] = field(default_factory=dict)  # device: bytes
 
     def report(self) -> list[str]:
         return [f"{reason}: {count}" for reason, count in sorted(self.problems.items())]

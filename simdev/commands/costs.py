@@ -61,7 +61,9 @@ def costs(
 
 @command("calibrate")
 def calibrate(
-    data: Annotated[list[Path], typer.Argument(help="Measured files, or folders of them: NeuSight, DeepBench.")],
+    data: Annotated[
+        list[Path], typer.Argument(help="Measured files, or folders: NeuSight, DeepBench, PyTorch traces.")
+    ],
     out: OutOption = Path("device.toml"),
     model: Annotated[str | None, typer.Option(help="Which device model of the data (default: all).")] = None,
     seed: Annotated[int, typer.Option(help="Of the fits.")] = 0,
@@ -71,7 +73,7 @@ def calibrate(
     A fifth of all shapes is never fitted to and gives the errors. A kind of a topology file uses it by
     calibrated = "device.toml". Where --out is a folder, every device model of the data gets a file in it.
     """
-    from simdev.calibrate.build import build_one, read_tables, samples_by_model, save_calibration
+    from simdev.calibrate.build import build_one, read_tables, samples_by_model, save_calibration, with_host
 
     found = read_tables(data)
     grouped = samples_by_model(found)
@@ -81,7 +83,7 @@ def calibrate(
         choices = ", ".join(sorted(grouped))
         raise InvalidInput(f"several device models: one by --model, or a folder as --out: {choices}", source="data")
     for chosen in [model] if model else sorted(grouped):
-        calibration = build_one(chosen, grouped, seed)
+        calibration = with_host(build_one(chosen, grouped, seed), found)
         path = out / f"{chosen}.toml" if out.is_dir() else out
         save_calibration(calibration, path)
         _print_fits(calibration)

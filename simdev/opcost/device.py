@@ -16,6 +16,8 @@ A device file is a TOML document; the trees that correct the physics lie in an `
     error_mean = 0.04           # on rows that were held out
     error_median = 0.03
     source = "..."
+    [dispatch]                  # host time to issue an op, by kind: us (runtime eager)
+    addmm = 31.5
     [table]                     # measured parts: ns
     "gemm(1,64,64,64) f32" = 12345
 """
@@ -66,6 +68,7 @@ class Calibration:
     classes: Mapping[str, ClassFit] = field(default_factory=dict)
     table: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, object] = field(default_factory=dict)
+    dispatch_ns: Mapping[str, float] = field(default_factory=dict)
 
     def fit_of(self, part: Part) -> ClassFit | None:
         """The fit that serves ``part``; None where its class or dtype was not measured."""
@@ -150,8 +153,9 @@ def read_calibration(path: Path) -> Calibration:
         sheet=sheet,
         launch_ns=round(1e3 * _number(data, "launch_us", path)),
         classes={name: _class(name, row, sheet, arrays, path) for name, row in classes.items()},
-        table=_table(data.get("table", {}), path),
+        table=_table(data.get("table", {}), path, "table"),
         notes=data.get("notes", {}),
+        dispatch_ns={kind: 1e3 * us for kind, us in _table(data.get("dispatch", {}), path, "dispatch").items()},
     )
 
 
@@ -173,10 +177,10 @@ def _class(name: str, row: dict, sheet: Datasheet, arrays: dict, path: Path) -> 
     )
 
 
-def _table(table: object, path: Path) -> dict[str, float]:
+def _table(table: object, path: Path, where: str) -> dict[str, float]:
     if not isinstance(table, dict):
-        raise InvalidInput("expected part = ns", source=path, field="table")
-    return {key: _number(table, key, path, "table") for key in table}
+        raise InvalidInput("expected a table of numbers", source=path, field=where)
+    return {key: _number(table, key, path, where) for key in table}
 
 
 def _number(row: Mapping, name: str, path: Path, where: str = "") -> float:
@@ -200,6 +204,9 @@ def device_text(calibration: Calibration, comments: Iterable[str] = ()) -> str:
         lines += ["", f"[class.{name}]", f"efficiency = {fit.efficiency:.6g}", f"rows = {fit.rows}"]
         lines += [f"error_mean = {fit.error_mean:.4f}", f"error_median = {fit.error_median:.4f}"]
         lines += [f"trees = {str(fit.trees is not None).lower()}", f"source = {_quoted(fit.source)}"]
+    if calibration.dispatch_ns:
+        rows = sorted(calibration.dispatch_ns.items())
+        lines += ["", "[dispatch]", *(f"{_quoted(kind)} = {ns / 1e3:.10g}" for kind, ns in rows)]
     if calibration.table:
         lines += ["", "[table]", *(f"{_quoted(key)} = {ns:.10g}" for key, ns in sorted(calibration.table.items()))]
     return "\n".join(lines) + "\n"

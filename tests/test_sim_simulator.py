@@ -6,6 +6,7 @@ import pytest
 from simdev.errors import InvalidInput
 from simdev.placement import Placement
 from simdev.problem import Problem, Rules
+from simdev.registry import load_workload
 from simdev.sim import Simulator, simulate
 from simdev.testing import random_placement, random_problem, training_graph
 from simdev.topology import load_topology
@@ -103,3 +104,48 @@ def test_moves_that_break_the_contract(unit, device, message):
         simulator.try_moves([0, unit], [1, device])
     with pytest.raises(InvalidInput, match="as many units"):
         simulator.try_moves([0, 1], [1])
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_parameters_and_their_readers_move_without_full_runs(together):
+    rng = np.random.default_rng(5)
+    problem = Problem.build(training_graph(rng, 40), load_topology("p100x4"))
+    graph = problem.graph
+    devices = 1 + np.arange(graph.n_ops) * 4 // graph.n_ops
+    readers = np.unique(graph.inputs[graph.op_persistent_bytes[graph.tensor_producer[graph.inputs]] > 0])
+    for tensor in readers[:200]:  # at first with the parameters beside their first readers
+        producer = graph.tensor_producer[tensor]
+        devices[producer] = devices[graph.consumers[graph.consumer_ptr[tensor]]]
+    simulator = Simulator(problem, Placement(devices))
+    parameters = np.flatnonzero(np.diff(graph.input_ptr) == 0)
+    near = np.unique(graph.consumers[np.isin(graph.edge_source, parameters)])
+    for turn in range(120):
+        ops = rng.choice(parameters if turn % 2 else near, together, replace=False)
+        targets = rng.integers(1, 5, together)
+        step = simulator.move(graph.unit_of_op[ops], targets)
+        assert step == simulate(problem, simulator.placement).step_ns
+        simulator.accept() if turn % 5 == 0 else simulator.undo()
+        simulator._window.fate[:2] = 0
+    assert simulator._window.fate[4] < 40
+
+
+def test_a_walk_on_a_captured_graph():
+    rng = np.random.default_rng(6)
+    problem = Problem.build(load_workload("inception-v3"), load_topology("k80x4"))
+    usable, first = np.array(problem.topology.accelerators), np.unique(problem.graph.unit_of_op, return_index=True)[1]
+    devices = usable[first * len(usable) // problem.graph.n_ops]
+    simulator = Simulator(problem, Placement.of_units(problem, devices))
+    assert walk(rng, simulator, 80) > 60
+
+
+def test_several_units_move_at_once():
+    rng, problem, simulator = some(3)
+    units, devices = rng.choice(problem.graph.n_units, 6, replace=False), rng.integers(1, 5, 6)
+    step = simulator.move(units, devices)
+    of_unit = simulator.placement.devices[np.unique(problem.graph.unit_of_op, return_index=True)[1]]
+    assert np.array_equal(of_unit[units], devices)
+    assert step == simulate(problem, simulator.placement).step_ns
+    simulator.undo()
+    for unit, device in zip(units, devices, strict=True):
+        last = simulator.move(unit, device)
+    assert last == step

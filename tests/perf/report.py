@@ -305,32 +305,29 @@ def climbed(problem, of_unit, rng, tries=3000) -> np.ndarray:
     return of_unit
 
 
-STARTS = {
-    "import": "import simdev",
-    "first result": "from simdev._warm import *; from simdev.sim import simulate; p = tiny_problem(); "
-    "simulate(p, tiny_placement(p))",
-    "all kernels": "from simdev._warm import *\n"
-    "from simdev.problem import *\nfrom simdev.sim import *\np = tiny_problem(); q = tiny_placement(p)\n"
-    "simulate(p, q); s = Simulator(p, q); s.move(0, 1)\n"
-    "simulate(Problem(p.graph, p.topology, p.costs, Rules('priority')), q)",
-}
+FIRST = (
+    "from simdev._warm import *\nfrom simdev.sim import *\np = tiny_problem(); q = tiny_placement(p); simulate(p, q)\n"
+)
+OTHERS = (
+    "from simdev.problem import *\ns = Simulator(p, q); s.move(0, 1)\n"
+    "simulate(Problem(p.graph, p.topology, p.costs, Rules('priority')), q)"
+)
 
 
 def cold(yardstick) -> list[dict]:
-    """Seconds of processor time of a new process, less those of one that imports NumPy alone; with an empty cache of
-    kernels, and with a full one."""
-    tiny, found = training_graph(np.random.default_rng(0), 1), []
+    """Processor time of a new process, less that of one that imports NumPy alone; at first without compiled kernels."""
+    tiny = training_graph(np.random.default_rng(0), 1)
+    cases = {
+        "import": "import simdev",
+        "first result, cache empty": FIRST,
+        "first result, cache full": FIRST,
+        "all other kernels, cache empty": FIRST + OTHERS,
+        "all kernels, cache full": FIRST + OTHERS,
+    }
     with tempfile.TemporaryDirectory() as folder:
-        # Bytecode is cached there as well, so that no source looks newer than its kernels.
         environment = os.environ | {"NUMBA_CACHE_DIR": folder}
         before = _child("import numpy", environment)
-        for contender, code in STARTS.items():
-            for state in ("empty", "full"):
-                if state == "empty" and contender == "first result":
-                    subprocess.run(["rm", "-rf", folder, folder + "/*"], check=True)
-                seconds = _child(code, environment) - before
-                found.append(row("cold", f"{contender}, cache {state}", tiny, "", 0, seconds))
-    return found
+        return [row("cold", name, tiny, "", 0, _child(code, environment) - before) for name, code in cases.items()]
 
 
 def _child(code: str, environment) -> float:

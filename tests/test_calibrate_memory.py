@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from simdev.calibrate.memory import replay_memory
+from simdev.calibrate import resnet50
+from simdev.calibrate.memory import graph_peak, replay_memory
 from simdev.calibrate.traces import read_trace
+from simdev.graph import GraphBuilder
 
 
 def trace_of(path, rows, totals=True):
@@ -45,3 +47,25 @@ def test_the_public_trace(data_dir):
     (peak,) = replay_memory(read_trace(data_dir / "hta" / "df_index_resolver.json.gz"))
     assert peak.measured_bytes == 6629508096
     assert abs(peak.predicted_bytes / peak.measured_bytes - 1) < 0.02
+
+
+def test_the_peak_of_a_graph_is_without_what_is_always_there():
+    builder = GraphBuilder("g")
+    w = builder.op("w", "parameter", persistent_bytes=5000)
+    first = builder.op("a", "mm", outputs=[1024], workspace_bytes=512)
+    second = builder.op("b", "mm", inputs=builder.outputs(first), outputs=[2048])
+    builder.control(w, first)
+    builder.op("c", "mm", inputs=builder.outputs(second), outputs=[512])
+    assert graph_peak(builder.build()) == 1024 + 2048
+
+
+def test_resnet50_takes_the_memory_that_traces_show():
+    assert abs(graph_peak(resnet50.load()) / 2791636480 - 1) < 0.05  # the public ResNet-50 trace, replayed
+
+
+@pytest.mark.slow
+def test_the_shipped_graph_is_what_is_captured():
+    pytest.importorskip("torch")
+    from simdev.capture import capture
+
+    assert capture(resnet50.make_step(), name="x").fingerprint == resnet50.load().fingerprint

@@ -12,7 +12,7 @@ import numpy as np
 
 from simdev.calibrate.traces import Trace
 from simdev.costs import CostTable
-from simdev.graph import GraphBuilder
+from simdev.graph import ComputationGraph, GraphBuilder
 from simdev.placement import Placement
 from simdev.problem import Problem, Rules
 from simdev.sim import simulate
@@ -40,6 +40,27 @@ def replay_memory(trace: Trace) -> list[Peak]:
     return [_replay(trace, int(device)) for device in np.unique(trace.memory.device) if device >= 0]
 
 
+def graph_peak(graph: ComputationGraph) -> int:
+    """Bytes in use at the peak on one GPU that runs ``graph`` in program order, without what is there all the time
+    (parameters and optimiser state)."""
+    kind = DeviceKind("memory", 1 << 50, {"f32": 1.0}, 1.0, granularity=GRANULE)
+    costs = _unit_costs(graph)
+    problem = Problem(graph, Topology("memory", (Device("gpu", kind),)), costs, Rules(policy="program"))
+    persistent = int((-(-graph.op_persistent_bytes // GRANULE) * GRANULE).sum())
+    return int(simulate(problem, Placement(np.zeros(graph.n_ops, np.int32))).peak_bytes[0]) - persistent
+
+
+def _unit_costs(graph: ComputationGraph) -> CostTable:
+    """One device on which every op takes 1 ns."""
+    return CostTable(
+        op_ns=np.ones((1, graph.n_ops), np.int64),
+        device_row=np.zeros(1, np.int32),
+        transfer_ns=np.zeros((0, graph.n_tensors), np.int64),
+        pair_class=np.full((1, 1), -1, np.int32),
+        dispatch_ns=np.zeros(graph.n_ops, np.int64),
+    )
+
+
 def _replay(trace: Trace, device: int) -> Peak:
     memory = trace.memory
     mine = memory.device == device
@@ -59,13 +80,7 @@ def _replay(trace: Trace, device: int) -> Peak:
     built = graph.build()
     kind = DeviceKind("memory", 1 << 50, {"f32": 1.0}, 1.0, granularity=GRANULE)
     topology = Topology("memory", (Device("gpu", kind),))
-    costs = CostTable(
-        op_ns=np.ones((1, built.n_ops), np.int64),
-        device_row=np.zeros(1, np.int32),
-        transfer_ns=np.zeros((0, built.n_tensors), np.int64),
-        pair_class=np.full((1, 1), -1, np.int32),
-        dispatch_ns=np.zeros(built.n_ops, np.int64),
-    )
+    costs = _unit_costs(built)
     problem = Problem(built, topology, costs, Rules(policy="program"))
     peak = int(simulate(problem, Placement(np.zeros(built.n_ops, np.int32))).peak_bytes[0])
     measured = int(total[recorded].max()) if recorded.any() else -1

@@ -264,7 +264,10 @@ def memory_cases(trace: Trace, name: str, role: str) -> list[Case]:
 
 
 def link_cases(path: Path, name: str, role: str) -> list[Case]:
-    """F6: the mean error over the held-out sizes of each table; measured and predicted are means over them."""
+    """F6: the mean error over the held-out sizes of each table; measured and predicted are means over them.
+
+    The baseline in the place of a roofline is one latency and one bandwidth for all sizes.
+    """
     cases = []
     for table in read_links(path):
         judged = np.array([held_out(f"{size} bytes") for size in table.bytes.tolist()])
@@ -446,6 +449,7 @@ def draw(cases: list[Case], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     panels = [goal for goal in GOALS if any(case.goal == goal and case.unit != "MiB" for case in cases)]
     columns = min(4, max(1, len(panels)))
@@ -470,6 +474,7 @@ def draw(cases: list[Case], path: Path) -> None:
         ends = [measured.min() / 1.2, measured.max() * 1.2]
         axis.plot(ends, ends, "-", color="0.3", lw=0.8)
         axis.set(xscale="log", yscale="log", xlabel=f"measured ({chosen[0].unit})", ylabel="predicted")
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.set_title(f"{goal}: {GOALS[goal][0]}", fontsize=8, wrap=True)
         axis.legend(fontsize=7)
     figure.tight_layout()

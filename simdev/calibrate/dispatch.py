@@ -1,30 +1,69 @@
-"""What issuing an op costs the host, per op kind, and how an allocator rounds: from profiler traces."""
+"""What issuing an op costs the host, by kind of op, from a profiler trace: ``dispatch_ns`` of the eager runtime (R11).
+
+An op is an outermost operator (``aten::...``) that launches work; it costs the host the time from the last launch of
+the op before it to its own last launch, without what the host waited for. The profiler itself is part of the times.
+"""
 
 from __future__ import annotations
 
-from math import gcd
-
 import numpy as np
 
+from simdev.calibrate.replay import MARK, host_costs, host_line
 from simdev.calibrate.traces import Trace
 
-PREFIX = "aten::"
-ENOUGH = 3  # an op seen more rarely gives no figure
+LEAST = 5  # ops of a kind
 
 
-def dispatch_ns(trace: Trace) -> dict[str, float]:
-    """``{op kind: ns}``: the median time that the host spends in an ATen op, its launches and inner ops included.
-
-    A profiler slows the host down; the figures are as the trace has them.
-    """
+def dispatch_ns(trace: Trace) -> dict[str, tuple[int, int, int]]:
+    """``{kind: (count, median ns, mean ns)}`` of the kinds with at least :data:`LEAST` ops, by total time, most first;
+    the kind ``(all)`` is over every op."""
+    line = host_line(trace)
+    gap, own = host_costs(line, leave_one_out=False)
+    outer = _outermost(trace)
+    call_of = {correlation: row for row, correlation in enumerate(trace.calls.correlation.tolist())}
     times: dict[str, list[int]] = {}
-    for name, duration in zip(trace.ops.name.tolist(), trace.ops.duration.tolist(), strict=True):
-        if trace.names[name].startswith(PREFIX):
-            times.setdefault(trace.names[name].removeprefix(PREFIX), []).append(duration)
-    return {kind: float(np.median(found)) for kind, found in sorted(times.items()) if len(found) >= ENOUGH}
+    spent, current = 0, -1  # host time of the op under way, and the row of its operator
+
+    def close() -> None:
+        if current >= 0:
+            kind = trace.names[trace.ops.name[current]].removeprefix("aten::")
+            times.setdefault(kind, []).append(spent)
+
+    for row in range(len(line.kind)):
+        if line.kind[row] == MARK:
+            close()
+            spent, current = 0, -1  # what lies between steps belongs to no op
+            continue
+        if line.work[row]:
+            op = int(outer[call_of[int(trace.work.correlation[line.work[row][0]])]])
+            if op != current or op < 0:
+                close()
+                spent, current = 0, op
+        spent += int(gap[row] + own[row])
+    close()
+    every = [value for values in times.values() for value in values]
+    rows = {kind: values for kind, values in times.items() if len(values) >= LEAST}
+    ordered = sorted(rows.items(), key=lambda entry: -sum(entry[1]))
+    answer = [("(all)", every)] if every else []
+    return {kind: (len(v), int(np.median(v)), int(np.mean(v))) for kind, v in [*answer, *ordered]}
 
 
-def granularity(trace: Trace) -> int:
-    """The largest size in bytes of which every allocation on a device is a multiple; 0 without memory events."""
-    sizes = np.abs(trace.memory.size[trace.memory.device >= 0])
-    return gcd(*sizes.tolist()) if len(sizes) else 0
+def _outermost(trace: Trace) -> np.ndarray:
+    """int64 ``(calls,)``: the row of the outermost ``aten::`` operator around each call, -1 where there is none."""
+    found = np.full(len(trace.calls), -1)
+    operator = np.array([name.startswith("aten::") for name in trace.names])
+    for thread in np.unique(trace.calls.thread):
+        ops = np.flatnonzero((trace.ops.thread == thread) & operator[trace.ops.name])
+        latest = -1
+        tops = []  # operators that lie in no other: each begins after the one before has ended
+        for op in ops.tolist():
+            if trace.ops.begin[op] >= latest:
+                tops.append(op)
+                latest = int(trace.ops.end[op])
+        tops = np.array(tops, np.int64)
+        calls = np.flatnonzero(trace.calls.thread == thread)
+        if len(tops):
+            place = np.searchsorted(trace.ops.begin[tops], trace.calls.begin[calls], side="right") - 1
+            inside = (place >= 0) & (trace.calls.begin[calls] < trace.ops.end[tops[np.maximum(place, 0)]])
+            found[calls[inside]] = tops[place[inside]]
+    return found

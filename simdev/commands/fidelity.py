@@ -1,4 +1,4 @@
-"""fidelity and physics-report: how far predictions are from what was measured, and what the rules change."""
+"""fidelity, physics-report, dispatch, links: what was measured, and what other rules would say."""
 
 from __future__ import annotations
 
@@ -43,3 +43,33 @@ def physics_report(
     report.write(cases, notes, out)
     print_table(report.SUMMARY, report.summary(cases))
     print(f"{out / 'README.md'}, {out / 'physics.csv'}, {out / 'times.csv'}")
+
+
+@command("dispatch")
+def dispatch(trace: Annotated[Path, typer.Argument(help="Profiler trace (Kineto, Chrome JSON).")]) -> None:
+    """What issuing an op cost the host in a profiler trace, by kind of op."""
+    from simdev.calibrate.dispatch import dispatch_ns
+    from simdev.calibrate.traces import read_trace
+
+    rows = dispatch_ns(read_trace(trace)).items()
+    lines = [[kind, str(count), f"{median / 1e3:.1f}", f"{mean / 1e3:.1f}"] for kind, (count, median, mean) in rows]
+    print_table(["kind", "ops", "median us", "mean us"], lines)
+
+
+@command("links")
+def links(
+    files: Annotated[list[Path], typer.Argument(help="Tables of vidur, vTrain or nccl-tests.")],
+    hops: Annotated[int, typer.Option(help="Links on the route that was measured.")] = 1,
+    ranges: Annotated[int, typer.Option(help="Ranges of sizes at most.")] = 4,
+) -> None:
+    """Fit a link's latency and bandwidth in ranges of sizes; print them as a machine's file takes them."""
+    from simdev.calibrate.links import fit_table, ranges_toml, read_links
+    from simdev.commands import positive
+
+    positive(hops, "--hops")
+    positive(ranges, "--ranges")
+    for file in files:
+        for table in read_links(file):
+            found = fit_table(table, ranges)
+            print(f"# {table.name}, {table.operation}: {100 * found.error:.1f} % on sizes not fitted to")
+            print(ranges_toml(found, hops))

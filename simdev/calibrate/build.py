@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.calibrate.deepbench import is_workbook, read_workbook
-from simdev.calibrate.dispatch import dispatch_ns, granularity
+from simdev.calibrate.dispatch import EVERY, dispatch_ns, granularity
 from simdev.calibrate.fit import Sample, event_seconds, fit_class, split, taught_class, timer_of
 from simdev.calibrate.neusight import is_op_table, read_op_table
 from simdev.calibrate.observations import Found
@@ -90,7 +90,9 @@ def _read_file(file: Path, found: Found, named: bool) -> None:
     if named and file.name.endswith((".json", ".json.gz")):
         trace = read_trace(file)
         device = trace.device_name.replace(" ", "_")
-        found.dispatch[device], found.granularity[device] = dispatch_ns(trace), granularity(trace)
+        rows = dispatch_ns(trace).items()
+        found.dispatch[device] = {kind: float(median) for kind, (_, median, _) in rows if kind != EVERY}
+        found.granularity[device] = granularity(trace)
     elif is_op_table(file):
         read_op_table(file, found)
     elif is_workbook(file):

@@ -1,4 +1,5 @@
-"""What issuing an op costs the host, by kind of op, from a profiler trace: ``dispatch_ns`` of the eager runtime (R11).
+"""What issuing an op costs the host, by kind of op, from a profiler trace: ``dispatch_ns`` of the eager runtime (R11);
+and how the allocator of its devices rounds.
 
 An op is an outermost operator (``aten::...``) that launches work; it costs the host the time from the last launch of
 the op before it to its own last launch, without what the host waited for. The profiler itself is part of the times.
@@ -6,17 +7,20 @@ the op before it to its own last launch, without what the host waited for. The p
 
 from __future__ import annotations
 
+from math import gcd
+
 import numpy as np
 
 from simdev.calibrate.replay import MARK, host_costs, host_line
 from simdev.calibrate.traces import Trace
 
 LEAST = 5  # ops of a kind
+EVERY = "(all)"  # the row over every kind
 
 
 def dispatch_ns(trace: Trace) -> dict[str, tuple[int, int, int]]:
     """``{kind: (count, median ns, mean ns)}`` of the kinds with at least :data:`LEAST` ops, by total time, most first;
-    the kind ``(all)`` is over every op."""
+    the kind :data:`EVERY` is over every op."""
     line = host_line(trace)
     gap, own = host_costs(line, leave_one_out=False)
     outer = _outermost(trace)
@@ -44,8 +48,14 @@ def dispatch_ns(trace: Trace) -> dict[str, tuple[int, int, int]]:
     every = [value for values in times.values() for value in values]
     rows = {kind: values for kind, values in times.items() if len(values) >= LEAST}
     ordered = sorted(rows.items(), key=lambda entry: -sum(entry[1]))
-    answer = [("(all)", every)] if every else []
+    answer = [(EVERY, every)] if every else []
     return {kind: (len(v), int(np.median(v)), int(np.mean(v))) for kind, v in [*answer, *ordered]}
+
+
+def granularity(trace: Trace) -> int:
+    """The largest size in bytes of which every allocation on a device is a multiple; 0 without memory events."""
+    sizes = np.abs(trace.memory.size[trace.memory.device >= 0])
+    return gcd(*sizes.tolist()) if len(sizes) else 0
 
 
 def _outermost(trace: Trace) -> np.ndarray:

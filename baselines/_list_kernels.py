@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from simdev.sim._heap import pop, push
+
 NEVER = np.int64(1) << 62
 
 
@@ -127,44 +129,6 @@ def roomiest(table, state, op):
             if table.allowed[device, unit]:
                 return np.int64(device)
     return best
-
-
-@njit(cache=True)
-def push(key, item, base, size, new_key, new_item):
-    """Add to the binary heap of (key, item) at ``base``; the least pair comes first. Returns the new size."""
-    hole = size
-    while hole > 0:
-        parent = (hole - 1) // 2
-        k, i = key[base + parent], item[base + parent]
-        if k < new_key or (k == new_key and i < new_item):
-            break
-        key[base + hole], item[base + hole] = k, i
-        hole = parent
-    key[base + hole], item[base + hole] = new_key, new_item
-    return size + 1
-
-
-@njit(cache=True)
-def pop(key, item, base, size):
-    """Remove the first of the heap at ``base``; return the new size."""
-    size -= 1
-    last_key, last_item = key[base + size], item[base + size]
-    hole = 0
-    while True:
-        child = 2 * hole + 1
-        if child >= size:
-            break
-        if child + 1 < size:
-            a, b = base + child, base + child + 1
-            if key[b] < key[a] or (key[b] == key[a] and item[b] < item[a]):
-                child += 1
-        k, i = key[base + child], item[base + child]
-        if last_key < k or (last_key == k and last_item < i):
-            break
-        key[base + hole], item[base + hole] = k, i
-        hole = child
-    key[base + hole], item[base + hole] = last_key, last_item
-    return size
 
 
 @njit(cache=True)

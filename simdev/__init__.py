@@ -55,4 +55,5 @@ if _find_spec("simdev.workloads") is None and (_Path(__file__).parents[1] / "wor
     __path__.append(str(_Path(__file__).parents[1]))
 
 _cache.ensure()
-_cache.drop_stale(_Path(__file__).parent / "sim")
+_shelf = _find_spec("simdev.baselines")
+_cache.drop_stale(_Path(__file__).parent / "sim", *map(_Path, _shelf.submodule_search_locations if _shelf else []))

@@ -28,11 +28,18 @@ def ensure() -> None:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
-def drop_stale(folder: Path) -> None:
-    """Forget compiled kernels older than the newest kernel source (``_*.py``) of ``folder``. Numba compares a function
-    with its own file only, so that one which calls into a changed file would stay as it was."""
-    newest = max((path.stat().st_mtime_ns for path in folder.glob("_[!_]*.py")), default=0)
-    for index in folder.glob("__pycache__/*.nbi"):
-        with contextlib.suppress(OSError):  # another process was faster, or the installation is read-only
-            if index.stat().st_mtime_ns < newest:
-                index.unlink()
+def drop_stale(folder: Path, *users: Path) -> None:
+    """Forget compiled kernels older than the newest kernel source (``_*.py``) of ``folder``; those in the folders of
+    ``users``, which call them, also where they are older than the newest of their own. Numba compares a function with
+    its own file only, so that one which calls into a changed file would stay as it was."""
+    newest = _newest_source(folder)
+    for place in (folder, *users):
+        limit = max(newest, _newest_source(place))
+        for index in place.glob("__pycache__/*.nbi"):
+            with contextlib.suppress(OSError):  # another process was faster, or the installation is read-only
+                if index.stat().st_mtime_ns < limit:
+                    index.unlink()
+
+
+def _newest_source(folder: Path) -> int:
+    return max((path.stat().st_mtime_ns for path in folder.glob("_[!_]*.py")), default=0)

@@ -40,3 +40,17 @@ def test_kernels_older_than_any_kernel_source_are_forgotten(tmp_path):
         os.utime(tmp_path / name, (number, number))
     _cache.drop_stale(tmp_path)
     assert [path.name for path in (tmp_path / "__pycache__").iterdir()] == ["new.nbi"]
+
+
+def test_kernels_that_call_a_changed_one_are_forgotten_too(tmp_path):
+    files = ("user/__pycache__/old.nbi", "user/_own.py", "user/__pycache__/new.nbi", "folder/_kernel.py")
+    for number, name in enumerate(files, 1):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (number, number))
+    os.utime(tmp_path / "folder/_kernel.py", (0, 0))
+    _cache.drop_stale(tmp_path / "folder", tmp_path / "user")
+    assert [path.name for path in (tmp_path / "user" / "__pycache__").iterdir()] == ["new.nbi"]
+    os.utime(tmp_path / "folder/_kernel.py", (9, 9))
+    _cache.drop_stale(tmp_path / "folder", tmp_path / "user")
+    assert not any((tmp_path / "user" / "__pycache__").iterdir())

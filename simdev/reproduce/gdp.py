@@ -32,7 +32,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(60, 2, ("transformer-xl-2", "wavenet-2x18"), "p100x4", 200, "rnnlm", "p100x8", 40, 2),
-    "small": Size(500, 5, FIVE, "p100x4", 2400, "gnmt-8", "p100x8", 100, 5),
+    "small": Size(500, 5, FIVE, "p100x4", 1200, "gnmt-8", "p100x8", 100, 5),
     "full": Size(
         20_000, 10, (*FIVE, "nmt", "transformer-xl-8", "wavenet-4x36", "amoebanet-d"), "p100x4", 200_000, "gnmt-8",
         "p100x8", 20_000, 10,

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from simdev import bench, registry
 from simdev.circumstances import circumstances
+from simdev.errors import InvalidInput
 from simdev.files import write_text
 from simdev.graph import ComputationGraph
 from simdev.graph_file import save_graph
 from simdev.plan import DEFAULT_RULES, Run, parse_rules
+from simdev.policy import read_header
 from simdev.problem import Problem
 from simdev.results import Results
 from simdev.rows import Row, write_csv
@@ -127,17 +129,20 @@ class Lab:
     def policy(self, name: str, placer: str, cases: Sequence[Case], *, seed: int, evaluations: int) -> str:
         """Train ``placer`` on ``cases`` unless it is done; the policy's folder, relative to the lab's.
 
-        Training goes on where it was stopped.
+        Training goes on where it was stopped. Raises :class:`InvalidInput` where the folder has a policy of that name
+        that was trained on other graphs.
         """
-        folder = Path("policies") / name
+        folder, problems = Path("policies") / name, [case.problem() for case in cases]
         if not (self.folder / folder / "policy.json").is_file():
             self.observer.note(f"training {placer} as {name}: {len(cases)} graphs, {evaluations} evaluations")
             spec, params = registry.find_placer(placer)
             params = {key: value for key, value in {**spec.defaults, **params}.items() if key != "policy"}
-            problems = [case.problem() for case in cases]
             spec.learner(problems, **params).train(
                 problems, seed=seed, evaluations=evaluations, out=self.folder / folder
             )
+        seen = [entry["fingerprint"] for entry in read_header(self.folder / folder)["trained_on"]]
+        if seen != [problem.graph.fingerprint for problem in problems]:
+            raise InvalidInput("was trained on other graphs: use another --out", source=self.folder / folder)
         return str(folder)
 
     def table(self, name: str, lines: Sequence[dict]) -> str:

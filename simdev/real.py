@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from dataclasses import replace
@@ -48,10 +49,10 @@ def load_program(entry: str, *, small: bool = False, seed: int = 0) -> Program:
         from simdev.execute.record import record
     except ImportError as error:
         raise Unsupported("running a step needs PyTorch: pip install 'simdev[capture]'") from error
-    if registry.is_graph_file(entry):
-        raise InvalidInput("a graph file holds no kernels to run; name a workload or FILE.py:FUNCTION", source=entry)
     if ".py:" in entry:
         return record(*file_step(entry), seed=seed)
+    if registry.is_graph_file(entry):
+        raise InvalidInput("a graph file holds no kernels to run; name a workload or FILE.py:FUNCTION", source=entry)
     spec, params = registry.find_workload(entry)
     if small and spec.name not in SMALL:
         raise InvalidInput(f"no small size is known; there is one for {', '.join(SMALL)}", source=spec.name)
@@ -332,7 +333,7 @@ def profile_machine(
     links = {}
     for at, first in enumerate(units):
         for second in units[at + 1 :]:
-            link = links[first, second] = profile_link(first, second)
+            link = links[first, second] = profile_link(first, second, repeats=min(60, 6 * repeats))
             lines.append(
                 f"{first} - {second}: {link.alpha_ns / 1e3:.2f} us + bytes / {link.bytes_per_s / 1e9:.2f} GB/s"
             )
@@ -345,7 +346,15 @@ def profile_machine(
     return lines
 
 
-PREDICTORS = {"simulated_ns": "model", "machine_ns": "model, machine"}  # simulate, simulate_machine
+# Column of the report -> its name among the figures, and how the report writes it (figures.csv has plain numbers).
+COLUMNS = {
+    "graph": ("graph", ""), "predictor": ("predictor", ""), "placements": ("placements", ""),
+    "step ms": ("step_ms", ".0f"), "noise": ("noise", ".1%"), "error": ("error", ".1%"), "worst": ("worst", ".1%"),
+    "bias": ("bias", "+.1%"), "tau": ("tau", ".3f"), "tau p10": ("tau_p10", ".3f"),
+    "tau noise": ("tau_noise", ".3f"), "pairs": ("pairs", ".1%"), "regret": ("regret", ".1%"),
+    "peak error": ("peak_error", ".1%"), "missed OOM": ("missed", ".1%"), "false alarms": ("false_alarms", ".1%"),
+}  # fmt: skip
+PREDICTORS = {"simulated_ns": "model", "machine_ns": "model + machine"}  # simulate, simulate_machine
 PARTS = {"ops": "#d62728", "channel": "#1f77b4", "copies": "#9467bd", "dispatch": "#7f7f7f", "rest": "#c7c7c7"}
 
 
@@ -367,25 +376,26 @@ def report(folders: list[Path], out: Path) -> list[dict[str, str]]:
     lines, parts = [], {}
     for graph, rows in found.items():
         parts[graph] = error_parts(rows)
+        step_ms = float(np.median([row["measured_ns"] for row in rows]) / 1e6)
         for key, predictor in PREDICTORS.items():
-            got = figures(rows, key)
-            lines.append({
-                "graph": graph.partition("[")[0], "predictor": predictor, "placements": str(got["placements"]),
-                "step ms": f"{np.median([row['measured_ns'] for row in rows]) / 1e6:.0f}",
-                "noise": f"{got['noise']:.1%}", "error": f"{got['error']:.1%}", "worst": f"{got['worst']:.1%}",
-                "bias": f"{got['bias']:+.1%}", "tau": f"{got['tau']:.3f}", "tau p10": f"{got['tau_p10']:.3f}",
-                "tau noise": f"{got['tau_noise']:.3f}",
-                "pairs": f"{got['pairs']:.1%}",
-                "regret": f"{got['regret']:.1%}", "peak error": f"{got['peak_error']:.1%}",
-                "missed OOM": f"{got['missed']:.1%}", "false alarms": f"{got['false_alarms']:.1%}",
-            })  # fmt: skip
+            got = {**figures(rows, key), "graph": graph.partition("[")[0], "predictor": predictor, "step_ms": step_ms}
+            lines.append({column: got[name] for column, (name, _) in COLUMNS.items()})
     out.mkdir(parents=True, exist_ok=True)
     _draw_scatter(found, out / "scatter.png")
     _draw_parts(parts, out / "parts.png")
-    header = list(lines[0])
-    write_text(out / "figures.csv", "\n".join(",".join(line) for line in [header, *(x.values() for x in lines)]) + "\n")
-    write_text(out / "report.md", _markdown(lines, parts, loads))
-    return lines
+    _write_figures(lines, out / "figures.csv")
+    told = [{column: format(line[column], form) for column, (_, form) in COLUMNS.items()} for line in lines]
+    write_text(out / "report.md", _markdown(told, parts, loads))
+    return told
+
+
+def _write_figures(lines: list[dict], path: Path) -> None:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(COLUMNS), lineterminator="\n")
+        writer.writeheader()
+        for line in lines:
+            rounded = {column: round(x, 5) if isinstance(x, float) else x for column, x in line.items()}
+            writer.writerow(rounded)
 
 
 def _markdown(lines: list[dict[str, str]], parts: dict[str, dict[str, float]], loads: dict[str, float]) -> str:

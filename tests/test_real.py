@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -158,7 +159,8 @@ def test_profile_compare_and_execute_from_the_command_line(tmp_path):
     assert code == 0, err
     journal = (tmp_path / "cases" / "cases.jsonl").read_text()
     rows = [json.loads(line) for line in journal.splitlines()]
-    assert len(rows) >= 4 and {"all on 0", "all on 1"} <= {row["name"] for row in rows}
+    assert len(rows) == 6 == len({row["unit_devices"] for row in rows})
+    assert {"0", "1"} <= {"".join(sorted(set(row["unit_devices"]))) for row in rows}  # all on one, all on the other
     for name in ("report.md", "scatter.png", "parts.png", "figures.csv", "costs.npz", "about.json"):
         assert (tmp_path / "cases" / name).stat().st_size > 0
     code, _, err = simdev("compare-real", "model.py:make_step", "mine/machine.toml", *options, cwd=tmp_path)
@@ -173,6 +175,31 @@ def test_profile_compare_and_execute_from_the_command_line(tmp_path):
     assert report["step_time_s"]["min"] <= report["step_time_s"]["median"] <= report["step_time_s"]["p95"]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {"measured", "simulated"}
+
+
+MEASURED = Path(__file__).parents[1] / "leaderboard" / "measured"
+SHARES = ["noise", "error", "worst", "bias", "pairs", "regret", "peak error", "missed OOM", "false alarms"]
+
+
+@pytest.mark.parametrize("folder", sorted(path.parent.name for path in MEASURED.glob("*/figures.csv")))
+def test_committed_figures_are_what_the_committed_measurements_give(folder):
+    import pandas
+
+    from simdev.execute.compare import figures
+    from simdev.real import COLUMNS, PREDICTORS
+
+    table = pandas.read_csv(MEASURED / folder / "figures.csv")
+    assert list(table.columns) == list(COLUMNS) and not table.isna().any().any()
+    assert list(table["predictor"]) == list(PREDICTORS.values()) * (len(table) // 2)
+    assert all(table[column].dtype == float for column in [*SHARES, "tau", "tau p10", "tau noise"])
+    for graph, lines in table.groupby("graph"):
+        journal = (MEASURED / graph / "cases.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in journal]
+        for key, (_, line) in zip(PREDICTORS, lines.iterrows(), strict=True):
+            got = figures(rows, key)
+            for column, (name, _) in COLUMNS.items():
+                if name in got:
+                    assert line[column] == pytest.approx(got[name], abs=1e-5), (graph, column)
 
 
 def test_errors_are_one_line(tmp_path):

@@ -157,13 +157,24 @@ def choose(problem: Problem, count: int, seed: int, placers=PLACERS) -> list[tup
 
 
 def compare_real(
-    entry: str, machine: str, out: Path, *, placements: int, repeats: int, seed: int, small: bool, say=print
+    entry: str,
+    machine: str,
+    out: Path,
+    *,
+    placements: int,
+    repeats: int,
+    rounds: int,
+    seed: int,
+    small: bool,
+    say=print,
 ) -> list[dict]:
     """Simulate and execute placements of one step; resumes what ``out`` holds. Returns the rows.
 
-    ``out`` gets ``costs.npz`` (op times alone and beside a busy neighbour), ``cases.jsonl`` (a row per placement, see
-    :func:`simdev.execute.compare.run_case` and ``predict``) and ``about.json``.
-    """
+    All placements are run ``rounds`` times, ``repeats`` steps each time and every time in another order, so that a
+    machine that is slower for some minutes is so for all of them. ``out`` gets ``costs.npz`` (op times alone and beside
+    a busy neighbour), ``cases.jsonl`` (a row per placement and round, see :func:`simdev.execute.compare.run_case` and
+    ``predict``) and ``about.json``.
+    """  # fmt: skip
     from simdev.execute.compare import predict, run_case
 
     topology = load_topology(machine)
@@ -172,27 +183,45 @@ def compare_real(
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "costs.npz").exists():
         say(f"{program.graph.name}: {program.graph.n_ops} ops; profiling on {', '.join(units)}")
-        save_costs(profile_costs(program, topology, repeats), program.graph, out / "costs.npz")
+        save_costs(profile_costs(program, topology, repeats * rounds), program.graph, out / "costs.npz")
     costs = load_costs(out / "costs.npz", program.graph)
     problem = real_problem(program, topology, costs)
     write_text(out / "about.json", json.dumps(_about(entry, program, topology, units, costs), indent=1) + "\n")
-    known = {row["placement"]: row for row in _read_rows(out / "cases.jsonl")}
+    known = {(row["placement"], row.get("round", 0)): row for row in _read_rows(out / "cases.jsonl")}
+    chosen = choose(problem, placements, seed)
+    predicted = {name: predict(problem, Placement(devices), costs) for name, devices in chosen}
     rows = []
-    for name, devices in choose(problem, placements, seed):
-        key = Placement(devices).hash
-        if key not in known:
-            measured = run_case(program, problem, units, name, devices, repeats=repeats, warmup=2)
-            known[key] = {"placement": key, **measured}
-            with open(out / "cases.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(known[key]) + "\n")
-        known[key].update(predict(problem, Placement(devices), costs))
-        row = known[key]
-        rows.append(row)
-        error = row["simulated_ns"] / row["measured_ns"] - 1
-        say(f"{name:28} measured {row['measured_ns'] / 1e6:9.2f} ms  simulated {row['simulated_ns'] / 1e6:9.2f} ms  "
-            f"{error:+.1%}")  # fmt: skip
+    for number in range(rounds):
+        order = np.random.default_rng((seed, number)).permutation(len(chosen)) if number else range(len(chosen))
+        for name, devices in (chosen[at] for at in order):
+            key = Placement(devices).hash, number
+            if key not in known:
+                measured = run_case(program, problem, units, name, devices, repeats=repeats, warmup=2)
+                known[key] = {"placement": key[0], "round": number, **measured, **predicted[name]}
+                with open(out / "cases.jsonl", "a", encoding="utf-8") as file:
+                    file.write(json.dumps(known[key]) + "\n")
+            known[key].update(predicted[name])
+            row = known[key]
+            rows.append(row)
+            error = row["simulated_ns"] / row["measured_ns"] - 1
+            say(f"{name:28} measured {row['measured_ns'] / 1e6:9.2f} ms  simulated {row['simulated_ns'] / 1e6:9.2f} ms "
+                f" {error:+.1%}")  # fmt: skip
     write_text(out / "cases.jsonl", "".join(json.dumps(row) + "\n" for row in known.values()))
     return rows
+
+
+def over_rounds(rows: list[dict]) -> list[dict]:
+    """One row per placement: that of its round of median length, with the samples of all rounds by round."""
+    found: dict[str, list[dict]] = {}
+    for row in rows:
+        found.setdefault(row["placement"], []).append(row)
+    merged = []
+    for group in found.values():
+        middle = sorted(group, key=lambda row: row["measured_ns"])[(len(group) - 1) // 2]
+        by_round = sorted(group, key=lambda row: row.get("round", 0))
+        merged.append({**middle, "samples_ns": sum((row["samples_ns"] for row in by_round), []),
+                       "rounds_ns": [row["measured_ns"] for row in by_round]})  # fmt: skip
+    return merged
 
 
 def _about(entry: str, program: Program, topology: Topology, units, costs: Costs) -> dict:
@@ -368,8 +397,7 @@ def report(folders: list[Path], out: Path) -> list[dict[str, str]]:
         rows = _read_rows(folder / "cases.jsonl")
         if rows:
             about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-            rows = [row for row in rows if "simulated_ns" in row]
-            found[about["graph"]] = rows
+            found[about["graph"]] = over_rounds([row for row in rows if "simulated_ns" in row])
             loads[about["graph"]] = about["loaded"]
     if not found:
         raise InvalidInput("no cases.jsonl here", source=folders[0])

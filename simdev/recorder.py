@@ -159,7 +159,9 @@ def _placements(out: Path, name: str, seconds: float, small: bool) -> None:
             raise TimeoutError("the share of time is used up; what was run is kept")
 
     machine = str(out / "ops" / "machine.toml")
-    compare_real(name, machine, out / "placements" / name, placements=40, repeats=10, seed=0, small=small, say=say)
+    compare_real(
+        name, machine, out / "placements" / name, placements=40, repeats=5, rounds=2, seed=0, small=small, say=say
+    )
 
 
 def main() -> None:

@@ -54,6 +54,21 @@ def test_figures_of_rows_worked_out_by_hand():
     assert got["false_alarms"] == pytest.approx(2 / 9)
 
 
+def test_rounds_of_a_placement_become_one_row():
+    from simdev.execute.compare import figures
+    from simdev.real import over_rounds
+
+    def case(name, number, measured):
+        return {**row(name, measured, 100), "placement": name, "round": number, "samples_ns": [measured, measured + 1]}
+
+    rows = [case("a", 1, 120), case("b", 0, 105), case("a", 0, 100), case("b", 1, 125), case("a", 2, 90)]
+    a, b = over_rounds(rows)
+    assert a["measured_ns"] == 100 and a["rounds_ns"] == [100, 120, 90]
+    assert a["samples_ns"] == [100, 101, 120, 121, 90, 91]
+    assert b["measured_ns"] == 105  # of two rounds the faster
+    assert figures([a, b])["tau_noise"] == 1.0  # medians 95 and 105 of the even rounds, 120 and 125 of the odd
+
+
 def test_the_parts_of_an_error_add_up_to_the_bias():
     from simdev.execute.compare import error_parts, figures
 
@@ -154,12 +169,14 @@ def test_profile_compare_and_execute_from_the_command_line(tmp_path):
     assert set(costs["core"]) == signatures  # every op that runs was measured
     assert (measured.costs.op_ns[0][free] == 1).all()
 
-    options = ["--placements", 6, "--repeats", 2, "-o", "cases"]
+    options = ["--placements", 6, "--repeats", 2, "--rounds", 2, "-o", "cases"]
     code, out, err = simdev("compare-real", "model.py:make_step", "mine/machine.toml", *options, cwd=tmp_path)
     assert code == 0, err
     journal = (tmp_path / "cases" / "cases.jsonl").read_text()
     rows = [json.loads(line) for line in journal.splitlines()]
-    assert len(rows) == 6 == len({row["unit_devices"] for row in rows})
+    assert len(rows) == 12 and 6 == len({row["unit_devices"] for row in rows})
+    first, second = ([row["name"] for row in rows if row["round"] == number] for number in (0, 1))
+    assert sorted(first) == sorted(second) and len(first) == 6
     assert {"0", "1"} <= {"".join(sorted(set(row["unit_devices"]))) for row in rows}  # all on one, all on the other
     for name in ("report.md", "scatter.png", "parts.png", "figures.csv", "costs.npz", "about.json"):
         assert (tmp_path / "cases" / name).stat().st_size > 0
@@ -186,7 +203,7 @@ def test_committed_figures_are_what_the_committed_measurements_give(folder):
     import pandas
 
     from simdev.execute.compare import figures
-    from simdev.real import COLUMNS, PREDICTORS
+    from simdev.real import COLUMNS, PREDICTORS, over_rounds
 
     table = pandas.read_csv(MEASURED / folder / "figures.csv")
     assert list(table.columns) == list(COLUMNS) and not table.isna().any().any()
@@ -194,7 +211,7 @@ def test_committed_figures_are_what_the_committed_measurements_give(folder):
     assert all(table[column].dtype == float for column in [*SHARES, "tau", "tau p10", "tau noise"])
     for graph, lines in table.groupby("graph"):
         journal = (MEASURED / graph / "cases.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in journal]
+        rows = over_rounds([json.loads(line) for line in journal])
         for key, (_, line) in zip(PREDICTORS, lines.iterrows(), strict=True):
             got = figures(rows, key)
             for column, (name, _) in COLUMNS.items():

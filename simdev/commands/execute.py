@@ -98,15 +98,16 @@ def compare_real(
     out: FolderOption,
     placements: Annotated[int, typer.Option(help="How many placements.")] = 40,
     repeats: RepeatsOption = 10,
+    rounds: Annotated[int, typer.Option(help="How often all placements are run, each time in another order.")] = 1,
     small: SmallOption = False,
     seed: SeedOption = 0,
 ) -> None:
     """Simulate and run many placements of a step on this machine: how far is the simulator from it?"""
     from simdev import real
 
-    positive(placements, "--placements")
-    positive(repeats, "--repeats")
-    real.compare_real(step, machine, out, placements=placements, repeats=repeats, seed=seed, small=small)
+    for value, option in ((placements, "--placements"), (repeats, "--repeats"), (rounds, "--rounds")):
+        positive(value, option)
+    real.compare_real(step, machine, out, placements=placements, repeats=repeats, rounds=rounds, seed=seed, small=small)
     lines = real.report([out], out)
     print_table(list(lines[0]), [list(line.values()) for line in lines])
     print(f"{out / 'report.md'}, {out / 'scatter.png'}")

@@ -130,10 +130,10 @@ def figures(rows: list[dict], predictor: str = "simulated_ns") -> dict:
     Kendall's, ties counted (tau-b); ``pairs``: share of the pairs whose measured times are over 5 % apart that are
     ordered right; ``regret``: measured time of the placement predicted to be fastest over the fastest measured, less 1;
     ``tau_p10`` is the tau with the 10th percentile of the repeats, which other work on the machine disturbs less, and
-    ``tau_noise`` that between the medians of the even and of the odd repeats: what noise alone leaves of it.
-    ``noise``: mean over placements of (p90 - p10) / median of the repeats. Memory: ``peak_error`` mean relative error
-    of the largest peak, and over capacities at each measured peak ``missed`` (predicted with 5 % in hand to fit, and
-    does not) and ``false_alarms`` (the reverse), as shares of all cases.
+    ``tau_noise`` that between the medians of the even and of the odd rounds (of one round: repeats): what noise
+    leaves of it. ``noise``: mean over placements of (p90 - p10) / median of the repeats. Memory: ``peak_error`` mean
+    relative error of the largest peak, and over capacities at each measured peak ``missed`` (predicted with 5 % in hand
+    to fit, and does not) and ``false_alarms`` (the reverse), as shares of all cases.
     """
     from scipy.stats import kendalltau
 
@@ -144,7 +144,7 @@ def figures(rows: list[dict], predictor: str = "simulated_ns") -> dict:
     apart = np.maximum(measured[a], measured[b]) > 1.05 * np.minimum(measured[a], measured[b])
     right = (measured[a] < measured[b]) == (predicted[a] < predicted[b])
     noise = [np.subtract(*np.percentile(row["samples_ns"], [90, 10])) / row["measured_ns"] for row in rows]
-    halves = [[np.median(row["samples_ns"][half::2]) for row in rows] for half in (0, 1)]
+    halves = [[_half(row, half) for row in rows] for half in (0, 1)]
     peak = np.array([max(row["peak_bytes"]) for row in rows], float)
     told = np.array([max(row["simulated_peak_bytes"]) for row in rows], float)
     fits, said = peak[:, None] <= peak[None], 1.05 * told[:, None] <= peak[None]
@@ -163,6 +163,11 @@ def figures(rows: list[dict], predictor: str = "simulated_ns") -> dict:
         "missed": float((said & ~fits).mean()),
         "false_alarms": float((~said & fits).mean()),
     }
+
+
+def _half(row: dict, half: int) -> float:
+    rounds = row.get("rounds_ns", ())
+    return float(np.median((rounds if len(rounds) > 1 else row["samples_ns"])[half::2]))
 
 
 def error_parts(rows: list[dict]) -> dict[str, float]:

@@ -38,17 +38,24 @@ SMALL = {
     "gpt2-medium": {"batch": 1, "length": 128, "layers": 4, "units": 512, "heads": 8, "vocabulary": 4000,
                     "precision": "f32"},
 }  # fmt: skip
+MEASURED = {"placement", "measured_ns", "samples_ns", "ops_ns", "channel_ns", "copies_ns", "gaps_ns", "peak_bytes"}
 PLACERS = ("heft", "m-etf", "min-cut", "critical-path", "local-search", "annealing")
+
+
+def _need_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise Unsupported("running a step needs PyTorch: pip install 'simdev[capture]'") from error
 
 
 def load_program(entry: str, *, small: bool = False, seed: int = 0) -> Program:
     """Record the step of a workload id or of ``my_model.py:make_step``; ``small`` takes the workload's size from
     :data:`SMALL` where the id does not give it."""
-    try:
-        from simdev.capture import file_step, workload_step
-        from simdev.execute.record import record
-    except ImportError as error:
-        raise Unsupported("running a step needs PyTorch: pip install 'simdev[capture]'") from error
+    _need_torch()
+    from simdev.capture import file_step, workload_step
+    from simdev.execute.record import record
+
     if ".py:" in entry:
         return record(*file_step(entry), seed=seed)
     if registry.is_graph_file(entry):
@@ -175,10 +182,13 @@ def compare_real(
     a busy neighbour), ``cases.jsonl`` (a row per placement and round, see :func:`simdev.execute.compare.run_case` and
     ``predict``) and ``about.json``.
     """  # fmt: skip
+    _need_torch()
     from simdev.execute.compare import predict, run_case
+    from simdev.execute.host import check_units
 
     topology = load_topology(machine)
     units = units_of(topology)
+    check_units(units)
     program = load_program(entry, small=small, seed=seed)
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "costs.npz").exists():
@@ -210,20 +220,6 @@ def compare_real(
     return rows
 
 
-def over_rounds(rows: list[dict]) -> list[dict]:
-    """One row per placement: that of its round of median length, with the samples of all rounds by round."""
-    found: dict[str, list[dict]] = {}
-    for row in rows:
-        found.setdefault(row["placement"], []).append(row)
-    merged = []
-    for group in found.values():
-        middle = sorted(group, key=lambda row: row["measured_ns"])[(len(group) - 1) // 2]
-        by_round = sorted(group, key=lambda row: row.get("round", 0))
-        merged.append({**middle, "samples_ns": sum((row["samples_ns"] for row in by_round), []),
-                       "rounds_ns": [row["measured_ns"] for row in by_round]})  # fmt: skip
-    return merged
-
-
 def _about(entry: str, program: Program, topology: Topology, units, costs: Costs) -> dict:
     import torch
 
@@ -237,15 +233,27 @@ def _about(entry: str, program: Program, topology: Topology, units, costs: Costs
     }  # fmt: skip
 
 
+def _read_about(path: Path) -> dict:
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        return {"graph": str(about["graph"]), "loaded": float(about["loaded"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InvalidInput("expected JSON with graph and loaded, as compare-real writes it", source=path) from None
+
+
 def _read_rows(path: Path) -> list[dict]:
     if not path.exists():
         return []
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             raise InvalidInput("not JSON", source=path, field=f"line {number}") from None
+        missing = MEASURED - set(row) if isinstance(row, dict) else MEASURED
+        if missing:
+            raise InvalidInput(f"{', '.join(sorted(missing))} missing", source=path, field=f"line {number}")
+        rows.append(row)
     return rows
 
 
@@ -328,13 +336,13 @@ def profile_machine(
     """Measure the devices ``units``: writes ``machine.toml`` (a topology), ``costs.csv`` (measured costs by op
     signature, read by ``--costs``) and ``profile.json`` (links by size, time between ops, spread). CPU workers are of
     the kind ``core``, GPUs of the kind ``gpu``. Returns lines that say what was found."""
+    _need_torch()
     from simdev.costs import save_measured
     from simdev.execute.host import check_units
     from simdev.execute.link import device_file, profile_link, rates
     from simdev.execute.profile import by_signature, profile_ops
 
     check_units(units)
-    out.mkdir(parents=True, exist_ok=True)
     groups = {
         kind: [unit for unit in units if unit.startswith(word)] for kind, word in (("core", "cpu"), ("gpu", "cuda"))
     }
@@ -366,6 +374,7 @@ def profile_machine(
             lines.append(
                 f"{first} - {second}: {link.alpha_ns / 1e3:.2f} us + bytes / {link.bytes_per_s / 1e9:.2f} GB/s"
             )
+    out.mkdir(parents=True, exist_ok=True)
     write_text(out / "machine.toml", device_file(out.name, kinds, links))
     save_measured(tables, out / "costs.csv")
     told = [{"ends": ends, "bytes": link.sizes, "ns": link.ns} for ends, link in links.items()]
@@ -390,13 +399,13 @@ PARTS = {"ops": "#d62728", "channel": "#1f77b4", "copies": "#9467bd", "dispatch"
 def report(folders: list[Path], out: Path) -> list[dict[str, str]]:
     """Write ``report.md``, ``figures.csv``, ``scatter.png`` and ``parts.png`` over comparisons; returns the table's
     lines."""
-    from simdev.execute.compare import error_parts, figures
+    from simdev.execute.figures import error_parts, figures, over_rounds
 
     found, loads = {}, {}
     for folder in folders:
         rows = _read_rows(folder / "cases.jsonl")
         if rows:
-            about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+            about = _read_about(folder / "about.json")
             found[about["graph"]] = over_rounds([row for row in rows if "simulated_ns" in row])
             loads[about["graph"]] = about["loaded"]
     if not found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from simdev.costs import FREE_KINDS
 from simdev.execute.host import Execution, execute
 from simdev.execute.program import Program
 from simdev.graph import ComputationGraph
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ def _busy(program: Program, unit: str):
     if not child:
         try:
             os.setsid()
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever ends the parent ends this
             execute(program, np.zeros(program.graph.n_ops, np.int32), (unit,), repeats=2000, warmup=0)
         finally:
             os._exit(0)

@@ -1,4 +1,7 @@
-"""Kernel of the bound from paths and transfers (see :func:`simdev.bounds.gathered`)."""
+"""Kernel of the bound from paths and transfers (see :func:`simdev.bounds.gathered`).
+
+Plain loops: NumPy's functions would do the same in fewer lines, but take several times as long to compile.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from numba import njit
 
 NEVER = np.int64(1) << 59
 OPEN, HERE, AWAY = 0, 1, 2
+
+part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)  # for kernels to call, never Python
 
 
 @njit(cache=True)
@@ -17,7 +22,7 @@ def raise_heads(head, fastest, first_input, source, sending, tie, work, size, sl
     least time to send it. Ops of equal ``tie`` share a device. ``work``, ``size`` int64 ``(k, n)`` on each of ``k``
     device types (-1: no kernel), with ``slots`` and ``memory``. At most ``most`` ops are looked at for each op.
     """
-    n = len(head)
+    n, k = len(head), len(work)
     place, along, apart = np.full(n, -1, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
     near = np.empty(most, np.int64)
     for v in range(n):
@@ -27,14 +32,17 @@ def raise_heads(head, fastest, first_input, source, sending, tie, work, size, sl
         if not count:
             continue
         # A graph of its own: the ops around in topological order, v last.
-        ops = np.append(near[:count][::-1], v)
+        ops, heads, length = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
+        its_work, its_size = np.empty((k, count + 1), np.int64), np.empty((k, count + 1), np.int64)
+        ties, side = np.empty(count + 1, np.bool_), np.empty(count + 1, np.int64)
+        for j in range(count + 1):
+            op = near[count - 1 - j] if j < count else v
+            ops[j], heads[j], length[j], ties[j] = op, head[op], fastest[op] if j < count else 0, tie[op] == tie[v]
+            for d in range(k):
+                its_work[d, j], its_size[d, j] = work[d, op] if j < count else min(0, work[d, op]), size[d, op]
         first, begin, cost = _edges(ops, first_input, source, sending, tie, place)
-        heads, length, its_work, its_size = head[ops], fastest[ops], work[:, ops], size[:, ops]
-        length[count] = 0
-        its_work[:, count] = np.minimum(0, its_work[:, count])
-        side = np.where(tie[ops] == tie[v], HERE, OPEN)
         low, high, step = head[v] - 1, head[v], np.int64(1)
-        while not _settle(high, side.copy(), heads, length, first, begin, cost, its_work, its_size, slots, memory):
+        while not _settle(high, ties, side, heads, length, first, begin, cost, its_work, its_size, slots, memory):
             low, step = high, max(2 * step, head[v] >> 10)
             high += step
             if step > NEVER >> 4:  # no device takes them: no placement at all
@@ -42,14 +50,14 @@ def raise_heads(head, fastest, first_input, source, sending, tie, work, size, sl
                 break
         while high - low > 1 + (high >> 18):
             middle = (low + high) // 2
-            if _settle(middle, side.copy(), heads, length, first, begin, cost, its_work, its_size, slots, memory):
+            if _settle(middle, ties, side, heads, length, first, begin, cost, its_work, its_size, slots, memory):
                 high = middle
             else:
                 low = middle
         head[v] = low + 1
 
 
-@njit(cache=True)
+@part
 def _around(v, known, head, fastest, first_input, source, sending, tie, near, place, along, apart):
     """The ancestors of ``v`` that would come later than ``known`` from another device, last first, in ``near``."""
     low, count, u = v, 0, v
@@ -79,14 +87,15 @@ def _around(v, known, head, fastest, first_input, source, sending, tie, near, pl
     return count
 
 
-@njit(cache=True)
+@part
 def _edges(ops, first_input, source, sending, tie, place):
     """The edges among ``ops`` by reader, by place in ``ops``: ``first``, ``begin`` and what it costs to send."""
-    place[ops] = np.arange(len(ops))
     most = 0
-    for v in ops:
-        most += first_input[v + 1] - first_input[v]
-    first, begin, cost, count = np.zeros(len(ops) + 1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64), 0
+    for j in range(len(ops)):
+        place[ops[j]] = j
+        most += first_input[ops[j] + 1] - first_input[ops[j]]
+    first, begin, cost, count = np.empty(len(ops) + 1, np.int64), np.empty(most, np.int64), np.empty(most, np.int64), 0
+    first[0] = 0
     for j in range(len(ops)):
         for i in range(first_input[ops[j]], first_input[ops[j] + 1]):
             x = source[i]
@@ -95,14 +104,18 @@ def _edges(ops, first_input, source, sending, tie, place):
                 cost[count] = NEVER if tie[x] == tie[ops[j]] else sending[i]
                 count += 1
         first[j + 1] = count
-    place[ops] = -1
+    for j in range(len(ops)):
+        place[ops[j]] = -1
     return first, begin, cost
 
 
-@njit(cache=True)
-def _settle(limit, side, heads, length, first, begin, cost, work, size, slots, memory):
-    """Settle in ``side`` which ops are on the last op's device if it starts by ``limit``; False: it cannot."""
+@part
+def _settle(limit, ties, side, heads, length, first, begin, cost, work, size, slots, memory):
+    """Settle in ``side`` which ops are on the last op's device, as those in ``ties`` are, if it starts by ``limit``;
+    False: it cannot."""
     n = len(side)
+    for j in range(n):
+        side[j] = HERE if ties[j] else OPEN
     near_head, far_head = np.empty(n, np.int64), np.empty(n, np.int64)
     near_tail, far_tail = np.empty(n, np.int64), np.empty(n, np.int64)
     changed = True
@@ -116,7 +129,8 @@ def _settle(limit, side, heads, length, first, begin, cost, work, size, slots, m
                 far = max(far, length[x] + min(near_head[x] + cost[e], far_head[x]))
             near_head[j] = NEVER if side[j] == AWAY else min(near, NEVER)
             far_head[j] = NEVER if side[j] == HERE else min(far, NEVER)
-        near_tail[:], far_tail[:] = 0, 0
+        for j in range(n):
+            near_tail[j] = far_tail[j] = 0
         for j in range(n - 1, -1, -1):  # least times from the end to the last op's start
             if side[j] == AWAY:
                 near_tail[j] = NEVER
@@ -135,12 +149,18 @@ def _settle(limit, side, heads, length, first, begin, cost, work, size, slots, m
             if side[j] == OPEN and near != far:
                 side[j] = HERE if near else AWAY
                 changed = True
-    here = np.flatnonzero(side == HERE)
-    by_head = here[np.argsort(near_head[here], kind="mergesort")]
-    by_tail = here[np.argsort(near_tail[here], kind="mergesort")]
+    by_head, by_tail, spare = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
+    count = 0
+    for j in range(n):
+        if side[j] == HERE:
+            by_head[count] = by_tail[count] = j
+            count += 1
+    _sort(by_head, count, near_head, spare)
+    _sort(by_tail, count, near_tail, spare)
     for d in range(len(slots)):
         done, total, held, least, possible = np.int64(0), np.int64(0), np.int64(0), NEVER, True
-        for j in by_head:
+        for index in range(count):
+            j = by_head[index]
             if work[d, j] < 0:
                 possible = False
                 break
@@ -154,9 +174,30 @@ def _settle(limit, side, heads, length, first, begin, cost, work, size, slots, m
                 return True
             continue
         left = np.int64(0)
-        for j in by_tail:
+        for index in range(count):
+            j = by_tail[index]
             left = max(left, near_tail[j]) + work[d, j]
         if done > limit or least + left > limit:
             continue
         return True
     return False
+
+
+@part
+def _sort(item, count, key, spare):
+    """Sort ``item[:count]`` by ``key[item]``, equal ones as they are, by merging runs."""
+    width = 1
+    while width < count:
+        for first in range(0, count, 2 * width):
+            middle, stop = min(first + width, count), min(first + 2 * width, count)
+            left, right = first, middle
+            for out in range(first, stop):
+                if right == stop or (left < middle and key[item[left]] <= key[item[right]]):
+                    spare[out] = item[left]
+                    left += 1
+                else:
+                    spare[out] = item[right]
+                    right += 1
+        for out in range(count):
+            item[out] = spare[out]
+        width *= 2

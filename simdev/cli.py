@@ -14,6 +14,9 @@ for _found in pkgutil.iter_modules(commands.__path__):
     importlib.import_module(f"simdev.commands.{_found.name}")
 
 app = commands.app
+# The first screen of help has room for what most users need; the rest is named below it.
+_more = ", ".join(sorted(found.name for found in app.registered_commands if found.hidden and found.name))
+app.info.epilog = f"More commands, each with --help: {_more}.\n\n{commands.EXAMPLES}"
 
 
 def main() -> None:

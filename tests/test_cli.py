@@ -56,10 +56,12 @@ def assert_refused(answer, *words):
 
 def test_help_fits_a_screen(simdev):
     code, out, _ = simdev("--help")
-    assert code == 0 and len(out.splitlines()) <= 40
-    commands = ("bench", "verify", "simulate", "place", "show", "list", "capture", "import", "compare", "bound", "perf")
+    assert code == 0 and len(out.splitlines()) <= 44
+    commands = ("bench", "verify", "simulate", "place", "show", "list", "capture", "import", "compare", "bound")
     for command in commands:
         assert f"\n  {command} " in out
+    more = " ".join(out.split("More commands, each with --help: ")[1].split("Examples:")[0].split())
+    assert {"perf", "fidelity", "compare-real"} <= set(more.rstrip(".").split(", "))
 
 
 def test_python_m_simdev():

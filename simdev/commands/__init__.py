@@ -17,7 +17,6 @@ EXAMPLES = """\b
 Examples:
   simdev bench --placer all
   simdev leaderboard leaderboard/quick --html board.html
-  simdev simulate inception-v3 p100x4 --placer heft
   simdev capture my_model.py:make_step -o my_model.npz
   simdev place my_model.npz my_machine.toml -p local-search -o found.json
   simdev explain found.json
@@ -28,7 +27,6 @@ Exit codes: 0 done, 1 a check found differences, 2 wrong input, 130 interrupted.
 
 app = typer.Typer(
     help="Simulate and benchmark the placement of neural-network training graphs on devices.",
-    epilog=EXAMPLES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

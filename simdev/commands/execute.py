@@ -71,7 +71,7 @@ def execute(
         print(f"{trace}: open it at https://ui.perfetto.dev")
 
 
-@command("profile")
+@command("profile", hidden=True)
 def profile(
     steps: Annotated[list[str], typer.Argument(help="Workload ids, or my_model.py:make_step.")],
     out: FolderOption,
@@ -91,7 +91,7 @@ def profile(
         print(line)
 
 
-@command("compare-real")
+@command("compare-real", hidden=True)
 def compare_real(
     step: StepArgument,
     machine: MachineArgument,
@@ -113,7 +113,7 @@ def compare_real(
     print(f"{out / 'report.md'}, {out / 'scatter.png'}")
 
 
-@command("measured")
+@command("measured", hidden=True)
 def measured(
     folders: Annotated[list[Path], typer.Argument(help="Folders that compare-real wrote.")],
     out: FolderOption,

@@ -10,7 +10,7 @@ import typer
 from simdev.commands import OutOption, command, print_table
 
 
-@command("fidelity")
+@command("fidelity", hidden=True)
 def fidelity(
     data: Annotated[Path | None, typer.Option(help="Folder of public measured data (or SIMDEV_DATA).")] = None,
     out: OutOption = Path("report"),
@@ -29,7 +29,7 @@ def fidelity(
     print(f"{out / 'README.md'}, {out / 'cases.csv'}, {out / 'groups.csv'}, {out / 'scatter.png'}")
 
 
-@command("physics-report")
+@command("physics-report", hidden=True)
 def physics_report(
     folder: Annotated[Path, typer.Argument(help="Result folder of simdev bench.")] = Path("leaderboard/standard"),
     out: OutOption = Path("physics"),
@@ -45,7 +45,7 @@ def physics_report(
     print(f"{out / 'README.md'}, {out / 'physics.csv'}, {out / 'times.csv'}")
 
 
-@command("dispatch")
+@command("dispatch", hidden=True)
 def dispatch(trace: Annotated[Path, typer.Argument(help="Profiler trace (Kineto, Chrome JSON).")]) -> None:
     """What issuing an op cost the host in a profiler trace, by kind of op."""
     from simdev.calibrate.dispatch import dispatch_ns
@@ -56,7 +56,7 @@ def dispatch(trace: Annotated[Path, typer.Argument(help="Profiler trace (Kineto,
     print_table(["kind", "ops", "median us", "mean us"], lines)
 
 
-@command("links")
+@command("links", hidden=True)
 def links(
     files: Annotated[list[Path], typer.Argument(help="Tables of vidur, vTrain or nccl-tests.")],
     hops: Annotated[int, typer.Option(help="Links on the route that was measured.")] = 1,

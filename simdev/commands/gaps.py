@@ -11,7 +11,7 @@ import typer
 from simdev.commands import JsonOption, command
 
 
-@command("gaps")
+@command("gaps", hidden=True)
 def gaps(
     folder: Annotated[Path, typer.Argument(help="Result folder of a bench.")],
     as_json: JsonOption = False,

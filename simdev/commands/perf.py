@@ -10,7 +10,7 @@ import typer
 from simdev.commands import OutOption, command, positive, print_table
 
 
-@command("perf")
+@command("perf", hidden=True)
 def perf(
     ops: Annotated[list[int] | None, typer.Option("--ops", help="About how many ops a graph has.")] = None,
     topology: Annotated[str, typer.Option("--topology", "-t", help="Topology name or TOML file.")] = "p100x4",

@@ -10,7 +10,7 @@ import typer
 from simdev.commands import command
 
 
-@command("reproduce")
+@command("reproduce", hidden=True)
 def reproduce(
     name: Annotated[str, typer.Argument(help="mirhoseini, placeto, gdp, or speed (of the learned placers).")],
     out: Annotated[

@@ -122,7 +122,7 @@ def print_device_map(problem, placement, path: Path) -> None:
     found = device_map(problem, placement)
     write_device_map(path, problem, found)
     cost = f"{found.step_ns / 1e6:.3f} ms, {found.step_ns / found.placed_ns - 1:+.1%}"
-    print(f"{path}: {len(found.modules)} entries; with whole modules on devices {cost}")
+    print(f"{path}: modules on devices: {len(found.modules)}; with whole modules on devices {cost}")
     if found.splits:
         print(f"as a pipeline {found.pipeline_ns / 1e6:.3f} ms, split before {', '.join(found.splits)}")
 

@@ -22,7 +22,7 @@ from simdev.calibrate import resnet50
 from simdev.calibrate.links import fit, fit_table, read_links
 from simdev.calibrate.manifest import held_out, load_manifest, role_of
 from simdev.calibrate.memory import graph_peak, replay_memory
-from simdev.calibrate.replay import Replay, replay, replay_ranks
+from simdev.calibrate.replay import Replay, as_one_step, replay, replay_ranks
 from simdev.calibrate.traces import Trace, read_traces
 from simdev.errors import InvalidInput
 from simdev.files import replacing, write_text
@@ -146,117 +146,80 @@ def _op_case(row: dict) -> Case:
 
 
 def trace_cases(traces: list[Trace], name: str, role: str, notes: list[str]) -> list[Case]:
-    """F1 for a trace of several steps, F2 for the ranks of one step, F9 where the allocator's totals are recorded."""
+    """F1 for a trace, F2 for the ranks of one run, F9 where the allocator's totals are recorded."""
     for trace in traces:
         for what, count in trace.problems.items():
             notes.append(f"{name} ({trace.name}): {count} x {what}")
     cases = []
-    if len(traces) > 1:
-        cases += rank_cases(traces, name, role)
-    elif len(traces[0].steps) > 1:
-        cases += step_cases(replay(traces[0]), name, role)
-    else:
-        notes.append(f"{name}: {len(traces[0].steps)} step(s), so none can be predicted from others")
+    try:
+        cases += rank_cases(traces, name, role) if len(traces) > 1 else step_cases(traces[0], name, role)
+    except InvalidInput as error:
+        notes.append(f"{name}: {error.message}")
+        for trace in traces if len(traces) > 1 else ():
+            cases += step_cases(trace, f"{name} {trace.name}", role)
     for trace in traces:
         cases += memory_cases(trace, name, role)
     return cases
 
 
-def step_cases(result: Replay, name: str, role: str) -> list[Case]:
-    """The trace by its median step (F1), and each step by itself."""
-    noise = result.noise
-    left_out = f"noise {100 * noise:.1f} % is above {100 * NOISE_LIMIT:.0f} %" if noise > NOISE_LIMIT else ""
-    if role == "calibrate":
-        left_out = "listed as calibrate"
-    values = [result.measured_ns, result.predicted_ns, result.sum_ns, result.no_host_ns]
-    measured, predicted, total, no_host = (float(np.median(value)) / 1e6 for value in values)
-    group = "median step of a trace"
-    cases = [
-        Case(
-            "F1",
-            group,
-            name,
-            role,
-            "ms",
-            noise,
-            measured,
-            predicted,
-            1.0,
-            0.0,
-            0.0,
-            total,
-            NAN,
-            no_host,
-            left_out=left_out,
-        )  # fmt: skip
-    ]
-    for number in range(len(result.measured_ns)):
-        measured, predicted, total, no_host = (float(value[number]) / 1e6 for value in values)
-        cases.append(
-            Case(
-                "",
-                "each step of a trace",
-                f"{name} step {number}",
-                role,
-                "ms",
-                noise,
-                measured,
-                predicted,
-                1.0,
-                0.0,
-                0.0,
-                total,
-                NAN,
-                no_host,
-                left_out=left_out,
-            )  # fmt: skip
-        )
+def step_cases(trace: Trace, name: str, role: str) -> list[Case]:
+    """A trace of several steps by its median step (F1), and each step by itself; another one by all of it, with the
+    host times that it has: so it says less."""
+    if len(trace.steps) < 2:
+        group = "one step, its own host times" if trace.steps else "a trace without steps, its own host times"
+        result = replay(trace if trace.steps else as_one_step(trace), leave_one_out=False)
+        return [_replayed("F1" if trace.steps else "", group, name, role, result, NAN, _unfit(role, trace))]
+    result = replay(trace)
+    left_out = f"noise {100 * result.noise:.1f} % is above {100 * NOISE_LIMIT:.0f} %"
+    left_out = _unfit(role, trace) or (left_out if result.noise > NOISE_LIMIT else "")
+    cases = [_replayed("F1", "median step of a trace", name, role, result, result.noise, left_out)]
+    for step in range(len(result.measured_ns)):
+        label, group = f"{name} step {step}", "each step of a trace"
+        cases.append(_replayed("", group, label, role, result, result.noise, left_out, slice(step, step + 1)))
     return cases
 
 
 def rank_cases(traces: list[Trace], name: str, role: str) -> list[Case]:
-    """F2: with each rank's own host times, and with those of the other ranks."""
+    """F2: with each rank's own host times, and with those of the other ranks; of several steps the median."""
     cases = []
     for group, leave_one_out in (("own host times", False), ("host times of the other ranks", True)):
         for trace, result in zip(traces, replay_ranks(traces, leave_one_out), strict=True):
-            values = [result.measured_ns, result.predicted_ns, result.sum_ns, result.no_host_ns]
-            measured, predicted, total, no_host = (float(value[0]) / 1e6 for value in values)
-            cases.append(
-                Case(
-                    "F2",
-                    group,
-                    f"{name} rank {trace.rank}",
-                    role,
-                    "ms",
-                    NAN,
-                    measured,
-                    predicted,
-                    1.0,
-                    0.0,
-                    0.0,
-                    total,
-                    NAN,
-                    no_host,
-                )  # fmt: skip
-            )
+            spread = result.noise if len(trace.steps) > 1 else NAN
+            cases.append(_replayed("F2", group, f"{name} rank {trace.rank}", role, result, spread, _unfit(role, trace)))
     return cases
+
+
+def _unfit(role: str, trace: Trace) -> str:
+    return "listed as calibrate" if role == "calibrate" else "the file is cut off" if trace.cut else ""
+
+
+def _replayed(
+    goal: str, group: str, label: str, role: str, result: Replay, spread: float, left_out: str, steps=slice(None)
+) -> Case:
+    """The median of ``steps`` of a replay."""
+    values = (result.measured_ns, result.predicted_ns, result.sum_ns, result.no_host_ns)
+    measured, predicted, total, no_host = (float(np.median(value[steps])) / 1e6 for value in values)
+    return Case(goal, group, label, role, "ms", spread, measured, predicted, 1.0, 0.0, 0.0, total, NAN, no_host,
+                left_out=left_out)  # fmt: skip
 
 
 def memory_cases(trace: Trace, name: str, role: str) -> list[Case]:
     """F9: the replayed peak beside the allocator's own; where the trace is of ResNet-50 at batch 32, the peak of its
     captured graph beside the trace's, both without what was allocated before the trace begins."""
     cases = []
-    left_out = "listed as calibrate" if role == "calibrate" else ""
     known = any(detail.startswith(resnet50.FIRST_CONVOLUTION) for detail in trace.details)
     for peak in replay_memory(trace):
         label = f"{name} GPU {peak.device}"
         if peak.measured_bytes > 0:
             measured, predicted = peak.measured_bytes / 2**20, peak.predicted_bytes / 2**20
-            cases.append(Case("F9 replay", "peak of allocations", label, role, "MiB", 0.0, measured, predicted))
+            cases.append(Case("F9 replay", "peak of allocations", label, role, "MiB", 0.0, measured, predicted,
+                              left_out=_unfit("", trace)))  # fmt: skip
         elif known and not peak.unknown and "resnet50" in name:
             measured, predicted = peak.predicted_bytes / 2**20, graph_peak(resnet50.load()) / 2**20
             group = "ResNet-50, batch 32"
-            cases.append(Case("F9 graph", group, label, role, "MiB", 0.0, measured, predicted, left_out=left_out))
+            cases.append(
+                Case("F9 graph", group, label, role, "MiB", 0.0, measured, predicted, left_out=_unfit(role, trace))
+            )
     return cases
 
 

@@ -107,6 +107,49 @@ def test_a_full_queue_holds_the_launch_up(tmp_path, monkeypatch):
     assert finish[1:4] == pytest.approx([5, 10, 5 + launch + 50 + 5], abs=0.01)
 
 
+def test_a_step_amid_others_begins_with_a_full_queue(tmp_path, monkeypatch):
+    """The host is held up from the begin on; work of 50 us counts, though the step before is not in the window."""
+    monkeypatch.setattr(module, "QUEUE_DEPTH", 8)
+    p = Profile()
+    ends, now = [], 0
+    for number in range(30):
+        now = max(now, ends[number - 8]) if number >= 8 else now
+        begin, now = now, now + 5
+        p.call(begin, 5)
+        start = max(begin + 10, ends[-1] if ends else 0)
+        p.work(start, 50)
+        ends.append(start + 50)
+    p.step(0, 600, 400)
+    r = replay(p.trace(tmp_path), leave_one_out=False)
+    assert r.predicted_ns[0] == pytest.approx(r.measured_ns[0], rel=0.05)
+    assert r.measured_ns[0] == 400_000
+
+
+def test_a_launched_graph_keeps_the_order_between_its_streams_and_takes_one_place_in_the_queue(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "QUEUE_DEPTH", 7)
+    p = Profile()
+    p.step(0, 0, 300)
+    p.call(0, 5, "cudaGraphLaunch")
+    for begin, duration, stream in ((10, 50, 7), (60, 50, 20), (60, 30, 7), (110, 40, 7)):
+        p.work(begin, duration, f"{begin}", stream=stream)
+    p.call(10, 5)
+    p.work(150, 10)
+    p.call(20, 140, "cudaDeviceSynchronize")
+    trace = p.trace(tmp_path)
+    line = host_line(trace)
+    assert line.wait_for == {2: (0,), 3: (2,)}  # by begin, then end
+    assert (line.own_ns >= 0).all()  # no call looks held up
+    assert predicted_us(trace)[0, 1] == pytest.approx(300, abs=10)
+
+
+def test_a_trace_whose_calls_join_no_work_is_refused(tmp_path):
+    p = Profile()
+    p.step(0, 0, 300)
+    p.call(0, 5)
+    with pytest.raises(InvalidInput, match="no call of the host is joined"):
+        replay(p.trace(tmp_path))
+
+
 def test_a_stream_waits_for_another_after_the_event(tmp_path):
     p = Profile()
     p.step(0, 0, 300)
@@ -149,6 +192,21 @@ def test_ranks_wait_for_each_other_in_a_collective(tmp_path):
     # both end 40 (and 1 of the stream) after the late one's arrival at 77; then the host's own 3 and 80
     assert early.predicted_ns[0] / 1e3 == pytest.approx(77 + 41 + 3 + 80, abs=0.1)
     assert late.predicted_ns[0] / 1e3 == pytest.approx(77 + 41 + 3 + 80 - 60, abs=0.1)
+
+
+def test_ranks_of_several_steps_replay_together(tmp_path):
+    traces = []
+    for rank in range(2):
+        p = Profile()
+        for number in range(2):
+            start = 300 * number
+            p.step(number, start, 300)
+            p.call(start + 10, 5)
+            p.work(start + 17 + 20 * rank, 100 - 20 * rank, "ncclKernel_AllReduce", stream=30)
+            p.call(start + 20, 100, "cudaStreamSynchronize")
+        traces.append(p.trace(tmp_path, rank))
+    for r in replay_ranks(traces, leave_one_out=False):
+        assert r.predicted_ns / 1e3 == pytest.approx([300, 300], abs=25) and len(r.sum_ns) == 2
 
 
 def test_ranks_with_different_collectives_are_refused(tmp_path):

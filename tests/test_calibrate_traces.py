@@ -56,6 +56,21 @@ def test_a_small_trace(tmp_path, zipped, bare):
     assert trace.problems == {}
 
 
+def test_steps_without_marks_run_from_one_optimizer_call_to_the_next(tmp_path):
+    events = [x("user_annotation", "Optimizer.step#SGD.step", ts, 10) for ts in (90, 190, 310)]
+    events += [x("user_annotation", "Optimizer.step#Other.step", 400, 10)]
+    trace = read_trace(write(tmp_path / "t.json", events))
+    assert trace.steps == ((0, 100_000, 200_000), (1, 200_000, 320_000))
+    assert "without a ProfilerStep" in report_problems(trace)[0]
+    assert read_trace(write(tmp_path / "u.json", events[:2])).steps == ()
+
+
+def test_a_step_marked_on_two_threads_counts_once_and_threads_may_have_any_name(tmp_path):
+    events = [x("user_annotation", "ProfilerStep#3", 0, 100), x("cpu_op", "ProfilerStep#3", 2, 90, tid="thread 8 (py)")]
+    trace = read_trace(write(tmp_path / "t.json", events))
+    assert trace.steps == ((3, 0, 100_000),) and trace.problems == {}
+
+
 def test_times_keep_every_digit(tmp_path):
     text = json.dumps({"traceEvents": small_events()}).replace('"ts": 20,', '"ts": 1712195495519689.123,')
     (tmp_path / "t.json").write_text(text)

@@ -76,6 +76,25 @@ def test_a_folder_becomes_cases_and_notes(tmp_path):
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
 
 
+def test_a_trace_of_one_step_is_replayed_with_its_own_host_times_and_a_cut_one_is_left_out(tmp_path):
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    write_trace(folder / "a.json")
+    text = (folder / "a.json").read_text()
+    events = json.loads(text)["traceEvents"]
+    (folder / "b.json").write_text(
+        json.dumps([e for e in events if "Step#1" not in e["name"] and "#2" not in e["name"]])
+    )
+    (folder / "c.json").write_text(json.dumps([e for e in events if "Step" not in e["name"]]))
+    (folder / "d.json").write_text(text[:-300])
+    cases, _ = all_cases(tmp_path)
+    rows = {row.case: row for row in cases if " step " not in row.case}
+    assert rows["traces/b.json"].goal == "F1" and rows["traces/b.json"].group == "one step, its own host times"
+    assert rows["traces/b.json"].measured == 0.9 and abs(rows["traces/b.json"].error) < 0.01
+    assert rows["traces/c.json"].goal == "" and abs(rows["traces/c.json"].error) < 0.05
+    assert rows["traces/d.json"].left_out == "the file is cut off" and not rows["traces/a.json"].left_out
+
+
 def test_no_folder_is_said(tmp_path, monkeypatch):
     monkeypatch.delenv("SIMDEV_DATA", raising=False)
     with pytest.raises(InvalidInput, match="--data"):

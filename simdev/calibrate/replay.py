@@ -14,7 +14,8 @@ without a look at its own host times (:func:`host_costs`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 import numpy as np
@@ -48,7 +49,7 @@ class Line:
       -1 where the call was held up by a full queue, so that its own time is not known.
     * ``work``: the rows of ``trace.work`` launched; ``waits``: the rows waited for.
     * ``wait_for`` maps a row of work to rows on other streams that it waits for.
-    * ``busy_until`` ns per stream: when work launched before the first event ends, from the first event on.
+    * ``before`` per stream: when work launched before the first event ends, one after the other, in ns from then on.
     * ``launch_ns``: from the end of a call to the begin of its work on an idle stream; ``between_ns`` per stream: from
       the end of queued work to the begin of the next.
     """
@@ -62,7 +63,7 @@ class Line:
     work: tuple[tuple[int, ...], ...]
     waits: tuple[tuple[int, ...], ...]
     wait_for: dict[int, tuple[int, ...]]
-    busy_until: np.ndarray
+    before: tuple[tuple[int, ...], ...]
     launch_ns: int
     between_ns: np.ndarray
 
@@ -81,7 +82,10 @@ def host_line(trace: Trace) -> Line:
     several = len(trace.streams) > 1
     events = [(int(calls.begin[row]), 1, row) for row in rows]
     events += [(edge, 0, 2 * k + side) for k, step in enumerate(trace.steps) for side, edge in enumerate(step[1:])]
-    draft = _Draft(trace, begin)
+    mine = {item for row in rows for item in launched.get(int(calls.correlation[row]), ())}
+    edge = min((int(work.begin[item]) for item in mine), default=0)
+    earlier = (item for item in np.flatnonzero((work.end > begin) & (work.begin < edge)).tolist() if item not in mine)
+    draft = _Draft(trace, begin, mine, list(earlier))
     for edge, is_call, row in sorted(events):
         if not is_call:
             draft.mark(edge, row // 2, ("begin", "end")[row % 2])
@@ -102,15 +106,26 @@ def _window(trace: Trace) -> tuple[int, int]:
     return int(trace.calls.begin.min()), int(trace.calls.end.max()) + 1
 
 
+def as_one_step(trace: Trace) -> Trace:
+    """``trace`` with all its calls as one step. Raises :class:`InvalidInput` where it has no calls."""
+    begin, end = _window(trace)
+    return replace(trace, steps=((0, begin, end - 1),))
+
+
 class _Draft:
     """Collects the events of a :class:`Line`."""
 
-    def __init__(self, trace: Trace, begin: int):
-        self.trace, self.begin, self.now = trace, begin, begin
+    def __init__(self, trace: Trace, begin: int, mine: set[int], earlier: list[int]):
+        """``mine`` are the rows of work that the events launch, ``earlier`` those that were under way before."""
+        if not mine:
+            raise InvalidInput("no call of the host is joined to work of a GPU: nothing to replay", source=trace.name)
+        self.trace, self.begin, self.now, self.mine = trace, begin, begin, mine
         self.rows: list[tuple] = []  # kind, key, gap, own, work, waits
         self.last: dict[int, int] = {}  # stream -> row of the work last launched
-        self.latest: int | None = None  # the stream launched to last
         self.sent: dict[int, list[int]] = {}  # stream -> ends of its work, in order
+        for item in earlier:
+            self.sent.setdefault(int(trace.work.thread[item]), []).append(int(trace.work.end[item]))
+        self.before = [sorted(self.sent.get(stream, ())) for stream in range(len(trace.streams))]
         self.pending_waits = 0
         self.after_wait: list[tuple[int, int]] = []  # (work, last work on another stream)
 
@@ -136,9 +151,23 @@ class _Draft:
             self.add(RETURN, (*key, "returns"), 0, max(0, end - int(trace.work.end[work[-1]])), (), work[-1:])
         else:
             self.add(LAUNCH, key, begin, -1 if self._full(stream, end) else own, work)
-        self.sent.setdefault(stream, []).extend(int(trace.work.end[item]) for item in work)
-        self.last[stream], self.latest = work[-1], stream
+        self._branches(work)
+        for item in work:
+            self.last[int(trace.work.thread[item])] = item
+        self.sent.setdefault(stream, []).append(int(trace.work.end[work[-1]]))
         self.now = max(self.now, end)
+
+    def _branches(self, work: list[int]) -> None:
+        """One call may launch a whole CUDA graph, on several streams: work waits for what had ended on the others."""
+        events, ends, rows = self.trace.work, {}, {}
+        for item in work if len(work) > 1 else ():
+            mine = int(events.thread[item])
+            for stream, sorted_ends in ends.items():
+                done = bisect_right(sorted_ends, events.begin[item])
+                if stream != mine and done:
+                    self.after_wait.append((item, rows[stream][done - 1]))
+            ends.setdefault(mine, []).append(int(events.end[item]))
+            rows.setdefault(mine, []).append(item)
 
     def _full(self, stream: int, end: int) -> bool:
         """Whether the queue of ``stream`` was (all but) full when the call returned."""
@@ -180,16 +209,8 @@ class _Draft:
         self.pending_waits = 0
 
     def line(self) -> Line:
-        trace, work = self.trace, self.trace.work
-        if not self.rows:
-            raise InvalidInput("no calls of the host in the trace: nothing to replay", source=trace.name)
-        mine = {item for row in self.rows for item in row[4]}
-        begun = np.full(len(trace.streams), 0, np.int64)
-        edge = min((int(work.begin[item]) for item in mine), default=0)
-        for item in range(len(work)):
-            if item not in mine and work.end[item] > self.begin and work.begin[item] < edge:
-                begun[work.thread[item]] = max(begun[work.thread[item]], work.end[item] - self.begin)
-        self._found_busy(begun)
+        trace = self.trace
+        self._found_busy()
         step, current = [], -1
         for kind, key, *_ in self.rows:
             current = key[1] if kind == MARK else current
@@ -199,32 +220,35 @@ class _Draft:
             wait_for[item] = (*wait_for.get(item, ()), last)
         kind, key, gap, own, items, waits = zip(*self.rows, strict=True)
         key = tuple((k[0],) if kind[number] == MARK else k for number, k in enumerate(key))
-        launch, between = self._latencies(mine)
+        launch, between = self._latencies()
+        before = tuple(tuple(end - self.begin for end in ends) for ends in self.before)
         return Line(trace, np.array(kind, np.int8), key, np.array(step, np.int32), np.array(gap, np.int64),
-                    np.array(own, np.int64), items, waits, wait_for, begun, launch, between)  # fmt: skip
+                    np.array(own, np.int64), items, waits, wait_for, before, launch, between)  # fmt: skip
 
-    def _found_busy(self, begun: np.ndarray) -> None:
+    def _found_busy(self) -> None:
         """A stream whose first work starts late after its call was at work that the trace does not show."""
         work, calls, seen = self.trace.work, self.trace.calls, set()
         begin = dict(zip(calls.correlation.tolist(), calls.begin.tolist(), strict=True))
         for item in sorted(item for row in self.rows for item in row[4]):
             stream = int(work.thread[item])
             if stream not in seen and work.begin[item] - begin[int(work.correlation[item])] > FOUND_BUSY_NS:
-                begun[stream] = max(begun[stream], work.begin[item] - self.begin)
+                self.before[stream] = [end for end in self.before[stream] if end < work.begin[item]]
+                self.before[stream].append(int(work.begin[item]))
             seen.add(stream)
 
-    def _latencies(self, mine: set[int]) -> tuple[int, np.ndarray]:
+    def _latencies(self) -> tuple[int, np.ndarray]:
         """Mean time from call to idle stream, and from work to queued work, over the whole trace."""
         trace, work = self.trace, self.trace.work
         end_of_call = dict(zip(trace.calls.correlation.tolist(), trace.calls.end.tolist(), strict=True))
         idle, queued = [], [[] for _ in trace.streams]
-        last: dict[int, int] = {}
-        for item in sorted(mine):
+        first = {row[4][0] for row in self.rows if row[4]}  # of a launched graph the first work alone
+        last = {stream: ends[-1] for stream, ends in enumerate(self.before) if ends}
+        for item in sorted(self.mine):
             stream = int(work.thread[item])
             call, before = end_of_call[int(work.correlation[item])], last.get(stream)
-            if before is None or before < call - CLOCK_NS:
+            if item in first and (before is None or before < call - CLOCK_NS):
                 idle.append(int(work.begin[item]) - call)
-            elif before > call + 10 * CLOCK_NS:
+            elif before is not None and before > call + 10 * CLOCK_NS:
                 queued[stream].append(int(work.begin[item]) - before)
             last[stream] = int(work.end[item])
         launch = int(max(0, np.median(idle))) if idle else 2000
@@ -297,11 +321,14 @@ def _mean(samples: list[np.ndarray], default: np.ndarray) -> np.ndarray:
 
 def _aligned(mine: tuple, other: tuple) -> np.ndarray:
     """int ``(len(mine),)``: the place in ``other`` of each element of ``mine``, -1 where it has none."""
-    if mine == other:
-        return np.arange(len(mine))
-    match = np.full(len(mine), -1)
-    for block in SequenceMatcher(None, mine, other, autojunk=False).get_matching_blocks():
-        match[block.a : block.a + block.size] = np.arange(block.b, block.b + block.size)
+    match, shorter = np.full(len(mine), -1), min(len(mine), len(other))
+    head = next((k for k in range(shorter) if mine[k] != other[k]), shorter)  # steps differ in few places
+    tail = next((k for k in range(shorter - head) if mine[-1 - k] != other[-1 - k]), shorter - head)
+    match[:head] = np.arange(head)
+    match[len(mine) - tail :] = np.arange(len(other) - tail, len(other))
+    middle = mine[head : len(mine) - tail], other[head : len(other) - tail]
+    for block in SequenceMatcher(None, *middle, autojunk=False).get_matching_blocks():
+        match[head + block.a : head + block.a + block.size] = np.arange(head + block.b, head + block.b + block.size)
     return match
 
 
@@ -358,9 +385,9 @@ class Builder:
             self.op("before", "host", host, begin_ns)
         op_of: dict[int, int] = {}
         queue: list[list[int]] = [[] for _ in trace.streams]
-        for stream, busy in enumerate(line.busy_until.tolist()):
-            if busy:
-                self.op("before", "before", host + 1 + stream, begin_ns + busy)
+        for stream, ends in enumerate(line.before):
+            for begin, end in zip((-begin_ns, *ends), ends, strict=False):
+                queue[stream].append(self.op("before", "before", host + 1 + stream, end - begin))
         duration = trace.work.duration
         place = np.empty(len(line.kind), np.int64)
         for row, key in enumerate(line.key):
@@ -385,7 +412,8 @@ class Builder:
                 op_of[item] = self.op(name, DEVICE_KINDS[trace.work_kind[item]], host + 1 + stream, ns, causes)
                 if number >= 0:
                     self.members.setdefault(number, []).append(op_of[item])
-                queue[stream].append(op_of[item])
+            for item in line.work[row][-1:]:  # a launch takes one place in the queue, however much it launches
+                queue[int(trace.work.thread[item])].append(op_of[item])
         return place
 
     def problem(self, launch_ns: int) -> tuple[Problem, Placement]:
@@ -462,10 +490,13 @@ def match_collectives(lines: list[Line]) -> dict[tuple[int, int], tuple[int, int
 
 
 def replay_ranks(traces: list[Trace], leave_one_out: bool = True) -> list[Replay]:
-    """Simulate one step of all ranks together: a collective starts on a rank when it gets there, and ends everywhere
-    when its time has passed since the last rank got there. The ranks' begins are given; one :class:`Replay` a rank."""
-    if any(len(trace.steps) != 1 for trace in traces):
-        raise InvalidInput("expected one step of each rank", source=traces[0].name)
+    """Simulate the steps of all ranks together: a collective starts on a rank when it gets there, and ends everywhere
+    when its time has passed since the last rank got there. The ranks' begins are given; one :class:`Replay` a rank.
+
+    Raises :class:`InvalidInput` where the ranks have not as many steps, or not the same collectives.
+    """
+    if len({len(trace.steps) for trace in traces}) > 1 or not traces[0].steps:
+        raise InvalidInput("the ranks do not have the same number of steps", source=traces[0].name)
     lines = [host_line(trace) for trace in traces]
     zero = min(trace.steps[0][1] for trace in traces)
     builder = Builder("ranks", match_collectives(lines))
@@ -475,16 +506,19 @@ def replay_ranks(traces: list[Trace], leave_one_out: bool = True) -> list[Replay
     ]
     problem, placement = builder.problem(int(np.median([line.launch_ns for line in lines])))
     finish = simulate(problem, placement).op_finish
-    replays = []
-    for line, ops in zip(lines, places, strict=True):
-        trace, marks = line.trace, finish[builder.number[ops]][line.kind == MARK]
-        totals = np.zeros(len(trace.streams), np.int64)
-        for items in line.work:
-            for item in items:
-                totals[trace.work.thread[item]] += trace.work.end[item] - trace.work.begin[item]
-        replays.append(Replay(trace.name, trace.device_name, trace.step_ns, np.diff(marks), totals[None].sum(axis=1),
-                              totals[None].max(axis=1)))  # fmt: skip
-    return replays
+    return [_compared(line, finish[builder.number[ops]]) for line, ops in zip(lines, places, strict=True)]
+
+
+def _compared(line: Line, finish: np.ndarray) -> Replay:
+    """The steps as measured beside ``finish``, int64 ``(n,)``, when the simulation ended each event of the host."""
+    trace, work = line.trace, line.trace.work
+    marks = finish[line.kind == MARK].reshape(-1, 2)
+    totals = np.zeros((len(trace.steps), len(trace.streams)), np.int64)
+    for row in np.flatnonzero(line.kind == LAUNCH):
+        for item in line.work[row]:
+            totals[line.step[row], work.thread[item]] += work.end[item] - work.begin[item]
+    return Replay(trace.name, trace.device_name, trace.step_ns, marks[:, 1] - marks[:, 0], totals.sum(axis=1),
+                  totals.max(axis=1))  # fmt: skip
 
 
 def noise(values: np.ndarray) -> float:
@@ -496,15 +530,7 @@ def noise(values: np.ndarray) -> float:
 def replay(trace: Trace, leave_one_out: bool = True) -> Replay:
     """Simulate all steps of ``trace`` one after the other. Raises :class:`InvalidInput` where it has no step."""
     if not trace.steps:
-        raise InvalidInput("no ProfilerStep in the trace", source=trace.name)
+        raise InvalidInput("no step in the trace", source=trace.name)
     line = host_line(trace)
     problem, placement, ops = replay_problem(line, *host_costs(line, leave_one_out))
-    finish = simulate(problem, placement).op_finish[ops]
-    marks = finish[line.kind == MARK].reshape(-1, 2)
-    work = trace.work
-    totals = np.zeros((len(trace.steps), len(trace.streams)), np.int64)
-    for row in np.flatnonzero(line.kind == LAUNCH):
-        for item in line.work[row]:
-            totals[line.step[row], work.thread[item]] += work.end[item] - work.begin[item]
-    return Replay(trace.name, trace.device_name, trace.step_ns, marks[:, 1] - marks[:, 0], totals.sum(axis=1),
-                  totals.max(axis=1))  # fmt: skip
+    return _compared(line, simulate(problem, placement).op_finish[ops])

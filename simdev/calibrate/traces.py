@@ -38,6 +38,9 @@ IGNORED = frozenset({"async", "ac2g", "fwdbwd", "trace", "cuda_sync", "gpu_user_
                      "overhead", "async_cpu_to_gpu", "async_gpu", "cuda_profiler_range", "iteration"})  # fmt: skip
 DEVICE_KINDS = ("kernel", "copy", "set")
 STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
+CUT = ("the compressed file ends too early or is damaged; what came before was read",
+       "the file stops inside an event; what came before was read", "the list of events does not end")  # fmt: skip
+OPTIMIZER = re.compile(r"Optimizer\.step#")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,9 +95,14 @@ class Trace:
     calls: Events
     work: Events
     work_kind: np.ndarray  # int8 index into DEVICE_KINDS
-    steps: tuple[tuple[int, int, int], ...]  # (number, begin ns, end ns), in order
+    steps: tuple[tuple[int, int, int], ...]  # (number, begin ns, end ns), in order (see _steps)
     memory: Memory
     problems: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def cut(self) -> bool:
+        """Whether the file ends before its events do: the last steps may be missing some."""
+        return any(what in self.problems for what in CUT)
 
     @property
     def step_ns(self) -> np.ndarray:
@@ -175,7 +183,7 @@ class _Text:
         try:
             piece = self.file.read(PIECE)
         except (EOFError, zlib.error):
-            self.problems["the compressed file ends too early or is damaged; what came before was read"] += 1
+            self.problems[CUT[0]] += 1
             piece = b""
         self.ended = not piece
         self.text = self.text[self.at :] + self.utf8.decode(piece, final=self.ended)
@@ -230,7 +238,7 @@ def _elements(text: _Text) -> Iterator[object]:
     if text.peek() == "]":
         text.at += 1
     else:
-        text.problems["the list of events does not end"] += 1
+        text.problems[CUT[2]] += 1
 
 
 class _Names(dict):
@@ -258,7 +266,7 @@ def _read(file: IO[bytes] | _Gunzip, name: str, source: object) -> Trace:
             raise
         if not count:
             raise InvalidInput(f"not a trace ({error})", source=source) from None
-        problems["the file stops inside an event; what came before was read"] += 1
+        problems[CUT[1]] += 1
     if not (tables["op"] or tables["call"] or tables["work"]):
         raise InvalidInput("not a trace: no op, call or kernel in it", source=source)
     return _trace(name, head, tables, names, threads, streams, details, problems)
@@ -288,11 +296,12 @@ def _file_event(event, tables, names, threads, streams, details, problems) -> No
         if end < begin:
             raise ValueError
         if kind in DEVICE_KINDS:
-            place = streams[int(args.get("device", event["pid"])), int(args.get("stream", _number(event["tid"])))]
+            stream = args["stream"] if "stream" in args else _number(event["tid"])
+            place = streams[int(args.get("device", event["pid"])), int(stream)]
             row = (begin, end, names[label], place, int(args.get("correlation", -1)), int(float(args.get("bytes", 0))))
             tables["work"].append((*row, DEVICE_KINDS.index(kind)))
             return
-        thread = threads[f"{event['pid']}/{_number(event['tid'])}"]
+        thread = threads[f"{event['pid']}/{event['tid']}"]
         if kind == "call":
             tables["call"].append((begin, end, names[label], thread, int(args["correlation"]), 0))
             return
@@ -365,12 +374,14 @@ def _trace(name, head, tables, names, threads, streams, details, problems: Count
         problems["distributedInfo of the wrong type"] += 1
     group = head.get("distributedInfo") if isinstance(head.get("distributedInfo"), dict) else {}
     memory = _columns(sorted(tables["memory"]), 7)
+    names = tuple(names)
+    steps = _steps(tables["step"], tables["op"], names, problems)
     return Trace(
         name=name,
         device_name=_device_name(head, streams),
         rank=_count(group.get("rank"), 0),
         world=_count(group.get("world_size"), 1),
-        names=tuple(names),
+        names=names,
         threads=tuple(threads),
         streams=tuple(streams),
         details=tuple(details),
@@ -378,10 +389,28 @@ def _trace(name, head, tables, names, threads, streams, details, problems: Count
         calls=Events(*calls),
         work=Events(*work[:6]),
         work_kind=work[6].astype(np.int8),
-        steps=tuple(sorted(set(tables["step"]), key=lambda step: step[1])),
+        steps=steps,
         memory=Memory(memory[0], memory[2], memory[3], memory[4], memory[5], memory[6]),
         problems=dict(problems),
     )
+
+
+def _steps(marked: list, ops: list, names: tuple[str, ...], problems: Counter) -> tuple[tuple[int, int, int], ...]:
+    """The steps that the profiler marked, one for each number; where it marked none, each from the end of one call of
+    an optimizer to the end of the next, as far as there are three."""
+    if marked:
+        first = {number: (begin, end) for number, begin, end in sorted(marked, key=lambda step: -step[1])}
+        return tuple(sorted(((number, *edges) for number, edges in first.items()), key=lambda step: step[1]))
+    calls: dict[int, list[int]] = {}
+    for _, end, name, *_ in ops:
+        if OPTIMIZER.match(names[name]):
+            calls.setdefault(name, []).append(end)
+    name, ends = max(calls.items(), key=lambda entry: len(entry[1]), default=(0, []))
+    if len(ends) < 3:
+        return ()
+    problems[f"step without a ProfilerStep: from one end of {names[name]} to the next"] += len(ends) - 1
+    ends = sorted(ends)
+    return tuple((number, begin, end) for number, (begin, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)))
 
 
 def _count(value: object, default: int) -> int:

@@ -81,12 +81,14 @@ def test_the_limit_is_kept_and_a_bound_is_always_there():
 def test_ctrl_c_returns_the_best_so_far():
     problem = hard_problem(24)
     start = np.arange(24) % 5
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
     timer = threading.Timer(9.0, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     try:
         found = best_split(problem, seconds=120, gap=1e-9, start=start, solver="highs")
     finally:
         timer.cancel()
+        signal.signal(signal.SIGINT, before)
     assert found.seconds < 100  # of 120
     assert found.largest < machine_loads(problem, start).largest  # the solver's own, not the start
     assert simple_bound(problem) - 1e-9 <= found.bound <= found.largest

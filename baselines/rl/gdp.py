@@ -5,40 +5,44 @@ from __future__ import annotations
 from pathlib import Path
 
 from simdev.baselines.rl._case import device_columns, make_case
-from simdev.baselines.rl._groups import fine_groups
+from simdev.baselines.rl._groups import coarse_groups, fine_groups
 from simdev.baselines.rl._sight import with_sight
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.errors import Unsupported
 from simdev.placer import placer
 
 DEFAULTS = {
-    "groups": 128, "hidden": 64, "sages": 3, "blocks": 2, "neighbours": 8, "samples": 20, "epochs": 4, "rate": 0.001,
-    "clip": 0.2, "entropy": 0.9, "entropy_end": 0.05, "entropy_updates": 80, "tuning_entropy": 0.3, "policy": "",
+    "groups": 64, "layers": True, "hidden": 64, "sages": 3, "blocks": 2, "neighbours": 8, "samples": 20, "epochs": 4,
+    "rate": 0.001, "clip": 0.2, "entropy": 0.9, "entropy_end": 0.05, "entropy_updates": 80, "tuning_entropy": 0.3,
+    "policy": "",
 }  # fmt: skip
-SHAPE = ("groups", "hidden", "sages", "blocks", "neighbours", "devices")  # what a policy is stored with
+SHAPE = ("groups", "layers", "hidden", "sages", "blocks", "neighbours", "devices")  # what a policy is stored with
 SHIPPED = "gdp"  # a folder in policies/
 SOURCE = "Zhou et al.: GDP: Generalized Device Placement for Dataflow Graphs, arXiv:1910.01578, 2019"
 
 
-def learner(problems, *, groups, neighbours, devices=0, tuning_entropy=0.0, **given) -> Learner:
+def learner(problems, *, groups, layers, neighbours, devices=0, tuning_entropy=0.0, **given) -> Learner:
     """What ``simdev train`` and the placers share; ``devices`` at most, 0: what ``problems`` need."""
     from simdev.baselines.rl._gdp import learner_functions
 
     devices = device_columns(problems, devices)
-    settings = {"groups": groups, "neighbours": neighbours, "devices": devices, **given}
+    settings = {"groups": groups, "layers": layers, "neighbours": neighbours, "devices": devices, **given}
     functions = learner_functions(devices=devices, **given)
 
     def case(problem):
-        return with_sight(make_case(problem, _groups(problem, groups), rows=groups, columns=devices), neighbours)
+        group = _groups(problem, groups, layers)
+        return with_sight(make_case(problem, group, rows=groups, columns=devices), neighbours)
 
     stored = {name: settings[name] for name in SHAPE}
     return Learner("gdp", 1, stored, case, functions.init, functions.step, functions.greedy)
 
 
-def _groups(problem, most):
+def _groups(problem, most, layers):
     import numpy as np
 
-    return fine_groups(problem, most) if most else np.arange(problem.graph.n_units)
+    if not most:
+        return np.arange(problem.graph.n_units)
+    return coarse_groups(problem, most) if layers else fine_groups(problem, most)
 
 
 @placer("gdp", version=1, family="learned", searches=True, defaults=DEFAULTS, learner=learner, source=SOURCE)
@@ -51,8 +55,9 @@ def gdp(problem, *, rng, budget, policy, **params):
     graph by superposition; PPO with ``epochs`` steps an update and reward minus the square root of the step time.
     Where it departs, or where the paper is silent:
 
-    * Ops are grouped first, to at most ``groups`` groups of forward ops that share traffic, with their backward and
-      update ops. ``groups=0`` places every op (or colocation group) by itself.
+    * Ops are grouped first, to at most ``groups`` groups: the layers of the source model (in graphs that name none,
+      ops with their only reader), merged where they are more, or with ``layers=false`` single forward ops that share
+      traffic; backward and update ops go with their forward op. ``groups=0`` places every op (or colocation group) by itself.
     * Node features are numbers that mean the same in every graph (shares of time and memory, levels, op classes), not
       an embedding of op types and shapes. Two of them, the running share of the time and the nearness to each device's
       even share of it, tell where a group is in the graph; the logits get a learned multiple of the latter.

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from simdev.baselines.rl._case import bucket, device_columns, make_case
-from simdev.baselines.rl._groups import fine_groups
+from simdev.baselines.rl._groups import coarse_groups, fine_groups
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.placer import placer
 
 DEFAULTS = {
-    "groups": 64, "hidden": 16, "rounds": 8, "episodes": 4, "every": 4, "from_best": True, "discount": 1.0,
-    "history": 16, "rate": 0.003, "entropy": 0.02, "entropy_updates": 20, "policy": "",
+    "groups": 64, "layers": True, "hidden": 16, "rounds": 8, "episodes": 4, "every": 4, "from_best": True,
+    "discount": 1.0, "history": 16, "rate": 0.003, "entropy": 0.02, "entropy_updates": 20, "policy": "",
 }  # fmt: skip
-SHAPE = ("groups", "hidden", "rounds", "devices")  # what a policy is stored with
+SHAPE = ("groups", "layers", "hidden", "rounds", "devices")  # what a policy is stored with
 
 
-def learner(problems, *, groups, devices=0, **given) -> Learner:
+def learner(problems, *, groups, layers, devices=0, **given) -> Learner:
     """What ``simdev train`` and the placer share; ``devices`` at most, 0: what ``problems`` need."""
     from simdev.baselines.rl._placeto import learner_functions, with_view
 
     devices = device_columns(problems, devices)
-    settings = {"groups": groups, "devices": devices, **given}
+    settings = {"groups": groups, "layers": layers, "devices": devices, **given}
     functions = learner_functions(devices=devices, rows=bucket(groups), **given)
 
     def case(problem):
-        group = fine_groups(problem, groups)
+        group = coarse_groups(problem, groups) if layers else fine_groups(problem, groups)
         return with_view(make_case(problem, group, rows=groups, columns=devices))
 
     stored = {name: settings[name] for name in SHAPE}
@@ -52,8 +52,9 @@ def placeto(problem, *, rng, budget, policy, **params):
     * ``episodes`` episodes run side by side with one policy, then it is updated; the paper's workers are asynchronous.
       Step times are relative to the time of all ops on one device, and count at most ten times that. Advantages are
       divided by the deviation of the returns.
-    * Groups are at most ``groups`` groups of forward ops that share traffic, with their backward and update ops,
-      visited in topological order. Messages are averaged, not summed.
+    * Groups are the layers of the source model (in graphs that name none, ops with their only reader), merged to at
+      most ``groups``, or with ``layers=false`` single forward ops that share traffic; backward and update ops go with
+      their forward op. They are visited in topological order. Messages are averaged, not summed.
     * Node features are those of the paper (time, output bytes, device, visited now, visited before) and others that
       mean the same in every graph (levels, memory, op classes, even shares of the time); the last layer also sees the
       features and the load of each device, so that one policy serves unlike machines of up to 8 devices.

@@ -57,7 +57,8 @@ def gdp(problem, *, rng, budget, policy, **params):
 
     * Ops are grouped first, to at most ``groups`` groups: the layers of the source model (in graphs that name none,
       ops with their only reader), merged where they are more, or with ``layers=false`` single forward ops that share
-      traffic; backward and update ops go with their forward op. ``groups=0`` places every op (or colocation group) by itself.
+      traffic; backward and update ops go with their forward op. ``groups=0`` places every op (or colocation group)
+      by itself.
     * Node features are numbers that mean the same in every graph (shares of time and memory, levels, op classes), not
       an embedding of op types and shapes. Two of them, the running share of the time and the nearness to each device's
       even share of it, tell where a group is in the graph; the logits get a learned multiple of the latter.

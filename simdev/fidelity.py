@@ -8,12 +8,9 @@ step, a link's time on unseen sizes, a peak of memory, a model's time from table
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +22,7 @@ from simdev.calibrate.memory import graph_peak, replay_memory
 from simdev.calibrate.replay import Replay, as_one_step, replay, replay_ranks
 from simdev.calibrate.traces import Trace, read_traces
 from simdev.errors import InvalidInput
-from simdev.files import replacing, write_text
+from simdev.files import markdown_table, replacing, write_table, write_text
 
 NOISE_LIMIT = 0.05  # a measurement that repeats no better judges nothing: the case is listed and left out of the means
 BOOTSTRAP = 2000
@@ -325,25 +322,13 @@ def bootstrap(errors: np.ndarray, seed: int = 0) -> tuple[float, float]:
 def write(cases: list[Case], notes: list[str], folder: Path) -> None:
     """``cases.csv``, ``groups.csv``, ``README.md`` and ``scatter.png``."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write_csv(folder / "cases.csv", [asdict(case) | {"error": case.error, "over": int(case.over)} for case in cases])
-    _write_csv(folder / "groups.csv", [asdict(group) for group in groups(cases)])
+    names = [field.name for field in fields(Case)]
+    lines = [[*(getattr(case, name) for name in names), case.error, int(case.over)] for case in cases]
+    write_table(folder / "cases.csv", [*names, "error", "over"], lines)
+    names = [field.name for field in fields(Group)]
+    write_table(folder / "groups.csv", names, [[getattr(group, name) for name in names] for group in groups(cases)])
     write_text(folder / "README.md", markdown(cases, notes))
     draw(cases, folder / "scatter.png")
-
-
-def _write_csv(path: Path, rows: list[dict]) -> None:
-    with replacing(path) as file:
-        lines = [list(rows[0])] if rows else []
-        lines += [[_cell(value) for value in row.values()] for row in rows]
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(lines)
-        file.write(text.getvalue().encode())
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, float):
-        return "" if np.isnan(value) else f"{value:.6g}"
-    return value
 
 
 def _percent(value: float) -> str:
@@ -357,7 +342,7 @@ def markdown(cases: list[Case], notes: list[str]) -> str:
     lines += ["`simdev/calibrate/manifest.csv`.", ""]
     lines += ["## Goals", ""]
     columns = "goal, what, group, cases, left out, mean, 95 %, worst, goal %, met, sum of ops, roofline, no host"
-    lines += _table(columns.split(", "), [_group_row(group) for group in groups(cases)])
+    lines += markdown_table(columns.split(", "), [_group_row(group) for group in groups(cases)])
     over = [case for case in cases if case.over]
     lines += ["", f"## Over the goal: {len(over)}", ""]
     lines += _over(over)
@@ -366,7 +351,7 @@ def markdown(cases: list[Case], notes: list[str]) -> str:
     columns = (
         "goal, group, case, role, noise, measured, predicted, unit, error, table, fit, fallback, sum of ops, roofline"
     )
-    lines += _table([*columns.split(", "), "no host", "left out"], [_case_row(case) for case in shown])
+    lines += markdown_table([*columns.split(", "), "no host", "left out"], [_case_row(case) for case in shown])
     if notes:
         lines += ["", "## What could not be used", "", *(f"* {note}" for note in notes)]
     return "\n".join(lines) + "\n"
@@ -400,10 +385,6 @@ def _case_row(case: Case) -> list[str]:
         case.unit, _percent(case.error), *map(_percent, shares),
         *("" if np.isnan(value) else f"{value:.4g}" for value in bases), case.left_out,
     ]  # fmt: skip
-
-
-def _table(header: list[str], rows: Iterator[list[str]] | list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
 
 
 def draw(cases: list[Case], path: Path) -> None:

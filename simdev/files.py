@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,6 +42,26 @@ def write_text(path: str | os.PathLike, text: str) -> None:
     """Write a text file in UTF-8, whole or not at all."""
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def write_table(path: str | os.PathLike, columns: list[str], rows: Iterable[list]) -> None:
+    """Write a CSV file: fractions to six digits, NaN as nothing."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    write_text(path, text.getvalue())
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, float):
+        return "" if value != value else f"{value:.6g}"
+    return value
+
+
+def markdown_table(header: list[str], rows: Iterable[list[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ rules of this project and under each preset; each case (a workload on a machine)
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 
 from simdev import registry
 from simdev.errors import InvalidInput, SimdevError
-from simdev.files import write_text
+from simdev.files import markdown_table, write_table, write_text
 from simdev.physics import PRESETS, step_ns
 from simdev.problem import Problem
 from simdev.rows import Row, read_rows, stored_placement
@@ -136,24 +135,14 @@ def write(cases: list[CaseTimes], notes: list[str], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = agreements(cases)
     columns = list(Agreement.__dataclass_fields__)
-    _write_csv(folder / "physics.csv", columns, [[getattr(row, name) for name in columns] for row in rows])
+    write_table(folder / "physics.csv", columns, [[getattr(row, name) for name in columns] for row in rows])
     lines = [
         [case.workload, case.topology, placer, *(int(case.ns[name][number]) for name in (FULL, *PRESETS))]
         for case in cases
         for number, placer in enumerate(case.placers)
     ]
-    _write_csv(folder / "times.csv", ["workload", "topology", "placer", *(f"{n}_ns" for n in (FULL, *PRESETS))], lines)
+    write_table(folder / "times.csv", ["workload", "topology", "placer", *(f"{n}_ns" for n in (FULL, *PRESETS))], lines)
     write_text(folder / "README.md", markdown(cases, notes))
-
-
-def _write_csv(path: Path, columns: list[str], rows: list[list]) -> None:
-    import csv
-
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([f"{cell:.6g}" if isinstance(cell, float) else cell for cell in row] for row in rows)
-    write_text(path, text.getvalue())
 
 
 def summary(cases: list[CaseTimes]) -> list[list[str]]:
@@ -194,10 +183,10 @@ def markdown(cases: list[CaseTimes], notes: list[str]) -> str:
         "the best, under the full rules (geometric mean). *Time ratio*: the preset's time over the full rules'.",
         "",
     ]
-    lines += _table(SUMMARY, summary(cases))
+    lines += markdown_table(SUMMARY, summary(cases))
     lines += ["", "Mean Kendall correlation of each two:", ""]
     names, pairs = [FULL, *PRESETS], matrix(cases)
-    lines += _table(["", *names], [[a, *(f"{pairs[a, b]:.3f}" for b in names)] for a in names])
+    lines += markdown_table(["", *names], [[a, *(f"{pairs[a, b]:.3f}" for b in names)] for a in names])
     lines += ["", "## Cases", ""]
     header = ["workload", "topology", "placements", *(f"{name}: Kendall, favourite (regret %)" for name in PRESETS)]
     rows = agreements(cases)
@@ -206,11 +195,7 @@ def markdown(cases: list[CaseTimes], notes: list[str]) -> str:
         mine = rows[number * len(PRESETS) : (number + 1) * len(PRESETS)]
         cells = [f"{row.kendall:.2f}, `{row.favourite}` ({100 * (row.regret - 1):.1f})" for row in mine]
         body.append([case.workload, case.topology, str(len(case.placers)), *cells])
-    lines += _table(header, body)
+    lines += markdown_table(header, body)
     if notes:
         lines += ["", "Left aside:", "", *(f"* {note}" for note in notes)]
     return "\n".join(lines) + "\n"
-
-
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]

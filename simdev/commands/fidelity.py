@@ -1,4 +1,4 @@
-"""fidelity, physics-report, dispatch, links: what was measured, and what other rules would say."""
+"""fidelity, physics-report, cost-report, dispatch, links: what was measured, and what other rules would say."""
 
 from __future__ import annotations
 
@@ -43,6 +43,30 @@ def physics_report(
     report.write(cases, notes, out)
     print_table(report.SUMMARY, report.summary(cases))
     print(f"{out / 'README.md'}, {out / 'physics.csv'}, {out / 'times.csv'}")
+
+
+@command("cost-report", hidden=True)
+def cost_report(
+    workloads: Annotated[list[str] | None, typer.Option("-w", "--workload", help="Workload (repeat).")] = None,
+    topologies: Annotated[list[str] | None, typer.Option("-t", "--topology", help="Machine (repeat).")] = None,
+    placers: Annotated[list[str] | None, typer.Option("-p", "--placer", help="Placer (repeat).")] = None,
+    evaluations: Annotated[int, typer.Option(help="Simulations that a run may spend.")] = 500,
+    out: OutOption = Path("costs"),
+) -> None:
+    """Rank placers with costs before and after calibration; write which of them trade places."""
+    import sys
+
+    from simdev import cost_report as report
+    from simdev.commands import positive
+
+    positive(evaluations, "--evaluations")
+    cases, notes = report.compare(
+        workloads or report.WORKLOADS, topologies or report.TOPOLOGIES, placers or report.PLACERS, evaluations,
+        lambda text: print(text, file=sys.stderr),
+    )  # fmt: skip
+    report.write(cases, notes, out, evaluations)
+    print_table(report.HEADER, report.table(cases))
+    print(f"{out / 'README.md'}, {out / 'times.csv'}")
 
 
 @command("dispatch", hidden=True)

@@ -1,0 +1,177 @@
+"""The bench before and after calibration: which placers, and which placements, trade places?
+
+Each placer works twice on each case, once with roofline costs (*before*) and once with those of the device files
+(*after*). Both placements are timed with the costs they were made for; the one made before also with the costs after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from simdev import registry
+from simdev.costs import CostModel
+from simdev.errors import InvalidInput, SimdevError
+from simdev.files import markdown_table, write_table, write_text
+from simdev.physics_report import kendall
+from simdev.placer import Budget
+from simdev.problem import Problem
+from simdev.sim import simulate
+from simdev.topology import load_topology
+
+WORKLOADS = ("inception-v3", "rnnlm", "nmt", "gnmt-4", "transformer-xl-2", "wavenet-2x18", "vit-l", "gpt2-medium")
+TOPOLOGIES = ("p100x4", "v100x8-dgx1")
+PLACERS = ("single-gpu", "single-cpu", "round-robin", "expert", "scotch", "min-cut", "critical-path", "heft", "peft",
+           "m-topo", "m-etf", "m-sct", "pipedream", "dpl", "local-search")  # fmt: skip
+LEAST = 5  # placers with two placements that fit
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """``before``, ``after``, ``moved`` int64 ``(k,)``: the step in ns of the placement of each of ``placers`` made and
+    timed with roofline costs, made and timed with device files, made with the first and timed with the second."""
+
+    workload: str
+    topology: str
+    placers: tuple[str, ...]
+    before: np.ndarray
+    after: np.ndarray
+    moved: np.ndarray
+
+    @property
+    def kendall(self) -> float:
+        """Of the placers' ranks, before and after."""
+        return kendall(self.before, self.after)
+
+    @property
+    def changed(self) -> int:
+        """Pairs of placers of which another one is the faster now."""
+        upper = np.triu_indices(len(self.placers), 1)
+        signs = [np.sign(times[:, None] - times[None, :])[upper] for times in (self.before, self.after)]
+        return int((signs[0] * signs[1] < 0).sum())
+
+    @property
+    def regret(self) -> float:
+        """How much slower than the best placement after calibration the one is that looked best before it."""
+        best = min(self.after.min(), self.moved.min())
+        return float(self.moved[np.argmin(self.before)] / best - 1)
+
+
+def compare(
+    workloads: Iterable[str],
+    topologies: Iterable[str],
+    placers: Iterable[str],
+    evaluations: int = 500,
+    on_case: Callable[[str], None] = lambda text: None,
+) -> tuple[list[Case], list[str]]:
+    """The cases, and what was left aside, one sentence each.
+
+    Raises :class:`InvalidInput` where no case has :data:`LEAST` placers whose placements fit.
+    """
+    cases, notes = [], []
+    topologies, placers = list(topologies), list(placers)
+    for workload in workloads:
+        for topology in topologies:
+            on_case(f"{workload} on {topology}")
+            problems = [
+                Problem.build(registry.load_workload(workload), load_topology(topology), CostModel(calibrated=flag))
+                for flag in (False, True)
+            ]
+            rows = {}
+            for placer in placers:
+                try:
+                    rows[placer] = _times(problems, placer, evaluations)
+                except SimdevError as error:
+                    notes.append(f"{placer}, {workload} on {topology}: {error.message}")
+            if len(rows) < LEAST:
+                notes.append(f"{workload} on {topology}: only {len(rows)} placers with placements that fit")
+                continue
+            times = np.array(list(rows.values()), np.int64).T
+            cases.append(Case(workload, topology, tuple(rows), *times))
+    if not cases:
+        raise InvalidInput(f"no case to compare ({'; '.join(notes[:3])})")
+    return cases, notes
+
+
+def _times(problems: list[Problem], placer: str, evaluations: int) -> tuple[int, int, int]:
+    """``before``, ``after`` and ``moved`` of one placer. Raises :class:`InvalidInput` where one does not fit."""
+    spec, params = registry.find_placer(placer)
+    placements = [
+        spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=evaluations), **params)
+        for problem in problems
+    ]
+    runs = [(problems[0], placements[0]), (problems[1], placements[1]), (problems[1], placements[0])]
+    schedules = [simulate(*run) for run in runs]
+    if not all(schedule.feasible for schedule in schedules):
+        raise InvalidInput("a placement does not fit in memory")
+    return tuple(schedule.step_ns for schedule in schedules)
+
+
+HEADER = ["workload", "topology", "placers", "Kendall", "pairs changed", "best before", "best after", "regret %",
+          "after / before"]  # fmt: skip
+
+
+def table(cases: list[Case]) -> list[list[str]]:
+    """A line per case."""
+    return [
+        [
+            case.workload, case.topology, str(len(case.placers)), f"{case.kendall:.2f}",
+            f"{case.changed} of {len(case.placers) * (len(case.placers) - 1) // 2}",
+            case.placers[int(np.argmin(case.before))], case.placers[int(np.argmin(case.after))],
+            f"{100 * case.regret:.1f}", f"{np.median(case.after / case.before):.2f}",
+        ]
+        for case in cases
+    ]  # fmt: skip
+
+
+def ranks(cases: list[Case]) -> list[list[str]]:
+    """A line per placer: its mean rank before and after, over the cases in which it has both, by the latter."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for case in cases:
+        places = [np.searchsorted(np.sort(times), times) + 1 for times in (case.before, case.after)]
+        for number, placer in enumerate(case.placers):
+            found.setdefault(placer, []).append((int(places[0][number]), int(places[1][number])))
+    means = {placer: np.mean(rows, axis=0) for placer, rows in found.items()}
+    return [
+        [placer, str(len(found[placer])), f"{means[placer][0]:.1f}", f"{means[placer][1]:.1f}",
+         f"{means[placer][0] - means[placer][1]:+.1f}"]
+        for placer in sorted(means, key=lambda name: (means[name][1], name))
+    ]  # fmt: skip
+
+
+def write(cases: list[Case], notes: list[str], folder: Path, evaluations: int) -> None:
+    """``times.csv`` (a row per placer and case) and ``README.md``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        [case.workload, case.topology, placer, *(int(times[k]) for times in (case.before, case.after, case.moved))]
+        for case in cases
+        for k, placer in enumerate(case.placers)
+    ]
+    write_table(folder / "times.csv", ["workload", "topology", "placer", "before_ns", "after_ns", "moved_ns"], rows)
+    write_text(folder / "README.md", markdown(cases, notes, evaluations))
+
+
+def markdown(cases: list[Case], notes: list[str], evaluations: int) -> str:
+    """The report as text."""
+    pairs = sum(len(case.placers) * (len(case.placers) - 1) // 2 for case in cases)
+    changed = sum(case.changed for case in cases)
+    regrets = np.array([case.regret for case in cases])
+    same = sum(np.argmin(case.before) == np.argmin(case.after) for case in cases)
+    lines = ["# The bench before and after calibration", ""]
+    lines += [
+        f"Written by `simdev cost-report`: {len(cases)} cases, at most {evaluations} evaluations a run. *Before*:"
+    ]
+    lines += ["roofline costs; *after*: those of the device files. *Regret*: how much slower than the best placement"]
+    lines += ["known after calibration the one is that looked best before it. *After / before*: of the step times,"]
+    lines += ["the median over placers.", ""]
+    lines += [f"{changed} of {pairs} pairs of placers ({100 * changed / pairs:.1f} %) trade places; the best placer is"]
+    lines += [f"the same in {same} of {len(cases)} cases; the mean Kendall correlation of the ranks is"]
+    lines += [f"{np.mean([case.kendall for case in cases]):.3f}, and the mean regret {100 * regrets.mean():.1f} %.", ""]
+    lines += [*markdown_table(HEADER, table(cases)), "", "Mean rank of each placer:", ""]
+    lines += markdown_table(["placer", "cases", "before", "after", "places won"], ranks(cases))
+    if notes:
+        lines += ["", "Left aside:", "", *(f"* {note}" for note in notes)]
+    return "\n".join(lines) + "\n"

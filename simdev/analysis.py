@@ -145,7 +145,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _size(count: int) -> str:
-    return f"{count / 2**30:.3g} GiB" if count >= 2**20 else f"{count} bytes"
+    return f"{count / 2**30:,.4g} GiB" if count >= 2**20 else f"{count} bytes"
 
 
 @dataclass(frozen=True)

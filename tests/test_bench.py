@@ -202,9 +202,9 @@ IMPOSSIBLE = [
     (("mm", "nowhere", "mm"), 0, None, "op 'op1' of kind 'nowhere' is supported by no device of small"),
     (("gpu_only", "host_only", "mm"), 0, 0, "'op1' runs only on cpu and 'op0' runs only on gpu0, gpu1, and they must"),
     (("mm", "mm", "mm"), 2 << 30, None, "op 'op0' needs 2 GiB of persistent bytes: the largest memory among cpu"),
-    (("mm", "mm"), 600 << 20, 0, "2 ops that share a device ('op0' first) need 1.17 GiB of persistent bytes"),
-    (("mm",) * 7, 500 << 20, None, "7 ops that only cpu, gpu0, gpu1 can run need 3.42 GiB"),
-    (("host_only",) * 3, 500 << 20, None, "3 ops that only cpu can run need 1.46 GiB"),
+    (("mm", "mm"), 600 << 20, 0, "2 ops that share a device ('op0' first) need 1.172 GiB of persistent bytes"),
+    (("mm",) * 7, 500 << 20, None, "7 ops that only cpu, gpu0, gpu1 can run need 3.418 GiB"),
+    (("host_only",) * 3, 500 << 20, None, "3 ops that only cpu can run need 1.465 GiB"),
 ]
 
 

@@ -288,6 +288,15 @@ def test_bad_machines(simdev, graph, tmp_path):
     assert_refused(simdev("bound", graph, machine(tmp_path, extra='unsupported = ["mm"]')), "'x'", "no device")
 
 
+def test_a_graph_that_fits_nowhere(simdev, tmp_path):
+    builder = GraphBuilder("large")
+    builder.op("x", "mm", flops=10**9, outputs=[8], persistent_bytes=1 << 40)
+    save_graph(builder.build(), tmp_path / "large.npz")
+    for placer in ("dp", "local-search", "single-gpu"):
+        answer = simdev("place", tmp_path / "large.npz", "p100x2", "-p", placer, "-o", tmp_path / "found.json")
+        assert_refused(answer, "op 'x' needs 1,024 GiB of persistent bytes", "cpu0, gpu0, gpu1")
+
+
 def test_disconnected_machine(simdev, graph, tmp_path):
     path = tmp_path / "islands.toml"
     path.write_text(machine(tmp_path).read_text().partition("[[link]]")[0])

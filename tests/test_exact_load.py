@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_exact_dp import load_problem
 
 from simdev.errors import InvalidInput
 from simdev.exact.load import machine_loads, read_load_problem, read_split
@@ -117,3 +118,9 @@ def test_published_loads(name, one_device, overfull, expert):
         split = read_split(DATA / "human-experts" / f"{stem}_expert.json", problem)
         found = machine_loads(problem, split)
         assert found.largest == pytest.approx(expert, rel=1e-4) and not found.overfull
+
+
+def test_no_machine_at_all():
+    with pytest.raises(InvalidInput, match="hand: maxFPGAs, maxCPUs: no accelerator and no CPU core to place on"):
+        load_problem([1.0], [], k=0)
+    assert machine_loads(load_problem([1.0], [], k=0, cpus=1), np.array([0])).largest == 10.0

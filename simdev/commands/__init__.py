@@ -111,11 +111,13 @@ def run_placer(problem, entry: str, evaluations: int, seed: int, **more):
     import numpy as np
 
     from simdev import registry
+    from simdev.analysis import check_feasible
     from simdev.placer import Budget
 
     if evaluations < 0 or seed < 0:
         raise InvalidInput("evaluations and seed cannot be negative")
     spec, params = registry.find_placer(entry)
+    check_feasible(problem)
     budget = Budget(problem, evaluations=evaluations)
     return spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **{**params, **more})
 

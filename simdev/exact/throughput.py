@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from simdev.errors import Unsupported
 from simdev.exact.contract import Classes, contract
+from simdev.exact.cover import cover_bound
 from simdev.exact.dp import best_linear, why_infeasible
 from simdev.exact.load import LoadProblem, machine_loads
 from simdev.exact.merge import regroup
@@ -70,18 +71,21 @@ def best_split_of(
 ) -> Proven:
     """As :func:`best_split` over given ``classes``, which ``start`` keeps whole; the bound is for splits that do.
 
-    A free split with a long limit gets four tenths of it first; where that proves nothing, as long is spent on
-    :func:`exchange`, and the rest on the whole again.
+    A free split with a long limit gets three tenths of it first; where that proves nothing, as long is spent on
+    :func:`exchange`, and the rest on :func:`simdev.exact.cover.cover_bound`.
     """
     long = seconds >= LONG and not contiguous
-    found = _solve(problem, classes, contiguous, 0.4 * seconds if long else seconds, gap, solver, start, seed)
+    began = time.monotonic()
+    found = _solve(problem, classes, contiguous, 0.3 * seconds if long else seconds, gap, solver, start, seed)
     if not long or found.status == "optimal" or found.interrupted:
         return found
-    better = exchange(problem, classes, found.machine, seconds=0.4 * seconds, solver=solver, seed=seed)
-    again = _solve(problem, classes, contiguous, 0.2 * seconds, gap, solver, better, seed)
-    bound = max(found.bound, again.bound)
-    status = "optimal" if again.largest - bound <= max(gap, 1e-9) * again.largest else "feasible"
-    return replace(again, bound=bound, status=status, seconds=seconds * 0.4 + found.seconds + again.seconds)
+    machine, interrupted = exchange(problem, classes, found.machine, seconds=0.3 * seconds, solver=solver, seed=seed)
+    left, bound = began + seconds - time.monotonic(), found.bound
+    if left > 0 and not interrupted:
+        bound = cover_bound(problem, classes, machine, low=bound, seconds=left, solver=solver, seed=seed)
+    value = machine_loads(problem, machine).largest
+    status = "optimal" if value - bound <= max(gap, 1e-9) * value else "feasible"
+    return Proven(machine, value, min(bound, value), status, time.monotonic() - began, interrupted)
 
 
 def exchange(
@@ -93,34 +97,46 @@ def exchange(
     free: int = 3,
     solver: str = AUTO,
     seed: int = 0,
-) -> np.ndarray:
-    """Improve a free split by large-neighbourhood search: all stays but what is on the most loaded machine and on
-    ``free`` - 1 others, drawn at random; those share their classes anew, by the integer program. int ``(n,)``."""
+) -> tuple[np.ndarray, bool]:
+    """A free split, improved by large-neighbourhood search, and whether Ctrl-C ended it.
+
+    All stays but what is on the most loaded machine and on ``free`` - 1 others, drawn at random; those share their
+    classes anew, by the integer program. int ``(n,)``.
+    """
     rng = np.random.default_rng(seed)
     best, value, began = machine, machine_loads(problem, machine).largest, time.monotonic()
     free = min(free, problem.n_machines)
-    while (left := seconds - (time.monotonic() - began)) > 0.1:
-        home = np.zeros(classes.n_classes, np.int64)
-        home[classes.class_of] = best
-        home = _canonical(home, classes, problem.accelerators)
-        worst = int(np.argmax(machine_loads(problem, home[classes.class_of]).load))
-        others = np.setdiff1d(np.arange(problem.n_machines), worst)
-        open_machines = {worst, *rng.choice(others, free - 1, replace=False).tolist()}
-        model, x, hint = _model(problem, classes, False, best)
-        for (c, i), variable in x.items():
-            if home[c] not in open_machines:
-                variable.lower_bound = variable.upper_bound = float(home[c] == i)
-            elif i not in open_machines:
-                variable.upper_bound = 0
-        outcome = solve(model, seconds=min(left, max(1.0, seconds / 20)), solver=solver, hint=hint, seed=seed)
-        if outcome.values is not None:
-            found = _machines(problem, classes, x, outcome)
-            loads = machine_loads(problem, found)
-            if not loads.overfull and loads.largest < value:
-                best, value = found, loads.largest
-        if outcome.interrupted:
-            break
-    return best
+    try:
+        while (left := seconds - (time.monotonic() - began)) > 0.1:
+            model, x, hint = _few_free(problem, classes, best, free, rng)
+            outcome = solve(model, seconds=min(left, max(1.0, seconds / 20)), solver=solver, hint=hint, seed=seed)
+            if outcome.values is not None:
+                found = _machines(problem, classes, x, outcome)
+                loads = machine_loads(problem, found)
+                if not loads.overfull and loads.largest < value:
+                    best, value = found, loads.largest
+            if outcome.interrupted:
+                return best, True
+    except KeyboardInterrupt:  # between two solves
+        return best, True
+    return best, False
+
+
+def _few_free(problem: LoadProblem, classes: Classes, machine: np.ndarray, free: int, rng: np.random.Generator):
+    """The model in which only the most loaded machine and ``free`` - 1 others exchange classes."""
+    home = np.zeros(classes.n_classes, np.int64)
+    home[classes.class_of] = machine
+    home = _canonical(home, classes, problem.accelerators)
+    worst = int(np.argmax(machine_loads(problem, home[classes.class_of]).load))
+    others = np.setdiff1d(np.arange(problem.n_machines), worst)
+    open_machines = {worst, *rng.choice(others, free - 1, replace=False).tolist()}
+    model, x, hint = _model(problem, classes, False, machine)
+    for (c, i), variable in x.items():
+        if home[c] not in open_machines:
+            variable.lower_bound = variable.upper_bound = float(home[c] == i)
+        elif i not in open_machines:
+            variable.upper_bound = 0
+    return model, x, hint
 
 
 def _solve(problem, classes, contiguous, seconds, gap, solver, start, seed) -> Proven:

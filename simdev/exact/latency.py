@@ -287,7 +287,7 @@ def _model(cp_model, problem: LoadProblem, classes: Classes, scale: float, start
         return x.get((c, i), never)
 
     unit = max(problem.memory / 1e6, 1e-12)
-    for i in range(k):
+    for i in range(k if np.isfinite(problem.memory) else 0):
         model.add(sum(int(classes.size[c] / unit) * inside(c, i) for c in range(count)) <= int(problem.memory / unit))
     heavy = np.argsort(-np.where(np.isfinite(classes.accelerator_time), classes.accelerator_time, 0), kind="stable")
     for rank, c in enumerate(heavy[:k].tolist()):  # accelerators are alike

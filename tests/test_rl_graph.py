@@ -197,6 +197,19 @@ def test_policy_is_trained_saved_and_used_on_another_graph_and_machine(name, tmp
     assert placement.hash == zero[0].hash
 
 
+@pytest.mark.parametrize("name", TINY)
+def test_training_resumes_bit_for_bit(name, tmp_path):
+    spec, _ = find_placer(name)
+    params = {**spec.defaults, **TINY[name]}
+    del params["policy"]
+    problems = [chains(), chains(3, 4)]
+    for folder, stops in (("whole", [150]), ("parts", [33, 90, 150])):
+        for evaluations in stops:
+            spec.learner(problems, **params).train(problems, seed=1, evaluations=evaluations, out=tmp_path / folder)
+    for file in ("policy.safetensors", "policy.json", "checkpoint.safetensors", "progress.csv"):
+        assert (tmp_path / "whole" / file).read_bytes() == (tmp_path / "parts" / file).read_bytes(), file
+
+
 def test_shipped_policy_places_held_out_graphs_far_better_than_at_random():
     header = json.loads((Path(gdp.__file__).parent / "policies" / "gdp" / "policy.json").read_text())
     assert "transformer-xl-2" not in {case["workload"] for case in header["trained_on"]}

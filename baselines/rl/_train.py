@@ -168,11 +168,13 @@ def train(
                 new, info = learner.step(state, index, evaluate)
             except BudgetExhausted:
                 break
-            value = evaluate.value if evaluate.value[0] == 0 else None
+            overflow, step_ns = evaluate.value or (1, 0)
             known = run["best"][index]
-            run["best"][index] = known if value is None else value[1] if known is None else min(known, value[1])
-            state, run["updates"], run["samples"] = new, run["updates"] + 1, run["samples"] + budget.used
-            row = (run["samples"], index, run["best"][index], float(evaluate.rewards.mean()), float(info["entropy"]))
+            run["best"][index] = known if overflow else step_ns if known is None else min(known, step_ns)
+            spent = max(1, budget.used)  # an episode that moves nothing simulates nothing: it counts, or all might idle
+            state, run["updates"], run["samples"] = new, run["updates"] + 1, run["samples"] + spent
+            reward = float(evaluate.rewards.mean()) if budget.used else float("nan")
+            row = (run["samples"], index, run["best"][index], reward, float(info["entropy"]))
             rows.append(row)
             names = {"workload": problems[index].graph.name, "topology": problems[index].topology.name}
             progress({**dict(zip(COLUMNS, row, strict=True)), **names})

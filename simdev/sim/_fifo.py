@@ -8,11 +8,13 @@ remains is a queue of ready ops and, per device, a line of ops in the order in w
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numba import njit
 
-from simdev.sim._heap import pop, push, sort_pairs
-from simdev.sim._kernel import SHARED, UNKNOWN, Scratch, Timeline, check_devices
+from simdev.sim._heap import part, pop_key, push_key, sort_pairs
+from simdev.sim._kernel import SHARED, UNKNOWN, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
 SHIFT, MASK = 20, (1 << 20) - 1  # a key is a time and an op number; see MAX_OPS and MAX_KEY_TIME_NS
@@ -21,14 +23,72 @@ NONE, ONE = np.uint64(0), np.uint64(1)  # indices are unsigned: Numba checks sig
 NEAR = np.uint64(32)  # how far a ready op is moved up the sorted queue before it goes to the heap instead
 
 
-@njit(cache=True, nogil=True)
-def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
+class Room(NamedTuple):
+    """Working arrays of one thread. The ops of a device are at ``base`` in ``line``: finishes of those that have
+    started, ``started`` where the next goes, and those from ``head`` to ``end`` are still to be dealt with."""
+
+    queue: np.ndarray
+    heap: np.ndarray
+    line: np.ndarray
+    missing: np.ndarray
+    ready_time: np.ndarray
+    base: np.ndarray
+    started: np.ndarray
+    head: np.ndarray
+    end: np.ndarray
+    first_finish: np.ndarray
+    free: np.ndarray
+    slot_free: np.ndarray
+    channel_end: np.ndarray
+    stamp: np.ndarray
+    arrival: np.ndarray
+    request: np.ndarray
+    received: np.ndarray
+    sent: np.ndarray
+    sent_until: np.ndarray
+    sent_last: np.ndarray
+    freed_by_op: np.ndarray
+    freed_by_transfer: np.ndarray
+    last_op: np.ndarray
+    level: np.ndarray
+    over_time: np.ndarray
+    over_base: np.ndarray
+    in_ptr: np.ndarray
+    in_end: np.ndarray
+    in_time: np.ndarray
+    in_size: np.ndarray
+    out_ptr: np.ndarray
+    out_end: np.ndarray
+    out_time: np.ndarray
+    out_size: np.ndarray
+
+
+def new_room(n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, n_slots: int) -> Room:
+    """Working arrays for one thread."""
+
+    def ints(length, dtype=np.int64):
+        return np.zeros(length, dtype)
+
+    per_device = ("started", "head", "end", "first_finish", "free", "stamp", "arrival", "request", "received", "sent")
+    per_device += ("last_op", "level", "over_time", "over_base", "in_end", "out_end")
+    return Room(
+        queue=ints(n_ops), heap=ints(n_ops), line=ints(n_ops), missing=ints(n_ops, np.int32), ready_time=ints(n_ops),
+        slot_free=ints(n_slots), channel_end=ints(n_channels), sent_until=ints(n_tensors),
+        sent_last=ints(n_tensors, np.uint32), freed_by_op=ints(n_ops), freed_by_transfer=ints(n_edges),
+        in_time=ints(n_edges), in_size=ints(n_edges), out_time=ints(n_edges), out_size=ints(n_edges),
+        base=ints(n_devices + 1), in_ptr=ints(n_devices + 1), out_ptr=ints(n_devices + 1),
+        **{name: ints(n_devices) for name in per_device},
+    )  # fmt: skip
+
+
+@part
+def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
     """Simulate one placement (uint32 ``(n,)``, checked) under the default rules; every op runs."""
     n, n_devices = len(devices), len(p.slots)
     shared = p.contention == SHARED
-    queue, heap, heap_item = s.ready_key, s.event_time, s.event_id
-    base, started, line, head, end = s.ready_base, s.ready_size, s.line, s.program_next, s.line_end
-    first_finish, free, slot_free = s.first_finish, s.free_slots, s.slot_free
+    queue, heap, line = s.queue, s.heap, s.line
+    base, started, head, end = s.base, s.started, s.head, s.end
+    first_finish, free, slot_free = s.first_finish, s.free, s.slot_free
     missing, ready_time, channel_end = s.missing, s.ready_time, s.channel_end
     stamp, arrival, request = s.stamp, s.arrival, s.request
     op_start, op_finish, sequence = x.op_start, x.op_finish, x.start_order
@@ -68,7 +128,7 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
         if ready != NEVER and (ready >> SHIFT) < (next_finish >> SHIFT):
             # Its place on its device is final (R1, R2).
             if from_heap:
-                n_heap = pop(heap, heap_item, 0, n_heap)
+                n_heap = pop_key(heap, n_heap)
             else:
                 first += ONE
             op = np.uint32(ready & MASK)
@@ -162,7 +222,7 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
                 key = (there << SHIFT) | consumer
                 nearest = last - NEAR if last - first > NEAR else first
                 if nearest > first and queue[nearest - ONE] > key:
-                    n_heap = push(heap, heap_item, 0, n_heap, key, 0)
+                    n_heap = push_key(heap, n_heap, key)
                     continue
                 spot = last
                 while spot > nearest and queue[spot - ONE] > key:
@@ -173,8 +233,8 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Scratch):
     x.count[0], x.count[1] = n_transfers, step
 
 
-@njit(cache=True, nogil=True)
-def sweep_fifo(p: Inputs, devices, x: Timeline, s: Scratch, peak):
+@part
+def sweep_fifo(p: Inputs, devices, x: Timeline, s: Room, peak):
     """What :func:`simdev.sim._kernel.sweep_memory` does, device by device, after :func:`run_fifo`."""
     n, n_devices, n_transfers = len(devices), len(p.slots), x.count[0]
     freed_by_op, freed_by_transfer, last_op, level = s.freed_by_op, s.freed_by_transfer, s.last_op, s.level
@@ -239,8 +299,8 @@ def sweep_fifo(p: Inputs, devices, x: Timeline, s: Scratch, peak):
         most = used
         s.over_time[device] = -2 if used > capacity else -1
         s.over_base[device] = 0
-        start = finish = np.uint64(s.ready_base[device])
-        ops_end = np.uint64(s.ready_base[device + 1])
+        start = finish = np.uint64(s.base[device])
+        ops_end = np.uint64(s.base[device + 1])
         copy, copies_end = np.uint64(in_ptr[device]), np.uint64(in_end[device])
         free, frees_end = np.uint64(out_ptr[device]), np.uint64(out_end[device])
         previous, before = np.int64(-1), used
@@ -270,12 +330,14 @@ def sweep_fifo(p: Inputs, devices, x: Timeline, s: Scratch, peak):
 
 
 @njit(cache=True, nogil=True)
-def run_many_fifo(p: Inputs, placements, first, stop, below, x: Timeline, s: Scratch, step, peak, overflow):
-    """What :func:`simdev.sim._kernel.run_many` does, under the default rules."""
+def run_many_fifo(p: Inputs, placements, first, stop, below, x: Timeline, s: Room, step, peak, overflow, known):
+    """What :func:`simdev.sim._kernel.run_many` does, under the default rules. ``known``: the run of the first row is in
+    ``x`` and ``s`` already, so that only its memory is worked out."""
     for row in range(first, stop):
-        if not check_devices(p, placements[row]):
-            return row
-        run_fifo(p, placements[row], x, s)
+        if not (known and row == first):
+            if not check_devices(p, placements[row]):
+                return row
+            run_fifo(p, placements[row], x, s)
         step[row] = x.count[1]
         if step[row] >= below:
             peak[row] = overflow[row] = UNKNOWN

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from simdev.sim._heap import pop, push
+from simdev.sim._heap import part, pop, push
 from simdev.sim.arrays import Inputs
 
 NANO = 1_000_000_000
@@ -44,7 +43,7 @@ def new_flows(n_transfers: int, n_devices: int, n_channels: int) -> Flows:
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@part
 def reset(p: Inputs, devices, f: Flows):
     """No flows; each pair gets as much room as it has transfers."""
     n_devices = len(p.slots)
@@ -63,7 +62,7 @@ def reset(p: Inputs, devices, f: Flows):
         f.base[pair + 1] += f.base[pair]
 
 
-@njit(cache=True, nogil=True)
+@part
 def join(f: Flows, pair, transfer, size):
     """A transfer of ``size`` bytes begins to flow."""
     if f.size[pair] == 0:
@@ -73,7 +72,7 @@ def join(f: Flows, pair, transfer, size):
     f.size[pair] = push(f.end, f.transfer, f.base[pair], f.size[pair], f.served[pair] + size * NANO, transfer)
 
 
-@njit(cache=True, nogil=True)
+@part
 def advance(f: Flows, elapsed):
     """``elapsed`` ns pass at the present rates."""
     for index in range(f.count[0]):
@@ -85,7 +84,7 @@ def advance(f: Flows, elapsed):
             f.served[pair] = 0
 
 
-@njit(cache=True, nogil=True)
+@part
 def pop_ended(f: Flows):
     """Take out one flow that has no work left: its transfer, or -1."""
     for index in range(f.count[0]):
@@ -101,7 +100,7 @@ def pop_ended(f: Flows):
     return -1
 
 
-@njit(cache=True, nogil=True)
+@part
 def next_end(f: Flows, now):
     """The first instant at which a flow has no work left."""
     first = np.iinfo(np.int64).max
@@ -112,7 +111,7 @@ def next_end(f: Flows, now):
     return first
 
 
-@njit(cache=True, nogil=True)
+@part
 def share(route_ptr, route, channel_rate, f: Flows):
     """Set every pair's rate by progressive filling in whole bytes/s."""
     for channel in range(len(channel_rate)):

@@ -1,11 +1,14 @@
-"""Binary heaps and sorting of (key, item) pairs in two arrays, for the kernels."""
+"""Binary heaps of keys, or of (key, item) pairs in two arrays, and sorting of such pairs, for the kernels."""
 
 from __future__ import annotations
 
 from numba import njit
 
+# For functions that kernels call: without a way in from Python, they compile in half of the time. (A call would crash.)
+part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
-@njit(cache=True, nogil=True)
+
+@part
 def push(key, item, base, size, new_key, new_item):
     """Add to the binary heap of (key, item) pairs stored at ``base``; return its new size."""
     hole = size
@@ -20,7 +23,7 @@ def push(key, item, base, size, new_key, new_item):
     return size + 1
 
 
-@njit(cache=True, nogil=True)
+@part
 def pop(key, item, base, size):
     """Remove the first pair of a heap (the caller has read it); return its new size."""
     size -= 1
@@ -45,7 +48,40 @@ def pop(key, item, base, size):
     return size
 
 
-@njit(cache=True, nogil=True)
+@part
+def push_key(heap, size, key):
+    """Add to a heap of keys without items; return its new size."""
+    hole = size
+    while hole > 0:
+        parent = (hole - 1) >> 1
+        if heap[parent] <= key:
+            break
+        heap[hole] = heap[parent]
+        hole = parent
+    heap[hole] = key
+    return size + 1
+
+
+@part
+def pop_key(heap, size):
+    """Remove the first key of a heap without items; return its new size."""
+    size -= 1
+    last, hole = heap[size], 0
+    while True:
+        child = 2 * hole + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if last <= heap[child]:
+            break
+        heap[hole] = heap[child]
+        hole = child
+    heap[hole] = last
+    return size
+
+
+@part
 def sort_pairs(key, item, first, stop):
     """Sort the pairs ``first:stop`` by (key, item) in place: by insertion while they are nearly in order, else by heap.
 

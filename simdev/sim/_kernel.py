@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from simdev.sim._flows import Flows, advance, join, new_flows, next_end, pop_ended, reset, share
-from simdev.sim._heap import pop, push, sort_pairs
+from simdev.sim._heap import part, pop, push, sort_pairs
 from simdev.sim.arrays import Inputs
 
 FIFO, PRIORITY, PROGRAM = 0, 1, 2  # positions in POLICIES
@@ -75,17 +75,6 @@ class Scratch(NamedTuple):
     in_size: np.ndarray
     out_time: np.ndarray
     out_size: np.ndarray
-    # The rest is of the kernel of the default rules.
-    line: np.ndarray
-    line_end: np.ndarray
-    first_finish: np.ndarray
-    slot_free: np.ndarray
-    received: np.ndarray
-    sent: np.ndarray
-    in_ptr: np.ndarray
-    in_end: np.ndarray
-    out_ptr: np.ndarray
-    out_end: np.ndarray
 
 
 def new_timeline(n_ops: int, n_edges: int) -> Timeline:
@@ -97,9 +86,7 @@ def new_timeline(n_ops: int, n_edges: int) -> Timeline:
     )  # fmt: skip
 
 
-def new_scratch(
-    n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, n_slots: int, fair: bool
-) -> Scratch:
+def new_scratch(n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, fair: bool) -> Scratch:
     """Working arrays for one thread."""
     events, requests = 4 * n_ops + n_edges + 8, max(n_edges, n_devices)
 
@@ -117,14 +104,11 @@ def new_scratch(
         freed_by_op=ints(n_ops), freed_by_transfer=ints(n_edges),
         sent_until=ints(n_tensors), sent_last=ints(n_tensors), last_op=ints(n_devices), level=ints(n_devices),
         instant=ints(n_devices), before=ints(n_devices), over_time=ints(n_devices), over_base=ints(n_devices),
-        line=ints(n_ops), line_end=ints(n_devices), first_finish=ints(n_devices), slot_free=ints(n_slots),
-        received=ints(n_devices), sent=ints(n_devices), in_ptr=ints(n_devices + 1), in_end=ints(n_devices),
-        in_time=ints(n_edges), in_size=ints(n_edges), out_ptr=ints(n_devices + 1), out_end=ints(n_devices),
-        out_time=ints(n_edges), out_size=ints(n_edges),
+        in_time=ints(n_edges), in_size=ints(n_edges), out_time=ints(n_edges), out_size=ints(n_edges),
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@part
 def check_devices(p: Inputs, devices):
     """True where every op is on a device that exists and runs it, with its group, and every tensor has a route."""
     n_devices = len(p.slots)
@@ -147,7 +131,7 @@ def check_devices(p: Inputs, devices):
     return True
 
 
-@njit(cache=True, nogil=True)
+@part
 def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
     """Simulate one placement (uint32 ``(n,)``, checked); return :data:`OK`, or :data:`STUCK` where an op never ran.
 
@@ -415,7 +399,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
     return OK if n_finished == n else STUCK
 
 
-@njit(cache=True, nogil=True)
+@part
 def sweep_memory(p: Inputs, devices, x: Timeline, s: Scratch, peak):
     """Peak memory per device from a finished timeline (R7), by a sweep over all allocations and frees in time order.
 

@@ -24,15 +24,16 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from simdev.sim._fifo import MASK, NEVER, SHIFT, run_fifo
-from simdev.sim._heap import pop, push, sort_pairs
-from simdev.sim._kernel import SHARED, Scratch, Timeline
+from simdev.sim._fifo import MASK, NEVER, SHIFT, Room
+from simdev.sim._heap import part, pop_key, push_key, sort_pairs
+from simdev.sim._kernel import SHARED, Timeline
 from simdev.sim.arrays import Inputs
 
 EVERY = 64  # finishes between two snapshots
 NEAR = 32  # as in _fifo
 NIL = np.uint32(0xFFFFFFFF)
 EXACT, NOT_BELOW, GAVE_UP, HOPELESS = 0, 1, 2, 3
+FULL_RUN = -1
 WINDOW_COST = 16  # in finishes
 EIGHTH = 3  # windows are given up after n >> EIGHTH finishes
 MANY = 3  # moves of more than n >> MANY ops are full runs
@@ -89,9 +90,9 @@ class Graph(NamedTuple):
 
 class Window(NamedTuple):
     """Working arrays. ``epoch``: window number, then request number. ``fate``: windows given up in a row, moves still
-    to be run in full, windows simulated, finishes simulated, full runs. Where ``touched`` or ``edge_epoch`` is the
-    number of the present prologue, ``early_ready`` and ``edge_arrival`` are what they are in the base, after the move;
-    ``news`` are the ops for which that is so."""
+    to be run in full, windows simulated, finishes simulated, full runs asked for. Where ``touched`` or ``edge_epoch``
+    is the number of the present prologue, ``early_ready`` and ``edge_arrival`` are what they are in the base, after
+    the move; ``news`` are the ops for which that is so."""
 
     finish: np.ndarray
     ready: np.ndarray
@@ -156,24 +157,27 @@ def new_window(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Win
 
 
 @njit(cache=True, nogil=True)
-def record(p: Inputs, g: Graph, devices, x: Timeline, s: Scratch, b: Base):
+def record(p: Inputs, g: Graph, devices, x: Timeline, s: Room, b: Base):
     """Keep as base what :func:`simdev.sim._fifo.run_fifo` left in ``x`` and ``s``."""
     n, n_devices, n_transfers = len(devices), len(p.slots), x.count[0]
-    heap, heap_device, head, arrival = s.event_time, s.event_id, s.program_next, s.arrival
-    b.finish[:], b.ready[:], b.sequence[:] = x.op_finish, s.ready_time, x.start_order
-    b.sequence_ptr[:] = s.ready_base
+    heap, head, arrival = s.heap, s.head, s.arrival
+    for op in range(n):  # copies as wholes would take seconds to compile
+        b.finish[op], b.ready[op], b.sequence[op] = x.op_finish[op], s.ready_time[op], x.start_order[op]
+    for device in range(n_devices + 1):
+        b.sequence_ptr[device] = s.base[device]
     b.step[0] = x.count[1]
-    waiting = s.ready_size
+    waiting = s.started
     s.channel_end[:] = 0
     n_heap = 0
     for device in range(n_devices):
         head[device] = waiting[device] = b.sequence_ptr[device]
         if head[device] < b.sequence_ptr[device + 1]:
-            n_heap = push(heap, heap_device, 0, n_heap, s.line[head[device]], device)
+            n_heap = push_key(heap, n_heap, s.line[head[device]])
     transfer = oldest = 0
     for number in range(n):
-        op, now, source = np.uint32(heap[0] & MASK), heap[0] >> SHIFT, np.uint32(heap_device[0])
-        n_heap = pop(heap, heap_device, 0, n_heap)
+        op, now = np.uint32(heap[0] & MASK), heap[0] >> SHIFT
+        source = devices[op]
+        n_heap = pop_key(heap, n_heap)
         if number % EVERY == 0:
             row = number // EVERY
             while oldest < transfer and x.x_finish[oldest] < now:
@@ -187,7 +191,7 @@ def record(p: Inputs, g: Graph, devices, x: Timeline, s: Scratch, b: Base):
                 b.running[row, device], b.waiting[row, device] = head[device], waiting[device]
         head[source] += 1
         if head[source] < b.sequence_ptr[source + 1]:
-            n_heap = push(heap, heap_device, 0, n_heap, s.line[head[source]], source)
+            n_heap = push_key(heap, n_heap, s.line[head[source]])
         b.order[number], b.position[op], b.sent[number] = op, number, transfer
         for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
             arrival[source] = now
@@ -206,7 +210,7 @@ def record(p: Inputs, g: Graph, devices, x: Timeline, s: Scratch, b: Base):
     _record_prologue(p, g, devices, b)
 
 
-@njit(cache=True, nogil=True)
+@part
 def _record_prologue(p: Inputs, g: Graph, devices, b: Base):
     b.early[:] = 0
     b.early_end[:] = 0
@@ -245,13 +249,13 @@ def _record_prologue(p: Inputs, g: Graph, devices, b: Base):
 # Helpers take arrays, not the tuples that hold them: a call copies a tuple whole.
 
 
-@njit(cache=True, nogil=True)
+@part
 def _occupy(route_ptr, route, channel_end, pair, finish):
     for hop in range(route_ptr[pair], route_ptr[pair + 1]):
         channel_end[route[hop]] = finish
 
 
-@njit(cache=True, nogil=True)
+@part
 def _late_ready(input_ptr, producer, edge, position, arrival, op, early):
     """When the last of the inputs of ``op`` that are not from the prologue arrives in the base."""
     ready = np.int64(0)
@@ -261,7 +265,7 @@ def _late_ready(input_ptr, producer, edge, position, arrival, op, early):
     return ready
 
 
-@njit(cache=True, nogil=True)
+@part
 def _next_change(input_ptr, input_producer, position, moved, count, first):
     """The first finish from ``first`` on that is of a producer of a moved op; the number of ops where there is none."""
     found = len(position)
@@ -274,7 +278,7 @@ def _next_change(input_ptr, input_producer, position, moved, count, first):
     return found
 
 
-@njit(cache=True, nogil=True)
+@part
 def _not_before(position, complete, moved, count, number):
     """``number`` where all moved ops have either finished or lack an input before finish ``number`` of the base; else
     the first finish at which that may be so."""
@@ -285,7 +289,7 @@ def _not_before(position, complete, moved, count, number):
     return number
 
 
-@njit(cache=True, nogil=True)
+@part
 def _next_use(input_ptr, input_producer, input_edge, position, order, finish, arrival, ready, op, carried, number):
     """The finish that completes the inputs of ``op``, where its being ready by ``carried`` instead of what the base
     says before finish ``number`` makes it ready at another time; else the number of ops."""
@@ -298,7 +302,7 @@ def _next_use(input_ptr, input_producer, input_edge, position, order, finish, ar
     return last if there != ready[op] else len(order)
 
 
-@njit(cache=True, nogil=True)
+@part
 def _next_reader(b: Base, w: Window, n_news, prologue, total, reached):
     """The first finish from ``reached`` on that completes an op which is then ready at another time than in the base,
     because of what comes from the prologue; else the number of ops. All else is ``total`` later than in the base."""
@@ -319,7 +323,7 @@ def _next_reader(b: Base, w: Window, n_news, prologue, total, reached):
     return found
 
 
-@njit(cache=True, nogil=True)
+@part
 def _first_crossing(
     route_ptr,
     route,
@@ -366,7 +370,7 @@ def _first_crossing(
     return change
 
 
-@njit(cache=True, nogil=True)
+@part
 def _received(input_ptr, input_producer, input_edge, position, arrival, op, first):
     """How many inputs ``op`` lacks in the base before finish ``first``, and when the last of the others arrives."""
     missing, ready = 0, np.int64(0)
@@ -378,7 +382,7 @@ def _received(input_ptr, input_producer, input_edge, position, arrival, op, firs
     return missing, ready
 
 
-@njit(cache=True, nogil=True)
+@part
 def _received_here(
     input_ptr, input_producer, input_edge, position, arrival, op, first, early, overlay, changed, prologue, total
 ):
@@ -396,7 +400,7 @@ def _received_here(
     return missing, ready
 
 
-@njit(cache=True, nogil=True)
+@part
 def _touches_prologue(p: Inputs, g: Graph, b: Base, w: Window, moved, count):
     """Whether a moved op is of the prologue or reads from nothing else, or one reads from it; marks what it touches."""
     early = b.early[0]
@@ -419,7 +423,7 @@ def _touches_prologue(p: Inputs, g: Graph, b: Base, w: Window, moved, count):
     return touched or seed_moved, seed_moved
 
 
-@njit(cache=True, nogil=True)
+@part
 def _channels_before(p: Inputs, b: Base, before, channel_end, number):
     """Ends of channels in the base before finish ``number``."""
     row = number // EVERY
@@ -431,7 +435,7 @@ def _channels_before(p: Inputs, b: Base, before, channel_end, number):
             _occupy(p.route_ptr, p.route, channel_end, pair, b.x_finish[transfer])
 
 
-@njit(cache=True, nogil=True)
+@part
 def _prologue(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, count):
     """Work out the prologue anew: ``(possible, n_news, restart)``. Writes the news (see :class:`Window`), the ends of
     channels after it, here and in the base, and the ends of devices. Where it is not over before the other ops it is
@@ -446,7 +450,8 @@ def _prologue(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, c
     reordered, restart, n_news = False, False, 0
     for index in range(count):
         reordered = reordered or position[moved[index]] < early
-    w.early_end[:] = b.early_end
+    for device in range(n_devices):
+        w.early_end[device] = b.early_end[device]
     first = early  # nothing is otherwise before this finish
     if reordered:
         w.early_end[:] = 0
@@ -536,7 +541,8 @@ def _prologue(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, c
                         n_news += 1
     if shared:
         _channels_before(p, b, before, w.base_channel_end, early)
-        w.carried_channel_end[:] = w.channel_end
+        for channel in range(len(w.channel_end)):
+            w.carried_channel_end[channel] = w.channel_end[channel]
     w.epoch[1] = mark
 
     for index in range(n_news):
@@ -565,7 +571,7 @@ def _prologue(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, c
     return True, n_news, restart
 
 
-@njit(cache=True, nogil=True)
+@part
 def _is_seed(input_ptr, producer, position, op, early):
     """Whether an op outside the prologue reads from nothing else."""
     for slot in range(input_ptr[op], input_ptr[op + 1]):
@@ -574,7 +580,7 @@ def _is_seed(input_ptr, producer, position, op, early):
     return position[op] >= early
 
 
-@njit(cache=True, nogil=True)
+@part
 def _seed_ready(input_ptr, g: Graph, b: Base, w: Window, devices, op, changed, reordered):
     """When a seed is ready after the prologue; ``changed`` is the epoch of the edges whose arrival has changed."""
     ready = np.int64(0)
@@ -588,7 +594,7 @@ def _seed_ready(input_ptr, g: Graph, b: Base, w: Window, devices, op, changed, r
     return ready
 
 
-@njit(cache=True, nogil=True)
+@part
 def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, count, most, below):
     """``(status, step)`` after the ops ``moved[:count]`` went from ``before`` to ``devices`` (uint32 ``(n,)``).
 
@@ -650,9 +656,10 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
         for number in range(row * EVERY, first):
             w.running[before[b.order[number]]] += 1
         _channels_before(p, b, before, w.channel_end, first)
-        w.base_channel_end[:] = w.channel_end
-        if channels_differ:
-            w.channel_end[:] = w.carried_channel_end
+        for channel in range(n_channels):
+            w.base_channel_end[channel] = w.channel_end[channel]
+            if channels_differ:
+                w.channel_end[channel] = w.carried_channel_end[channel]
         next_finish, next_device = np.int64(NEVER), np.uint32(0)
         for device in range(n_devices):
             head, stop = w.running[device], w.waiting[device]
@@ -684,7 +691,7 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
                     w.loaded[op], w.finish[op] = epoch, -1
                     w.dirty[n_dirty], w.in_dirty[op] = op, True
                     n_dirty += 1
-                    n_heap = push(w.heap, w.heap_item, 0, n_heap, (w.ready[op] << SHIFT) | op, 0)
+                    n_heap = push_key(w.heap, n_heap, (w.ready[op] << SHIFT) | op)
         else:
             # The queue: ops that lack nothing but are not ready before this instant.
             for index in range(b.early[2]):
@@ -694,7 +701,7 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
                     w.loaded[op], w.finish[op] = epoch, -1
                     w.dirty[n_dirty], w.in_dirty[op] = op, True
                     n_dirty += 1
-                    n_heap = push(w.heap, w.heap_item, 0, n_heap, (b.ready[op] << SHIFT) | op, 0)
+                    n_heap = push_key(w.heap, n_heap, (b.ready[op] << SHIFT) | op)
             for transfer in range(under_way, b.sent[first]):
                 if b.x_finish[transfer] < begin:
                     continue
@@ -706,7 +713,7 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
                         w.loaded[op], w.finish[op] = epoch, -1
                         w.dirty[n_dirty], w.in_dirty[op] = op, True
                         n_dirty += 1
-                        n_heap = push(w.heap, w.heap_item, 0, n_heap, (b.ready[op] << SHIFT) | op, 0)
+                        n_heap = push_key(w.heap, n_heap, (b.ready[op] << SHIFT) | op)
             number = first - 1
             while number >= 0 and b.finish[b.order[number]] == begin:
                 source = before[b.order[number]]
@@ -718,7 +725,7 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
                             w.loaded[op], w.finish[op] = epoch, -1
                             w.dirty[n_dirty], w.in_dirty[op] = op, True
                             n_dirty += 1
-                            n_heap = push(w.heap, w.heap_item, 0, n_heap, (b.ready[op] << SHIFT) | op, 0)
+                            n_heap = push_key(w.heap, n_heap, (b.ready[op] << SHIFT) | op)
                 number -= 1
         for index in range(n_carried):
             op = w.carried[index]
@@ -752,7 +759,7 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
                 from_heap = True
             if ready != NEVER and (ready >> SHIFT) < (next_finish >> SHIFT):
                 if from_heap:
-                    n_heap = pop(w.heap, w.heap_item, 0, n_heap)
+                    n_heap = pop_key(w.heap, n_heap)
                 else:
                     head_q += 1
                 op = np.uint32(ready & MASK)
@@ -932,7 +939,7 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
                     key = (there << SHIFT) | consumer
                     nearest = max(head_q, tail_q - NEAR)
                     if nearest > head_q and w.queue[nearest - 1] > key:
-                        n_heap = push(w.heap, w.heap_item, 0, n_heap, key, 0)
+                        n_heap = push_key(w.heap, n_heap, key)
                         continue
                     spot = tail_q
                     while spot > nearest and w.queue[spot - 1] > key:
@@ -944,34 +951,28 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
 
 
 @njit(cache=True, nogil=True)
-def steps_after(p, g, b, w, x, s, before, devices, move_ptr, ops, targets, below, step):
-    """The step time (see :func:`evaluate`) after each move alone, into ``step``, by a full run where windows do not
-    pay. Move ``i`` takes ``ops[move_ptr[i]:move_ptr[i + 1]]`` to ``targets``; ``devices`` is left as ``before``. True
-    where the last move was a full run: its timeline is in ``x``."""
-    most, full = max(len(devices) >> EIGHTH, 64), False
+def steps_after(p, g, b, w, before, devices, move_ptr, ops, targets, below, step):
+    """The step time (see :func:`evaluate`) after each move alone, into ``step``, or :data:`FULL_RUN` where a full run
+    has to tell. Move ``i`` takes ``ops[move_ptr[i]:move_ptr[i + 1]]`` to ``targets``; ``devices`` is left as
+    ``before``."""
+    most = max(len(devices) >> EIGHTH, 64)
     for row in range(len(step)):
+        step[row] = FULL_RUN
         first, stop = move_ptr[row], move_ptr[row + 1]
-        for index in range(first, stop):
-            devices[ops[index]] = targets[index]
-        full = True
         if stop - first > len(devices) >> MANY:
             pass
         elif w.fate[1] > 0:
             w.fate[1] -= 1
         else:
-            status, found = evaluate(
-                p, g, b, w, before, devices, ops[first:stop], stop - first, most, below
-            )  # fmt: skip
+            for index in range(first, stop):
+                devices[ops[index]] = targets[index]
+            status, found = evaluate(p, g, b, w, before, devices, ops[first:stop], stop - first, most, below)
+            for index in range(first, stop):
+                devices[ops[index]] = before[ops[index]]
             if status == EXACT or status == NOT_BELOW:
-                w.fate[0] = 0
-                step[row], full = found, False
+                w.fate[0], step[row] = 0, found
             elif status == GAVE_UP:
                 w.fate[0] = min(w.fate[0] + 1, LONGEST_PAUSE)
                 w.fate[1] = (1 << w.fate[0]) - 1
-        if full:
+        if step[row] == FULL_RUN:
             w.fate[4] += 1
-            run_fifo(p, devices, x, s)
-            step[row] = x.count[1]
-        for index in range(first, stop):
-            devices[ops[index]] = before[ops[index]]
-    return full

@@ -98,7 +98,7 @@ def _run(problem: Problem, placements, first, stop, priority, below, timeline, s
     if p.plain:
         from simdev.sim._fifo import run_many_fifo
 
-        return run_many_fifo(p, placements, first, stop, below, timeline, scratch, step, peak, overflow)
+        return run_many_fifo(p, placements, first, stop, below, timeline, scratch, step, peak, overflow, False)
     from simdev.sim._kernel import run_many
 
     rank = np.zeros(0, np.int64)
@@ -112,10 +112,12 @@ def room(problem: Problem):
     from simdev.sim._kernel import new_scratch, new_timeline
 
     graph, topology = problem.graph, problem.topology
-    return new_timeline(graph.n_ops, graph.n_edges), new_scratch(
-        graph.n_ops, graph.n_tensors, graph.n_edges, topology.n_devices, len(topology.channels),
-        int(topology.slots.sum()), problem.rules.contention == "fair",
-    )  # fmt: skip
+    sizes = graph.n_ops, graph.n_tensors, graph.n_edges, topology.n_devices, len(topology.channels)
+    if problem_arrays(problem).plain:
+        from simdev.sim._fifo import new_room
+
+        return new_timeline(graph.n_ops, graph.n_edges), new_room(*sizes, int(topology.slots.sum()))
+    return new_timeline(graph.n_ops, graph.n_edges), new_scratch(*sizes, problem.rules.contention == "fair")
 
 
 def _kept_room(problem: Problem):

@@ -13,6 +13,8 @@ from simdev.problem import Problem
 from simdev.sim.arrays import problem_arrays
 from simdev.sim.fast import NO_LIMIT, room, run_rows
 
+AT_ONCE = 64  # full runs in one call, each with a copy of the placement
+
 
 class Simulator:
     """A placement, its exact step time and memory, and the exact step time after moves.
@@ -103,14 +105,22 @@ class Simulator:
             self.accept()
         if not (self._windows and self._inputs.all_routed):
             return np.array([self._try(unit, device) for unit, device in zip(units, devices, strict=True)], np.int64)
-        from simdev.sim._moves import steps_after
+        from simdev.sim._moves import FULL_RUN, steps_after
 
         if not self._recorded:
             self._record()
         ops, size = self._ops_of(units)
         step, ptr = np.empty(len(units), np.int64), np.concatenate([[0], np.cumsum(size)]).astype(np.int64)
-        steps_after(*self._state(), ptr, ops, np.repeat(devices, size), below, step)
-        self._in_room = False
+        targets = np.repeat(devices, size)
+        steps_after(*self._state(), ptr, ops, targets, below, step)
+        left = np.flatnonzero(step == FULL_RUN)
+        for rows in np.split(left, range(AT_ONCE, len(left), AT_ONCE)) if len(left) else ():
+            tried = np.tile(self._accepted, (len(rows), 1))
+            for placement, row in zip(tried, rows.tolist(), strict=True):
+                moved = slice(ptr[row], ptr[row + 1])
+                placement[ops[moved]] = targets[moved]
+            step[rows] = self._runs(tried)[0]
+            self._in_room = False
         return step
 
     def accept(self) -> None:
@@ -141,9 +151,7 @@ class Simulator:
 
     def _state(self) -> tuple:
         """What the kernels are called with."""
-        return (
-            self._inputs, self._graph, self._base, self._window, *self._room, self._accepted, self._devices,
-        )  # fmt: skip
+        return self._inputs, self._graph, self._base, self._window, self._accepted, self._devices
 
     def _forget(self) -> None:
         self._step, self._peak, self._in_room = None, None, False
@@ -168,17 +176,26 @@ class Simulator:
 
     def _run(self, devices: np.ndarray) -> int:
         """Step time of one full run, which is left in the room."""
-        from simdev.sim._fifo import run_fifo
-
-        run_fifo(self._inputs, devices, *self._room)
+        step = int(self._runs(devices[None])[0][0])
         self._in_room = devices is self._devices
-        return int(self._room[0].count[1])
+        return step
+
+    def _runs(self, placements: np.ndarray, below: int = 0, known: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Step times of full runs, and peaks where they are ``below``. The last run is left in the room;
+        ``known``: the only one is there already."""
+        from simdev.sim._fifo import run_many_fifo
+
+        k = len(placements)
+        step, overflow = np.empty(k, np.int64), np.empty(k, np.int64)
+        peak = np.empty((k, self.problem.topology.n_devices), np.int64)
+        run_many_fifo(self._inputs, placements, 0, k, below, *self._room, step, peak, overflow, known)
+        return step, peak
 
     def _step_after(self, below: int) -> int:
         """Step time of the present placement, from the recorded run of the accepted one where that may pay."""
         if not self._moved:
             return self._run(self._devices)
-        from simdev.sim._moves import MANY, steps_after
+        from simdev.sim._moves import FULL_RUN, MANY, steps_after
 
         ops = self._moved[0] if len(self._moved) == 1 else np.unique(np.concatenate(self._moved))
         ops = ops[self._devices[ops] != self._accepted[ops]]
@@ -192,21 +209,17 @@ class Simulator:
         if not self._recorded:
             self._record()
         step, targets = np.empty(1, np.int64), self._devices[ops]
-        self._in_room = steps_after(*self._state(), np.array([0, len(ops)]), ops, targets, below, step)
+        steps_after(*self._state(), np.array([0, len(ops)]), ops, targets, below, step)
         self._devices[ops] = targets
-        return int(step[0])
+        return self._run(self._devices) if step[0] == FULL_RUN else int(step[0])
 
     def _sweep(self) -> None:
         """Work out the peaks of the present placement."""
         if not self._windows:
             self._full_run()
             return
-        from simdev.sim._fifo import sweep_fifo
-
-        if not self._in_room:
-            self._run(self._devices)
-        self._peak = np.empty(self.problem.topology.n_devices, np.int64)
-        sweep_fifo(self._inputs, self._devices, *self._room, self._peak)
+        self._peak = self._runs(self._devices[None], NO_LIMIT, self._in_room)[1][0]
+        self._in_room = True
         if not self._moved:
             self._accepted_peak = self._peak
 

@@ -25,7 +25,7 @@ from simdev.placement import Placement
 from simdev.problem import Problem, Rules
 from simdev.registry import load_workload
 from simdev.sim import Simulator, simulate, simulate_many
-from simdev.sim._fifo import run_fifo, run_many_fifo
+from simdev.sim._fifo import run_many_fifo
 from simdev.sim.arrays import problem_arrays
 from simdev.sim.fast import NO_LIMIT, room
 from simdev.testing import training_graph
@@ -83,20 +83,19 @@ def take_turns(part, problem, placement, functions, rounds=3) -> list[dict]:
 
 def engines(problem, rows: np.ndarray, yardstick) -> dict:
     """Step time alone, step time and memory, and memory of one in a hundred; the C kernel and the queue-free pass."""
-    p, here, placements = problem_arrays(problem), room(problem), rows.astype(np.uint32)
     inputs = [peers.tables(problem, devices) for devices in rows]
     static_room = peers.static_room(problem)
     below = int(np.quantile(simulate_many(problem, rows).step_ns, 0.02))
     found = {
-        "step time only": (lambda: [run_fifo(p, devices, *here) for devices in placements], len(rows)),
+        "step time only": (lambda: simulate_many(problem, rows, below=0), len(rows)),
         "with peaks": (lambda: simulate_many(problem, rows), len(rows)),
         "peaks on demand": (lambda: simulate_many(problem, rows, below=below), len(rows)),
         "static order, no queue": (lambda: [peers.static_order(*one, *static_room) for one in inputs], len(rows)),
     }
     if yardstick is not None:
-        run = yardstick.prepare(problem, placements)
+        run = yardstick.prepare(problem, rows.astype(np.uint32))
         assert run(0) == simulate_many(problem, rows[:1]).step_ns[0]
-        found["C, step time only"] = (lambda: [run(i) for i in range(len(placements))], len(rows))
+        found["C, step time only"] = (lambda: [run(i) for i in range(len(rows))], len(rows))
     return found
 
 
@@ -224,7 +223,7 @@ def batches(yardstick) -> list[dict]:
         p, here, placements, k = problem_arrays(problem), room(problem), rows.astype(np.uint32), len(rows)
         answers = np.empty(k, np.int64), np.empty((k, problem.topology.n_devices), np.int64), np.empty(k, np.int64)
         functions = {
-            "bare kernel": lambda: run_many_fifo(p, placements, 0, k, NO_LIMIT, *here, *answers),  # noqa: B023
+            "bare kernel": lambda: run_many_fifo(p, placements, 0, k, NO_LIMIT, *here, *answers, False),  # noqa: B023
             "one thread": lambda: simulate_many(problem, rows),  # noqa: B023
             "two threads": lambda: simulate_many(problem, rows, threads=2),  # noqa: B023
         }
@@ -278,9 +277,9 @@ def moves(yardstick) -> list[dict]:
             some, targets = rng.integers(0, graph.n_units, 300), rng.choice(usable, 300)
             possible = (problem.unit_op_ns[targets, some] >= 0) & (of_unit[some] != targets)
             some, targets = some[possible], targets[possible]
-            p, here, full = problem_arrays(problem), room(problem), devices.astype(np.uint32)
+            full = np.tile(devices, (20, 1))
             functions = {
-                "full run": (lambda: [run_fifo(p, full, *here) for _ in range(20)], 20),  # noqa: B023
+                "full run": (lambda: simulate_many(problem, full, below=0), 20),  # noqa: B023
                 "move": (lambda: simulator.try_moves(some, targets), len(some)),  # noqa: B023
             }
             found += take_turns("moves", problem, how, functions)
@@ -309,7 +308,7 @@ FIRST = (
     "from simdev._warm import *\nfrom simdev.sim import *\np = tiny_problem(); q = tiny_placement(p); simulate(p, q)\n"
 )
 OTHERS = (
-    "from simdev.problem import *\ns = Simulator(p, q); s.move(0, 1)\n"
+    "from simdev.problem import *\ns = Simulator(p, q); s.try_moves(np.array([0]), np.array([1]))\n"
     "simulate(Problem(p.graph, p.topology, p.costs, Rules('priority')), q)"
 )
 

@@ -1,4 +1,5 @@
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -12,6 +13,9 @@ import pytest
 from simdev import cli
 from simdev.graph import GraphBuilder
 from simdev.graph_file import load_graph, read_npz, save_graph
+from simdev.problem import Problem
+from simdev.sim import simulate_many
+from simdev.topology import load_topology
 
 ROOT = Path(__file__).parents[1]
 
@@ -102,6 +106,25 @@ def test_bound_is_not_above_the_step_time(simdev, graph):
     bound = json.loads(simdev("bound", graph, "p100x2", "--json")[1])["lower_bound_s"]
     step = json.loads(simdev("simulate", graph, "p100x2", "-p", "single-gpu", "--json")[1])["step_time_s"]
     assert 0 < bound <= step
+
+
+def test_bound_of_a_solver(simdev, tmp_path):
+    builder = GraphBuilder("fan")
+    root = builder.op("root", "mm", flops=10**9, outputs=[10**6])
+    leaves = [
+        builder.op(f"leaf{i}", "mm", inputs=builder.outputs(root), flops=10**10 * (i + 1), outputs=[10**6])
+        for i in range(5)
+    ]
+    builder.op("join", "mm", inputs=[t for leaf in leaves for t in builder.outputs(leaf)], flops=10**9)
+    path = tmp_path / "fan.npz"
+    save_graph(builder.build(), path)
+    answer = json.loads(simdev("bound", path, "p100x2", "--seconds", 20, "--json")[1])
+    value = {bound["method"]: bound["lower_bound_s"] for bound in answer["bounds"]}
+    assert answer["lower_bound_s"] == value.pop("cp-sat, optimal") > max(value.values()) * 1.05
+    problem = Problem.build(load_graph(path), load_topology("p100x2"))
+    every = np.array(list(itertools.product(problem.topology.accelerators, repeat=7)), np.int32)
+    assert answer["lower_bound_s"] * 1e9 <= simulate_many(problem, every).step_ns.min()
+    assert_refused(simdev("bound", "nmt", "p100x2", "--seconds", 5), "nmt: seconds:", "a solver takes up to 3,000")
 
 
 def test_bench_verify_compare(simdev, graph, tmp_path):

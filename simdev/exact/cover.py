@@ -47,7 +47,7 @@ def cover_bound(
         known, prices = [home == i for i in range(problem.accelerators)], None
         while high - low > NEAR * value and (left := deadline - time.monotonic()) > 0.5 and not sets.interrupted:
             limit = (low + high) / 2
-            refuted, prices = _refute(sets, limit, known, prices, time.monotonic() + left / 2)
+            refuted, prices = _refute(sets, limit, known, prices, time.monotonic() + 0.6 * left)
             low, high = (limit, high) if refuted else (low, limit)
     except KeyboardInterrupt:
         pass
@@ -92,12 +92,12 @@ def _refute(sets: _Sets, limit: float, known: list, best: np.ndarray | None, dea
 
 def _cover(inside: list, on_core: list, cores: int, count: int) -> tuple[np.ndarray, float]:
     """Prices float ``(count,)`` and the size of the least fractional cover by sets for accelerators, ``cores`` sets for
-    a core given; a class without a set costs 2."""
+    a core given; a class without a set costs 10."""
     from scipy.optimize import linprog
     from scipy.sparse import csc_array
 
     columns = np.array([*inside, *on_core], float).reshape(-1, count).T
-    cost = np.concatenate([np.ones(len(inside)), np.zeros(len(on_core)), np.full(count, 2.0)])
+    cost = np.concatenate([np.ones(len(inside)), np.zeros(len(on_core)), np.full(count, 10.0)])
     used = np.concatenate([np.zeros(len(inside)), np.ones(len(on_core)), np.zeros(count)])
     rows = np.vstack([-np.hstack([columns, np.eye(count)]), used])
     result = linprog(cost, A_ub=csc_array(rows), b_ub=np.append(-np.ones(count), cores), method="highs")

@@ -123,7 +123,10 @@ def _op_cases(data: Path, notes: list[str]) -> list[Case]:
     except ImportError:
         notes.append("cases of op tables (F3, F4, F5): not available")
         return []
-    return [_op_case(dict(row)) for row in op_cases(data, notes)]
+    found: list[str] = []
+    cases = [_op_case(dict(row)) for row in op_cases(data, found)]
+    notes += [note.replace(f"{data}{os.sep}", "").replace(str(data), "data") for note in found]
+    return cases
 
 
 def _op_case(row: dict) -> Case:

@@ -70,6 +70,7 @@ def test_a_folder_becomes_cases_and_notes(tmp_path):
     assert table["F1", "median step of a trace"].sum_of_ops == pytest.approx(1 - 250 / 900)
     assert table["F6", "all_reduce"].error < 1e-6
     assert any("b.json: not a trace" in note for note in notes)
+    assert not any(str(tmp_path) in note for note in notes), "names within the folder"
     assert all(row.role == "validate" for row in cases)
     fidelity.write(cases, notes, tmp_path / "out")
     names = {"cases.csv", "groups.csv", "README.md", "scatter.png"}

@@ -87,6 +87,7 @@ def read_tables(paths: Iterable[str | os.PathLike]) -> Found:
 
 
 def _read_file(file: Path, found: Found, named: bool) -> None:
+    before = len(found.tables)
     if named and file.name.endswith((".json", ".json.gz")):
         trace = read_trace(file)
         device = trace.device_name.replace(" ", "_")
@@ -97,6 +98,8 @@ def _read_file(file: Path, found: Found, named: bool) -> None:
         read_op_table(file, found)
     elif is_workbook(file):
         read_workbook(file, found)
+    for rows in found.tables[before:]:
+        rows.file = str(file)
 
 
 def samples_by_model(found: Found) -> dict[str, dict[str, list[Sample]]]:

@@ -1,24 +1,29 @@
 """What the device files predict of measured op tables and whole models: the cases F3, F4 and F5 of the fidelity report.
 
 * F5: rows of op tables that were held out of every fit; a case per device and goal over all its rows, its error their
-  mean, and a row per table beside it.
+  mean, and a row per table beside it. Of a file that the manifest does not list nothing was fitted to, so every row
+  judges, apart from the others; where its device has no device file, one is fitted to the rows that are not held out.
 * F3: whole models on a device that has a device file. No whole model and none of its ops was fitted to; that products
   with a bias are a class apart was found on P100's, though.
-* F4: the same models as if the device had none: the newest other device of its power class stands in, with this
-  device's datasheet. The class is training boards (over 100 W) or inference boards, which hold their peak less long.
-  The rule was settled with P100's and V100's cases in view.
+* F4: the same models as if the device had none. Another one stands in, with this device's datasheet: for a training
+  board the newest other training board; for an inference board, which has not the power to hold its clock, the next
+  newer one, or where there is none the training board of its generation, whose products are slowed as those of older
+  inference boards are against theirs. The rules were settled with P100's, V100's and T4's cases in view, and the
+  last with the op tables of T4 and P4. The tables of ops are judged so, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from simdev.calibrate.build import Sheet, build_one, datasheets, read_tables, samples_by_model
 from simdev.calibrate.fit import Sample, relative_error, split
-from simdev.calibrate.labels import Label, find_labels, read_label
+from simdev.calibrate.labels import Label, find_labels, read_label, without_nodes
+from simdev.calibrate.manifest import load_manifest, role_of
 from simdev.errors import InvalidInput
 from simdev.opcost.device import Calibration, calibration_names, load_calibration
 from simdev.opcost.parts import Part
@@ -30,6 +35,7 @@ GOAL_OF = {
     **dict.fromkeys(("rnn", "rnn_dgrad", "rnn_wgrad"), "recurrent"),
     **dict.fromkeys(("vector", "softmax", "layer_norm"), "F5 other"),
 }
+SMALL_WATTS = 100
 CONTRADICTORY = 0.25  # a label whose own nodes' times are so far from its whole is left out
 
 
@@ -50,30 +56,54 @@ def table_cases(data: Path, notes: list[str]) -> list[dict]:
         return []
     notes += found.report()
     grouped = samples_by_model(found)
+    manifest = load_manifest()
+    listed = {file: role_of(Path(file), data, manifest) == "split" for file in {rows.file for rows in found.tables}}
     cases = []
     for model, classes in sorted(grouped.items()):
         shipped = model in calibration_names()
         calibration = load_calibration(model) if shipped else build_one(model, grouped)
-        cases += _device_cases(model, calibration, classes)
+        unseen = {file for file, known in listed.items() if shipped and not known}
+        cases += _device_cases(model, calibration, classes, unseen)
+        cases += _stand_in_cases(model, classes)
     return cases
 
 
-def _device_cases(model: str, calibration: Calibration, classes: dict[str, list[Sample]]) -> list[dict]:
-    """The tables of one device model, and what they make together for each goal."""
+def _stand_in_cases(model: str, classes: dict[str, list[Sample]]) -> list[dict]:
+    """The tables of one device model by what would stand in for it, together for each goal."""
+    stand_in = teacher_of(next(sheet for sheet in datasheets().values() if sheet.model == model))
     tables: dict[str, list[dict]] = {}
+    for name, samples in sorted(classes.items()) if stand_in else ():
+        for sample in samples:
+            table = _table_case(model, stand_in, name, sample, "validate")
+            if table:
+                tables.setdefault(GOAL_OF[name].removeprefix("F5 "), []).append(table)
+    return [
+        _together(f"{goal} by a stand-in, {model} from {stand_in.name}", rows) for goal, rows in sorted(tables.items())
+    ]
+
+
+def _device_cases(
+    model: str, calibration: Calibration, classes: dict[str, list[Sample]], unseen: set[str]
+) -> list[dict]:
+    """The tables of one device model, and what they make together for each goal."""
+    tables: dict[tuple[str, str], list[dict]] = {}
     for name, samples in sorted(classes.items()):
         for sample in samples:
-            table = _table_case(model, calibration, name, sample)
+            role = "validate" if sample.rows.file in unseen else "split"
+            table = _table_case(model, calibration, name, sample, role)
             if table:
-                tables.setdefault(GOAL_OF[name], []).append(table)
-    return [case for goal, rows in sorted(tables.items()) for case in (_together(goal, model, rows), *rows)]
+                where = f"{model}, files not listed" if role == "validate" else model
+                tables.setdefault((GOAL_OF[name], where), []).append(table)
+    return [
+        case for (goal, where), rows in sorted(tables.items()) for case in (_together(f"{goal}, {where}", rows), *rows)
+    ]
 
 
-def _together(goal: str, model: str, tables: list[dict]) -> dict:
+def _together(group: str, tables: list[dict]) -> dict:
     rows = sum(table["rows"] for table in tables)
     return {
         **tables[0],
-        "group": f"{goal}, {model}",
+        "group": group,
         "case": f"{rows} shapes of {len(tables)} tables",
         "rows": rows,
         "mean_error": sum(table["mean_error"] * table["rows"] for table in tables) / rows,
@@ -81,9 +111,9 @@ def _together(goal: str, model: str, tables: list[dict]) -> dict:
     }
 
 
-def _table_case(model: str, calibration: Calibration, name: str, sample: Sample) -> dict | None:
+def _table_case(model: str, calibration: Calibration, name: str, sample: Sample, role: str) -> dict | None:
     fit = calibration.classes.get(name)
-    judged = split(sample.rows)
+    judged = np.ones(len(sample.rows.seconds), bool) if role == "validate" else split(sample.rows)
     if fit is None or not judged.any():
         return None
     rows = sample.rows.where(judged)
@@ -92,7 +122,7 @@ def _table_case(model: str, calibration: Calibration, name: str, sample: Sample)
     return {
         "group": f"op tables, {model}",
         "case": f"{rows.source} on {rows.device}: {name}, {len(rows.seconds)} shapes",
-        "role": "validate",
+        "role": role,
         "noise": float("nan"),
         "rows": len(rows.seconds),
         "measured_s": float(rows.seconds.sum()),
@@ -112,6 +142,7 @@ def _passes_s(name: str, dims: np.ndarray, sample: Sample) -> np.ndarray:
 def model_cases(data: Path, notes: list[str]) -> list[dict]:
     """F3 and F4: every whole model under ``data``."""
     cases = []
+    notes += [f"{path}: a whole model's time, but no list of its ops beside it" for path in without_nodes(data)]
     for path in find_labels(data):
         try:
             label = read_label(path)
@@ -132,14 +163,41 @@ def model_cases(data: Path, notes: list[str]) -> list[dict]:
 
 
 def teacher_of(known: Sheet) -> Calibration | None:
-    """The device file that stands in for ``known``: the newest of another model in its power class."""
+    """What stands in for a device without measurements: for a training board the newest device file of another one;
+    for a board of under :data:`SMALL_WATTS` the next newer one of its kind, or else :func:`_slowed`."""
     sheets = {sheet.model: sheet for sheet in reversed(datasheets().values())}
-    rivals = [
-        (sheets[name].capability, name)
-        for name in calibration_names()
-        if name != known.model and name in sheets and (sheets[name].watts > 100) == (known.watts > 100)
-    ]
-    return load_calibration(max(rivals)[1]) if rivals else None
+    others = [name for name in calibration_names() if name != known.model and name in sheets]
+    others.sort(key=lambda name: sheets[name].capability)
+    large = [name for name in others if sheets[name].watts > SMALL_WATTS]
+    small = [name for name in others if name not in large]
+    newer = [name for name in small if sheets[name].capability >= known.capability]
+    if known.watts > SMALL_WATTS:
+        return load_calibration(large[-1]) if large else None
+    if newer or not large:
+        return load_calibration((newer or small)[0]) if small else None
+    return _slowed(_sister(known, large, sheets), {name: _sister(sheets[name], large, sheets) for name in small})
+
+
+def _sister(known: Sheet, large: Sequence[str], sheets: dict[str, Sheet]) -> str:
+    """The training board of a small board's generation: of equal major capability, or the newest before it."""
+    return max(large, key=lambda name: (int(sheets[name].capability) <= int(known.capability), sheets[name].capability))
+
+
+def _slowed(sister: str, small: dict[str, str]) -> Calibration:
+    """The device file of ``sister``, for a newer small board than those of ``small`` (board: training board of its
+    generation, oldest first): a small board has not the power to hold its clock in products, so they reach less of
+    the peak, by the median over ``small`` of that class. All else is as on the newest of ``small``."""
+    large = load_calibration(sister)
+    classes = dict(large.classes)
+    pairs = [(load_calibration(board).classes, load_calibration(other).classes) for board, other in small.items()]
+    for name in classes:
+        both = [(mine, theirs, name if name in mine and name in theirs else "linear") for mine, theirs in pairs]
+        ratios = [mine[key].efficiency / theirs[key].efficiency for mine, theirs, key in both]
+        if name in GEMM_LIKE and ratios:
+            classes[name] = replace(classes[name], efficiency=classes[name].efficiency * float(np.median(ratios)))
+        elif pairs and name in pairs[-1][0]:
+            classes[name] = pairs[-1][0][name]
+    return replace(large, name=" and ".join([sister, *small]), classes=classes, table={})
 
 
 def _label_cases(group: str, label: Label, known: Sheet, calibration: Calibration) -> list[dict]:

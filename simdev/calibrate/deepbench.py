@@ -91,7 +91,7 @@ def _measured(section: str, row: _Row, found: Found, path: Path):
             gates = GATES.get(section.split(" - ")[-1], 0)
             yield from ((part, (gates, *map(int, dims)), time) for part, time in times if gates)
             return
-    found.problems[f"{path}: a row of {section!r} that no class takes"] += 1
+    found.problems[f"{path}: a row of {section!r} without its times, or that no class takes"] += 1
 
 
 def _upright(dims: list[int]) -> list[int]:

@@ -28,8 +28,12 @@ CALLED = re.compile(r"(?:<built-in (?:function|method) |<function )?(\w+)")
 NAME = re.compile(r"(?P<model>.+)-(?P<mode>train|inf)-(?P<sequence>\d+)-(?P<batch>\d+)\.csv(\.gz)?$")
 # Nodes that a kernel serves; all others (shapes, views, Python) cost the device nothing.
 ELEMENTWISE = {"add", "sub", "mul", "truediv", "div", "pow", "tanh", "gelu", "relu", "max", "where", "masked_fill",
-               "masked_fill_", "ReLU", "Tanh", "GELU", "NewGELUActivation", "GELUActivation"}  # fmt: skip
+               "masked_fill_", "ReLU", "Tanh", "GELU", "NewGELUActivation", "GELUActivation", "neg", "exp", "sqrt",
+               "rsqrt", "sigmoid", "silu", "Sigmoid", "SiLU", "cat", "mean", "sum"}  # fmt: skip
 PRODUCTS = {"matmul", "bmm", "addmm", "baddbmm"}
+
+
+LEAST_SHARE = 0.01  # of the nodes' own times: less in ops of no class is not worth a word
 
 
 @dataclass
@@ -55,6 +59,15 @@ def find_labels(root: Path) -> Iterator[Path]:
             yield path
 
 
+def without_nodes(root: Path) -> Iterator[Path]:
+    """JSON files under ``root`` named as labels that have no CSV file beside them, by name."""
+    for path in sorted(root.rglob("*.json")):
+        name = path.name.removesuffix(".json")
+        beside = (path.with_name(name + end) for end in (".csv", ".csv.gz"))
+        if NAME.match(name + ".csv") and not any(file.is_file() for file in beside):
+            yield path
+
+
 def read_label(path: Path) -> Label:
     """Read one label. Raises :class:`InvalidInput` for a file that cannot be read, or lacks a column or figure."""
     try:
@@ -72,22 +85,34 @@ def read_label(path: Path) -> Label:
         label.forward += [(part, count) for part in forward_parts(node, training)]
         if training:
             label.backward += [(part, count) for part in backward_parts(node, vocabulary)]
-    label.nodes_s = _sum_of_nodes(nodes, layers)
+    times = _times_of_nodes(nodes, layers)
+    label.nodes_s = sum(times)
+    _report_unknown(nodes, times, training, label)
     return label
 
 
-def _sum_of_nodes(nodes: list[Node], layers: int) -> float:
-    """Seconds of all nodes by their own timers. A timer's floor is the tenth percentile of all readings; what reads
-    under twice that runs on the host alone, and the others hold twice that too much."""
+def _times_of_nodes(nodes: list[Node], layers: int) -> list[float]:
+    """Seconds of each node, as often as it runs, by its own timer. A timer's floor is the tenth percentile of all
+    readings; what reads under twice that runs on the host alone, and the others hold twice that too much."""
     readings = sorted(reading for node in nodes for reading in (node.forward_s, node.backward_s) if reading > 0)
-    if not readings:
-        return 0.0
-    floor = 2 * readings[len(readings) // 10]
-    total = 0.0
-    for node in nodes:
-        count = layers if node.repeated and layers else 1
-        total += count * sum(max(0.0, reading - floor) for reading in (node.forward_s, node.backward_s))
-    return total
+    floor = 2 * readings[len(readings) // 10] if readings else 0.0
+    return [
+        (layers if node.repeated and layers else 1)
+        * sum(max(0.0, reading - floor) for reading in (node.forward_s, node.backward_s))
+        for node in nodes
+    ]
+
+
+def _report_unknown(nodes: list[Node], times: list[float], training: bool, label: Label) -> None:
+    """Ops that work by their own timers, but of which no class knows the parts."""
+    unknown: Counter = Counter()
+    for node, seconds in zip(nodes, times, strict=True):
+        if not forward_parts(node, training):
+            unknown[node.what] += seconds
+    for what, seconds in unknown.items():
+        if seconds > LEAST_SHARE * label.nodes_s:
+            share = 100 * seconds / label.nodes_s
+            label.skipped[f"a node {what!r}, which no class takes ({share:.1f} % of the nodes' own times)"] += 1
 
 
 @dataclass(frozen=True)

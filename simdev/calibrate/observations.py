@@ -25,6 +25,7 @@ class Observations:
     seconds: np.ndarray
     source: str
     host_floor: bool = False
+    file: str = ""
 
     def keys(self) -> list[str]:
         """The part keys by which rows are split: see :attr:`simdev.opcost.parts.Part.key`."""
@@ -32,7 +33,7 @@ class Observations:
 
     def where(self, mask: np.ndarray) -> Observations:
         rows = self.dims[mask], self.seconds[mask]
-        return Observations(self.device, self.name, self.dtype, *rows, self.source, self.host_floor)
+        return Observations(self.device, self.name, self.dtype, *rows, self.source, self.host_floor, self.file)
 
 
 @dataclass

@@ -104,9 +104,12 @@ def search(
         if not budget.left:
             return Placement(case.placements(actions)[0])
         evaluate.simulate(actions)
+    idle = 0  # updates that simulated nothing (no group may move, or the policy is sure of every one) count as one each
     try:
-        while budget.left:
+        while budget.left > idle:
+            left = budget.left
             state, _ = learner.step(state, 0, evaluate)
+            idle += budget.left == left
     except BudgetExhausted:
         pass
     return Placement(evaluate.best)

@@ -445,3 +445,11 @@ def test_small_boards_do_not_hold_their_clock(data_dir):
         share = baseline_s("linear", sample.rows.dims, sample.sheet) / kernel
         held[device] = np.median(share[kernel > 0.01]) / np.median(share[(kernel > 3e-4) & (kernel < 1e-3)])
     assert held.pop("Tesla_T4") < 0.75 and all(0.95 < value < 1.1 for value in held.values())
+
+
+def test_a_table_whose_kernels_the_host_hides_makes_no_class(folder, simdev, tmp_path):
+    rows = [((2, 4 + 4 * size), 50e-6) for size in range(40)]
+    write_table(folder, "softmax", "B,H", rows)
+    code, out, _ = simdev("calibrate", folder, "-o", tmp_path / "mine.toml")
+    assert code == 0 and "class softmax left out" in out
+    assert "softmax" not in read_calibration(tmp_path / "mine.toml").classes

@@ -13,7 +13,7 @@ import numpy as np
 
 from simdev.calibrate.deepbench import is_workbook, read_workbook
 from simdev.calibrate.dispatch import EVERY, dispatch_ns, granularity
-from simdev.calibrate.fit import Sample, event_seconds, fit_class, split, taught_class, timer_of
+from simdev.calibrate.fit import Sample, event_seconds, fit_class, shows_kernels, split, taught_class, timer_of
 from simdev.calibrate.neusight import is_op_table, read_op_table
 from simdev.calibrate.observations import Found
 from simdev.calibrate.traces import read_trace
@@ -142,11 +142,14 @@ def build_one(model: str, grouped: dict[str, dict[str, list[Sample]]], seed: int
     """Fit every class of ``model``; a class without rows of its own is taught by the other devices, where they have."""
     own = grouped[model]
     classes: dict[str, ClassFit] = {}
+    hidden: dict[str, str] = {}
     for name in CLASSES:
         others = {
             other: classes_of[name] for other, classes_of in grouped.items() if other != model and name in classes_of
         }
-        if name in own:
+        if name in own and not shows_kernels(own[name]):
+            hidden[f"class {name}"] = "left out: the host's time hides every kernel"
+        elif name in own:
             classes[name] = fit_class(own[name], seed=seed, source=_source(own[name]))
         elif others and BESIDE.get(name) in classes:
             classes[name] = _borrowed(name, classes[BESIDE[name]], others, grouped, seed)
@@ -159,7 +162,7 @@ def build_one(model: str, grouped: dict[str, dict[str, list[Sample]]], seed: int
         for samples in own.values() for s in samples if s.timer.host_s
     }  # fmt: skip
     table = measured_table((s for samples in own.values() for s in samples), first.sheet)
-    return Calibration(model, first.sheet, round(1e9 * first.launch_s), classes, table, {**timers, **floors})
+    return Calibration(model, first.sheet, round(1e9 * first.launch_s), classes, table, {**timers, **floors, **hidden})
 
 
 def measured_table(samples: Iterable[Sample], sheet: Datasheet) -> dict[str, float]:

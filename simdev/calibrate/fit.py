@@ -123,6 +123,11 @@ def relative_error(fit: ClassFit, sample: Sample) -> np.ndarray:
     return sample.timer.reading(kernel) / rows.seconds - 1
 
 
+def shows_kernels(samples: list[Sample]) -> bool:
+    """Whether any row that may be fitted to reads more than the host's time."""
+    return any((~_halves(sample)[0].hidden()).any() for sample in samples)
+
+
 def _halves(sample: Sample) -> tuple[Sample, Sample]:
     judge = split(sample.rows)
     parts = (sample.rows.where(~judge), sample.rows.where(judge))

@@ -87,6 +87,9 @@ def calibrate(
         path = out / f"{chosen}.toml" if out.is_dir() else out
         save_calibration(calibration, path)
         _print_fits(calibration)
+        for what, why in calibration.notes.items():
+            if str(why).startswith("left out"):
+                print(f"{what} {why}")
         print(path)
     for problem in found.report():
         print(f"left out: {problem}")

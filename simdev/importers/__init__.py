@@ -14,6 +14,7 @@ piper               JSON inputs of Piper (Tarnawski et al. 2021)
 baechi              JSON of Baechi's profile of a TensorFlow graph (Jeon et al. 2020)
 cost-graph          TensorFlow's CostGraphDef in protobuf text form
 execution-trace     JSON of PyTorch's ExecutionTraceObserver: :mod:`simdev.importers.execution_trace`
+chakra              MLCommons Chakra traces, ``.et`` or jsonized: :mod:`simdev.importers.chakra`
 ==================  ==================================================================================================
 """
 
@@ -40,6 +41,7 @@ FORMATS = {
     "baechi": "baechi",
     "cost-graph": "cost_graph",
     "execution-trace": "execution_trace",
+    "chakra": "chakra",
 }
 
 
@@ -81,6 +83,8 @@ def detect_format(data: bytes, path: str | os.PathLike) -> str:
     """The format of a file's content. Raises :class:`InvalidInput` where it is none of :data:`FORMATS`."""
     if data.startswith(b"PK\x03\x04"):
         return "npz"
+    if str(path).endswith(".et"):
+        return "chakra"
     head = data[:65536].lstrip()
     if head.startswith((b"{", b"[")):
         return _detect_json(data, path)
@@ -97,6 +101,8 @@ def detect_format(data: bytes, path: str | os.PathLike) -> str:
 
 
 def _detect_json(data: bytes, path) -> str:
+    if b'_NODE"' in data[:65536]:
+        return "chakra"
     if b'"schema"' in data[:65536] and b'"nodes"' in data[:65536]:
         return "execution-trace"
     for mark, format in (

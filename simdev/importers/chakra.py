@@ -1,0 +1,239 @@
+"""Chakra execution traces (MLCommons, ``schema/protobuf/et_def.proto``): ``.et`` files, or as its jsonizer writes them.
+
+An ``.et`` file is a row of protobuf messages, each behind its length: the file's metadata, then a node each. A node is
+a piece of work (``COMP_NODE``), a transfer or a collective (``COMM_*``) or memory traffic (``MEM_*``), with the nodes
+that it needs in ``data_deps`` and what it took in ``duration_micros``. Nodes with the attribute ``is_cpu_op`` are the
+host's: their times are filed under the device kind ``host``. Where no node has ``data_deps``, order is in
+``ctrl_deps``. What a dependency carries is known only where the outputs' shapes and types are written.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from math import prod
+
+from simdev.errors import InvalidInput
+from simdev.graph import MAX_BYTES, MAX_OPS, GraphBuilder
+from simdev.importers import Imported
+from simdev.importers.reading import name_of, text_of
+
+TYPES = ("INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE",
+         "COMM_RECV_NODE", "COMM_COLL_NODE")  # fmt: skip
+KINDS = {"MEM_LOAD_NODE": "load", "MEM_STORE_NODE": "store", "COMM_SEND_NODE": "send", "COMM_RECV_NODE": "recv"}
+COLLECTIVES = ("all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
+               "reduce_scatter_block", "barrier")  # fmt: skip
+NO_WORK = ("INVALID_NODE", "METADATA_NODE")
+ITEM_BYTES = {"float": 4, "double": 8, "half": 2, "c10::half": 2, "bfloat16": 2, "c10::bfloat16": 2, "int": 4,
+              "long": 8, "long int": 8, "bool": 1, "unsigned char": 1, "signed char": 1}  # fmt: skip
+SCALARS = (3, 5, 7, 9, 11, 13, 15, 17, 27)  # fields of an attribute that hold one number
+
+
+@dataclass
+class Node:
+    """One node; dependencies are ids, ``outputs`` the texts of the outputs' shapes and types."""
+
+    id: int = 0
+    name: str = ""
+    type: str = "INVALID_NODE"
+    control: list[int] = field(default_factory=list)
+    data: list[int] = field(default_factory=list)
+    micros: int = 0
+    outputs: tuple[str, str] = ("", "")
+    attributes: dict[str, object] = field(default_factory=dict)
+
+
+def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
+    nodes = _from_json(data, path) if data.lstrip()[:1] in (b"{", b"[") else _from_protobuf(data, path)
+    work = [node for node in nodes if node.type not in NO_WORK]
+    if not work:
+        raise InvalidInput("no node that does work", source=path)
+    by_data = any(node.data for node in work)
+    known = {node.id for node in nodes}
+    builder = GraphBuilder(name_of(path), meta={"source": "Chakra execution trace"})
+    times: dict[str, dict[str, float]] = {device_kind: {}}
+    handles: dict[int, int] = {}
+    for node in work:
+        if node.id in handles:
+            raise InvalidInput(f"{node.id} is given twice", source=path, field="id")
+        kind = _kind(node)
+        signature = f"{kind}:{node.name} ({node.id})"
+        handles[node.id] = builder.op(f"{node.id} {node.name}", kind, signature=signature, outputs=_output_bytes(node))
+        place = "host" if node.attributes.get("is_cpu_op") else device_kind
+        times.setdefault(place, {})[signature] = 1e3 * node.micros
+    for node in work:
+        for before in dict.fromkeys(node.data if by_data else node.control):
+            if before not in known:
+                raise InvalidInput(f"needs {before}, which is no node", source=path, field=f"node {node.id}")
+            if before in handles and before != node.id:
+                _join(builder, handles[before], handles[node.id])
+    return Imported(builder.build(), times)
+
+
+def _join(builder: GraphBuilder, before: int, after: int) -> None:
+    tensors = builder.outputs(before)
+    for tensor in tensors:
+        builder.connect(tensor, after)
+    if not tensors:
+        builder.control(before, after)
+
+
+def _kind(node: Node) -> str:
+    if node.type == "COMM_COLL_NODE":
+        number = node.attributes.get("comm_type", -1)
+        return COLLECTIVES[number] if isinstance(number, int) and 0 <= number < len(COLLECTIVES) else "collective"
+    return KINDS.get(node.type) or node.name.removeprefix("aten::") or "node"
+
+
+def _output_bytes(node: Node) -> list[int]:
+    """The sizes of the outputs whose shape and type are known."""
+    try:
+        shapes, types = (json.loads(text.replace("'", '"')) if text else [] for text in node.outputs)
+        sizes = []
+        for shape, kind in zip(shapes, types, strict=False):
+            item = ITEM_BYTES.get(str(kind).removeprefix("Tensor(").removesuffix(")").lower())
+            if item and isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape):
+                sizes.append(min(item * prod(shape), MAX_BYTES))
+        return sizes
+    except (ValueError, TypeError, RecursionError):
+        return []
+
+
+# Protobuf -------------------------------------------------------------------------------------------------------------
+
+
+def _from_protobuf(data: bytes, path) -> list[Node]:
+    nodes, at, first = [], 0, True
+    try:
+        while at < len(data):
+            length, at = _varint(data, at)
+            if at + length > len(data):
+                raise ValueError("the file ends inside a node")
+            if not first:  # the first message is the file's metadata
+                nodes.append(_node(data[at : at + length]))
+            if len(nodes) > MAX_OPS:
+                raise ValueError(f"more than {MAX_OPS} nodes")
+            at, first = at + length, False
+    except (ValueError, IndexError) as error:
+        where = f"message {len(nodes) + 1}"
+        raise InvalidInput(f"not a Chakra trace ({error})", source=path, field=where) from None
+    return nodes
+
+
+def _node(message: bytes) -> Node:
+    node = Node()
+    for number, value in _fields(message):
+        if number == 1:
+            node.id = _whole(value)
+        elif number == 2:
+            node.name = _text(value)
+        elif number == 3:
+            node.type = TYPES[_whole(value)] if _whole(value) < len(TYPES) else "INVALID_NODE"
+        elif number == 4:
+            node.control += _wholes(value)
+        elif number == 5:
+            node.data += _wholes(value)
+        elif number == 7:
+            node.micros = _whole(value)
+        elif number == 9:
+            parts = dict(_fields(_message(value)))
+            node.outputs = (_text(parts.get(2, b"")), _text(parts.get(3, b"")))
+        elif number == 10:
+            parts = dict(_fields(_message(value)))
+            numbers = [parts[place] for place in SCALARS if place in parts]
+            node.attributes[_text(parts.get(1, b""))] = numbers[0] if numbers else _text(parts.get(29, b""))
+    return node
+
+
+def _fields(message: bytes):
+    """``(field number, value)``: an int for numbers, bytes for the rest."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        number, wire = key >> 3, key & 7
+        if wire == 0:
+            value, at = _varint(message, at)
+        elif wire in (1, 5):
+            width = 8 if wire == 1 else 4
+            value, at = message[at : at + width], at + width
+        elif wire == 2:
+            length, at = _varint(message, at)
+            value, at = message[at : at + length], at + length
+        else:
+            raise ValueError(f"wire type {wire}")
+        if at > len(message):
+            raise ValueError("a field ends early")
+        yield number, value
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value, at = value | (byte & 127) << shift, at + 1
+        if byte < 128:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of over 64 bits")
+
+
+def _whole(value: int | bytes) -> int:
+    if not isinstance(value, int):
+        raise ValueError("bytes where a number belongs")
+    return value
+
+
+def _wholes(value: int | bytes) -> list[int]:
+    """A repeated number, packed or not."""
+    if isinstance(value, int):
+        return [value]
+    numbers, at = [], 0
+    while at < len(value):
+        number, at = _varint(value, at)
+        numbers.append(number)
+    return numbers
+
+
+def _message(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("a number where a message belongs")
+    return value
+
+
+def _text(value: int | bytes) -> str:
+    return _message(value).decode("utf-8", errors="replace")
+
+
+# JSON -----------------------------------------------------------------------------------------------------------------
+
+
+def _from_json(data: bytes, path) -> list[Node]:
+    """One object after another, as protobuf's JSON writes messages: whole numbers of 64 bits are text."""
+    text, at, decoder, nodes = text_of(data, path), 0, json.JSONDecoder(), []
+    try:
+        while at < len(text):
+            table, at = decoder.raw_decode(text, at)
+            rows = table if isinstance(table, list) else table.get("nodes", [table]) if isinstance(table, dict) else []
+            nodes += [_json_node(row) for row in rows if isinstance(row, dict) and "type" in row]
+            while at < len(text) and text[at] in " \t\r\n,":
+                at += 1
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidInput(f"not a Chakra trace ({error})", source=path, field=f"node {len(nodes)}") from None
+    return nodes
+
+
+def _json_node(row: dict) -> Node:
+    outputs = row.get("outputs") or {}
+    attributes = {}
+    for entry in row.get("attr", []):
+        values = [value for key, value in entry.items() if key.endswith(("Val", "_val"))]
+        value = values[0] if values else None
+        attributes[entry.get("name", "")] = int(value) if isinstance(value, str) and value.isdigit() else value
+    return Node(
+        id=int(row.get("id", 0)), name=str(row.get("name", "")), type=str(row["type"]),
+        control=[int(one) for one in row.get("ctrlDeps", row.get("ctrl_deps", []))],
+        data=[int(one) for one in row.get("dataDeps", row.get("data_deps", []))],
+        micros=max(0, int(row.get("durationMicros", row.get("duration_micros", 0)))),
+        outputs=(str(outputs.get("shapes", "")), str(outputs.get("types", ""))), attributes=attributes,
+    )  # fmt: skip

@@ -1,5 +1,7 @@
 """Corners of the kernels that small random problems seldom reach."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 from test_sim_rules import machine, problem
@@ -14,13 +16,19 @@ from simdev.sim.arrays import problem_arrays
 from simdev.testing import assert_same_schedule, random_costs, random_placement, random_problem, random_topology
 
 
-@pytest.mark.parametrize("shape", ["random", "reversed", "sorted", "equal", "far"])
-def test_pairs_are_sorted_whatever_their_order(shape):
+@cache
+def sorter():
+    """A way into ``sort_pairs`` from Python."""
     from numba import njit
 
     from simdev.sim._heap import sort_pairs
 
-    sort = njit(lambda *pairs: sort_pairs(*pairs))
+    return njit(lambda key, item, first, stop: sort_pairs(key, item, first, stop))
+
+
+@pytest.mark.parametrize("shape", ["random", "reversed", "sorted", "equal", "far"])
+def test_pairs_are_sorted_whatever_their_order(shape):
+    sort = sorter()
     rng = np.random.default_rng(1)
     for length in (0, 1, 2, 33, 500):
         key = {
@@ -194,3 +202,20 @@ def test_memory_of_slow_placements_may_be_left_out(rules):
     assert np.array_equal(some.step_ns, full.step_ns) and 0 < known.sum() < len(rows)
     assert np.array_equal(some.peak_bytes, np.where(known[:, None], full.peak_bytes, -1))
     assert np.array_equal(some.overflow_bytes, np.where(known, full.overflow_bytes, -1))
+
+
+@pytest.mark.parametrize("policy", ["priority", "program"])
+def test_policies_on_devices_of_one_slot(policy):
+    rng, seen = np.random.default_rng(11), 0
+    while seen < 60:
+        rules = Rules(policy, str(rng.choice(["fifo", "none"])))
+        p = random_problem(rng, max_ops=int(rng.choice([5, 25, 120])), rules=rules)
+        if not problem_arrays(p).ordered:
+            continue
+        placement = random_placement(rng, p)
+        general = Problem(p.graph, p.topology, p.costs, rules)
+        arrays._CACHE[general] = problem_arrays(p)._replace(ordered=False)
+        schedule = simulate(p, placement)
+        assert_same_schedule(schedule, simulate(general, placement))
+        assert_same_schedule(schedule, simulate(p, placement, engine="reference"))
+        seen += 1

@@ -21,6 +21,7 @@ class Inputs(NamedTuple):
     """Everything a kernel reads but the placement. ``G`` distinct granularities; the rest as in Problem's parts."""
 
     plain: bool  # the default rules, and times that fit a key: _fifo.py serves
+    ordered: bool  # the same for the other policies, on devices of one slot: _order.py serves
     all_routed: bool  # every two devices have a route
     policy: int  # index into POLICIES
     contention: int  # index into CONTENTIONS
@@ -93,11 +94,15 @@ def _build(problem: Problem) -> Inputs:
     slots = np.ones_like(topology.slots) if rules.runtime == "eager" else topology.slots
     first = np.full(graph.n_units, graph.n_ops, np.int32)
     np.minimum.at(first, graph.unit_of_op, np.arange(graph.n_ops, dtype=np.int32))
-    return Inputs(
-        plain=(rules.policy, rules.runtime) == ("fifo", "dataflow")
+    usual = (
+        rules.runtime == "dataflow"
         and rules.contention != "fair"
         and not costs.gap_ns.any()
-        and longest < MAX_KEY_TIME_NS,
+        and longest < MAX_KEY_TIME_NS
+    )
+    return Inputs(
+        plain=usual and rules.policy == "fifo",
+        ordered=usual and rules.policy != "fifo" and bool((slots == 1).all()),
         all_routed=bool(((costs.pair_class >= 0) | np.eye(topology.n_devices, dtype=bool)).all()),
         policy=POLICIES.index("program" if rules.runtime == "eager" else rules.policy),
         contention=CONTENTIONS.index(rules.contention),

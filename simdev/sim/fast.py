@@ -99,11 +99,13 @@ def _run(problem: Problem, placements, first, stop, priority, below, timeline, s
         from simdev.sim._fifo import run_many_fifo
 
         return run_many_fifo(p, placements, first, stop, below, timeline, scratch, step, peak, overflow, False)
-    from simdev.sim._kernel import run_many
-
     rank = np.zeros(0, np.int64)
     if problem.rules.policy == "priority":
         rank = priority_rank(default_priority(problem) if priority is None else priority)
+    if p.ordered:
+        from simdev.sim._order import run_many_ordered as run_many
+    else:
+        from simdev.sim._kernel import run_many
     return run_many(p, placements, first, stop, rank, below, timeline, scratch, step, peak, overflow)
 
 
@@ -113,7 +115,7 @@ def room(problem: Problem):
 
     graph, topology = problem.graph, problem.topology
     sizes = graph.n_ops, graph.n_tensors, graph.n_edges, topology.n_devices, len(topology.channels)
-    if problem_arrays(problem).plain:
+    if problem_arrays(problem).plain or problem_arrays(problem).ordered:
         from simdev.sim._fifo import new_room
 
         return new_timeline(graph.n_ops, graph.n_edges), new_room(*sizes, int(topology.slots.sum()))

@@ -309,7 +309,8 @@ FIRST = (
 )
 OTHERS = (
     "from simdev.problem import *\ns = Simulator(p, q); s.try_moves(np.array([0]), np.array([1]))\n"
-    "simulate(Problem(p.graph, p.topology, p.costs, Rules('priority')), q)"
+    "for rules in (Rules('priority'), Rules(contention='fair')):\n"
+    "    simulate(Problem(p.graph, p.topology, p.costs, rules), q)"
 )
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,31 @@ def test_device_names_are_units():
         units_of(load_topology("p100x2"))
 
 
+def test_time_that_others_take_is_seen():
+    from simdev.execute.compare import others
+
+    core = CORES[0]
+    busy = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
+    with others([core]) as taken:
+        child = subprocess.Popen([sys.executable, "-c", busy])
+        time.sleep(1)
+    child.kill()
+    child.wait()
+    assert taken[0] > 0.5
+    with others([]) as taken:
+        pass
+    assert taken == [0.0]  # a GPU alone
+
+
+def test_of_two_runs_the_calmer_is_kept():
+    from simdev.real import _keep_calmer
+
+    known = {}
+    for share in (0.2, 0.01, 0.1):
+        _keep_calmer(known, {"placement": "a", "round": 0, "disturbed": share})
+    assert [row["disturbed"] for row in known.values()] == [0.01]
+
+
 def simdev(*args, cwd):
     run = subprocess.run(
         [sys.executable, "-m", "simdev", *map(str, args)], cwd=cwd, capture_output=True, text=True,
@@ -224,9 +250,12 @@ def test_profile_compare_and_execute_from_the_command_line(tmp_path):
     assert {"0", "1"} <= {"".join(sorted(set(row["unit_devices"]))) for row in rows}  # all on one, all on the other
     for name in ("report.md", "scatter.png", "parts.png", "figures.csv", "costs.npz", "about.json"):
         assert (tmp_path / "cases" / name).stat().st_size > 0
+    calm = [{**row, "disturbed": 0.0} for row in rows[1:]]
+    (tmp_path / "cases" / "cases.jsonl").write_text("".join(json.dumps(row) + "\n" for row in calm))
     code, _, err = simdev("compare-real", "model.py:make_step", "mine/machine.toml", *options, cwd=tmp_path)
     assert code == 0, err
-    assert (tmp_path / "cases" / "cases.jsonl").read_text() == journal  # nothing was run again
+    again = [json.loads(line) for line in (tmp_path / "cases" / "cases.jsonl").read_text().splitlines()]
+    assert again[:-1] == calm and again[-1]["name"] == rows[0]["name"]  # only what was missing was run
 
     options = ["--placer", "heft", "--repeats", 2, "--trace", "trace.json", "--json"]
     code, out, err = simdev("execute", "model.py:make_step", "mine/machine.toml", *options, cwd=tmp_path)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -55,15 +59,37 @@ def simulate_machine(problem: Problem, placement: Placement, loaded: np.ndarray)
     return simulate(with_costs(calm, np.where(op_ns < 0, -1, op_ns + copy), moves), placement)
 
 
+@contextmanager
+def others(cores: list[int]):
+    """Yields a list that on leaving has one number: the share of the time of ``cores`` that other processes, and
+    whoever shares the machine, took meanwhile (Linux counts in 10 ms)."""
+    found: list[float] = []
+    begin, busy, own = time.monotonic(), _busy_s(cores), sum(os.times()[:4])
+    yield found
+    busy, own = _busy_s(cores) - busy, sum(os.times()[:4]) - own
+    found.append(max(0.0, busy - own) / ((time.monotonic() - begin) * len(cores)) if cores else 0.0)
+
+
+def _busy_s(cores: list[int]) -> float:
+    """Seconds since the start of the system that the cores were not idle (``man 5 proc_stat``; guests count as
+    user)."""
+    lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+    times = {line[0]: [int(word) for word in line[1:]] for line in lines if line[0].startswith("cpu")}
+    rows = [times[f"cpu{core}"] for core in cores]
+    return sum(sum(row[:3]) + sum(row[5:8]) for row in rows) / os.sysconf("SC_CLK_TCK")
+
+
 def run_case(program: Program, problem: Problem, units, name: str, devices, **options) -> dict:
     """Execute one placement; the measured part of a row of the journal. Times in ns, memory in bytes.
 
     The times that end in ``_ns`` besides ``measured_ns`` are simulations with measured things in place of predicted
     ones, one after the other, all from the step of median length: ``ops_ns`` has its op times, ``channel_ns`` its
     transfer times too, in ``copies_ns`` the copies are the sender's time, in ``gaps_ns`` every op has the time between
-    ops, too.
+    ops, too. ``disturbed`` is the share of the workers' cores that :func:`others` took.
     """
-    execution = execute(program, devices, units, policy=problem.rules.policy, **options)
+    cores = [int(unit[4:]) for unit in units if unit.startswith("cpu")]
+    with others(cores) as taken:
+        execution = execute(program, devices, units, policy=problem.rules.policy, **options)
     schedule = step_schedule(program, execution, devices, problem.topology)
     placement = Placement(devices)
     order = np.zeros(program.graph.n_units, np.int64)
@@ -72,6 +98,7 @@ def run_case(program: Program, problem: Problem, units, name: str, devices, **op
         "name": name,
         "unit_devices": "".join(np.base_repr(device, 36) for device in order),
         "samples_ns": execution.step_ns.tolist(),
+        "disturbed": round(taken[0], 4),
         "measured_ns": int(schedule.step_ns),
         **replays(program, problem, schedule, placement),
         "op_sum_ns": int((schedule.op_finish - schedule.op_start).sum()),

@@ -96,24 +96,29 @@ def real_problem(program: Program, topology: Topology, costs: Costs | None = Non
 
 
 def profile_costs(program: Program, topology: Topology, repeats: int) -> Costs:
-    """Costs of every op on every device, alone and beside the others, averaged over the ops of a signature."""
-    from simdev.execute.compare import Costs
+    """Costs of every op on every device, alone and beside the others, averaged over the ops of a signature. Measured
+    again, twice at most, where other processes take the device's core."""
+    from simdev.execute.compare import Costs, others
     from simdev.execute.profile import by_signature, profile_ops
 
     units, graph = units_of(topology), program.graph
 
     def table(unit: str, neighbour: str) -> np.ndarray:
-        profile = profile_ops(program, unit, repeats=repeats, neighbour=neighbour)
-        found = by_signature(graph, profile.op_ns)
+        tries: list[tuple[float, np.ndarray]] = []
+        while not tries or (tries[-1][0] > CALM and len(tries) < 3):
+            with others([int(unit[4:])] if unit.startswith("cpu") else []) as taken:
+                profile = profile_ops(program, unit, repeats=repeats, neighbour=neighbour)
+            tries.append((taken[0], profile.op_ns))
+        found = by_signature(graph, min(tries, key=lambda entry: entry[0])[1])
         mean = np.array([found.get(signature, 1.0) for signature in graph.signatures])
         return np.rint(mean[graph.op_signature]).astype(np.int64)
 
     alone = np.stack([table(unit, "") for unit in units])
-    others = [next((other for other in units if other != unit and other[:3] == unit[:3]), "") for unit in units]
+    neighbours = [next((other for other in units if other != unit and other[:3] == unit[:3]), "") for unit in units]
     loaded = np.stack(
         [
             table(unit, other) if other else alone[row]
-            for row, (unit, other) in enumerate(zip(units, others, strict=True))
+            for row, (unit, other) in enumerate(zip(units, neighbours, strict=True))
         ]
     )
     return Costs(alone, loaded)

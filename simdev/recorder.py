@@ -1,14 +1,18 @@
 """Records a machine within a time limit, for comparisons elsewhere: ``python -m simdev.recorder OUT``.
 
-Four parts, each within its share of the time, each written as it goes, so that an interruption loses little:
+Parts, each within its share of the time, each written as it goes, so that an interruption loses little and the same
+command goes on where it stopped:
 
-* ``machine.json``: versions, devices, their rates, copies between them by size;
-* ``ops/``: a machine file and measured op costs (``simdev profile``) of all workloads;
+* ``machine.json``: versions, driver, devices, their rates, copies between them by size;
+* ``ops/WORKLOAD/``: the graph, a machine file and measured op costs (``simdev profile``);
 * ``steps.json``: whole training steps of plain PyTorch on each device: samples in ns, eager and, on a GPU, as a CUDA
   graph; most memory allocated;
-* ``placements/WORKLOAD/``: ``simdev compare-real``.
+* ``placements/WORKLOAD/``: ``simdev compare-real``;
+* ``report/``: whole steps of each workload predicted from its own ops and from the other workloads' (``steps.md``), and
+  what ``simdev measured`` says of the placements.
 
-What fails is written down with its error and does not stop the rest.
+On a GPU ``clocks.csv`` has its clocks, temperature and power by the second. What fails is written to ``log.jsonl`` with
+its error and does not stop the rest.
 """
 
 from __future__ import annotations
@@ -16,34 +20,33 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shutil
+import subprocess
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from simdev.files import write_text
 
 FITTED = ("inception-v3", "nmt", "transformer-xl-4", "wavenet-2x18")
 HELD_OUT = ("nasnet-a-mobile", "rnnlm", "amoebanet-d")
+PARTS = {"machine": 0.05, "ops": 0.3, "steps": 0.15, "placements": 0.5, "report": 0.0}  # shares of the time
+PRECISIONS = ("f32", "tf32", "bf16")
 
 
-def record(out: Path, units: tuple[str, ...], seconds: float, workloads: tuple[str, ...], *, small: bool) -> None:
-    """Record everything within ``seconds``: a tenth for the machine, 3 for ops, 2 for steps, the rest for
-    placements."""
+def record(
+    out: Path, units: tuple[str, ...], seconds: float, workloads: tuple[str, ...], *, parts=tuple(PARTS), small: bool
+) -> None:
+    """Record ``parts`` within ``seconds``, in this order; what a part leaves of its share goes to the next ones. A
+    workload that is being measured when the share ends is finished, but for its placements."""
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
-    _guarded(out, "machine", lambda: write_text(out / "machine.json", json.dumps(_machine(units), indent=1) + "\n"))
-    _guarded(out, "ops", lambda: _ops(out, units, workloads, small))
-    steps: dict[str, dict] = {}
-    for name in workloads:
-        for unit in units:
-            if time.monotonic() < end - 0.4 * seconds:
-                _guarded(
-                    out, f"step {name} {unit}", lambda n=name, u=unit: steps.update({f"{n} {u}": _steps(n, u, small)})
-                )
-                write_text(out / "steps.json", json.dumps(steps) + "\n")
-    for number, name in enumerate(workloads):
-        share = (end - time.monotonic()) / (len(workloads) - number)
-        if share > 0:
-            _guarded(out, f"placements {name}", lambda n=name, s=share: _placements(out, n, s, small))
+    work = {"machine": _machine, "ops": _ops, "steps": _steps, "placements": _placements, "report": _report}
+    with _clocks(out, units):
+        for number, part in enumerate(parts):
+            left = sum(PARTS[name] for name in parts[number:])
+            share = (end - time.monotonic()) * (PARTS[part] / left if left else 1.0)
+            work[part](out, units, workloads, small, time.monotonic() + share)
 
 
 def _guarded(out: Path, what: str, work) -> None:
@@ -56,7 +59,31 @@ def _guarded(out: Path, what: str, work) -> None:
         file.write(json.dumps({"what": what, "seconds": round(time.monotonic() - begin, 2), "error": error}) + "\n")
 
 
-def _machine(units: tuple[str, ...]) -> dict:
+@contextmanager
+def _clocks(out: Path, units: tuple[str, ...]):
+    query = shutil.which("nvidia-smi")
+    if query is None or not any(unit.startswith("cuda") for unit in units):
+        yield
+        return
+    fields = "timestamp,index,clocks.sm,clocks.mem,temperature.gpu,power.draw"
+    with open(out / "clocks.csv", "a", encoding="utf-8") as file:
+        child = subprocess.Popen([query, f"--query-gpu={fields}", "--format=csv,nounits", "-lms", "1000"], stdout=file)
+        try:
+            yield
+        finally:
+            child.terminate()
+            child.wait()
+
+
+def _machine(out: Path, units, workloads, small: bool, end: float) -> None:
+    def work():
+        if not (out / "machine.json").exists():
+            write_text(out / "machine.json", json.dumps(_facts(units), indent=1) + "\n")
+
+    _guarded(out, "machine", work)
+
+
+def _facts(units: tuple[str, ...]) -> dict:
     import torch
 
     from simdev.execute.host import check_units
@@ -67,19 +94,49 @@ def _machine(units: tuple[str, ...]) -> dict:
     links = {f"{a} {b}": profile_link(a, b) for a, b in pairs}
     return {
         "torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version(),
-        "processor": platform.processor(), "system": platform.platform(),
+        "processor": platform.processor(), "system": platform.platform(), "gpus": _gpus(),
         "rates": {unit: rates(unit) for unit in units},
         "links": {pair: {"bytes": link.sizes, "ns": link.ns} for pair, link in links.items()},
     }  # fmt: skip
 
 
-def _ops(out: Path, units, workloads, small: bool) -> None:
-    from simdev.real import profile_machine
+def _gpus() -> list[str]:
+    query = shutil.which("nvidia-smi")
+    if query is None:
+        return []
+    fields = "name,driver_version,memory.total,pcie.link.gen.current,pcie.link.width.current"
+    command = [query, f"--query-gpu={fields}", "--format=csv"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.splitlines()
 
-    profile_machine(list(workloads), units, out / "ops", repeats=10, small=small, seed=0)
+
+def _ops(out: Path, units, workloads, small: bool, end: float) -> None:
+    from simdev.graph_file import save_graph
+    from simdev.real import load_program, profile_machine
+
+    def work(name: str) -> None:
+        folder = out / "ops" / name
+        profile_machine([name], units, folder, repeats=10, small=small, seed=0)
+        save_graph(load_program(name, small=small).graph, folder / "graph.npz")
+
+    for name in workloads:
+        if time.monotonic() < end and not (out / "ops" / name / "graph.npz").exists():
+            _guarded(out, f"ops {name}", lambda n=name: work(n))
 
 
-def _steps(name: str, unit: str, small: bool) -> dict:
+def _steps(out: Path, units, workloads, small: bool, end: float) -> None:
+    file = out / "steps.json"
+    steps = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    for name in workloads:
+        for unit in units:
+            if time.monotonic() < end and f"{name} {unit}" not in steps:
+                _guarded(
+                    out, f"step {name} {unit}",
+                    lambda n=name, u=unit: steps.update({f"{n} {u}": _samples(n, u, small)}),
+                )  # fmt: skip
+                write_text(file, json.dumps(steps) + "\n")
+
+
+def _samples(name: str, unit: str, small: bool) -> dict:
     """Samples of whole steps in a process of their own, as the parent must not open a GPU before it forks workers."""
     import numpy as np
 
@@ -148,7 +205,14 @@ def _time_steps(shared, name: str, unit: str, small: bool) -> None:
         sample("graph", graph.replay)
 
 
-def _placements(out: Path, name: str, seconds: float, small: bool) -> None:
+def _placements(out: Path, units, workloads, small: bool, end: float) -> None:
+    for number, name in enumerate(workloads):
+        share = (end - time.monotonic()) / (len(workloads) - number)
+        if share > 0 and (out / "ops" / name / "machine.toml").exists():
+            _guarded(out, f"placements {name}", lambda n=name, s=share: _compare(out, n, s, small))
+
+
+def _compare(out: Path, name: str, seconds: float, small: bool) -> None:
     from simdev.real import compare_real
 
     end = time.monotonic() + seconds
@@ -158,23 +222,92 @@ def _placements(out: Path, name: str, seconds: float, small: bool) -> None:
         if time.monotonic() > end:
             raise TimeoutError("the share of time is used up; what was run is kept")
 
-    machine = str(out / "ops" / "machine.toml")
+    machine = str(out / "ops" / name / "machine.toml")
     compare_real(
         name, machine, out / "placements" / name, placements=40, repeats=5, rounds=2, seed=0, small=small, say=say
     )
 
 
+def _report(out: Path, units, workloads, small: bool, end: float) -> None:
+    from simdev.real import report
+
+    folders = [out / "placements" / name for name in workloads]
+    folders = [folder for folder in folders if (folder / "cases.jsonl").exists()]
+    if folders:
+        _guarded(out, "report on placements", lambda: report(folders, out / "report"))
+    if (out / "steps.json").exists():
+        (out / "report").mkdir(exist_ok=True)
+        _guarded(out, "report on steps", lambda: write_text(out / "report" / "steps.md", steps_report(out, units)))
+
+
+def steps_report(out: Path, units: tuple[str, ...]) -> str:
+    """Measured whole steps beside the simulation of one device, as a Markdown table.
+
+    ``own ops``: with the costs measured on the workload itself; ``other ops``: with those of all other workloads alone,
+    a roofline at the measured rates for a signature that none of them has (``covered``: share of the ops found).
+    """
+    import numpy as np
+
+    from simdev.costs import FREE_KINDS, CostModel, load_measured
+    from simdev.graph_file import load_graph
+    from simdev.placement import Placement
+    from simdev.problem import Problem
+    from simdev.sim import simulate
+    from simdev.topology import load_topology
+
+    steps = json.loads((out / "steps.json").read_text(encoding="utf-8"))
+    names = sorted({key.rpartition(" ")[0] for key in steps})
+    names = [name for name in names if (out / "ops" / name / "graph.npz").exists()]
+    tables = {name: load_measured(out / "ops" / name / "costs.csv") for name in names}
+    header = ["workload", "device", "measured ms", "spread", "own ops", "other ops", "covered"]
+    lines, errors = [header, ["---"] * len(header)], {"own": [], "other": []}
+    for name in names:
+        graph = load_graph(out / "ops" / name / "graph.npz")
+        topology = load_topology(str(out / "ops" / name / "machine.toml"))
+        free = np.array([kind in FREE_KINDS for kind in graph.kinds])[graph.op_kind]
+        for number, unit in enumerate(units):
+            samples = steps.get(f"{name} {unit}", {}).get("eager")
+            if not samples:
+                continue
+            low, measured, high = np.percentile(samples, [10, 50, 90])
+            kind = topology.devices[number].kind.name
+            others = {s: ns for other in names if other != name for s, ns in tables[other].get(kind, {}).items()}
+            told = {}
+            for which, table in (("own", tables[name].get(kind, {})), ("other", others)):
+                problem = Problem.build(graph, topology, CostModel(measured={kind: table}))
+                placement = Placement(np.full(graph.n_ops, number, np.int32))
+                told[which] = simulate(problem, placement).step_ns / measured - 1
+                errors[which].append(abs(told[which]))
+            known = np.array([signature in others for signature in graph.signatures])[graph.op_signature]
+            lines.append([name, unit, f"{measured / 1e6:.2f}", f"{(high - low) / measured:.1%}",
+                          f"{told['own']:+.1%}", f"{told['other']:+.1%}", f"{known[~free].mean():.0%}"])  # fmt: skip
+    text = ["# Whole steps: measured, and simulated from measured ops", ""]
+    text += ["| " + " | ".join(line) + " |" for line in lines]
+    if errors["own"]:
+        own, other = (np.mean(errors[which]) for which in ("own", "other"))
+        text += ["", f"Mean error: {own:.1%} with own ops, {other:.1%} with those of the others."]
+    return "\n".join([*text, ""])
+
+
 def main() -> None:
-    """``python -m simdev.recorder OUT --devices cpu:0,cuda:0 --seconds 1500``"""
+    """``python -m simdev.recorder OUT --devices cpu:0,cuda:0 --seconds 550 --parts machine ops``"""
+    import torch
+
     parser = argparse.ArgumentParser(prog="python -m simdev.recorder", description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--devices", default="cpu:0,cuda:0")
     parser.add_argument("--seconds", type=float, default=1500)
-    parser.add_argument("--workloads", default=",".join(FITTED + HELD_OUT))
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--workloads", nargs="+", default=[*FITTED, *HELD_OUT], metavar="ID")
+    parser.add_argument("--precision", choices=PRECISIONS, default="f32", help="a folder each")
     parser.add_argument("--full-size", action="store_true", help="the workloads' own sizes, which need a GPU")
     given = parser.parse_args()
-    units, workloads = tuple(given.devices.split(",")), tuple(given.workloads.split(","))
-    record(given.out, units, given.seconds, workloads, small=not given.full_size)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.precision == "tf32"
+    if given.precision == "bf16":
+        torch.set_default_dtype(torch.bfloat16)
+    parts = [part for part in PARTS if part in given.parts]
+    units, workloads = tuple(given.devices.split(",")), tuple(given.workloads)
+    record(given.out, units, given.seconds, workloads, parts=parts, small=not given.full_size)
 
 
 if __name__ == "__main__":

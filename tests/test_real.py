@@ -291,6 +291,36 @@ def test_committed_figures_are_what_the_committed_measurements_give(folder):
                     assert line[column] == pytest.approx(got[name], abs=1e-5), (graph, column)
 
 
+@two_cores
+@pytest.mark.slow
+def test_the_recorder_on_two_cores(tmp_path):
+    """What it does on a machine with a GPU, on cores instead; the second call finds all there."""
+    name = "rnnlm[batch=2,length=2,units=16,vocabulary=40]"
+    command = [sys.executable, "-m", "simdev.recorder", "rec", "--devices", ",".join(f"cpu:{c}" for c in CORES[:2]),
+               "--workloads", name, "--seconds"]  # fmt: skip
+
+    def record(*more):
+        run = subprocess.run([*command, *more], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()},
+                             timeout=300, stdout=subprocess.PIPE)  # fmt: skip
+        assert run.returncode == 0
+        return [json.loads(line) for line in (rec / "log.jsonl").read_text().splitlines()]
+
+    rec = tmp_path / "rec"
+    log = record("250", "--parts", "machine", "ops", "steps")
+    assert not [line for line in log if line["error"]]
+    assert len(json.loads((rec / "machine.json").read_text())["links"]) == 1
+    steps = json.loads((rec / "steps.json").read_text())
+    assert set(steps) == {f"{name} cpu:{core}" for core in CORES[:2]}
+    assert all(len(found["eager"]) == 30 and min(found["eager"]) > 0 for found in steps.values())
+    more = record("8")[len(log) :]
+    assert [line["what"].split()[0] for line in more] == ["machine", "placements", "report", "report"]  # no more ops
+    assert all(not line["error"] or "share of time" in line["error"] for line in more)
+    assert json.loads((rec / "steps.json").read_text()) == steps
+    lines = [line for line in (rec / "report" / "steps.md").read_text().splitlines() if "cpu:" in line]
+    assert len(lines) == 2 and all(line.count("%") == 4 for line in lines)
+    assert (rec / "report" / "figures.csv").exists()
+
+
 def test_errors_are_one_line(tmp_path):
     from simdev.real import load_program
 

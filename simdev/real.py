@@ -13,6 +13,7 @@ import numpy as np
 
 from simdev import registry
 from simdev.errors import InvalidInput, Unsupported
+from simdev.execute.figures import CALM
 from simdev.files import write_text
 from simdev.graph import ComputationGraph
 from simdev.placement import Placement
@@ -39,7 +40,6 @@ SMALL = {
                     "precision": "f32"},
 }  # fmt: skip
 MEASURED = {"placement", "measured_ns", "samples_ns", "ops_ns", "channel_ns", "copies_ns", "gaps_ns", "peak_bytes"}
-CALM = 0.05  # share of the cores' time that others may take while a placement is run
 PLACERS = ("heft", "m-etf", "min-cut", "critical-path", "local-search", "annealing")
 
 

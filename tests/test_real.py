@@ -67,6 +67,8 @@ def test_rounds_of_a_placement_become_one_row():
     assert a["measured_ns"] == 100 and a["rounds_ns"] == [100, 120, 90]
     assert a["samples_ns"] == [100, 101, 120, 121, 90, 91]
     assert b["measured_ns"] == 105  # of two rounds the faster
+    loud = {**case("a", 3, 400), "disturbed": 0.2}
+    assert over_rounds([loud, *rows])[0] == a and over_rounds([loud])[0]["measured_ns"] == 400
     assert figures([a, b])["tau_noise"] == 1.0  # medians 95 and 105 of the even rounds, 120 and 125 of the odd
 
 

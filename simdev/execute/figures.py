@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
+CALM = 0.05  # share of the cores' time that others may take while a placement is run
+
 
 def over_rounds(rows: list[dict]) -> list[dict]:
-    """One row per placement: that of its round of median length, with the samples of all rounds by round."""
+    """One row per placement: that of its round of median length (of two the shorter), with the samples of its rounds,
+    and in ``rounds_ns`` the median of each. Rounds that others disturbed are left out where there is a calm one."""
     found: dict[str, list[dict]] = {}
     for row in rows:
         found.setdefault(row["placement"], []).append(row)
     merged = []
     for group in found.values():
-        middle = sorted(group, key=lambda row: row["measured_ns"])[(len(group) - 1) // 2]
-        by_round = sorted(group, key=lambda row: row.get("round", 0))
-        merged.append({**middle, "samples_ns": sum((row["samples_ns"] for row in by_round), []),
-                       "rounds_ns": [row["measured_ns"] for row in by_round]})  # fmt: skip
+        calm = [row for row in group if row.get("disturbed", 0.0) <= CALM]
+        used = sorted(calm or group, key=lambda row: row.get("round", 0))
+        middle = sorted(used, key=lambda row: row["measured_ns"])[(len(used) - 1) // 2]
+        merged.append({**middle, "samples_ns": sum((row["samples_ns"] for row in used), []),
+                       "rounds_ns": [row["measured_ns"] for row in used]})  # fmt: skip
     return merged
 
 

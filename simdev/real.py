@@ -479,7 +479,7 @@ def _draw_scatter(found: dict[str, list[dict]], path: Path) -> None:
     for number, (graph, rows) in enumerate(found.items(), 1):
         axes = figure.add_subplot(down, columns, number)
         measured = np.array([row["measured_ns"] for row in rows]) / 1e6
-        low, high = np.percentile([row["samples_ns"] for row in rows], [10, 90], axis=1) / 1e6
+        low, high = np.transpose([np.percentile(row["samples_ns"], [10, 90]) / 1e6 for row in rows])
         for (key, label), colour in zip(PREDICTORS.items(), ("#1f77b4", "#d62728"), strict=True):
             predicted = np.array([row[key] for row in rows]) / 1e6
             reach = [np.maximum(measured - low, 0), np.maximum(high - measured, 0)]

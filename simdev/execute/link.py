@@ -151,7 +151,8 @@ def _rate(shared: Shared, unit: str) -> None:
     else:
         device, size = torch.device("cuda", int(number)), 8192
         found[2] = torch.cuda.get_device_properties(device).total_memory
-    a, big = torch.ones(size, size, device=device), torch.ones(32 << 20, device=device)
+    a = torch.ones(size, size, dtype=torch.float32, device=device)
+    big = torch.ones(32 << 20, dtype=torch.float32, device=device)
     target = torch.empty_like(big)
     for row, work in enumerate((lambda: a @ a, lambda: target.copy_(big))):
         found[row] = min(_timed(work, device) for _ in range(8))

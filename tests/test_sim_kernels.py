@@ -13,7 +13,15 @@ from simdev.placement import Placement
 from simdev.problem import Problem, Rules
 from simdev.sim import arrays, simulate, simulate_many, validate
 from simdev.sim.arrays import problem_arrays
-from simdev.testing import assert_same_schedule, random_costs, random_placement, random_problem, random_topology
+from simdev.testing import (
+    assert_same_schedule,
+    random_costs,
+    random_placement,
+    random_problem,
+    random_topology,
+    training_graph,
+)
+from simdev.topology import Device, DeviceKind, Link, Topology
 
 
 @cache
@@ -219,3 +227,18 @@ def test_policies_on_devices_of_one_slot(policy):
         assert_same_schedule(schedule, simulate(general, placement))
         assert_same_schedule(schedule, simulate(p, placement, engine="reference"))
         seen += 1
+
+
+@pytest.mark.parametrize("devices", [16, 17, 40])
+def test_many_devices(devices):
+    rng = np.random.default_rng(devices)
+    graph = training_graph(rng, 15)
+    kind = DeviceKind("gpu", 1 << 30, {"f32": 1e12}, 1e11)
+    topology = Topology(
+        "wide", tuple(Device(f"d{i}", kind) for i in range(devices)),
+        tuple(Link((f"d{i}", "switch"), 10**9, 1000) for i in range(devices)), ("switch",),
+    )  # fmt: skip
+    p = Problem(graph, topology, random_costs(rng, graph, topology), Rules())
+    for reach in (2, devices):
+        agree(p, rng.integers(0, reach, graph.n_units)[graph.unit_of_op])
+        agree(p, (devices - 1 - rng.integers(0, reach, graph.n_units))[graph.unit_of_op])

@@ -20,6 +20,7 @@ from simdev.sim.arrays import Inputs
 SHIFT, MASK = 20, (1 << 20) - 1  # a key is a time and an op number; see MAX_OPS and MAX_KEY_TIME_NS
 NEVER = np.iinfo(np.int64).max
 NONE, ONE = np.uint64(0), np.uint64(1)  # indices are unsigned: Numba checks signed ones for being negative
+WIDE, GROUP = 16, 3  # of more devices than WIDE, the first finish is looked for by groups of 2**GROUP
 NEAR = np.uint64(32)  # how far a ready op is moved up the sorted queue before it goes to the heap instead
 
 
@@ -37,6 +38,8 @@ class Room(NamedTuple):
     head: np.ndarray
     end: np.ndarray
     first_finish: np.ndarray
+    group_finish: np.ndarray
+    leader: np.ndarray
     free: np.ndarray
     slot_free: np.ndarray
     channel_end: np.ndarray
@@ -70,7 +73,7 @@ def new_room(n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channel
         return np.zeros(length, dtype)
 
     per_device = ("started", "head", "end", "first_finish", "free", "stamp", "arrival", "request", "received", "sent")
-    per_device += ("last_op", "level", "over_time", "over_base", "in_end", "out_end")
+    per_device += ("last_op", "level", "over_time", "over_base", "in_end", "out_end", "group_finish", "leader")
     return Room(
         queue=ints(n_ops), heap=ints(n_ops), line=ints(n_ops), missing=ints(n_ops, np.int32), ready_time=ints(n_ops),
         slot_free=ints(n_slots), channel_end=ints(n_channels), sent_until=ints(n_tensors),
@@ -89,6 +92,8 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
     queue, heap, line = s.queue, s.heap, s.line
     base, started, head, end = s.base, s.started, s.head, s.end
     first_finish, free, slot_free = s.first_finish, s.free, s.slot_free
+    wide, n_groups = n_devices > WIDE, ((n_devices - 1) >> GROUP) + 1
+    group_finish, leader = s.group_finish, s.leader
     missing, ready_time, channel_end = s.missing, s.ready_time, s.channel_end
     stamp, arrival, request = s.stamp, s.arrival, s.request
     op_start, op_finish, sequence = x.op_start, x.op_finish, x.start_order
@@ -104,6 +109,7 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
         free[device] = 0
         stamp[device] = -1
         s.received[device] = s.sent[device] = 0
+        group_finish[device >> GROUP] = NEVER
     slot_free[:] = 0
     channel_end[:] = 0
     first = last = n_transfers = NONE
@@ -158,6 +164,8 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
             line[spot] = key
             if spot == front:
                 first_finish[device] = key
+                if wide and key < group_finish[device >> GROUP]:
+                    group_finish[device >> GROUP], leader[device >> GROUP] = key, device
                 if key < next_finish:
                     next_finish, next_device = key, device
             continue
@@ -170,9 +178,19 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
         head[source] += 1
         first_finish[source] = line[head[source]] if head[source] < end[source] else NEVER
         next_finish = np.int64(NEVER)
-        for device in range(n_devices):
-            if first_finish[device] < next_finish:
-                next_finish, next_device = first_finish[device], np.uint32(device)
+        if wide:
+            group = np.uint64(source >> GROUP)
+            for device in range(group << GROUP, min((group + ONE) << GROUP, np.uint64(n_devices))):
+                if first_finish[device] < next_finish:
+                    next_finish, leader[group] = first_finish[device], device
+            group_finish[group] = next_finish
+            for other in range(n_groups):
+                if group_finish[other] <= next_finish:
+                    next_finish, next_device = group_finish[other], np.uint32(leader[other])
+        else:
+            for device in range(n_devices):
+                if first_finish[device] < next_finish:
+                    next_finish, next_device = first_finish[device], np.uint32(device)
         if now > step:
             step = now
         for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):

@@ -36,7 +36,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(60, 2, FOUR[2:], "p100x4", 200, FOUR[2:3], "rnnlm", "p100x8", 40, 2),
-    "small": Size(500, 5, FIVE, "p100x4", 1200, FIVE, "gnmt-8", "p100x8", 500, 5),
+    "small": Size(2000, 5, FIVE, "p100x4", 4800, FIVE, "gnmt-8", "p100x8", 200, 5),
     "full": Size(
         20_000, 10, (*FIVE, "nmt", "transformer-xl-8", "wavenet-4x36", "amoebanet-d"), "p100x4", 200_000, FIVE,
         "gnmt-8", "p100x8", 20_000, 10,

@@ -453,3 +453,19 @@ def test_a_table_whose_kernels_the_host_hides_makes_no_class(folder, simdev, tmp
     code, out, _ = simdev("calibrate", folder, "-o", tmp_path / "mine.toml")
     assert code == 0 and "class softmax left out" in out
     assert "softmax" not in read_calibration(tmp_path / "mine.toml").classes
+
+
+def test_a_table_is_judged_by_a_fit_to_the_others_of_its_class(tmp_path):
+    for number, (op, efficiency) in enumerate((("add", 0.8), ("mul", 0.8), ("div", 0.4))):
+        write_table(tmp_path, op, "B,H", elementwise_rows(np.random.default_rng(number), efficiency, 300))
+    errors = {
+        row["case"].split()[1]: row["mean_error"]
+        for row in op_cases(tmp_path)
+        if row["group"] == "other with one table left out, v100"
+    }
+    samples = {s.rows.source.split()[1]: s for s in samples_by_model(read_tables([tmp_path]))["v100"]["vector"]}
+    assert set(errors) == set(samples) == {"add", "mul", "div"}
+    fit = fit_class([samples["add"], samples["mul"]], seed=0)
+    assert errors["div"] == pytest.approx(np.abs(relative_error(fit, samples["div"])).mean())
+    whole = fit_class(list(samples.values()), seed=0)
+    assert errors["div"] > np.abs(relative_error(whole, samples["div"])).mean(), "what was fitted to does better"

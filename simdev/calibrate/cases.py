@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.calibrate.build import Sheet, build_one, datasheets, read_tables, samples_by_model
-from simdev.calibrate.fit import Sample, relative_error, split
+from simdev.calibrate.fit import Sample, fit_class, relative_error, shows_kernels, split
 from simdev.calibrate.labels import Label, find_labels, read_label, without_nodes
 from simdev.calibrate.manifest import load_manifest, role_of
 from simdev.errors import InvalidInput
@@ -65,6 +65,7 @@ def table_cases(data: Path, notes: list[str]) -> list[dict]:
         unseen = {file for file, known in listed.items() if shipped and not known}
         cases += _device_cases(model, calibration, classes, unseen)
         cases += _stand_in_cases(model, classes)
+        cases += _left_out_cases(model, classes)
     return cases
 
 
@@ -97,6 +98,19 @@ def _device_cases(
     return [
         case for (goal, where), rows in sorted(tables.items()) for case in (_together(f"{goal}, {where}", rows), *rows)
     ]
+
+
+def _left_out_cases(model: str, classes: dict[str, list[Sample]]) -> list[dict]:
+    """Every table of a class that has several on this device, by a fit to the others; all its rows judge."""
+    cases = []
+    for name, samples in sorted(classes.items()):
+        for sample in samples if len(samples) > 1 else ():
+            rest = [other for other in samples if other is not sample]
+            if shows_kernels(rest):
+                alone = Calibration(model, sample.sheet, 0, {name: fit_class(rest, seed=0)})
+                case = _table_case(model, alone, name, sample, "validate")
+                cases.append(case | {"group": f"{GOAL_OF[name].removeprefix('F5 ')} with one table left out, {model}"})
+    return cases
 
 
 def _together(group: str, tables: list[dict]) -> dict:

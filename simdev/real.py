@@ -39,7 +39,17 @@ SMALL = {
     "gpt2-medium": {"batch": 1, "length": 128, "layers": 4, "units": 512, "heads": 8, "vocabulary": 4000,
                     "precision": "f32"},
 }  # fmt: skip
-MEASURED = {"placement", "measured_ns", "samples_ns", "ops_ns", "channel_ns", "copies_ns", "gaps_ns", "peak_bytes"}
+MEASURED = {
+    "placement",
+    "unit_devices",
+    "measured_ns",
+    "samples_ns",
+    "ops_ns",
+    "channel_ns",
+    "copies_ns",
+    "gaps_ns",
+    "peak_bytes",
+}
 PLACERS = ("heft", "m-etf", "min-cut", "critical-path", "local-search", "annealing")
 
 
@@ -83,6 +93,13 @@ def units_of(topology: Topology) -> tuple[str, ...]:
             )  # fmt: skip
         units.append(f"{kind}:{number}")
     return tuple(units)
+
+
+def units_named(names: list[str]) -> tuple[str, ...]:
+    """Units by what a user calls them: ``cpu`` is the first core that this process may use, ``cuda`` GPU 0."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
+    first = {"cpu": f"cpu:{min(cores)}", "cuda": "cuda:0"}
+    return tuple(first.get(name, name) for name in names)
 
 
 def real_problem(program: Program, topology: Topology, costs: Costs | None = None, policy: str = "fifo") -> Problem:
@@ -206,6 +223,8 @@ def compare_real(
     known: dict[tuple[str, int], dict] = {}
     for row in _read_rows(out / "cases.jsonl"):
         _keep_calmer(known, row)
+    for row in known.values():  # also of placements that another number or seed chose
+        row.update(predict(problem, _placement_of(row, program), costs))
     chosen = choose(problem, placements, seed)
     predicted = {name: predict(problem, Placement(devices), costs) for name, devices in chosen}
     rows = []
@@ -220,7 +239,6 @@ def compare_real(
                     file.write(json.dumps(row) + "\n")
                 _keep_calmer(known, row)
             row = known[key]
-            row.update(predicted[name])
             rows.append(row)
             error = row["simulated_ns"] / row["measured_ns"] - 1
             say(f"{name:28} measured {row['measured_ns'] / 1e6:9.2f} ms  simulated {row['simulated_ns'] / 1e6:9.2f} ms "
@@ -231,6 +249,14 @@ def compare_real(
         say(f"other processes took over {CALM:.0%} of the cores' time in {disturbed} of {len(rows)} runs; the same "
             "command again runs these again")  # fmt: skip
     return rows
+
+
+def _placement_of(row: dict, program: Program) -> Placement:
+    try:
+        units = np.array([int(digit, 36) for digit in row["unit_devices"]], np.int32)
+        return Placement(units[program.graph.unit_of_op])
+    except (TypeError, ValueError, IndexError):
+        raise InvalidInput("no placement of this graph", source="cases.jsonl", field="unit_devices") from None
 
 
 def _keep_calmer(known: dict[tuple[str, int], dict], row: dict) -> None:

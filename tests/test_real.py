@@ -166,6 +166,12 @@ def test_of_two_runs_the_calmer_is_kept():
     assert [row["disturbed"] for row in known.values()] == [0.01]
 
 
+def test_devices_by_their_short_names():
+    from simdev.real import units_named
+
+    assert units_named(["cpu", "cuda", "cpu:7"]) == (f"cpu:{CORES[0]}", "cuda:0", "cpu:7")
+
+
 def simdev(*args, cwd):
     run = subprocess.run(
         [sys.executable, "-m", "simdev", *map(str, args)], cwd=cwd, capture_output=True, text=True,
@@ -254,7 +260,8 @@ def test_profile_compare_and_execute_from_the_command_line(tmp_path):
     for name in ("report.md", "scatter.png", "parts.png", "figures.csv", "costs.npz", "about.json"):
         assert (tmp_path / "cases" / name).stat().st_size > 0
     calm = [{**row, "disturbed": 0.0} for row in rows[1:]]
-    (tmp_path / "cases" / "cases.jsonl").write_text("".join(json.dumps(row) + "\n" for row in calm))
+    stale = [{**row, "simulated_ns": 1} for row in calm]
+    (tmp_path / "cases" / "cases.jsonl").write_text("".join(json.dumps(row) + "\n" for row in stale))
     code, _, err = simdev("compare-real", "model.py:make_step", "mine/machine.toml", *options, cwd=tmp_path)
     assert code == 0, err
     again = [json.loads(line) for line in (tmp_path / "cases" / "cases.jsonl").read_text().splitlines()]

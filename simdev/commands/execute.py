@@ -76,7 +76,8 @@ def profile(
     steps: Annotated[list[str], typer.Argument(help="Workload ids, or my_model.py:make_step.")],
     out: FolderOption,
     device: Annotated[
-        list[str] | None, typer.Option("--device", help="cpu:CORE or cuda:GPU, as often as needed.")
+        list[str] | None,
+        typer.Option("--device", help="cpu:CORE or cuda:GPU, as often as needed; cpu and cuda are the first of each."),
     ] = None,
     repeats: RepeatsOption = 10,
     small: SmallOption = False,
@@ -86,7 +87,8 @@ def profile(
     from simdev import real
 
     positive(repeats, "--repeats")
-    found = real.profile_machine(steps, tuple(device or ["cpu:0"]), out, repeats=repeats, small=small, seed=seed)
+    units = real.units_named(device or ["cpu"])
+    found = real.profile_machine(steps, units, out, repeats=repeats, small=small, seed=seed)
     for line in found:
         print(line)
 

@@ -57,6 +57,33 @@ def test_a_wide_graph_ends_in_prefixes_of_one_order():
     assert found.seconds == 8 and sorted(c for s in found.stages for c in s.layers) == list(range(n + 2))
 
 
+def blocks(*, dense):
+    """The layers of DenseNet-121 (each reads all before it in its block), or of ResNet-101 (each block is added to its
+    input), as predecessors."""
+    before = [frozenset()]
+
+    def chain(count):
+        before.extend(frozenset({len(before) - 1}) for _ in range(count))
+
+    for layers in (6, 12, 24, 16) if dense else (33,):
+        made = {len(before) - 1}
+        for _ in range(layers):
+            before.append(frozenset(made))
+            chain(5 if dense else 8)
+            before.append(frozenset({len(before) - 1, max(made)}))
+            made = made | {len(before) - 1} if dense else {len(before) - 1}
+    return before
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_graphs_like_resnet101_and_densenet121_end(dense):
+    before = blocks(dense=dense)
+    n = len(before)
+    found = plan(profile([0.01] * n, predecessors=before), [4], [1e9])
+    assert n > 300 and not found.linear and found.states >= n
+    assert found.seconds == pytest.approx(n * 0.01 / 4, rel=0.02)
+
+
 def test_levels_that_make_no_sense_are_refused():
     for workers, bandwidths in (([], []), ([2], [1.0, 2.0]), ([0], [1.0]), ([2], [0.0])):
         with pytest.raises(InvalidInput, match="a positive bandwidth for each level"):

@@ -13,19 +13,20 @@ from pathlib import Path
 import numpy as np
 
 from simdev import registry
-from simdev.costs import CostModel
+from simdev.costs import SOURCES, CostModel
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import markdown_table, write_table, write_text
 from simdev.physics_report import kendall
 from simdev.placer import Budget
 from simdev.problem import Problem
 from simdev.sim import simulate
-from simdev.topology import load_topology
+from simdev.topology import load_kinds, load_topology
 
 WORKLOADS = ("inception-v3", "rnnlm", "nmt", "gnmt-4", "transformer-xl-2", "wavenet-2x18", "vit-l", "gpt2-medium")
 TOPOLOGIES = ("p100x4", "v100x8-dgx1")
 PLACERS = ("single-gpu", "single-cpu", "round-robin", "expert", "scotch", "min-cut", "critical-path", "heft", "peft",
            "m-topo", "m-etf", "m-sct", "pipedream", "dpl", "local-search")  # fmt: skip
+KINDS = ("p100-pcie", "v100-sxm2-16gb", "a100-sxm4-80gb", "h100-sxm5-80gb")
 LEAST = 5  # placers with two placements that fit
 
 
@@ -142,6 +143,26 @@ def ranks(cases: list[Case]) -> list[list[str]]:
     ]  # fmt: skip
 
 
+SOURCES_HEADER = ["workload", "device", "table %", "fit %", "roofline %", "most of it by the roofline"]
+
+
+def sources(workloads: Iterable[str], kinds: Iterable[str] = KINDS) -> list[list[str]]:
+    """A line per workload and device kind: the shares of all its ops' time by where their costs come from, and the
+    kinds of op that take a hundredth or more of it by the roofline."""
+    lines, model, known = [], CostModel(), load_kinds()
+    for workload in workloads:
+        graph = registry.load_workload(workload)
+        for name in kinds:
+            ns, source = model.op_costs(graph, known[name])
+            total = max(1, int(ns.clip(0).sum()))
+            share = [ns[source == SOURCES.index(what)].clip(0).sum() / total for what in ("table", "fit", "roofline")]
+            rough = np.flatnonzero(source == SOURCES.index("roofline"))
+            by_kind = np.bincount(graph.op_kind[rough], ns[rough].clip(0), minlength=len(graph.kinds)) / total
+            most = [f"{graph.kinds[k]} {100 * by_kind[k]:.0f}" for k in np.argsort(-by_kind) if by_kind[k] >= 0.01]
+            lines.append([workload, name, *(f"{100 * value:.1f}" for value in share), ", ".join(most[:4])])
+    return lines
+
+
 def write(cases: list[Case], notes: list[str], folder: Path, evaluations: int) -> None:
     """``times.csv`` (a row per placer and case) and ``README.md``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -174,4 +195,6 @@ def markdown(cases: list[Case], notes: list[str], evaluations: int) -> str:
     lines += markdown_table(["placer", "cases", "before", "after", "places won"], ranks(cases))
     if notes:
         lines += ["", "Left aside:", "", *(f"* {note}" for note in notes)]
+    lines += ["", "## Where the costs come from", "", "Shares of the time that all ops take in turn.", ""]
+    lines += markdown_table(SOURCES_HEADER, sources(dict.fromkeys(case.workload for case in cases)))
     return "\n".join(lines) + "\n"

@@ -33,6 +33,10 @@ def test_a_case_of_the_bench(tmp_path):
     assert one.moved[0] == one.after[0]  # the same placement, whatever the costs
     cost_report.write(cases, ["n"], tmp_path, 1)
     assert "pairs of placers" in (tmp_path / "README.md").read_text() and "* n" in (tmp_path / "README.md").read_text()
+    (p100,) = cost_report.sources(["rnnlm"], ["p100-pcie"])
+    assert sum(map(float, p100[2:5])) == pytest.approx(100, abs=0.2) and float(p100[3]) > 95
+    (k80,) = cost_report.sources(["rnnlm"], ["k80"])
+    assert k80[2:5] == ["0.0", "0.0", "100.0"] and k80[5].startswith("mm ")
     assert len((tmp_path / "times.csv").read_text().splitlines()) == 7
 
 

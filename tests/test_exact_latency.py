@@ -2,6 +2,9 @@
 
 import itertools
 import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +88,26 @@ def test_equals_enumeration():
         assert critical_path(problem) <= path_bound(problem) <= best + 1e-9
         assert split_latency(problem, found.machine) == found.latency
         assert not machine_loads(problem, found.machine).overfull
+
+
+@pytest.mark.slow
+def test_ctrl_c_returns_the_best_so_far():
+    rng, n = np.random.default_rng(1), 90
+    edges = [(a, b) for a in range(n) for b in range(a + 1, min(n, a + 6)) if rng.random() < 0.5]
+    problem = load_problem(
+        rng.integers(5, 99, n) + 0.37, edges, cost=rng.integers(1, 40, n), k=5, cpus=1, memory=25.0, size=[1] * n
+    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+    timer = threading.Timer(8.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    began = time.monotonic()
+    try:
+        found = best_latency(problem, seconds=300)
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, before)
+    assert 7 < time.monotonic() - began < 200  # of 300
+    assert found.status == "feasible" and found.bound < found.latency == split_latency(problem, found.machine)
 
 
 @published

@@ -9,6 +9,7 @@ faster of the two kinds backs its bound.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -220,11 +221,11 @@ def best_latency(
     seed: int = 0,
 ) -> Latency:
     """The split of least latency that ``seconds`` (and ``effort``, CP-SAT's deterministic time) find, with the proven
-    bound. ``start`` defaults to the best of :func:`linear_split`, :func:`greedy_split` and all on the CPU. Raises
-    :class:`Unsupported` where nothing fits."""
+    bound; after Ctrl-C, what was found by then. ``start`` defaults to the best of :func:`linear_split`,
+    :func:`greedy_split` and all on the CPU. Raises :class:`Unsupported` where nothing fits."""
     from ortools.sat.python import cp_model
 
-    k = problem.accelerators
+    began, k = time.monotonic(), problem.accelerators
     classes = contract(problem, merge_trivial=False)
     starts = [start]
     if start is None:
@@ -238,7 +239,8 @@ def best_latency(
     scale = TICKS / max(horizon, 1e-9)
     model, x, latest = _model(cp_model, problem, classes, scale, best[1])
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds, solver.parameters.num_workers = seconds, workers
+    solver.parameters.max_time_in_seconds = max(0.1, seconds - (time.monotonic() - began))
+    solver.parameters.num_workers = workers
     solver.parameters.random_seed, solver.parameters.relative_gap_limit = seed, 1e-4
     if np.isfinite(effort):
         solver.parameters.max_deterministic_time = effort

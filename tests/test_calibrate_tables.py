@@ -290,11 +290,16 @@ def test_a_table_of_a_device_without_a_device_file_is_split(tmp_path):
     write_table(tmp_path / "collect", "add", "B,H", rows, device="NVIDIA_L4")
     first = op_cases(tmp_path)[0]
     assert first["group"] == "F5 other, l4" and first["rows"] < 30
+    write_label(tmp_path, [node("call_function", "<built-in function add>", "[[512, 1024]]", "(512, 1024)")],
+                device="NVIDIA_L4")  # fmt: skip
+    (known,) = (row for row in op_cases(tmp_path) if row["group"] == "F3, l4")
+    assert known["fit_share"] == 1
 
 
 def test_who_stands_in_for_an_unmeasured_device():
     names = {device: teacher_of(sheet).name for device, sheet in datasheets().items()}
     assert names["NVIDIA_H100_80GB_HBM3"] == names[DEVICE] == "a100" and names["NVIDIA_A100-PCIE-40GB"] == "v100"
+    assert names["M40"] == names["NVIDIA_A40"] == "a100"
     assert names["Tesla_P4"] == "t4" and names["NVIDIA_L4"] == "a100 and p4 and t4"
     stand_in, large, small, sister = teacher_of(datasheets()["T4"]), *map(load_calibration, ("v100", "p4", "p100"))
     slower = small.classes["linear"].efficiency / sister.classes["linear"].efficiency

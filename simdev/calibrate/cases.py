@@ -3,8 +3,8 @@
 * F5: rows of op tables that were held out of every fit; a case per device and goal over all its rows, its error their
   mean, and a row per table beside it. Of a file that the manifest does not list nothing was fitted to, so every row
   judges, apart from the others; where its device has no device file, one is fitted to the rows that are not held out.
-* F3: whole models on a device that has a device file. No whole model and none of its ops was fitted to; that products
-  with a bias are a class apart was found on P100's, though.
+* F3: whole models on a device that has a device file, or op tables to fit one to. No whole model and none of its ops
+  was fitted to; that products with a bias are a class apart was found on P100's, though.
 * F4: the same models as if the device had none. Another one stands in, with this device's datasheet: for a training
   board the newest other training board; for an inference board, which has not the power to hold its clock, the next
   newer one, or where there is none the training board of its generation, whose products are slowed as those of older
@@ -44,11 +44,12 @@ def op_cases(data: str | Path, notes: list[str] | None = None) -> list[dict]:
     predicted time by source (``table_share``, ``fit_share``, ``fallback_share``), ``sum_of_ops_s``, ``roofline_s``, and
     ``mean_error`` where the case is a mean over rows. What could not be used is added to ``notes``."""
     notes = [] if notes is None else notes
-    return [*table_cases(Path(data), notes), *model_cases(Path(data), notes)]
+    built: dict[str, Calibration] = {}
+    return [*table_cases(Path(data), notes, built), *model_cases(Path(data), notes, built)]
 
 
-def table_cases(data: Path, notes: list[str]) -> list[dict]:
-    """F5: every op table under ``data``."""
+def table_cases(data: Path, notes: list[str], built: dict[str, Calibration]) -> list[dict]:
+    """F5: every op table under ``data``; ``built`` takes what is fitted to those of other devices."""
     try:
         found = read_tables([data])
     except InvalidInput as error:
@@ -61,7 +62,7 @@ def table_cases(data: Path, notes: list[str]) -> list[dict]:
     cases = []
     for model, classes in sorted(grouped.items()):
         shipped = model in calibration_names()
-        calibration = load_calibration(model) if shipped else build_one(model, grouped)
+        calibration = load_calibration(model) if shipped else built.setdefault(model, build_one(model, grouped))
         unseen = {file for file, known in listed.items() if shipped and not known}
         cases += _device_cases(model, calibration, classes, unseen)
         cases += _stand_in_cases(model, classes)
@@ -153,7 +154,7 @@ def _passes_s(name: str, dims: np.ndarray, sample: Sample) -> np.ndarray:
     return moved_bytes(name, dims) / sample.sheet.bandwidth
 
 
-def model_cases(data: Path, notes: list[str]) -> list[dict]:
+def model_cases(data: Path, notes: list[str], built: dict[str, Calibration]) -> list[dict]:
     """F3 and F4: every whole model under ``data``."""
     cases = []
     notes += [f"{path}: a whole model's time, but no list of its ops beside it" for path in without_nodes(data)]
@@ -168,8 +169,9 @@ def model_cases(data: Path, notes: list[str]) -> list[dict]:
             notes.append(f"{path}: device {label.device!r} has no datasheet")
             continue
         notes += [f"{path}: {reason}: {count}" for reason, count in label.skipped.items()]
-        if known.model in calibration_names():
-            cases += _label_cases(f"F3, {known.model}", label, known, load_calibration(known.model))
+        own = load_calibration(known.model) if known.model in calibration_names() else built.get(known.model)
+        if own is not None:
+            cases += _label_cases(f"F3, {known.model}", label, known, own)
         stand_in = teacher_of(known)
         if stand_in is not None:
             cases += _label_cases(f"F4, {known.model} from {stand_in.name}", label, known, stand_in)

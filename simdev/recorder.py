@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from simdev.files import write_text
@@ -35,13 +36,21 @@ PRECISIONS = ("f32", "tf32", "bf16")
 
 
 def record(
-    out: Path, units: tuple[str, ...], seconds: float, workloads: tuple[str, ...], *, parts=tuple(PARTS), small: bool
+    out: Path,
+    units: tuple[str, ...],
+    seconds: float,
+    workloads: tuple[str, ...],
+    *,
+    parts=tuple(PARTS),
+    small: bool,
+    placements: int = 40,
 ) -> None:
     """Record ``parts`` within ``seconds``, in this order; what a part leaves of its share goes to the next ones. A
     workload that is being measured when the share ends is finished, but for its placements."""
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
-    work = {"machine": _machine, "ops": _ops, "steps": _steps, "placements": _placements, "report": _report}
+    work = {"machine": _machine, "ops": _ops, "steps": _steps, "placements": partial(_placements, placements),
+            "report": _report}  # fmt: skip
     with _clocks(out, units):
         for number, part in enumerate(parts):
             left = sum(PARTS[name] for name in parts[number:])
@@ -166,7 +175,7 @@ def _time_steps(shared, name: str, unit: str, small: bool) -> None:
     device = torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number))
     spec, params = registry.find_workload(name)
     torch.manual_seed(0)
-    step = spec.function(**spec.parameters({**(SMALL.get(name, {}) if small else {}), **params}))
+    step = spec.function(**spec.parameters({**(SMALL.get(spec.name, {}) if small else {}), **params}))
     model = step.model.to(device)
     inputs = [tensor.to(device) for tensor in step.inputs]
 
@@ -205,14 +214,14 @@ def _time_steps(shared, name: str, unit: str, small: bool) -> None:
         sample("graph", graph.replay)
 
 
-def _placements(out: Path, units, workloads, small: bool, end: float) -> None:
+def _placements(count: int, out: Path, units, workloads, small: bool, end: float) -> None:
     for number, name in enumerate(workloads):
         share = (end - time.monotonic()) / (len(workloads) - number)
         if share > 0 and (out / "ops" / name / "machine.toml").exists():
-            _guarded(out, f"placements {name}", lambda n=name, s=share: _compare(out, n, s, small))
+            _guarded(out, f"placements {name}", lambda n=name, s=share: _compare(out, n, count, s, small))
 
 
-def _compare(out: Path, name: str, seconds: float, small: bool) -> None:
+def _compare(out: Path, name: str, count: int, seconds: float, small: bool) -> None:
     from simdev.real import compare_real
 
     end = time.monotonic() + seconds
@@ -224,7 +233,7 @@ def _compare(out: Path, name: str, seconds: float, small: bool) -> None:
 
     machine = str(out / "ops" / name / "machine.toml")
     compare_real(
-        name, machine, out / "placements" / name, placements=40, repeats=5, rounds=2, seed=0, small=small, say=say
+        name, machine, out / "placements" / name, placements=count, repeats=5, rounds=2, seed=0, small=small, say=say
     )
 
 
@@ -300,6 +309,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--workloads", nargs="+", default=[*FITTED, *HELD_OUT], metavar="ID")
     parser.add_argument("--precision", choices=PRECISIONS, default="f32", help="a folder each")
+    parser.add_argument("--placements", type=int, default=40)
     parser.add_argument("--full-size", action="store_true", help="the workloads' own sizes, which need a GPU")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.precision == "tf32"
@@ -307,7 +317,9 @@ def main() -> None:
         torch.set_default_dtype(torch.bfloat16)
     parts = [part for part in PARTS if part in given.parts]
     units, workloads = tuple(given.devices.split(",")), tuple(given.workloads)
-    record(given.out, units, given.seconds, workloads, parts=parts, small=not given.full_size)
+    record(
+        given.out, units, given.seconds, workloads, parts=parts, small=not given.full_size, placements=given.placements
+    )
 
 
 if __name__ == "__main__":

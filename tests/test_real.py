@@ -324,9 +324,9 @@ def test_the_recorder_on_two_cores(tmp_path):
     steps = json.loads((rec / "steps.json").read_text())
     assert set(steps) == {f"{name} cpu:{core}" for core in CORES[:2]}
     assert all(len(found["eager"]) == 30 and min(found["eager"]) > 0 for found in steps.values())
-    more = record("8")[len(log) :]
+    more = record("250", "--placements", "3")[len(log) :]
     assert [line["what"].split()[0] for line in more] == ["machine", "placements", "report", "report"]  # no more ops
-    assert all(not line["error"] or "share of time" in line["error"] for line in more)
+    assert not [line for line in more if line["error"]]
     assert json.loads((rec / "steps.json").read_text()) == steps
     lines = [line for line in (rec / "report" / "steps.md").read_text().splitlines() if "cpu:" in line]
     assert len(lines) == 2 and all(line.count("%") == 4 for line in lines)

@@ -57,6 +57,7 @@ class Inputs(NamedTuple):
 
 
 _CACHE: WeakKeyDictionary[Problem, Inputs] = WeakKeyDictionary()
+_RANKS: WeakKeyDictionary[Problem, np.ndarray] = WeakKeyDictionary()
 
 
 def problem_arrays(problem: Problem) -> Inputs:
@@ -70,6 +71,13 @@ def problem_arrays(problem: Problem) -> Inputs:
 def default_priority(problem: Problem) -> np.ndarray:
     """int64 ``(n,)``: the b-level with average durations and free communication (R2)."""
     return b_level(problem.graph, average_durations(problem))
+
+
+def default_rank(problem: Problem) -> np.ndarray:
+    """:func:`priority_rank` of the default priorities."""
+    if problem not in _RANKS:
+        _RANKS[problem] = priority_rank(default_priority(problem))
+    return _RANKS[problem]
 
 
 def priority_rank(priority: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from simdev.errors import InvalidInput
 from simdev.placement import Placement
 from simdev.problem import Problem
-from simdev.sim.arrays import default_priority, priority_rank, problem_arrays
+from simdev.sim.arrays import default_rank, priority_rank, problem_arrays
 from simdev.sim.schedule import Outcomes, Schedule
 
 NO_LIMIT = int(np.iinfo(np.int64).max)
@@ -101,7 +101,7 @@ def _run(problem: Problem, placements, first, stop, priority, below, timeline, s
         return run_many_fifo(p, placements, first, stop, below, timeline, scratch, step, peak, overflow, False)
     rank = np.zeros(0, np.int64)
     if problem.rules.policy == "priority":
-        rank = priority_rank(default_priority(problem) if priority is None else priority)
+        rank = default_rank(problem) if priority is None else priority_rank(priority)
     if p.ordered:
         from simdev.sim._order import run_many_ordered as run_many
     else:

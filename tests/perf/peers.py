@@ -180,7 +180,7 @@ class Yardstick:
         at_row = [ctypes.c_void_p(row.ctypes.data) for row in rows]
 
         def run(row: int) -> int:
-            assert kept[0] is not None  # the arrays live as long as this function
+            assert len(kept) and len(rows)  # the arrays live as long as this function
             return self._run(*sizes, at_row[row], *at[:3], tensors, *at[3:])
 
         return run

@@ -123,7 +123,7 @@ def sizes(yardstick) -> list[dict]:
                     some = rows[: 2 if name == "fair" else 16]
                     other = Problem(problem.graph, problem.topology, problem.costs, rules)
                     functions[name] = (lambda other=other, some=some: simulate_many(other, some), len(some))
-            found += take_turns("sizes", problem, how, functions, rounds=2 if n > 20_000 else 3)
+            found += take_turns("sizes", problem, how, functions, rounds=4 if n > 20_000 else 6)
     return found
 
 
@@ -198,6 +198,7 @@ def shapes(yardstick) -> list[dict]:
         (train, meshed(4)), (train, switched(4)), (train, switched(16)), (train, switched(64)),
         (shuffled(train, rng), switched(4)), (equal(train), switched(4)), (star(20_000), switched(4)),
         (layered(rng, 10_000, 3), switched(4)), (layered(rng, 100, 100), switched(4)),
+        (without_parameters(training_graph(rng, 3930)), meshed(4)),  # like the graphs for which the goals were set
     ]  # fmt: skip
     found = []
     for graph, topology in cases:
@@ -208,7 +209,7 @@ def shapes(yardstick) -> list[dict]:
             for name, rules in (("no contention", Rules(contention="none")), ("priority", Rules(policy="priority"))):
                 other = Problem(graph, topology, problem.costs, rules)
                 functions[name] = (lambda other=other, rows=rows: simulate_many(other, rows[:8]), 8)
-            for one in take_turns("shapes", problem, how, functions):
+            for one in take_turns("shapes", problem, how, functions, rounds=6):
                 found.append(one | {"graph": f"{one['graph']} on {topology.name}"})
     return found
 

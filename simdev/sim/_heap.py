@@ -5,7 +5,7 @@ from __future__ import annotations
 from numba import njit
 
 # For functions that kernels call: without a way in from Python, they compile in half of the time. (A call would crash.)
-part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
+part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, nogil=True)
 
 
 @part

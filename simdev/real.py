@@ -384,7 +384,7 @@ def profile_machine(
     _need_torch()
     from simdev.costs import save_measured
     from simdev.execute.host import check_units
-    from simdev.execute.link import device_file, profile_link, rates
+    from simdev.execute.link import device_file, granularity, profile_link, rates
     from simdev.execute.profile import by_signature, profile_ops
 
     check_units(units)
@@ -410,8 +410,10 @@ def profile_machine(
         gap = float(np.median([row["gap_ns"] for row in about if row["unit"] in groups[kind]]))
         share = len(groups[kind]) if kind == "core" else 1
         kinds[kind] = {"units": groups[kind], "flop_per_s": flops, "bytes_per_s": bandwidth,
-                       "memory_bytes": memory // share, "gap_ns": gap}  # fmt: skip
-        lines.append(f"{kind}: {flops / 1e9:.1f} GFLOP/s (f32 product), {bandwidth / 1e9:.1f} GB/s (copy)")
+                       "memory_bytes": memory // share, "gap_ns": gap,
+                       "granularity": granularity(groups[kind][0])}  # fmt: skip
+        lines.append(f"{kind}: {flops / 1e9:.1f} GFLOP/s (f32 product), {bandwidth / 1e9:.1f} GB/s (copy), "
+                     f"memory by {kinds[kind]['granularity']} bytes")  # fmt: skip
     links = {}
     for at, first in enumerate(units):
         for second in units[at + 1 :]:

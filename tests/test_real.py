@@ -141,6 +141,37 @@ def test_device_names_are_units():
         units_of(load_topology("p100x2"))
 
 
+class FakeTensor:
+    def __init__(self, address):
+        self.address = address
+
+    def data_ptr(self):
+        return self.address
+
+
+@pytest.mark.parametrize(("step", "told"), [(48, 16), (256, 256), (1 << 20, 4096)])
+def test_granularity_of_an_allocator(monkeypatch, step, told):
+    from itertools import count
+
+    from simdev.execute import link
+
+    assert link.granularity(f"cpu:{CORES[0]}") in (16, 32, 64, 128)  # PyTorch's own
+    used = count(0, step)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: FakeTensor(next(used)))
+    assert link.granularity(f"cpu:{CORES[0]}") == told
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(used) // step * 100)
+    assert link.granularity("cuda:0") == 200  # one tensor between two looks
+
+
+def test_a_machine_file_has_the_granularity_measured(tmp_path):
+    from simdev.execute.link import device_file
+
+    facts = {"units": ["cpu:3"], "flop_per_s": 1e9, "bytes_per_s": 1e9, "memory_bytes": 1 << 30, "granularity": 96,
+             "gap_ns": 1000.0}  # fmt: skip
+    (tmp_path / "one.toml").write_text(device_file("one", {"core": facts}, {}))
+    assert load_topology(tmp_path / "one.toml").granularity.tolist() == [96]
+
+
 def test_time_that_others_take_is_seen():
     from simdev.execute.compare import others
 
@@ -235,6 +266,7 @@ def test_profile_compare_and_execute_from_the_command_line(tmp_path):
     topology = load_topology(tmp_path / "mine" / "machine.toml")
     assert [device.name for device in topology.devices] == [f"cpu{core}" for core in CORES[:2]]
     profile = json.loads((tmp_path / "mine" / "profile.json").read_text())
+    assert profile["kinds"]["core"]["granularity"] == topology.devices[0].kind.granularity
     assert profile["kinds"]["core"]["flop_per_s"] > 0 and len(profile["links"]) == 1
 
     from simdev.capture import capture_file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from simdev.execute.worker import clock
 
 SIZES = tuple(4**k for k in range(3, 13))  # bytes: 64 to 16 MiB
 AREA = 96 << 20  # bytes that transfers go through in turn: as in a step, the target is in no cache
+PAGE = 4096  # bytes
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,34 @@ def _rate(shared: Shared, unit: str) -> None:
         found[row] = min(_timed(work, device) for _ in range(8))
 
 
+def granularity(unit: str) -> int:
+    """Bytes that tensors on ``unit`` take multiples of.
+
+    On a GPU what a tensor of one byte adds to ``torch.cuda.memory_allocated()``. On the CPU the greatest common divisor
+    of the addresses of 4096 tensors of 1 to 4096 bytes that are alive together, at most the 4096 bytes of a page: the
+    addresses of so many tensors have by chance no larger divisor than the one that the allocator keeps to.
+    """
+    shared = Shared()
+    shared.reserve("found", 1)
+    shared.open()
+    in_processes([lambda: _granularity(shared, unit)])
+    return int(shared.array("found")[0])
+
+
+def _granularity(shared: Shared, unit: str) -> None:
+    kind, _, number = unit.partition(":")
+    if kind == "cpu":
+        settle(int(number))
+        alive = [torch.empty(size, dtype=torch.uint8) for size in range(1, PAGE + 1)]
+        found = math.gcd(PAGE, *(tensor.data_ptr() for tensor in alive))
+    else:
+        device = torch.device("cuda", int(number))
+        before = torch.cuda.memory_allocated(device)
+        alive = [torch.empty(1, dtype=torch.uint8, device=device)]
+        found = torch.cuda.memory_allocated(device) - before
+    shared.words("found")[0] = found
+
+
 def _timed(work: Callable[[], object], device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -169,8 +199,8 @@ def _timed(work: Callable[[], object], device: torch.device) -> int:
 
 
 def device_file(name: str, kinds: dict[str, dict], links: dict[tuple[str, str], LinkProfile]) -> str:
-    """A topology in TOML. ``kinds``: per kind its ``units``, ``flop_per_s``, ``bytes_per_s``, ``memory_bytes`` of one
-    of them, and ``gap_ns``, the time between ops."""
+    """A topology in TOML. ``kinds``: per kind its ``units``, ``flop_per_s``, ``bytes_per_s``, ``memory_bytes``,
+    ``granularity`` (bytes) of one of them, and ``gap_ns``, the time between ops."""
     lines = [f'name = "{name}"', 'description = "devices of one machine, measured by simdev profile"']
     for kind, facts in kinds.items():
         lines += [
@@ -180,7 +210,7 @@ def device_file(name: str, kinds: dict[str, dict], links: dict[tuple[str, str], 
             f"peak_tflops = {{ f32 = {facts['flop_per_s'] / 1e12:.5f} }}",
             f"launch_us = {facts['gap_ns'] / 1e3:.3f}",
             f"dispatch_us = {facts['gap_ns'] / 1e3:.3f}",
-            f"granularity = {64 if facts['units'][0].startswith('cpu') else 512}",
+            f"granularity = {facts['granularity']}",
         ]
     for kind, facts in kinds.items():
         for unit in facts["units"]:

@@ -388,10 +388,8 @@ def profile_machine(
     from simdev.execute.profile import by_signature, profile_ops
 
     check_units(units)
-    groups = {
-        kind: [unit for unit in units if unit.startswith(word)] for kind, word in (("core", "cpu"), ("gpu", "cuda"))
-    }
-    tables: dict[str, dict[str, float]] = {kind: {} for kind, group in groups.items() if group}
+    groups = _groups(units)
+    tables: dict[str, dict[str, float]] = {kind: {} for kind in groups}
     about, lines = [], []
     for entry in steps:
         program = load_program(entry, small=small, seed=seed)
@@ -429,6 +427,41 @@ def profile_machine(
     count = sum(map(len, tables.values()))
     lines.append(f"{out / 'machine.toml'}, {out / 'costs.csv'} ({count} signatures), {out / 'profile.json'}")
     return lines
+
+
+def _groups(units: tuple[str, ...]) -> dict[str, list[str]]:
+    """Units by the kind that they are in a machine file."""
+    words = {"core": "cpu", "gpu": "cuda"}
+    found = {kind: [unit for unit in units if unit.startswith(word)] for kind, word in words.items()}
+    return {kind: group for kind, group in found.items() if group}
+
+
+def profile_file(
+    path: Path, units: tuple[str, ...], out: Path, *, repeats: int, seed: int
+) -> tuple[list[str], list[str]]:
+    """Measure the ops whose signatures ``path`` holds, each alone, and write them into ``costs.csv``, over what it has
+    of them. Returns lines that say what was found, and lines that say what was left out and why."""
+    _need_torch()
+    from simdev.costs import load_measured, save_measured
+    from simdev.execute.alone import profile_signatures, read_signatures
+    from simdev.execute.host import check_units
+
+    signatures = read_signatures(path)
+    check_units(units)
+    costs = out / "costs.csv"
+    tables = load_measured(costs) if costs.exists() else {}
+    lines, told = [], []
+    for kind, group in _groups(units).items():
+        found = [profile_signatures(signatures, unit, repeats=repeats, seed=seed) for unit in group]
+        times = {text: float(np.mean([table[text] for table, _ in found])) for text in found[0][0]}
+        tables[kind] = tables.get(kind, {}) | times
+        lines.append(f"{kind}: {len(times)} of {len(signatures)} signatures measured, each op alone")
+        reasons = found[0][1]
+        told += [f"{kind}: {len(reasons)} of {len(signatures)} signatures left out"] if reasons else []
+        told += [f"  {text}: {reason}" for text, reason in reasons.items()]
+    out.mkdir(parents=True, exist_ok=True)
+    save_measured(tables, costs)
+    return [*lines, str(costs)], told
 
 
 # Column of the report -> its name among the figures, and how the report writes it (figures.csv has plain numbers).

@@ -141,6 +141,85 @@ def test_device_names_are_units():
         units_of(load_topology("p100x2"))
 
 
+ALONE = {
+    "mm(f32[8,16],f32[16,4])->f32[8,4]": "",
+    "addmm(f32[4],f32[8,16],f32[16,4])->f32[8,4]": "",
+    "cat(f32[2,3],f32[2,5],dim=1)->f32[2,8]": "",
+    "convolution(f32[1,4,9,9],f32[4,2,3,3],stride=[2,2],padding=[1,1],dilation=[1,1],transposed=False,"
+    "output_padding=[0,0],groups=2)->f32[1,4,5,5]": "",
+    "native_batch_norm(f32[2,3,4],f32[3],f32[3],f32[3],f32[3],training=True)->(f32[2,3,4],f32[3],f32[3])": "",
+    "_softmax_backward_data(f32[8,16],f32[8,16],dim=0)->f32[8,16]": "",
+    "nll_loss_forward(f32[4,7],i64[4],reduction=1,ignore_index=-100)->(f32[],f32[])": "",
+    "embedding(f32[5,3],i64[2,4])->f32[2,4,3]": "",
+    "_to_copy(f32[4])->bf16[4]": "",
+    "new_zeros(f32[2])->f32[3,4]": "",
+    "adam(f32[16],state=128)": "no ATen op",
+    "mm(f32[8,16],f32[16,4])->f32[8,5]": "no call",  # the product has another shape
+    "add(f32[3],f32[4])->f32[4]": "no call",
+    "masked_fill_(f32[2],bool[2])->f32[2]": "no call",  # fills with what?
+    "native_batch_norm(f32[2,3],f32[3],training=True)->(f32[2,3],f32[3],f32[3])": "no call",  # weight or bias?
+    "index_select(f32[9,2],i64[3],dim=0)->f32[3,2]": "integers",
+    "relu(q4[3])->q4[3]": "no call",
+}
+
+
+def test_ops_of_a_file_are_measured_alone_and_the_others_named(tmp_path):
+    from simdev.costs import load_measured, save_measured
+    from simdev.real import profile_file
+
+    mm, *_ = ALONE
+    (tmp_path / "ops.txt").write_text("\n".join([*ALONE, mm, ""]))
+    save_measured({"core": {mm: -0.0, "neg(f32[2])->f32[2]": 7.0}, "gpu": {mm: 9.0}}, tmp_path / "costs.csv")
+    lines, left_out = profile_file(tmp_path / "ops.txt", (f"cpu:{CORES[0]}",), tmp_path, repeats=2, seed=0)
+    found = load_measured(tmp_path / "costs.csv")
+    measured = {text for text, reason in ALONE.items() if not reason}
+    assert set(found["core"]) == measured | {"neg(f32[2])->f32[2]"} and found["gpu"] == {mm: 9.0}
+    assert all(found["core"][text] > 0 for text in measured) and found["core"]["neg(f32[2])->f32[2]"] == 7.0
+    assert lines[0].startswith(f"core: {len(measured)} of {len(ALONE)}")
+    assert left_out[0] == f"core: {len(ALONE) - len(measured)} of {len(ALONE)} signatures left out"
+    for line, (text, reason) in zip(left_out[1:], [item for item in ALONE.items() if item[1]], strict=True):
+        assert line.startswith(f"  {text}: ") and reason in line
+
+
+def test_signatures_are_read_from_cost_tables():
+    from simdev.costs import load_measured
+    from simdev.execute.alone import read_signatures
+
+    table = MEASURED / "machine" / "costs.csv"
+    assert set(read_signatures(table)) == set(load_measured(table)["core"])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"", "holds no op signature"),
+        (b"\n  \n", "holds no op signature"),
+        (b"\xff\xfe", "not text"),
+        (b"neg(f32[2])->f32[2]\nsome words\n", "line 2: 'some words' is no op signature"),
+        (b'signature,ns\n"neg(f32[2])->f32[2]",1\n,2\n', "line 3: '' is no op signature"),
+        (b'signature,ns\n"neg,1\n', "not CSV"),
+        (None, "No such file"),
+    ],
+)
+def test_files_without_signatures_are_told(tmp_path, text, told):
+    from simdev.execute.alone import read_signatures
+
+    if text is not None:
+        (tmp_path / "ops.txt").write_bytes(text)
+    with pytest.raises(InvalidInput, match=told):
+        read_signatures(tmp_path / "ops.txt")
+
+
+def test_profile_takes_steps_or_ops_and_refuses_in_one_line(tmp_path):
+    for options, told in (
+        (["--ops", "gone.csv"], "gone.csv: No such file or directory"),
+        (["nmt", "--ops", "gone.csv"], "give either steps or --ops"),
+    ):
+        code, out, err = simdev("profile", *options, "-o", "mine", cwd=tmp_path)
+        assert (code, out, err) == (2, "", f"simdev: error: {told}\n")
+        assert not (tmp_path / "mine").exists()
+
+
 class FakeTensor:
     def __init__(self, address):
         self.address = address

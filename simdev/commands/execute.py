@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -73,8 +74,11 @@ def execute(
 
 @command("profile", hidden=True)
 def profile(
-    steps: Annotated[list[str], typer.Argument(help="Workload ids, or my_model.py:make_step.")],
     out: FolderOption,
+    steps: Annotated[list[str] | None, typer.Argument(help="Workload ids, or my_model.py:make_step.")] = None,
+    ops: Annotated[
+        Path | None, typer.Option(help="Cost table, or text with an op signature a line: these ops, each alone.")
+    ] = None,
     device: Annotated[
         list[str] | None,
         typer.Option("--device", help="cpu:CORE or cuda:GPU, as often as needed; cpu and cuda are the first of each."),
@@ -87,10 +91,17 @@ def profile(
     from simdev import real
 
     positive(repeats, "--repeats")
+    if bool(steps) == (ops is not None):
+        raise InvalidInput("give either steps or --ops")
     units = real.units_named(device or ["cpu"])
-    found = real.profile_machine(steps, units, out, repeats=repeats, small=small, seed=seed)
+    if ops is None:
+        found, left_out = real.profile_machine(steps, units, out, repeats=repeats, small=small, seed=seed), []
+    else:
+        found, left_out = real.profile_file(ops, units, out, repeats=repeats, seed=seed)
     for line in found:
         print(line)
+    for line in left_out:
+        print(line, file=sys.stderr)
 
 
 @command("compare-real", hidden=True)

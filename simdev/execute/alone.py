@@ -1,0 +1,241 @@
+"""Profiles of single ops: what an op costs where its signature is all that is known of it."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import re
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from simdev.capture.trace import DTYPES, signature
+from simdev.costs import op_class
+from simdev.errors import InvalidInput
+from simdev.execute.cpu import settle
+from simdev.execute.link import in_processes
+from simdev.execute.shared import Shared
+from simdev.execute.worker import clock
+from simdev.opcost.signature import Signature, Tensor, parse_signature
+
+SIGNATURE = re.compile(r"\w[\w.:]*(\(.*\)(->.+)?)?")
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+WORK_FREE = {
+    "eps": 1e-5,
+    "momentum": 0.1,
+    "p": 0.5,
+    "scale": 2.0,
+}  # floats are in no signature; on these no kernel's work depends
+SAMPLE_NS, MOST_CALLS = 1_000_000, 100  # a sample lasts at least so long, or is so many calls
+REASONS = (
+    "no ATen op has this name",
+    "it does not say what its integers select",
+    "no call that it describes gives it back",
+)
+
+
+def read_signatures(path: Path) -> list[str]:
+    """The op signatures, each once, of a cost table (CSV with a column ``signature``) or of a text with one a line.
+
+    Raises :class:`InvalidInput` naming the line that holds none.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"not text ({error.reason})", source=path) from None
+    found: dict[str, None] = {}
+    for number, text in _rows(lines, path):
+        if not SIGNATURE.fullmatch(text):
+            raise InvalidInput(f"{text[:60]!r} is no op signature", source=path, field=f"line {number}")
+        found[text] = None
+    if not found:
+        raise InvalidInput("holds no op signature", source=path)
+    return list(found)
+
+
+def _rows(lines: list[str], path: Path) -> Iterator[tuple[int, str]]:
+    if not lines or "signature" not in lines[0].split(","):
+        yield from ((number, line.strip()) for number, line in enumerate(lines, 1) if line.strip())
+        return
+    try:
+        reader = csv.DictReader(lines, strict=True)
+        yield from ((reader.line_num, row["signature"] or "") for row in reader)
+    except csv.Error as error:
+        raise InvalidInput(f"not CSV ({error})", source=path) from None
+
+
+def profile_signatures(
+    signatures: list[str], unit: str, *, repeats: int = 10, seed: int = 0
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Run each op alone in a loop on ``unit``, on contiguous random inputs: ``(ns, why it was left out)``
+    by signature.
+
+    A time is the median over ``repeats`` samples of at least a millisecond or of 100 calls, each from an idle device
+    to an idle device, with PyTorch's own time to dispatch the calls. Unlike in a step, the inputs may be in the cache.
+    """
+    shared = Shared()
+    shared.reserve("ns", len(signatures))
+    shared.open()
+    in_processes([lambda: _profile(shared, signatures, unit, repeats, seed)])
+    found = dict(zip(signatures, shared.array("ns").tolist(), strict=True))
+    return (
+        {text: float(ns) for text, ns in found.items() if ns > 0},
+        {text: REASONS[-ns - 1] for text, ns in found.items() if ns < 0},
+    )
+
+
+def _profile(shared: Shared, signatures: list[str], unit: str, repeats: int, seed: int) -> None:
+    kind, _, number = unit.partition(":")
+    if kind == "cpu":
+        settle(int(number))
+    device = torch.device("cpu" if kind == "cpu" else unit)
+    torch.manual_seed(seed)
+    for row, text in enumerate(signatures):
+        with torch.no_grad():
+            call = call_of(text, device)
+            shared.words("ns")[row] = -1 - call if isinstance(call, int) else _median(call, device, repeats)
+
+
+def _median(call: Callable[[], object], device: torch.device, repeats: int) -> int:
+    _timed(call, device, 2)
+    once = max(1, _timed(call, device, 1))
+    count = min(MOST_CALLS, max(1, SAMPLE_NS // once))
+    return max(1, round(float(np.median([_timed(call, device, count) for _ in range(repeats)])) / count))
+
+
+def _timed(call: Callable[[], object], device: torch.device, count: int) -> int:
+    _wait(device)
+    begin = clock()
+    for _ in range(count):
+        call()
+    _wait(device)
+    return clock() - begin
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def call_of(text: str, device: torch.device) -> Callable[[], object] | int:
+    """A function that runs the op of a signature on random inputs, or which of :data:`REASONS` there is for none.
+
+    A call is taken only if the signature of what it did is the one asked for, letter by letter, and if it is the only
+    way to tell which optional tensors are among the inputs.
+    """
+    wanted = parse_signature(text)
+    overloads = [each for name in (wanted.kind, f"{wanted.kind}_for_cpu") for each in _overloads(name)]
+    if not overloads:
+        return 0
+    if any(tensor.dtype not in TORCH_DTYPES for tensor in wanted.inputs + wanted.outputs):
+        return 2
+    try:
+        tensors = [_random(tensor, _largest(wanted, tensor), device) for tensor in wanted.inputs]
+    except LookupError:
+        return 1
+    except (RuntimeError, OverflowError, TypeError, ValueError):  # more than the memory holds, no such numbers
+        return 2
+    for function in overloads:
+        calls = [_call(function, *found) for found in _arguments(function, wanted, tensors)]
+        calls = [call for call, *found in calls if _gives(call, text, function, *found)]
+        if calls:
+            return calls[0] if len(calls) == 1 else 2
+    return 2
+
+
+def _overloads(name: str) -> list:
+    packet = getattr(torch.ops.aten, name, None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return []
+    found = [getattr(packet, each) for each in packet.overloads()]
+    return [each for each in found if not any(argument.is_out for argument in each._schema.arguments)]
+
+
+def _call(function, args: list, kwargs: dict):
+    return (lambda: function(*args, **kwargs)), args, kwargs
+
+
+def _gives(call: Callable[[], object], text: str, function, args: list, kwargs: dict) -> bool:
+    try:
+        return signature(function, args, kwargs, call()) == text
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError):
+        return False
+
+
+def _largest(wanted: Signature, tensor: Tensor) -> int:
+    """Integers in ``tensor`` are below this. LookupError where that does not follow from the signature."""
+    if tensor.dtype in ("bool", "f64", "f32", "f16", "bf16"):
+        return 0
+    if wanted.kind == "embedding":
+        return wanted.inputs[0].shape[0]
+    if wanted.kind == "embedding_dense_backward":
+        return int(wanted.attributes["num_weights"])
+    if wanted.kind.startswith("nll_loss"):
+        scores = wanted.inputs[wanted.kind.endswith("backward")].shape
+        return scores[min(1, len(scores) - 1)]  # the number of classes
+    if op_class(wanted.kind) in ("elementwise", "copy", "reduction"):
+        return 2
+    raise LookupError(wanted.kind)
+
+
+def _random(tensor: Tensor, largest: int, device: torch.device) -> torch.Tensor:
+    dtype = TORCH_DTYPES[tensor.dtype]
+    if dtype == torch.bool:
+        return torch.rand(tensor.shape, device=device) < 0.5
+    if largest:
+        return torch.randint(largest, tensor.shape, dtype=dtype, device=device)
+    return torch.rand(tensor.shape, dtype=dtype, device=device)  # positive: roots and logarithms exist
+
+
+def _arguments(function, wanted: Signature, tensors: list[torch.Tensor]) -> Iterator[tuple[list, dict]]:
+    """Every way in which the tensors can be the arguments of ``function``, the others being what the signature says."""
+    schema = function._schema.arguments
+    optional = [argument.name for argument in schema if str(argument.type) == "Optional[Tensor]"]
+    lists = any(str(argument.type) == "List[Tensor]" for argument in schema)
+    fixed = sum(str(argument.type) == "Tensor" and argument.name not in wanted.attributes for argument in schema)
+    spare = len(tensors) - fixed
+    for given in [()] if lists else combinations(optional, spare) if 0 <= spare <= len(optional) else ():
+        left = list(tensors)
+        args: list = []
+        kwargs: dict = {}
+        try:
+            for argument in schema:
+                value = _value(argument, wanted, left, argument.name in given, spare)
+                if argument.kwarg_only:
+                    kwargs[argument.name] = value
+                else:
+                    args.append(value)
+        except (LookupError, ValueError, SyntaxError):
+            continue
+        if not left:
+            yield args, kwargs
+
+
+def _value(argument, wanted: Signature, left: list[torch.Tensor], given: bool, spare: int):
+    """The value of one argument; takes tensors from the front of ``left``. LookupError where nothing tells it."""
+    kind, name, outputs = str(argument.type), argument.name, wanted.outputs
+    if name in wanted.attributes:
+        return ast.literal_eval(wanted.attributes[name])
+    if kind == "List[Tensor]":
+        taken, left[:spare] = left[:spare], []
+        return taken
+    if kind == "Tensor" or given:
+        return left.pop(0)
+    if name == "dtype" and outputs and wanted.inputs and outputs[0].dtype != wanted.inputs[0].dtype:
+        return TORCH_DTYPES[outputs[0].dtype]
+    if name == "input_dtype" and outputs:
+        return TORCH_DTYPES[outputs[0].dtype]
+    if name in ("size", "input_sizes") and outputs:
+        return list(outputs[0].shape)
+    if argument.has_default_value():
+        return argument.default_value
+    if kind == "float" and name in WORK_FREE:
+        return WORK_FREE[name]
+    if kind in ("Optional[Tensor]", "Optional[int]", "Optional[bool]", "Optional[List[int]]"):
+        return None  # else the signature had it
+    raise LookupError(name)

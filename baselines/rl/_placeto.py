@@ -10,11 +10,13 @@ import numpy as np
 
 from simdev.baselines.rl._case import DEVICE_FEATURES, Case
 from simdev.baselines.rl._jax import eqx, jax, jnp, optax
-from simdev.baselines.rl._layers import Dense
+from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight, with_sight
 from simdev.baselines.rl._train import Evaluator, State
 
 LONGEST = 10.0  # times the scale: a longer step time counts as this one
+FLAT = 0.1  # scale of the last layer's first weights: the first policy knows no device better than another
+STAY = 2.0  # the first bonus of leaving a group where it is
 
 
 class View(NamedTuple):
@@ -52,10 +54,11 @@ def _mean(table: np.ndarray) -> np.ndarray:
 class Mlp(eqx.Module):
     layers: list[Dense]
 
-    def __init__(self, *sizes: int, key, scale: float = 1.4):
+    def __init__(self, *sizes: int, key, last: float = 1.4):
         keys = jax.random.split(key, len(sizes) - 1)
-        pairs = zip(sizes[:-1], sizes[1:], keys, strict=True)
-        self.layers = [Dense(before, after, key=one, scale=scale) for before, after, one in pairs]
+        scales = [1.4] * (len(sizes) - 2) + [last]
+        pairs = zip(sizes[:-1], sizes[1:], keys, scales, strict=True)
+        self.layers = [Dense(before, after, key=one, scale=scale) for before, after, one, scale in pairs]
 
     def __call__(self, x):
         for layer in self.layers[:-1]:
@@ -64,7 +67,7 @@ class Mlp(eqx.Module):
 
 
 class Policy(eqx.Module):
-    """Logits of the devices for the group that is visited, float32 ``(D,)``."""
+    """Logits of the devices for the group that is visited, float32 ``(D,)``: :meth:`embed`, then :meth:`__call__`."""
 
     enter: Mlp
     down: list[Mlp]  # f and g along the edges
@@ -83,21 +86,22 @@ class Policy(eqx.Module):
         self.up = [Mlp(hidden, hidden, hidden, key=one) for one in keys[3:5]]
         self.pools = [Mlp(2 * hidden, hidden, hidden, key=one) for one in keys[5:8]]
         width = 5 * hidden + devices
-        self.out = Mlp(width, 2 * hidden, hidden, devices + 16, key=keys[8], scale=0.7)
+        self.out = Mlp(width, 2 * hidden, hidden, devices + 16, key=keys[8], last=FLAT)
         self.device = Dense(DEVICE_FEATURES + 2, 16, key=keys[9], scale=0.3)
-        self.stay = jnp.asarray(2.0)
+        self.stay = jnp.asarray(STAY)
         self.rounds = rounds
 
-    def __call__(self, view: View, placed, visited, done):
-        """``placed`` int ``(G,)``: the device of each group; ``visited`` int: the group; ``done`` bool ``(G,)``."""
+    def embed(self, view: View, placed, begin, end):
+        """Float32 ``(G, 2 * hidden)`` and ``(3, G, hidden)``: the groups, and what they add to summaries.
+
+        ``placed`` int ``(G,)``: the device of each group; those from ``begin`` to before ``end`` are visited next.
+        """
         sight = view.sight
         rows, devices = sight.allowed.shape
         here = jax.nn.one_hot(placed, devices) * sight.real[:, None]
-        time = sight.nodes[:, 0] * sight.real
-        load = time @ here  # share of the time that each device has
-        near = (view.before[visited] + view.behind[visited]) @ here  # share of the neighbours that are there
         summary = jnp.broadcast_to(sight.summary, (rows, SUMMARY_FEATURES))
-        now = jnp.stack([jnp.arange(rows) == visited, done], axis=1)
+        row = jnp.arange(rows)
+        now = jnp.stack([(row >= begin) & (row < end), row < begin], axis=1)
         nodes = jnp.concatenate([sight.nodes, summary, here, sight.shares, here @ sight.devices, now], axis=1)
         own = self.enter(nodes)
 
@@ -106,17 +110,31 @@ class Policy(eqx.Module):
             return (own + _message(self.down, view.before, along), own + _message(self.up, view.behind, against)), None
 
         both = jnp.concatenate(jax.lax.scan(hear, (own, own), None, length=self.rounds)[0], axis=1)
+        return both, jnp.stack([jax.nn.relu(pool(both)) for pool in self.pools])
+
+    def __call__(self, view: View, embedded, placed, visited):
+        """``embedded``: what :meth:`embed` gave; ``placed`` int ``(G,)`` by now; ``visited`` int: the group."""
+        sight, (both, pools) = view.sight, embedded
+        here = jax.nn.one_hot(placed, sight.allowed.shape[1]) * sight.real[:, None]
+        load = (sight.nodes[:, 0] * sight.real) @ here  # share of the time that each device has
+        near = (view.before[visited] + view.behind[visited]) @ here  # share of the neighbours that are there
         tables = (view.ancestors, view.descendants, view.parallel)
-        pooled = [table[visited] @ jax.nn.relu(pool(both)) for table, pool in zip(tables, self.pools, strict=True)]
+        pooled = [table[visited] @ pool for table, pool in zip(tables, pools, strict=True)]
         answer = self.out(jnp.concatenate([both[visited], *pooled, sight.shares[visited]]))
         seen = jnp.concatenate([sight.devices, load[:, None], near[:, None]], axis=1)
+        devices = len(load)
         logits = answer[:devices] + self.device(seen) @ answer[devices:] + self.stay * here[visited]
         return jnp.where(sight.allowed[visited], logits, -1e9)
 
 
 def _message(pair, table, x):
+    """What is heard from the neighbours in ``table``, 0 where there are none.
+
+    Normalised: many rounds with the same weights would else grow it beyond measure for some first weights, and a policy
+    that has learned nothing would have no doubt.
+    """
     one, two = pair
-    return jax.nn.relu(two(table @ jax.nn.relu(one(x))))
+    return jax.nn.relu(normalised(two(table @ jax.nn.relu(one(x))))) * table.any(axis=1, keepdims=True)
 
 
 class Episodes:
@@ -126,43 +144,58 @@ class Episodes:
     def __init__(self, new, *, rows, episodes, every, from_best, discount, history, rate, entropy, entropy_updates):
         self.rows, self.episodes, self.every, self.from_best = rows, episodes, every, from_best
         self.discount, self.history = discount, history
-        optimizer = optax.chain(optax.clip_by_global_norm(1.25), optax.adam(rate))
+        self.steps = -(-rows // every) * every  # of an episode, padded to whole stretches
+        optimizer = optax.flatten(optax.chain(optax.clip_by_global_norm(1.25), optax.adam(rate)))
 
-        def likelihood(policy, view, placed, visited, action):
-            rows = len(view.sight.real)
-            logp = jax.nn.log_softmax(policy(view, placed, visited, jnp.arange(rows) < visited))
+        def likelihood(policy, view, embedded, placed, visited, action):
+            logp = jax.nn.log_softmax(policy(view, embedded, placed, visited))
             entropy = -jnp.sum(jnp.where(view.sight.allowed[visited], jnp.exp(logp) * logp, 0.0))
             return logp[action], entropy
 
+        def stretch(policy, view, placed, visited, actions):
+            """Log-likelihoods and entropies float32 ``(every,)`` of the steps between two measurements."""
+            embedded = policy.embed(view, placed[0], visited[0], visited[0] + every)
+            return jax.vmap(likelihood, (None, None, None, 0, 0, 0))(policy, view, embedded, placed, visited, actions)
+
         def objective(policy, view, placed, actions, advantage, weight):
-            """``placed`` int ``(G, G)``: the state at each step of an episode; the rest ``(G,)``."""
-            rows = jnp.arange(len(actions))
-            logp, entropy = jax.vmap(likelihood, (None, None, 0, 0, 0))(policy, view, placed, rows, actions)
-            real = view.sight.real
+            """``placed`` int ``(steps, G)``: the state at each step of an episode; the rest ``(steps,)``."""
+            steps = jnp.arange(self.steps)
+            parts = [array.reshape(-1, every, *array.shape[1:]) for array in (placed, steps, actions)]
+            logp, entropy = (array.ravel() for array in jax.vmap(stretch, (None, None, 0, 0, 0))(policy, view, *parts))
+            real = view.sight.real.at[steps].get(mode="fill", fill_value=False)
             entropy = jnp.sum(entropy * real) / jnp.sum(real)
             return -jnp.sum(logp * advantage * real) / jnp.sum(real) - weight * entropy, entropy
 
         @jax.jit
-        def act(policy, view, placed, visited, key, greedy):
-            """Actions int ``(B,)`` for states ``placed`` int ``(B, G)``."""
-            done = jnp.arange(placed.shape[1]) < visited
-            logits = jax.vmap(policy, (None, 0, None, None))(view, placed, visited, done)
-            noise = jax.random.gumbel(jax.random.fold_in(key, visited), logits.shape)
-            return jnp.argmax(logits + jnp.where(greedy, 0.0, noise), axis=1)
+        def act(policy, view, placed, begin, key, greedy):
+            """The steps from ``begin`` to the next measurement of episodes at ``placed`` int ``(B, G)``: the states
+            before each int ``(every, B, G)``, actions int ``(every, B)``, and the states after them."""
+            embedded = jax.vmap(lambda one: policy.embed(view, one, begin, begin + every))(placed)
+            shape = (every, len(placed), view.sight.allowed.shape[1])
+            noise = jax.random.gumbel(jax.random.fold_in(key, begin), shape)
+
+            def visit(placed, step):
+                visited, noise = step
+                logits = jax.vmap(policy, (None, 0, 0, None))(view, embedded, placed, visited)
+                action = jnp.argmax(logits + jnp.where(greedy, 0.0, noise), axis=1)
+                return placed.at[:, visited].set(action, mode="drop"), (placed, action)
+
+            after, (placed, actions) = jax.lax.scan(visit, placed, (begin + jnp.arange(every), noise))
+            return placed, actions, after
 
         @jax.jit
         def update(policy, optimizer_state, view, placed, actions, advantage, updates):
             weight = entropy * jnp.maximum(0.0, 1.0 - updates / entropy_updates)
 
-            def add(total, episode):
-                (_, left), gradient = jax.value_and_grad(objective, has_aux=True)(policy, view, *episode, weight)
-                return jax.tree.map(jnp.add, total, gradient), left
+            def mean(policy):
+                loss, left = jax.vmap(objective, (None, None, 0, 0, 0, None))(
+                    policy, view, placed, actions, advantage, weight
+                )
+                return loss.mean(), left.mean()
 
-            zero = jax.tree.map(jnp.zeros_like, policy)
-            gradient, left = jax.lax.scan(add, zero, (placed, actions, advantage))
-            gradient = jax.tree.map(lambda leaf: leaf / len(actions), gradient)
+            (_, left), gradient = jax.value_and_grad(mean, has_aux=True)(policy)
             change, optimizer_state = optimizer.update(gradient, optimizer_state, policy)
-            return optax.apply_updates(policy, change), optimizer_state, left.mean()
+            return optax.apply_updates(policy, change), optimizer_state, left
 
         @jax.jit
         def first(seed):
@@ -186,7 +219,7 @@ class Episodes:
         start, cost = state["start"].copy(), state["cost"].copy()
         if cost[index] < 0:
             start[index] = first_placement(case)
-            cost[index] = _costs(evaluate(start[index][None]))[0]
+            cost[index] = _costs(evaluate, start[index][None])[0]
         key, noise = self._split(state["key"])
         placed, actions, costs = self._run(state["policy"], view, evaluate, start[index], cost[index], noise)
         returns, history = self._returns(costs), state["returns"].copy()
@@ -196,9 +229,10 @@ class Episodes:
             episodes[index] += 1
         known = history[index, : min(episodes[index], self.history)]
         advantage = (returns - known.mean(axis=0)) / (known[:, : case.n_groups].std() + 1e-6)
+        advantage = np.pad(np.clip(advantage, -5, 5), ((0, 0), (0, self.steps - self.rows)))
         updates = (int(episodes[index]) - 1) // self.episodes
         policy, optimizer_state, entropy = self._update(
-            state["policy"], state["optimizer"], view, placed, actions, np.clip(advantage, -5, 5), updates
+            state["policy"], state["optimizer"], view, placed, actions, advantage, updates
         )
         if self.from_best:
             row, when = np.unravel_index(np.argmin(costs), costs.shape)
@@ -210,21 +244,21 @@ class Episodes:
         return {**new, "start": start, "cost": cost}, {"entropy": float(entropy)}
 
     def _run(self, policy, view, evaluate, start, cost, noise):
-        """Episodes side by side: the states ``placed`` int32 ``(B, G, G)`` and actions int32 ``(B, G)`` of each step,
-        and the cost float32 ``(B, groups + 1)`` before each and at the end. What moves nothing is not simulated."""
-        many, rows, groups = self.episodes, self.rows, evaluate.case.n_groups
-        placed, actions = np.zeros((many, rows, rows), np.int32), np.zeros((many, rows), np.int32)
+        """Episodes side by side: the states ``placed`` int32 ``(B, steps, G)`` and actions int32 ``(B, steps)`` of
+        each step, and the cost float32 ``(B, groups + 1)`` before each and at the end. What moves nothing is not
+        simulated."""
+        many, groups, every = self.episodes, evaluate.case.n_groups, self.every
+        placed, actions = np.zeros((many, self.steps, self.rows), np.int32), np.zeros((many, self.steps), np.int32)
         now, costs = np.repeat(start[None], many, axis=0), np.full((many, groups + 1), cost, np.float32)
-        moved = np.zeros(many, bool)
-        for visited in range(groups):
-            placed[:, visited] = now
-            actions[:, visited] = self._act(policy, view, now, visited, noise, False)
-            moved |= actions[:, visited] != now[:, visited]
-            now[:, visited] = actions[:, visited]
-            costs[:, visited + 1] = costs[:, visited]
-            if moved.any() and ((visited + 1) % self.every == 0 or visited == groups - 1):
-                costs[moved, visited + 1] = _costs(evaluate(now[moved]))
-                moved[:] = False
+        for begin in range(0, groups, every):
+            end = begin + every
+            states, chosen, after = map(np.asarray, self._act(policy, view, now, begin, noise, False))
+            placed[:, begin:end], actions[:, begin:end] = states.swapaxes(0, 1), chosen.T
+            moved = (after != now).any(axis=1)
+            now, costs[:, end:] = after, costs[:, begin, None]
+            costs[:, begin + 1 : end] = costs[:, begin, None]
+            if moved.any():
+                costs[moved, min(end, groups) :] = _costs(evaluate, now[moved])[:, None]
         return placed, actions, costs
 
     def _returns(self, costs) -> np.ndarray:
@@ -236,10 +270,10 @@ class Episodes:
         return returns
 
     def greedy(self, state: State, case: Case) -> np.ndarray:
-        now = first_placement(case)[None].copy()
-        for visited in range(case.n_groups):
-            now[:, visited] = self._act(state["policy"], case.inputs, now, visited, state["key"], True)
-        return now[0]
+        now = first_placement(case)[None]
+        for begin in range(0, case.n_groups, self.every):
+            now = self._act(state["policy"], case.inputs, now, begin, state["key"], True)[2]
+        return np.asarray(now)[0]
 
 
 def first_placement(case: Case) -> np.ndarray:
@@ -247,9 +281,11 @@ def first_placement(case: Case) -> np.ndarray:
     return np.argmax(case.inputs.sight.allowed, axis=1).astype(np.int32)
 
 
-def _costs(rewards: np.ndarray) -> np.ndarray:
-    """Step times over the scale, from the rewards of a case."""
-    return np.minimum(rewards**2, LONGEST)
+def _costs(evaluate: Evaluator, actions: np.ndarray) -> np.ndarray:
+    """float32 ``(k,)``: step times over the scale of actions int ``(k, G)``; more for what does not fit, the more it
+    lacks."""
+    costs = evaluate(actions) ** 2
+    return np.where(evaluate.fits, np.minimum(costs, LONGEST), costs)
 
 
 @cache  # compiled functions are kept with it

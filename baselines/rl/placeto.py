@@ -20,18 +20,19 @@ def learner(problems, *, groups, layers, devices=0, **given) -> Learner:
 
     devices = device_columns(problems, devices)
     settings = {"groups": groups, "layers": layers, "devices": devices, **given}
-    functions = learner_functions(devices=devices, rows=bucket(groups), **given)
+    grouped = {id(problem): (coarse_groups if layers else fine_groups)(problem, groups) for problem in problems}
+    rows = bucket(max(int(group.max()) + 1 for group in grouped.values()))
+    functions = learner_functions(devices=devices, rows=rows, **given)
 
     def case(problem):
-        group = coarse_groups(problem, groups) if layers else fine_groups(problem, groups)
-        return with_view(make_case(problem, group, rows=groups, columns=devices))
+        return with_view(make_case(problem, grouped[id(problem)], rows=rows, columns=devices))
 
     stored = {name: settings[name] for name in SHAPE}
-    return Learner("placeto", 1, stored, case, functions.init, functions.step, functions.greedy)
+    return Learner("placeto", 2, stored, case, functions.init, functions.step, functions.greedy)
 
 
 @placer(
-    "placeto", version=1, family="learned", searches=True, defaults=DEFAULTS, learner=learner,
+    "placeto", version=2, family="learned", searches=True, defaults=DEFAULTS, learner=learner,
     source="Addanki et al.: Placeto: Learning Generalizable Device Placement Algorithms for Distributed Machine "
     "Learning, NeurIPS 2019",
 )  # fmt: skip
@@ -46,15 +47,19 @@ def placeto(problem, *, rng, budget, policy, **params):
 
     * The step time is measured after every ``every``-th group that is visited (1: the paper's), and only where
       something has moved; a group in between shares the difference with its neighbours. ``every=groups`` gives the
-      paper's other form, the reward at the end.
+      paper's other form, the reward at the end. Messages pass as often: the groups up to the next measurement share
+      the embeddings of the placement before them, and see by themselves only where their neighbours and the load now
+      are.
     * Episodes start from the best placement so far (``from_best=False``: from all groups on the first device), and the
-      policy leans to leaving a group where it is by a learned bonus, 2 at first.
+      policy leans to leaving a group where it is by a learned bonus, 2 at first; else the first policy hardly prefers
+      a device to another.
     * ``episodes`` episodes run side by side with one policy, then it is updated; the paper's workers are asynchronous.
-      Step times are relative to the time of all ops on one device, and count at most ten times that. Advantages are
-      divided by the deviation of the returns.
+      Step times are relative to the time of all ops on one device, and count at most ten times that; what does not fit
+      counts more than ten, the more the more bytes it lacks. Advantages are divided by the deviation of the returns.
     * Groups are the layers of the source model (in graphs that name none, ops with their only reader), merged to at
       most ``groups``, or with ``layers=false`` single forward ops that share traffic; backward and update ops go with
-      their forward op. They are visited in topological order. Messages are averaged, not summed.
+      their forward op. They are visited in topological order. Messages are averaged,
+      not summed, and normalised, or the rounds would grow them without bound.
     * Node features are those of the paper (time, output bytes, device, visited now, visited before) and others that
       mean the same in every graph (levels, memory, op classes, even shares of the time); the last layer also sees the
       features and the load of each device, so that one policy serves unlike machines of up to 8 devices.

@@ -1,9 +1,9 @@
-"""The runs of a bench on the workers of a Dask cluster: the same plan, the same seeds, the same rows.
+"""The runs of a bench, or the simulations of a training, on the workers of a Dask cluster: the same answers as at home.
 
-Each run has a process of its own on the worker, under the same limits as at home. A run whose worker was lost is given
-to another one. Workers must run the same simdev; placers and machines of one's own are found by path, on a file system
-that the workers share. Clusters of any kind are started with Dask's own tools (``dask scheduler``, ``dask worker``,
-dask-jobqueue for Slurm, dask-kubernetes).
+Each run of a bench has a process of its own on the worker, under the same limits as at home; a batch of placements in
+training is divided among the workers. What a lost worker had is given to another one. Workers must run the same simdev;
+placers and machines of one's own are found by path, on a file system that the workers share. Clusters of any kind are
+started with Dask's own tools (``dask scheduler``, ``dask worker``, dask-jobqueue for Slurm, dask-kubernetes).
 """
 
 from __future__ import annotations
@@ -14,19 +14,29 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from simdev import rows
 from simdev.bench import Instance, Outcome, Submit, blank_row, execute
 from simdev.circumstances import circumstances, source_digest
 from simdev.errors import InvalidInput
 from simdev.plan import Run
+from simdev.problem import Problem
+from simdev.sim import simulate_many
+from simdev.sim.schedule import Outcomes
 from simdev.workers import Limits, death, environment, limit_process
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
 
 PATIENCE_S = 30  # for a scheduler to answer and a first worker to join
 LOSSES = 3  # workers that a run may lose before it is thought to be the cause
+OUTCOMES = tuple(field.name for field in fields(Outcomes))
 
 
 def dask_backend(scheduler: str):
@@ -34,24 +44,10 @@ def dask_backend(scheduler: str):
 
     Raises :class:`InvalidInput` where the scheduler does not answer, has no worker, or a worker runs another simdev.
     """
-    try:
-        import dask
-        from distributed import Client
-    except ImportError:
-        raise InvalidInput(
-            "needs the package distributed: pip install 'simdev[dask]'", source="--backend dask"
-        ) from None
 
     @contextlib.contextmanager
     def backend(jobs: int, limits: Limits) -> Iterator[Submit]:
-        with dask.config.set({"distributed.scheduler.allowed-failures": LOSSES}):
-            try:
-                client = Client(scheduler, timeout=PATIENCE_S, set_as_default=False)
-                client.wait_for_workers(1, timeout=PATIENCE_S)
-            except (OSError, TimeoutError, ValueError) as error:
-                raise InvalidInput(f"no Dask scheduler with a worker ({error})", source=scheduler) from None
-        with client:
-            _check_workers(client, scheduler)
+        with _connected(scheduler) as client:
             executor = client.get_executor(pure=False)
             folder = os.getcwd()
 
@@ -65,6 +61,46 @@ def dask_backend(scheduler: str):
                 executor.shutdown(wait=False)
 
     return backend
+
+
+@contextlib.contextmanager
+def dask_simulator(scheduler: str) -> Iterator[Callable[..., Outcomes]]:
+    """:func:`simdev.sim.simulate_many` on the cluster of a Dask scheduler, for ``simdev train``: each batch is divided
+    among the workers' threads, and the answer is the same. Raises as :func:`dask_backend`."""
+    with _connected(scheduler) as client:
+        held: dict[Problem, Future] = {}
+
+        def simulate(problem: Problem, devices: np.ndarray, *, below: int | None = None) -> Outcomes:
+            if problem not in held:  # a task, not scattered data: it is done again where the worker that had it is lost
+                told = (problem.graph, problem.topology, problem.costs, problem.rules)
+                held[problem] = client.submit(Problem, *told, pure=False)
+            parts = np.array_split(devices, max(1, min(len(devices), sum(client.nthreads().values()))))
+            tasks = [client.submit(simulate_many, held[problem], part, below=below, pure=False) for part in parts]
+            found = client.gather(tasks)
+            return Outcomes(*(np.concatenate([getattr(part, name) for part in found]) for name in OUTCOMES))
+
+        yield simulate
+
+
+@contextlib.contextmanager
+def _connected(scheduler: str) -> Iterator[Client]:
+    """A client of the scheduler, whose workers are ready."""
+    try:
+        import dask
+        from distributed import Client
+    except ImportError:
+        raise InvalidInput(
+            "needs the package distributed: pip install 'simdev[dask]'", source="--backend dask"
+        ) from None
+    with dask.config.set({"distributed.scheduler.allowed-failures": LOSSES}):
+        try:
+            client = Client(scheduler, timeout=PATIENCE_S, set_as_default=False)
+            client.wait_for_workers(1, timeout=PATIENCE_S)
+        except (OSError, TimeoutError, ValueError) as error:
+            raise InvalidInput(f"no Dask scheduler with a worker ({error})", source=scheduler) from None
+    with client:
+        _check_workers(client, scheduler)
+        yield client
 
 
 def _check_workers(client, scheduler: str) -> None:

@@ -13,12 +13,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simdev.errors import BudgetExhausted, InvalidInput, UnknownName
 from simdev.placement import Placement
 from simdev.problem import Problem
+
+if TYPE_CHECKING:
+    from simdev.sim.schedule import Outcomes
 
 SHELF: dict[str, PlacerSpec] = {}
 
@@ -99,11 +103,19 @@ class Budget:
     """Simulator evaluations (deterministic) and seconds (a safety net) that a placer may spend, with its anytime curve.
 
     ``curve`` lists ``(evaluations, seconds, step_ns)`` at each improvement of the best feasible placement; ``best`` is
-    that placement's devices, or None.
+    that placement's devices, or None. ``simulate`` stands in for :func:`simdev.sim.simulate_many` (here by default).
     """
 
-    def __init__(self, problem: Problem, *, evaluations: int = 0, seconds: float = float("inf")):
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        evaluations: int = 0,
+        seconds: float = float("inf"),
+        simulate: Callable[..., Outcomes] | None = None,
+    ):
         self.problem, self.evaluations, self.seconds = problem, int(evaluations), float(seconds)
+        self.simulate = simulate
         self.used, self.curve, self.best, self.best_step_ns = 0, [], None, None
         self._started = time.monotonic()
 
@@ -139,7 +151,7 @@ class Budget:
             raise BudgetExhausted(f"the budget is used up after {self.used} evaluations")
         if below is not None:  # what may be the best needs its memory
             below = None if self.best_step_ns is None else max(below, self.best_step_ns)
-        outcome = simulate_many(self.problem, devices, below=below)
+        outcome = (self.simulate or simulate_many)(self.problem, devices, below=below)
         for row in np.flatnonzero(outcome.overflow_bytes == 0):
             if self.best_step_ns is None or outcome.step_ns[row] < self.best_step_ns:
                 self.best_step_ns, self.best = int(outcome.step_ns[row]), devices[row].astype(np.int32)

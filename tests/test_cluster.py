@@ -9,9 +9,11 @@ import pytest
 from test_bench import LIMITS, ODD, make_graph
 
 from simdev import bench, rows
-from simdev.cluster import dask_backend, execute_apart
+from simdev.cluster import dask_backend, dask_simulator, execute_apart
+from simdev.commands import build_problem
 from simdev.errors import InvalidInput
 from simdev.plan import plan
+from simdev.registry import find_placer
 from simdev.workers import Limits
 
 distributed = pytest.importorskip("distributed")
@@ -27,6 +29,13 @@ def cluster():
 
 def exact(found):
     return [{name: row.cells()[name] for name in rows.EXACT} for row in found]
+
+
+def kill_one(cluster):
+    victim = next(iter(cluster.workers.values()))
+    pid = victim.pid if isinstance(victim.pid, int) else victim.process.pid
+    os.kill(pid, signal.SIGKILL)
+    return pid
 
 
 @pytest.mark.slow
@@ -47,8 +56,7 @@ def test_rows_are_those_of_this_machine_also_when_a_worker_is_killed(cluster, tm
         def tick(self, done, total, running):
             if not Killer.killed and done:
                 Killer.killed = True
-                victim = next(iter(cluster.workers.values()))
-                os.kill(victim.pid if isinstance(victim.pid, int) else victim.process.pid, signal.SIGKILL)
+                kill_one(cluster)
 
     away = bench.bench(
         runs, tmp_path / "away", limits=LIMITS, observer=Killer(), backend=dask_backend(cluster.scheduler_address)
@@ -58,6 +66,31 @@ def test_rows_are_those_of_this_machine_also_when_a_worker_is_killed(cluster, tm
     for row in away:
         assert not row.placement or rows.placement_path(tmp_path / "away", row.placement).is_file()
     assert bench.bench(runs, tmp_path / "away", limits=LIMITS) == away  # nothing is left to run
+
+
+@pytest.mark.slow
+def test_training_on_a_cluster_writes_the_same_policy_also_when_a_worker_is_killed(cluster, tmp_path):
+    pytest.importorskip("jax")
+    problem = build_problem("transformer-xl-2", "p100x2")
+    spec, _ = find_placer("colocrl")
+    learner = spec.learner([problem], **{key: value for key, value in spec.defaults.items() if key != "policy"})
+
+    def train(out, **how):
+        learner.train([problem], seed=0, evaluations=48, out=out, **how)
+        return [(out / name).read_bytes() for name in ("policy.safetensors", "policy.json", "progress.csv")]
+
+    killed, batches = [], []
+    with dask_simulator(cluster.scheduler_address) as simulate:
+
+        def watched(problem, devices, **how):
+            if len(batches) == 1:
+                killed.append(kill_one(cluster))
+            batches.append(len(devices))
+            return simulate(problem, devices, **how)
+
+        away = train(tmp_path / "away", simulate=watched)
+    assert killed and sum(batches) >= 40
+    assert away == train(tmp_path / "home")
 
 
 def test_no_scheduler_is_one_sentence(tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from simdev.placement import Placement
 from simdev.placer import Budget
 from simdev.policy import load_policy, notes_of, pack, read_blob, read_header, save_policy, unpack
 from simdev.problem import Problem
+from simdev.sim.schedule import Outcomes
 
 State = dict[str, Any]
 CHECKPOINT, LOG = "checkpoint.safetensors", "progress.csv"
@@ -142,13 +143,14 @@ def train(
     evaluations: int,
     out: str | os.PathLike,
     progress: Callable[[dict], None] = lambda row: None,
+    simulate: Callable[..., Outcomes] | None = None,
 ) -> None:
     """Train a policy on ``problems`` in turn until ``evaluations`` simulations are spent; write it to folder ``out``.
 
     ``progress`` gets a row of ``COLUMNS`` after every update; the folder's ``progress.csv`` has them all. A checkpoint
     is written now and then, on Ctrl-C and at the end; the same call then goes on, bit for bit as if it had not stopped,
     and with more ``evaluations`` it goes on further. Raises :class:`InvalidInput` where the folder holds the checkpoint
-    of another training.
+    of another training. ``simulate`` stands in for ``simulate_many``, as with :class:`Budget`.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -166,7 +168,7 @@ def train(
     try:
         while run["samples"] < evaluations:
             index = run["updates"] % len(cases)
-            budget = Budget(problems[index], evaluations=evaluations - run["samples"])
+            budget = Budget(problems[index], evaluations=evaluations - run["samples"], simulate=simulate)
             evaluate = Evaluator(cases[index], budget)
             try:
                 new, info = learner.step(state, index, evaluate)

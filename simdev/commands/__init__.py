@@ -56,6 +56,11 @@ class Runtime(StrEnum):
     eager = "eager"
 
 
+class Backend(StrEnum):
+    local = "local"
+    dask = "dask"
+
+
 GraphArgument = Annotated[str, typer.Argument(help="Workload id, graph file, or my_model.py:make_step.")]
 TopologyArgument = Annotated[str, typer.Argument(help="Topology name (simdev list topologies) or TOML file.")]
 PlacerOption = Annotated[str | None, typer.Option("--placer", "-p", help="Placer id: name or name[param=value].")]
@@ -63,6 +68,8 @@ PolicyOption = Annotated[Policy, typer.Option(help="Which ready op a device take
 ContentionOption = Annotated[Contention, typer.Option(help="How transfers share a link.")]
 RuntimeOption = Annotated[Runtime, typer.Option(help="What decides when an op may start.")]
 CostsOption = Annotated[Path | None, typer.Option(help="Measured costs (simdev import --costs), before the model's.")]
+BackendOption = Annotated[Backend, typer.Option(help="Processes of this machine, or a Dask cluster.")]
+SchedulerOption = Annotated[str | None, typer.Option(help="Address of the Dask scheduler.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -74,6 +81,12 @@ def in_a_folder(out: Path | None) -> Path | None:
 
 
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where to write.", callback=in_a_folder)]
+
+
+def use_dask(backend: Backend, scheduler: str | None) -> bool:
+    if (backend == Backend.dask) != (scheduler is not None):
+        raise InvalidInput("--backend dask and --scheduler ADDRESS go together")
+    return backend == Backend.dask
 
 
 def command(name: str, **settings):

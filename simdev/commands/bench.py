@@ -6,13 +6,14 @@ import json
 import signal
 import sys
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simdev.commands import (
+    Backend,
+    BackendOption,
     Contention,
     ContentionOption,
     Engine,
@@ -21,20 +22,17 @@ from simdev.commands import (
     PolicyOption,
     Runtime,
     RuntimeOption,
+    SchedulerOption,
     build_problem,
     command,
     positive,
     print_table,
+    use_dask,
 )
 from simdev.errors import InvalidInput
 
 if TYPE_CHECKING:
     from simdev.rows import Row
-
-
-class Backend(StrEnum):
-    local = "local"
-    dask = "dask"
 
 
 @command("bench")
@@ -56,8 +54,8 @@ def bench(
     time_limit: Annotated[float | None, typer.Option(help="Seconds that a run may take.")] = None,
     memory_limit: Annotated[float | None, typer.Option(help="GiB that a run may take.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Run again what failed or was skipped before.")] = False,
-    backend: Annotated[Backend, typer.Option(help="Processes of this machine, or a Dask cluster.")] = Backend.local,
-    scheduler: Annotated[str | None, typer.Option(help="Address of the Dask scheduler.")] = None,
+    backend: BackendOption = Backend.local,
+    scheduler: SchedulerOption = None,
 ) -> None:
     """Run placers on workloads and machines; write and print the leaderboard.
 
@@ -68,8 +66,7 @@ def bench(
     from simdev.cluster import dask_backend
     from simdev.workers import Limits
 
-    if (backend == Backend.dask) != (scheduler is not None):
-        raise InvalidInput("--backend dask and --scheduler ADDRESS go together")
+    away = use_dask(backend, scheduler)
     named = plan.BUDGETS.get(budget, plan.BUDGETS["quick"])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is Ctrl-C: what is finished is written
     limits = Limits(
@@ -85,7 +82,7 @@ def bench(
         try:
             found = harness.bench(
                 runs, out, jobs=jobs, limits=limits, retry=retry, observer=observer,
-                backend=dask_backend(scheduler) if scheduler else None,
+                backend=dask_backend(scheduler) if away else None,
             )  # fmt: skip
         except KeyboardInterrupt:
             print(f"simdev: interrupted; finished runs are kept in {out}, the same command goes on", file=sys.stderr)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from simdev.commands import build_problem, command, positive
+from simdev.commands import Backend, BackendOption, SchedulerOption, build_problem, command, positive, use_dask
 from simdev.errors import InvalidInput
 
 SECONDS_BETWEEN_LINES = 2.0
@@ -23,12 +24,15 @@ def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the policy and its checkpoint.")],
     evaluations: Annotated[int, typer.Option(help="Simulations to spend in all.")] = 20000,
     seed: Annotated[int, typer.Option(help="Seed of the first weights and of all samples.")] = 0,
+    backend: BackendOption = Backend.local,
+    scheduler: SchedulerOption = None,
 ) -> None:
     """Train a policy on every workload on every topology, in turn.
 
     Stopped at any time, the same command goes on where it was, and with more --evaluations it goes on further.
     """
     from simdev import registry
+    from simdev.cluster import dask_simulator
 
     positive(evaluations, "--evaluations")
     if seed < 0:
@@ -41,8 +45,10 @@ def train(
         problems, **{key: value for key, value in {**spec.defaults, **params}.items() if key != "policy"}
     )
     lines = Lines(evaluations)
+    away = dask_simulator(scheduler) if use_dask(backend, scheduler) else nullcontext()
     try:
-        learner.train(problems, seed=seed, evaluations=evaluations, out=out, progress=lines)
+        with away as simulate:
+            learner.train(problems, seed=seed, evaluations=evaluations, out=out, progress=lines, simulate=simulate)
     except KeyboardInterrupt:
         print(f"simdev: interrupted; the same command goes on from {out}", file=sys.stderr)
         raise typer.Exit(130) from None

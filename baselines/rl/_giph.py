@@ -1,0 +1,384 @@
+"""The network of ``giph``, its moves and its updates."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from simdev.analysis import fastest_durations
+from simdev.baselines.rl._case import Case, bucket
+from simdev.baselines.rl._jax import eqx, jax, jnp, optax
+from simdev.baselines.rl._layers import Dense
+from simdev.baselines.rl._train import Evaluator, State
+
+LONGEST = 20.0  # times the scale: a longer step time counts as this one; from 10 on, what does not fit
+NODE_FEATURES, EDGE_FEATURES = 8, 3
+
+
+class Net(NamedTuple):
+    """What gpNet is made of: a pytree of arrays of ``G`` groups, ``D`` devices and ``K`` neighbours.
+
+    ``real`` bool ``(G,)`` and ``allowed`` bool ``(G, D)`` as in ``_case.Inputs``. ``time`` float32 ``(G, D)``: time of
+    a group on a device over the mean time of a group (each op on its fastest device); ``need`` float32 ``(G, D)``: its
+    persistent and output bytes over the device's memory. The others have an axis for the direction: 0 the neighbours
+    before a group, 1 those behind it, with the groups in reverse order there. ``near`` int32 ``(2, G, K)``: neighbours;
+    ``near_real`` bool ``(2, G, K)``; ``size`` float32 ``(2, G, K)``: log of the MB between them; ``transfer`` float32
+    ``(2, G, K, D, D)``: time to send it all, for each device of the neighbour and each of the group.
+    """
+
+    real: np.ndarray
+    allowed: np.ndarray
+    time: np.ndarray
+    need: np.ndarray
+    near: np.ndarray
+    near_real: np.ndarray
+    size: np.ndarray
+    transfer: np.ndarray
+
+
+def with_net(case: Case) -> Case:
+    """``case`` with a :class:`Net` in place of its inputs.
+
+    Groups with forward and backward ops depend on one another in circles: a pair of groups counts once, as an edge from
+    the first to the second in topological order of forward ops, with the tensors of both ways.
+    """
+    problem, inputs, count = case.problem, case.inputs, case.n_groups
+    rows, columns = inputs.allowed.shape
+    unit = 1.0 / max(1.0, fastest_durations(problem).sum() / count)
+    time, need = np.zeros((rows, columns), np.float32), np.zeros((rows, columns), np.float32)
+    graph, op_group = problem.graph, case.group[problem.graph.unit_of_op]
+    held = np.bincount(op_group, graph.op_persistent_bytes, count)
+    made = np.bincount(op_group[graph.tensor_producer], np.where(graph.tensor_persistent, 0, graph.tensor_bytes), count)
+    for column, device in enumerate(case.devices):
+        durations = np.maximum(problem.costs.device_op_ns[device], 0)
+        time[:count, column] = np.bincount(op_group, durations, count) * unit
+        need[:count, column] = (held + made) / max(1, problem.topology.memory_bytes[device])
+    low, high, size, transfer = _pairs(case, op_group, unit, columns)
+    sides = [_neighbours(high, low, rows), _neighbours(rows - 1 - low, rows - 1 - high, rows)]
+    most = bucket(max(1, *(side[0].shape[1] for side in sides)), 2)
+    near, real = np.zeros((2, rows, most), np.int32), np.zeros((2, rows, most), bool)
+    sizes = np.zeros((2, rows, most), np.float32)
+    transfers = np.zeros((2, rows, most, columns, columns), np.float32)
+    tables = (transfer, transfer.transpose(0, 2, 1))  # the neighbour's device first
+    for side, ((neighbour, pair), table) in enumerate(zip(sides, tables, strict=True)):
+        there = pair >= 0
+        width = pair.shape[1]
+        near[side, :, :width], real[side, :, :width] = neighbour, there
+        sizes[side, :, :width][there] = size[pair[there]]
+        transfers[side, :, :width][there] = table[pair[there]]
+    net = Net(inputs.real, inputs.allowed, time, need, near, real, sizes, transfers)
+    return dataclasses.replace(case, inputs=net)
+
+
+def _pairs(case: Case, op_group: np.ndarray, unit: float, columns: int):
+    """Pairs of groups joined by tensors: ``low`` and ``high`` int64 ``(E,)``, log of MB float ``(E,)``, transfer time
+    in ``unit`` float ``(E, D, D)``, device of ``low`` first. A tensor counts once for each group that reads it."""
+    graph, costs, count = case.problem.graph, case.problem.costs, case.n_groups
+    key = np.unique(graph.edge_tensor.astype(np.int64) * count + op_group[graph.consumers])
+    tensor, target = key // count, key % count
+    source = op_group[graph.tensor_producer[tensor]].astype(np.int64)
+    apart = source != target
+    tensor, source, target = tensor[apart], source[apart], target[apart]
+    pairs, inverse = np.unique(np.minimum(source, target) * count + np.maximum(source, target), return_inverse=True)
+    size = np.log1p(np.bincount(inverse, graph.tensor_bytes[tensor], len(pairs)) / 2**20)
+    transfer = np.zeros((len(pairs), columns, columns))
+    onward = source < target
+    for one, a in enumerate(case.devices):
+        for two, b in enumerate(case.devices):
+            if one != two:
+                there, back = (_row(costs, costs.pair_class[pair])[tensor] for pair in ((a, b), (b, a)))
+                transfer[:, one, two] = np.bincount(inverse, np.where(onward, there, back) * unit, len(pairs))
+    return pairs // count, pairs % count, size, transfer
+
+
+def _row(costs, number: int) -> np.ndarray:
+    """Transfer times of all tensors over a class of pairs; 0 over none."""
+    return costs.transfer_ns[number] if number >= 0 else np.zeros(costs.transfer_ns.shape[1], np.int64)
+
+
+def _neighbours(of: np.ndarray, other: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """int64 ``(rows, K)`` each: the ``other`` ends of each row's pairs, and the pairs' numbers (-1: none)."""
+    order = np.lexsort((other, of))
+    rank = np.arange(len(of)) - np.searchsorted(of[order], of[order])
+    width = int(rank.max()) + 1 if len(rank) else 1
+    neighbour, pair = np.zeros((rows, width), np.int64), np.full((rows, width), -1)
+    neighbour[of[order], rank], pair[of[order], rank] = other[order], order
+    return neighbour, pair
+
+
+def expected_schedule(net: Net, placed):
+    """float32 ``(G, D)`` and ``(G,)``: when the inputs of each group could be on each device, and when it starts, if
+    groups ran one after another on a device, in order, and transfers at once; float32: when the last one ends."""
+    rows, devices = net.allowed.shape
+    here = jax.nn.one_hot(placed, devices)
+    own = jnp.sum(net.time * here, axis=1) * net.real
+    arrive = jnp.sum(net.transfer[0] * here[net.near[0]][..., None], axis=2)
+    arrive = jnp.where(net.near_real[0][..., None], arrive, -jnp.inf)  # (G, K, D)
+
+    def place(carry, now):
+        finish, free = carry
+        number, near, arrive, here, own = now
+        ready = jnp.maximum(0.0, jnp.max(finish[near][:, None] + arrive, axis=0))
+        start = jnp.sum(jnp.maximum(ready, free) * here)
+        end = start + own
+        return (finish.at[number].set(end), jnp.where(here > 0, end, free)), (ready, start)
+
+    groups = (jnp.arange(rows), net.near[0], arrive, here, own)
+    (finish, _), (ready, start) = jax.lax.scan(place, (jnp.zeros(rows), jnp.zeros(devices)), groups)
+    return ready, start, jnp.max(finish)
+
+
+def node_features(net: Net, placed):
+    """float32 ``(G, D, NODE_FEATURES)`` of gpNet's nodes: log of the time, and of the time over that on the fastest
+    device; start-time potential; 1 for a pivot; log of the time of all groups on the device over an even share; share
+    of its memory that they fill, and that the group would fill; log of the time when the group starts."""
+    ready, start, _ = expected_schedule(net, placed)
+    here = jax.nn.one_hot(placed, net.allowed.shape[1]) * net.real[:, None]
+    fastest = jnp.min(jnp.where(net.allowed, net.time, jnp.inf), axis=1, keepdims=True)
+    potential = (ready - start[:, None]) * (1 - here)
+    load = jnp.sum(net.time * here, axis=0)
+    even = jnp.maximum(jnp.sum(load), 1e-6) / jnp.maximum(1, jnp.sum(jnp.any(net.allowed & net.real[:, None], axis=0)))
+    filled = jnp.sum(net.need * here, axis=0)
+    columns = [
+        jnp.log1p(net.time), jnp.log((net.time + 1e-3) / (fastest + 1e-3)),
+        jnp.sign(potential) * jnp.log1p(jnp.abs(potential)) / 2, here, jnp.log1p(load / even), jnp.minimum(filled, 4.0),
+        jnp.minimum(net.need, 4.0), jnp.log1p(start)[:, None] / 4,
+    ]  # fmt: skip
+    return jnp.stack([jnp.broadcast_to(column, net.time.shape) for column in columns], axis=2)
+
+
+class Passing(eqx.Module):
+    """Message passing in one direction, group after group: h2 of a node's features and the mean over its edges of h1
+    of the embedding at the other end and the edge's features."""
+
+    one: Dense
+    edge: Dense
+    two: Dense
+    out: Dense
+
+    def __init__(self, hidden: int, output: int, *, key):
+        keys = jax.random.split(key, 4)
+        self.one = Dense(output, hidden, key=keys[0])
+        self.edge = Dense(EDGE_FEATURES, hidden, key=keys[1])
+        self.two = Dense(NODE_FEATURES + hidden, hidden, key=keys[2], scale=1.4)
+        self.out = Dense(hidden, output, key=keys[3])
+
+    def __call__(self, nodes, placed, allowed, near, near_real, size, transfer):
+        """float32 ``(G, D, output)``; all with the groups in the order of this direction."""
+        rows, devices = nodes.shape[:2]
+        here = jax.nn.one_hot(placed, devices)
+        there = here[near]  # (G, K, D): the neighbours' pivots
+        # from the neighbour's pivot to every node of the group, and from its other nodes to the group's pivot
+        onward = jnp.sum(transfer * there[..., None], axis=2)
+        others = jnp.sum(transfer * here[:, None, None], axis=3)
+        onward, others = (
+            self.edge(jnp.stack([jnp.broadcast_to(size[..., None], x.shape), jnp.log1p(x), 1.0 * (x > 0)], axis=3))
+            for x in (onward, others)
+        )
+        besides = near_real[..., None] * allowed[near] * (1 - there)
+        edges = jnp.sum(near_real, axis=1)[:, None] + here * jnp.sum(besides, axis=(1, 2))[:, None]
+        share = 1.0 / jnp.maximum(edges, 1.0)
+        known = self.two.bias + nodes @ self.two.weight[:NODE_FEATURES]
+
+        def visit(embedding, now):
+            number, near, near_real, there, onward, others, besides, here, share, known = now
+            sent = self.one(embedding[near])  # (K, D, hidden)
+            pivot = jnp.sum(sent * there[..., None], axis=1, keepdims=True)
+            heard = jnp.sum(jax.nn.relu(pivot + onward) * near_real[:, None, None], axis=0)
+            more = jnp.sum(jax.nn.relu(sent + others) * besides[..., None], axis=(0, 1))
+            heard = (heard + here[:, None] * more) * share[:, None]
+            own = self.out(jax.nn.relu(known + heard @ self.two.weight[NODE_FEATURES:]))
+            return embedding.at[number].set(own), None
+
+        first = jnp.zeros((rows, devices, self.out.bias.shape[0]))
+        groups = (jnp.arange(rows), near, near_real, there, onward, others, besides, here, share, known)
+        return jax.lax.scan(visit, first, groups)[0]
+
+
+class Policy(eqx.Module):
+    """Scores of all moves, float32 ``(G, D)``: group to device."""
+
+    passing: list[Passing]  # forward and backward
+    score: Dense
+    out: Dense
+
+    def __init__(self, hidden: int, output: int, *, key):
+        one, two, three = jax.random.split(key, 3)
+        self.passing = [Passing(hidden, output // 2, key=each) for each in jax.random.split(one)]
+        self.score = Dense(2 * (output // 2), hidden, key=two, scale=1.4)
+        self.out = Dense(hidden, 1, key=three, scale=0.05)  # nearly uniform at first
+
+    def __call__(self, net: Net, placed):
+        nodes = node_features(net, placed)
+        ways = zip(self.passing, *((x, x[::-1]) for x in (nodes, placed, net.allowed)), strict=True)
+        both = [
+            passing(*given, net.near[side], net.near_real[side], net.size[side], net.transfer[side])
+            for side, (passing, *given) in enumerate(ways)
+        ]
+        embedding = jnp.concatenate([both[0], both[1][::-1]], axis=2)
+        return self.out(jax.nn.relu(self.score(embedding)))[..., 0]
+
+
+def legal_moves(net: Net, placed, last):
+    """bool ``(G, D)``: not where a group is, and not the group that moved last, unless only it can move."""
+    rows, devices = net.allowed.shape
+    moves = net.allowed & net.real[:, None] & ~jax.nn.one_hot(placed, devices, dtype=bool)
+    fresh = moves & (jnp.arange(rows) != last)[:, None]
+    return jnp.where(jnp.any(fresh), fresh, moves)
+
+
+class Moves:
+    """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner` by REINFORCE over moves."""
+
+    def __init__(self, new, *, rows, episodes, length, every, from_best, discount, rate, entropy):
+        self.rows, self.episodes, self.length, self.every = rows, episodes, length, every
+        self.from_best, self.discount = from_best, discount
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+
+        def logits(policy, net, placed, last):
+            return jnp.where(legal_moves(net, placed, last), policy(net, placed), -1e9).reshape(-1)
+
+        def objective(policy, net, placed, last, actions, advantage):
+            """``placed`` int ``(B, G)``; the others ``(B,)``: the steps of all episodes."""
+            logp = jax.nn.log_softmax(jax.vmap(logits, (None, None, 0, 0))(policy, net, placed, last))
+            undecided = -jnp.sum(jnp.where(logp > -1e8, jnp.exp(logp) * logp, 0.0), axis=1)
+            taken = jnp.take_along_axis(logp, actions[:, None], axis=1)[:, 0]
+            return -jnp.mean(taken * advantage + entropy * undecided), jnp.mean(undecided)
+
+        @jax.jit
+        def act(policy, net, placed, last, key, step):
+            """Moves int ``(B,)``, group times devices plus device; the most probable where ``step`` is -1."""
+            scores = jax.vmap(logits, (None, None, 0, 0))(policy, net, placed, last)
+            noise = jax.random.gumbel(jax.random.fold_in(key, step), scores.shape)
+            return jnp.argmax(scores + jnp.where(step < 0, 0.0, noise), axis=1)
+
+        @jax.jit
+        def update(policy, optimizer_state, net, placed, last, actions, advantage):
+            (_, undecided), gradient = jax.value_and_grad(objective, has_aux=True)(
+                policy, net, placed, last, actions, advantage
+            )
+            change, optimizer_state = optimizer.update(gradient, optimizer_state, policy)
+            return optax.apply_updates(policy, change), optimizer_state, undecided
+
+        @jax.jit
+        def first(seed):
+            policy_key, key = jax.random.split(jax.random.PRNGKey(seed))
+            policy = new(policy_key)
+            return policy, optimizer.init(policy), key
+
+        self._act, self._update, self._first = act, update, first
+        self._split = jax.jit(jax.random.split)
+        self._expected = jax.jit(lambda net, placed: expected_schedule(net, placed)[2])
+
+    def init(self, seed: int, cases: int) -> State:
+        policy, optimizer_state, key = self._first(seed)
+        return {
+            "policy": policy, "optimizer": optimizer_state, "key": key, "moves": np.zeros(cases, np.int32),
+            "start": np.zeros((cases, self.rows), np.int32), "best": np.full(cases, -1.0, np.float32),
+            "now": np.zeros((cases, self.episodes, self.rows), np.int32),
+            "cost": np.zeros((cases, self.episodes), np.float32),
+            "last": np.full((cases, self.episodes), -1, np.int32),
+        }  # fmt: skip
+
+    def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
+        case, net = evaluate.case, evaluate.case.inputs
+        kept = {name: state[name].copy() for name in ("moves", "start", "best", "now", "cost", "last")}
+        rows, moves = len(net.real), kept["moves"]
+        if kept["best"][index] < 0:
+            kept["start"][index, :rows] = first_placement(case)
+            kept["best"][index] = _costs(evaluate(kept["start"][index, :rows][None]))[0]
+        if not (net.allowed.sum(axis=1) > 1).any():  # nothing can move
+            return {**state, **kept}, {"entropy": 0.0}
+        key, noise = self._split(state["key"])
+        if moves[index] == 0:
+            kept["now"][index], kept["cost"][index] = kept["start"][index], kept["best"][index]
+            kept["last"][index] = -1
+            if not self.from_best:
+                random = np.random.default_rng(np.asarray(noise)).random((self.episodes, *net.allowed.shape))
+                kept["now"][index, :, :rows] = np.argmax(random * net.allowed, axis=2)
+                kept["cost"][index] = _costs(evaluate(kept["now"][index, :, :rows]))
+        placed, last, actions, costs = self._run(state["policy"], evaluate, noise, kept, index)
+        policy, optimizer_state, entropy = self._update(
+            state["policy"], state["optimizer"], net, placed.reshape(-1, rows), last.reshape(-1), actions.reshape(-1),
+            self._advantage(costs).reshape(-1),
+        )  # fmt: skip
+        moves[index] += self.every
+        if moves[index] >= self.length * case.n_groups:
+            moves[index] = 0
+        return {**state, **kept, "policy": policy, "optimizer": optimizer_state, "key": key}, {
+            "entropy": float(entropy)
+        }
+
+    def _run(self, policy, evaluate, noise, kept, index):
+        """``every`` moves of each episode: the states before them, int32 ``(T, B, G)`` and ``(T, B)``, the moves int32
+        ``(T, B)``, and the costs float32 ``(T + 1, B)``. Writes where they led to, and the best, into ``kept``."""
+        net, every = evaluate.case.inputs, self.every
+        rows, devices = net.allowed.shape
+        now, before = kept["now"][index, :, :rows], kept["last"][index]
+        many = np.arange(self.episodes)
+        placed, last = np.zeros((every, self.episodes, rows), np.int32), np.zeros((every, self.episodes), np.int32)
+        actions, costs = np.zeros((every, self.episodes), np.int32), np.zeros((every + 1, self.episodes), np.float32)
+        costs[0] = kept["cost"][index]
+        for step in range(every):
+            placed[step], last[step] = now, before
+            actions[step] = self._act(policy, net, now, before, noise, step)
+            before[:] = actions[step] // devices
+            now[many, before] = actions[step] % devices
+            costs[step + 1] = _costs(evaluate(now))
+            best = int(np.argmin(costs[step + 1]))
+            if costs[step + 1, best] < kept["best"][index]:
+                kept["best"][index], kept["start"][index, :rows] = costs[step + 1, best], now[best]
+        kept["cost"][index] = costs[-1]
+        return placed, last, actions, costs
+
+    def _advantage(self, costs: np.ndarray) -> np.ndarray:
+        """float32 ``(T, B)``: discounted sums of the improvements less their mean, over their deviation."""
+        gain = costs[:-1] - costs[1:]
+        gain = gain - gain.mean()
+        total, returns = np.zeros(gain.shape[1], np.float32), np.zeros_like(gain)
+        for step in reversed(range(len(gain))):
+            total = gain[step] + self.discount * total
+            returns[step] = total
+        return np.clip(returns / (returns.std() + 1e-6), -3.0, 3.0)
+
+    def greedy(self, state: State, case: Case) -> np.ndarray:
+        """Of the placements that the most probable moves lead through, the one that is expected to end first."""
+        net = case.inputs
+        now, last = first_placement(case)[None].copy(), np.full(1, -1, np.int32)
+        if not (net.allowed.sum(axis=1) > 1).any():
+            return now[0]
+        rank = np.arange(len(net.real))
+        best, least = None, None
+        for _ in range(self.length * case.n_groups + 1):
+            filled = np.zeros(net.need.shape[1])
+            np.add.at(filled, now[0], net.need[rank, now[0]])
+            value = float(np.maximum(filled - 1.0, 0.0).sum()), float(self._expected(net, now[0]))
+            if least is None or value < least:
+                best, least = now[0].copy(), value
+            move = np.asarray(self._act(state["policy"], net, now, last, state["key"], -1))
+            last = (move // net.allowed.shape[1]).astype(np.int32)
+            now[0, last] = move % net.allowed.shape[1]
+        return best
+
+
+def first_placement(case: Case) -> np.ndarray:
+    """int32 ``(G,)``: every group on the first device that may take it."""
+    return np.argmax(case.inputs.allowed, axis=1).astype(np.int32)
+
+
+def _costs(rewards: np.ndarray) -> np.ndarray:
+    """Step times over the scale, from the rewards of a case."""
+    return np.minimum(rewards**2, LONGEST)
+
+
+@cache  # compiled functions are kept with it
+def learner_functions(*, hidden, output, rows, **how) -> Moves:
+    """What ``giph`` does, for cases of at most ``rows`` groups."""
+
+    def new(key):
+        return Policy(hidden, output, key=key)
+
+    return Moves(new, rows=rows, **how)

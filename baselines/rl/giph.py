@@ -1,0 +1,71 @@
+"""GiPH (Hu et al. 2023): a policy that moves one group of ops after another, over a graph of all possible moves."""
+
+from __future__ import annotations
+
+from simdev.baselines.rl._case import bucket, make_case
+from simdev.baselines.rl._groups import coarse_groups, fine_groups
+from simdev.baselines.rl._train import Learner, search, with_policy_settings
+from simdev.placer import placer
+
+DEFAULTS = {
+    "groups": 64, "layers": True, "hidden": 16, "output": 10, "episodes": 4, "length": 2, "every": 16,
+    "from_best": True, "discount": 0.97, "rate": 0.01, "entropy": 0.0, "policy": "",
+}  # fmt: skip
+SHAPE = ("groups", "layers", "hidden", "output")  # what a policy is stored with
+
+
+def learner(problems, *, groups, layers, **given) -> Learner:
+    """What ``simdev train`` and the placer share."""
+    from simdev.baselines.rl._giph import learner_functions, with_net
+
+    settings = {"groups": groups, "layers": layers, **given}
+    functions = learner_functions(rows=bucket(groups), **given)
+
+    def case(problem):
+        group = coarse_groups(problem, groups) if layers else fine_groups(problem, groups)
+        return with_net(make_case(problem, group, columns=2))
+
+    stored = {name: settings[name] for name in SHAPE}
+    return Learner("giph", 1, stored, case, functions.init, functions.step, functions.greedy)
+
+
+@placer(
+    "giph", version=1, family="learned", searches=True, defaults=DEFAULTS, learner=learner,
+    source="Hu et al.: GiPH: Generalizable Placement Learning for Adaptive Heterogeneous Computing, MLSys 2023",
+)  # fmt: skip
+def giph(problem, *, rng, budget, policy, **params):
+    """Learn which group to move where: scores of all moves from one graph of all groups on all devices.
+
+    The paper's: gpNet has a node for each group on each device that may take it, those of the placement being pivots;
+    edges join each pivot to the nodes of the groups behind it, and the other nodes to the pivots behind them. Messages
+    pass along the edges and against them, group after group in topological order, each way with weights of its own; an
+    embedding of ``output`` numbers gives a node's score, and a softmax over all nodes the move, never one that moves
+    nothing or moves the same group again. The reward of a move is what it takes off the step time; REINFORCE with Adam;
+    an episode is ``length`` moves a group. No number is tied to a device: a policy serves any machine.
+    Where it departs, or where the paper is silent:
+
+    * Learning does not wait for the end of an episode: after every ``every`` moves the policy is updated, with returns
+      that end there. Of rewards, their mean over those moves is taken off, and returns are divided by their deviation
+      and clipped at 3; gradients are clipped at 1.
+    * ``episodes`` episodes run side by side with one policy. They start from the best placement so far; with
+      ``from_best=false`` from random ones, as the paper's.
+    * Step times are relative to the time of all ops on their fastest devices, and count at most 20 times that; a
+      placement that does not fit counts as 10 times, and more the more it lacks (the paper knows no memory).
+    * The start-time potential of a node, when its inputs could be there less when its group starts, comes from an
+      estimate of a schedule of groups (in order, transfers at once), not from the simulator's.
+    * Node features are times relative to the mean of a group, not work and speed; a pivot is marked; load and memory of
+      the device and the group's start are added. Edge features are bytes, transfer time and whether there is any.
+      Logarithms take the place of the scaling to the range of the graph. Messages are averaged over a node's edges.
+    * Groups are the layers of the source model (in graphs that name none, ops with their only reader), merged to at
+      most ``groups``, or with ``layers=false`` single forward ops that share traffic; backward and update ops go with
+      their forward op. So groups depend on one another in circles: each pair is one edge, from the first in
+      topological order of forward ops to the second, with the tensors of both ways.
+    * ``entropy`` weighs a bonus for undecided policies (the paper has none).
+    * The most probable placement of a trained policy is, of those that its most probable moves lead through, the one
+      that fits best and ends first by that estimate.
+
+    With ``policy``, a folder that ``simdev train`` wrote, it starts from there.
+    """
+    return search(
+        learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy
+    )

@@ -1,0 +1,55 @@
+"""Post (Gao et al. 2018): a distribution over the devices of each group, by cross-entropy minimisation and PPO."""
+
+from __future__ import annotations
+
+from simdev.baselines.rl._case import device_columns, make_case
+from simdev.baselines.rl._groups import coarse_groups
+from simdev.baselines.rl._train import Learner, search
+from simdev.errors import InvalidInput
+from simdev.placer import placer
+
+DEFAULTS = {
+    "groups": 64, "samples": 10, "pool": 100, "elite": 0.1, "mix": 0.05, "epochs": 10, "rate": 0.3, "penalty": 0.1,
+}  # fmt: skip
+
+
+def learner(problems, **params):
+    """Refuses: a distribution over the devices of one graph's groups says nothing about another graph."""
+    raise InvalidInput("learns each graph on each machine anew: there is no policy to train", source="placer post")
+
+
+@placer(
+    "post", version=1, family="learned", searches=True, defaults=DEFAULTS, learner=learner,
+    source="Gao, Chen, Li: Post: Device Placement with Cross-Entropy Minimization and Proximal Policy Optimization, "
+    "NeurIPS 2018",
+)  # fmt: skip
+def post(problem, *, rng, budget, groups, elite, **params):
+    """Learn, without a network, how probable each device is for each group.
+
+    The paper's (its algorithm 1): an independent distribution over the devices for each group, a softmax of parameters
+    that are 0 at first; after every ``samples`` placements, ``epochs`` steps of gradient ascent on the objective of
+    proximal policy optimisation; after every ``pool`` placements instead, the distribution nearest in cross entropy to
+    the best ``elite`` of them (in closed form: how often the elite names each device), mixed with ``mix`` of the even
+    one. The elite is the best tenth, as in the paper. Nothing carries over to another graph: there is no policy to
+    train, to store or to start from. Where it departs, or where our sources for the paper are silent:
+
+    * ``samples``, ``pool``, ``mix``, ``rate`` and ``penalty`` are our choices. The paper spent 2,400 placements.
+    * The objective of PPO is the form with a penalty, ``penalty`` times the distance (Kullback-Leibler) from the old
+      distribution, group by group, not the clipped one. Gradient ascent is plain, with step ``rate``.
+    * Advantages are rewards less the batch's mean, over its deviation; the reward is minus the square root of the step
+      time, and what does not fit counts ten times the time of all ops and more the more bytes it lacks.
+    * The elite is ordered by bytes lacking, then by step time; what equals the last of it belongs to it too. All
+      placements since the last minimisation count alike, although the updates between them moved the distribution.
+    * ``groups`` at most, from one rule for all graphs (see :func:`~simdev.baselines.rl._groups.coarse_groups`), and
+      accelerators only: no CPU among the devices.
+    """
+    from simdev.baselines.rl._post import learner_functions
+
+    columns = device_columns([problem])
+    functions = learner_functions(groups=groups, devices=columns, share=elite, **params)
+
+    def case(problem):
+        return make_case(problem, coarse_groups(problem, groups), rows=groups, columns=columns)
+
+    described = Learner("post", 1, {}, case, functions.init, functions.step, functions.greedy)
+    return search(described, problem, rng=rng, budget=budget)

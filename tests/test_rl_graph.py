@@ -19,8 +19,10 @@ from simdev.topology import Device, DeviceKind, Link, Topology
 
 TINY = {
     "gdp": {"groups": 16, "hidden": 8, "sages": 1, "blocks": 1, "neighbours": 2, "samples": 8, "entropy_updates": 10},
+    "giph": {"groups": 16, "hidden": 8, "episodes": 2, "every": 4},
     "placeto": {"groups": 16, "hidden": 8, "rounds": 2, "episodes": 2, "entropy_updates": 5},
 }
+ALL = {**TINY, "post": {"groups": 16, "pool": 50}}
 
 
 def two_devices(memory=1 << 34):
@@ -183,13 +185,13 @@ def test_gdp_remembers_the_segment_before():
 # learning
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ALL)
 def test_learns_and_repeats(name):
     problem, found = chains(), []
     spec, _ = find_placer(name)
     for _ in range(2):
         budget = Budget(problem, evaluations=400)
-        placement = spec.place(problem, rng=np.random.default_rng(3), budget=budget, **TINY[name])
+        placement = spec.place(problem, rng=np.random.default_rng(3), budget=budget, **ALL[name])
         found.append(placement.devices.tolist())
     assert found[0] == found[1]
     assert budget.used == 400
@@ -204,12 +206,12 @@ def heavy():
     return Problem.build(b.build(), two_devices(memory=5 << 20))
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", ALL)
 def test_finds_what_fits(name):
     problem = heavy()
     spec, _ = find_placer(name)
     budget = Budget(problem, evaluations=300)
-    placement = spec.place(problem, rng=np.random.default_rng(0), budget=budget, **TINY[name])
+    placement = spec.place(problem, rng=np.random.default_rng(0), budget=budget, **ALL[name])
     assert simulate(problem, placement).feasible
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from multiprocessing.synchronize import SemLock
 from pathlib import Path
 
 import numpy as np
@@ -500,3 +501,23 @@ def test_verify_a_sample(folder):
     assert seen == [(1, 3), (2, 3), (3, 3)]
     with pytest.raises(InvalidInput):
         verify.verify(folder, sample=0)
+
+
+def test_a_worker_that_starts_after_its_pool_ended_says_nothing(capsys):
+    """Its pool's semaphores are gone by then; any other failure to start is shown."""
+    hook = sys.excepthook
+    try:
+        from simdev._warm import say_unless_too_late
+    finally:
+        sys.excepthook = hook
+    for start, told in (
+        (lambda: SemLock.__new__(SemLock).__setstate__((0, 1, 1, "/simdev-gone")), ""),
+        (lambda: open("/simdev-gone"), "No such file"),
+        (lambda: int("x"), "ValueError"),
+    ):
+        try:
+            start()
+        except (OSError, ValueError) as error:
+            say_unless_too_late(type(error), error, error.__traceback__)
+        said = capsys.readouterr().err
+        assert told in said and bool(told) == bool(said)

@@ -21,6 +21,7 @@ TINY = {
     "gdp": {"groups": 16, "hidden": 8, "sages": 1, "blocks": 1, "neighbours": 2, "samples": 8, "entropy_updates": 10},
     "giph": {"groups": 16, "hidden": 8, "episodes": 2, "every": 4},
     "placeto": {"groups": 16, "hidden": 8, "rounds": 2, "episodes": 2, "entropy_updates": 5},
+    "hsdag": {"nodes": 16, "hidden": 16, "rate": 0.01},
 }
 ALL = {**TINY, "post": {"groups": 16, "pool": 50}}
 

@@ -64,6 +64,27 @@ def fine_groups(problem: Problem, most: int) -> np.ndarray:
     return _merged(problem, forward_groups(problem), most)
 
 
+def chain_groups(problem: Problem, most: int) -> np.ndarray:
+    """int32 ``(units,)``: :func:`forward_groups` joined along chains, a group with its only successor where that has no
+    other predecessor (Duan et al. 2024), numbered in topological order; :func:`coarse_groups` where they are more than
+    ``most``."""
+    graph, group = problem.graph, forward_groups(problem)
+    op_group, forward = group[graph.unit_of_op].astype(np.int64), graph.op_phase == 0
+    count = int(group.max()) + 1
+    source, target = op_group[graph.edge_source], op_group[graph.consumers]
+    joins = (source != target) & forward[graph.edge_source] & forward[graph.consumers]
+    pairs = np.unique(source[joins] * count + target[joins])
+    source, target = pairs // count, pairs % count
+    alone = (np.bincount(source, minlength=count)[source] == 1) & (np.bincount(target, minlength=count)[target] == 1)
+    allowed = _all_allowed(choices(problem), group)
+    head = np.arange(count)
+    for a, b in zip(source[alone].tolist(), target[alone].tolist(), strict=True):  # in topological order
+        if (allowed[:, head[a]] == allowed[:, b]).all():
+            head[b] = head[a]
+    chain = np.unique(head[group], return_inverse=True)[1]
+    return _in_order(graph, chain) if chain.max() < most else coarse_groups(problem, most)
+
+
 def _merged(problem: Problem, group: np.ndarray, most: int) -> np.ndarray:
     """``group`` merged to at most ``most``, numbered in topological order: see :func:`coarse_groups`."""
     count = int(group.max()) + 1

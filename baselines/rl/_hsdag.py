@@ -1,0 +1,256 @@
+"""What ``hsdag`` sees, its network that parses a graph into groups and places them, and its update."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from simdev.baselines.rl._case import FEATURES, NUMBERS, Case, bucket, make_case
+from simdev.baselines.rl._groups import chain_groups
+from simdev.baselines.rl._jax import eqx, jax, jnp, optax
+from simdev.baselines.rl._layers import Dense, normalised
+from simdev.baselines.rl._train import Evaluator, State
+from simdev.problem import Problem
+
+CONVOLUTIONS = 2
+DROPPED = 0.2  # share of hidden values, while learning
+WAVES = 4  # sines and cosines of the place in the order
+EDGES_A_NODE = 8  # that there is room for at least, so that few programs are compiled
+NODE_FEATURES = FEATURES - NUMBERS + 6 + 2 * WAVES
+PLACE, TIME, HELD = 10, 1, 4  # columns of ``_case.node_features``
+LEAST_SPREAD, MOST = 1e-3, 3.0  # of rewards, in one episode; of advantages
+
+
+class Structure(NamedTuple):
+    """A pytree of arrays of ``G`` nodes (padded), ``D`` devices (padded) and ``E`` edges (padded).
+
+    ``nodes`` float32 ``(G, NODE_FEATURES)``: kinds of ops as shares of hashed buckets, mean output shapes, log of
+    predecessors and of successors, fractal dimension, square root of the share of time, share of persistent bytes,
+    place in the topological order and ``WAVES`` sines and cosines of it. ``real`` bool ``(G,)`` and ``allowed`` bool
+    ``(G, D)`` as in ``_case.Inputs``. ``ends`` int32 ``(E, 2)``: pairs of nodes that a tensor joins, each pair once;
+    ``edge_real`` bool ``(E,)``. ``adjacency`` float32 ``(G, G)``: what a graph convolution multiplies by, 1 / the root
+    of both ends' degrees, where a node is a neighbour of itself.
+    """
+
+    nodes: np.ndarray
+    real: np.ndarray
+    allowed: np.ndarray
+    ends: np.ndarray
+    edge_real: np.ndarray
+    adjacency: np.ndarray
+
+
+def structured(problem: Problem, nodes: int, columns: int) -> Case:
+    """The case of ``problem`` with chains of ops as nodes, at most ``nodes``, and a :class:`Structure` as inputs."""
+    case = make_case(problem, chain_groups(problem, nodes), rows=nodes, columns=columns)
+    inputs, count, rows = case.inputs, case.n_groups, len(case.inputs.real)
+    source, target = inputs.source[inputs.edge_real], inputs.target[inputs.edge_real]
+    ends = np.unique(np.sort(np.stack([source, target], axis=1), axis=1), axis=0).astype(np.int32).reshape(-1, 2)
+    numbers = np.zeros((rows, 6 + 2 * WAVES), np.float32)
+    place = inputs.nodes[:count, PLACE]
+    angle = np.pi * place[:, None] * 2.0 ** np.arange(WAVES)
+    numbers[:count] = np.concatenate(
+        [
+            np.log1p(np.stack([np.bincount(target, minlength=count), np.bincount(source, minlength=count)], axis=1)),
+            fractal_dimension(count, ends)[:, None], inputs.nodes[:count, [TIME, HELD]], place[:, None],
+            np.sin(angle), np.cos(angle),
+        ],
+        axis=1,
+    )  # fmt: skip
+    length = bucket(len(ends), EDGES_A_NODE * rows)
+    padded = np.full((length, 2), rows - 1, np.int32)
+    padded[: len(ends)] = ends
+    structure = Structure(
+        np.concatenate([inputs.nodes[:, NUMBERS:], numbers], axis=1), inputs.real, inputs.allowed, padded,
+        np.arange(length) < len(ends), _adjacency(rows, ends),
+    )  # fmt: skip
+    return dataclasses.replace(case, inputs=structure)
+
+
+def _adjacency(rows: int, ends: np.ndarray) -> np.ndarray:
+    joined = np.eye(rows, dtype=np.float32)
+    joined[ends[:, 0], ends[:, 1]] = joined[ends[:, 1], ends[:, 0]] = 1.0
+    root = np.sqrt(joined.sum(axis=1))
+    return joined / root[:, None] / root
+
+
+def fractal_dimension(count: int, ends: np.ndarray) -> np.ndarray:
+    """float64 ``(count,)``: for each node the slope of the line through (log r, log of the number of other nodes within
+    r steps) by least squares over all distances r; 0 where there are fewer than two. Edges lead both ways."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import shortest_path
+
+    joined = coo_array((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(count, count)).tocsr()
+    slope = np.zeros(count)
+    for node, distance in enumerate(shortest_path(joined, method="D", directed=False, unweighted=True)):
+        distance = distance[np.isfinite(distance) & (distance > 0)].astype(np.int64)
+        radius, at = np.unique(distance, return_counts=True)
+        if len(radius) > 1:
+            slope[node] = np.polyfit(np.log(radius), np.log(np.cumsum(at)), 1)[0]
+    return slope
+
+
+def parsed(score, ends, edge_real, count: int):
+    """int32 ``(count,)``: the group of each node, named by one of its members.
+
+    Each node keeps the edge of the largest ``score`` float ``(E,)`` that it is an end of (the first of equals); nodes
+    that kept edges join are a group.
+    """
+    edges, number = len(score), jnp.arange(count)
+    order = jnp.argsort(jnp.where(edge_real, -score, jnp.inf), stable=True)
+    rank = jnp.zeros(edges, jnp.int32).at[order].set(jnp.arange(edges, dtype=jnp.int32))
+    rank = jnp.where(edge_real, rank, edges)
+    best = jnp.full(count, edges, jnp.int32).at[ends[:, 0]].min(rank).at[ends[:, 1]].min(rank)
+    kept = ends[order[jnp.minimum(best, edges - 1)]]
+    partner = jnp.where(best < edges, kept.sum(axis=1) - number, number)
+    # Who follows partners comes to edges of better and better rank, and ends at a pair that chose one another.
+    far = jax.lax.fori_loop(0, max(1, (count - 1).bit_length()), lambda _, far: far[far], partner)
+    return jnp.minimum(far, partner[far])
+
+
+class Policy(eqx.Module):
+    """Nodes' features to groups, their new features and the logits of their devices."""
+
+    enter: list[Dense]
+    convolve: list[Dense]
+    score: list[Dense]
+    before: Dense
+    after: Dense
+    leave: list[Dense]
+    name: list[Dense]
+
+    def __init__(self, hidden: int, devices: int, *, key):
+        keys = iter(jax.random.split(key, 10 + CONVOLUTIONS))
+        self.enter = [Dense(NODE_FEATURES, hidden, key=next(keys)), Dense(hidden, hidden, key=next(keys))]
+        self.convolve = [Dense(hidden, hidden, key=next(keys)) for _ in range(CONVOLUTIONS)]
+        self.score = [Dense(hidden, hidden, key=next(keys)), Dense(hidden, 1, key=next(keys))]
+        self.before, self.after = (Dense(hidden, hidden, key=next(keys)) for _ in range(2))
+        self.leave = [Dense(hidden, hidden, key=next(keys)), Dense(hidden, NODE_FEATURES, key=next(keys), scale=0.3)]
+        self.name = [Dense(NODE_FEATURES, hidden, key=next(keys)), Dense(hidden, devices, key=next(keys), scale=0.1)]
+
+    def __call__(self, nodes, seen: Structure, key, label=None):
+        """``(label, pooled, logits)`` for nodes' features float32 ``(G, NODE_FEATURES)``: the group of each node, int
+        ``(G,)`` (parsed, unless given); for the groups, at the rows that name them, new features and logits float32
+        ``(G, D)``. Without a ``key`` nothing is dropped."""
+        count, (one, two) = len(seen.real), seen.ends.T
+        keep, *keep_convolved, keep_score, keep_leave, keep_name = _dropout(
+            key, [count] * (1 + CONVOLUTIONS) + [len(one)] + [count] * 2, len(self.before.bias)
+        )
+        first = self.enter[1](keep * jax.nn.relu(normalised(self.enter[0](nodes))))
+        h = first
+        for layer, keep in zip(self.convolve, keep_convolved, strict=True):
+            h = keep * jax.nn.relu(seen.adjacency @ layer(h))
+        h = normalised(first + h)
+        score = keep_score * jax.nn.relu(normalised(self.score[0](h[one] * h[two])))
+        score = jax.nn.sigmoid(self.score[1](score)[:, 0])
+        if label is None:
+            label = parsed(score, seen.ends, seen.edge_real, count)
+        member = (label == jnp.arange(count)[:, None]) * seen.real.astype(jnp.float32)  # (groups, nodes)
+        inside = (seen.edge_real & (label[one] == label[two])).astype(jnp.float32)
+        total, edges = (member[:, one] @ jnp.stack([inside * score, inside], axis=1)).T
+        trust = jnp.where(edges > 0, total / jnp.maximum(1.0, edges), 1.0)
+        pooled = member @ normalised(h + self.before(h))
+        pooled = normalised(pooled + self.after(pooled)) * trust[:, None]
+        pooled = self.leave[1](keep_leave * jax.nn.relu(self.leave[0](pooled)))
+        logits = self.name[1](keep_name * jax.nn.relu(self.name[0](pooled)))
+        refused = member @ (~seen.allowed).astype(jnp.float32)
+        least = refused.min(axis=1, keepdims=True)
+        return label, pooled, jnp.where(refused == least, logits, -1e9)
+
+
+def _dropout(key, rows: list[int], hidden: int) -> list:
+    """What hidden layers of so many rows are multiplied by: 0 for ``DROPPED`` of the values, or all 1 without a key."""
+    if key is None:
+        return [1.0] * len(rows)
+    kept = jax.random.bernoulli(key, 1.0 - DROPPED, (sum(rows), hidden)) / (1.0 - DROPPED)  # one draw compiles faster
+    return jnp.split(kept, np.cumsum(rows)[:-1])
+
+
+class Parser:
+    """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`.
+
+    An episode is ``steps`` placements, one for each parsing of the graph; to the nodes' features are added, from step
+    to step, those of the groups that they were in. Then there is one update by the policy gradient."""
+
+    def __init__(self, new, *, steps, rate, discount):
+        self.steps, self.discount = steps, discount
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+
+        @jax.jit
+        def draw(policy, seen, key):
+            """An episode: for each step the features, keys, groups and devices of all nodes."""
+
+            def step(nodes, key):
+                drop_key, noise_key = jax.random.split(key)
+                label, pooled, logits = policy(nodes, seen, drop_key)
+                chosen = jnp.argmax(logits + jax.random.gumbel(noise_key, logits.shape), axis=1)
+                after = nodes + pooled[label] * seen.real[:, None]
+                return after, (nodes, drop_key, label, chosen[label])
+
+            key, episode_key = jax.random.split(key)
+            return key, jax.lax.scan(step, seen.nodes, jax.random.split(episode_key, steps))[1]
+
+        def likelihood(policy, seen, nodes, key, label, actions):
+            logits = policy(nodes, seen, key, label)[2]
+            logp = jax.nn.log_softmax(logits)
+            groups = (label == jnp.arange(len(label))) & seen.real
+            taken = jnp.take_along_axis(logp, actions[:, None], axis=1)[:, 0]
+            undecided = -jnp.sum(jnp.exp(logp) * jnp.maximum(logp, -100.0), axis=1)
+            return jnp.sum(taken * groups), jnp.sum(undecided * groups) / jnp.sum(groups)
+
+        def loss(policy, seen, episode, advantage):
+            logp, undecided = jax.vmap(partial(likelihood, policy, seen))(*episode)
+            return -jnp.mean(advantage * logp), jnp.mean(undecided)
+
+        @jax.jit
+        def update(policy, optimizer_state, seen, episode, advantage):
+            (_, undecided), gradient = jax.value_and_grad(loss, has_aux=True)(policy, seen, episode, advantage)
+            change, optimizer_state = optimizer.update(gradient, optimizer_state, policy)
+            return optax.apply_updates(policy, change), optimizer_state, undecided
+
+        @jax.jit
+        def likeliest(policy, seen):
+            label, _, logits = policy(seen.nodes, seen, None)
+            return jnp.argmax(logits, axis=1)[label]
+
+        @jax.jit
+        def start(seed):
+            policy_key, key = jax.random.split(jax.random.PRNGKey(seed))
+            policy = new(policy_key)
+            return policy, optimizer.init(policy), key
+
+        self._draw, self._update, self._likeliest, self._start = draw, update, likeliest, start
+
+    def init(self, seed: int, cases: int) -> State:
+        policy, optimizer_state, key = self._start(seed)
+        return {"policy": policy, "optimizer": optimizer_state, "key": key}
+
+    def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
+        seen = evaluate.case.inputs
+        key, episode = self._draw(state["policy"], seen, state["key"])
+        rewards = speeds(evaluate(np.asarray(episode[3])))
+        advantage = np.clip((rewards - rewards.mean()) / max(float(rewards.std()), LEAST_SPREAD), -MOST, MOST)
+        advantage = (advantage * self.discount ** np.arange(self.steps)).astype(np.float32)
+        policy, optimizer_state, entropy = self._update(state["policy"], state["optimizer"], seen, episode, advantage)
+        return {"policy": policy, "optimizer": optimizer_state, "key": key}, {"entropy": float(entropy)}
+
+    def greedy(self, state: State, case: Case) -> np.ndarray:
+        return np.asarray(self._likeliest(state["policy"], case.inputs))
+
+
+def speeds(rewards: np.ndarray) -> np.ndarray:
+    """The scale over the step time, from ``Case.rewards`` (minus the square root of the step time over the scale)."""
+    return 1.0 / np.square(rewards)
+
+
+@cache  # compiled functions are kept with it
+def learner_functions(*, hidden, devices, **how) -> Parser:
+    """What ``hsdag`` does, for cases of ``devices`` columns."""
+
+    def new(key):
+        return Policy(hidden, devices, key=key)
+
+    return Parser(new, **how)

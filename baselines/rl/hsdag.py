@@ -1,0 +1,66 @@
+"""HSDAG (Duan et al. 2024): a graph network parses the graph into groups, any number of them, and places these."""
+
+from __future__ import annotations
+
+from simdev.baselines.rl._case import device_columns
+from simdev.baselines.rl._train import Learner, search, with_policy_settings
+from simdev.placer import placer
+
+DEFAULTS = {"nodes": 64, "hidden": 64, "steps": 20, "rate": 0.001, "discount": 0.95, "policy": ""}
+SHAPE = ("nodes", "hidden", "devices")  # what a policy is stored with
+
+
+def learner(problems, *, nodes, devices=0, **given) -> Learner:
+    """What ``simdev train`` and the placer share; ``devices`` at most, 0: what ``problems`` need."""
+    from simdev.baselines.rl._hsdag import learner_functions, structured
+
+    devices = device_columns(problems, devices)
+    settings = {"nodes": nodes, "devices": devices, **given}
+    functions = learner_functions(devices=devices, **given)
+
+    def case(problem):
+        return structured(problem, nodes, devices)
+
+    stored = {name: settings[name] for name in SHAPE}
+    return Learner("hsdag", 1, stored, case, functions.init, functions.step, functions.greedy)
+
+
+@placer(
+    "hsdag", version=1, family="learned", searches=True, defaults=DEFAULTS, learner=learner,
+    source="Duan et al.: A Structure-Aware Framework for Learning Device Placements on Computation Graphs, "
+    "NeurIPS 2024",
+)  # fmt: skip
+def hsdag(problem, *, rng, budget, policy, **params):
+    """Parse the graph into groups and place these, ``steps`` times, then follow the policy gradient.
+
+    The paper's: ops joined along chains (an op with its only successor where that has no other predecessor); features
+    of a node from its kinds of ops, output shapes, numbers of predecessors and successors, fractal dimension and place
+    in the topological order; an encoder of two graph convolutions; parsing: an edge is scored by a network from the
+    product of its ends' embeddings, each node keeps its best edge, what kept edges join is a group, so that there may
+    be any number of them; a group's embedding is made from the sum of its members' and scaled by the mean score of its
+    edges, through which the scores learn; a softmax over devices for each group; from step to step of an episode, the
+    groups' new features are added to their members'; reward 1 / step time; one update after ``steps`` placements, with
+    discount. ``steps``, ``rate``, ``discount``, two convolutions and dropout of 0.2 are those of the authors' program.
+    Where it departs, or where the paper is silent:
+
+    * The graphs are of training steps, not of inference: a forward op has its backward and update ops with it, and
+      only forward ops make chains. Where there are more than ``nodes`` chains, nodes are the groups of
+      :func:`~simdev.baselines.rl._groups.coarse_groups` instead (the layers of the source model, or ops with their
+      only reader, merged), as for the other learned placers. ``hidden`` is 64, not the program's 128.
+    * The graph is parsed once a step; the program parses the groups again until no edge is left. Edges have no
+      direction when they are scored, in the convolutions and in the fractal dimension, which counts reachable nodes.
+    * Kinds are hashed into buckets, degrees and shapes are logarithms, the place in the order also comes as sines and
+      cosines, and a node also knows its shares of time and of persistent bytes.
+    * An advantage is the reward less the episode's mean, over its deviation, within 3; the paper has no baseline. It
+      weighs its own step by ``discount`` to the power of the step's number: no later reward depends on it. The program
+      weighs all steps of an episode with one discounted sum.
+    * What does not fit counts as ten times the time of all ops, and more the more bytes it lacks; the program leaves
+      out placements on one device only, which count here. Gradients are clipped at 1. Layers are normalised.
+    * Accelerators only, two to any number of them; the paper has one CPU and one GPU.
+
+    With ``policy``, a folder that ``simdev train`` wrote, it starts from there: without dropout, on the most probable
+    devices, for the first evaluation.
+    """
+    return search(
+        learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy
+    )

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.analysis import fastest_durations
 from simdev.baselines.rl._case import Case, bucket
 from simdev.baselines.rl._jax import eqx, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense
+from simdev.baselines.rl._pairs import group_loads, group_pairs, neighbours
 from simdev.baselines.rl._train import Evaluator, State
 
 LONGEST = 20.0  # times the scale: a longer step time counts as this one; from 10 on, what does not fit
@@ -40,24 +40,12 @@ class Net(NamedTuple):
 
 
 def with_net(case: Case) -> Case:
-    """``case`` with a :class:`Net` in place of its inputs.
-
-    Groups with forward and backward ops depend on one another in circles: a pair of groups counts once, as an edge from
-    the first to the second in topological order of forward ops, with the tensors of both ways.
-    """
-    problem, inputs, count = case.problem, case.inputs, case.n_groups
+    """``case`` with a :class:`Net` in place of its inputs."""
+    inputs = case.inputs
     rows, columns = inputs.allowed.shape
-    unit = 1.0 / max(1.0, fastest_durations(problem).sum() / count)
-    time, need = np.zeros((rows, columns), np.float32), np.zeros((rows, columns), np.float32)
-    graph, op_group = problem.graph, case.group[problem.graph.unit_of_op]
-    held = np.bincount(op_group, graph.op_persistent_bytes, count)
-    made = np.bincount(op_group[graph.tensor_producer], np.where(graph.tensor_persistent, 0, graph.tensor_bytes), count)
-    for column, device in enumerate(case.devices):
-        durations = np.maximum(problem.costs.device_op_ns[device], 0)
-        time[:count, column] = np.bincount(op_group, durations, count) * unit
-        need[:count, column] = (held + made) / max(1, problem.topology.memory_bytes[device])
-    low, high, size, transfer = _pairs(case, op_group, unit, columns)
-    sides = [_neighbours(high, low, rows), _neighbours(rows - 1 - low, rows - 1 - high, rows)]
+    time, need = group_loads(case)
+    low, high, size, transfer = group_pairs(case)
+    sides = [neighbours(high, low, rows), neighbours(rows - 1 - low, rows - 1 - high, rows)]
     most = bucket(max(1, *(side[0].shape[1] for side in sides)), 2)
     near, real = np.zeros((2, rows, most), np.int32), np.zeros((2, rows, most), bool)
     sizes = np.zeros((2, rows, most), np.float32)
@@ -71,42 +59,6 @@ def with_net(case: Case) -> Case:
         transfers[side, :, :width][there] = table[pair[there]]
     net = Net(inputs.real, inputs.allowed, time, need, near, real, sizes, transfers)
     return dataclasses.replace(case, inputs=net)
-
-
-def _pairs(case: Case, op_group: np.ndarray, unit: float, columns: int):
-    """Pairs of groups joined by tensors: ``low`` and ``high`` int64 ``(E,)``, log of MB float ``(E,)``, transfer time
-    in ``unit`` float ``(E, D, D)``, device of ``low`` first. A tensor counts once for each group that reads it."""
-    graph, costs, count = case.problem.graph, case.problem.costs, case.n_groups
-    key = np.unique(graph.edge_tensor.astype(np.int64) * count + op_group[graph.consumers])
-    tensor, target = key // count, key % count
-    source = op_group[graph.tensor_producer[tensor]].astype(np.int64)
-    apart = source != target
-    tensor, source, target = tensor[apart], source[apart], target[apart]
-    pairs, inverse = np.unique(np.minimum(source, target) * count + np.maximum(source, target), return_inverse=True)
-    size = np.log1p(np.bincount(inverse, graph.tensor_bytes[tensor], len(pairs)) / 2**20)
-    transfer = np.zeros((len(pairs), columns, columns))
-    onward = source < target
-    for one, a in enumerate(case.devices):
-        for two, b in enumerate(case.devices):
-            if one != two:
-                there, back = (_row(costs, costs.pair_class[pair])[tensor] for pair in ((a, b), (b, a)))
-                transfer[:, one, two] = np.bincount(inverse, np.where(onward, there, back) * unit, len(pairs))
-    return pairs // count, pairs % count, size, transfer
-
-
-def _row(costs, number: int) -> np.ndarray:
-    """Transfer times of all tensors over a class of pairs; 0 over none."""
-    return costs.transfer_ns[number] if number >= 0 else np.zeros(costs.transfer_ns.shape[1], np.int64)
-
-
-def _neighbours(of: np.ndarray, other: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """int64 ``(rows, K)`` each: the ``other`` ends of each row's pairs, and the pairs' numbers (-1: none)."""
-    order = np.lexsort((other, of))
-    rank = np.arange(len(of)) - np.searchsorted(of[order], of[order])
-    width = int(rank.max()) + 1 if len(rank) else 1
-    neighbour, pair = np.zeros((rows, width), np.int64), np.full((rows, width), -1)
-    neighbour[of[order], rank], pair[of[order], rank] = other[order], order
-    return neighbour, pair
 
 
 def expected_schedule(net: Net, placed):

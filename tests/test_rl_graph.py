@@ -18,6 +18,7 @@ from simdev.testing import training_graph
 from simdev.topology import Device, DeviceKind, Link, Topology
 
 TINY = {
+    "doppler": {"groups": 16, "hidden": 8, "rounds": 2, "episodes": 8, "imitation": 3, "history": 16},
     "gdp": {"groups": 16, "hidden": 8, "sages": 1, "blocks": 1, "neighbours": 2, "samples": 8, "entropy_updates": 10},
     "giph": {"groups": 16, "hidden": 8, "episodes": 2, "every": 4},
     "placeto": {"groups": 16, "hidden": 8, "rounds": 2, "episodes": 2, "entropy_updates": 5},

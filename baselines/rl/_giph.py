@@ -185,7 +185,7 @@ def legal_moves(net: Net, placed, last):
 class Moves:
     """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner` by REINFORCE over moves."""
 
-    def __init__(self, new, *, rows, episodes, length, every, from_best, discount, rate, entropy):
+    def __init__(self, new, *, rows, episodes, length, every, from_best, discount, rate):
         self.rows, self.episodes, self.length, self.every = rows, episodes, length, every
         self.from_best, self.discount = from_best, discount
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
@@ -198,7 +198,7 @@ class Moves:
             logp = jax.nn.log_softmax(jax.vmap(logits, (None, None, 0, 0))(policy, net, placed, last))
             undecided = -jnp.sum(jnp.where(logp > -1e8, jnp.exp(logp) * logp, 0.0), axis=1)
             taken = jnp.take_along_axis(logp, actions[:, None], axis=1)[:, 0]
-            return -jnp.mean(taken * advantage + entropy * undecided), jnp.mean(undecided)
+            return -jnp.mean(taken * advantage), jnp.mean(undecided)
 
         @jax.jit
         def act(policy, net, placed, last, key, step):

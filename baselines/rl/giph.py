@@ -9,7 +9,7 @@ from simdev.placer import placer
 
 DEFAULTS = {
     "groups": 64, "layers": True, "hidden": 16, "output": 10, "episodes": 4, "length": 2, "every": 16,
-    "from_best": True, "discount": 0.97, "rate": 0.01, "entropy": 0.0, "policy": "",
+    "from_best": True, "discount": 0.97, "rate": 0.01, "policy": "",
 }  # fmt: skip
 SHAPE = ("groups", "layers", "hidden", "output")  # what a policy is stored with
 
@@ -60,7 +60,6 @@ def giph(problem, *, rng, budget, policy, **params):
       most ``groups``, or with ``layers=false`` single forward ops that share traffic; backward and update ops go with
       their forward op. So groups depend on one another in circles: each pair is one edge, from the first in
       topological order of forward ops to the second, with the tensors of both ways.
-    * ``entropy`` weighs a bonus for undecided policies (the paper has none).
     * The most probable placement of a trained policy is, of those that its most probable moves lead through, the one
       that fits best and ends first by that estimate.
 

@@ -111,11 +111,13 @@ def test_teacher_passes_over_full_devices():
 
 def test_choices_and_their_likelihood_agree():
     """The choices are made in NumPy; the loss, in JAX, is minus the mean of their log-probabilities."""
+    from simdev.baselines.rl._doppler import _seen
+
     learner, dag = small(), dag_of(diamond())
     policy, state, key = learner._first(3)
     record, actions = learner.run(policy, dag, 8, np.random.default_rng(1), 0.0)
     into, out = ((np.asarray(x.weight), np.asarray(x.bias)) for x in (policy.place_device, policy.place_out))
-    selected, own, there = map(np.asarray, learner._embed(policy, dag))
+    selected, own, there = map(np.asarray, learner._embed(policy, _seen(dag)))
     total = 0.0
     for row in range(8):
         device = {}
@@ -136,7 +138,7 @@ def test_choices_and_their_likelihood_agree():
             total += logits[chosen] - np.log(np.exp(logits).sum())
             device[group] = chosen
         assert [device[group] for group in range(5)] == actions[row, :5].tolist()
-    _, _, loss, _ = learner._imitate(policy, learner._student(policy), dag, record, np.ones(8, np.float32))
+    (loss, _), _ = learner._gradient(policy, _seen(dag), record, np.ones(8, np.float32), np.float32(0.0))
     assert loss == pytest.approx(-total / 40, abs=1e-5)
     assert abs(np.ptp(selected[:5])) < 0.5, "nearly uniform at first"
 

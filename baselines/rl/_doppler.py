@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -73,7 +73,7 @@ def with_dag(case: Case) -> Case:
     there = pair >= 0
     padded[:, : pair.shape[1]], real[:, : pair.shape[1]] = parents, there
     arrive[:, : pair.shape[1]][there] = transfer[pair[there]]
-    length = bucket(len(low), 64)
+    length = bucket(len(low), 2 * rows)
     source, target = (np.append(end, np.full(length - len(end), rows - 1)).astype(np.int32) for end in (low, high))
     edge = np.zeros(length, np.float32)
     edge[: len(low)] = np.log1p(sending)
@@ -221,19 +221,18 @@ class Encoder(eqx.Module):
     """Embeddings of the groups: those of message passing, and of their features alone, float32 ``(G, hidden)``."""
 
     enter: Dense
-    layers: list[Layer]
+    layers: Layer  # all rounds: the first axis of each array
     alone: Dense
 
     def __init__(self, hidden: int, rounds: int, *, key):
-        keys = jax.random.split(key, rounds + 2)
+        keys = jax.random.split(key, 3)
         self.enter = Dense(NODE_FEATURES, hidden, key=keys[0])
-        self.layers = [Layer(hidden, key=one) for one in keys[2:]]
+        self.layers = eqx.filter_vmap(lambda one: Layer(hidden, key=one))(jax.random.split(keys[2], rounds))
         self.alone = Dense(NODE_FEATURES, hidden, key=keys[1], scale=1.4)
 
     def __call__(self, dag: Dag):
         h = jax.nn.relu(self.enter(dag.nodes))
-        for layer in self.layers:
-            h = layer(h, dag)
+        h, _ = jax.lax.scan(lambda h, layer: (layer(h, dag), None), h, self.layers)
         return h, jax.nn.relu(self.alone(dag.nodes))
 
 
@@ -309,13 +308,6 @@ class DualPolicy:
             loss = -jnp.mean(jnp.sum((groups + devices) * record.real, axis=1) * advantage) / steps
             return loss, jnp.sum(jnp.mean(undecided, axis=0) * record.real) / steps
 
-        def climb(optimizer, policy, optimizer_state, dag, record, advantage, epsilon):
-            (loss, undecided), gradient = jax.value_and_grad(objective, has_aux=True)(
-                policy, dag, record, advantage, epsilon
-            )
-            change, optimizer_state = optimizer.update(gradient, optimizer_state, policy)
-            return optax.apply_updates(policy, change), optimizer_state, loss, undecided
-
         @jax.jit
         def first(seed):
             policy_key, key = jax.random.split(jax.random.PRNGKey(seed))
@@ -323,8 +315,8 @@ class DualPolicy:
             return policy, optimizer.init(policy), key
 
         self._first = first
-        self._climb = jax.jit(lambda *given: climb(optimizer, *given))
-        self._imitate = jax.jit(lambda *given: climb(student, *given, 0.0))
+        self._gradient = jax.jit(jax.value_and_grad(objective, has_aux=True))
+        self._climb, self._imitate = (jax.jit(partial(_climb, one)) for one in (optimizer, student))
         self._student = jax.jit(student.init)
         self._embed = jax.jit(lambda policy, dag: policy(dag))
         self._split = jax.jit(jax.random.split)
@@ -352,20 +344,19 @@ class DualPolicy:
         updates[index] += 1
         past = known[index, : min(self.history, updates[index] * self.episodes)]
         advantage = np.clip((past.mean() - costs) / (past.std() + 1e-6), -3.0, 3.0).astype(np.float32)
-        policy, optimizer_state, _, entropy = self._climb(
-            policy, state["optimizer"], dag, record, advantage, np.float32(epsilon)
-        )
+        (_, entropy), gradient = self._gradient(policy, _seen(dag), record, advantage, np.float32(epsilon))
+        policy, optimizer_state = self._climb(policy, state["optimizer"], gradient)
         new = {"policy": policy, "optimizer": optimizer_state, "key": key, "updates": updates, "costs": known}
         return new, {"entropy": float(entropy)}
 
     def imitate(self, policy, dag: Dag, rng: np.random.Generator) -> tuple[Policy, list[float]]:
         """The policy after ``imitation`` updates towards the teacher, and the loss (nats a step) before each."""
         optimizer_state, losses = self._student(policy), []
+        every = np.ones(self.episodes, np.float32)
         for _ in range(self.imitation):
             record, _ = self.run(None, dag, self.episodes, rng, 0.0)
-            policy, optimizer_state, loss, _ = self._imitate(
-                policy, optimizer_state, dag, record, np.ones(self.episodes, np.float32)
-            )
+            (loss, _), gradient = self._gradient(policy, _seen(dag), record, every, np.float32(0.0))
+            policy, optimizer_state = self._imitate(policy, optimizer_state, gradient)
             losses.append(float(loss))
         return policy, losses
 
@@ -380,7 +371,7 @@ class DualPolicy:
         )  # fmt: skip
         episodes = Episodes(dag, count)
         if policy is not None:
-            choose = _Chooser(policy, *map(np.asarray, self._embed(policy, dag)), episodes, rng, epsilon)
+            choose = _Chooser(policy, *map(np.asarray, self._embed(policy, _seen(dag))), episodes, rng, epsilon)
         for step in range(int(dag.real.sum())):
             record.ready[:, step] = episodes.ready()
             if policy is None:
@@ -395,6 +386,16 @@ class DualPolicy:
 
     def greedy(self, state: State, case: Case) -> np.ndarray:
         return self.run(state["policy"], case.inputs, 1, None, 0.0)[1][0]
+
+
+def _climb(optimizer, policy, optimizer_state, gradient):
+    change, optimizer_state = optimizer.update(gradient, optimizer_state, policy)
+    return optax.apply_updates(policy, change), optimizer_state
+
+
+def _seen(dag: Dag) -> Dag:
+    """``dag`` without what only the episodes read, so that programs are compiled for fewer shapes."""
+    return dag._replace(time=None, need=None, b_level=None, parents=None, parent_real=None, arrive=None)
 
 
 class _Chooser:

@@ -16,6 +16,7 @@ from simdev.baselines.rl._train import Evaluator, State
 
 LONGEST = 10.0  # times the scale: a longer step time counts as this one
 FLAT = 0.1  # scale of the last layer's first weights: the first policy knows no device better than another
+BOUND = 3.0  # of logits (Bello et al. 2016): a policy that was sure of every group would learn nothing more
 STAY = 2.0  # the first bonus of leaving a group where it is
 
 
@@ -124,7 +125,7 @@ class Policy(eqx.Module):
         seen = jnp.concatenate([sight.devices, load[:, None], near[:, None]], axis=1)
         devices = len(load)
         logits = answer[:devices] + self.device(seen) @ answer[devices:] + self.stay * here[visited]
-        return jnp.where(sight.allowed[visited], logits, -1e9)
+        return jnp.where(sight.allowed[visited], BOUND * jnp.tanh(logits / BOUND), -1e9)
 
 
 def _message(pair, table, x):

@@ -28,11 +28,11 @@ def learner(problems, *, groups, layers, devices=0, **given) -> Learner:
         return with_view(make_case(problem, grouped[id(problem)], rows=rows, columns=devices))
 
     stored = {name: settings[name] for name in SHAPE}
-    return Learner("placeto", 2, stored, case, functions.init, functions.step, functions.greedy)
+    return Learner("placeto", 3, stored, case, functions.init, functions.step, functions.greedy)
 
 
 @placer(
-    "placeto", version=2, family="learned", searches=True, defaults=DEFAULTS, learner=learner,
+    "placeto", version=3, family="learned", searches=True, defaults=DEFAULTS, learner=learner,
     source="Addanki et al.: Placeto: Learning Generalizable Device Placement Algorithms for Distributed Machine "
     "Learning, NeurIPS 2019",
 )  # fmt: skip
@@ -52,7 +52,7 @@ def placeto(problem, *, rng, budget, policy, **params):
       are.
     * Episodes start from the best placement so far (``from_best=False``: from all groups on the first device), and the
       policy leans to leaving a group where it is by a learned bonus, 2 at first; else the first policy hardly prefers
-      a device to another.
+      a device to another. Logits are bounded to -3 to 3, so that a policy never ceases to explore.
     * ``episodes`` episodes run side by side with one policy, then it is updated; the paper's workers are asynchronous.
       Step times are relative to the time of all ops on one device, and count at most ten times that; what does not fit
       counts more than ten, the more the more bytes it lacks. Advantages are divided by the deviation of the returns.

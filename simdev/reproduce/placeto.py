@@ -32,7 +32,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(60, 2, ("transformer-xl-2",), "p100x4", ("inception",), 5, 100, 60, 1),
-    "small": Size(1000, 5, ("inception-v3", "nmt"), "p100x4", FAMILIES, 10, 6000, 200, 1),
+    "small": Size(1000, 5, ("inception-v3", "nmt"), "p100x4", FAMILIES, 10, 4000, 200, 1),
     "full": Size(20_000, 10, ("inception-v3", "nmt", "nasnet-a-large"), "p100x4", FAMILIES, 32, 100_000, 20_000, 1),
 }
 

@@ -23,7 +23,7 @@ def learner(problems, *, groups, layers, **given) -> Learner:
 
     def case(problem):
         group = coarse_groups(problem, groups) if layers else fine_groups(problem, groups)
-        return with_net(make_case(problem, group, columns=2))
+        return with_net(make_case(problem, group, columns=4))
 
     stored = {name: settings[name] for name in SHAPE}
     return Learner("giph", 1, stored, case, functions.init, functions.step, functions.greedy)

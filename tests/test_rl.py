@@ -238,7 +238,7 @@ def test_a_policy_is_used_with_the_settings_of_its_training(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["colocrl", "hdp", "hsdag", "post"])
+@pytest.mark.parametrize("name", ["colocrl", "doppler", "giph", "hdp", "hsdag", "post"])
 def test_a_graph_of_50_000_ops_is_placed(name):
     if not graph_path("gnmt-8").is_file():
         pytest.skip("the graph of gnmt-8 is not shipped")

@@ -9,6 +9,7 @@ import pytest
 from simdev import policy
 from simdev.baselines.rl._case import FEATURES, bucket, make_case
 from simdev.baselines.rl._groups import coarse_groups, colocation_groups
+from simdev.baselines.rl._train import Learner, search
 from simdev.errors import InvalidInput
 from simdev.graph import GraphBuilder
 from simdev.placer import Budget
@@ -217,6 +218,22 @@ def test_training_stops_on_budget_and_tells_how_it_goes(tmp_path):
     assert lines[0] == "samples,case,best_step_ns,mean_reward,entropy" and len(lines) == 10
     best = [row["best_step_ns"] for row in rows]
     assert best == sorted(best, reverse=True)
+
+
+@pytest.mark.parametrize("every, used", [(1, 20), (50, 20), (51, 1)])
+def test_a_search_ends_after_fifty_updates_in_a_row_that_simulate_nothing(every, used):
+    problem = chains()
+    case = make_case(problem, coarse_groups(problem, 16))
+
+    def step(state, index, evaluate):
+        if state["updates"] % every == 0:
+            evaluate(np.zeros((1, 16), int))
+        return {"updates": state["updates"] + 1}, {}
+
+    learner = Learner("toy", 1, {}, lambda _: case, lambda *_: {"updates": 0}, step, lambda *_: np.zeros(16, int))
+    budget = Budget(problem, evaluations=20)
+    search(learner, problem, rng=np.random.default_rng(0), budget=budget)
+    assert budget.used == used
 
 
 def test_a_policy_is_used_with_the_settings_of_its_training(tmp_path):

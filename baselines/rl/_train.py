@@ -27,7 +27,7 @@ State = dict[str, Any]
 CHECKPOINT, LOG = "checkpoint.safetensors", "progress.csv"
 COLUMNS = ("samples", "case", "best_step_ns", "mean_reward", "entropy")
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
-IDLE = 50  # so many updates without a simulation end a search
+IDLE = 50  # so many updates in a row without a simulation end a search
 MOST_SETTING = 1 << 16  # larger settings of a policy file would ask for absurd amounts of memory
 
 
@@ -106,12 +106,12 @@ def search(
         if not budget.left:
             return Placement(case.placements(actions)[0])
         evaluate.simulate(actions)
-    idle = 0  # updates that simulated nothing: no group may move, or the policy is sure of every one
+    idle = 0  # updates in a row that simulated nothing: no group may move, or the policy is sure of every one
     try:
         while budget.left and idle < IDLE:
             left = budget.left
             state, _ = learner.step(state, 0, evaluate)
-            idle += budget.left == left
+            idle = idle + 1 if budget.left == left else 0
     except BudgetExhausted:
         pass
     return Placement(evaluate.best)

@@ -58,8 +58,8 @@ def placeto(problem, *, rng, budget, policy, **params):
       counts more than ten, the more the more bytes it lacks. Advantages are divided by the deviation of the returns.
     * Groups are the layers of the source model (in graphs that name none, ops with their only reader), merged to at
       most ``groups``, or with ``layers=false`` single forward ops that share traffic; backward and update ops go with
-      their forward op. They are visited in topological order. Messages are averaged,
-      not summed, and normalised, or the rounds would grow them without bound.
+      their forward op. They are visited in topological order. Messages are averaged, not summed, and normalised, or the
+      rounds would grow them without bound.
     * Node features are those of the paper (time, output bytes, device, visited now, visited before) and others that
       mean the same in every graph (levels, memory, op classes, even shares of the time); the last layer also sees the
       features and the load of each device, so that one policy serves unlike machines of up to 8 devices.

@@ -94,6 +94,23 @@ def test_structure_has_each_pair_once():
     assert degrees == pytest.approx(np.array([[0, 2], [1, 1], [1, 1], [2, 0]])), "predecessors, successors"
 
 
+def test_heavy_nodes_stay_alone():
+    kind = DeviceKind("k", 1600, {"f32": 1e9}, 1e12)
+    two = Topology("two", (Device("a", kind), Device("b", kind)), (Link(("a", "b"), 10**9, 1000),))
+    b = GraphBuilder("star")
+    ids = b.outputs(b.op("ids", "relu", flops=10**6, outputs=[8]))
+    tables = [
+        b.outputs(b.op(f"table{held}", "relu", inputs=ids, flops=10**6, persistent_bytes=held, outputs=[8]))[0]
+        for held in (100, 101, 700)
+    ]
+    b.op("all", "add", inputs=tables, flops=10**6)
+    seen = structured(Problem.build(b.build(), two), 16, 8).inputs
+    assert seen.ends[seen.edge_real].tolist() == [[0, 1], [0, 2], [0, 3], [1, 4], [2, 4], [3, 4]]
+    assert seen.ends[seen.joins].tolist() == [[0, 1], [1, 4]], "100 of 1,600 bytes is no more than a sixteenth"
+    label = PARSED(np.ones(len(seen.ends), np.float32), seen.ends, seen.joins, 16)[:5].tolist()
+    assert label[0] == label[1] == label[4] and label[2:4] == [2, 3]
+
+
 def test_network_ignores_padding_and_gives_a_group_one_device():
     policy = Policy(8, 8, key=jax.random.PRNGKey(0))
     run = eqx.filter_jit(lambda seen: policy(seen.nodes, seen, None))

@@ -18,6 +18,7 @@ from simdev.problem import Problem
 CONVOLUTIONS = 2
 DROPPED = 0.2  # share of hidden values, while learning
 WAVES = 4  # sines and cosines of the place in the order
+HEAVY = 1 / 16  # of a device's memory, held by a node that stays alone
 EDGES_A_NODE = 8  # that there is room for at least, so that few programs are compiled
 NODE_FEATURES = FEATURES - NUMBERS + 6 + 2 * WAVES
 PLACE, TIME, HELD = 10, 1, 4  # columns of ``_case.node_features``
@@ -31,8 +32,9 @@ class Structure(NamedTuple):
     predecessors and of successors, fractal dimension, square root of the share of time, share of persistent bytes,
     place in the topological order and ``WAVES`` sines and cosines of it. ``real`` bool ``(G,)`` and ``allowed`` bool
     ``(G, D)`` as in ``_case.Inputs``. ``ends`` int32 ``(E, 2)``: pairs of nodes that a tensor joins, each pair once;
-    ``edge_real`` bool ``(E,)``. ``adjacency`` float32 ``(G, G)``: what a graph convolution multiplies by, 1 / the root
-    of both ends' degrees, where a node is a neighbour of itself.
+    ``edge_real`` bool ``(E,)``; ``joins`` bool ``(E,)``: edges that may be kept, those of nodes that hold no more than
+    ``HEAVY`` of the smallest device's memory. ``adjacency`` float32 ``(G, G)``: what a graph convolution multiplies by,
+    1 / the root of both ends' degrees, where a node is a neighbour of itself.
     """
 
     nodes: np.ndarray
@@ -40,6 +42,7 @@ class Structure(NamedTuple):
     allowed: np.ndarray
     ends: np.ndarray
     edge_real: np.ndarray
+    joins: np.ndarray
     adjacency: np.ndarray
 
 
@@ -60,12 +63,16 @@ def structured(problem: Problem, nodes: int, columns: int) -> Case:
         ],
         axis=1,
     )  # fmt: skip
+    held = np.bincount(case.group, problem.unit_persistent_bytes.astype(float), count)
+    light = held <= HEAVY * problem.topology.memory_bytes[case.devices].min()
     length = bucket(len(ends), EDGES_A_NODE * rows)
+    joins = np.zeros(length, bool)
+    joins[: len(ends)] = light[ends].all(axis=1)
     padded = np.full((length, 2), rows - 1, np.int32)
     padded[: len(ends)] = ends
     structure = Structure(
         np.concatenate([inputs.nodes[:, NUMBERS:], numbers], axis=1), inputs.real, inputs.allowed, padded,
-        np.arange(length) < len(ends), _adjacency(rows, ends),
+        np.arange(length) < len(ends), joins, _adjacency(rows, ends),
     )  # fmt: skip
     return dataclasses.replace(case, inputs=structure)
 
@@ -93,16 +100,16 @@ def fractal_dimension(count: int, ends: np.ndarray) -> np.ndarray:
     return slope
 
 
-def parsed(score, ends, edge_real, count: int):
+def parsed(score, ends, joins, count: int):
     """int32 ``(count,)``: the group of each node, named by one of its members.
 
-    Each node keeps the edge of the largest ``score`` float ``(E,)`` that it is an end of (the first of equals); nodes
-    that kept edges join are a group.
+    Of the edges that ``joins`` bool ``(E,)`` marks, each node keeps the one of the largest ``score`` float ``(E,)``
+    that it is an end of (the first of equals); nodes that kept edges join are a group.
     """
     edges, number = len(score), jnp.arange(count)
-    order = jnp.argsort(jnp.where(edge_real, -score, jnp.inf), stable=True)
+    order = jnp.argsort(jnp.where(joins, -score, jnp.inf), stable=True)
     rank = jnp.zeros(edges, jnp.int32).at[order].set(jnp.arange(edges, dtype=jnp.int32))
-    rank = jnp.where(edge_real, rank, edges)
+    rank = jnp.where(joins, rank, edges)
     best = jnp.full(count, edges, jnp.int32).at[ends[:, 0]].min(rank).at[ends[:, 1]].min(rank)
     kept = ends[order[jnp.minimum(best, edges - 1)]]
     partner = jnp.where(best < edges, kept.sum(axis=1) - number, number)
@@ -147,7 +154,7 @@ class Policy(eqx.Module):
         score = keep_score * jax.nn.relu(normalised(self.score[0](h[one] * h[two])))
         score = jax.nn.sigmoid(self.score[1](score)[:, 0])
         if label is None:
-            label = parsed(score, seen.ends, seen.edge_real, count)
+            label = parsed(score, seen.ends, seen.joins, count)
         member = (label == jnp.arange(count)[:, None]) * seen.real.astype(jnp.float32)  # (groups, nodes)
         inside = (seen.edge_real & (label[one] == label[two])).astype(jnp.float32)
         total, edges = (member[:, one] @ jnp.stack([inside * score, inside], axis=1)).T

@@ -47,6 +47,8 @@ def hsdag(problem, *, rng, budget, policy, **params):
       only forward ops make chains. Where there are more than ``nodes`` chains, nodes are the groups of
       :func:`~simdev.baselines.rl._groups.coarse_groups` instead (the layers of the source model, or ops with their
       only reader, merged), as for the other learned placers. ``hidden`` is 64, not the program's 128.
+    * A node that holds more than a sixteenth of a device's memory in persistent bytes is a group of its own: embedding
+      tables that one op reads would all be in its group, which fits nowhere.
     * The graph is parsed once a step; the program parses the groups again until no edge is left. Edges have no
       direction when they are scored, in the convolutions and in the fractal dimension, which counts reachable nodes.
     * Kinds are hashed into buckets, degrees and shapes are logarithms, the place in the order also comes as sines and

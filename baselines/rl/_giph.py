@@ -46,7 +46,7 @@ def with_net(case: Case) -> Case:
     time, need = group_loads(case)
     low, high, size, transfer = group_pairs(case)
     sides = [neighbours(high, low, rows), neighbours(rows - 1 - low, rows - 1 - high, rows)]
-    most = bucket(max(side[0].shape[1] for side in sides), 8)
+    most = bucket(max(side[0].shape[1] for side in sides), 2)
     near, real = np.zeros((2, rows, most), np.int32), np.zeros((2, rows, most), bool)
     sizes = np.zeros((2, rows, most), np.float32)
     transfers = np.zeros((2, rows, most, columns, columns), np.float32)

@@ -10,6 +10,7 @@ Numbers are OR-Tools CP-SAT's; times are cut to whole ticks, downwards, so that 
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,9 +51,10 @@ def solve_makespan(
     ``allowed`` bool ``(D, units)`` (default: wherever there is a kernel); units of equal ``tie`` int ``(units,)`` share
     a device (default: none); ``size`` int ``(units,)`` bytes that add up within each memory (default: persistent).
     ``hint`` int ``(units,)`` is a start, ``upper_ns`` a step time that the model must not exceed. ``seconds`` is
-    CP-SAT's deterministic time, the same everywhere; ``wall_seconds`` a safety net that is not. Raises
-    :class:`Unsupported` where nothing fits.
+    CP-SAT's deterministic time, the same everywhere; ``wall_seconds``, in which the model is made, too, a safety net
+    that is not. Raises :class:`Unsupported` where nothing fits.
     """
+    began = time.monotonic()
     from ortools.sat.python import cp_model
 
     graph, durations = problem.graph, problem.costs.device_op_ns
@@ -82,7 +84,7 @@ def solve_makespan(
     parameters.linearization_level = 0  # the linear relaxation of such models takes long and says little
     parameters.max_deterministic_time = seconds
     if math.isfinite(wall_seconds):
-        parameters.max_time_in_seconds = wall_seconds
+        parameters.max_time_in_seconds = max(0.1, wall_seconds - (time.monotonic() - began))
     seen: list[np.ndarray] = []
 
     class Watch(cp_model.CpSolverSolutionCallback):

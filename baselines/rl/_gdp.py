@@ -7,7 +7,7 @@ from functools import cache, partial
 import numpy as np
 
 from simdev.baselines.rl._case import DEVICE_FEATURES, Case
-from simdev.baselines.rl._jax import eqx, jax, jnp, optax
+from simdev.baselines.rl._jax import eqx, jax, jnp, optax, starter
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight
 from simdev.baselines.rl._train import Evaluator, State
@@ -158,13 +158,7 @@ class ProximalPolicy:
             (policy, optimizer_state), left = jax.lax.scan(epoch, (policy, optimizer_state), None, length=epochs)
             return policy, optimizer_state, left[0]
 
-        @jax.jit
-        def start(seed):
-            policy_key, key = jax.random.split(jax.random.PRNGKey(seed))
-            policy = new(policy_key)
-            return policy, optimizer.init(policy), key
-
-        self._draw, self._update, self._start = draw, update, start
+        self._draw, self._update, self._start = draw, update, starter(new, optimizer)
 
     def init(self, seed: int, cases: int) -> State:
         policy, optimizer_state, key = self._start(seed)

@@ -40,4 +40,17 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
 
-__all__ = ["eqx", "jax", "jnp", "optax"]
+__all__ = ["eqx", "jax", "jnp", "optax", "starter"]
+
+
+def starter(new, optimizer):
+    """A compiled function of a seed: a new policy, ``new(key)``, the optimizer's state for it, and a key to go on
+    with."""
+
+    @jax.jit
+    def start(seed):
+        policy_key, key = jax.random.split(jax.random.PRNGKey(seed))
+        policy = new(policy_key)
+        return policy, optimizer.init(policy), key
+
+    return start

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from simdev.baselines.rl._case import Case
-from simdev.baselines.rl._jax import jax, jnp, optax
+from simdev.baselines.rl._jax import jax, jnp, optax, starter
 from simdev.baselines.rl._train import Evaluator, State
 
 LEAST_SPREAD, MOST = 1e-3, 3.0  # of rewards, in one batch; of advantages
@@ -58,13 +58,7 @@ class Reinforce:
             change, optimizer_state = optimizer.update(gradient, optimizer_state, policy)
             return optax.apply_updates(policy, change), optimizer_state, undecided
 
-        @jax.jit
-        def start(seed):
-            policy_key, key = jax.random.split(jax.random.PRNGKey(seed))
-            policy = new(policy_key)
-            return policy, optimizer.init(policy), key
-
-        self._draw, self._update, self._start = draw, update, start
+        self._draw, self._update, self._start = draw, update, starter(new, optimizer)
 
     def init(self, seed: int, cases: int) -> State:
         policy, optimizer_state, key = self._start(seed)

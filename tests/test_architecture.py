@@ -23,6 +23,7 @@ HEAVY = (
     "ortools",
     "onnx",
     "matplotlib",
+    "llvmlite",
     "numba",
     "pymetis",
     "pyscotch",

@@ -31,14 +31,15 @@ class Room(NamedTuple):
     queue: np.ndarray
     heap: np.ndarray
     line: np.ndarray
+    sends: np.ndarray
     missing: np.ndarray
     ready_time: np.ndarray
     base: np.ndarray
     started: np.ndarray
     head: np.ndarray
     end: np.ndarray
-    first_finish: np.ndarray
-    group_finish: np.ndarray
+    first_send: np.ndarray
+    group_send: np.ndarray
     leader: np.ndarray
     free: np.ndarray
     slot_free: np.ndarray
@@ -72,10 +73,10 @@ def new_room(n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channel
     def ints(length, dtype=np.int64):
         return np.zeros(length, dtype)
 
-    per_device = ("started", "head", "end", "first_finish", "free", "stamp", "arrival", "request", "received", "sent")
-    per_device += ("last_op", "level", "over_time", "over_base", "in_end", "out_end", "group_finish", "leader")
+    per_device = ("started", "head", "end", "first_send", "free", "stamp", "arrival", "request", "received", "sent")
+    per_device += ("last_op", "level", "over_time", "over_base", "in_end", "out_end", "group_send", "leader")
     return Room(
-        queue=ints(n_ops), heap=ints(n_ops), line=ints(n_ops), missing=ints(n_ops, np.int32), ready_time=ints(n_ops),
+        queue=ints(n_ops), heap=ints(n_ops), line=ints(n_ops), sends=ints(n_ops), missing=ints(n_ops, np.int32), ready_time=ints(n_ops),
         slot_free=ints(n_slots), channel_end=ints(n_channels), sent_until=ints(n_tensors),
         sent_last=ints(n_tensors, np.uint32), freed_by_op=ints(n_ops), freed_by_transfer=ints(n_edges),
         in_time=ints(n_edges), in_size=ints(n_edges), out_time=ints(n_edges), out_size=ints(n_edges),
@@ -89,11 +90,12 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
     """Simulate one placement (uint32 ``(n,)``, checked) under the default rules; every op runs."""
     n, n_devices = len(devices), len(p.slots)
     shared = p.contention == SHARED
-    queue, heap, line = s.queue, s.heap, s.line
+    queue, heap, line, sends = s.queue, s.heap, s.line, s.sends
+    alone = p.alone
     base, started, head, end = s.base, s.started, s.head, s.end
-    first_finish, free, slot_free = s.first_finish, s.free, s.slot_free
+    first_send, free, slot_free = s.first_send, s.free, s.slot_free
     wide, n_groups = n_devices > WIDE, ((n_devices - 1) >> GROUP) + 1
-    group_finish, leader = s.group_finish, s.leader
+    group_send, leader = s.group_send, s.leader
     missing, ready_time, channel_end = s.missing, s.ready_time, s.channel_end
     stamp, arrival, request = s.stamp, s.arrival, s.request
     op_start, op_finish, sequence = x.op_start, x.op_finish, x.start_order
@@ -105,11 +107,11 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
     for device in range(n_devices):
         base[device + 1] += base[device]
         started[device] = head[device] = end[device] = base[device]
-        first_finish[device] = NEVER
+        first_send[device] = NEVER
         free[device] = 0
         stamp[device] = -1
         s.received[device] = s.sent[device] = 0
-        group_finish[device >> GROUP] = NEVER
+        group_send[device >> GROUP] = NEVER
     slot_free[:] = 0
     channel_end[:] = 0
     first = last = n_transfers = NONE
@@ -121,7 +123,7 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
             queue[last] = op
             last += ONE
     step = np.int64(0)
-    next_finish, next_device = np.int64(NEVER), devices[0]
+    next_send, next_device = np.int64(NEVER), devices[0]
 
     while True:
         ready = np.int64(NEVER)
@@ -131,68 +133,99 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
         if n_heap > 0 and heap[0] < ready:
             ready = heap[0]
             from_heap = True
-        if ready != NEVER and (ready >> SHIFT) < (next_finish >> SHIFT):
+        if (ready >> SHIFT) < (next_send >> SHIFT):
             # Its place on its device is final (R1, R2).
             if from_heap:
                 n_heap = pop_key(heap, n_heap)
             else:
                 first += ONE
             op = np.uint32(ready & MASK)
-            device = devices[op]
-            now = ready >> SHIFT
-            if p.slots[device] == 1:
-                now = max(now, free[device])
-                finish = now + p.op_ns[p.device_row[device], op]
-                free[device] = finish
+            source = devices[op]
+            start = ready >> SHIFT
+            front = np.uint64(base[source])
+            if p.slots[source] == 1:
+                start = max(start, free[source])
+                now = start + p.op_ns[p.device_row[source], op]
+                free[source] = now
             else:
-                slot = p.slot_ptr[device]
-                for other in range(p.slot_ptr[device] + 1, p.slot_ptr[device + 1]):
+                slot = p.slot_ptr[source]
+                for other in range(p.slot_ptr[source] + 1, p.slot_ptr[source + 1]):
                     if slot_free[other] < slot_free[slot]:
                         slot = other
-                now = max(now, slot_free[slot])
-                finish = now + p.op_ns[p.device_row[device], op]
-                slot_free[slot] = finish
-            op_start[op], op_finish[op] = now, finish
-            sequence[started[device]] = op
-            started[device] += 1
-            key = (finish << SHIFT) | op
-            spot, front = np.uint64(end[device]), np.uint64(head[device])
-            end[device] += 1
+                start = max(start, slot_free[slot])
+                now = start + p.op_ns[p.device_row[source], op]
+                slot_free[slot] = now
+            op_start[op], op_finish[op] = start, now
+            if now > step:
+                step = now
+            key = (now << SHIFT) | op
+            spot = np.uint64(started[source])
+            sequence[spot] = op
+            started[source] += 1
             while spot > front and line[spot - ONE] > key:
                 line[spot] = line[spot - ONE]
                 spot -= ONE
             line[spot] = key
-            if spot == front:
-                first_finish[device] = key
-                if wide and key < group_finish[device >> GROUP]:
-                    group_finish[device >> GROUP], leader[device >> GROUP] = key, device
-                if key < next_finish:
-                    next_finish, next_device = key, device
-            continue
-        if next_finish == NEVER:
+            if not alone[source]:
+                remote = False
+                for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
+                    remote |= devices[p.consumers[where]] != source
+                if remote:
+                    spot, front = np.uint64(end[source]), np.uint64(head[source])
+                    end[source] += 1
+                    while spot > front and sends[spot - ONE] > key:
+                        sends[spot] = sends[spot - ONE]
+                        spot -= ONE
+                    sends[spot] = key
+                    if spot == front:
+                        first_send[source] = key
+                        if wide and key < group_send[source >> GROUP]:
+                            group_send[source >> GROUP], leader[source >> GROUP] = key, source
+                        if key < next_send:
+                            next_send, next_device = key, source
+                    continue
+                for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
+                    s.sent_until[tensor] = -1
+                for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
+                    consumer = p.consumers[where]
+                    there = max(ready_time[consumer], now)
+                    ready_time[consumer] = there
+                    missing[consumer] -= 1
+                    if missing[consumer] > 0:
+                        continue
+                    key = (there << SHIFT) | consumer
+                    nearest = last - NEAR if last - first > NEAR else first
+                    if nearest > first and queue[nearest - ONE] > key:
+                        n_heap = push_key(heap, n_heap, key)
+                        continue
+                    spot = last
+                    while spot > nearest and queue[spot - ONE] > key:
+                        queue[spot] = queue[spot - ONE]
+                        spot -= ONE
+                    queue[spot] = key
+                    last += ONE
+                continue
+        elif next_send == NEVER:
             break
-
-        # The next op to finish (R5).
-        op, now = np.uint32(next_finish & MASK), next_finish >> SHIFT
-        source = next_device
-        head[source] += 1
-        first_finish[source] = line[head[source]] if head[source] < end[source] else NEVER
-        next_finish = np.int64(NEVER)
-        if wide:
-            group = np.uint64(source >> GROUP)
-            for device in range(group << GROUP, min((group + ONE) << GROUP, np.uint64(n_devices))):
-                if first_finish[device] < next_finish:
-                    next_finish, leader[group] = first_finish[device], device
-            group_finish[group] = next_finish
-            for other in range(n_groups):
-                if group_finish[other] <= next_finish:
-                    next_finish, next_device = group_finish[other], np.uint32(leader[other])
         else:
-            for device in range(n_devices):
-                if first_finish[device] < next_finish:
-                    next_finish, next_device = first_finish[device], np.uint32(device)
-        if now > step:
-            step = now
+            # The next sends (R5).
+            op, now, source = np.uint32(next_send & MASK), next_send >> SHIFT, next_device
+            head[source] += 1
+            first_send[source] = sends[head[source]] if head[source] < end[source] else NEVER
+            next_send = np.int64(NEVER)
+            if wide:
+                group = np.uint64(source >> GROUP)
+                for device in range(group << GROUP, min((group + ONE) << GROUP, np.uint64(n_devices))):
+                    if first_send[device] < next_send:
+                        next_send, leader[group] = first_send[device], device
+                group_send[group] = next_send
+                for other in range(n_groups):
+                    if group_send[other] <= next_send:
+                        next_send, next_device = group_send[other], np.uint32(leader[other])
+            else:
+                for device in range(n_devices):
+                    if first_send[device] < next_send:
+                        next_send, next_device = first_send[device], np.uint32(device)
         for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
             edge, stop = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]
             mark += 1

@@ -25,7 +25,7 @@ def run_ordered(p: Inputs, devices, rank, x: Timeline, s: Room):
     n, n_devices = len(devices), len(p.slots)
     shared, program = p.contention == SHARED, p.policy == PROGRAM
     queue, heap, line = s.queue, s.heap, s.line
-    base, started, first_finish, free = s.base, s.started, s.first_finish, s.free
+    base, started, first_finish, free = s.base, s.started, s.first_send, s.free
     missing, ready_time, channel_end = s.missing, s.ready_time, s.channel_end
     stamp, arrival, request = s.stamp, s.arrival, s.request
     op_start, op_finish, sequence = x.op_start, x.op_finish, x.start_order

@@ -45,6 +45,7 @@ class Inputs(NamedTuple):
     unit_first: np.ndarray  # int32 (n,): the first op of the op's colocation group
     slots: np.ndarray
     slot_ptr: np.ndarray  # int64 (D + 1,): sums of slots
+    alone: np.ndarray  # bool (D,): of one slot, or without contention, and its sends never wait for another's
     route_ptr: np.ndarray
     route: np.ndarray
     pair_latency: np.ndarray
@@ -134,6 +135,7 @@ def _build(problem: Problem) -> Inputs:
         unit_first=first[graph.unit_of_op].view(np.uint32),
         slots=slots,
         slot_ptr=np.concatenate([[0], np.cumsum(slots)]).astype(np.int64),
+        alone=_alone(problem, slots),
         route_ptr=route_ptr.view(np.uint32),
         route=route.view(np.uint32),
         pair_latency=topology.pair_latency_ns,
@@ -146,6 +148,20 @@ def _build(problem: Problem) -> Inputs:
         persistent_size=_rounded(graph.op_persistent_bytes, granularities),
         capacity=topology.memory_bytes,
     )
+
+
+def _alone(problem: Problem, slots: np.ndarray) -> np.ndarray:
+    """bool ``(D,)``: the sends of the device are settled once its ops before are, whatever other devices do."""
+    if problem.rules.contention == "none":
+        return np.ones(len(slots), bool)
+    ptr, route = problem.topology.route_csr
+    source = np.repeat(np.arange(len(slots)), np.diff(ptr[:: len(slots)]))
+    first, last = np.full(len(problem.topology.channels), len(slots)), np.full(len(problem.topology.channels), -1)
+    np.minimum.at(first, route, source)
+    np.maximum.at(last, route, source)
+    shared = np.zeros(len(slots), bool)
+    shared[source[(first != last)[route]]] = True
+    return ~shared & (slots == 1)
 
 
 def _rounded(size: np.ndarray, granularities: np.ndarray) -> np.ndarray:

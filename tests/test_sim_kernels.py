@@ -25,34 +25,42 @@ from simdev.topology import Device, DeviceKind, Link, Topology
 
 
 @cache
-def sorter():
-    """A way into ``sort_pairs`` from Python."""
+def sorters():
+    """Ways into ``sort_pairs`` and ``sort_by`` from Python."""
     from numba import njit
 
-    from simdev.sim._heap import sort_pairs
+    from simdev.sim._heap import sort_by, sort_pairs
 
-    return njit(lambda key, item, first, stop: sort_pairs(key, item, first, stop))
+    return (
+        njit(lambda key, item, first, stop: sort_pairs(key, item, first, stop)),
+        njit(lambda time, order, spare, first, stop: sort_by(time, order, spare, first, stop)),
+    )
 
 
-@pytest.mark.parametrize("shape", ["random", "reversed", "sorted", "equal", "far"])
-def test_pairs_are_sorted_whatever_their_order(shape):
-    sort = sorter()
+@pytest.mark.parametrize("shape", ["random", "reversed", "sorted", "equal", "far", "merged"])
+def test_pairs_and_numbers_are_sorted_whatever_their_order(shape):
+    sort_pairs, sort_by = sorters()
     rng = np.random.default_rng(1)
-    for length in (0, 1, 2, 33, 500):
+    for length in (0, 1, 2, 16, 17, 33, 500):
         key = {
             "random": rng.integers(0, 50, length),
             "reversed": np.arange(length)[::-1],
             "sorted": np.arange(length),
             "equal": np.zeros(length, int),
             "far": np.roll(np.arange(length), length // 2),
+            "merged": np.arange(length) % 7 * 1000 + np.arange(length),
         }[shape].astype(np.int64)
         item = rng.permutation(length).astype(np.int64)
         around = np.array([99, -99])
         keys, items = np.concatenate([around, key, around]), np.concatenate([around, item, around])
-        sort(keys, items, 2, 2 + length)
+        sort_pairs(keys, items, 2, 2 + length)
         order = np.lexsort((item, key))
         assert np.array_equal(keys, np.concatenate([around, key[order], around]))
         assert np.array_equal(items, np.concatenate([around, item[order], around]))
+        numbers = np.concatenate([[7, 7], np.arange(length), [7, 7]]).astype(np.uint32)
+        sort_by(key, numbers, np.zeros(length, np.uint32), 2, 2 + length)
+        assert np.array_equal(key[numbers[2:-2]], np.sort(key)) and np.array_equal(numbers[[0, 1, -2, -1]], [7] * 4)
+        assert np.array_equal(np.sort(numbers[2:-2]), np.arange(length))
 
 
 def agree(p, devices, **kw):
@@ -212,24 +220,55 @@ def test_memory_of_slow_placements_may_be_left_out(rules):
     assert np.array_equal(some.overflow_bytes, np.where(known, full.overflow_bytes, -1))
 
 
-@pytest.mark.parametrize("policy", ["priority", "program"])
-def test_policies_on_devices_of_one_slot(policy):
-    rng, seen = np.random.default_rng(11), 0
+@pytest.mark.parametrize("rules", [("priority", "dataflow"), ("program", "dataflow"), ("fifo", "eager")], ids="-".join)
+def test_other_rules_on_devices_of_one_slot(rules):
+    rng, seen, (policy, runtime) = np.random.default_rng(11), 0, rules
     while seen < 60:
-        rules = Rules(policy, str(rng.choice(["fifo", "none"])))
+        rules = Rules(policy, str(rng.choice(["fifo", "none"])), runtime)
         p = random_problem(rng, max_ops=int(rng.choice([5, 25, 120])), rules=rules)
-        if not problem_arrays(p).ordered:
+        kernels = problem_arrays(p)
+        if not (kernels.priority or kernels.stream):
             continue
         placement = random_placement(rng, p)
         general = Problem(p.graph, p.topology, p.costs, rules)
-        arrays._CACHE[general] = problem_arrays(p)._replace(ordered=False)
+        arrays._CACHE[general] = kernels._replace(priority=False, stream=False)
         schedule = simulate(p, placement)
         assert_same_schedule(schedule, simulate(general, placement))
         assert_same_schedule(schedule, simulate(p, placement, engine="reference"))
         seen += 1
 
 
-@pytest.mark.parametrize("devices", [16, 17, 40])
+def test_senders_that_share_no_channel_with_others():
+    # Three devices behind a switch wait for each other's sends to the third; d3 has a link of its own to each.
+    rng = np.random.default_rng(7)
+    pairs = [("d0", "s"), ("d1", "s"), ("d2", "s"), ("d3", "d0"), ("d3", "d1"), ("d3", "d2")]
+    kind = DeviceKind("gpu", 1 << 30, {"f32": 1e12}, 1e11)
+    devices = tuple(Device(f"d{i}", kind) for i in range(4))
+    topology = Topology("three and one", devices, tuple(Link(pair, 10**9, 10) for pair in pairs), ("s",))
+    for graph in (training_graph(rng, 12), wide(rng, 200)):
+        for policy in ("fifo", "program"):
+            p = Problem(graph, topology, random_costs(rng, graph, topology), Rules(policy))
+            assert problem_arrays(p).alone.tolist() == [False, False, False, True]
+            for _ in range(5):
+                agree(p, rng.integers(0, 4, graph.n_units)[graph.unit_of_op])
+    free = Problem(graph, topology, p.costs, Rules(contention="none"))
+    assert problem_arrays(free).alone.all()
+
+
+def test_channels_that_need_not_be_waited_for():
+    # d0 is behind two switches in a row: what is on the one link between them has passed, or will pass, the other.
+    kind = DeviceKind("gpu", 1 << 30, {"f32": 1e12}, 1e11)
+    pairs = [("d0", "s"), ("s", "t"), ("t", "d1"), ("t", "d2")]
+    devices = tuple(Device(f"d{i}", kind) for i in range(3))
+    topology = Topology("row", devices, tuple(Link(pair, 10**9, 10) for pair in pairs), ("s", "t"))
+    ptr, route = topology.route_csr
+    even_ptr, even = arrays._even_routes(ptr, route)
+    assert np.diff(ptr).tolist() == [0, 3, 3, 3, 0, 2, 3, 2, 0] and set(np.diff(even_ptr).tolist()) == {2}
+    for pair in np.flatnonzero(np.diff(ptr)):
+        assert set(even[even_ptr[pair] : even_ptr[pair + 1]]) < set(route[ptr[pair] : ptr[pair + 1]]) or pair in (5, 7)
+
+
+@pytest.mark.parametrize("devices", [16, 17, 40, 64, 65, 130])
 def test_many_devices(devices):
     rng = np.random.default_rng(devices)
     graph = training_graph(rng, 15)
@@ -238,7 +277,9 @@ def test_many_devices(devices):
         "wide", tuple(Device(f"d{i}", kind) for i in range(devices)),
         tuple(Link((f"d{i}", "switch"), 10**9, 1000) for i in range(devices)), ("switch",),
     )  # fmt: skip
-    p = Problem(graph, topology, random_costs(rng, graph, topology), Rules())
-    for reach in (2, devices):
-        agree(p, rng.integers(0, reach, graph.n_units)[graph.unit_of_op])
-        agree(p, (devices - 1 - rng.integers(0, reach, graph.n_units))[graph.unit_of_op])
+    costs = random_costs(rng, graph, topology)
+    for policy in ("fifo", "priority", "program"):
+        p = Problem(graph, topology, costs, Rules(policy))
+        for reach in (2, devices):
+            agree(p, rng.integers(0, reach, graph.n_units)[graph.unit_of_op])
+            agree(p, (devices - 1 - rng.integers(0, reach, graph.n_units))[graph.unit_of_op])

@@ -1,9 +1,10 @@
 """The kernel of the default rules (dataflow, ``fifo`` policy, ``fifo`` or ``none`` contention): no event queue.
 
-Two facts make it exact. The ops of a device run in the order of (ready time, op number), so an op's place is final once
-no op can become ready before it, which is so when it was ready before the earliest finish not yet dealt with. And sends
-are asked for in the order of (finish, op), so dealing with finishes in that order settles every transfer at once. What
-remains is a queue of ready ops and, per device, a line of ops in the order in which they will finish.
+Three facts make it exact. The ops of a device run in the order of (ready time, op number), so an op's place is final
+once no op can become ready before it, which is so when it was ready before the earliest send not yet dealt with. Sends
+are asked for in the order of (finish, op), so dealing with them in that order settles every transfer at once. And what
+an op does on its own device, and over channels that no other device sends on, waits for nobody: it is settled with the
+op's start. What remains is a queue of ready ops and, per device, a line of ops that have something to send.
 """
 
 from __future__ import annotations
@@ -13,27 +14,29 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from simdev.sim._heap import part, pop_key, push_key, sort_pairs
+from simdev.sim._bits import lowest_bit
+from simdev.sim._heap import inlined, part, pop_key, push_key, sort_by
 from simdev.sim._kernel import SHARED, UNKNOWN, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
 SHIFT, MASK = 20, (1 << 20) - 1  # a key is a time and an op number; see MAX_OPS and MAX_KEY_TIME_NS
 NEVER = np.iinfo(np.int64).max
 NONE, ONE = np.uint64(0), np.uint64(1)  # indices are unsigned: Numba checks signed ones for being negative
+WORD, IN_WORD = np.uint64(6), np.uint64(63)  # sets of devices are kept in words of 64 bits
 WIDE, GROUP = 16, 3  # of more devices than WIDE, the first finish is looked for by groups of 2**GROUP
 NEAR = np.uint64(32)  # how far a ready op is moved up the sorted queue before it goes to the heap instead
 
 
 class Room(NamedTuple):
-    """Working arrays of one thread. The ops of a device are at ``base`` in ``line``: finishes of those that have
-    started, ``started`` where the next goes, and those from ``head`` to ``end`` are still to be dealt with."""
+    """Working arrays of one thread. ``state`` of an op: the time at which it is ready as far as is known, and how many
+    inputs it lacks, in one key. The ops of a device are at ``base`` in ``line``, by finish, and ``started`` is where
+    the next goes; in ``sends``, from ``head`` to ``end``, are those whose sends are still to be dealt with."""
 
     queue: np.ndarray
     heap: np.ndarray
     line: np.ndarray
     sends: np.ndarray
-    missing: np.ndarray
-    ready_time: np.ndarray
+    state: np.ndarray
     base: np.ndarray
     started: np.ndarray
     head: np.ndarray
@@ -44,60 +47,99 @@ class Room(NamedTuple):
     free: np.ndarray
     slot_free: np.ndarray
     channel_end: np.ndarray
-    stamp: np.ndarray
     arrival: np.ndarray
-    request: np.ndarray
-    received: np.ndarray
-    sent: np.ndarray
     sent_until: np.ndarray
     sent_last: np.ndarray
     freed_by_op: np.ndarray
-    freed_by_transfer: np.ndarray
+    freed_late: np.ndarray
     last_op: np.ndarray
     level: np.ndarray
     over_time: np.ndarray
     over_base: np.ndarray
-    in_ptr: np.ndarray
-    in_end: np.ndarray
-    in_time: np.ndarray
-    in_size: np.ndarray
-    out_ptr: np.ndarray
-    out_end: np.ndarray
-    out_time: np.ndarray
-    out_size: np.ndarray
+    copy_ptr: np.ndarray
+    copies_end: np.ndarray
+    copies: np.ndarray
+    freeing_ptr: np.ndarray
+    freeing_end: np.ndarray
+    freeing: np.ndarray
+    spare: np.ndarray
+    request: np.ndarray
+    requested: np.ndarray
 
 
-def new_room(n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, n_slots: int) -> Room:
+def new_room(
+    n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, n_slots: int, eager: bool = False
+) -> Room:
     """Working arrays for one thread."""
 
     def ints(length, dtype=np.int64):
         return np.zeros(length, dtype)
 
-    per_device = ("started", "head", "end", "first_send", "free", "stamp", "arrival", "request", "received", "sent")
-    per_device += ("last_op", "level", "over_time", "over_base", "in_end", "out_end", "group_send", "leader")
+    per_device = ("started", "head", "end", "first_send", "free", "arrival", "group_send", "leader")
+    per_device += ("last_op", "level", "over_time", "over_base", "copies_end", "freeing_end")
     return Room(
-        queue=ints(n_ops), heap=ints(n_ops), line=ints(n_ops), sends=ints(n_ops), missing=ints(n_ops, np.int32), ready_time=ints(n_ops),
+        queue=ints(n_ops), heap=ints(n_ops), line=ints(n_ops), sends=ints(n_ops), state=ints(n_ops),
         slot_free=ints(n_slots), channel_end=ints(n_channels), sent_until=ints(n_tensors),
-        sent_last=ints(n_tensors, np.uint32), freed_by_op=ints(n_ops), freed_by_transfer=ints(n_edges),
-        in_time=ints(n_edges), in_size=ints(n_edges), out_time=ints(n_edges), out_size=ints(n_edges),
-        base=ints(n_devices + 1), in_ptr=ints(n_devices + 1), out_ptr=ints(n_devices + 1),
+        sent_last=ints(n_tensors, np.uint32), freed_by_op=ints(n_ops), copies=ints(n_edges, np.uint32),
+        freeing=ints(n_tensors, np.uint32), freed_late=ints(n_tensors, np.bool_),
+        spare=ints(n_tensors, np.uint32), request=ints(n_edges * eager), requested=ints(n_edges * eager),
+        **{name: ints(n_devices + 1) for name in ("base", "copy_ptr", "freeing_ptr")},
         **{name: ints(n_devices) for name in per_device},
     )  # fmt: skip
+
+
+@inlined
+def send(p: Inputs, devices, tensor, source, now, x: Timeline, s: Room, n_transfers, step):
+    """Send ``tensor``, finished on device ``source`` at ``now``, to all other devices where it is read (R3, R4), and
+    note its arrivals. Returns how many transfers there are and the step time so far."""
+    n_devices, shared = len(p.slots), p.contention == SHARED
+    channel_end, arrival = s.channel_end, s.arrival
+    edge, stop = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]
+    n_words = (np.uint64(n_devices - 1) >> WORD) + ONE
+    for word in range(n_words):
+        targets = NONE  # a set, as bits
+        if n_words == ONE:
+            for where in range(edge, stop):
+                targets |= ONE << np.uint64(devices[p.consumers[where]])
+        else:
+            for where in range(edge, stop):
+                target = np.uint64(devices[p.consumers[where]])
+                if target >> WORD == word:
+                    targets |= ONE << (target & IN_WORD)
+        if source >> WORD == word:
+            targets &= ~(ONE << (source & IN_WORD))
+        while targets != NONE:
+            target = np.uint32(word << WORD) | np.uint32(lowest_bit(targets))
+            targets &= targets - ONE
+            pair = np.uint32(source * n_devices + target)
+            start = now
+            if shared:
+                for hop in range(p.route_ptr[pair], p.route_ptr[pair + ONE]):
+                    start = max(start, channel_end[p.route[hop]])
+            finish = start + p.transfer_ns[p.pair_class[source, target], tensor]
+            if shared:
+                for hop in range(p.route_ptr[pair], p.route_ptr[pair + ONE]):
+                    channel_end[p.route[hop]] = finish
+            arrival[target] = finish << SHIFT
+            x.x_tensor[n_transfers], x.x_target[n_transfers] = tensor, target
+            x.x_start[n_transfers], x.x_finish[n_transfers] = start, finish
+            if finish > s.sent_until[tensor]:
+                s.sent_until[tensor], s.sent_last[tensor] = finish, n_transfers
+            step = max(step, finish)
+            n_transfers += ONE
+    return n_transfers, step
 
 
 @part
 def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
     """Simulate one placement (uint32 ``(n,)``, checked) under the default rules; every op runs."""
     n, n_devices = len(devices), len(p.slots)
-    shared = p.contention == SHARED
-    queue, heap, line, sends = s.queue, s.heap, s.line, s.sends
-    alone = p.alone
+    queue, heap, line, sends, alone = s.queue, s.heap, s.line, s.sends, p.alone
     base, started, head, end = s.base, s.started, s.head, s.end
     first_send, free, slot_free = s.first_send, s.free, s.slot_free
     wide, n_groups = n_devices > WIDE, ((n_devices - 1) >> GROUP) + 1
     group_send, leader = s.group_send, s.leader
-    missing, ready_time, channel_end = s.missing, s.ready_time, s.channel_end
-    stamp, arrival, request = s.stamp, s.arrival, s.request
+    state, arrival = s.state, s.arrival
     op_start, op_finish, sequence = x.op_start, x.op_finish, x.start_order
 
     for device in range(n_devices + 1):
@@ -109,27 +151,22 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
         started[device] = head[device] = end[device] = base[device]
         first_send[device] = NEVER
         free[device] = 0
-        stamp[device] = -1
-        s.received[device] = s.sent[device] = 0
         group_send[device >> GROUP] = NEVER
     slot_free[:] = 0
-    channel_end[:] = 0
+    s.channel_end[:] = 0
     first = last = n_transfers = NONE
-    n_heap = mark = 0
+    n_heap = 0
     for op in range(n):
-        missing[op] = p.input_ptr[op + 1] - p.input_ptr[op]
-        ready_time[op] = 0
-        if missing[op] == 0:
+        state[op] = p.input_ptr[op + 1] - p.input_ptr[op]
+        if state[op] == 0:
             queue[last] = op
             last += ONE
     step = np.int64(0)
     next_send, next_device = np.int64(NEVER), devices[0]
 
     while True:
-        ready = np.int64(NEVER)
+        ready = queue[first] if first < last else np.int64(NEVER)
         from_heap = False
-        if first < last:
-            ready = queue[first]
         if n_heap > 0 and heap[0] < ready:
             ready = heap[0]
             from_heap = True
@@ -142,7 +179,6 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
             op = np.uint32(ready & MASK)
             source = devices[op]
             start = ready >> SHIFT
-            front = np.uint64(base[source])
             if p.slots[source] == 1:
                 start = max(start, free[source])
                 now = start + p.op_ns[p.device_row[source], op]
@@ -156,21 +192,22 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
                 now = start + p.op_ns[p.device_row[source], op]
                 slot_free[slot] = now
             op_start[op], op_finish[op] = start, now
-            if now > step:
-                step = now
+            step = max(step, now)
             key = (now << SHIFT) | op
             spot = np.uint64(started[source])
             sequence[spot] = op
             started[source] += 1
+            front = np.uint64(base[source])
             while spot > front and line[spot - ONE] > key:
                 line[spot] = line[spot - ONE]
                 spot -= ONE
             line[spot] = key
+            away = np.uint32(1)
             if not alone[source]:
-                remote = False
+                away = np.uint32(0)
                 for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
-                    remote |= devices[p.consumers[where]] != source
-                if remote:
+                    away |= devices[p.consumers[where]] ^ source
+                if away != 0:
                     spot, front = np.uint64(end[source]), np.uint64(head[source])
                     end[source] += 1
                     while spot > front and sends[spot - ONE] > key:
@@ -184,31 +221,11 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
                         if key < next_send:
                             next_send, next_device = key, source
                     continue
-                for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
-                    s.sent_until[tensor] = -1
-                for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
-                    consumer = p.consumers[where]
-                    there = max(ready_time[consumer], now)
-                    ready_time[consumer] = there
-                    missing[consumer] -= 1
-                    if missing[consumer] > 0:
-                        continue
-                    key = (there << SHIFT) | consumer
-                    nearest = last - NEAR if last - first > NEAR else first
-                    if nearest > first and queue[nearest - ONE] > key:
-                        n_heap = push_key(heap, n_heap, key)
-                        continue
-                    spot = last
-                    while spot > nearest and queue[spot - ONE] > key:
-                        queue[spot] = queue[spot - ONE]
-                        spot -= ONE
-                    queue[spot] = key
-                    last += ONE
-                continue
         elif next_send == NEVER:
             break
         else:
             # The next sends (R5).
+            away = np.uint32(1)
             op, now, source = np.uint32(next_send & MASK), next_send >> SHIFT, next_device
             head[source] += 1
             first_send[source] = sends[head[source]] if head[source] < end[source] else NEVER
@@ -226,51 +243,20 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
                 for device in range(n_devices):
                     if first_send[device] < next_send:
                         next_send, next_device = first_send[device], np.uint32(device)
+        arrival[source] = now << SHIFT
         for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
             edge, stop = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]
-            mark += 1
-            n_requests = NONE
-            for where in range(edge, stop):
-                target = devices[p.consumers[where]]
-                if target != source and stamp[target] != mark:
-                    stamp[target] = mark
-                    hole = n_requests
-                    while hole > NONE and request[hole - ONE] > target:
-                        request[hole] = request[hole - ONE]
-                        hole -= ONE
-                    request[hole] = target
-                    n_requests += ONE
             s.sent_until[tensor] = -1
-            arrival[source] = now
-            for number in range(n_requests):  # R3, R4
-                target = np.uint32(request[number])
-                pair = np.uint32(source * n_devices + target)
-                start = now
-                if shared:
-                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + ONE]):
-                        start = max(start, channel_end[p.route[hop]])
-                finish = start + p.transfer_ns[p.pair_class[source, target], tensor]
-                if shared:
-                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + ONE]):
-                        channel_end[p.route[hop]] = finish
-                arrival[target] = finish
-                s.received[target] += 1
-                s.sent[source] += 1
-                x.x_tensor[n_transfers], x.x_target[n_transfers] = tensor, target
-                x.x_start[n_transfers], x.x_finish[n_transfers] = start, finish
-                if finish > s.sent_until[tensor]:
-                    s.sent_until[tensor], s.sent_last[tensor] = finish, n_transfers
-                    if finish > step:
-                        step = finish
-                n_transfers += ONE
+            if away != 0:
+                n_transfers, step = send(p, devices, tensor, source, now, x, s, n_transfers, step)
             for where in range(edge, stop):
                 consumer = p.consumers[where]
-                there = max(ready_time[consumer], arrival[devices[consumer]])
-                ready_time[consumer] = there
-                missing[consumer] -= 1
-                if missing[consumer] > 0:
+                was = state[consumer]
+                was = max(was, arrival[devices[consumer]] | (was & MASK)) - 1
+                state[consumer] = was
+                if (was & MASK) > 0:
                     continue
-                key = (there << SHIFT) | consumer
+                key = was | consumer
                 nearest = last - NEAR if last - first > NEAR else first
                 if nearest > first and queue[nearest - ONE] > key:
                     n_heap = push_key(heap, n_heap, key)
@@ -287,16 +273,15 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
 @part
 def sweep_fifo(p: Inputs, devices, x: Timeline, s: Room, peak):
     """What :func:`simdev.sim._kernel.sweep_memory` does, device by device, after :func:`run_fifo`."""
-    n, n_devices, n_transfers = len(devices), len(p.slots), x.count[0]
-    freed_by_op, freed_by_transfer, last_op, level = s.freed_by_op, s.freed_by_transfer, s.last_op, s.level
-    op_finish, op_start, granule = x.op_finish, x.op_start, p.granule
+    n, n_devices, n_transfers = len(devices), len(p.slots), np.uint64(x.count[0])
+    freed_by_op, freed_late, last_op, level, granule = s.freed_by_op, s.freed_late, s.last_op, s.level, p.granule
+    op_finish, op_start = x.op_finish, x.op_start
     level[:] = 0
     last_op[:] = -1
     for op in range(n):
         grain = granule[devices[op]]
         freed_by_op[op] = p.workspace_size[grain, op]
         level[devices[op]] += p.persistent_size[grain, op]
-    freed_by_transfer[:n_transfers] = 0
 
     # Each instance is freed with the completion that ends its life: an op's on its own device, or a transfer's.
     for tensor in range(len(p.tensor_producer)):
@@ -312,38 +297,41 @@ def sweep_fifo(p: Inputs, devices, x: Timeline, s: Room, peak):
                     until, last = op_finish[op], op
             elif last_op[device] < 0 or op_finish[op] > op_finish[last_op[device]]:
                 last_op[device] = op
-        if not p.tensor_result[tensor]:
-            size = p.home_size[granule[home], tensor]
-            if s.sent_until[tensor] > until:
-                freed_by_transfer[s.sent_last[tensor]] += size
-            else:
-                freed_by_op[last] += size
         if s.sent_until[tensor] >= 0:
             for where in range(edge, stop):
                 device = devices[p.consumers[where]]
                 if last_op[device] >= 0:
                     freed_by_op[last_op[device]] += p.tensor_size[granule[device], tensor]
                     last_op[device] = -1
+        freed_late[tensor] = s.sent_until[tensor] > until and not p.tensor_result[tensor]
+        if s.sent_until[tensor] <= until and not p.tensor_result[tensor]:
+            freed_by_op[last] += p.home_size[granule[home], tensor]
 
-    # Copies by device and start, frees by transfers by device and finish; both are nearly in order already.
-    in_ptr, in_end, in_time, in_size = s.in_ptr, s.in_end, s.in_time, s.in_size
-    out_ptr, out_end, out_time, out_size = s.out_ptr, s.out_end, s.out_time, s.out_size
-    in_ptr[0] = out_ptr[0] = 0
+    # Per device, copies by start and the transfers that free by finish: both are nearly in order already.
+    copy_ptr, copies_end, copies = s.copy_ptr, s.copies_end, s.copies
+    freeing_ptr, freeing_end, freeing = s.freeing_ptr, s.freeing_end, s.freeing
+    for device in range(n_devices + 1):
+        copy_ptr[device] = freeing_ptr[device] = 0
+    for transfer in range(n_transfers):
+        tensor = x.x_tensor[transfer]
+        copy_ptr[x.x_target[transfer] + 1] += 1
+        if freed_late[tensor] and s.sent_last[tensor] == transfer:
+            freeing_ptr[devices[p.tensor_producer[tensor]] + 1] += 1
     for device in range(n_devices):
-        in_ptr[device + 1] = in_ptr[device] + s.received[device]
-        out_ptr[device + 1] = out_ptr[device] + s.sent[device]
-        in_end[device], out_end[device] = in_ptr[device], out_ptr[device]
-    for transfer in range(np.uint64(n_transfers)):
+        copies_end[device], freeing_end[device] = copy_ptr[device], freeing_ptr[device]
+        copy_ptr[device + 1] += copy_ptr[device]
+        freeing_ptr[device + 1] += freeing_ptr[device]
+    for transfer in range(n_transfers):
         tensor, device = x.x_tensor[transfer], x.x_target[transfer]
-        in_time[in_end[device]], in_size[in_end[device]] = x.x_start[transfer], p.tensor_size[granule[device], tensor]
-        in_end[device] += 1
-        if freed_by_transfer[transfer] > 0:
+        copies[copies_end[device]] = transfer
+        copies_end[device] += 1
+        if freed_late[tensor] and s.sent_last[tensor] == transfer:
             device = devices[p.tensor_producer[tensor]]
-            out_time[out_end[device]], out_size[out_end[device]] = x.x_finish[transfer], freed_by_transfer[transfer]
-            out_end[device] += 1
+            freeing[freeing_end[device]] = transfer
+            freeing_end[device] += 1
     for device in range(n_devices):
-        sort_pairs(in_time, in_size, in_ptr[device], in_end[device])
-        sort_pairs(out_time, out_size, out_ptr[device], out_end[device])
+        sort_by(x.x_start, copies, s.spare, copy_ptr[device], copies_end[device])
+        sort_by(x.x_finish, freeing, s.spare, freeing_ptr[device], freeing_end[device])
 
     for device in range(n_devices):
         grain, capacity, used = granule[device], p.capacity[device], level[device]
@@ -352,18 +340,18 @@ def sweep_fifo(p: Inputs, devices, x: Timeline, s: Room, peak):
         s.over_base[device] = 0
         start = finish = np.uint64(s.base[device])
         ops_end = np.uint64(s.base[device + 1])
-        copy, copies_end = np.uint64(in_ptr[device]), np.uint64(in_end[device])
-        free, frees_end = np.uint64(out_ptr[device]), np.uint64(out_end[device])
+        copy, last_copy = np.uint64(copy_ptr[device]), np.uint64(copies_end[device])
+        free, last_free = np.uint64(freeing_ptr[device]), np.uint64(freeing_end[device])
         previous, before = np.int64(-1), used
-        while start < ops_end or copy < copies_end:
+        while start < ops_end or copy < last_copy:
             op_time = op_start[x.start_order[start]] if start < ops_end else NEVER
-            copy_time = in_time[copy] if copy < copies_end else NEVER
+            copy_time = x.x_start[copies[copy]] if copy < last_copy else NEVER
             now = min(op_time, copy_time)
             while finish < start and (s.line[finish] >> SHIFT) <= now:
                 used -= freed_by_op[np.uint32(s.line[finish] & MASK)]
                 finish += ONE
-            while free < frees_end and out_time[free] <= now:
-                used -= out_size[free]
+            while free < last_free and x.x_finish[freeing[free]] <= now:
+                used -= p.home_size[grain, x.x_tensor[freeing[free]]]
                 free += ONE
             if now != previous:
                 previous, before = now, used
@@ -371,7 +359,7 @@ def sweep_fifo(p: Inputs, devices, x: Timeline, s: Room, peak):
                 used += p.start_size[grain, x.start_order[start]]
                 start += ONE
             else:
-                used += in_size[copy]
+                used += p.tensor_size[grain, x.x_tensor[copies[copy]]]
                 copy += ONE
             if used > most:
                 most = used

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 # For functions that kernels call: without a way in from Python, they compile in half of the time. (A call would crash.)
 part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, nogil=True)
+
+inlined = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, nogil=True, forceinline=True)
+ONE, RUN = np.uint64(1), np.uint64(16)
 
 
 @part
@@ -111,3 +115,38 @@ def sort_pairs(key, item, first, stop):
         item[low], item[high] = item[high], item[low]
         low += 1
         high -= 1
+
+
+@part
+def sort_by(time, order, spare, first, stop):
+    """Sort the numbers ``order[first:stop]`` by ``time[number]`` in place, fast where they are nearly in order: short
+    runs by insertion, which are then merged where they overlap. ``spare`` has room for as many numbers."""
+    first, stop = np.uint64(first), np.uint64(stop)
+    for start in range(first, stop, RUN):
+        for index in range(start + ONE, min(start + RUN, stop)):
+            item, hole = order[index], index
+            while hole > start and time[order[hole - ONE]] > time[item]:
+                order[hole] = order[hole - ONE]
+                hole -= ONE
+            order[hole] = item
+    width = RUN
+    while first + width < stop:
+        for start in range(first, stop - width, width + width):
+            middle = start + width
+            end = min(middle + width, stop)
+            left = middle
+            while left > start and time[order[left - ONE]] > time[order[middle]]:
+                left -= ONE
+            waiting = middle - left
+            for index in range(waiting):
+                spare[index] = order[left + index]
+            at, right = waiting - waiting, middle
+            while at < waiting:
+                if right < end and time[order[right]] < time[spare[at]]:
+                    order[left] = order[right]
+                    right += ONE
+                else:
+                    order[left] = spare[at]
+                    at += ONE
+                left += ONE
+        width += width

@@ -165,7 +165,7 @@ def record(p: Inputs, g: Graph, devices, x: Timeline, s: Room, b: Base):
     n, n_devices, n_transfers = len(devices), len(p.slots), x.count[0]
     heap, head, arrival = s.heap, s.head, s.arrival
     for op in range(n):  # copies as wholes would take seconds to compile
-        b.finish[op], b.ready[op], b.sequence[op] = x.op_finish[op], s.ready_time[op], x.start_order[op]
+        b.finish[op], b.ready[op], b.sequence[op] = x.op_finish[op], s.state[op] >> SHIFT, x.start_order[op]
     for device in range(n_devices + 1):
         b.sequence_ptr[device] = s.base[device]
     b.step[0] = x.count[1]

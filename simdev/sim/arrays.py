@@ -14,6 +14,7 @@ from simdev.sim._compile import held
 
 MAX_TIME_NS = 1 << 62
 MAX_KEY_TIME_NS = (1 << 43) - 1  # a time below it and an op number share one key
+MAX_KEY_INPUTS = (1 << 20) - 1  # a time and the number of inputs that an op lacks share one, too
 MAX_FAIR_BYTES = 8 << 30  # bytes * 1e9 must fit in 63 bits
 MAX_FAIR_RATE = 1 << 58
 
@@ -23,7 +24,8 @@ class Inputs(NamedTuple):
     """Everything a kernel reads but the placement. ``G`` distinct granularities; the rest as in Problem's parts."""
 
     plain: bool  # the default rules, and times that fit a key: _fifo.py serves
-    ordered: bool  # the same for the other policies, on devices of one slot: _order.py serves
+    priority: bool  # the same under priority, on devices of one slot: _priority.py serves
+    stream: bool  # the same under program or in the eager runtime, on devices of one slot: _stream.py serves
     all_routed: bool  # every two devices have a route
     policy: int  # index into POLICIES
     contention: int  # index into CONTENTIONS
@@ -93,7 +95,7 @@ def priority_rank(priority: np.ndarray) -> np.ndarray:
 
 def _build(problem: Problem) -> Inputs:
     graph, topology, costs, rules = problem.graph, problem.topology, problem.costs, problem.rules
-    route_ptr, route = topology.route_csr
+    route_ptr, route = topology.route_csr if rules.contention == "fair" else _even_routes(*topology.route_csr)
     longest = _check_range(problem)
     granularities, granule = np.unique(topology.granularity, return_inverse=True)
     tensor_size = _rounded(graph.tensor_bytes, granularities)
@@ -105,15 +107,18 @@ def _build(problem: Problem) -> Inputs:
     slots = np.ones_like(topology.slots) if rules.runtime == "eager" else topology.slots
     first = np.full(graph.n_units, graph.n_ops, np.int32)
     np.minimum.at(first, graph.unit_of_op, np.arange(graph.n_ops, dtype=np.int32))
+    eager = rules.runtime == "eager"
+    single = bool((slots == 1).all())
     usual = (
-        rules.runtime == "dataflow"
-        and rules.contention != "fair"
+        rules.contention != "fair"
         and not costs.gap_ns.any()
         and longest < MAX_KEY_TIME_NS
+        and bool(np.diff(graph.input_ptr).max(initial=0) < MAX_KEY_INPUTS)
     )
     return Inputs(
-        plain=usual and rules.policy == "fifo",
-        ordered=usual and rules.policy != "fifo" and bool((slots == 1).all()),
+        plain=usual and not eager and rules.policy == "fifo",
+        priority=usual and not eager and rules.policy == "priority" and single,
+        stream=usual and (eager or rules.policy == "program") and single,
         all_routed=bool(((costs.pair_class >= 0) | np.eye(topology.n_devices, dtype=bool)).all()),
         policy=POLICIES.index("program" if rules.runtime == "eager" else rules.policy),
         contention=CONTENTIONS.index(rules.contention),
@@ -162,6 +167,25 @@ def _alone(problem: Problem, slots: np.ndarray) -> np.ndarray:
     shared = np.zeros(len(slots), bool)
     shared[source[(first != last)[route]]] = True
     return ~shared & (slots == 1)
+
+
+def _even_routes(ptr: np.ndarray, route: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same waiting in line with routes all equally long, which kernels loop over faster. A channel goes where every
+    route over it also takes another: it is never the last to be free. Short routes then take a channel again."""
+    pair = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
+    routes = {channel: set(pair[route == channel].tolist()) for channel in np.unique(route).tolist()}
+    needless = [
+        channel
+        for channel, over in routes.items()
+        if any(over < routes[other] or (over == routes[other] and other < channel) for other in routes)
+    ]
+    kept = ~np.isin(route, needless)
+    pair, route = pair[kept], route[kept]
+    length = np.bincount(pair, minlength=len(ptr) - 1)
+    longest, first = int(length.max(initial=0)), np.cumsum(length) - length
+    take = first[:, None] + np.minimum(np.arange(longest), np.maximum(length[:, None] - 1, 0))
+    even = route[np.minimum(take, max(len(route) - 1, 0))] if len(route) else np.zeros((len(length), 0), np.int32)
+    return np.arange(len(ptr), dtype=np.int32) * longest, even.ravel().astype(np.int32)
 
 
 def _rounded(size: np.ndarray, granularities: np.ndarray) -> np.ndarray:

@@ -102,8 +102,10 @@ def _run(problem: Problem, placements, first, stop, priority, below, timeline, s
     rank = np.zeros(0, np.int64)
     if problem.rules.policy == "priority":
         rank = default_rank(problem) if priority is None else priority_rank(priority)
-    if p.ordered:
-        from simdev.sim._order import run_many_ordered as run_many
+    if p.priority:
+        from simdev.sim._priority import run_many_priority as run_many
+    elif p.stream:
+        from simdev.sim._stream import run_many_stream as run_many
     else:
         from simdev.sim._kernel import run_many
     return run_many(p, placements, first, stop, rank, below, timeline, scratch, step, peak, overflow)
@@ -115,10 +117,12 @@ def room(problem: Problem):
 
     graph, topology = problem.graph, problem.topology
     sizes = graph.n_ops, graph.n_tensors, graph.n_edges, topology.n_devices, len(topology.channels)
-    if problem_arrays(problem).plain or problem_arrays(problem).ordered:
+    p = problem_arrays(problem)
+    if p.plain or p.priority or p.stream:
         from simdev.sim._fifo import new_room
 
-        return new_timeline(graph.n_ops, graph.n_edges), new_room(*sizes, int(topology.slots.sum()))
+        eager = problem.rules.runtime == "eager"
+        return new_timeline(graph.n_ops, graph.n_edges), new_room(*sizes, int(topology.slots.sum()), eager)
     return new_timeline(graph.n_ops, graph.n_edges), new_scratch(*sizes, problem.rules.contention == "fair")
 
 

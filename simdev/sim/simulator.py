@@ -37,7 +37,9 @@ class Simulator:
         self._devices = placement.devices.astype(np.uint32)  # with the moves not yet accepted
         self._accepted = self._devices.copy()
         self._moved: list[np.ndarray] = []
-        self._inputs = problem_arrays(problem)
+        # What a run leaves is read in the order of requests: nothing may be settled ahead of its turn.
+        inputs = problem_arrays(problem)
+        self._inputs = inputs._replace(alone=np.zeros_like(inputs.alone))
         graph = problem.graph
         self._unit_ops = np.argsort(graph.unit_of_op, kind="stable").astype(np.uint32)
         self._unit_ptr = np.searchsorted(graph.unit_of_op[self._unit_ops], np.arange(graph.n_units + 1))

@@ -60,7 +60,7 @@ def test_walks_on_a_training_graph(how):
     devices = rng.integers(1, 5, n) if how == "random" else 1 + np.arange(n) * 4 // n
     simulator = Simulator(problem, Placement(devices))
     assert walk(rng, simulator, 150) == 150
-    assert simulator._window.fate[4] < 75, "most moves were full runs"
+    assert simulator._window.fate[4] < 10, "moves were full runs"
 
 
 def some(seed=0, rules=None):
@@ -126,7 +126,7 @@ def test_parameters_and_their_readers_move(together):
         assert step == simulate(problem, simulator.placement).step_ns
         simulator.accept() if turn % 5 == 0 else simulator.undo()
         simulator._window.fate[:2] = 0
-    assert simulator._window.fate[4] < 120, "every move was a full run"
+    assert simulator._window.fate[4] < 10, "moves were full runs"
 
 
 def test_a_walk_on_a_captured_graph():

@@ -34,10 +34,10 @@ NEAR = 32  # as in _fifo
 NIL = np.uint32(0xFFFFFFFF)
 EXACT, NOT_BELOW, GAVE_UP, HOPELESS = 0, 1, 2, 3
 FULL_RUN = -1
-WINDOW_COST = 16  # in finishes
-EIGHTH = 3  # windows are given up after n >> EIGHTH finishes
+WINDOW_COST = 4  # in finishes
+SOONEST = 4  # with k moves given up lately, one is given up after n >> min(k + 1, SOONEST) finishes
 MANY = 3  # moves of more than n >> MANY ops are full runs
-LONGEST_PAUSE = 5  # after k windows given up in a row, the next 2**min(k, LONGEST_PAUSE) - 1 moves are full runs
+LONGEST_PAUSE = 5  # and the next 2**min(k, LONGEST_PAUSE) - 1 are full runs
 
 
 @held
@@ -92,7 +92,7 @@ class Graph(NamedTuple):
 
 @held
 class Window(NamedTuple):
-    """Working arrays. ``epoch``: window number, then request number. ``fate``: windows given up in a row, moves still
+    """Working arrays. ``epoch``: window number, then request number. ``fate``: moves given up lately, moves still
     to be run in full, windows simulated, finishes simulated, full runs asked for. Where ``touched`` or ``edge_epoch``
     is the number of the present prologue, ``early_ready`` and ``edge_arrival`` are what they are in the base, after
     the move; ``news`` are the ops for which that is so."""
@@ -939,7 +939,6 @@ def steps_after(p, g, b, w, before, devices, move_ptr, ops, targets, below, step
     """The step time (see :func:`evaluate`) after each move alone, into ``step``, or :data:`FULL_RUN` where a full run
     has to tell. Move ``i`` takes ``ops[move_ptr[i]:move_ptr[i + 1]]`` to ``targets``; ``devices`` is left as
     ``before``."""
-    most = max(len(devices) >> EIGHTH, 64)
     for row in range(len(step)):
         step[row] = FULL_RUN
         first, stop = move_ptr[row], move_ptr[row + 1]
@@ -950,11 +949,12 @@ def steps_after(p, g, b, w, before, devices, move_ptr, ops, targets, below, step
         else:
             for index in range(first, stop):
                 devices[ops[index]] = targets[index]
+            most = max(len(devices) >> min(w.fate[0] + 1, SOONEST), 64)
             status, found = evaluate(p, g, b, w, before, devices, ops[first:stop], stop - first, most, below)
             for index in range(first, stop):
                 devices[ops[index]] = before[ops[index]]
             if status == EXACT or status == NOT_BELOW:
-                w.fate[0], step[row] = 0, found
+                w.fate[0], step[row] = max(0, w.fate[0] - 1), found
             elif status == GAVE_UP:
                 w.fate[0] = min(w.fate[0] + 1, LONGEST_PAUSE)
                 w.fate[1] = (1 << w.fate[0]) - 1

@@ -1,7 +1,8 @@
 """The kernel of the policy ``priority`` on devices of one slot (dataflow, no ``fair`` contention, no gaps).
 
-As in :mod:`simdev.sim._fifo`, dealing with finishes in the order of (finish, op) settles every transfer at once. An op
-waits in one queue until it is ready, and then, by rank, in a heap of its device.
+As in :mod:`simdev.sim._fifo`, sends are dealt with in the order of (finish, op), and what waits for nobody is settled
+with an op's start. An op waits in one queue until it is ready, and then, by rank, in a heap of its device, which takes
+the next when it is free and all that comes before is known.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
     ``rank`` int64 ``(n,)`` orders the ready ops.
     """
     n, n_devices = len(devices), len(p.slots)
-    queue, heap, line, state, arrival = s.queue, s.heap, s.line, s.state, s.arrival
-    base, started, first_finish = s.base, s.started, s.first_send
-    # Arrays that only the sweep and the general kernel need: ready ops by rank, how many; devices that may start an op.
-    ready_rank, ready_op, n_ready = s.freed_by_op, x.finish_order, s.head
-    touched, is_touched = s.level, s.last_op
+    queue, heap, line, sends, state, arrival = s.queue, s.heap, s.line, s.sends, s.state, s.arrival
+    base, started, head, end, first_send, free = s.base, s.started, s.head, s.end, s.first_send, s.free
+    # Arrays that only the sweep and the general kernel need: ready ops by rank, how many; when the device takes one.
+    ready_rank, ready_op, n_ready, due = s.freed_by_op, x.finish_order, s.level, s.last_op
 
     for device in range(n_devices + 1):
         base[device] = 0
@@ -34,20 +34,20 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
         base[devices[op] + 1] += 1
     for device in range(n_devices):
         base[device + 1] += base[device]
-        started[device] = base[device]
-        first_finish[device] = NEVER
-        n_ready[device] = is_touched[device] = 0
+        started[device] = head[device] = end[device] = base[device]
+        first_send[device] = due[device] = NEVER
+        free[device] = n_ready[device] = 0
     for channel in range(len(s.channel_end)):
         s.channel_end[channel] = 0
     first = last = n_transfers = NONE
-    n_heap = n_touched = n_finished = 0
+    n_heap = n_started = 0
     for op in range(n):
         state[op] = p.input_ptr[op + 1] - p.input_ptr[op]
         if state[op] == 0:
             queue[last] = op
             last += ONE
-    now, step = np.int64(0), np.int64(0)
-    next_finish, next_device = np.int64(NEVER), np.uint32(0)
+    step, next_due, next_send = np.int64(0), np.int64(NEVER), np.int64(NEVER)
+    due_device = send_device = np.uint32(0)
 
     while True:
         ready = queue[first] if first < last else np.int64(NEVER)
@@ -55,58 +55,66 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
         if n_heap > 0 and heap[0] < ready:
             ready = heap[0]
             from_heap = True
-
-        # Starts (R1, R2), after all else at an instant.
-        if n_touched > 0 and min(ready, next_finish) >> SHIFT > now:
-            for index in range(n_touched):
-                device = np.uint32(touched[index])
-                is_touched[device] = 0
-                if first_finish[device] != NEVER or n_ready[device] == 0:
-                    continue
-                op = ready_op[base[device]]
-                n_ready[device] = pop(ready_rank, ready_op, base[device], n_ready[device])
-                sequence_end = started[device]
-                finish = now + p.op_ns[p.device_row[device], op]
-                x.start_order[sequence_end], x.op_start[op], x.op_finish[op] = op, now, finish
-                key = (finish << SHIFT) | op
-                line[sequence_end] = first_finish[device] = key
-                started[device] += 1
-                if key < next_finish:
-                    next_finish, next_device = key, device
-            n_touched = 0
-            continue
-
-        if (ready >> SHIFT) < (next_finish >> SHIFT):
+        away = np.uint32(1)
+        if next_send < ready and (next_send >> SHIFT) <= next_due:
+            # The next sends (R5).
+            op, now, source = np.uint32(next_send & MASK), next_send >> SHIFT, send_device
+            head[source] += 1
+            first_send[source] = sends[head[source]] if head[source] < end[source] else NEVER
+            next_send = np.int64(NEVER)
+            for device in range(n_devices):
+                if first_send[device] < next_send:
+                    next_send, send_device = first_send[device], np.uint32(device)
+        elif (ready >> SHIFT) <= next_due and ready != NEVER:
             if from_heap:
                 n_heap = pop_key(heap, n_heap)
             else:
                 first += ONE
-            op, now = np.uint32(ready & MASK), ready >> SHIFT
+            op = np.uint32(ready & MASK)
             device = devices[op]
             n_ready[device] = push(ready_rank, ready_op, base[device], n_ready[device], rank[op], op)
-            if is_touched[device] == 0:
-                touched[n_touched], is_touched[device] = device, 1
-                n_touched += 1
+            if n_ready[device] == 1:
+                due[device] = max(ready >> SHIFT, free[device])
+                if due[device] < next_due:
+                    next_due, due_device = due[device], device
             continue
-        if next_finish == NEVER:
+        elif next_due == NEVER:
             break
-
-        # The next op to finish (R5).
-        op, now, source = np.uint32(next_finish & MASK), next_finish >> SHIFT, next_device
-        n_finished += 1
-        first_finish[source] = NEVER
-        next_finish = np.int64(NEVER)
-        for device in range(n_devices):
-            if first_finish[device] < next_finish:
-                next_finish, next_device = first_finish[device], np.uint32(device)
-        if is_touched[source] == 0:
-            touched[n_touched], is_touched[source] = source, 1
-            n_touched += 1
-        step = max(step, now)
+        else:
+            # A device takes the first of its ready ops (R1, R2).
+            source = due_device
+            op = ready_op[base[source]]
+            n_ready[source] = pop(ready_rank, ready_op, base[source], n_ready[source])
+            now = next_due + p.op_ns[p.device_row[source], op]
+            spot = started[source]
+            x.start_order[spot], x.op_start[op], x.op_finish[op] = op, next_due, now
+            key = (now << SHIFT) | op
+            line[spot], free[source] = key, now
+            started[source] += 1
+            n_started += 1
+            step = max(step, now)
+            due[source] = now if n_ready[source] > 0 else NEVER
+            next_due = np.int64(NEVER)
+            for device in range(n_devices):
+                if due[device] < next_due:
+                    next_due, due_device = due[device], np.uint32(device)
+            if not p.alone[source]:
+                away = np.uint32(0)
+                for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
+                    away |= devices[p.consumers[where]] ^ source
+                if away != 0:
+                    sends[end[source]] = key
+                    if head[source] == end[source]:
+                        first_send[source] = key
+                        if key < next_send:
+                            next_send, send_device = key, source
+                    end[source] += 1
+                    continue
         arrival[source] = now << SHIFT
         for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
             s.sent_until[tensor] = -1
-            n_transfers, step = send(p, devices, tensor, source, now, x, s, n_transfers, step)
+            if away != 0:
+                n_transfers, step = send(p, devices, tensor, source, now, x, s, n_transfers, step)
             for where in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
                 consumer = p.consumers[where]
                 was = state[consumer]
@@ -126,7 +134,7 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
                 queue[spot] = key
                 last += ONE
     x.count[0], x.count[1] = n_transfers, step
-    return OK if n_finished == n else STUCK
+    return OK if n_started == n else STUCK
 
 
 @njit(cache=True, nogil=True)

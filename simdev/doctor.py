@@ -87,9 +87,8 @@ def _solvers() -> dict[str, str]:
 def _kernels() -> dict:
     folder = Path(__file__).parent
     set_by_hand = os.environ.get("NUMBA_CACHE_DIR", "")
-    home = Path("~/.cache").expanduser()
-    places = [Path(set_by_hand)] if set_by_hand else [folder, home / "numba", home / "simdev"]
-    files = [path for place in places if place.is_dir() for end in ("nbc", "o") for path in place.rglob(f"*.{end}")]
+    places = [Path(set_by_hand)] if set_by_hand else [folder, Path("~/.cache/numba").expanduser()]
+    files = [path for place in places if place.is_dir() for path in place.rglob("*.nbc")]
     return {
         "places": [str(place) for place in places],
         "compiled": len(files),

@@ -23,7 +23,6 @@ HEAVY = (
     "ortools",
     "onnx",
     "matplotlib",
-    "llvmlite",
     "numba",
     "pymetis",
     "pyscotch",

@@ -22,10 +22,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
-from simdev.sim._compile import held, kernel
 from simdev.sim._fifo import MASK, NEVER, SHIFT, Room
-from simdev.sim._heap import pop_key, push_key, sort_pairs
+from simdev.sim._heap import part, pop_key, push_key, sort_pairs
 from simdev.sim._kernel import SHARED, Timeline
 from simdev.sim.arrays import Inputs
 
@@ -40,7 +40,6 @@ MANY = 3  # moves of more than n >> MANY ops are full runs
 LONGEST_PAUSE = 5  # and the next 2**min(k, LONGEST_PAUSE) - 1 are full runs
 
 
-@held
 class Base(NamedTuple):
     """The recorded run, with finishes numbered in the order (time, op): ``order`` and its inverse ``position``;
     ``complete`` the finish that completes an op's inputs;
@@ -76,7 +75,6 @@ class Base(NamedTuple):
     readers: np.ndarray
 
 
-@held
 class Graph(NamedTuple):
     """What does not change: ``producer`` and ``edge`` of each input of each op; ``sources`` the ops without inputs, in
     order; ``rest_ns[k]`` the least duration of all ops but the first ``k`` sources; ``seeds`` the ops that read from
@@ -90,7 +88,6 @@ class Graph(NamedTuple):
     tail: np.ndarray
 
 
-@held
 class Window(NamedTuple):
     """Working arrays. ``epoch``: window number, then request number. ``fate``: moves given up lately, moves still
     to be run in full, windows simulated, finishes simulated, full runs asked for. Where ``touched`` or ``edge_epoch``
@@ -159,7 +156,7 @@ def new_window(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Win
     )  # fmt: skip
 
 
-@kernel
+@njit(cache=True, nogil=True)
 def record(p: Inputs, g: Graph, devices, x: Timeline, s: Room, b: Base):
     """Keep as base what :func:`simdev.sim._fifo.run_fifo` left in ``x`` and ``s``."""
     n, n_devices, n_transfers = len(devices), len(p.slots), x.count[0]
@@ -213,6 +210,7 @@ def record(p: Inputs, g: Graph, devices, x: Timeline, s: Room, b: Base):
     _record_prologue(p, g, devices, b)
 
 
+@part
 def _record_prologue(p: Inputs, g: Graph, devices, b: Base):
     b.early[:] = 0
     b.early_end[:] = 0
@@ -248,11 +246,16 @@ def _record_prologue(p: Inputs, g: Graph, devices, b: Base):
     b.early[1], b.early[2] = n_readers, n_waiting
 
 
+# Helpers take arrays, not the tuples that hold them: a call copies a tuple whole.
+
+
+@part
 def _occupy(route_ptr, route, channel_end, pair, finish):
     for hop in range(route_ptr[pair], route_ptr[pair + 1]):
         channel_end[route[hop]] = finish
 
 
+@part
 def _late_ready(input_ptr, producer, edge, position, arrival, op, early):
     """When the last of the inputs of ``op`` that are not from the prologue arrives in the base."""
     ready = np.int64(0)
@@ -262,6 +265,7 @@ def _late_ready(input_ptr, producer, edge, position, arrival, op, early):
     return ready
 
 
+@part
 def _next_change(input_ptr, input_producer, position, moved, count, first):
     """The first finish from ``first`` on that is of a producer of a moved op; the number of ops where there is none."""
     found = len(position)
@@ -274,6 +278,7 @@ def _next_change(input_ptr, input_producer, position, moved, count, first):
     return found
 
 
+@part
 def _not_before(position, complete, moved, count, number):
     """``number`` where all moved ops have either finished or lack an input before finish ``number`` of the base; else
     the first finish at which that may be so."""
@@ -284,6 +289,7 @@ def _not_before(position, complete, moved, count, number):
     return number
 
 
+@part
 def _next_use(input_ptr, input_producer, input_edge, position, order, finish, arrival, ready, op, carried, number):
     """The finish that completes the inputs of ``op``, where its being ready by ``carried`` instead of what the base
     says before finish ``number`` makes it ready at another time; else the number of ops."""
@@ -296,6 +302,7 @@ def _next_use(input_ptr, input_producer, input_edge, position, order, finish, ar
     return last if there != ready[op] else len(order)
 
 
+@part
 def _next_reader(b: Base, w: Window, n_news, prologue, total, reached):
     """The first finish from ``reached`` on that completes an op which is then ready at another time than in the base,
     because of what comes from the prologue; else the number of ops. All else is ``total`` later than in the base."""
@@ -316,6 +323,7 @@ def _next_reader(b: Base, w: Window, n_news, prologue, total, reached):
     return found
 
 
+@part
 def _first_crossing(
     route_ptr,
     route,
@@ -362,6 +370,7 @@ def _first_crossing(
     return change
 
 
+@part
 def _received(input_ptr, input_producer, input_edge, position, arrival, op, first):
     """How many inputs ``op`` lacks in the base before finish ``first``, and when the last of the others arrives."""
     missing, ready = 0, np.int64(0)
@@ -373,6 +382,7 @@ def _received(input_ptr, input_producer, input_edge, position, arrival, op, firs
     return missing, ready
 
 
+@part
 def _received_here(
     input_ptr, input_producer, input_edge, position, arrival, op, first, early, overlay, changed, prologue, total
 ):
@@ -390,6 +400,7 @@ def _received_here(
     return missing, ready
 
 
+@part
 def _touches_prologue(p: Inputs, g: Graph, b: Base, w: Window, moved, count):
     """Whether a moved op is of the prologue or reads from nothing else, or one reads from it; marks what it touches."""
     early = b.early[0]
@@ -412,6 +423,7 @@ def _touches_prologue(p: Inputs, g: Graph, b: Base, w: Window, moved, count):
     return touched or seed_moved, seed_moved
 
 
+@part
 def _channels_before(p: Inputs, b: Base, before, channel_end, number):
     """Ends of channels in the base before finish ``number``."""
     row = number // EVERY
@@ -423,6 +435,7 @@ def _channels_before(p: Inputs, b: Base, before, channel_end, number):
             _occupy(p.route_ptr, p.route, channel_end, pair, b.x_finish[transfer])
 
 
+@part
 def _prologue(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, count):
     """Work out the prologue anew: ``(possible, n_news, restart)``. Writes the news (see :class:`Window`), the ends of
     channels after it, here and in the base, and the ends of devices. Where it is not over before the other ops it is
@@ -558,6 +571,7 @@ def _prologue(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, c
     return True, n_news, restart
 
 
+@part
 def _is_seed(input_ptr, producer, position, op, early):
     """Whether an op outside the prologue reads from nothing else."""
     for slot in range(input_ptr[op], input_ptr[op + 1]):
@@ -566,6 +580,7 @@ def _is_seed(input_ptr, producer, position, op, early):
     return position[op] >= early
 
 
+@part
 def _seed_ready(input_ptr, g: Graph, b: Base, w: Window, devices, op, changed, reordered):
     """When a seed is ready after the prologue; ``changed`` is the epoch of the edges whose arrival has changed."""
     ready = np.int64(0)
@@ -579,6 +594,7 @@ def _seed_ready(input_ptr, g: Graph, b: Base, w: Window, devices, op, changed, r
     return ready
 
 
+@part
 def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, count, most, below):
     """``(status, step)`` after the ops ``moved[:count]`` went from ``before`` to ``devices`` (uint32 ``(n,)``).
 
@@ -934,7 +950,7 @@ def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, co
         w.epoch[1] = mark
 
 
-@kernel
+@njit(cache=True, nogil=True)
 def steps_after(p, g, b, w, before, devices, move_ptr, ops, targets, below, step):
     """The step time (see :func:`evaluate`) after each move alone, into ``step``, or :data:`FULL_RUN` where a full run
     has to tell. Move ``i`` takes ``ops[move_ptr[i]:move_ptr[i + 1]]`` to ``targets``; ``devices`` is left as

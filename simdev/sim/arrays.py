@@ -10,7 +10,6 @@ import numpy as np
 from simdev.analysis import average_durations, b_level
 from simdev.errors import InvalidInput
 from simdev.problem import CONTENTIONS, POLICIES, Problem
-from simdev.sim._compile import held
 
 MAX_TIME_NS = 1 << 62
 MAX_KEY_TIME_NS = (1 << 43) - 1  # a time below it and an op number share one key
@@ -19,7 +18,6 @@ MAX_FAIR_BYTES = 8 << 30  # bytes * 1e9 must fit in 63 bits
 MAX_FAIR_RATE = 1 << 58
 
 
-@held
 class Inputs(NamedTuple):
     """Everything a kernel reads but the placement. ``G`` distinct granularities; the rest as in Problem's parts."""
 

@@ -238,6 +238,22 @@ def test_other_rules_on_devices_of_one_slot(rules):
         seen += 1
 
 
+def test_fair_contention_under_the_usual_rules():
+    rng, seen = np.random.default_rng(12), 0
+    while seen < 60:
+        rules = Rules(contention="fair")
+        p = random_problem(rng, max_ops=int(rng.choice([5, 25, 120])), rules=rules)
+        if not problem_arrays(p).fair:
+            continue
+        placement = random_placement(rng, p)
+        general = Problem(p.graph, p.topology, p.costs, rules)
+        arrays._CACHE[general] = problem_arrays(p)._replace(fair=False)
+        schedule = simulate(p, placement)
+        assert_same_schedule(schedule, simulate(general, placement))
+        assert_same_schedule(schedule, simulate(p, placement, engine="reference"))
+        seen += 1
+
+
 def test_senders_that_share_no_channel_with_others():
     # Three devices behind a switch wait for each other's sends to the third; d3 has a link of its own to each.
     rng = np.random.default_rng(7)

@@ -131,7 +131,8 @@ def sort_by(time, order, spare, first, stop):
             order[hole] = item
     width = RUN
     while first + width < stop:
-        for start in range(first, stop - width, width + width):
+        start = first
+        while start + width < stop:
             middle = start + width
             end = min(middle + width, stop)
             left = middle
@@ -149,4 +150,5 @@ def sort_by(time, order, spare, first, stop):
                     order[left] = spare[at]
                     at += ONE
                 left += ONE
+            start += width + width
         width += width

@@ -22,6 +22,7 @@ class Inputs(NamedTuple):
     """Everything a kernel reads but the placement. ``G`` distinct granularities; the rest as in Problem's parts."""
 
     plain: bool  # the default rules, and times that fit a key: _fifo.py serves
+    fair: bool  # the same under fair contention: _fair.py serves
     priority: bool  # the same under priority, on devices of one slot: _priority.py serves
     stream: bool  # the same under program or in the eager runtime, on devices of one slot: _stream.py serves
     all_routed: bool  # every two devices have a route
@@ -107,16 +108,18 @@ def _build(problem: Problem) -> Inputs:
     np.minimum.at(first, graph.unit_of_op, np.arange(graph.n_ops, dtype=np.int32))
     eager = rules.runtime == "eager"
     single = bool((slots == 1).all())
+    fair = rules.contention == "fair"
+    # In whole bytes/s a channel gives at least half of its bandwidth, so that a step takes at most twice as long.
     usual = (
-        rules.contention != "fair"
-        and not costs.gap_ns.any()
-        and longest < MAX_KEY_TIME_NS
+        not costs.gap_ns.any()
+        and longest << fair < MAX_KEY_TIME_NS
         and bool(np.diff(graph.input_ptr).max(initial=0) < MAX_KEY_INPUTS)
     )
     return Inputs(
-        plain=usual and not eager and rules.policy == "fifo",
-        priority=usual and not eager and rules.policy == "priority" and single,
-        stream=usual and (eager or rules.policy == "program") and single,
+        plain=usual and not fair and not eager and rules.policy == "fifo",
+        fair=usual and fair and not eager and rules.policy == "fifo",
+        priority=usual and not fair and not eager and rules.policy == "priority" and single,
+        stream=usual and not fair and (eager or rules.policy == "program") and single,
         all_routed=bool(((costs.pair_class >= 0) | np.eye(topology.n_devices, dtype=bool)).all()),
         policy=POLICIES.index("program" if rules.runtime == "eager" else rules.policy),
         contention=CONTENTIONS.index(rules.contention),

@@ -99,6 +99,10 @@ def _run(problem: Problem, placements, first, stop, priority, below, timeline, s
         from simdev.sim._fifo import run_many_fifo
 
         return run_many_fifo(p, placements, first, stop, below, timeline, scratch, step, peak, overflow, False)
+    if p.fair:
+        from simdev.sim._fair import run_many_fair
+
+        return run_many_fair(p, placements, first, stop, below, timeline, scratch, step, peak, overflow)
     rank = np.zeros(0, np.int64)
     if problem.rules.policy == "priority":
         rank = default_rank(problem) if priority is None else priority_rank(priority)
@@ -118,6 +122,10 @@ def room(problem: Problem):
     graph, topology = problem.graph, problem.topology
     sizes = graph.n_ops, graph.n_tensors, graph.n_edges, topology.n_devices, len(topology.channels)
     p = problem_arrays(problem)
+    if p.fair:
+        from simdev.sim._fair import new_fair_room
+
+        return new_timeline(graph.n_ops, graph.n_edges), new_fair_room(problem, *sizes, int(topology.slots.sum()))
     if p.plain or p.priority or p.stream:
         from simdev.sim._fifo import new_room
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 
 from simdev.problem import Problem
-from simdev.sim._compile import held, kernel
 from simdev.sim._fifo import MASK, NEVER, SHIFT, Room, new_room, sweep_fifo
 from simdev.sim._flows import NANO, REBASE
-from simdev.sim._heap import pop, pop_key, push, push_key
+from simdev.sim._heap import inlined, part, pop, pop_key, push, push_key
 from simdev.sim._kernel import UNKNOWN, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
@@ -36,7 +36,7 @@ LENGTH, FIRST, LAST = range(3)
 N_ACTIVE, N_CHANGES, MARKS = range(3)
 
 OWN = ("pairs", "channels", "latencies", "counts", "work", "flow", "behind", "stamp", "request")
-FairRoom = held(NamedTuple("FairRoom", [(name, np.ndarray) for name in (*Room._fields[:-2], *OWN)]))
+FairRoom = NamedTuple("FairRoom", [(name, np.ndarray) for name in (*Room._fields[:-2], *OWN)])
 
 
 def new_fair_room(problem: Problem, *sizes: int) -> FairRoom:
@@ -52,6 +52,7 @@ def new_fair_room(problem: Problem, *sizes: int) -> FairRoom:
     return FairRoom(*new_room(*sizes)[:-2], *own, np.zeros(n_devices, np.int64), np.zeros(n_devices, np.int64))
 
 
+@part
 def reset(p: Inputs, devices, x: Timeline, s: FairRoom):
     """Before a run: room for the ops of each device and the flows of each pair."""
     n_devices, pairs = len(p.slots), s.pairs
@@ -87,6 +88,7 @@ def reset(p: Inputs, devices, x: Timeline, s: FairRoom):
     s.stamp[:] = -1
 
 
+@part
 def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
     """Simulate one placement (uint32 ``(n,)``, checked); every op runs."""
     queue, heap, line, sends, state = s.queue, s.heap, s.line, s.sends, s.state
@@ -106,7 +108,7 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
             ready, from_heap = heap[0], 1
         if (ready >> SHIFT) < next_event:
             # Its place on its device is final (R1, R2).
-            if from_heap:
+            if from_heap == 1:
                 n_heap = pop_key(heap, n_heap)
             else:
                 first += 1
@@ -131,8 +133,9 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
             line[spot] = key
             away = 0
             for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
-                away = max(away, devices[p.consumers[where]] != source)
-            if away:
+                if devices[p.consumers[where]] != source:
+                    away = 1
+            if away == 1:
                 spot = s.end[source]
                 s.end[source] += 1
                 while spot > s.head[source] and sends[spot - 1] > key:
@@ -176,7 +179,7 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
         s.arrival[source] = now << SHIFT
         for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
             s.sent_until[tensor] = -1
-            if away:
+            if away == 1:
                 next_begin = send(p, devices, tensor, source, now, x, s, next_begin)
             for where in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
                 consumer = p.consumers[where]
@@ -189,6 +192,7 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                         last, n_heap = enqueue(queue, heap, first, last, n_heap, was | consumer)
 
 
+@inlined
 def enqueue(queue, heap, first, last, n_heap, key):
     """An op is ready: into the sorted queue or the heap. Returns the end of the queue and the size of the heap."""
     nearest = max(first, last - NEAR)
@@ -202,6 +206,7 @@ def enqueue(queue, heap, first, last, n_heap, key):
     return last + 1, n_heap
 
 
+@inlined
 def send(p: Inputs, devices, tensor, source, now, x: Timeline, s: FairRoom, next_begin):
     """Send ``tensor``, finished on device ``source`` at ``now``, to all other devices where it is read (R3, R4); note
     the arrivals that are known, else -1. Returns when the next latency has passed."""
@@ -241,6 +246,7 @@ def send(p: Inputs, devices, tensor, source, now, x: Timeline, s: FairRoom, next
     return next_begin
 
 
+@inlined
 def begin_flows(p: Inputs, devices, x: Timeline, s: FairRoom, now):
     """Latencies have passed. Returns when the next one will have."""
     pairs, counts, next_begin = s.pairs, s.counts, LATE
@@ -266,6 +272,7 @@ def begin_flows(p: Inputs, devices, x: Timeline, s: FairRoom, now):
     return next_begin
 
 
+@inlined
 def end_flows(p: Inputs, devices, x: Timeline, s: FairRoom, now, first, last, n_heap):
     """Take out the flows that have no work left. Returns what :func:`enqueue` does."""
     pairs, counts, state, index = s.pairs, s.counts, s.state, 0
@@ -300,6 +307,7 @@ def end_flows(p: Inputs, devices, x: Timeline, s: FairRoom, now, first, last, n_
     return last, n_heap
 
 
+@inlined
 def change(s: FairRoom, pair, now):
     """The flows of a pair become others."""
     advance(s, pair, now)
@@ -309,6 +317,7 @@ def change(s: FairRoom, pair, now):
         s.counts[N_CHANGES] += 1
 
 
+@inlined
 def advance(s: FairRoom, pair, now):
     """Bring the count of a pair up to date."""
     pairs = s.pairs
@@ -321,22 +330,24 @@ def advance(s: FairRoom, pair, now):
         pairs[pair, SERVED], pairs[pair, SINCE] = served, now
 
 
+@inlined
 def set_rate(s: FairRoom, pair, rate, now):
     """The flows of a pair get ``rate`` bytes/s each from now on."""
     pairs = s.pairs
-    if pairs[pair, RATE] != rate or pairs[pair, CHANGED]:
+    if pairs[pair, RATE] != rate or pairs[pair, CHANGED] == 1:
         advance(s, pair, now)
         pairs[pair, RATE] = rate
         pairs[pair, END] = now + (s.work[pairs[pair, BASE]] - pairs[pair, SERVED] + rate - 1) // rate
 
 
+@inlined
 def share(p: Inputs, s: FairRoom, now):
     """Set the rates, as flows have begun or ended, max-min fairly in whole bytes/s."""
-    pairs, counts, alone = s.pairs, s.counts, 1
+    pairs, counts, alone = s.pairs, s.counts, True
     for index in range(counts[N_CHANGES]):
         pair = pairs[index, CHANGES]
         for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-            alone = min(alone, s.channels[p.route[hop], FLOWS] == pairs[pair, SIZE])
+            alone = alone and s.channels[p.route[hop], FLOWS] == pairs[pair, SIZE]
     if alone:  # no other pair's rate changes with theirs
         for index in range(counts[N_CHANGES]):
             pair = pairs[index, CHANGES]
@@ -352,6 +363,7 @@ def share(p: Inputs, s: FairRoom, now):
     counts[N_CHANGES] = 0
 
 
+@inlined
 def fill(p: Inputs, s: FairRoom, now):
     """Progressive filling: the narrowest channel gives all its flows an equal whole share, again and again."""
     pairs, channels, counts = s.pairs, s.channels, s.counts
@@ -377,9 +389,9 @@ def fill(p: Inputs, s: FairRoom, now):
         rate, index = max(each, 1), 0
         while index < n_open:
             pair = pairs[index, UNSET]
-            crosses = 0
+            crosses = False
             for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-                crosses = max(crosses, p.route[hop] == narrowest)
+                crosses = crosses or p.route[hop] == narrowest
             if not crosses:
                 index += 1
                 continue
@@ -394,7 +406,7 @@ def fill(p: Inputs, s: FairRoom, now):
                 channels[channel, EACH] = left // still if still > 0 else NEVER
 
 
-@kernel
+@njit(cache=True, nogil=True)
 def run_many_fair(p: Inputs, placements, first, stop, below, x: Timeline, s: FairRoom, step, peak, overflow):
     """What :func:`simdev.sim._kernel.run_many` does, under these rules."""
     for row in range(first, stop):

@@ -14,15 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from simdev.sim._bits import lowest_bit
+from simdev.sim._bits import IN_WORD, ONE, WORD, lowest_bit, set_words
 from simdev.sim._heap import inlined, part, pop_key, push_key, sort_by
 from simdev.sim._kernel import SHARED, UNKNOWN, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
 SHIFT, MASK = 20, (1 << 20) - 1  # a key is a time and an op number; see MAX_OPS and MAX_KEY_TIME_NS
 NEVER = np.iinfo(np.int64).max
-NONE, ONE = np.uint64(0), np.uint64(1)  # indices are unsigned: Numba checks signed ones for being negative
-WORD, IN_WORD = np.uint64(6), np.uint64(63)  # sets of devices are kept in words of 64 bits
+NONE = np.uint64(0)  # indices are unsigned: Numba checks signed ones for being negative
 WIDE, GROUP = 16, 3  # of more devices than WIDE, the first finish is looked for by groups of 2**GROUP
 NEAR = np.uint64(32)  # how far a ready op is moved up the sorted queue before it goes to the heap instead
 
@@ -63,14 +62,16 @@ class Room(NamedTuple):
     freeing_end: np.ndarray
     freeing: np.ndarray
     spare: np.ndarray
+    ready_ranks: np.ndarray
     request: np.ndarray
     requested: np.ndarray
 
 
 def new_room(
-    n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, n_slots: int, eager: bool = False
-) -> Room:
-    """Working arrays for one thread."""
+    n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, n_slots: int,
+    *, eager: bool = False, priority: bool = False
+) -> Room:  # fmt: skip
+    """Working arrays for one thread. ``eager``, ``priority``: with what only these rules need."""
 
     def ints(length, dtype=np.int64):
         return np.zeros(length, dtype)
@@ -82,7 +83,9 @@ def new_room(
         slot_free=ints(n_slots), channel_end=ints(n_channels), sent_until=ints(n_tensors),
         sent_last=ints(n_tensors, np.uint32), freed_by_op=ints(n_ops), copies=ints(n_edges, np.uint32),
         freeing=ints(n_tensors, np.uint32), freed_late=ints(n_tensors, np.bool_),
-        spare=ints(n_tensors, np.uint32), request=ints(n_edges * eager), requested=ints(n_edges * eager),
+        spare=ints(n_tensors, np.uint32),
+        ready_ranks=ints(set_words(n_ops) * n_devices * priority, np.uint64),
+        request=ints(n_edges * eager), requested=ints(n_edges * eager),
         **{name: ints(n_devices + 1) for name in ("base", "copy_ptr", "freeing_ptr")},
         **{name: ints(n_devices) for name in per_device},
     )  # fmt: skip

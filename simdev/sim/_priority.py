@@ -1,8 +1,8 @@
 """The kernel of the policy ``priority`` on devices of one slot (dataflow, no ``fair`` contention, no gaps).
 
 As in :mod:`simdev.sim._fifo`, sends are dealt with in the order of (finish, op), and what waits for nobody is settled
-with an op's start. An op waits in one queue until it is ready, and then, by rank, in a heap of its device, which takes
-the next when it is free and all that comes before is known.
+with an op's start. An op waits in one queue until it is ready, and then in the set of ready ranks of its device, which
+takes the least when it is free and all that comes before is known.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, ONE, SHIFT, Room, send, sweep_fifo
-from simdev.sim._heap import part, pop, pop_key, push, push_key
+from simdev.sim._bits import ONE, add, take_least
+from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, SHIFT, Room, send, sweep_fifo
+from simdev.sim._heap import part, pop_key, push_key
 from simdev.sim._kernel import OK, STUCK, UNKNOWN, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
@@ -25,8 +26,9 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
     n, n_devices = len(devices), len(p.slots)
     queue, heap, line, sends, state, arrival = s.queue, s.heap, s.line, s.sends, s.state, s.arrival
     base, started, head, end, first_send, free = s.base, s.started, s.head, s.end, s.first_send, s.free
-    # Arrays that only the sweep and the general kernel need: ready ops by rank, how many; when the device takes one.
-    ready_rank, ready_op, n_ready, due = s.freed_by_op, x.finish_order, s.level, s.last_op
+    # Arrays that only the sweep and the general kernel need: ops by rank, how many are ready, when one is taken.
+    by_rank, n_ready, due = x.finish_order, s.level, s.last_op
+    bits, width = s.ready_ranks, np.uint64(len(s.ready_ranks) // n_devices)
 
     for device in range(n_devices + 1):
         base[device] = 0
@@ -39,10 +41,13 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
         free[device] = n_ready[device] = 0
     for channel in range(len(s.channel_end)):
         s.channel_end[channel] = 0
+    for word in range(len(bits)):
+        bits[word] = 0
     first = last = n_transfers = NONE
     n_heap = n_started = 0
     for op in range(n):
         state[op] = p.input_ptr[op + 1] - p.input_ptr[op]
+        by_rank[rank[op]] = op
         if state[op] == 0:
             queue[last] = op
             last += ONE
@@ -72,7 +77,8 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
                 first += ONE
             op = np.uint32(ready & MASK)
             device = devices[op]
-            n_ready[device] = push(ready_rank, ready_op, base[device], n_ready[device], rank[op], op)
+            add(bits, np.uint64(device) * width, n, np.uint64(rank[op]))
+            n_ready[device] += 1
             if n_ready[device] == 1:
                 due[device] = max(ready >> SHIFT, free[device])
                 if due[device] < next_due:
@@ -83,8 +89,8 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
         else:
             # A device takes the first of its ready ops (R1, R2).
             source = due_device
-            op = ready_op[base[source]]
-            n_ready[source] = pop(ready_rank, ready_op, base[source], n_ready[source])
+            op = by_rank[take_least(bits, np.uint64(source) * width, n)]
+            n_ready[source] -= 1
             now = next_due + p.op_ns[p.device_row[source], op]
             spot = started[source]
             x.start_order[spot], x.op_start[op], x.op_finish[op] = op, next_due, now

@@ -129,8 +129,8 @@ def room(problem: Problem):
     if p.plain or p.priority or p.stream:
         from simdev.sim._fifo import new_room
 
-        eager = problem.rules.runtime == "eager"
-        return new_timeline(graph.n_ops, graph.n_edges), new_room(*sizes, int(topology.slots.sum()), eager)
+        own = {"eager": problem.rules.runtime == "eager", "priority": p.priority}
+        return new_timeline(graph.n_ops, graph.n_edges), new_room(*sizes, int(topology.slots.sum()), **own)
     return new_timeline(graph.n_ops, graph.n_edges), new_scratch(*sizes, problem.rules.contention == "fair")
 
 

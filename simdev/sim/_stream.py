@@ -12,11 +12,9 @@ import numpy as np
 from numba import njit
 
 from simdev.sim._fifo import MASK, NEVER, NONE, ONE, SHIFT, Room, send, sweep_fifo
-from simdev.sim._heap import inlined, part, pop, push
+from simdev.sim._heap import part, pop, push
 from simdev.sim._kernel import OK, SHARED, STUCK, UNKNOWN, Timeline, check_devices
 from simdev.sim.arrays import Inputs
-
-NO_OP = 1 << SHIFT
 
 
 @part
@@ -26,27 +24,31 @@ def run_program(p: Inputs, devices, x: Timeline, s: Room):
     n, n_devices = len(devices), len(p.slots)
     state, line, sends, sequence, base = s.state, s.line, s.sends, x.start_order, s.base
     started, head, end, first_send = s.started, s.head, s.end, s.first_send
-    todo, next_op = s.group_send, s.leader  # devices whose next op has all inputs, and every device's next op
     n_todo = _reset(p, devices, 0, x, s)
     for device in range(n_devices):
         head[device] = end[device] = base[device]
         first_send[device] = NEVER
+    todo, listed = s.group_send, s.leader  # devices that may be able to go on
     n_transfers, n_started, step = NONE, 0, np.int64(0)
 
     while True:
         away = np.uint32(1)
         if n_todo > 0:
-            n_todo -= 1
-            source = np.uint32(todo[n_todo])
-            op, spot = np.uint32(next_op[source]), np.uint64(started[source])
+            source = np.uint32(todo[n_todo - 1])
+            spot = np.uint64(started[source])
+            if spot == np.uint64(base[source + 1]) or (state[sequence[spot]] & MASK) > 0:
+                n_todo -= 1
+                listed[source] = 0
+                continue
+            op = sequence[spot]
             start = max(state[op] >> SHIFT, s.free[source])
             now = start + p.op_ns[p.device_row[source], op]
             x.op_start[op], x.op_finish[op], s.free[source] = start, now, now
             key = (now << SHIFT) | op
             line[spot] = key
+            started[source] += 1
             n_started += 1
             step = max(step, now)
-            n_todo = _advance(base, sequence, started, state, todo, next_op, n_todo, source)
             if not p.alone[source]:
                 away = np.uint32(0)
                 for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
@@ -77,8 +79,8 @@ def run_program(p: Inputs, devices, x: Timeline, s: Room):
                 target = devices[consumer]
                 was = state[consumer]
                 state[consumer] = max(was, s.arrival[target] | (was & MASK)) - 1
-                if (was & MASK) == 1 and consumer == next_op[target]:
-                    todo[n_todo] = target
+                if (was & MASK) == 1 and listed[target] == 0 and consumer == sequence[started[target]]:
+                    todo[n_todo], listed[target] = target, 1
                     n_todo += 1
     x.count[0], x.count[1] = n_transfers, step
     return OK if n_started == n else STUCK
@@ -86,8 +88,8 @@ def run_program(p: Inputs, devices, x: Timeline, s: Room):
 
 @part
 def _reset(p: Inputs, devices, more, x: Timeline, s: Room):
-    """Before a run: ops by device and number, each lacking its inputs and ``more``. Returns how many devices can
-    begin."""
+    """Before a run: ops by device and number, each lacking its inputs and ``more``; all devices are to be looked at.
+    Returns their number."""
     n_devices = len(p.slots)
     s.channel_end[:] = 0
     for device in range(n_devices + 1):
@@ -99,28 +101,13 @@ def _reset(p: Inputs, devices, more, x: Timeline, s: Room):
         s.base[device + 1] += s.base[device]
         s.started[device] = s.base[device]
         s.free[device] = 0
+        s.group_send[device], s.leader[device] = device, 1
     for op in range(len(devices)):
         x.start_order[s.started[devices[op]]] = op
         s.started[devices[op]] += 1
-    n_todo = 0
     for device in range(n_devices):
-        s.started[device] = s.base[device] - 1
-        n_todo = _advance(s.base, x.start_order, s.started, s.state, s.group_send, s.leader, n_todo, device)
-    return n_todo
-
-
-@inlined
-def _advance(base, sequence, started, state, todo, next_op, n_todo, device):
-    """A device has started one op more: note its next, and that it can start where it lacks nothing."""
-    started[device] += 1
-    next_op[device] = NO_OP
-    if started[device] < base[device + 1]:
-        op = sequence[started[device]]
-        next_op[device] = op
-        if (state[op] & MASK) == 0:
-            todo[n_todo] = device
-            return n_todo + 1
-    return n_todo
+        s.started[device] = s.base[device]
+    return n_devices
 
 
 @part
@@ -131,10 +118,10 @@ def run_eager(p: Inputs, devices, x: Timeline, s: Room):
     A copy is asked for when its tensor is finished and its first reader there is issued, whichever is later.
     """
     n, n_devices = len(devices), len(p.slots)
-    state, started = s.state, s.started
+    state, sequence, base, started = s.state, x.start_order, s.base, s.started
     op_finish, issue, wanted, what, seen = x.op_finish, s.sends, s.request, s.requested, s.first_send
-    todo, next_op = s.group_send, s.leader
     n_todo = _reset(p, devices, 1, x, s)
+    todo, listed = s.group_send, s.leader
     for op in range(n):
         op_finish[op] = -1
     for device in range(n_devices):
@@ -159,8 +146,8 @@ def run_eager(p: Inputs, devices, x: Timeline, s: Room):
             device = devices[op]
             was = state[op]
             state[op] = max(was, (now << SHIFT) | (was & MASK)) - 1
-            if (was & MASK) == 1 and op == next_op[device]:
-                todo[n_todo] = device
+            if (was & MASK) == 1 and listed[device] == 0:
+                todo[n_todo], listed[device] = device, 1
                 n_todo += 1
             for slot in range(p.input_ptr[op], p.input_ptr[op + 1]):
                 tensor = p.inputs[slot]
@@ -175,16 +162,20 @@ def run_eager(p: Inputs, devices, x: Timeline, s: Room):
                     n_wanted = push(wanted, what, 0, n_wanted, max(now, op_finish[producer]), pair)
 
         if n_todo > 0:
-            n_todo -= 1
-            source = np.uint32(todo[n_todo])
-            op, spot = np.uint32(next_op[source]), np.uint64(started[source])
+            source = np.uint32(todo[n_todo - 1])
+            spot = np.uint64(started[source])
+            if spot == np.uint64(base[source + 1]) or (state[sequence[spot]] & MASK) > 0:
+                n_todo -= 1
+                listed[source] = 0
+                continue
+            op = sequence[spot]
             start = max(state[op] >> SHIFT, s.free[source])
             now = start + p.op_ns[p.device_row[source], op]
             x.op_start[op], op_finish[op], s.free[source] = start, now, now
             s.line[spot] = (now << SHIFT) | op
+            started[source] += 1
             n_started += 1
             step = max(step, now)
-            n_todo = _advance(s.base, x.start_order, started, state, todo, next_op, n_todo, source)
             for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
                 s.sent_until[tensor] = -1
                 mark += 1
@@ -194,9 +185,6 @@ def run_eager(p: Inputs, devices, x: Timeline, s: Room):
                     if target == source:
                         was = state[consumer]
                         state[consumer] = max(was, (now << SHIFT) | (was & MASK)) - 1
-                        if (was & MASK) == 1 and consumer == next_op[source]:
-                            todo[n_todo] = source
-                            n_todo += 1
                     elif seen[target] != mark:
                         seen[target] = mark
                         if consumer < n_issued:
@@ -230,9 +218,9 @@ def run_eager(p: Inputs, devices, x: Timeline, s: Room):
             if devices[consumer] == target:
                 was = state[consumer]
                 state[consumer] = max(was, (finish << SHIFT) | (was & MASK)) - 1
-                if (was & MASK) == 1 and consumer == next_op[target]:
-                    todo[n_todo] = target
-                    n_todo += 1
+        if listed[target] == 0:
+            todo[n_todo], listed[target] = target, 1
+            n_todo += 1
     x.count[0], x.count[1] = n_transfers, step
     return OK if n_started == n else STUCK
 

@@ -16,84 +16,104 @@ from numba import njit
 from simdev.problem import Problem
 from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, ONE, SHIFT, Room, new_room, sweep_fifo
 from simdev.sim._flows import NANO, REBASE
-from simdev.sim._heap import part, pop, pop_key, push, push_key
+from simdev.sim._heap import part, pop_key, push_key
 from simdev.sim._kernel import UNKNOWN, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
 LATE = NEVER >> SHIFT  # no event
 
-# Columns of ``pairs``: where the heap of the pair is, its flows, the work served to each of them up to an instant,
-# their rate, the first instant at which one ends, its row in ``latencies``, whether its flows are others than when the
-# rates were last set; and, as lists, the pairs with flows, those with other flows, and those without a new rate.
-BASE, SIZE, SERVED, SINCE, RATE, END, LATENCY, CHANGED, ACTIVE, CHANGES, UNSET = range(11)
-# Of ``channels``: flows; while rates are set, bandwidth and flows left, what each of those would get, and the mark of
-# when this was written; and, as a list, the channels in use.
-FLOWS, LEFT, OPEN, EACH, MARK, IN_USE = range(6)
-# Of ``latencies``, a row for each: ns, and the first and the last transfer that wait for it to pass.
+# Rows of ``pairs``: where the heap of a pair is, its flows, the work served to each of them up to an instant, that
+# instant, their rate (0: to be set), the first instant at which one ends, and the latency's place in ``latencies``.
+BASE, SIZE, SERVED, SINCE, RATE, END, LATENCY = range(7)
+# Of ``channels``: flows; while rates are set, bandwidth and flows left, what each of those would get (-1: not known),
+# and the mark of when this was written.
+FLOWS, LEFT, OPEN, EACH, MARK = range(5)
+# Of ``lists``: pairs with flows, pairs whose flows are others than when rates were last set, a flag for each of those,
+# pairs without a new rate, channels in use.
+ACTIVE, CHANGES, CHANGED, UNSET, IN_USE = range(5)
+# Of ``latencies``: ns, and the first and the last transfer that wait for it to pass.
 LENGTH, FIRST, LAST = range(3)
 
-OWN = ("pairs", "channels", "latencies", "work", "flow", "behind", "stamp", "request")
-FairRoom = NamedTuple("FairRoom", [(name, np.ndarray) for name in (*Room._fields[:-2], *OWN)])
+NOT_NEEDED = ("group_send", "leader", "channel_end", "free", "request", "requested")
+SHARED_FIELDS = tuple(name for name in Room._fields if name not in NOT_NEEDED)
+OWN = ("pairs", "channels", "lists", "latencies", "work", "flow", "behind", "stamp", "targets")
+FairRoom = NamedTuple("FairRoom", [(name, np.ndarray) for name in SHARED_FIELDS + OWN])
 
 
 def new_fair_room(problem: Problem, *sizes: int) -> FairRoom:
     """Working arrays for one thread; ``sizes`` as of :func:`simdev.sim._fifo.new_room`."""
-    n_edges, n_devices, topology = problem.graph.n_edges, problem.topology.n_devices, problem.topology
-    lengths, rows = np.unique(topology.pair_latency_ns, return_inverse=True)
-    pairs = np.zeros((n_devices * n_devices, 11), np.int64)
-    pairs[:, LATENCY] = rows.ravel()
-    latencies = np.zeros((len(lengths), 3), np.int64)
-    latencies[:, LENGTH] = lengths
-    own = pairs, np.zeros((len(topology.channels), 6), np.int64), latencies
-    own += tuple(np.zeros(n_edges, kind) for kind in (np.int64, np.uint32, np.int32))
-    return FairRoom(*new_room(*sizes)[:-2], *own, np.zeros(n_devices, np.int64), np.zeros(n_devices, np.int64))
+    n_edges, n_devices, n_channels = problem.graph.n_edges, problem.topology.n_devices, len(problem.topology.channels)
+    lengths, places = np.unique(problem.topology.pair_latency_ns, return_inverse=True)
+    n_pairs = n_devices * n_devices
+    pairs, latencies = np.zeros((7, n_pairs), np.int64), np.zeros((3, len(lengths)), np.int64)
+    pairs[LATENCY], latencies[LENGTH] = places.ravel(), lengths
+    shared = new_room(*sizes)._asdict()
+    return FairRoom(
+        *(shared[name] for name in SHARED_FIELDS), pairs, np.zeros((5, n_channels), np.int64),
+        np.zeros((5, max(n_pairs, n_channels)), np.uint32), latencies, np.zeros(n_edges, np.int64),
+        np.zeros(n_edges, np.uint32), np.zeros(n_edges, np.int64), np.zeros(n_devices, np.int64),
+        np.zeros(n_devices, np.uint32),
+    )  # fmt: skip
 
 
 @part
 def reset(p: Inputs, devices, s: FairRoom):
     """Before a run: room for the ops of each device and the flows of each pair."""
-    n_devices, pairs = len(p.slots), s.pairs
-    s.base[:] = 0
-    s.slot_free[:] = 0
-    s.stamp[:] = -1
-    s.first_send[:] = NEVER
+    n_devices, n_pairs = len(p.slots), s.pairs.shape[1]
+    bottom, size = s.pairs[BASE], s.pairs[SIZE]
+    for device in range(n_devices):
+        s.base[device + 1] = 0
+        s.stamp[device] = -1
+        s.first_send[device] = NEVER
+    for slot in range(len(s.slot_free)):
+        s.slot_free[slot] = 0
     for op in range(len(devices)):
         s.base[devices[op] + 1] += 1
         s.state[op] = p.input_ptr[op + 1] - p.input_ptr[op]
     for device in range(n_devices):
         s.base[device + 1] += s.base[device]
         s.started[device] = s.head[device] = s.end[device] = s.base[device]
-    for row in range(len(s.latencies)):
-        s.latencies[row, FIRST] = -1
-    for channel in range(len(s.channels)):
-        s.channels[channel, FLOWS] = s.channels[channel, MARK] = 0
-    for pair in range(len(pairs)):
-        pairs[pair, BASE] = pairs[pair, SIZE] = pairs[pair, CHANGED] = 0
+    for place in range(s.latencies.shape[1]):
+        s.latencies[FIRST, place] = -1
+    for channel in range(s.channels.shape[1]):
+        s.channels[FLOWS, channel] = s.channels[MARK, channel] = 0
+    for pair in range(n_pairs):
+        bottom[pair] = size[pair] = s.lists[CHANGED, pair] = 0
     for tensor in range(len(p.tensor_producer)):
         source = devices[p.tensor_producer[tensor]]
         for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
             target = devices[p.consumers[edge]]
             if target != source and s.stamp[target] != tensor:
                 s.stamp[target] = tensor
-                pairs[source * n_devices + target, BASE] += 1
+                bottom[np.uint32(source * n_devices + target)] += 1
     above = 0
-    for pair in range(len(pairs)):
-        above += pairs[pair, BASE]
-        pairs[pair, BASE] = above - pairs[pair, BASE]
-    s.stamp[:] = -1
+    for pair in range(n_pairs):
+        above += bottom[pair]
+        bottom[pair] = above - bottom[pair]
+    for device in range(n_devices):
+        s.stamp[device] = -1
 
 
 @part
 def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
     """Simulate one placement (uint32 ``(n,)``, checked); every op runs."""
-    n_devices = len(p.slots)
+    n_devices, consumer_ptr, consumers = len(p.slots), p.consumer_ptr, p.consumers
     queue, heap, line, sends, state, arrival = s.queue, s.heap, s.line, s.sends, s.state, s.arrival
     base, started, head, end, first_send, slot_free = s.base, s.started, s.head, s.end, s.first_send, s.slot_free
-    pairs, channels, latencies, work, flow = s.pairs, s.channels, s.latencies, s.work, s.flow
-    stamp, request, behind, route_ptr, route = s.stamp, s.request, s.behind, p.route_ptr, p.route
+    stamp, targets, behind, work, flow = s.stamp, s.targets, s.behind, s.work, s.flow
+    bottoms, sizes, served, since = s.pairs[BASE], s.pairs[SIZE], s.pairs[SERVED], s.pairs[SINCE]
+    rates, ends, places = s.pairs[RATE], s.pairs[END], s.pairs[LATENCY]
+    flows, left, still_open, each, marked = (
+        s.channels[FLOWS], s.channels[LEFT], s.channels[OPEN], s.channels[EACH], s.channels[MARK]
+    )  # fmt: skip
+    active, changes, changed, unset, in_use = (
+        s.lists[ACTIVE], s.lists[CHANGES], s.lists[CHANGED], s.lists[UNSET], s.lists[IN_USE]
+    )  # fmt: skip
+    length, waiting, last_waiting = s.latencies[LENGTH], s.latencies[FIRST], s.latencies[LAST]
+    route_ptr, route, fresh, x_finish = p.route_ptr, p.route, x.finish_order, x.x_finish
     reset(p, devices, s)
-    first = last = n_transfers = n_fresh = NONE
-    n_heap = mark = n_active = n_changes = 0
+    first = last = n_transfers = n_fresh = n_active = n_changes = NONE
+    n_heap = mark = 0
     for op in range(len(devices)):
         if state[op] == 0:
             queue[last] = op
@@ -108,7 +128,6 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
         if n_heap > 0 and heap[0] < ready:
             ready = heap[0]
             from_heap = True
-        away = True
         if (ready >> SHIFT) < next_event:
             # Its place on its device is final (R1, R2).
             if from_heap:
@@ -135,8 +154,8 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                 spot -= ONE
             line[spot] = key
             different = np.uint32(0)
-            for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
-                different |= devices[p.consumers[where]] ^ source
+            for where in range(consumer_ptr[p.output_ptr[op]], consumer_ptr[p.output_ptr[op + 1]]):
+                different |= devices[consumers[where]] ^ source
             away = different != 0
             if away:
                 spot, front = np.uint64(end[source]), np.uint64(head[source])
@@ -151,137 +170,194 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                         next_send, next_device = key, source
                         next_event = min(next_event, now)
                 continue
+            first_tensor, last_tensor = p.output_ptr[op], p.output_ptr[op + 1]
         elif next_event == LATE:
             break
         elif (next_send >> SHIFT) == next_event:
             # The next sends (R5).
-            op, now, source = np.uint32(next_send & MASK), next_event, next_device
+            op, now, source, away = np.uint32(next_send & MASK), next_event, next_device, True
             head[source] += 1
             first_send[source] = sends[head[source]] if head[source] < end[source] else NEVER
             next_send = np.int64(NEVER)
             for device in range(n_devices):
                 if first_send[device] < next_send:
                     next_send, next_device = first_send[device], np.uint32(device)
+            first_tensor, last_tensor = p.output_ptr[op], p.output_ptr[op + 1]
         else:
-            # The rest of what happens at this instant: flows end, others begin.
+            # All else that happens at this instant: flows that end,
             now = next_event
-            index = 0
+            index = NONE
             while next_end == now and index < n_active:
-                pair = pairs[index, ACTIVE]
-                if pairs[pair, END] > now:
-                    index += 1
+                pair = active[index]
+                index += ONE
+                if ends[pair] > now:
                     continue
                 step = max(step, now)
-                bottom, size = pairs[pair, BASE], pairs[pair, SIZE]
-                served = pairs[pair, SERVED] + pairs[pair, RATE] * (now - pairs[pair, SINCE])
-                while size > 0 and work[bottom] <= served:
+                served[pair] += rates[pair] * (now - since[pair])
+                since[pair] = now
+                bottom, size = np.uint64(bottoms[pair]), np.uint64(sizes[pair])
+                while size > NONE and work[bottom] <= served[pair]:
                     transfer = flow[bottom]
-                    size = pop(work, flow, bottom, size)
-                    x.x_finish[transfer] = now
+                    size -= ONE
+                    moved, hole, child = work[bottom + size], NONE, ONE
+                    while child < size:
+                        if child + ONE < size and work[bottom + child + ONE] < work[bottom + child]:
+                            child += ONE
+                        if moved <= work[bottom + child]:
+                            break
+                        work[bottom + hole], flow[bottom + hole] = work[bottom + child], flow[bottom + child]
+                        hole, child = child, child + child + ONE
+                    work[bottom + hole], flow[bottom + hole] = moved, flow[bottom + size]
+                    x_finish[transfer] = now
                     tensor, target = x.x_tensor[transfer], x.x_target[transfer]
                     if now > s.sent_until[tensor]:
                         s.sent_until[tensor], s.sent_last[tensor] = now, transfer
-                    for where in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                        consumer = p.consumers[where]
+                    for where in range(consumer_ptr[tensor], consumer_ptr[tensor + ONE]):
+                        consumer = consumers[where]
                         if devices[consumer] == target:
                             was = state[consumer]
                             was = max(was, (now << SHIFT) | (was & MASK)) - 1
                             state[consumer] = was
                             if (was & MASK) == 0:
-                                x.finish_order[n_fresh] = consumer
+                                fresh[n_fresh] = consumer
                                 n_fresh += ONE
-                for hop in range(route_ptr[pair], route_ptr[pair + 1]):
-                    channels[route[hop], FLOWS] += size - pairs[pair, SIZE]
-                if served > REBASE:
-                    for other in range(bottom, bottom + size):
-                        work[other] -= served
-                    served = np.int64(0)
-                pairs[pair, SIZE], pairs[pair, SERVED], pairs[pair, SINCE] = size, served, now
-                pairs[pair, END], pairs[pair, CHANGED] = NEVER, 1
-                pairs[n_changes, CHANGES] = pair
-                n_changes += 1
-                if size == 0:
-                    n_active -= 1
-                    pairs[index, ACTIVE] = pairs[n_active, ACTIVE]
-
+                gone = sizes[pair] - np.int64(size)
+                for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
+                    flows[route[hop]] -= gone
+                sizes[pair] = size
+                changes[n_changes], changed[pair] = pair, 1
+                n_changes += ONE
+                if size == NONE:
+                    n_active -= ONE
+                    index -= ONE
+                    active[index] = active[n_active]
+            # flows that begin,
             if next_begin == now:
                 next_begin = np.int64(LATE)
-                for row in range(len(latencies)):
-                    transfer = latencies[row, FIRST]
-                    while transfer >= 0 and x.x_finish[transfer] == now:
+                for place in range(len(waiting)):
+                    while waiting[place] >= 0 and x_finish[np.uint32(waiting[place])] == now:
+                        transfer = np.uint32(waiting[place])
                         tensor = x.x_tensor[transfer]
-                        pair = np.int64(devices[p.tensor_producer[tensor]] * n_devices + x.x_target[transfer])
-                        bottom, size = pairs[pair, BASE], pairs[pair, SIZE]
-                        if pairs[pair, CHANGED] == 0:
-                            pairs[pair, CHANGED] = 1
-                            pairs[n_changes, CHANGES] = pair
-                            n_changes += 1
-                        if size == 0:
-                            pairs[n_active, ACTIVE] = pair
-                            n_active += 1
-                            pairs[pair, SERVED] = pairs[pair, RATE] = 0
-                        elif pairs[pair, SINCE] != now:
-                            served = pairs[pair, SERVED] + pairs[pair, RATE] * (now - pairs[pair, SINCE])
-                            if served > REBASE:
-                                for other in range(bottom, bottom + size):
-                                    work[other] -= served
-                                served = np.int64(0)
-                            pairs[pair, SERVED] = served
-                        pairs[pair, SINCE] = now
-                        ends = pairs[pair, SERVED] + p.tensor_bytes[tensor] * NANO
-                        pairs[pair, SIZE] = push(work, flow, bottom, size, ends, np.uint32(transfer))
-                        for hop in range(route_ptr[pair], route_ptr[pair + 1]):
-                            channels[route[hop], FLOWS] += 1
-                        transfer = np.int64(behind[transfer])
-                    latencies[row, FIRST] = transfer
-                    if transfer >= 0:
-                        next_begin = min(next_begin, x.x_finish[transfer])
-
-            if n_changes > 0:
-                mark += 1
-                share(route_ptr, route, p.channel_rate, work, pairs, channels, n_active, n_changes, mark, now)
-                n_changes = 0
+                        pair = np.uint32(devices[p.tensor_producer[tensor]] * n_devices + x.x_target[transfer])
+                        bottom, hole = np.uint64(bottoms[pair]), np.uint64(sizes[pair])
+                        if hole == NONE:
+                            active[n_active] = pair
+                            n_active += ONE
+                            served[pair] = rates[pair] = 0
+                        served[pair] += rates[pair] * (now - since[pair])
+                        since[pair] = now
+                        if served[pair] > REBASE:
+                            for other in range(bottom, bottom + hole):
+                                work[other] -= served[pair]
+                            served[pair] = 0
+                        if changed[pair] == 0:
+                            changes[n_changes], changed[pair] = pair, 1
+                            n_changes += ONE
+                        enough = served[pair] + p.tensor_bytes[tensor] * NANO
+                        while hole > NONE:
+                            parent = (hole - ONE) >> ONE
+                            if work[bottom + parent] <= enough:
+                                break
+                            work[bottom + hole], flow[bottom + hole] = work[bottom + parent], flow[bottom + parent]
+                            hole = parent
+                        work[bottom + hole], flow[bottom + hole] = enough, transfer
+                        sizes[pair] += 1
+                        for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
+                            flows[route[hop]] += 1
+                        waiting[place] = behind[transfer]
+                    if waiting[place] >= 0:
+                        next_begin = min(next_begin, x_finish[np.uint32(waiting[place])])
+            # and what they change: rates are max-min fair in whole bytes/s.
+            if n_changes > NONE:
+                alone = True
+                for number in range(n_changes):
+                    pair = changes[number]
+                    changed[pair] = rates[pair] = 0
+                    for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
+                        alone = alone and flows[route[hop]] == sizes[pair]
+                n_unset = n_channels = NONE
+                if alone:  # no other rate changes with theirs
+                    for number in range(n_changes):
+                        pair = changes[number]
+                        if sizes[pair] > 0:
+                            rate = np.int64(NEVER)
+                            for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
+                                rate = min(rate, p.channel_rate[route[hop]])
+                            rate = max(1, np.int64(np.uint64(rate) // np.uint64(sizes[pair])))
+                            rates[pair] = rate
+                            lacking = np.uint64(work[np.uint64(bottoms[pair])] - served[pair] + rate - 1)
+                            ends[pair] = now + np.int64(lacking // np.uint64(rate))
+                else:
+                    mark += 1
+                    for number in range(n_active):
+                        pair = active[number]
+                        unset[number] = pair
+                        for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
+                            channel = route[hop]
+                            if marked[channel] != mark:
+                                marked[channel], in_use[n_channels], each[channel] = mark, channel, -1
+                                n_channels += ONE
+                                left[channel], still_open[channel] = p.channel_rate[channel], flows[channel]
+                    n_unset = n_active
+                n_changes = NONE
+                while n_unset > NONE:
+                    # The narrowest channel gives all its flows an equal share.
+                    narrowest, least = np.uint32(0), np.int64(NEVER)
+                    for number in range(n_channels):
+                        channel = in_use[number]
+                        if each[channel] < 0:
+                            each[channel] = np.uint64(left[channel]) // np.uint64(still_open[channel])
+                        if each[channel] < least or (each[channel] == least and channel < narrowest):
+                            narrowest, least = channel, each[channel]
+                    rate, index = max(least, 1), NONE
+                    while index < n_unset:
+                        pair = unset[index]
+                        crosses = False
+                        for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
+                            crosses = crosses or route[hop] == narrowest
+                        if not crosses:
+                            index += ONE
+                            continue
+                        n_unset -= ONE
+                        unset[index] = unset[n_unset]
+                        if rates[pair] != rate:
+                            served[pair] += rates[pair] * (now - since[pair])
+                            since[pair], rates[pair] = now, rate
+                            lacking = np.uint64(work[np.uint64(bottoms[pair])] - served[pair] + rate - 1)
+                            ends[pair] = now + np.int64(lacking // np.uint64(rate))
+                        taken = rate * sizes[pair]
+                        for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
+                            channel = route[hop]
+                            still_open[channel] -= sizes[pair]
+                            left[channel] = max(0, left[channel] - taken)
+                            each[channel] = -1 if still_open[channel] > 0 else NEVER
                 next_end = np.int64(LATE)
-                for index in range(n_active):
-                    next_end = min(next_end, pairs[pairs[index, ACTIVE], END])
+                for number in range(n_active):
+                    next_end = min(next_end, ends[active[number]])
             next_event = min(next_send >> SHIFT, next_begin, next_end)
-            for index in range(n_fresh):
-                op = x.finish_order[index]
-                key = state[op] | op
-                nearest = last - NEAR if last - first > NEAR else first
-                if nearest > first and queue[nearest - ONE] > key:
-                    n_heap = push_key(heap, n_heap, key)
-                    continue
-                spot = last
-                while spot > nearest and queue[spot - ONE] > key:
-                    queue[spot] = queue[spot - ONE]
-                    spot -= ONE
-                queue[spot] = key
-                last += ONE
-            n_fresh = NONE
-            continue
+            first_tensor = last_tensor = np.uint32(0)
 
-        arrival[source] = now << SHIFT
-        for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
-            edge, stop = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]
+        for tensor in range(first_tensor, last_tensor):
+            edge, stop = consumer_ptr[tensor], consumer_ptr[tensor + ONE]
             s.sent_until[tensor] = -1
+            arrival[source] = now << SHIFT
             if away:
                 mark += 1
-                n_requests = NONE
+                n_targets = NONE
                 for where in range(edge, stop):
-                    target = devices[p.consumers[where]]
+                    target = devices[consumers[where]]
                     if target != source and stamp[target] != mark:
                         stamp[target] = mark
-                        hole = n_requests
-                        while hole > NONE and request[hole - ONE] > target:
-                            request[hole] = request[hole - ONE]
+                        hole = n_targets
+                        while hole > NONE and targets[hole - ONE] > target:
+                            targets[hole] = targets[hole - ONE]
                             hole -= ONE
-                        request[hole] = target
-                        n_requests += ONE
-                for number in range(n_requests):  # R3, R4
-                    target = np.uint32(request[number])
-                    row = pairs[np.uint32(source * n_devices + target), LATENCY]
-                    finish = now + latencies[row, LENGTH]
+                        targets[hole] = target
+                        n_targets += ONE
+                for number in range(n_targets):  # R3, R4
+                    target = targets[number]
+                    place = np.uint32(places[np.uint32(source * n_devices + target)])
+                    finish = now + length[place]
                     if p.tensor_bytes[tensor] == 0:
                         finish = max(finish, now + 1)
                         arrival[target] = finish << SHIFT
@@ -289,104 +365,41 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                         if finish > s.sent_until[tensor]:
                             s.sent_until[tensor], s.sent_last[tensor] = finish, n_transfers
                     else:
-                        arrival[target] = -1
-                        if latencies[row, FIRST] < 0:
-                            latencies[row, FIRST] = n_transfers
+                        arrival[target] = -1  # not known yet
+                        behind[n_transfers] = -1
+                        if waiting[place] < 0:
+                            waiting[place] = n_transfers
                             next_begin = min(next_begin, finish)
                         else:
-                            behind[latencies[row, LAST]] = n_transfers
-                        latencies[row, LAST], behind[n_transfers] = n_transfers, -1
+                            behind[np.uint32(last_waiting[place])] = n_transfers
+                        last_waiting[place] = n_transfers
                     x.x_tensor[n_transfers], x.x_target[n_transfers] = tensor, target
-                    x.x_start[n_transfers], x.x_finish[n_transfers] = now, finish
+                    x.x_start[n_transfers], x_finish[n_transfers] = now, finish
                     n_transfers += ONE
             for where in range(edge, stop):
-                consumer = p.consumers[where]
+                consumer = consumers[where]
                 there = arrival[devices[consumer]]
-                if there < 0:
-                    continue
-                was = state[consumer]
-                was = max(was, there | (was & MASK)) - 1
-                state[consumer] = was
-                if (was & MASK) > 0:
-                    continue
-                key = was | consumer
-                nearest = last - NEAR if last - first > NEAR else first
-                if nearest > first and queue[nearest - ONE] > key:
-                    n_heap = push_key(heap, n_heap, key)
-                    continue
-                spot = last
-                while spot > nearest and queue[spot - ONE] > key:
-                    queue[spot] = queue[spot - ONE]
-                    spot -= ONE
-                queue[spot] = key
-                last += ONE
-    x.count[0], x.count[1] = n_transfers, step
-
-
-@part
-def share(route_ptr, route, channel_rate, work, pairs, channels, n_active, n_changes, mark, now):
-    """Set the rates, as flows have begun or ended, max-min fairly in whole bytes/s: the narrowest channel gives all its
-    flows an equal share, again and again."""
-    alone = True
-    for index in range(n_changes):
-        pair = pairs[index, CHANGES]
-        size, rate = pairs[pair, SIZE], np.int64(NEVER)
-        for hop in range(route_ptr[pair], route_ptr[pair + 1]):
-            alone = alone and channels[route[hop], FLOWS] == size
-            rate = min(rate, channel_rate[route[hop]])
-        pairs[pair, RATE] = pairs[pair, CHANGED] = 0
-        if size > 0:
-            # Right if no other pair shares its channels.
-            rate = max(1, rate // size)
-            pairs[pair, RATE] = rate
-            pairs[pair, END] = now + (work[pairs[pair, BASE]] - pairs[pair, SERVED] + rate - 1) // rate
-    if alone:
-        return
-    n_channels, n_open = 0, n_active
-    for index in range(n_active):
-        pair = pairs[index, ACTIVE]
-        pairs[index, UNSET] = pair
-        for hop in range(route_ptr[pair], route_ptr[pair + 1]):
-            channel = route[hop]
-            if channels[channel, MARK] != mark:
-                channels[channel, MARK] = mark
-                channels[n_channels, IN_USE] = channel
-                n_channels += 1
-                channels[channel, LEFT], channels[channel, OPEN] = channel_rate[channel], channels[channel, FLOWS]
-                channels[channel, EACH] = channel_rate[channel] // channels[channel, FLOWS]
-    while n_open > 0:
-        narrowest, each = np.int64(-1), np.int64(NEVER)
-        for index in range(n_channels):
-            channel = channels[index, IN_USE]
-            if channels[channel, EACH] < each or (channels[channel, EACH] == each and channel < narrowest):
-                narrowest, each = channel, channels[channel, EACH]
-        rate, index = max(each, 1), 0
-        while index < n_open:
-            pair = pairs[index, UNSET]
-            crosses = False
-            for hop in range(route_ptr[pair], route_ptr[pair + 1]):
-                crosses = crosses or route[hop] == narrowest
-            if not crosses:
-                index += 1
+                if there >= 0:
+                    was = state[consumer]
+                    was = max(was, there | (was & MASK)) - 1
+                    state[consumer] = was
+                    if (was & MASK) == 0:
+                        fresh[n_fresh] = consumer
+                        n_fresh += ONE
+        for number in range(n_fresh):
+            key = state[fresh[number]] | fresh[number]
+            nearest = last - NEAR if last - first > NEAR else first
+            if nearest > first and queue[nearest - ONE] > key:
+                n_heap = push_key(heap, n_heap, key)
                 continue
-            n_open -= 1
-            pairs[index, UNSET] = pairs[n_open, UNSET]
-            size = pairs[pair, SIZE]
-            if pairs[pair, RATE] != rate:
-                bottom = pairs[pair, BASE]
-                served = pairs[pair, SERVED] + pairs[pair, RATE] * (now - pairs[pair, SINCE])
-                if served > REBASE:
-                    for other in range(bottom, bottom + size):
-                        work[other] -= served
-                    served = np.int64(0)
-                pairs[pair, SERVED], pairs[pair, SINCE], pairs[pair, RATE] = served, now, rate
-                pairs[pair, END] = now + (work[bottom] - served + rate - 1) // rate
-            for hop in range(route_ptr[pair], route_ptr[pair + 1]):
-                channel = route[hop]
-                still = channels[channel, OPEN] - size
-                left = max(0, channels[channel, LEFT] - rate * size)
-                channels[channel, OPEN], channels[channel, LEFT] = still, left
-                channels[channel, EACH] = left // still if still > 0 else NEVER
+            spot = last
+            while spot > nearest and queue[spot - ONE] > key:
+                queue[spot] = queue[spot - ONE]
+                spot -= ONE
+            queue[spot] = key
+            last += ONE
+        n_fresh = NONE
+    x.count[0], x.count[1] = n_transfers, step
 
 
 @njit(cache=True, nogil=True)

@@ -167,12 +167,12 @@ class Yardstick:
         p = problem_arrays(problem)
         d, channels = problem.topology.n_devices, len(problem.topology.channels)
         n, m, e = problem.graph.n_ops, problem.graph.n_tensors, problem.graph.n_edges
-        scratch, log = np.zeros(6 * n + 10 * d + channels + 1, np.int64), np.zeros(3 * n + 2 * m, np.int64)
+        scratch, log = np.zeros(5 * n + 8 * d + channels + 1, np.int64), np.zeros(3 * n + 2 * m, np.int64)
         log_of_transfers = np.zeros(2 * e, np.int64), np.zeros(2 * e, np.uint32)
         route_ptr = p.route_ptr if p.contention == 0 else np.zeros_like(p.route_ptr)
         pair_class = np.ascontiguousarray(p.pair_class, np.int32)
         kept = [p.op_ns, p.device_row, p.transfer_ns, pair_class, p.input_ptr, p.output_ptr, p.consumer_ptr]
-        kept += [p.consumers, route_ptr, p.route, scratch, log, *log_of_transfers]
+        kept += [p.consumers, route_ptr, p.route, p.alone, scratch, log, *log_of_transfers]
         kept = [np.ascontiguousarray(array) for array in kept]
         at = [ctypes.c_void_p(array.ctypes.data) for array in kept]
         sizes = [ctypes.c_uint64(value) for value in (n, d, channels)]

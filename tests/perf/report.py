@@ -19,6 +19,8 @@ import numpy as np
 import peers
 
 from simdev import perf
+from simdev.baselines._search import starts
+from simdev.baselines._units import choices
 from simdev.circumstances import machine, versions
 from simdev.graph import ComputationGraph, GraphBuilder
 from simdev.placement import Placement
@@ -81,6 +83,17 @@ def take_turns(part, problem, placement, functions, rounds=3) -> list[dict]:
     return [row(part, name, graph, placement, devices, seconds) for name, seconds in found.items()]
 
 
+def near(problem, rng, how) -> np.ndarray:
+    """int32 ``(64, n)``: forward ops cut in order into runs of equal time, one a device, with parameters and gradients
+    following (what a search begins with), and 5 % of the units, or all where ``random``, on any device instead."""
+    graph, usable = problem.graph, np.array(problem.topology.accelerators)
+    cut = starts(problem, choices(problem))[1]
+    scattered = rng.choice(usable, (perf.PLACEMENTS, graph.n_units))
+    possible = problem.unit_op_ns[scattered, np.arange(graph.n_units)] >= 0
+    moved = possible & (rng.random(scattered.shape) < (1 if how == "random" else 0.05))
+    return np.ascontiguousarray(np.where(moved, scattered, cut)[:, graph.unit_of_op], np.int32)
+
+
 def engines(problem, rows: np.ndarray, yardstick) -> dict:
     """Step time alone, step time and memory, and memory of one in a hundred; the C kernel and the queue-free pass."""
     inputs = [peers.tables(problem, devices) for devices in rows]
@@ -93,7 +106,7 @@ def engines(problem, rows: np.ndarray, yardstick) -> dict:
         "static order, no queue": (lambda: [peers.static_order(*one, *static_room) for one in inputs], len(rows)),
     }
     if yardstick is not None:
-        run = yardstick.prepare(problem, rows.astype(np.uint32))
+        run = yardstick.prepare(problem, rows.astype(np.uint32, order="C"))
         assert run(0) == simulate_many(problem, rows[:1]).step_ns[0]
         found["C, step time only"] = (lambda: [run(i) for i in range(len(rows))], len(rows))
     return found
@@ -106,8 +119,8 @@ def sizes(yardstick) -> list[dict]:
         rng = np.random.default_rng(0)
         problem = Problem.build(training_graph(rng, blocks), load_topology("p100x4"))
         n = problem.graph.n_ops
-        for how in ("random", "contiguous"):
-            rows = perf.placements(rng, problem, how)
+        for how in ("random", "contiguous", "followed"):
+            rows = near(problem, rng, how) if how == "followed" else perf.placements(rng, problem, how)
             functions = engines(problem, rows, yardstick)
             one = Placement(rows[0])
             if n < 80_000 and how == "random":
@@ -203,14 +216,32 @@ def shapes(yardstick) -> list[dict]:
     found = []
     for graph, topology in cases:
         problem = Problem.build(graph, topology)
-        for how in ("random", "contiguous"):
-            rows = perf.placements(rng, problem, how)[:32]
+        for how in ("random", "contiguous", "followed"):
+            rows = (near(problem, rng, how) if how == "followed" else perf.placements(rng, problem, how))[:32]
             functions = engines(problem, rows, yardstick)
             for name, rules in (("no contention", Rules(contention="none")), ("priority", Rules(policy="priority"))):
                 other = Problem(graph, topology, problem.costs, rules)
                 functions[name] = (lambda other=other, rows=rows: simulate_many(other, rows[:8]), 8)
             for one in take_turns("shapes", problem, how, functions, rounds=6):
                 found.append(one | {"graph": f"{one['graph']} on {topology.name}"})
+    return found
+
+
+def workloads(yardstick) -> list[dict]:
+    """Shipped graphs on four P100 behind switches."""
+    found = []
+    for name in ("inception-v3", "gpt2-medium", "nasnet-a-large", "nmt", "transformer-xl", "wavenet"):
+        problem, rng = Problem.build(load_workload(name), load_topology("p100x4")), np.random.default_rng(3)
+        for how in ("random", "followed"):
+            rows = near(problem, rng, how)
+            functions = engines(problem, rows, yardstick)
+            if how == "random":
+                reference = partial(simulate, problem, Placement(rows[0]), engine="reference")
+                functions["reference (SimPy)"] = (reference, 1)
+            for rule, rules in OTHER_RULES.items():
+                other = Problem(problem.graph, problem.topology, problem.costs, rules)
+                functions[rule] = (lambda other=other, rows=rows: simulate_many(other, rows[:8]), 8)
+            found += take_turns("workloads", problem, how, functions, rounds=6)
     return found
 
 
@@ -254,9 +285,6 @@ def without_parameters(graph: ComputationGraph) -> ComputationGraph:
 
 def moves(yardstick) -> list[dict]:
     """Moves of a single unit, drawn at random, beside full runs (step time only) from the same placement."""
-    from simdev.baselines._search import starts
-    from simdev.baselines._units import choices
-
     rng, found = np.random.default_rng(2), []
     graphs = [training_graph(rng, 640), training_graph(rng, 3100)]
     graphs = [*graphs, *(without_parameters(graph) for graph in graphs)]
@@ -338,7 +366,7 @@ def _child(code: str, environment) -> float:
     return ended.children_user + ended.children_system - started.children_user - started.children_system
 
 
-PARTS = {function.__name__: function for function in (sizes, shapes, batches, moves, cold)}
+PARTS = {function.__name__: function for function in (sizes, shapes, workloads, batches, moves, cold)}
 
 
 def main(parts: list[str]) -> None:

@@ -1,5 +1,6 @@
 /* The kernel of the default rules for devices of one slot, as simdev/sim/_fifo.py has it, with the timeline that it
-   leaves for the sweep over memory: what a C compiler makes of the same design. Compiled by the benchmark where there is a compiler; not part of the package. */
+   leaves for the sweep over memory: what a C compiler makes of the same design. Compiled by the benchmark where there is
+   a compiler; not part of the package. */
 #include <stdint.h>
 
 #define SHIFT 20
@@ -38,22 +39,21 @@ static void pop(int64_t *heap, uint64_t size)
     heap[hole] = last;
 }
 
-/* scratch: 6 * n + 10 * d + channels + 1, log: 3 * n + 2 * m, x_time: 2 * e words of 64 bits. Returns the step time. */
+/* scratch: 5 * n + 8 * d + channels + 1, log: 3 * n + 2 * m, x_time: 2 * e words of 64 bits. At most 64 devices. Returns the
+   step time. */
 int64_t run(uint64_t n, uint64_t d, uint64_t n_channels, const uint32_t *devices, const int64_t *op_ns,
             const uint32_t *device_row, const int64_t *transfer_ns, uint64_t m, const int32_t *pair_class,
             const uint32_t *input_ptr, const uint32_t *output_ptr, const uint32_t *consumer_ptr,
-            const uint32_t *consumers, const uint32_t *route_ptr, const uint32_t *route, int64_t *scratch,
-            int64_t *log, int64_t *x_time, uint32_t *x_what)
+            const uint32_t *consumers, const uint32_t *route_ptr, const uint32_t *route, const uint8_t *alone,
+            int64_t *scratch, int64_t *log, int64_t *x_time, uint32_t *x_what)
 {
-    int64_t *queue = scratch, *heap = queue + n, *line = heap + n, *ready_time = line + n, *missing = ready_time + n;
-    int64_t *head = missing + n, *end = head + d, *first_finish = end + d, *free_at = first_finish + d;
-    int64_t *stamp = free_at + d, *arrival = stamp + d, *request = arrival + d, *base = request + d;
-    int64_t *received = base + d + 1, *sent = received + d, *channel_end = sent + d;
+    int64_t *queue = scratch, *heap = queue + n, *line = heap + n, *sends = line + n, *state = sends + n;
+    int64_t *started = state + n, *head = started + d, *end = head + d, *first_send = end + d, *free_at = first_send + d;
+    int64_t *arrival = free_at + d, *base = arrival + d, *channel_end = base + d + 1;
     int64_t *op_start = log, *op_finish = log + n, *sequence = log + 2 * n, *sent_until = log + 3 * n;
     int64_t *sent_last = sent_until + m;
-    uint64_t n_transfers = 0;
-    uint64_t first = 0, last = 0, n_heap = 0, next_device = 0;
-    int64_t mark = 0, step = 0, next_finish = NEVER;
+    uint64_t n_transfers = 0, first = 0, last = 0, n_heap = 0, next_device = 0;
+    int64_t step = 0, next_send = NEVER;
 
     for (uint64_t i = 0; i <= d; i++)
         base[i] = 0;
@@ -61,94 +61,90 @@ int64_t run(uint64_t n, uint64_t d, uint64_t n_channels, const uint32_t *devices
         base[devices[op] + 1]++;
     for (uint64_t i = 0; i < d; i++) {
         base[i + 1] += base[i];
-        head[i] = end[i] = base[i];
-        first_finish[i] = NEVER;
+        started[i] = head[i] = end[i] = base[i];
+        first_send[i] = NEVER;
         free_at[i] = 0;
-        stamp[i] = -1;
-        received[i] = sent[i] = 0;
     }
     for (uint64_t i = 0; i < n_channels; i++)
         channel_end[i] = 0;
     for (uint64_t op = 0; op < n; op++) {
-        missing[op] = input_ptr[op + 1] - input_ptr[op];
-        ready_time[op] = 0;
-        if (missing[op] == 0)
+        state[op] = input_ptr[op + 1] - input_ptr[op];
+        if (state[op] == 0)
             queue[last++] = op;
     }
     for (;;) {
-        int64_t ready = NEVER;
+        int64_t ready = first < last ? queue[first] : NEVER, now;
         int from_heap = 0;
-        if (first < last)
-            ready = queue[first];
+        uint32_t op, source, away = 1;
         if (n_heap > 0 && heap[0] < ready) {
             ready = heap[0];
             from_heap = 1;
         }
-        if (ready != NEVER && (ready >> SHIFT) < (next_finish >> SHIFT)) {
+        if ((ready >> SHIFT) < (next_send >> SHIFT)) {
             if (from_heap)
                 pop(heap, --n_heap);
             else
                 first++;
-            uint32_t op = ready & MASK, device = devices[op];
-            int64_t start = MAX(ready >> SHIFT, free_at[device]);
-            int64_t finish = start + op_ns[device_row[device] * n + op];
-            free_at[device] = finish;
+            op = ready & MASK;
+            source = devices[op];
+            int64_t start = MAX(ready >> SHIFT, free_at[source]);
+            now = start + op_ns[device_row[source] * n + op];
+            free_at[source] = now;
             op_start[op] = start;
-            op_finish[op] = finish;
-            sequence[end[device]] = op;
-            int64_t key = (finish << SHIFT) | op;
-            line[end[device]] = key;
-            if (end[device]++ == head[device]) {
-                first_finish[device] = key;
-                if (key < next_finish) {
-                    next_finish = key;
-                    next_device = device;
-                }
-            }
-            continue;
-        }
-        if (next_finish == NEVER)
-            return step;
-        uint32_t op = next_finish & MASK;
-        int64_t now = next_finish >> SHIFT;
-        uint64_t source = next_device;
-        head[source]++;
-        first_finish[source] = head[source] < end[source] ? line[head[source]] : NEVER;
-        next_finish = NEVER;
-        for (uint64_t i = 0; i < d; i++)
-            if (first_finish[i] < next_finish) {
-                next_finish = first_finish[i];
-                next_device = i;
-            }
-        step = MAX(step, now);
-        for (uint64_t tensor = output_ptr[op]; tensor < output_ptr[op + 1]; tensor++) {
-            uint64_t edge = consumer_ptr[tensor], stop = consumer_ptr[tensor + 1], n_requests = 0;
-            mark++;
-            for (uint64_t where = edge; where < stop; where++) {
-                uint32_t target = devices[consumers[where]];
-                if (target != source && stamp[target] != mark) {
-                    stamp[target] = mark;
-                    uint64_t hole = n_requests++;
-                    while (hole > 0 && request[hole - 1] > target) {
-                        request[hole] = request[hole - 1];
-                        hole--;
+            op_finish[op] = now;
+            step = MAX(step, now);
+            int64_t key = (now << SHIFT) | op;
+            sequence[started[source]] = op;
+            line[started[source]++] = key;
+            if (!alone[source]) {
+                away = 0;
+                for (uint64_t where = consumer_ptr[output_ptr[op]]; where < consumer_ptr[output_ptr[op + 1]]; where++)
+                    away |= devices[consumers[where]] ^ source;
+                if (away) {
+                    sends[end[source]] = key;
+                    if (end[source]++ == head[source]) {
+                        first_send[source] = key;
+                        if (key < next_send) {
+                            next_send = key;
+                            next_device = source;
+                        }
                     }
-                    request[hole] = target;
+                    continue;
                 }
             }
-            arrival[source] = now;
+        } else if (next_send == NEVER) {
+            return step;
+        } else {
+            op = next_send & MASK;
+            now = next_send >> SHIFT;
+            source = next_device;
+            head[source]++;
+            first_send[source] = head[source] < end[source] ? sends[head[source]] : NEVER;
+            next_send = NEVER;
+            for (uint64_t i = 0; i < d; i++)
+                if (first_send[i] < next_send) {
+                    next_send = first_send[i];
+                    next_device = i;
+                }
+        }
+        arrival[source] = now << SHIFT;
+        for (uint64_t tensor = output_ptr[op]; tensor < output_ptr[op + 1]; tensor++) {
+            uint64_t edge = consumer_ptr[tensor], stop = consumer_ptr[tensor + 1], targets = 0;
             sent_until[tensor] = -1;
-            for (uint64_t i = 0; i < n_requests; i++) {
-                uint64_t target = request[i], pair = source * d + target;
+            if (away) {
+                for (uint64_t where = edge; where < stop; where++)
+                    targets |= UINT64_C(1) << devices[consumers[where]];
+                targets &= ~(UINT64_C(1) << source);
+            }
+            for (; targets; targets &= targets - 1) {
+                uint64_t target = __builtin_ctzll(targets), pair = source * d + target;
                 int64_t start = now;
                 for (uint64_t hop = route_ptr[pair]; hop < route_ptr[pair + 1]; hop++)
                     start = MAX(start, channel_end[route[hop]]);
                 int64_t finish = start + transfer_ns[(uint64_t)pair_class[pair] * m + tensor];
                 for (uint64_t hop = route_ptr[pair]; hop < route_ptr[pair + 1]; hop++)
                     channel_end[route[hop]] = finish;
-                arrival[target] = finish;
-                received[target]++;
-                sent[source]++;
+                arrival[target] = finish << SHIFT;
                 x_what[2 * n_transfers] = tensor;
                 x_what[2 * n_transfers + 1] = target;
                 x_time[2 * n_transfers] = start;
@@ -162,11 +158,12 @@ int64_t run(uint64_t n, uint64_t d, uint64_t n_channels, const uint32_t *devices
             }
             for (uint64_t where = edge; where < stop; where++) {
                 uint32_t consumer = consumers[where];
-                int64_t there = MAX(ready_time[consumer], arrival[devices[consumer]]);
-                ready_time[consumer] = there;
-                if (--missing[consumer] > 0)
+                int64_t key = state[consumer], there = arrival[devices[consumer]] | (key & MASK);
+                key = MAX(key, there) - 1;
+                state[consumer] = key;
+                if (key & MASK)
                     continue;
-                int64_t key = (there << SHIFT) | consumer;
+                key |= consumer;
                 uint64_t nearest = last - first > NEAR ? last - NEAR : first;
                 if (nearest > first && queue[nearest - 1] > key) {
                     push(heap, n_heap++, key);

@@ -25,6 +25,7 @@ class Inputs(NamedTuple):
     fair: bool  # the same under fair contention: _fair.py serves
     priority: bool  # the same under priority, on devices of one slot: _priority.py serves
     stream: bool  # the same under program or in the eager runtime, on devices of one slot: _stream.py serves
+    anywhere: bool  # every device runs every op, and no op has to be with another
     all_routed: bool  # every two devices have a route
     policy: int  # index into POLICIES
     contention: int  # index into CONTENTIONS
@@ -120,6 +121,7 @@ def _build(problem: Problem) -> Inputs:
         fair=usual and fair and not eager and rules.policy == "fifo",
         priority=usual and not fair and not eager and rules.policy == "priority" and single,
         stream=usual and not fair and (eager or rules.policy == "program") and single,
+        anywhere=graph.n_units == graph.n_ops and bool((costs.op_ns >= 0).all()),
         all_routed=bool(((costs.pair_class >= 0) | np.eye(topology.n_devices, dtype=bool)).all()),
         policy=POLICIES.index("program" if rules.runtime == "eager" else rules.policy),
         contention=CONTENTIONS.index(rules.contention),

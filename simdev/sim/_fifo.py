@@ -22,7 +22,6 @@ from simdev.sim.arrays import Inputs
 SHIFT, MASK = 20, (1 << 20) - 1  # a key is a time and an op number; see MAX_OPS and MAX_KEY_TIME_NS
 NEVER = np.iinfo(np.int64).max
 NONE = np.uint64(0)  # indices are unsigned: Numba checks signed ones for being negative
-WIDE, GROUP = 16, 3  # of more devices than WIDE, the first finish is looked for by groups of 2**GROUP
 NEAR = np.uint64(32)  # how far a ready op is moved up the sorted queue before it goes to the heap instead
 
 
@@ -41,12 +40,12 @@ class Room(NamedTuple):
     head: np.ndarray
     end: np.ndarray
     first_send: np.ndarray
-    group_send: np.ndarray
-    leader: np.ndarray
     free: np.ndarray
     slot_free: np.ndarray
     channel_end: np.ndarray
     arrival: np.ndarray
+    todo: np.ndarray
+    listed: np.ndarray
     sent_until: np.ndarray
     sent_last: np.ndarray
     freed_by_op: np.ndarray
@@ -76,7 +75,7 @@ def new_room(
     def ints(length, dtype=np.int64):
         return np.zeros(length, dtype)
 
-    per_device = ("started", "head", "end", "first_send", "free", "arrival", "group_send", "leader")
+    per_device = ("started", "head", "end", "first_send", "free", "arrival", "todo", "listed")
     per_device += ("last_op", "level", "over_time", "over_base", "copies_end", "freeing_end")
     return Room(
         queue=ints(n_ops), heap=ints(n_ops), line=ints(n_ops), sends=ints(n_ops), state=ints(n_ops),
@@ -140,8 +139,6 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
     queue, heap, line, sends, alone = s.queue, s.heap, s.line, s.sends, p.alone
     base, started, head, end = s.base, s.started, s.head, s.end
     first_send, free, slot_free = s.first_send, s.free, s.slot_free
-    wide, n_groups = n_devices > WIDE, ((n_devices - 1) >> GROUP) + 1
-    group_send, leader = s.group_send, s.leader
     state, arrival = s.state, s.arrival
     op_start, op_finish, sequence = x.op_start, x.op_finish, x.start_order
 
@@ -154,7 +151,6 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
         started[device] = head[device] = end[device] = base[device]
         first_send[device] = NEVER
         free[device] = 0
-        group_send[device >> GROUP] = NEVER
     slot_free[:] = 0
     s.channel_end[:] = 0
     first = last = n_transfers = NONE
@@ -165,7 +161,7 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
             queue[last] = op
             last += ONE
     step = np.int64(0)
-    next_send, next_device = np.int64(NEVER), devices[0]
+    next_send = np.int64(NEVER)
 
     while True:
         ready = queue[first] if first < last else np.int64(NEVER)
@@ -219,33 +215,20 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
                     sends[spot] = key
                     if spot == front:
                         first_send[source] = key
-                        if wide and key < group_send[source >> GROUP]:
-                            group_send[source >> GROUP], leader[source >> GROUP] = key, source
-                        if key < next_send:
-                            next_send, next_device = key, source
+                        next_send = min(next_send, key)
                     continue
         elif next_send == NEVER:
             break
         else:
             # The next sends (R5).
             away = np.uint32(1)
-            op, now, source = np.uint32(next_send & MASK), next_send >> SHIFT, next_device
+            op, now = np.uint32(next_send & MASK), next_send >> SHIFT
+            source = devices[op]
             head[source] += 1
             first_send[source] = sends[head[source]] if head[source] < end[source] else NEVER
             next_send = np.int64(NEVER)
-            if wide:
-                group = np.uint64(source >> GROUP)
-                for device in range(group << GROUP, min((group + ONE) << GROUP, np.uint64(n_devices))):
-                    if first_send[device] < next_send:
-                        next_send, leader[group] = first_send[device], device
-                group_send[group] = next_send
-                for other in range(n_groups):
-                    if group_send[other] <= next_send:
-                        next_send, next_device = group_send[other], np.uint32(leader[other])
-            else:
-                for device in range(n_devices):
-                    if first_send[device] < next_send:
-                        next_send, next_device = first_send[device], np.uint32(device)
+            for device in range(n_devices):
+                next_send = min(next_send, first_send[device])
         arrival[source] = now << SHIFT
         for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
             edge, stop = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]

@@ -52,7 +52,6 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
             queue[last] = op
             last += ONE
     step, next_due, next_send = np.int64(0), np.int64(NEVER), np.int64(NEVER)
-    due_device = send_device = np.uint32(0)
 
     while True:
         ready = queue[first] if first < last else np.int64(NEVER)
@@ -61,16 +60,16 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
             ready = heap[0]
             from_heap = True
         away = np.uint32(1)
-        if next_send < ready and (next_send >> SHIFT) <= next_due:
+        if next_send < ready and (next_send >> SHIFT) <= (next_due >> SHIFT):
             # The next sends (R5).
-            op, now, source = np.uint32(next_send & MASK), next_send >> SHIFT, send_device
+            op, now = np.uint32(next_send & MASK), next_send >> SHIFT
+            source = devices[op]
             head[source] += 1
             first_send[source] = sends[head[source]] if head[source] < end[source] else NEVER
             next_send = np.int64(NEVER)
             for device in range(n_devices):
-                if first_send[device] < next_send:
-                    next_send, send_device = first_send[device], np.uint32(device)
-        elif (ready >> SHIFT) <= next_due and ready != NEVER:
+                next_send = min(next_send, first_send[device])
+        elif (ready >> SHIFT) <= (next_due >> SHIFT) and ready != NEVER:
             if from_heap:
                 n_heap = pop_key(heap, n_heap)
             else:
@@ -80,30 +79,28 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
             add(bits, np.uint64(device) * width, n, np.uint64(rank[op]))
             n_ready[device] += 1
             if n_ready[device] == 1:
-                due[device] = max(ready >> SHIFT, free[device])
-                if due[device] < next_due:
-                    next_due, due_device = due[device], device
+                due[device] = (max(ready >> SHIFT, free[device]) << SHIFT) | device
+                next_due = min(next_due, due[device])
             continue
         elif next_due == NEVER:
             break
         else:
             # A device takes the first of its ready ops (R1, R2).
-            source = due_device
+            source, start = np.uint32(next_due & MASK), next_due >> SHIFT
             op = by_rank[take_least(bits, np.uint64(source) * width, n)]
             n_ready[source] -= 1
-            now = next_due + p.op_ns[p.device_row[source], op]
+            now = start + p.op_ns[p.device_row[source], op]
             spot = started[source]
-            x.start_order[spot], x.op_start[op], x.op_finish[op] = op, next_due, now
+            x.start_order[spot], x.op_start[op], x.op_finish[op] = op, start, now
             key = (now << SHIFT) | op
             line[spot], free[source] = key, now
             started[source] += 1
             n_started += 1
             step = max(step, now)
-            due[source] = now if n_ready[source] > 0 else NEVER
+            due[source] = (now << SHIFT) | source if n_ready[source] > 0 else NEVER
             next_due = np.int64(NEVER)
             for device in range(n_devices):
-                if due[device] < next_due:
-                    next_due, due_device = due[device], np.uint32(device)
+                next_due = min(next_due, due[device])
             if not p.alone[source]:
                 away = np.uint32(0)
                 for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
@@ -112,8 +109,7 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
                     sends[end[source]] = key
                     if head[source] == end[source]:
                         first_send[source] = key
-                        if key < next_send:
-                            next_send, send_device = key, source
+                        next_send = min(next_send, key)
                     end[source] += 1
                     continue
         arrival[source] = now << SHIFT

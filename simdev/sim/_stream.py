@@ -28,7 +28,7 @@ def run_program(p: Inputs, devices, x: Timeline, s: Room):
     for device in range(n_devices):
         head[device] = end[device] = base[device]
         first_send[device] = NEVER
-    todo, listed = s.group_send, s.leader  # devices that may be able to go on
+    todo, listed = s.todo, s.listed  # devices that may be able to go on
     n_transfers, n_started, step = NONE, 0, np.int64(0)
 
     while True:
@@ -60,13 +60,13 @@ def run_program(p: Inputs, devices, x: Timeline, s: Room):
                     end[source] += 1
                     continue
         else:
-            next_send, source = np.int64(NEVER), np.uint32(0)
+            next_send = np.int64(NEVER)
             for device in range(n_devices):
-                if first_send[device] < next_send:
-                    next_send, source = first_send[device], np.uint32(device)
+                next_send = min(next_send, first_send[device])
             if next_send == NEVER:
                 break
             op, now = np.uint32(next_send & MASK), next_send >> SHIFT
+            source = devices[op]
             head[source] += 1
             first_send[source] = sends[head[source]] if head[source] < end[source] else NEVER
         s.arrival[source] = now << SHIFT
@@ -101,7 +101,7 @@ def _reset(p: Inputs, devices, more, x: Timeline, s: Room):
         s.base[device + 1] += s.base[device]
         s.started[device] = s.base[device]
         s.free[device] = 0
-        s.group_send[device], s.leader[device] = device, 1
+        s.todo[device], s.listed[device] = device, 1
     for op in range(len(devices)):
         x.start_order[s.started[devices[op]]] = op
         s.started[devices[op]] += 1
@@ -121,7 +121,7 @@ def run_eager(p: Inputs, devices, x: Timeline, s: Room):
     state, sequence, base, started = s.state, x.start_order, s.base, s.started
     op_finish, issue, wanted, what, seen = x.op_finish, s.sends, s.request, s.requested, s.first_send
     n_todo = _reset(p, devices, 1, x, s)
-    todo, listed = s.group_send, s.leader
+    todo, listed = s.todo, s.listed
     for op in range(n):
         op_finish[op] = -1
     for device in range(n_devices):

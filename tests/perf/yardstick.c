@@ -52,7 +52,7 @@ int64_t run(uint64_t n, uint64_t d, uint64_t n_channels, const uint32_t *devices
     int64_t *arrival = free_at + d, *base = arrival + d, *channel_end = base + d + 1;
     int64_t *op_start = log, *op_finish = log + n, *sequence = log + 2 * n, *sent_until = log + 3 * n;
     int64_t *sent_last = sent_until + m;
-    uint64_t n_transfers = 0, first = 0, last = 0, n_heap = 0, next_device = 0;
+    uint64_t n_transfers = 0, first = 0, last = 0, n_heap = 0;
     int64_t step = 0, next_send = NEVER;
 
     for (uint64_t i = 0; i <= d; i++)
@@ -104,10 +104,7 @@ int64_t run(uint64_t n, uint64_t d, uint64_t n_channels, const uint32_t *devices
                     sends[end[source]] = key;
                     if (end[source]++ == head[source]) {
                         first_send[source] = key;
-                        if (key < next_send) {
-                            next_send = key;
-                            next_device = source;
-                        }
+                        next_send = next_send < key ? next_send : key;
                     }
                     continue;
                 }
@@ -117,15 +114,12 @@ int64_t run(uint64_t n, uint64_t d, uint64_t n_channels, const uint32_t *devices
         } else {
             op = next_send & MASK;
             now = next_send >> SHIFT;
-            source = next_device;
+            source = devices[op];
             head[source]++;
             first_send[source] = head[source] < end[source] ? sends[head[source]] : NEVER;
             next_send = NEVER;
             for (uint64_t i = 0; i < d; i++)
-                if (first_send[i] < next_send) {
-                    next_send = first_send[i];
-                    next_device = i;
-                }
+                next_send = next_send < first_send[i] ? next_send : first_send[i];
         }
         arrival[source] = now << SHIFT;
         for (uint64_t tensor = output_ptr[op]; tensor < output_ptr[op + 1]; tensor++) {

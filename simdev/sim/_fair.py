@@ -34,7 +34,7 @@ ACTIVE, CHANGES, CHANGED, UNSET, IN_USE = range(5)
 # Of ``latencies``: ns, and the first and the last transfer that wait for it to pass.
 LENGTH, FIRST, LAST = range(3)
 
-NOT_NEEDED = ("group_send", "leader", "channel_end", "free", "request", "requested")
+NOT_NEEDED = ("todo", "listed", "ready_ranks", "channel_end", "free", "request", "requested")
 SHARED_FIELDS = tuple(name for name in Room._fields if name not in NOT_NEEDED)
 OWN = ("pairs", "channels", "lists", "latencies", "work", "flow", "behind", "stamp", "targets")
 FairRoom = NamedTuple("FairRoom", [(name, np.ndarray) for name in SHARED_FIELDS + OWN])

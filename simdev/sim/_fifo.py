@@ -201,28 +201,25 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
                 line[spot] = line[spot - ONE]
                 spot -= ONE
             line[spot] = key
-            away = np.uint32(1)
-            if not alone[source]:
-                away = np.uint32(0)
-                for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
-                    away |= devices[p.consumers[where]] ^ source
-                if away != 0:
-                    spot, front = np.uint64(end[source]), np.uint64(head[source])
-                    end[source] += 1
-                    while spot > front and sends[spot - ONE] > key:
-                        sends[spot] = sends[spot - ONE]
-                        spot -= ONE
-                    sends[spot] = key
-                    if spot == front:
-                        first_send[source] = key
-                        next_send = min(next_send, key)
-                    continue
+            away = np.uint32(0)
+            for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
+                away |= devices[p.consumers[where]] ^ source
+            if away != 0 and not alone[source]:
+                spot, front = np.uint64(end[source]), np.uint64(head[source])
+                end[source] += 1
+                while spot > front and sends[spot - ONE] > key:
+                    sends[spot] = sends[spot - ONE]
+                    spot -= ONE
+                sends[spot] = key
+                if spot == front:
+                    first_send[source] = key
+                    next_send = min(next_send, key)
+                continue
         elif next_send == NEVER:
             break
         else:
             # The next sends (R5).
-            away = np.uint32(1)
-            op, now = np.uint32(next_send & MASK), next_send >> SHIFT
+            op, now, away = np.uint32(next_send & MASK), next_send >> SHIFT, np.uint32(1)
             source = devices[op]
             head[source] += 1
             first_send[source] = sends[head[source]] if head[source] < end[source] else NEVER

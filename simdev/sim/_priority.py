@@ -59,10 +59,9 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
         if n_heap > 0 and heap[0] < ready:
             ready = heap[0]
             from_heap = True
-        away = np.uint32(1)
         if next_send < ready and (next_send >> SHIFT) <= (next_due >> SHIFT):
             # The next sends (R5).
-            op, now = np.uint32(next_send & MASK), next_send >> SHIFT
+            op, now, away = np.uint32(next_send & MASK), next_send >> SHIFT, np.uint32(1)
             source = devices[op]
             head[source] += 1
             first_send[source] = sends[head[source]] if head[source] < end[source] else NEVER
@@ -101,17 +100,16 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
             next_due = np.int64(NEVER)
             for device in range(n_devices):
                 next_due = min(next_due, due[device])
-            if not p.alone[source]:
-                away = np.uint32(0)
-                for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
-                    away |= devices[p.consumers[where]] ^ source
-                if away != 0:
-                    sends[end[source]] = key
-                    if head[source] == end[source]:
-                        first_send[source] = key
-                        next_send = min(next_send, key)
-                    end[source] += 1
-                    continue
+            away = np.uint32(0)
+            for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
+                away |= devices[p.consumers[where]] ^ source
+            if away != 0 and not p.alone[source]:
+                sends[end[source]] = key
+                if head[source] == end[source]:
+                    first_send[source] = key
+                    next_send = min(next_send, key)
+                end[source] += 1
+                continue
         arrival[source] = now << SHIFT
         for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
             s.sent_until[tensor] = -1

@@ -32,7 +32,6 @@ def run_program(p: Inputs, devices, x: Timeline, s: Room):
     n_transfers, n_started, step = NONE, 0, np.int64(0)
 
     while True:
-        away = np.uint32(1)
         if n_todo > 0:
             source = np.uint32(todo[n_todo - 1])
             spot = np.uint64(started[source])
@@ -49,23 +48,22 @@ def run_program(p: Inputs, devices, x: Timeline, s: Room):
             started[source] += 1
             n_started += 1
             step = max(step, now)
-            if not p.alone[source]:
-                away = np.uint32(0)
-                for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
-                    away |= devices[p.consumers[where]] ^ source
-                if away != 0:
-                    sends[end[source]] = key
-                    if head[source] == end[source]:
-                        first_send[source] = key
-                    end[source] += 1
-                    continue
+            away = np.uint32(0)
+            for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
+                away |= devices[p.consumers[where]] ^ source
+            if away != 0 and not p.alone[source]:
+                sends[end[source]] = key
+                if head[source] == end[source]:
+                    first_send[source] = key
+                end[source] += 1
+                continue
         else:
             next_send = np.int64(NEVER)
             for device in range(n_devices):
                 next_send = min(next_send, first_send[device])
             if next_send == NEVER:
                 break
-            op, now = np.uint32(next_send & MASK), next_send >> SHIFT
+            op, now, away = np.uint32(next_send & MASK), next_send >> SHIFT, np.uint32(1)
             source = devices[op]
             head[source] += 1
             first_send[source] = sends[head[source]] if head[source] < end[source] else NEVER

@@ -96,18 +96,16 @@ int64_t run(uint64_t n, uint64_t d, uint64_t n_channels, const uint32_t *devices
             int64_t key = (now << SHIFT) | op;
             sequence[started[source]] = op;
             line[started[source]++] = key;
-            if (!alone[source]) {
-                away = 0;
-                for (uint64_t where = consumer_ptr[output_ptr[op]]; where < consumer_ptr[output_ptr[op + 1]]; where++)
-                    away |= devices[consumers[where]] ^ source;
-                if (away) {
-                    sends[end[source]] = key;
-                    if (end[source]++ == head[source]) {
-                        first_send[source] = key;
-                        next_send = next_send < key ? next_send : key;
-                    }
-                    continue;
+            away = 0;
+            for (uint64_t where = consumer_ptr[output_ptr[op]]; where < consumer_ptr[output_ptr[op + 1]]; where++)
+                away |= devices[consumers[where]] ^ source;
+            if (away && !alone[source]) {
+                sends[end[source]] = key;
+                if (end[source]++ == head[source]) {
+                    first_send[source] = key;
+                    next_send = next_send < key ? next_send : key;
                 }
+                continue;
             }
         } else if (next_send == NEVER) {
             return step;

@@ -24,15 +24,13 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from simdev.sim._fifo import MASK, NEVER, SHIFT, Room
-from simdev.sim._heap import part, pop_key, push_key, sort_pairs
-from simdev.sim._kernel import SHARED, Timeline
-from simdev.sim.arrays import Inputs
+from simdev.sim._fifo import MASK, NEVER, SHIFT
+from simdev.sim._heap import inlined, part, pop_key, push_key
+from simdev.sim._kernel import Timeline
 
 EVERY = 64  # finishes between two snapshots
 NEAR = 32  # as in _fifo
-NIL = np.uint32(0xFFFFFFFF)
-EXACT, NOT_BELOW, GAVE_UP, HOPELESS = 0, 1, 2, 3
+NIL = -1
 FULL_RUN = -1
 WINDOW_COST = 4  # in finishes
 SOONEST = 4  # with k moves given up lately, one is given up after n >> min(k + 1, SOONEST) finishes
@@ -40,939 +38,886 @@ MANY = 3  # moves of more than n >> MANY ops are full runs
 LONGEST_PAUSE = 5  # and the next 2**min(k, LONGEST_PAUSE) - 1 are full runs
 
 
-class Base(NamedTuple):
-    """The recorded run, with finishes numbered in the order (time, op): ``order`` and its inverse ``position``;
-    ``complete`` the finish that completes an op's inputs;
-    ``arrival`` int64 ``(e,)`` when each consumer had its tensor; ``sequence`` the ops by device and start. Transfers
-    are in order of request, those from ``sent[i]`` on after finish ``i``. Row ``i`` of a snapshot is what was just
-    before finish ``i * EVERY``: ends of channels, and per device the position in ``sequence`` of the first op that has
-    not finished and of the first that is not yet ready; ``under_way`` the first transfer that had not ended.
-    ``early[0]`` is the length of the prologue, ``early_end`` when it ends on each device. ``early_ready`` and
-    ``late_ready`` are when an op has its inputs from the prologue's ops on other devices, and its other inputs;
-    ``readers[:early[1]]`` are the ops with any of the former, and the first ``early[2]`` wait for those last."""
+def _rows(long: str, short: str = "") -> np.dtype:
+    return np.dtype(
+        [(name, np.int64) for name in long.split()] + [(name, np.int32) for name in short.split()], align=True
+    )
 
-    finish: np.ndarray
-    ready: np.ndarray
-    order: np.ndarray
-    position: np.ndarray
-    complete: np.ndarray
-    arrival: np.ndarray
-    sequence: np.ndarray
-    sequence_ptr: np.ndarray
-    x_tensor: np.ndarray
-    x_target: np.ndarray
-    x_finish: np.ndarray
-    sent: np.ndarray
-    channel_end: np.ndarray
-    running: np.ndarray
-    waiting: np.ndarray
-    under_way: np.ndarray
-    step: np.ndarray
-    early: np.ndarray
-    early_end: np.ndarray
-    early_ready: np.ndarray
-    late_ready: np.ndarray
-    readers: np.ndarray
+
+# Arrays that are read together are columns of one: each array that a kernel knows is seven values to its compiler.
+BASE_OP = _rows("finish ready early_ready late_ready", "complete")
+TRANSFER = _rows("finish", "tensor target")
+BASE_DEVICE = _rows("first early_end")
+OP = _rows("finish ready loaded touched early_ready carried_ready", "missing after in_dirty")
+DEVICE = _rows("running waiting free first_finish stamp arrival request early_end first_added last_added")
+EDGE = _rows("epoch arrival")
 
 
 class Graph(NamedTuple):
-    """What does not change: ``producer`` and ``edge`` of each input of each op; ``sources`` the ops without inputs, in
-    order; ``rest_ns[k]`` the least duration of all ops but the first ``k`` sources; ``seeds`` the ops that read from
-    sources alone, and the sources; ``tail`` a lower bound of the time from the end of an op to that of the step."""
+    """What does not change. Besides what :class:`simdev.sim.arrays.Inputs` has: ``producer`` and ``edge`` of each input
+    of each op; ``sources`` the ops without inputs, in order; ``rest_ns[k]`` the least duration of all ops but the first
+    ``k`` sources; ``seeds`` the ops that read from sources alone, and the sources; ``tail`` a lower bound of the time
+    from the end of an op to that of the step; ``shared`` whether channels are ever busy."""
 
+    op_ns: np.ndarray
+    device_row: np.ndarray
+    transfer_ns: np.ndarray
+    pair_class: np.ndarray
+    output_ptr: np.ndarray
+    input_ptr: np.ndarray
+    tensor_producer: np.ndarray
+    consumer_ptr: np.ndarray
+    consumers: np.ndarray
+    route_ptr: np.ndarray
+    route: np.ndarray
     producer: np.ndarray
     edge: np.ndarray
     sources: np.ndarray
     rest_ns: np.ndarray
     seeds: np.ndarray
     tail: np.ndarray
+    shared: bool
+
+
+class Base(NamedTuple):
+    """The recorded run, with finishes numbered in the order (time, op): ``order`` and its inverse ``position``;
+    ``op.complete`` the finish that completes an op's inputs; ``arrival`` when each consumer had its tensor;
+    ``sequence`` the ops by device and start, from ``device.first`` on. Transfers are in order of request, those from
+    ``sent[i]`` on after finish ``i``. Row ``i`` of a snapshot is what was just before finish ``i * EVERY``: ends of
+    channels, and per device the position in ``sequence`` of the first op that has not finished and of the first that is
+    not yet ready; ``under_way`` the first transfer that had not ended. ``early``: the length of the prologue, which
+    ends at ``device.early_end``, two numbers of readers, and the step time. ``op.early_ready`` and ``op.late_ready``:
+    when an op has its inputs from the prologue's ops on other devices, and its other inputs; ``readers[:early[1]]`` are
+    the ops with any of the former, by ``complete``, and ``late_readers[:early[2]]`` those of them that wait for it."""
+
+    op: np.ndarray
+    position: np.ndarray
+    order: np.ndarray
+    sequence: np.ndarray
+    arrival: np.ndarray
+    transfer: np.ndarray
+    sent: np.ndarray
+    device: np.ndarray
+    channel_end: np.ndarray
+    running: np.ndarray
+    waiting: np.ndarray
+    under_way: np.ndarray
+    early: np.ndarray
+    readers: np.ndarray
+    late_readers: np.ndarray
 
 
 class Window(NamedTuple):
     """Working arrays. ``epoch``: window number, then request number. ``fate``: moves given up lately, moves still
-    to be run in full, windows simulated, finishes simulated, full runs asked for. Where ``touched`` or ``edge_epoch``
-    is the number of the present prologue, ``early_ready`` and ``edge_arrival`` are what they are in the base, after
-    the move; ``news`` are the ops for which that is so."""
+    to be run in full, windows simulated, finishes simulated, full runs asked for. Where ``op.touched`` or
+    ``edge.epoch`` is the number of the present prologue, ``op.early_ready`` and ``edge.arrival`` are what they are in
+    the base, after the move; ``news`` are the ops for which that is so."""
 
-    finish: np.ndarray
-    ready: np.ndarray
-    missing: np.ndarray
-    loaded: np.ndarray
+    op: np.ndarray
+    device: np.ndarray
+    edge: np.ndarray
     dirty: np.ndarray
-    in_dirty: np.ndarray
-    after: np.ndarray
     queue: np.ndarray
     heap: np.ndarray
-    heap_item: np.ndarray
+    carried: np.ndarray
+    news: np.ndarray
     channel_end: np.ndarray
     base_channel_end: np.ndarray
     carried_channel_end: np.ndarray
-    carried: np.ndarray
-    carried_ready: np.ndarray
-    running: np.ndarray
-    waiting: np.ndarray
-    first_added: np.ndarray
-    last_added: np.ndarray
-    free: np.ndarray
-    first_finish: np.ndarray
-    stamp: np.ndarray
-    arrival: np.ndarray
-    request: np.ndarray
     epoch: np.ndarray
     fate: np.ndarray
-    touched: np.ndarray
-    edge_epoch: np.ndarray
-    edge_arrival: np.ndarray
-    early_end: np.ndarray
-    early_ready: np.ndarray
-    news: np.ndarray
 
 
 def new_base(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Base:
     """Room for the record of one run."""
     long, short, rows = np.int64, np.uint32, n_ops // EVERY + 1
     return Base(
-        np.zeros(n_ops, long), np.zeros(n_ops, long), np.zeros(n_ops, short), np.zeros(n_ops, short),
-        np.zeros(n_ops, short), np.zeros(n_edges, long), np.zeros(n_ops, short), np.zeros(n_devices + 1, long),
-        np.zeros(n_edges, short), np.zeros(n_edges, short), np.zeros(n_edges, long), np.zeros(n_ops + 1, short),
-        np.zeros((rows, n_channels), long), np.zeros((rows, n_devices), short), np.zeros((rows, n_devices), short),
-        np.zeros(rows, short), np.zeros(1, long), np.zeros(3, long), np.zeros(n_devices, long),
-        np.zeros(n_ops, long), np.zeros(n_ops, long), np.zeros(n_ops, short),
+        np.zeros(n_ops, BASE_OP), np.zeros(n_ops, short), np.zeros(n_ops, short), np.zeros(n_ops, short),
+        np.zeros(n_edges, long), np.zeros(n_edges, TRANSFER), np.zeros(n_ops + 1, short),
+        np.zeros(n_devices + 1, BASE_DEVICE), np.zeros((rows, n_channels), long), np.zeros((rows, n_devices), short),
+        np.zeros((rows, n_devices), short), np.zeros(rows, short), np.zeros(4, long), np.zeros(n_ops, short),
+        np.zeros(n_ops, short),
     )  # fmt: skip
 
 
 def new_window(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Window:
     """Working arrays of one thread."""
     long, short = np.int64, np.uint32
-    ops = lambda dtype: np.zeros(n_ops, dtype)  # noqa: E731
-    devices = lambda: np.zeros(n_devices, long)  # noqa: E731
     return Window(
-        ops(long), ops(long), ops(np.int32), ops(long), ops(short), ops(np.bool_), ops(short), ops(long), ops(long),
-        ops(long), np.zeros(n_channels, long), np.zeros(n_channels, long), np.zeros(n_channels, long),
-        ops(short), ops(long), devices(), devices(), np.zeros(n_devices, short), np.zeros(n_devices, short),
-        devices(), devices(), devices(), devices(), devices(),
-        np.zeros(2, long), np.zeros(5, long), ops(long), np.zeros(n_edges, long), np.zeros(n_edges, long), devices(),
-        ops(long), ops(short),
+        np.zeros(n_ops, OP), np.zeros(n_devices, DEVICE), np.zeros(n_edges, EDGE), np.zeros(n_ops, short),
+        np.zeros(n_ops, long), np.zeros(n_ops, long), np.zeros(n_ops, short), np.zeros(n_ops, short),
+        *(np.zeros(n_channels, long) for _ in range(3)), np.zeros(2, long), np.zeros(5, long),
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
-def record(p: Inputs, g: Graph, devices, x: Timeline, s: Room, b: Base):
-    """Keep as base what :func:`simdev.sim._fifo.run_fifo` left in ``x`` and ``s``."""
-    n, n_devices, n_transfers = len(devices), len(p.slots), x.count[0]
-    heap, head, arrival = s.heap, s.head, s.arrival
+@njit(cache=True, nogil=True, no_cfunc_wrapper=True, _nrt=False)
+def record(g: Graph, devices, x: Timeline, state, first, line, b: Base, w: Window):
+    """Keep as base what :func:`simdev.sim._fifo.run_fifo` left in ``x``, and in ``state``, ``base`` and ``line``."""
+    n, n_devices, n_transfers = len(devices), len(w.device), x.count[0]
     for op in range(n):  # copies as wholes would take seconds to compile
-        b.finish[op], b.ready[op], b.sequence[op] = x.op_finish[op], s.state[op] >> SHIFT, x.start_order[op]
-    for device in range(n_devices + 1):
-        b.sequence_ptr[device] = s.base[device]
-    b.step[0] = x.count[1]
-    waiting = s.started
-    s.channel_end[:] = 0
+        at = b.op[op]
+        at.finish, at.ready, at.early_ready, b.sequence[op] = x.op_finish[op], state[op] >> SHIFT, 0, x.start_order[op]
+    for channel in range(len(w.channel_end)):
+        w.channel_end[channel] = 0
     n_heap = 0
+    b.device[n_devices].first = first[n_devices]
     for device in range(n_devices):
-        head[device] = waiting[device] = b.sequence_ptr[device]
-        if head[device] < b.sequence_ptr[device + 1]:
-            n_heap = push_key(heap, n_heap, s.line[head[device]])
+        b.device[device].first = w.device[device].running = w.device[device].waiting = first[device]
+        if first[device] < first[device + 1]:
+            n_heap = push_key(w.heap, n_heap, line[first[device]])
     transfer = oldest = 0
     for number in range(n):
-        op, now = np.uint32(heap[0] & MASK), heap[0] >> SHIFT
-        source = devices[op]
-        n_heap = pop_key(heap, n_heap)
+        op, now = np.uint32(w.heap[0] & MASK), w.heap[0] >> SHIFT
+        n_heap = pop_key(w.heap, n_heap)
         if number % EVERY == 0:
             row = number // EVERY
             while oldest < transfer and x.x_finish[oldest] < now:
                 oldest += 1
             b.under_way[row] = oldest
-            for channel in range(len(s.channel_end)):
-                b.channel_end[row, channel] = s.channel_end[channel]
+            for channel in range(len(w.channel_end)):
+                b.channel_end[row, channel] = w.channel_end[channel]
             for device in range(n_devices):
-                while waiting[device] < b.sequence_ptr[device + 1] and b.ready[b.sequence[waiting[device]]] < now:
-                    waiting[device] += 1
-                b.running[row, device], b.waiting[row, device] = head[device], waiting[device]
-        head[source] += 1
-        if head[source] < b.sequence_ptr[source + 1]:
-            n_heap = push_key(heap, n_heap, s.line[head[source]])
+                at = w.device[device]
+                while at.waiting < first[device + 1] and b.op[b.sequence[at.waiting]].ready < now:
+                    at.waiting += 1
+                b.running[row, device], b.waiting[row, device] = at.running, at.waiting
+        source = devices[op]
+        home = w.device[source]
+        home.running += 1
+        if home.running < first[source + 1]:
+            n_heap = push_key(w.heap, n_heap, line[home.running])
         b.order[number], b.position[op], b.sent[number] = op, number, transfer
-        for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
-            arrival[source] = now
+        for tensor in range(g.output_ptr[op], g.output_ptr[op + 1]):
+            home.arrival = now
             while transfer < n_transfers and x.x_tensor[transfer] == tensor:
-                target, finish = x.x_target[transfer], x.x_finish[transfer]
-                b.x_tensor[transfer], b.x_target[transfer], b.x_finish[transfer] = tensor, target, finish
-                arrival[target] = finish
-                if p.contention == SHARED:
-                    _occupy(p.route_ptr, p.route, s.channel_end, source * n_devices + target, finish)
+                target, finish, sent = x.x_target[transfer], x.x_finish[transfer], b.transfer[transfer]
+                sent.tensor, sent.target, sent.finish = tensor, target, finish
+                w.device[target].arrival = finish
+                if g.shared:
+                    _occupy(g.route_ptr, g.route, w.channel_end, source * n_devices + target, finish)
                 transfer += 1
-            for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                b.arrival[edge] = arrival[devices[p.consumers[edge]]]
-                b.complete[p.consumers[edge]] = number
+            for edge in range(g.consumer_ptr[tensor], g.consumer_ptr[tensor + 1]):
+                reader = g.consumers[edge]
+                b.arrival[edge] = w.device[devices[reader]].arrival
+                b.op[reader].complete = number
     b.sent[n] = transfer
 
-    _record_prologue(p, g, devices, b)
-
-
-@part
-def _record_prologue(p: Inputs, g: Graph, devices, b: Base):
-    b.early[:] = 0
-    b.early_end[:] = 0
-    latest = np.int64(0)
+    # The prologue.
+    early, latest = 0, np.int64(0)
+    for device in range(n_devices):
+        b.device[device].early_end = 0
     for number in range(len(g.sources)):
         op = g.sources[number]
         device = devices[op]
-        b.early_end[device] += p.op_ns[p.device_row[device], op]
-        latest = max(latest, b.early_end[device])
+        b.device[device].early_end += g.op_ns[g.device_row[device], op]
+        latest = max(latest, b.device[device].early_end)
         if latest < g.rest_ns[number + 1]:
-            b.early[0] = number + 1
-    early = b.early[0]
-    b.early_end[:] = 0
-    for op in g.sources[:early]:
-        b.early_end[devices[op]] += p.op_ns[p.device_row[devices[op]], op]
-    b.early_ready[:] = 0
+            early = number + 1
+    for op in g.sources[early:]:
+        b.device[devices[op]].early_end -= g.op_ns[g.device_row[devices[op]], op]
     n_readers = n_waiting = 0
     for transfer in range(b.sent[early]):
-        tensor, target = b.x_tensor[transfer], b.x_target[transfer]
-        for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-            op = p.consumers[edge]
-            if devices[op] == target:
-                if b.early_ready[op] == 0:
+        sent = b.transfer[transfer]
+        for edge in range(g.consumer_ptr[sent.tensor], g.consumer_ptr[sent.tensor + 1]):
+            op = g.consumers[edge]
+            if devices[op] == sent.target:
+                if b.op[op].early_ready == 0:
                     b.readers[n_readers] = op
                     n_readers += 1
-                b.early_ready[op] = max(b.early_ready[op], b.x_finish[transfer])
+                b.op[op].early_ready = max(b.op[op].early_ready, sent.finish)
     for index in range(n_readers):
         op = b.readers[index]
-        b.late_ready[op] = _late_ready(p.input_ptr, g.producer, g.edge, b.position, b.arrival, op, early)
-        if b.early_ready[op] >= b.late_ready[op]:
-            b.readers[index], b.readers[n_waiting] = b.readers[n_waiting], op
+        _, b.op[op].late_ready = _to_come(g.input_ptr, g.producer, g.edge, b.position, b.arrival, op, early)
+        n_heap = push_key(w.heap, n_heap, (np.int64(b.op[op].complete) << SHIFT) | op)
+    for index in range(n_readers):
+        op = np.uint32(w.heap[0] & MASK)
+        n_heap = pop_key(w.heap, n_heap)
+        b.readers[index] = op
+        if b.op[op].early_ready >= b.op[op].late_ready:
+            b.late_readers[n_waiting] = op
             n_waiting += 1
-    b.early[1], b.early[2] = n_readers, n_waiting
+    b.early[0], b.early[1], b.early[2], b.early[3] = early, n_readers, n_waiting, x.count[1]
 
 
-# Helpers take arrays, not the tuples that hold them: a call copies a tuple whole.
+# Helpers take arrays, not the tuples that hold them, where they are called often: a call copies a tuple whole.
 
 
-@part
+@inlined
 def _occupy(route_ptr, route, channel_end, pair, finish):
     for hop in range(route_ptr[pair], route_ptr[pair + 1]):
         channel_end[route[hop]] = finish
 
 
-@part
-def _late_ready(input_ptr, producer, edge, position, arrival, op, early):
-    """When the last of the inputs of ``op`` that are not from the prologue arrives in the base."""
-    ready = np.int64(0)
+@inlined
+def _to_come(input_ptr, producer, edge, position, arrival, op, number):
+    """Of the inputs of ``op`` that are made by finish ``number`` of the base or later: the last of those finishes
+    (-1: there are none), and when the last arrives."""
+    last, ready = np.int64(-1), np.int64(0)
     for slot in range(input_ptr[op], input_ptr[op + 1]):
-        if position[producer[slot]] >= early:
-            ready = max(ready, arrival[edge[slot]])
-    return ready
+        place = np.int64(position[producer[slot]])
+        if place >= number:
+            last, ready = max(last, place), max(ready, arrival[edge[slot]])
+    return last, ready
+
+
+@inlined
+def _received(input_ptr, producer, edges, position, arrival, op, first, early, changed, prologue, total):
+    """How many inputs ``op`` lacks before finish ``first`` of the base, and when the last of the others arrives. What
+    the prologue sends (before finish ``early``) is not ``total`` later, as all else is, and ``changed`` in places."""
+    missing, ready = 0, np.int64(0)
+    for slot in range(input_ptr[op], input_ptr[op + 1]):
+        place, edge = position[producer[slot]], edges[slot]
+        if place >= first:
+            missing += 1
+        elif place >= early:
+            ready = max(ready, arrival[edge])
+        else:
+            ready = max(ready, (changed[edge].arrival if changed[edge].epoch == prologue else arrival[edge]) - total)
+    return missing, ready
+
+
+@inlined
+def _follow(ops, dirty, n_dirty, op, epoch, missing, ready):
+    """From now on ``op`` may stand otherwise than in the base; how many do."""
+    at = ops[op]
+    at.missing, at.ready, at.loaded, at.finish, at.in_dirty = missing, ready, epoch, -1, 1
+    dirty[n_dirty] = op
+    return n_dirty + 1
+
+
+@inlined
+def _wait(ops, dirty, heap, n_waiting, op, epoch, ready):
+    """The same of an op that lacks nothing and will be ready; these, and nothing else, wait so far."""
+    push_key(heap, n_waiting, (ready << SHIFT) | op)
+    return _follow(ops, dirty, n_waiting, op, epoch, 0, ready)
+
+
+@inlined
+def _readers_wait(
+    consumer_ptr, consumers, ops_before, before, ops, dirty, heap, n_waiting, tensor, target, epoch, first
+):
+    """The same of all ops on ``target`` that read a tensor and have all inputs before finish ``first``."""
+    for edge in range(consumer_ptr[tensor], consumer_ptr[tensor + 1]):
+        op = consumers[edge]
+        if before[op] == target and ops_before[op].complete < first and ops[op].loaded != epoch:
+            n_waiting = _wait(ops, dirty, heap, n_waiting, op, epoch, ops_before[op].ready)
+    return n_waiting
+
+
+@inlined
+def _enqueue(queue, heap, head, tail, n_heap, key):
+    """Into the sorted queue, or where it would be moved up far, into the heap behind it; where both end then."""
+    nearest = max(head, tail - NEAR)
+    if nearest > head and queue[nearest - 1] > key:
+        return tail, push_key(heap, n_heap, key)
+    spot = tail
+    while spot > nearest and queue[spot - 1] > key:
+        queue[spot] = queue[spot - 1]
+        spot -= 1
+    queue[spot] = key
+    return tail + 1, n_heap
+
+
+@inlined
+def _requests(consumer_ptr, consumers, devices, here, tensor, source, mark):
+    """The devices that a tensor is sent to, in order, into ``here.request``; how many."""
+    count = 0
+    for where in range(consumer_ptr[tensor], consumer_ptr[tensor + 1]):
+        target = devices[consumers[where]]
+        if target != source and here[target].stamp != mark:
+            here[target].stamp = mark
+            hole = count
+            while hole > 0 and here[hole - 1].request > target:
+                here[hole].request = here[hole - 1].request
+                hole -= 1
+            here[hole].request = target
+            count += 1
+    return count
+
+
+@inlined
+def _send(route_ptr, route, channel_end, pair_class, transfer_ns, shared, tensor, source, target, now):
+    """When a tensor has been sent (R3, R4)."""
+    pair, start = source * len(pair_class) + target, now
+    if shared:
+        for hop in range(route_ptr[pair], route_ptr[pair + 1]):
+            start = max(start, channel_end[route[hop]])
+    finish = start + transfer_ns[pair_class[source, target], tensor]
+    if shared:
+        _occupy(route_ptr, route, channel_end, pair, finish)
+    return finish
 
 
 @part
-def _next_change(input_ptr, input_producer, position, moved, count, first):
+def _next_change(input_ptr, producer, position, moved, first):
     """The first finish from ``first`` on that is of a producer of a moved op; the number of ops where there is none."""
     found = len(position)
-    for index in range(count):
-        op = moved[index]
+    for op in moved:
         for slot in range(input_ptr[op], input_ptr[op + 1]):
-            place = np.int64(position[input_producer[slot]])
+            place = np.int64(position[producer[slot]])
             if first <= place < found:
                 found = place
     return found
 
 
 @part
-def _not_before(position, complete, moved, count, number):
+def _not_before(position, ops, moved, number):
     """``number`` where all moved ops have either finished or lack an input before finish ``number`` of the base; else
     the first finish at which that may be so."""
-    for index in range(count):
-        op = moved[index]
-        if complete[op] < number <= position[op]:
+    for op in moved:
+        if ops[op].complete < number <= position[op]:
             return np.int64(position[op]) + 1
     return number
 
 
 @part
-def _next_use(input_ptr, input_producer, input_edge, position, order, finish, arrival, ready, op, carried, number):
-    """The finish that completes the inputs of ``op``, where its being ready by ``carried`` instead of what the base
-    says before finish ``number`` makes it ready at another time; else the number of ops."""
-    last, there = np.int64(0), carried
-    for slot in range(input_ptr[op], input_ptr[op + 1]):
-        place = np.int64(position[input_producer[slot]])
-        if place >= number:
-            last = max(last, place)
-            there = max(there, arrival[input_edge[slot]])
-    return last if there != ready[op] else len(order)
-
-
-@part
-def _next_reader(b: Base, w: Window, n_news, prologue, total, reached):
+def _next_reader(ops, readers, n_readers, here, news, n_news, prologue, total, reached):
     """The first finish from ``reached`` on that completes an op which is then ready at another time than in the base,
     because of what comes from the prologue; else the number of ops. All else is ``total`` later than in the base."""
-    found = len(b.position)
+    found = np.int64(len(ops))
     for index in range(n_news):
-        op = w.news[index]
-        if reached <= b.complete[op] < found:
-            there, late = w.early_ready[op] - total, b.late_ready[op]
-            if max(there, late) != max(b.early_ready[op], late):
-                found = np.int64(b.complete[op])
-    if total != 0:
-        for index in range(b.early[1]):
-            op = b.readers[index]
-            if reached <= b.complete[op] < found and w.touched[op] != prologue:
-                there, late = b.early_ready[op] - total, b.late_ready[op]
-                if max(there, late) != max(b.early_ready[op], late):
-                    found = np.int64(b.complete[op])
+        op = news[index]
+        at = ops[op]
+        if reached <= at.complete < found:
+            there = here[op].early_ready - total
+            if max(there, at.late_ready) != max(at.early_ready, at.late_ready):
+                found = np.int64(at.complete)
+    low, high = np.int64(0), n_readers if total != 0 else np.int64(0)
+    while low < high:
+        middle = (low + high) >> 1
+        if ops[readers[middle]].complete < reached:
+            low = middle + 1
+        else:
+            high = middle
+    while total != 0 and low < n_readers:
+        op = readers[low]
+        at = ops[op]
+        if at.complete >= found:
+            break
+        if here[op].touched != prologue and max(at.early_ready - total, at.late_ready) != max(
+            at.early_ready, at.late_ready
+        ):
+            return np.int64(at.complete)
+        low += 1
     return found
 
 
 @part
-def _first_crossing(
-    route_ptr,
-    route,
-    x_tensor,
-    x_target,
-    x_finish,
-    producer,
-    position,
-    finish,
-    before,
-    n_devices,
-    base_end,
-    carried_end,
-    first,
-    stop,
-    change,
-):
-    """The finish of the producer of the first transfer, before finish ``change``, that meets a channel which is not
-    as in the base; else ``change``, or -1 where no channel matters any more. Brings both sets of channels up to it."""
+def _first_crossing(g: Graph, b: Base, before, base_end, carried_end, first, change):
+    """The finish of the producer of the first transfer from ``first`` on, before finish ``change``, that meets a
+    channel which is not as in the base; else ``change``, or -1 where no channel matters any more. Brings both sets of
+    channels up to it."""
+    n_devices, stop = len(g.pair_class), b.sent[len(before)]
     until = np.int64(0)
     for channel in range(len(base_end)):
         if base_end[channel] != carried_end[channel]:
             until = max(until, base_end[channel], carried_end[channel])
     while first < stop:
-        op = producer[x_tensor[first]]
-        now = finish[op]
-        if position[op] >= change:
+        op = g.tensor_producer[b.transfer[first].tensor]
+        now = b.op[op].finish
+        if b.position[op] >= change:
             break
         if now >= until:
             return -1
-        last = first
-        while last < stop and producer[x_tensor[last]] == op:
-            pair = before[op] * n_devices + x_target[last]
-            for hop in range(route_ptr[pair], route_ptr[pair + 1]):
-                channel = route[hop]
-                if max(base_end[channel], now) != max(carried_end[channel], now):
-                    return np.int64(position[op])
-            last += 1
+        last = b.sent[b.position[op] + 1]
         for transfer in range(first, last):
-            pair = before[op] * n_devices + x_target[transfer]
-            _occupy(route_ptr, route, base_end, pair, x_finish[transfer])
-            _occupy(route_ptr, route, carried_end, pair, x_finish[transfer])
+            pair = before[op] * n_devices + b.transfer[transfer].target
+            for hop in range(g.route_ptr[pair], g.route_ptr[pair + 1]):
+                channel = g.route[hop]
+                if max(base_end[channel], now) != max(carried_end[channel], now):
+                    return np.int64(b.position[op])
+        for transfer in range(first, last):
+            pair, finish = before[op] * n_devices + b.transfer[transfer].target, b.transfer[transfer].finish
+            _occupy(g.route_ptr, g.route, base_end, pair, finish)
+            _occupy(g.route_ptr, g.route, carried_end, pair, finish)
         first = last
     return change
 
 
 @part
-def _received(input_ptr, input_producer, input_edge, position, arrival, op, first):
-    """How many inputs ``op`` lacks in the base before finish ``first``, and when the last of the others arrives."""
-    missing, ready = 0, np.int64(0)
-    for slot in range(input_ptr[op], input_ptr[op + 1]):
-        if position[input_producer[slot]] >= first:
-            missing += 1
-        else:
-            ready = max(ready, arrival[input_edge[slot]])
-    return missing, ready
+def _channels_between(g: Graph, b: Base, before, channel_end, first, number):
+    """Bring ends of channels in the base from before finish ``first`` to before finish ``number``; ``first`` is -1
+    where they are not known."""
+    if first < 0:
+        row = number // EVERY
+        first = row * EVERY
+        for channel in range(len(channel_end)):
+            channel_end[channel] = b.channel_end[row, channel]
+    if g.shared:
+        for transfer in range(b.sent[first], b.sent[number]):
+            sent = b.transfer[transfer]
+            pair = before[g.tensor_producer[sent.tensor]] * len(g.pair_class) + sent.target
+            _occupy(g.route_ptr, g.route, channel_end, pair, sent.finish)
 
 
-@part
-def _received_here(
-    input_ptr, input_producer, input_edge, position, arrival, op, first, early, overlay, changed, prologue, total
+@inlined
+def _from_prologue(
+    input_ptr, producers, edges, position, arrival, ops_before, ops, changed, devices, op, early, prologue, reordered
 ):
-    """The same after the move, where the ops of the prologue are not ``total`` later: ``overlay`` is the arrival of the
-    edges that ``changed`` marks."""
-    missing, ready = 0, np.int64(0)
+    """When the last of what the prologue sends to ``op`` arrives, and of what it makes on the same device."""
+    far, near = np.int64(0), np.int64(0)
     for slot in range(input_ptr[op], input_ptr[op + 1]):
-        place, edge = position[input_producer[slot]], input_edge[slot]
-        if place >= first:
-            missing += 1
-        elif place >= early:
-            ready = max(ready, arrival[edge])
-        else:
-            ready = max(ready, (overlay[edge] if changed[edge] == prologue else arrival[edge]) - total)
-    return missing, ready
-
-
-@part
-def _touches_prologue(p: Inputs, g: Graph, b: Base, w: Window, moved, count):
-    """Whether a moved op is of the prologue or reads from nothing else, or one reads from it; marks what it touches."""
-    early = b.early[0]
-    epoch = w.epoch[0]
-    touched = seed_moved = False
-    for index in range(count):
-        op = moved[index]
-        if b.position[op] < early:
-            touched = True
-            w.touched[op] = epoch
+        producer, edge = producers[slot], edges[slot]
+        if position[producer] >= early:
             continue
-        all_early = True
-        for slot in range(p.input_ptr[op], p.input_ptr[op + 1]):
-            if b.position[g.producer[slot]] < early:
-                w.touched[g.producer[slot]] = epoch
-                touched = True
-            else:
-                all_early = False
-        seed_moved = seed_moved or all_early
-    return touched or seed_moved, seed_moved
+        if devices[producer] != devices[op]:
+            far = max(far, changed[edge].arrival if changed[edge].epoch == prologue else arrival[edge])
+        else:
+            near = max(near, ops[producer].finish if reordered else ops_before[producer].finish)
+    return far, near
 
 
 @part
-def _channels_before(p: Inputs, b: Base, before, channel_end, number):
-    """Ends of channels in the base before finish ``number``."""
-    row = number // EVERY
-    for channel in range(len(channel_end)):
-        channel_end[channel] = b.channel_end[row, channel]
-    if p.contention == SHARED:
-        for transfer in range(b.sent[row * EVERY], b.sent[number]):
-            pair = before[p.tensor_producer[b.x_tensor[transfer]]] * len(p.slots) + b.x_target[transfer]
-            _occupy(p.route_ptr, p.route, channel_end, pair, b.x_finish[transfer])
+def _touch_prologue(g: Graph, b: Base, w: Window, moved):
+    """Whether a moved op is of the prologue, and whether one is or reads from it or from nothing; marks the ops whose
+    sends change."""
+    early, epoch = b.early[0], w.epoch[0]
+    reordered = touched = False
+    for op in moved:
+        if b.position[op] < early:
+            reordered = touched = True
+            w.op[op].touched = epoch
+        else:
+            touched = touched or g.input_ptr[op] == g.input_ptr[op + 1]
+            for slot in range(g.input_ptr[op], g.input_ptr[op + 1]):
+                if b.position[g.producer[slot]] < early:
+                    touched = True
+                    w.op[g.producer[slot]].touched = epoch
+    return reordered, touched
 
 
 @part
-def _prologue(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, count):
+def _prologue(g: Graph, b: Base, w: Window, before, devices, moved, reordered):
     """Work out the prologue anew: ``(possible, n_news, restart)``. Writes the news (see :class:`Window`), the ends of
     channels after it, here and in the base, and the ends of devices. Where it is not over before the other ops it is
-    not ``possible``; ``restart`` where an op that reads from nothing else may start at another time.
+    not ``possible``; ``restart`` where an op that reads from nothing else is moved or may start at another time.
 
     Arrivals at home, all before any other op ends, count as 0: they decide nothing but when seeds start.
     """
-    early, n_devices = b.early[0], len(p.slots)
-    shared = p.contention == SHARED
-    epoch, mark = w.epoch[0], w.epoch[1]
-    position, input_ptr = b.position, p.input_ptr
-    reordered, restart, n_news = False, False, 0
-    for index in range(count):
-        reordered = reordered or position[moved[index]] < early
-    for device in range(n_devices):
-        w.early_end[device] = b.early_end[device]
-    first = early  # nothing is otherwise before this finish
+    early, epoch, mark = b.early[0], w.epoch[0], w.epoch[1]
+    restart, n_news = False, 0
+    for device in range(len(w.device)):
+        w.device[device].early_end = 0 if reordered else b.device[device].early_end
+    first = _next_change(g.input_ptr, g.producer, b.position, moved, 0)  # nothing is otherwise before this finish
     if reordered:
-        w.early_end[:] = 0
         since = np.int64(NEVER)
         for op in g.sources[:early]:
-            device = devices[op]
-            start = w.early_end[device]
-            w.finish[op] = w.early_end[device] = start + p.op_ns[p.device_row[device], op]
-            if device != before[op]:
-                since = min(since, b.finish[op], start + 1)
-        for device in range(n_devices):
-            if w.early_end[device] >= g.rest_ns[early]:
+            here = w.device[devices[op]]
+            if devices[op] != before[op]:
+                since = min(since, b.op[op].finish, here.early_end + 1)
+            here.early_end += g.op_ns[g.device_row[devices[op]], op]
+            w.op[op].finish = here.early_end
+        for device in range(len(w.device)):
+            if w.device[device].early_end >= g.rest_ns[early]:
                 return False, 0, False
-        low = 0
-        while low < first:
-            middle = (low + first) >> 1
-            if b.finish[b.order[middle]] < since:
+        low, high = np.int64(0), early
+        while low < high:
+            middle = (low + high) >> 1
+            if b.op[b.order[middle]].finish < since:
                 low = middle + 1
             else:
-                first = middle
-    for index in range(count):
-        op = moved[index]
-        for slot in range(input_ptr[op], input_ptr[op + 1]):
-            first = min(first, np.int64(position[g.producer[slot]]))
+                high = middle
+        first = min(first, low)
+    first = min(first, early)
 
     # The ops that send, in order of (finish, op).
-    n_senders = 0
+    head = tail = n_heap = 0
     for number in range(first, early):
         op = b.order[number]
-        if b.sent[number + 1] > b.sent[number] or w.touched[op] == epoch:
-            finish = w.finish[op] if reordered else b.finish[op]
-            w.queue[n_senders], w.heap_item[n_senders] = (finish << SHIFT) | op, number
-            n_senders += 1
-    if reordered:
-        sort_pairs(w.queue, w.heap_item, 0, n_senders)
-    _channels_before(p, b, before, w.channel_end, first)
-    for index in range(n_senders):
-        op, now, number = np.uint32(w.queue[index] & MASK), w.queue[index] >> SHIFT, w.heap_item[index]
-        source, source_before = devices[op], before[op]
-        sent, sent_stop = np.int64(b.sent[number]), np.int64(b.sent[number + 1])
-        for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
-            edge, stop = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]
-            n_requests = 0
+        if b.sent[number + 1] > b.sent[number] or w.op[op].touched == epoch:
+            finish = w.op[op].finish if reordered else b.op[op].finish
+            tail, n_heap = _enqueue(w.queue, w.heap, head, tail, n_heap, (finish << SHIFT) | op)
+    _channels_between(g, b, before, w.channel_end, -1, first)
+    while head < tail or n_heap > 0:
+        if n_heap > 0 and (head == tail or w.heap[0] < w.queue[head]):
+            key = w.heap[0]
+            n_heap = pop_key(w.heap, n_heap)
+        else:
+            key = w.queue[head]
+            head += 1
+        op, now = np.uint32(key & MASK), key >> SHIFT
+        source = np.int64(devices[op])
+        sent, sent_stop = np.int64(b.sent[b.position[op]]), np.int64(b.sent[b.position[op] + 1])
+        for tensor in range(g.output_ptr[op], g.output_ptr[op + 1]):
             mark += 1
-            differs = w.touched[op] == epoch
-            if differs:
-                for where in range(edge, stop):
-                    target = devices[p.consumers[where]]
-                    if target != source and w.stamp[target] != mark:
-                        w.stamp[target] = mark
-                        hole = n_requests
-                        while hole > 0 and w.request[hole - 1] > target:
-                            w.request[hole] = w.request[hole - 1]
-                            hole -= 1
-                        w.request[hole] = target
-                        n_requests += 1
+            differs = w.op[op].touched == epoch
             first_sent = sent
-            while sent < sent_stop and b.x_tensor[sent] == tensor:
-                if not differs:
-                    w.request[n_requests] = b.x_target[sent]
-                    n_requests += 1
+            while sent < sent_stop and b.transfer[sent].tensor == tensor:
                 sent += 1
-            for request in range(n_requests):  # R3, R4
-                target = np.uint32(w.request[request])
-                pair = source * n_devices + target
-                start = now
-                if shared:
-                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-                        start = max(start, w.channel_end[p.route[hop]])
-                finish = start + p.transfer_ns[p.pair_class[source, target], tensor]
-                if shared:
-                    _occupy(p.route_ptr, p.route, w.channel_end, pair, finish)
-                w.arrival[target] = finish
-                differs = differs or finish != b.x_finish[first_sent + request]
+            n_requests = sent - first_sent
+            if differs:
+                n_requests = _requests(g.consumer_ptr, g.consumers, devices, w.device, tensor, source, mark)
+            for request in range(n_requests):
+                again = w.op[op].touched != epoch
+                target = b.transfer[first_sent + request].target if again else w.device[request].request
+                finish = _send(
+                    g.route_ptr, g.route, w.channel_end, g.pair_class, g.transfer_ns, g.shared, tensor, source, target,
+                    now,
+                )  # fmt: skip
+                w.device[target].arrival = finish
+                differs = differs or finish != b.transfer[first_sent + request].finish
             if not differs:
                 continue
-            for where in range(edge, stop):
-                reader = p.consumers[where]
-                target = devices[reader]
-                there = w.arrival[target] if target != source else np.int64(0)
-                there_before = b.arrival[where] if before[reader] != source_before else np.int64(0)
-                if there != there_before:
-                    w.edge_epoch[where], w.edge_arrival[where] = epoch, there
-                    if w.touched[reader] != epoch:
-                        w.touched[reader] = epoch
+            for edge in range(g.consumer_ptr[tensor], g.consumer_ptr[tensor + 1]):
+                reader = g.consumers[edge]
+                there = w.device[devices[reader]].arrival if devices[reader] != source else np.int64(0)
+                if there != (b.arrival[edge] if before[reader] != before[op] else np.int64(0)):
+                    w.edge[edge].epoch, w.edge[edge].arrival = epoch, there
+                    if w.op[reader].touched != epoch:
+                        w.op[reader].touched = epoch
                         w.news[n_news] = reader
                         n_news += 1
-    if shared:
-        _channels_before(p, b, before, w.base_channel_end, early)
+    if g.shared:
+        _channels_between(g, b, before, w.base_channel_end, -1, early)
         for channel in range(len(w.channel_end)):
             w.carried_channel_end[channel] = w.channel_end[channel]
-    w.epoch[1] = mark
 
+    for op in moved:
+        if b.position[op] >= early:
+            last, _ = _to_come(g.input_ptr, g.producer, g.edge, b.position, b.arrival, op, early)
+            restart = restart or last < 0
     for index in range(n_news):
         op = w.news[index]
-        ready, all_early = np.int64(0), True
-        for slot in range(input_ptr[op], input_ptr[op + 1]):
-            producer, edge = g.producer[slot], g.edge[slot]
-            if position[producer] >= early:
-                all_early = False
-            elif devices[producer] != devices[op]:
-                ready = max(ready, w.edge_arrival[edge] if w.edge_epoch[edge] == epoch else b.arrival[edge])
-        w.early_ready[op] = ready
-        if b.early_ready[op] == 0:
-            b.late_ready[op] = _late_ready(input_ptr, g.producer, g.edge, position, b.arrival, op, early)
-        restart = restart or (all_early and ready != b.early_ready[op])
+        ready, _ = _from_prologue(
+            g.input_ptr, g.producer, g.edge, b.position, b.arrival, b.op, w.op, w.edge, devices, op, early, epoch,
+            reordered,
+        )  # fmt: skip
+        w.op[op].early_ready = ready
+        last, b.op[op].late_ready = _to_come(g.input_ptr, g.producer, g.edge, b.position, b.arrival, op, early)
+        restart = restart or (last < 0 and ready != b.op[op].early_ready)
+    mark += 1
+    w.epoch[1] = mark
     if reordered and not restart:
-        mark += 1
-        w.epoch[1] = mark
-        for index in range(count):
-            if position[moved[index]] < early:
-                w.stamp[devices[moved[index]]] = w.stamp[before[moved[index]]] = mark
+        for op in moved:
+            if b.position[op] < early:
+                w.device[devices[op]].stamp = w.device[before[op]].stamp = mark
         for op in g.seeds:
             device = devices[op]
-            if w.stamp[device] == mark and b.ready[op] <= max(w.early_end[device], b.early_end[device]):
-                restart = restart or _is_seed(input_ptr, g.producer, position, op, early)
+            end = max(w.device[device].early_end, b.device[device].early_end)
+            if b.position[op] >= early and w.device[device].stamp == mark and b.op[op].ready <= end:
+                last, _ = _to_come(g.input_ptr, g.producer, g.edge, b.position, b.arrival, op, early)
+                restart = restart or last < 0
     return True, n_news, restart
 
 
-@part
-def _is_seed(input_ptr, producer, position, op, early):
-    """Whether an op outside the prologue reads from nothing else."""
-    for slot in range(input_ptr[op], input_ptr[op + 1]):
-        if position[producer[slot]] >= early:
-            return False
-    return position[op] >= early
-
-
-@part
-def _seed_ready(input_ptr, g: Graph, b: Base, w: Window, devices, op, changed, reordered):
-    """When a seed is ready after the prologue; ``changed`` is the epoch of the edges whose arrival has changed."""
-    ready = np.int64(0)
-    for slot in range(input_ptr[op], input_ptr[op + 1]):
-        producer, edge = g.producer[slot], g.edge[slot]
-        if devices[producer] == devices[op]:
-            there = w.finish[producer] if reordered else b.finish[producer]
-        else:
-            there = w.edge_arrival[edge] if w.edge_epoch[edge] == changed else b.arrival[edge]
-        ready = max(ready, there)
-    return ready
-
-
-@part
-def evaluate(p: Inputs, g: Graph, b: Base, w: Window, before, devices, moved, count, most, below):
-    """``(status, step)`` after the ops ``moved[:count]`` went from ``before`` to ``devices`` (uint32 ``(n,)``).
-
-    :data:`EXACT`: the step time. :data:`NOT_BELOW`: a lower bound of it that is at least ``below``.
-    :data:`GAVE_UP`: more than ``most`` finishes would have to be simulated. :data:`HOPELESS`: the prologue would not be
-    over before the other ops.
-    """
-    n, n_devices, n_channels = len(devices), len(p.slots), len(w.channel_end)
-    shared = p.contention == SHARED
-    input_ptr, position = p.input_ptr, b.position
-    input_producer, input_edge, tail = g.producer, g.edge, g.tail
-    early = b.early[0]
-    total, reached, spent = np.int64(0), 0, 0
-    n_carried, n_news, channels_differ, windows, fresh = 0, 0, False, 0, False
-    w.epoch[0] += 1
-    prologue = w.epoch[0]
-    touched, seed_moved = _touches_prologue(p, g, b, w, moved, count)
-    if touched:
-        possible, n_news, fresh = _prologue(p, g, b, w, before, devices, moved, count)
-        if not possible or early == n:
-            return HOPELESS, np.int64(0)
-        reached, fresh = early, fresh or seed_moved
-        spent += (early >> 5) + (n_news >> 2)
-        if shared:
-            for channel in range(n_channels):
-                channels_differ = channels_differ or w.channel_end[channel] != w.base_channel_end[channel]
-    while True:
-        first = _next_change(input_ptr, input_producer, position, moved, count, reached)
-        if fresh:
-            first = reached
-        else:
-            first = min(first, _next_reader(b, w, n_news, prologue, total, reached))
-        for index in range(n_carried):
-            op = w.carried[index]
-            use = _next_use(
-                input_ptr, input_producer, input_edge, position, b.order, b.finish, b.arrival, b.ready, op,
-                w.carried_ready[op], reached,
-            )  # fmt: skip
-            first = min(first, use)
-        if channels_differ and not fresh:
-            crossing = _first_crossing(
-                p.route_ptr, p.route, b.x_tensor, b.x_target, b.x_finish, p.tensor_producer, position, b.finish,
-                before, n_devices, w.base_channel_end, w.carried_channel_end, b.sent[reached], b.sent[n], first,
-            )  # fmt: skip
-            channels_differ = crossing >= 0
-            if crossing >= 0:
-                first = crossing
-        if first == n:
-            return EXACT, b.step[0] + total
-
-        # The state of the base before finish `first`.
-        w.epoch[0] += 1
-        epoch, mark = w.epoch[0], w.epoch[1]
-        row = first // EVERY
-        under_way = max(np.int64(b.under_way[row]), np.int64(b.sent[early]))
-        begin = np.int64(0) if fresh else b.finish[b.order[first]]
-        for device in range(n_devices):
-            w.running[device], w.waiting[device] = b.running[row, device], b.waiting[row, device]
-        for number in range(row * EVERY, first):
-            w.running[before[b.order[number]]] += 1
-        _channels_before(p, b, before, w.channel_end, first)
-        for channel in range(n_channels):
-            w.base_channel_end[channel] = w.channel_end[channel]
-            if channels_differ:
-                w.channel_end[channel] = w.carried_channel_end[channel]
-        next_finish, next_device = np.int64(NEVER), np.uint32(0)
-        for device in range(n_devices):
-            head, stop = w.running[device], w.waiting[device]
-            limit = b.sequence_ptr[device + 1]
-            if fresh:
-                stop = head
-            else:
-                while stop < limit and b.ready[b.sequence[stop]] < begin:
-                    stop += 1
-            w.waiting[device] = stop
-            w.first_added[device] = w.last_added[device] = NIL
-            w.first_finish[device] = NEVER
-            w.free[device] = w.early_end[device] if fresh else 0
-            if head < stop:
-                op = b.sequence[head]
-                w.free[device] = b.finish[b.sequence[stop - 1]]
-                w.first_finish[device] = (b.finish[op] << SHIFT) | op
-                if w.first_finish[device] < next_finish:
-                    next_finish, next_device = w.first_finish[device], np.uint32(device)
-        n_dirty = head_q = tail_q = n_heap = 0
-        if fresh:
-            reordered = False
-            for index in range(count):
-                reordered = reordered or position[moved[index]] < early
-            for op in g.seeds:
-                if _is_seed(input_ptr, input_producer, position, op, early):
-                    w.missing[op] = 0
-                    w.ready[op] = _seed_ready(input_ptr, g, b, w, devices, op, prologue, reordered)
-                    w.loaded[op], w.finish[op] = epoch, -1
-                    w.dirty[n_dirty], w.in_dirty[op] = op, True
-                    n_dirty += 1
-                    n_heap = push_key(w.heap, n_heap, (w.ready[op] << SHIFT) | op)
-        else:
-            # The queue: ops that lack nothing but are not ready before this instant.
-            for index in range(b.early[2]):
-                op = b.readers[index]
-                if b.complete[op] < first and b.ready[op] >= begin:
-                    w.missing[op], w.ready[op] = 0, b.ready[op]
-                    w.loaded[op], w.finish[op] = epoch, -1
-                    w.dirty[n_dirty], w.in_dirty[op] = op, True
-                    n_dirty += 1
-                    n_heap = push_key(w.heap, n_heap, (b.ready[op] << SHIFT) | op)
-            for transfer in range(under_way, b.sent[first]):
-                if b.x_finish[transfer] < begin:
-                    continue
-                tensor, target = b.x_tensor[transfer], b.x_target[transfer]
-                for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                    op = p.consumers[edge]
-                    if before[op] == target and b.complete[op] < first and w.loaded[op] != epoch:
-                        w.missing[op], w.ready[op] = 0, b.ready[op]
-                        w.loaded[op], w.finish[op] = epoch, -1
-                        w.dirty[n_dirty], w.in_dirty[op] = op, True
-                        n_dirty += 1
-                        n_heap = push_key(w.heap, n_heap, (b.ready[op] << SHIFT) | op)
-            number = first - 1
-            while number >= 0 and b.finish[b.order[number]] == begin:
-                source = before[b.order[number]]
-                for tensor in range(p.output_ptr[b.order[number]], p.output_ptr[b.order[number] + 1]):
-                    for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                        op = p.consumers[edge]
-                        if before[op] == source and b.complete[op] < first and w.loaded[op] != epoch:
-                            w.missing[op], w.ready[op] = 0, b.ready[op]
-                            w.loaded[op], w.finish[op] = epoch, -1
-                            w.dirty[n_dirty], w.in_dirty[op] = op, True
-                            n_dirty += 1
-                            n_heap = push_key(w.heap, n_heap, (b.ready[op] << SHIFT) | op)
-                number -= 1
-        for index in range(n_carried):
-            op = w.carried[index]
-            missing, ready = 0, w.carried_ready[op]
-            for slot in range(input_ptr[op], input_ptr[op + 1]):
-                place = position[input_producer[slot]]
-                if place >= first:
-                    missing += 1
-                elif place >= reached:
-                    ready = max(ready, b.arrival[input_edge[slot]])
-            if missing == 0:
-                continue
-            if w.loaded[op] != epoch:
-                w.dirty[n_dirty], w.in_dirty[op] = op, True
-                n_dirty += 1
-            w.missing[op], w.ready[op] = missing, ready
-            w.loaded[op], w.finish[op] = epoch, -1
-
-        w.fate[2] += 1
-        # Changes that follow close upon each other are cheaper in one window than in many.
-        windows += 1
-        spent += WINDOW_COST
-        done, highest, not_before, now, all_loaded = first, -1, first + windows, begin, False
-        while True:
-            ready = np.int64(NEVER)
-            from_heap = False
-            if head_q < tail_q:
-                ready = w.queue[head_q]
-            if n_heap > 0 and w.heap[0] < ready:
-                ready = w.heap[0]
-                from_heap = True
-            if ready != NEVER and (ready >> SHIFT) < (next_finish >> SHIFT):
-                if from_heap:
-                    n_heap = pop_key(w.heap, n_heap)
-                else:
-                    head_q += 1
-                op = np.uint32(ready & MASK)
-                device = devices[op]
-                finish = max(ready >> SHIFT, w.free[device]) + p.op_ns[p.device_row[device], op]
-                w.free[device] = w.finish[op] = finish
-                if finish + tail[op] + total >= below:
-                    w.epoch[1] = mark
-                    return NOT_BELOW, finish + tail[op] + total
-                w.after[op] = NIL
-                if w.last_added[device] == NIL:
-                    w.first_added[device] = op
-                    if w.running[device] == w.waiting[device]:
-                        key = (finish << SHIFT) | op
-                        w.first_finish[device] = key
-                        if key < next_finish:
-                            next_finish, next_device = key, device
-                else:
-                    w.after[w.last_added[device]] = op
-                w.last_added[device] = op
-                continue
-            if next_finish == NEVER:
-                w.epoch[1] = mark
-                return EXACT, now + total
-
-            op = np.uint32(next_finish & MASK)
-            if done >= not_before and done == highest + 1 and b.order[done] == op:
-                not_before = _not_before(position, b.complete, moved, count, done)
-                if not_before <= done:
-                    at, at_base = next_finish >> SHIFT, b.finish[op]
-                    shift = at - at_base
-                    same = True
-                    if shift != 0:
-                        for device in range(n_devices):
-                            same = same and w.running[device] == w.waiting[device]
-                    if same and shift != 0 and not all_loaded:
-                        # What is under way since before the window arrives at another time than in the shifted base.
-                        all_loaded = True
-                        for transfer in range(under_way, b.sent[first]):
-                            if b.x_finish[transfer] < begin:
-                                continue
-                            tensor, target = b.x_tensor[transfer], b.x_target[transfer]
-                            for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                                other = p.consumers[edge]
-                                if before[other] == target and w.loaded[other] != epoch:
-                                    w.missing[other], w.ready[other] = _received_here(
-                                        input_ptr, input_producer, input_edge, position, b.arrival, other, first,
-                                        early, w.edge_arrival, w.edge_epoch, prologue, total,
-                                    )  # fmt: skip
-                                    w.loaded[other], w.finish[other] = epoch, -1
-                                    w.dirty[n_dirty], w.in_dirty[other] = other, True
-                                    n_dirty += 1
-                        spent += max(0, b.sent[first] - under_way) >> 3
-                    index = 0
-                    while same and index < n_dirty:
-                        other = w.dirty[index]
-                        # 0: stands differently from the base, 1: the same, 2: also from now on, unless more arrives
-                        verdict = 2
-                        if position[other] >= done and w.finish[other] >= 0:
-                            as_base = b.ready[other] < at_base and w.finish[other] == b.finish[other] + shift
-                            verdict = 1 if as_base else 0
-                        elif position[other] >= done:
-                            missing, ready_base = _received(
-                                input_ptr, input_producer, input_edge, position, b.arrival, other, done
-                            )
-                            if max(w.ready[other], at) != max(ready_base, at_base) + shift:
-                                verdict = 1 if missing > 0 else 0  # carried until its inputs are complete
-                            elif missing == 0:  # in the queue here, so not yet taken out of it there
-                                verdict = 1 if ready_base >= at_base else 0
-                            elif w.ready[other] > at or ready_base > at_base:
-                                verdict = 1
-                        if verdict == 0:  # looked at first next time
-                            same = False
-                            w.dirty[index] = w.dirty[0]
-                            w.dirty[0] = other
-                        elif verdict == 1:
-                            index += 1
-                        else:
-                            n_dirty -= 1
-                            w.dirty[index] = w.dirty[n_dirty]
-                            w.in_dirty[other] = False
-                    spent += index >> 3
-                    not_before = done + (index >> 2)  # looking on at every finish would cost more than it saves
-                    if same:
-                        # What still differs matters only to some later events: carry it to them.
-                        n_carried, channels_differ = 0, False
-                        for index in range(n_dirty):
-                            other = w.dirty[index]
-                            if w.finish[other] < 0 and w.missing[other] > 0:
-                                w.carried[n_carried], w.carried_ready[other] = other, w.ready[other] - shift
-                                n_carried += 1
-                        if shared:
-                            for transfer in range(b.sent[first], b.sent[done]):
-                                op = p.tensor_producer[b.x_tensor[transfer]]
-                                pair = before[op] * n_devices + b.x_target[transfer]
-                                _occupy(p.route_ptr, p.route, w.base_channel_end, pair, b.x_finish[transfer])
-                            for channel in range(n_channels):
-                                end = w.channel_end[channel] - shift
-                                if max(end, at_base) == max(w.base_channel_end[channel], at_base):
-                                    end = w.base_channel_end[channel]
-                                else:
-                                    channels_differ = True
-                                w.carried_channel_end[channel] = end
-                        total += shift
-                        reached, fresh = done, False
-                        break
-
-            spent += 1
-            w.fate[3] += 1
-            if spent > most:
-                w.epoch[1] = mark
-                return GAVE_UP, np.int64(0)
-            now, source = next_finish >> SHIFT, next_device
-            if w.running[source] < w.waiting[source]:
-                w.running[source] += 1
-            else:
-                w.first_added[source] = w.after[op]
-                if w.first_added[source] == NIL:
-                    w.last_added[source] = NIL
-            w.first_finish[source] = NEVER
-            if w.running[source] < w.waiting[source]:
-                other = b.sequence[w.running[source]]
-                w.first_finish[source] = (b.finish[other] << SHIFT) | other
-            elif w.first_added[source] != NIL:
-                other = w.first_added[source]
-                w.first_finish[source] = (w.finish[other] << SHIFT) | other
-            next_finish = np.int64(NEVER)
-            for device in range(n_devices):
-                if w.first_finish[device] < next_finish:
-                    next_finish, next_device = w.first_finish[device], np.uint32(device)
-            highest = max(highest, np.int64(b.position[op]))
-            done += 1
-            for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
-                edge, stop_edge = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]
-                mark += 1
-                n_requests = 0
-                for where in range(edge, stop_edge):
-                    target = devices[p.consumers[where]]
-                    if target != source and w.stamp[target] != mark:
-                        w.stamp[target] = mark
-                        hole = n_requests
-                        while hole > 0 and w.request[hole - 1] > target:
-                            w.request[hole] = w.request[hole - 1]
-                            hole -= 1
-                        w.request[hole] = target
-                        n_requests += 1
-                w.arrival[source] = now
-                for index in range(n_requests):  # R3, R4
-                    target = np.uint32(w.request[index])
-                    pair = source * n_devices + target
-                    start = now
-                    if shared:
-                        for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-                            start = max(start, w.channel_end[p.route[hop]])
-                    finish = start + p.transfer_ns[p.pair_class[source, target], tensor]
-                    if shared:
-                        _occupy(p.route_ptr, p.route, w.channel_end, pair, finish)
-                    w.arrival[target] = finish
-                for where in range(edge, stop_edge):
-                    consumer = p.consumers[where]
-                    if w.loaded[consumer] != epoch:
-                        w.missing[consumer], w.ready[consumer] = _received_here(
-                            input_ptr, input_producer, input_edge, position, b.arrival, consumer, first,
-                            early, w.edge_arrival, w.edge_epoch, prologue, total,
-                        )  # fmt: skip
-                        w.loaded[consumer], w.finish[consumer] = epoch, -1
-                        w.dirty[n_dirty], w.in_dirty[consumer] = consumer, True
-                        n_dirty += 1
-                    elif not w.in_dirty[consumer]:
-                        w.dirty[n_dirty], w.in_dirty[consumer] = consumer, True
-                        n_dirty += 1
-                    there = max(w.ready[consumer], w.arrival[devices[consumer]])
-                    w.ready[consumer] = there
-                    w.missing[consumer] -= 1
-                    if w.missing[consumer] > 0:
-                        continue
-                    key = (there << SHIFT) | consumer
-                    nearest = max(head_q, tail_q - NEAR)
-                    if nearest > head_q and w.queue[nearest - 1] > key:
-                        n_heap = push_key(w.heap, n_heap, key)
-                        continue
-                    spot = tail_q
-                    while spot > nearest and w.queue[spot - 1] > key:
-                        w.queue[spot] = w.queue[spot - 1]
-                        spot -= 1
-                    w.queue[spot] = key
-                    tail_q += 1
-        w.epoch[1] = mark
-
-
-@njit(cache=True, nogil=True)
-def steps_after(p, g, b, w, before, devices, move_ptr, ops, targets, below, step):
-    """The step time (see :func:`evaluate`) after each move alone, into ``step``, or :data:`FULL_RUN` where a full run
-    has to tell. Move ``i`` takes ``ops[move_ptr[i]:move_ptr[i + 1]]`` to ``targets``; ``devices`` is left as
-    ``before``."""
+@njit(cache=True, nogil=True, no_cfunc_wrapper=True, _nrt=False)
+def steps_after(g: Graph, b: Base, w: Window, before, devices, move_ptr, ops, targets, below, step):
+    """The step time after each move alone, into ``step``; where it is not ``below``, a lower bound of it that is not
+    either; or :data:`FULL_RUN` where a full run has to tell, as the prologue would not be over before the other ops, or
+    too much would have to be simulated. Move ``i`` takes ``ops[move_ptr[i]:move_ptr[i + 1]]`` from their devices in
+    ``before`` to ``targets``; ``devices`` (uint32 ``(n,)``) is left as ``before``."""
+    n, n_devices, n_channels, early = len(devices), len(w.device), len(w.channel_end), b.early[0]
     for row in range(len(step)):
         step[row] = FULL_RUN
-        first, stop = move_ptr[row], move_ptr[row + 1]
-        if stop - first > len(devices) >> MANY:
-            pass
-        elif w.fate[1] > 0:
-            w.fate[1] -= 1
-        else:
-            for index in range(first, stop):
-                devices[ops[index]] = targets[index]
-            most = max(len(devices) >> min(w.fate[0] + 1, SOONEST), 64)
-            status, found = evaluate(p, g, b, w, before, devices, ops[first:stop], stop - first, most, below)
-            for index in range(first, stop):
-                devices[ops[index]] = before[ops[index]]
-            if status == EXACT or status == NOT_BELOW:
-                w.fate[0], step[row] = max(0, w.fate[0] - 1), found
-            elif status == GAVE_UP:
-                w.fate[0] = min(w.fate[0] + 1, LONGEST_PAUSE)
-                w.fate[1] = (1 << w.fate[0]) - 1
-        if step[row] == FULL_RUN:
+        moved = ops[move_ptr[row] : move_ptr[row + 1]]
+        if len(moved) > n >> MANY or w.fate[1] > 0:
+            w.fate[1] = max(0, w.fate[1] - 1)
             w.fate[4] += 1
+            continue
+        for index in range(len(moved)):
+            devices[moved[index]] = targets[move_ptr[row] + index]
+        most = max(n >> min(w.fate[0] + 1, SOONEST), 64)
+        total, reached, spent = np.int64(0), np.int64(0), 0
+        n_carried, n_news, channels_differ, windows, fresh = 0, 0, False, 0, False
+        w.epoch[0] += 1
+        prologue = w.epoch[0]
+        reordered, touched = _touch_prologue(g, b, w, moved)
+        possible = True
+        if touched:
+            possible, n_news, fresh = _prologue(g, b, w, before, devices, moved, reordered)
+            possible = possible and early < n
+            reached = early
+            spent += (early >> 5) + (n_news >> 2)
+            if g.shared:
+                for channel in range(n_channels):
+                    channels_differ = channels_differ or w.channel_end[channel] != w.base_channel_end[channel]
+        while possible:
+            if fresh:
+                first = reached
+            else:
+                first = _next_change(g.input_ptr, g.producer, b.position, moved, reached)
+                first = min(
+                    first,
+                    _next_reader(b.op, b.readers, b.early[1], w.op, w.news, n_news, prologue, total, reached),
+                )
+            for index in range(n_carried):
+                op = w.carried[index]
+                last, ready = _to_come(g.input_ptr, g.producer, g.edge, b.position, b.arrival, op, reached)
+                if max(ready, w.op[op].carried_ready) != b.op[op].ready:
+                    first = min(first, last)
+            if channels_differ and not fresh:
+                crossing = _first_crossing(
+                    g, b, before, w.base_channel_end, w.carried_channel_end, np.int64(b.sent[reached]), first
+                )
+                channels_differ = crossing >= 0
+                if crossing >= 0:
+                    first = crossing
+            if first == n:
+                step[row] = b.early[3] + total
+                break
+
+            # The state of the base before finish `first`.
+            w.epoch[0] += 1
+            epoch, mark = w.epoch[0], w.epoch[1]
+            shot = first // EVERY
+            under_way = max(np.int64(b.under_way[shot]), np.int64(b.sent[early]))
+            begin = np.int64(0) if fresh else b.op[b.order[first]].finish
+            for device in range(n_devices):
+                here = w.device[device]
+                here.running, here.waiting = b.running[shot, device], b.waiting[shot, device]
+            for number in range(shot * EVERY, first):
+                w.device[before[b.order[number]]].running += 1
+            _channels_between(g, b, before, w.channel_end, -1, first)
+            for channel in range(n_channels):
+                w.base_channel_end[channel] = w.channel_end[channel]
+                if channels_differ:
+                    w.channel_end[channel] = w.carried_channel_end[channel]
+            next_finish, next_device = np.int64(NEVER), np.int64(0)
+            for device in range(n_devices):
+                here = w.device[device]
+                if fresh:
+                    here.waiting = here.running
+                while not fresh and here.waiting < b.device[device + 1].first:
+                    if b.op[b.sequence[here.waiting]].ready >= begin:
+                        break
+                    here.waiting += 1
+                here.first_added = here.last_added = NIL
+                here.first_finish = NEVER
+                here.free = here.early_end if fresh else 0
+                if here.running < here.waiting:
+                    op = b.sequence[here.running]
+                    here.free = b.op[b.sequence[here.waiting - 1]].finish
+                    here.first_finish = (b.op[op].finish << SHIFT) | op
+                    if here.first_finish < next_finish:
+                        next_finish, next_device = here.first_finish, np.int64(device)
+            n_heap = head = tail = 0
+            if fresh:
+                for op in g.seeds:
+                    if b.position[op] >= early:
+                        last, _ = _to_come(g.input_ptr, g.producer, g.edge, b.position, b.arrival, op, early)
+                        if last < 0:
+                            far, near = _from_prologue(
+                                g.input_ptr, g.producer, g.edge, b.position, b.arrival, b.op, w.op, w.edge, devices,
+                                op, early, prologue, reordered,
+                            )  # fmt: skip
+                            n_heap = _wait(w.op, w.dirty, w.heap, n_heap, op, epoch, max(far, near))
+            else:
+                # The queue: ops that lack nothing but are not ready before this instant.
+                for index in range(b.early[2]):
+                    op = b.late_readers[index]
+                    if b.op[op].complete < first and b.op[op].ready >= begin:
+                        n_heap = _wait(w.op, w.dirty, w.heap, n_heap, op, epoch, b.op[op].ready)
+                for transfer in range(under_way, b.sent[first]):
+                    sent = b.transfer[transfer]
+                    if sent.finish >= begin:
+                        tensor, target = np.int64(sent.tensor), np.int64(sent.target)
+                        n_heap = _readers_wait(
+                            g.consumer_ptr, g.consumers, b.op, before, w.op, w.dirty, w.heap, n_heap, tensor, target,
+                            epoch, first,
+                        )  # fmt: skip
+                number = first - 1
+                while number >= 0 and b.op[b.order[number]].finish == begin:
+                    op = b.order[number]
+                    target = np.int64(before[op])
+                    for tensor in range(g.output_ptr[op], g.output_ptr[op + 1]):
+                        n_heap = _readers_wait(
+                            g.consumer_ptr, g.consumers, b.op, before, w.op, w.dirty, w.heap, n_heap,
+                            np.int64(tensor), target, epoch, first,
+                        )  # fmt: skip
+                    number -= 1
+            n_dirty = n_heap
+            for index in range(n_carried):
+                op = w.carried[index]
+                missing, ready = 0, w.op[op].carried_ready
+                for slot in range(g.input_ptr[op], g.input_ptr[op + 1]):
+                    place = b.position[g.producer[slot]]
+                    if place >= first:
+                        missing += 1
+                    elif place >= reached:
+                        ready = max(ready, b.arrival[g.edge[slot]])
+                if missing > 0 and w.op[op].loaded == epoch:
+                    w.op[op].missing, w.op[op].ready = missing, ready
+                elif missing > 0:
+                    n_dirty = _follow(w.op, w.dirty, n_dirty, op, epoch, missing, ready)
+
+            w.fate[2] += 1
+            # Changes that follow close upon each other are cheaper in one window than in many.
+            windows += 1
+            spent += WINDOW_COST
+            done, highest, not_before, now, all_loaded = first, np.int64(-1), first + windows, begin, False
+            same = False
+            while not same:
+                ready = w.queue[head] if head < tail else np.int64(NEVER)
+                from_heap = n_heap > 0 and w.heap[0] < ready
+                if from_heap:
+                    ready = w.heap[0]
+                if (ready >> SHIFT) < (next_finish >> SHIFT):
+                    if from_heap:
+                        n_heap = pop_key(w.heap, n_heap)
+                    else:
+                        head += 1
+                    op = np.uint32(ready & MASK)
+                    device = np.int64(devices[op])
+                    here, at = w.device[device], w.op[op]
+                    finish = max(ready >> SHIFT, here.free) + g.op_ns[g.device_row[device], op]
+                    here.free = at.finish = finish
+                    if finish + g.tail[op] + total >= below:
+                        step[row] = finish + g.tail[op] + total
+                        break
+                    at.after = NIL
+                    if here.last_added == NIL:
+                        here.first_added = op
+                        if here.running == here.waiting:
+                            here.first_finish = (finish << SHIFT) | op
+                            if here.first_finish < next_finish:
+                                next_finish, next_device = here.first_finish, device
+                    else:
+                        w.op[here.last_added].after = op
+                    here.last_added = op
+                    continue
+                if next_finish == NEVER:
+                    step[row] = now + total
+                    break
+
+                op = np.uint32(next_finish & MASK)
+                if done >= not_before and done == highest + 1 and b.order[done] == op:
+                    not_before = _not_before(b.position, b.op, moved, done)
+                    if not_before <= done:
+                        at_base = b.op[op].finish
+                        soon = next_finish >> SHIFT
+                        shift = soon - at_base
+                        same = True
+                        if shift != 0:
+                            for device in range(n_devices):
+                                same = same and w.device[device].running == w.device[device].waiting
+                        if same and shift != 0 and not all_loaded:
+                            # What is under way since before the window arrives at another time than shifted.
+                            all_loaded = True
+                            for transfer in range(under_way, b.sent[first]):
+                                sent = b.transfer[transfer]
+                                if sent.finish < begin:
+                                    continue
+                                for edge in range(g.consumer_ptr[sent.tensor], g.consumer_ptr[sent.tensor + 1]):
+                                    other = g.consumers[edge]
+                                    if before[other] == sent.target and w.op[other].loaded != epoch:
+                                        missing, ready = _received(
+                                            g.input_ptr, g.producer, g.edge, b.position, b.arrival, other, first,
+                                            early, w.edge, prologue, total,
+                                        )  # fmt: skip
+                                        n_dirty = _follow(w.op, w.dirty, n_dirty, other, epoch, missing, ready)
+                            spent += max(0, b.sent[first] - under_way) >> 3
+                        index = 0
+                        while same and index < n_dirty:
+                            other = w.dirty[index]
+                            here_op, there = w.op[other], b.op[other]
+                            # 0: stands differently from the base, 1: the same, 2: also from now on, unless more arrives
+                            verdict = 2
+                            if b.position[other] >= done and here_op.finish >= 0:
+                                as_base = there.ready < at_base and here_op.finish == there.finish + shift
+                                verdict = 1 if as_base else 0
+                            elif b.position[other] >= done:
+                                missing, ready = _received(
+                                    g.input_ptr, g.producer, g.edge, b.position, b.arrival, other, done,
+                                    0, w.edge, prologue, total,
+                                )  # fmt: skip
+                                if max(here_op.ready, soon) != max(ready, at_base) + shift:
+                                    verdict = 1 if missing > 0 else 0  # carried until its inputs are complete
+                                elif missing == 0:  # in the queue here, so not yet taken out of it there
+                                    verdict = 1 if ready >= at_base else 0
+                                elif here_op.ready > soon or ready > at_base:
+                                    verdict = 1
+                            if verdict == 0:  # looked at first next time
+                                same = False
+                                w.dirty[index], w.dirty[0] = w.dirty[0], other
+                            elif verdict == 1:
+                                index += 1
+                            else:
+                                n_dirty -= 1
+                                w.dirty[index] = w.dirty[n_dirty]
+                                here_op.in_dirty = 0
+                        spent += index >> 3
+                        not_before = done + (index >> 2)  # looking on at every finish would cost more than it saves
+                        if same:
+                            continue
+
+                spent += 1
+                w.fate[3] += 1
+                if spent > most:
+                    possible = False
+                    break
+                now, source = next_finish >> SHIFT, next_device
+                home = w.device[source]
+                if home.running < home.waiting:
+                    home.running += 1
+                else:
+                    home.first_added = w.op[op].after
+                    if home.first_added == NIL:
+                        home.last_added = NIL
+                home.first_finish = NEVER
+                if home.running < home.waiting:
+                    other = b.sequence[home.running]
+                    home.first_finish = (b.op[other].finish << SHIFT) | other
+                elif home.first_added != NIL:
+                    home.first_finish = (w.op[home.first_added].finish << SHIFT) | home.first_added
+                next_finish = np.int64(NEVER)
+                for device in range(n_devices):
+                    if w.device[device].first_finish < next_finish:
+                        next_finish, next_device = w.device[device].first_finish, np.int64(device)
+                highest = max(highest, np.int64(b.position[op]))
+                done += 1
+                for tensor in range(g.output_ptr[op], g.output_ptr[op + 1]):
+                    mark += 1
+                    home.arrival = now
+                    for request in range(
+                        _requests(g.consumer_ptr, g.consumers, devices, w.device, tensor, source, mark)
+                    ):
+                        target = w.device[request].request
+                        w.device[target].arrival = _send(
+                            g.route_ptr, g.route, w.channel_end, g.pair_class, g.transfer_ns, g.shared, tensor, source,
+                            target, now,
+                        )  # fmt: skip
+                    for edge in range(g.consumer_ptr[tensor], g.consumer_ptr[tensor + 1]):
+                        consumer = g.consumers[edge]
+                        at = w.op[consumer]
+                        if at.loaded != epoch:
+                            missing, ready = _received(
+                                g.input_ptr, g.producer, g.edge, b.position, b.arrival, consumer, first,
+                                early, w.edge, prologue, total,
+                            )  # fmt: skip
+                            n_dirty = _follow(w.op, w.dirty, n_dirty, consumer, epoch, missing, ready)
+                        elif at.in_dirty == 0:
+                            w.dirty[n_dirty], at.in_dirty = consumer, 1
+                            n_dirty += 1
+                        at.ready = max(at.ready, w.device[devices[consumer]].arrival)
+                        at.missing -= 1
+                        if at.missing == 0:
+                            tail, n_heap = _enqueue(w.queue, w.heap, head, tail, n_heap, (at.ready << SHIFT) | consumer)
+            w.epoch[1] = mark
+            if not same:
+                break
+            # What still differs matters only to some later events: carry it to them.
+            n_carried, channels_differ = 0, False
+            for index in range(n_dirty):
+                other = w.dirty[index]
+                if w.op[other].finish < 0 and w.op[other].missing > 0:
+                    w.carried[n_carried], w.op[other].carried_ready = other, w.op[other].ready - shift
+                    n_carried += 1
+            if g.shared:
+                _channels_between(g, b, before, w.base_channel_end, first, done)
+                for channel in range(n_channels):
+                    end, base_end = w.channel_end[channel] - shift, w.base_channel_end[channel]
+                    differs = max(end, at_base) != max(base_end, at_base)
+                    channels_differ = channels_differ or differs
+                    w.carried_channel_end[channel] = end if differs else base_end
+            total += shift
+            reached, fresh = done, False
+
+        for op in moved:
+            devices[op] = before[op]
+        if step[row] != FULL_RUN:
+            w.fate[0] = max(0, w.fate[0] - 1)
+            continue
+        w.fate[4] += 1
+        if spent > most:
+            w.fate[0] = min(w.fate[0] + 1, LONGEST_PAUSE)
+            w.fate[1] = (1 << w.fate[0]) - 1

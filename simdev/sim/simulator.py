@@ -153,7 +153,7 @@ class Simulator:
 
     def _state(self) -> tuple:
         """What the kernels are called with."""
-        return self._inputs, self._graph, self._base, self._window, self._accepted, self._devices
+        return self._graph, self._base, self._window, self._accepted, self._devices
 
     def _forget(self) -> None:
         self._step, self._peak, self._in_room = None, None, False
@@ -171,10 +171,11 @@ class Simulator:
 
         if not self._in_room or self._moved:
             self._run(self._accepted)
-        record(self._inputs, self._graph, self._accepted, *self._room, self._base)
+        timeline, room = self._room
+        record(self._graph, self._accepted, timeline, room.state, room.base, room.line, self._base, self._window)
         self._recorded = True
         if not self._moved:
-            self._step, self._in_room = int(self._base.step[0]), True
+            self._step, self._in_room = int(self._base.early[3]), True
 
     def _run(self, devices: np.ndarray) -> int:
         """Step time of one full run, which is left in the room."""
@@ -286,8 +287,14 @@ def _window_graph(problem: Problem):
     reads_other[reader[~is_source[producer]]] = True
     fastest = fastest_durations(problem)
     rest = np.append(fastest[sources], fastest[~is_source].min(initial=NO_LIMIT))
+    inputs = problem_arrays(problem)
     return Graph(
-        producer.view(np.uint32), edge, sources.astype(np.uint32),
-        np.minimum.accumulate(rest[::-1])[::-1].astype(np.int64),
-        np.flatnonzero(~reads_other).astype(np.uint32), b_level(graph, fastest) - fastest,
-    )  # fmt: skip
+        **{name: getattr(inputs, name) for name in Graph._fields if hasattr(inputs, name)},
+        producer=producer.view(np.uint32),
+        edge=edge,
+        sources=sources.astype(np.uint32),
+        rest_ns=np.minimum.accumulate(rest[::-1])[::-1].astype(np.int64),
+        seeds=np.flatnonzero(~reads_other).astype(np.uint32),
+        tail=b_level(graph, fastest) - fastest,
+        shared=problem.rules.contention == "fifo",
+    )

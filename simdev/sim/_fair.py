@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from simdev.problem import Problem
-from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, ONE, SHIFT, Room, new_room, sweep_fifo
+from simdev.sim._fifo import IN_WORD, MASK, NEAR, NEVER, NONE, ONE, SHIFT, WORD, Room, new_room, sweep_fifo
 from simdev.sim._flows import NANO, REBASE
 from simdev.sim._heap import part, pop_key, push_key
 from simdev.sim._kernel import UNKNOWN, Timeline, check_devices
@@ -25,9 +25,9 @@ LATE = NEVER >> SHIFT  # no event
 # Rows of ``pairs``: where the heap of a pair is, its flows, the work served to each of them up to an instant, that
 # instant, their rate (0: to be set), the first instant at which one ends, and the latency's place in ``latencies``.
 BASE, SIZE, SERVED, SINCE, RATE, END, LATENCY = range(7)
-# Of ``channels``: flows; while rates are set, bandwidth and flows left, what each of those would get (-1: not known),
-# and the mark of when this was written.
-FLOWS, LEFT, OPEN, EACH, MARK = range(5)
+# Of ``channels``: flows; what each gets if they share all the bandwidth (-1: to be worked out); whether in use; while
+# rates are set, bandwidth and flows left, and what each of those would get (-1: to be worked out).
+FLOWS, ALL, LISTED, LEFT, OPEN, EACH = range(6)
 # Of ``lists``: pairs with flows, pairs whose flows are others than when rates were last set, a flag for each of those,
 # pairs without a new rate, channels in use.
 ACTIVE, CHANGES, CHANGED, UNSET, IN_USE = range(5)
@@ -36,7 +36,7 @@ LENGTH, FIRST, LAST = range(3)
 
 NOT_NEEDED = ("todo", "listed", "ready_ranks", "channel_end", "free", "request", "requested")
 SHARED_FIELDS = tuple(name for name in Room._fields if name not in NOT_NEEDED)
-OWN = ("pairs", "channels", "lists", "latencies", "work", "flow", "behind", "stamp", "targets")
+OWN = ("pairs", "channels", "lists", "latencies", "work", "flow", "behind", "stamp", "targets", "crosses")
 FairRoom = NamedTuple("FairRoom", [(name, np.ndarray) for name in SHARED_FIELDS + OWN])
 
 
@@ -47,12 +47,17 @@ def new_fair_room(problem: Problem, *sizes: int) -> FairRoom:
     n_pairs = n_devices * n_devices
     pairs, latencies = np.zeros((7, n_pairs), np.int64), np.zeros((3, len(lengths)), np.int64)
     pairs[LATENCY], latencies[LENGTH] = places.ravel(), lengths
+    ptr, route = problem.topology.route_csr
+    crosses = np.zeros((n_pairs, n_channels // 64 + 1), np.uint64)  # sets of channels, as bits
+    np.bitwise_or.at(
+        crosses, (np.repeat(np.arange(n_pairs), np.diff(ptr)), route >> 6), ONE << (route & 63).astype(np.uint64)
+    )
     shared = new_room(*sizes)._asdict()
     return FairRoom(
-        *(shared[name] for name in SHARED_FIELDS), pairs, np.zeros((5, n_channels), np.int64),
+        *(shared[name] for name in SHARED_FIELDS), pairs, np.zeros((6, n_channels), np.int64),
         np.zeros((5, max(n_pairs, n_channels)), np.uint32), latencies, np.zeros(n_edges, np.int64),
         np.zeros(n_edges, np.uint32), np.zeros(n_edges, np.int64), np.zeros(n_devices, np.int64),
-        np.zeros(n_devices, np.uint32),
+        np.zeros(n_devices, np.uint32), crosses,
     )  # fmt: skip
 
 
@@ -76,7 +81,7 @@ def reset(p: Inputs, devices, s: FairRoom):
     for place in range(s.latencies.shape[1]):
         s.latencies[FIRST, place] = -1
     for channel in range(s.channels.shape[1]):
-        s.channels[FLOWS, channel] = s.channels[MARK, channel] = 0
+        s.channels[FLOWS, channel] = s.channels[LISTED, channel] = 0
     for pair in range(n_pairs):
         bottom[pair] = size[pair] = s.lists[CHANGED, pair] = 0
     for tensor in range(len(p.tensor_producer)):
@@ -103,16 +108,15 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
     stamp, targets, behind, work, flow = s.stamp, s.targets, s.behind, s.work, s.flow
     bottoms, sizes, served, since = s.pairs[BASE], s.pairs[SIZE], s.pairs[SERVED], s.pairs[SINCE]
     rates, ends, places = s.pairs[RATE], s.pairs[END], s.pairs[LATENCY]
-    flows, left, still_open, each, marked = (
-        s.channels[FLOWS], s.channels[LEFT], s.channels[OPEN], s.channels[EACH], s.channels[MARK]
-    )  # fmt: skip
+    flows, share, listed = s.channels[FLOWS], s.channels[ALL], s.channels[LISTED]
+    left, still_open, each = s.channels[LEFT], s.channels[OPEN], s.channels[EACH]
     active, changes, changed, unset, in_use = (
         s.lists[ACTIVE], s.lists[CHANGES], s.lists[CHANGED], s.lists[UNSET], s.lists[IN_USE]
     )  # fmt: skip
     length, waiting, last_waiting = s.latencies[LENGTH], s.latencies[FIRST], s.latencies[LAST]
-    route_ptr, route, fresh, x_finish = p.route_ptr, p.route, x.finish_order, x.x_finish
+    route_ptr, route, crosses, fresh, x_finish = p.route_ptr, p.route, s.crosses, x.finish_order, x.x_finish
     reset(p, devices, s)
-    first = last = n_transfers = n_fresh = n_active = n_changes = NONE
+    first = last = n_transfers = n_fresh = n_active = n_changes = n_channels = NONE
     n_heap = mark = 0
     for op in range(len(devices)):
         if state[op] == 0:
@@ -224,6 +228,7 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                 gone = sizes[pair] - np.int64(size)
                 for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
                     flows[route[hop]] -= gone
+                    share[route[hop]] = -1
                 sizes[pair] = size
                 changes[n_changes], changed[pair] = pair, 1
                 n_changes += ONE
@@ -263,7 +268,12 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                         work[bottom + hole], flow[bottom + hole] = enough, transfer
                         sizes[pair] += 1
                         for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
-                            flows[route[hop]] += 1
+                            channel = route[hop]
+                            flows[channel] += 1
+                            share[channel] = -1
+                            if listed[channel] == 0:
+                                listed[channel], in_use[n_channels] = 1, channel
+                                n_channels += ONE
                         waiting[place] = behind[transfer]
                     if waiting[place] >= 0:
                         next_begin = min(next_begin, x_finish[np.uint32(waiting[place])])
@@ -275,7 +285,7 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                     changed[pair] = rates[pair] = 0
                     for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
                         alone = alone and flows[route[hop]] == sizes[pair]
-                n_unset = n_channels = NONE
+                n_unset, n_open = NONE, np.int64(0)
                 if alone:  # no other rate changes with theirs
                     for number in range(n_changes):
                         pair = changes[number]
@@ -288,17 +298,23 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                             lacking = np.uint64(work[np.uint64(bottoms[pair])] - served[pair] + rate - 1)
                             ends[pair] = now + np.int64(lacking // np.uint64(rate))
                 else:
-                    mark += 1
-                    for number in range(n_active):
-                        pair = active[number]
-                        unset[number] = pair
-                        for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
-                            channel = route[hop]
-                            if marked[channel] != mark:
-                                marked[channel], in_use[n_channels], each[channel] = mark, channel, -1
-                                n_channels += ONE
-                                left[channel], still_open[channel] = p.channel_rate[channel], flows[channel]
                     n_unset = n_active
+                    for number in range(n_active):
+                        unset[number] = active[number]
+                        n_open += sizes[active[number]]
+                    number = NONE
+                    while number < n_channels:
+                        channel = in_use[number]
+                        if flows[channel] == 0:
+                            listed[channel] = 0
+                            n_channels -= ONE
+                            in_use[number] = in_use[n_channels]
+                            continue
+                        if share[channel] < 0:
+                            share[channel] = np.uint64(p.channel_rate[channel]) // np.uint64(flows[channel])
+                        left[channel], still_open[channel] = p.channel_rate[channel], flows[channel]
+                        each[channel] = share[channel]
+                        number += ONE
                 n_changes = NONE
                 while n_unset > NONE:
                     # The narrowest channel gives all its flows an equal share.
@@ -310,12 +326,11 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                         if each[channel] < least or (each[channel] == least and channel < narrowest):
                             narrowest, least = channel, each[channel]
                     rate, index = max(least, 1), NONE
+                    n_open -= still_open[narrowest]
+                    word, bit = narrowest >> WORD, narrowest & IN_WORD
                     while index < n_unset:
                         pair = unset[index]
-                        crosses = False
-                        for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
-                            crosses = crosses or route[hop] == narrowest
-                        if not crosses:
+                        if (crosses[pair, word] >> bit) & ONE == NONE:
                             index += ONE
                             continue
                         n_unset -= ONE
@@ -325,6 +340,8 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                             since[pair], rates[pair] = now, rate
                             lacking = np.uint64(work[np.uint64(bottoms[pair])] - served[pair] + rate - 1)
                             ends[pair] = now + np.int64(lacking // np.uint64(rate))
+                        if n_open == 0:
+                            continue  # no other flows are left to share with
                         taken = rate * sizes[pair]
                         for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
                             channel = route[hop]

@@ -123,7 +123,7 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
             queue[last] = op
             last += ONE
     step = np.int64(0)
-    next_send, next_device = np.int64(NEVER), devices[0]
+    next_send = np.int64(NEVER)
     next_begin, next_end, next_event = np.int64(LATE), np.int64(LATE), np.int64(LATE)
 
     while True:
@@ -170,22 +170,20 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                 sends[spot] = key
                 if spot == front:
                     first_send[source] = key
-                    if key < next_send:
-                        next_send, next_device = key, source
-                        next_event = min(next_event, now)
+                    next_send, next_event = min(next_send, key), min(next_event, now)
                 continue
             first_tensor, last_tensor = p.output_ptr[op], p.output_ptr[op + 1]
         elif next_event == LATE:
             break
         elif (next_send >> SHIFT) == next_event:
             # The next sends (R5).
-            op, now, source, away = np.uint32(next_send & MASK), next_event, next_device, True
+            op, now, away = np.uint32(next_send & MASK), next_event, True
+            source = devices[op]
             head[source] += 1
             first_send[source] = sends[head[source]] if head[source] < end[source] else NEVER
             next_send = np.int64(NEVER)
             for device in range(n_devices):
-                if first_send[device] < next_send:
-                    next_send, next_device = first_send[device], np.uint32(device)
+                next_send = min(next_send, first_send[device])
             first_tensor, last_tensor = p.output_ptr[op], p.output_ptr[op + 1]
         else:
             # All else that happens at this instant: flows that end,

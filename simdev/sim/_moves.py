@@ -56,8 +56,8 @@ EDGE = _rows("epoch arrival")
 class Graph(NamedTuple):
     """What does not change. Besides what :class:`simdev.sim.arrays.Inputs` has: ``producer`` and ``edge`` of each input
     of each op; ``sources`` the ops without inputs, in order; ``rest_ns[k]`` the least duration of all ops but the first
-    ``k`` sources; ``seeds`` the ops that read from sources alone, and the sources; ``tail`` a lower bound of the time
-    from the end of an op to that of the step; ``shared`` whether channels are ever busy."""
+    ``k`` sources; ``seeds`` the ops that read from sources alone, then all sources, last first; ``tail`` a lower bound
+    of the time from the end of an op to that of the step; ``shared`` whether channels are ever busy."""
 
     op_ns: np.ndarray
     device_row: np.ndarray
@@ -591,10 +591,10 @@ def _prologue(g: Graph, b: Base, w: Window, before, devices, moved, reordered):
         for op in moved:
             if b.position[op] < early:
                 w.device[devices[op]].stamp = w.device[before[op]].stamp = mark
-        for op in g.seeds:
+        for op in g.seeds[: len(g.seeds) - early]:
             device = devices[op]
             end = max(w.device[device].early_end, b.device[device].early_end)
-            if b.position[op] >= early and w.device[device].stamp == mark and b.op[op].ready <= end:
+            if w.device[device].stamp == mark and b.op[op].ready <= end:
                 last, _ = _to_come(g.input_ptr, g.producer, g.edge, b.position, b.arrival, op, early)
                 restart = restart or last < 0
     return True, n_news, restart
@@ -692,15 +692,14 @@ def steps_after(g: Graph, b: Base, w: Window, before, devices, move_ptr, ops, ta
                         next_finish, next_device = here.first_finish, np.int64(device)
             n_heap = head = tail = 0
             if fresh:
-                for op in g.seeds:
-                    if b.position[op] >= early:
-                        last, _ = _to_come(g.input_ptr, g.producer, g.edge, b.position, b.arrival, op, early)
-                        if last < 0:
-                            far, near = _from_prologue(
-                                g.input_ptr, g.producer, g.edge, b.position, b.arrival, b.op, w.op, w.edge, devices,
-                                op, early, prologue, reordered,
-                            )  # fmt: skip
-                            n_heap = _wait(w.op, w.dirty, w.heap, n_heap, op, epoch, max(far, near))
+                for op in g.seeds[: len(g.seeds) - early]:
+                    last, _ = _to_come(g.input_ptr, g.producer, g.edge, b.position, b.arrival, op, early)
+                    if last < 0:
+                        far, near = _from_prologue(
+                            g.input_ptr, g.producer, g.edge, b.position, b.arrival, b.op, w.op, w.edge, devices,
+                            op, early, prologue, reordered,
+                        )  # fmt: skip
+                        n_heap = _wait(w.op, w.dirty, w.heap, n_heap, op, epoch, max(far, near))
             else:
                 # The queue: ops that lack nothing but are not ready before this instant.
                 for index in range(b.early[2]):
@@ -743,7 +742,7 @@ def steps_after(g: Graph, b: Base, w: Window, before, devices, move_ptr, ops, ta
             w.fate[2] += 1
             # Changes that follow close upon each other are cheaper in one window than in many.
             windows += 1
-            spent += WINDOW_COST
+            spent += WINDOW_COST + (max(0, b.sent[first] - under_way) >> 3)
             done, highest, not_before, now, all_loaded = first, np.int64(-1), first + windows, begin, False
             same = False
             while not same:
@@ -810,22 +809,17 @@ def steps_after(g: Graph, b: Base, w: Window, before, devices, move_ptr, ops, ta
                         while same and index < n_dirty:
                             other = w.dirty[index]
                             here_op, there = w.op[other], b.op[other]
-                            # 0: stands differently from the base, 1: the same, 2: also from now on, unless more arrives
+                            # 0: stands differently from the base, 1: the same so far, 2: and from now on
                             verdict = 2
                             if b.position[other] >= done and here_op.finish >= 0:
                                 as_base = there.ready < at_base and here_op.finish == there.finish + shift
                                 verdict = 1 if as_base else 0
                             elif b.position[other] >= done:
-                                missing, ready = _received(
-                                    g.input_ptr, g.producer, g.edge, b.position, b.arrival, other, done,
-                                    0, w.edge, prologue, total,
-                                )  # fmt: skip
-                                if max(here_op.ready, soon) != max(ready, at_base) + shift:
-                                    verdict = 1 if missing > 0 else 0  # carried until its inputs are complete
-                                elif missing == 0:  # in the queue here, so not yet taken out of it there
-                                    verdict = 1 if ready >= at_base else 0
-                                elif here_op.ready > soon or ready > at_base:
-                                    verdict = 1
+                                verdict = 1  # what lacks an input is carried to when it does not
+                                if here_op.missing == 0:  # in the queue here, so not yet taken out of it there
+                                    waits = there.ready >= at_base
+                                    same_time = max(here_op.ready, soon) == there.ready + shift
+                                    verdict = 1 if waits and same_time else 0
                             if verdict == 0:  # looked at first next time
                                 same = False
                                 w.dirty[index], w.dirty[0] = w.dirty[0], other
@@ -835,7 +829,7 @@ def steps_after(g: Graph, b: Base, w: Window, before, devices, move_ptr, ops, ta
                                 n_dirty -= 1
                                 w.dirty[index] = w.dirty[n_dirty]
                                 here_op.in_dirty = 0
-                        spent += index >> 3
+                        spent += index >> 4
                         not_before = done + (index >> 2)  # looking on at every finish would cost more than it saves
                         if same:
                             continue
@@ -899,9 +893,14 @@ def steps_after(g: Graph, b: Base, w: Window, before, devices, move_ptr, ops, ta
             n_carried, channels_differ = 0, False
             for index in range(n_dirty):
                 other = w.dirty[index]
-                if w.op[other].finish < 0 and w.op[other].missing > 0:
-                    w.carried[n_carried], w.op[other].carried_ready = other, w.op[other].ready - shift
-                    n_carried += 1
+                at = w.op[other]
+                if at.finish < 0 and at.missing > 0:
+                    _, ready = _received(
+                        g.input_ptr, g.producer, g.edge, b.position, b.arrival, other, done, 0, w.edge, prologue, total
+                    )
+                    if max(at.ready - shift, at_base) != max(ready, at_base):
+                        w.carried[n_carried], at.carried_ready = other, at.ready - shift
+                        n_carried += 1
             if g.shared:
                 _channels_between(g, b, before, w.base_channel_end, first, done)
                 for channel in range(n_channels):

@@ -294,7 +294,7 @@ def _window_graph(problem: Problem):
         edge=edge,
         sources=sources.astype(np.uint32),
         rest_ns=np.minimum.accumulate(rest[::-1])[::-1].astype(np.int64),
-        seeds=np.flatnonzero(~reads_other).astype(np.uint32),
+        seeds=np.concatenate([np.flatnonzero(~reads_other & ~is_source), sources[::-1]]).astype(np.uint32),
         tail=b_level(graph, fastest) - fastest,
         shared=problem.rules.contention == "fifo",
     )

@@ -16,8 +16,6 @@ class Neighbourhood:
 
     def __init__(self, problem: Problem, allowed: np.ndarray):
         self.allowed, self.modules, self.atoms = allowed, module_groups(problem), atoms(problem)
-        self.by_atom = np.argsort(self.atoms, kind="stable")
-        self.sorted_atoms = self.atoms[self.by_atom]
         self.order = np.argsort(first_of_unit(problem), kind="stable")
         self.rank = np.empty_like(self.order)
         self.rank[self.order] = np.arange(len(self.order))
@@ -51,11 +49,9 @@ class Neighbourhood:
 
     def _whole_atoms(self, units: np.ndarray) -> np.ndarray:
         """``units`` and what moves with them, each once."""
-        found = np.unique(self.atoms[units])
-        low, high = np.searchsorted(self.sorted_atoms, found), np.searchsorted(self.sorted_atoms, found, side="right")
-        count = high - low
-        at = np.repeat(low - np.cumsum(count) + count, count) + np.arange(count.sum())
-        return self.by_atom[at]
+        moving = np.zeros(len(self.atoms), bool)
+        moving[self.atoms[units]] = True
+        return np.flatnonzero(moving[self.atoms])
 
 
 def climb(

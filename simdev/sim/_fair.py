@@ -117,7 +117,7 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
     route_ptr, route, crosses, fresh, x_finish = p.route_ptr, p.route, s.crosses, x.finish_order, x.x_finish
     reset(p, devices, s)
     first = last = n_transfers = n_fresh = n_active = n_changes = n_channels = NONE
-    n_heap = mark = 0
+    n_heap = mark = np.int64(0)
     for op in range(len(devices)):
         if state[op] == 0:
             queue[last] = op
@@ -417,7 +417,7 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
     x.count[0], x.count[1] = n_transfers, step
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, no_cfunc_wrapper=True, _nrt=False)
 def run_many_fair(p: Inputs, placements, first, stop, below, x: Timeline, s: FairRoom, step, peak, overflow):
     """What :func:`simdev.sim._kernel.run_many` does, under these rules."""
     for row in range(first, stop):

@@ -142,8 +142,8 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
     event_time, event_id, missing, ready_time = s.event_time, s.event_id, s.missing, s.ready_time
     touched, is_touched, stamp, arrival, request = s.touched, s.is_touched, s.stamp, s.arrival, s.request
     flows, fresh = s.flows, s.fresh
-    n_events = n_flows = n_transfers = n_started = n_finished = n_touched = n_fresh = 0
-    mark = 0
+    zero = np.int64(0)  # a plain 0 is a type of its own, for which Numba compiles called functions again
+    n_events = n_flows = n_transfers = n_started = n_finished = n_touched = n_fresh = mark = zero
 
     ready_base[:] = 0
     for op in range(n):
@@ -169,15 +169,14 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
     if fair:
         reset(p, devices, flows)
 
-    now = np.int64(0)
-    step = np.int64(0)
+    now = step = zero
     flow_end = np.int64(-1)
     if eager:
-        n_events = push(event_time, event_id, 0, n_events, p.dispatch_ns[0], n)
+        n_events = push(event_time, event_id, zero, n_events, p.dispatch_ns[0], n)
     else:
         for op in range(n):
             if missing[op] == 0:
-                n_events = push(event_time, event_id, 0, n_events, np.int64(0), 2 * n + op)
+                n_events = push(event_time, event_id, zero, n_events, zero, 2 * n + op)
 
     while n_events > 0 or n_flows > 0:
         before = now
@@ -185,7 +184,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
             now = event_time[0]
         else:
             now = flow_end
-        n_requests = 0
+        n_requests = zero
         flows_changed = False
 
         # Flows that end now (R4, fair).
@@ -205,14 +204,14 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                         missing[op] -= 1
                         if missing[op] == 0:
                             # A control edge's arrival is known ahead and may lie later.
-                            n_events = push(event_time, event_id, 0, n_events, max(now, ready_time[op]), 2 * n + op)
+                            n_events = push(event_time, event_id, zero, n_events, max(now, ready_time[op]), 2 * n + op)
                 if now > step:
                     step = now
 
         # Completions (R5): finishing ops come in op order, so their sends are asked for in tensor order (R3).
         while n_events > 0 and event_time[0] == now:
             event = event_id[0]
-            n_events = pop(event_time, event_id, 0, n_events)
+            n_events = pop(event_time, event_id, zero, n_events)
             if event < 0:  # the gap after an op is over (R1)
                 device = devices[-1 - event]
                 s.free_slots[device] += 1
@@ -227,7 +226,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                 n_finished += 1
                 s.done[op] = True
                 if p.gap_ns[op] > 0:
-                    n_events = push(event_time, event_id, 0, n_events, now + p.gap_ns[op], -1 - op)
+                    n_events = push(event_time, event_id, zero, n_events, now + p.gap_ns[op], -1 - op)
                 else:
                     s.free_slots[device] += 1
                 if not is_touched[device]:
@@ -235,7 +234,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                     touched[n_touched] = device
                     n_touched += 1
                 if eager and device == p.host and op + 1 < n:
-                    n_events = push(event_time, event_id, 0, n_events, now + p.dispatch_ns[op + 1], n + op + 1)
+                    n_events = push(event_time, event_id, zero, n_events, now + p.dispatch_ns[op + 1], n + op + 1)
                 for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
                     mark += 1
                     first_request = n_requests
@@ -253,7 +252,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                                 fresh[n_fresh] = consumer
                                 n_fresh += 1
                             else:
-                                n_events = push(event_time, event_id, 0, n_events, there, 2 * n + consumer)
+                                n_events = push(event_time, event_id, zero, n_events, there, 2 * n + consumer)
                         elif stamp[target] != mark:
                             stamp[target] = mark
                             if s.issued[consumer]:
@@ -275,9 +274,9 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                     fresh[n_fresh] = op
                     n_fresh += 1
                 elif missing[op] == 0:
-                    n_events = push(event_time, event_id, 0, n_events, ready_time[op], 2 * n + op)
+                    n_events = push(event_time, event_id, zero, n_events, ready_time[op], 2 * n + op)
                 if device != p.host and op + 1 < n:
-                    n_events = push(event_time, event_id, 0, n_events, now + p.dispatch_ns[op + 1], n + op + 1)
+                    n_events = push(event_time, event_id, zero, n_events, now + p.dispatch_ns[op + 1], n + op + 1)
                 for slot in range(p.input_ptr[op], p.input_ptr[op + 1]):
                     tensor = p.inputs[slot]
                     producer = p.tensor_producer[tensor]
@@ -318,7 +317,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
 
         # Sends (R3, R4), in order of tensor and destination.
         if eager and n_requests > 1:
-            sort_pairs(request, s.freed_by_transfer, 0, n_requests)  # the items are of no account
+            sort_pairs(request, s.freed_by_transfer, zero, n_requests)  # the items are of no account
         first_request = 0
         while first_request < n_requests:
             tensor = request[first_request] // n_devices
@@ -341,7 +340,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                     if p.tensor_bytes[tensor] == 0:
                         finish = max(finish, now + 1)
                     elif finish > now:
-                        n_events = push(event_time, event_id, 0, n_events, finish, 3 * n + n_transfers)
+                        n_events = push(event_time, event_id, zero, n_events, finish, 3 * n + n_transfers)
                     else:
                         join(flows, pair, n_transfers, p.tensor_bytes[tensor])
                         flows_changed = True
@@ -362,7 +361,9 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                         if arrival[target] > step:
                             step = arrival[target]
                         if missing[consumer] == 0:
-                            n_events = push(event_time, event_id, 0, n_events, ready_time[consumer], 2 * n + consumer)
+                            n_events = push(
+                                event_time, event_id, zero, n_events, ready_time[consumer], 2 * n + consumer
+                            )
             first_request = last_request
 
         # Starts (R1, R2).
@@ -384,7 +385,7 @@ def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
                 n_started += 1
                 if finish > step:
                     step = finish
-                n_events = push(event_time, event_id, 0, n_events, finish, np.int64(op))
+                n_events = push(event_time, event_id, zero, n_events, finish, np.int64(op))
         n_touched = 0
 
         if flows_changed and n_flows > 0:
@@ -454,8 +455,8 @@ def sweep_memory(p: Inputs, devices, x: Timeline, s: Scratch, peak):
     for transfer in range(n_transfers):
         start_time[transfer], finish_time[transfer] = x.x_start[transfer], x.x_finish[transfer]
         by_start[transfer] = by_finish[transfer] = transfer
-    sort_pairs(start_time, by_start, 0, n_transfers)
-    sort_pairs(finish_time, by_finish, 0, n_transfers)
+    sort_pairs(start_time, by_start, np.int64(0), n_transfers)
+    sort_pairs(finish_time, by_finish, np.int64(0), n_transfers)
     started = finished = sent = arrived = 0
     last = np.iinfo(np.int64).max
     while started < n or sent < n_transfers:
@@ -489,7 +490,7 @@ def sweep_memory(p: Inputs, devices, x: Timeline, s: Scratch, peak):
                 over_time[device], over_base[device] = now, s.before[device]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, no_cfunc_wrapper=True, _nrt=False)
 def run_many(p: Inputs, placements, first, stop, rank, below, x: Timeline, s: Scratch, step, peak, overflow):
     """Simulate the rows ``first:stop`` of ``placements`` ``(k, n)``; return the first row that failed, or -1. Memory is
     :data:`UNKNOWN` where the step time is not ``below``.

@@ -338,7 +338,7 @@ FIRST = (
 )
 OTHERS = (
     "from simdev.problem import *\ns = Simulator(p, q); s.try_moves(np.array([0]), np.array([1]))\n"
-    "for rules in (Rules('priority'), Rules(contention='fair')):\n"
+    "for rules in (Rules('priority'), Rules('program'), Rules(contention='fair'), Rules('priority', 'fair')):\n"
     "    simulate(Problem(p.graph, p.topology, p.costs, rules), q)"
 )
 

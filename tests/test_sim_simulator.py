@@ -129,6 +129,14 @@ def test_parameters_and_their_readers_move(together):
     assert simulator._window.fate[4] < 10, "moves were full runs"
 
 
+def test_units_that_stay_where_they_are_change_nothing():
+    rng = np.random.default_rng(4)
+    problem = Problem.build(training_graph(rng, 12), load_topology("p100x4"))
+    simulator = Simulator(problem, Placement(rng.integers(1, 5, problem.graph.n_ops)))
+    stay = simulator.placement.devices[np.unique(problem.graph.unit_of_op, return_index=True)[1]]
+    assert set(simulator.try_moves(np.arange(problem.graph.n_units), stay)) == {simulator.step_ns}
+
+
 def test_a_walk_on_a_captured_graph():
     rng = np.random.default_rng(6)
     problem = Problem.build(load_workload("inception-v3"), load_topology("k80x4"))

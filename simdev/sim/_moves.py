@@ -88,7 +88,8 @@ class Base(NamedTuple):
     not yet ready; ``under_way`` the first transfer that had not ended. ``early``: the length of the prologue, which
     ends at ``device.early_end``, two numbers of readers, and the step time. ``op.early_ready`` and ``op.late_ready``:
     when an op has its inputs from the prologue's ops on other devices, and its other inputs; ``readers[:early[1]]`` are
-    the ops with any of the former, by ``complete``, and ``late_readers[:early[2]]`` those of them that wait for it."""
+    the ops with any of the former, by ``complete``, and ``late_readers[:early[2]]`` those of them that wait for it;
+    ``senders[:early[4]]`` are its finishes of ops that send."""
 
     op: np.ndarray
     position: np.ndarray
@@ -105,6 +106,7 @@ class Base(NamedTuple):
     early: np.ndarray
     readers: np.ndarray
     late_readers: np.ndarray
+    senders: np.ndarray
 
 
 class Window(NamedTuple):
@@ -135,8 +137,8 @@ def new_base(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Base:
         np.zeros(n_ops, BASE_OP), np.zeros(n_ops, short), np.zeros(n_ops, short), np.zeros(n_ops, short),
         np.zeros(n_edges, long), np.zeros(n_edges, TRANSFER), np.zeros(n_ops + 1, short),
         np.zeros(n_devices + 1, BASE_DEVICE), np.zeros((rows, n_channels), long), np.zeros((rows, n_devices), short),
-        np.zeros((rows, n_devices), short), np.zeros(rows, short), np.zeros(4, long), np.zeros(n_ops, short),
-        np.zeros(n_ops, short),
+        np.zeros((rows, n_devices), short), np.zeros(rows, short), np.zeros(5, long),
+        *(np.zeros(n_ops, short) for _ in range(3)),
     )  # fmt: skip
 
 
@@ -215,7 +217,11 @@ def record(g: Graph, devices, x: Timeline, state, first, line, b: Base, w: Windo
             early = number + 1
     for op in g.sources[early:]:
         b.device[devices[op]].early_end -= g.op_ns[g.device_row[devices[op]], op]
-    n_readers = n_waiting = 0
+    n_senders = n_readers = n_waiting = 0
+    for number in range(early):
+        if b.sent[number + 1] > b.sent[number]:
+            b.senders[n_senders] = number
+            n_senders += 1
     for transfer in range(b.sent[early]):
         sent = b.transfer[transfer]
         for edge in range(g.consumer_ptr[sent.tensor], g.consumer_ptr[sent.tensor + 1]):
@@ -236,7 +242,7 @@ def record(g: Graph, devices, x: Timeline, state, first, line, b: Base, w: Windo
         if b.op[op].early_ready >= b.op[op].late_ready:
             b.late_readers[n_waiting] = op
             n_waiting += 1
-    b.early[0], b.early[1], b.early[2], b.early[3] = early, n_readers, n_waiting, x.count[1]
+    b.early[0], b.early[1], b.early[2], b.early[3], b.early[4] = early, n_readers, n_waiting, x.count[1], n_senders
 
 
 # Helpers take arrays, not the tuples that hold them, where they are called often: a call copies a tuple whole.
@@ -470,24 +476,32 @@ def _from_prologue(
 @part
 def _touch_prologue(g: Graph, b: Base, w: Window, moved):
     """Whether a moved op is of the prologue, and whether one is or reads from it or from nothing; marks the ops whose
-    sends change."""
+    sends change, and puts them into ``carried``: also how many."""
     early, epoch = b.early[0], w.epoch[0]
-    reordered = touched = False
+    reordered, touched, count = False, False, 0
     for op in moved:
         if b.position[op] < early:
-            reordered = touched = True
-            w.op[op].touched = epoch
+            reordered = True
+            count = _touch(w.op, w.carried, count, op, epoch)
         else:
             touched = touched or g.input_ptr[op] == g.input_ptr[op + 1]
             for slot in range(g.input_ptr[op], g.input_ptr[op + 1]):
                 if b.position[g.producer[slot]] < early:
-                    touched = True
-                    w.op[g.producer[slot]].touched = epoch
-    return reordered, touched
+                    count = _touch(w.op, w.carried, count, g.producer[slot], epoch)
+    return reordered, touched or count > 0, count
+
+
+@inlined
+def _touch(ops, found, count, op, epoch):
+    if ops[op].touched != epoch:
+        ops[op].touched = epoch
+        found[count] = op
+        count += 1
+    return count
 
 
 @part
-def _prologue(g: Graph, b: Base, w: Window, before, devices, moved, reordered):
+def _prologue(g: Graph, b: Base, w: Window, before, devices, moved, reordered, n_touched):
     """Work out the prologue anew: ``(possible, n_news, restart)``. Writes the news (see :class:`Window`), the ends of
     channels after it, here and in the base, and the ends of devices. Where it is not over before the other ops it is
     not ``possible``; ``restart`` where an op that reads from nothing else is moved or may start at another time.
@@ -522,9 +536,12 @@ def _prologue(g: Graph, b: Base, w: Window, before, devices, moved, reordered):
 
     # The ops that send, in order of (finish, op).
     head = tail = n_heap = 0
-    for number in range(first, early):
-        op = b.order[number]
-        if b.sent[number + 1] > b.sent[number] or w.op[op].touched == epoch:
+    n_senders = low = b.early[4]
+    while low > 0 and b.senders[low - 1] >= first:
+        low -= 1
+    for index in range(low, n_senders + n_touched):
+        op = b.order[b.senders[index]] if index < n_senders else w.carried[index - n_senders]
+        if b.position[op] >= first and (index >= n_senders or w.op[op].touched != epoch):
             finish = w.op[op].finish if reordered else b.op[op].finish
             tail, n_heap = _enqueue(w.queue, w.heap, head, tail, n_heap, (finish << SHIFT) | op)
     _channels_between(g, b, before, w.channel_end, -1, first)
@@ -621,10 +638,10 @@ def steps_after(g: Graph, b: Base, w: Window, before, devices, move_ptr, ops, ta
         n_carried, n_news, channels_differ, windows, fresh = 0, 0, False, 0, False
         w.epoch[0] += 1
         prologue = w.epoch[0]
-        reordered, touched = _touch_prologue(g, b, w, moved)
+        reordered, touched, n_touched = _touch_prologue(g, b, w, moved)
         possible = True
         if touched:
-            possible, n_news, fresh = _prologue(g, b, w, before, devices, moved, reordered)
+            possible, n_news, fresh = _prologue(g, b, w, before, devices, moved, reordered, n_touched)
             possible = possible and early < n
             reached = early
             spent += (early >> 5) + (n_news >> 2)

@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from simdev.problem import Problem
-from simdev.sim._fifo import IN_WORD, MASK, NEAR, NEVER, NONE, ONE, SHIFT, WORD, Room, new_room, sweep_fifo
+from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, ONE, SHIFT, Room, new_room, sweep_fifo
 from simdev.sim._flows import NANO, REBASE
 from simdev.sim._heap import part, pop_key, push_key
 from simdev.sim._kernel import UNKNOWN, Timeline, check_devices
@@ -26,17 +26,20 @@ LATE = NEVER >> SHIFT  # no event
 # instant, their rate (0: to be set), the first instant at which one ends, and the latency's place in ``latencies``.
 BASE, SIZE, SERVED, SINCE, RATE, END, LATENCY = range(7)
 # Of ``channels``: flows; what each gets if they share all the bandwidth (-1: to be worked out); whether in use; while
-# rates are set, bandwidth and flows left, and what each of those would get (-1: to be worked out).
-FLOWS, ALL, LISTED, LEFT, OPEN, EACH = range(6)
+# rates are set, bandwidth and flows left, and what each of those would get (-1: to be worked out); where the list of
+# the hops of pairs with flows begins, and how long it is.
+FLOWS, ALL, LISTED, LEFT, OPEN, EACH, BEGIN, LISTING = range(8)
+# Of ``hops``, by place in ``route``: the lists of hops of all channels, where in them a hop is, and its pair.
+HOP, SPOT, PAIR = range(3)
 # Of ``lists``: pairs with flows, pairs whose flows are others than when rates were last set, a flag for each of those,
-# pairs without a new rate, channels in use.
-ACTIVE, CHANGES, CHANGED, UNSET, IN_USE = range(5)
+# the mark of when a pair's rate was last set, channels in use.
+ACTIVE, CHANGES, CHANGED, MARK, IN_USE = range(5)
 # Of ``latencies``: ns, and the first and the last transfer that wait for it to pass.
 LENGTH, FIRST, LAST = range(3)
 
 NOT_NEEDED = ("todo", "listed", "ready_ranks", "channel_end", "free", "request", "requested")
 SHARED_FIELDS = tuple(name for name in Room._fields if name not in NOT_NEEDED)
-OWN = ("pairs", "channels", "lists", "latencies", "work", "flow", "behind", "stamp", "targets", "crosses")
+OWN = ("pairs", "channels", "lists", "latencies", "work", "flow", "behind", "stamp", "targets", "hops")
 FairRoom = NamedTuple("FairRoom", [(name, np.ndarray) for name in SHARED_FIELDS + OWN])
 
 
@@ -48,16 +51,15 @@ def new_fair_room(problem: Problem, *sizes: int) -> FairRoom:
     pairs, latencies = np.zeros((7, n_pairs), np.int64), np.zeros((3, len(lengths)), np.int64)
     pairs[LATENCY], latencies[LENGTH] = places.ravel(), lengths
     ptr, route = problem.topology.route_csr
-    crosses = np.zeros((n_pairs, n_channels // 64 + 1), np.uint64)  # sets of channels, as bits
-    np.bitwise_or.at(
-        crosses, (np.repeat(np.arange(n_pairs), np.diff(ptr)), route >> 6), ONE << (route & 63).astype(np.uint64)
-    )
+    channels, hops = np.zeros((8, n_channels), np.int64), np.zeros((3, len(route)), np.uint32)
+    channels[BEGIN, 1:] = np.cumsum(np.bincount(route, minlength=n_channels))[:-1]
+    hops[PAIR] = np.repeat(np.arange(n_pairs), np.diff(ptr))
     shared = new_room(*sizes)._asdict()
     return FairRoom(
-        *(shared[name] for name in SHARED_FIELDS), pairs, np.zeros((6, n_channels), np.int64),
+        *(shared[name] for name in SHARED_FIELDS), pairs, channels,
         np.zeros((5, max(n_pairs, n_channels)), np.uint32), latencies, np.zeros(n_edges, np.int64),
         np.zeros(n_edges, np.uint32), np.zeros(n_edges, np.int64), np.zeros(n_devices, np.int64),
-        np.zeros(n_devices, np.uint32), crosses,
+        np.zeros(n_devices, np.uint32), hops,
     )  # fmt: skip
 
 
@@ -81,9 +83,9 @@ def reset(p: Inputs, devices, s: FairRoom):
     for place in range(s.latencies.shape[1]):
         s.latencies[FIRST, place] = -1
     for channel in range(s.channels.shape[1]):
-        s.channels[FLOWS, channel] = s.channels[LISTED, channel] = 0
+        s.channels[FLOWS, channel] = s.channels[LISTED, channel] = s.channels[LISTING, channel] = 0
     for pair in range(n_pairs):
-        bottom[pair] = size[pair] = s.lists[CHANGED, pair] = 0
+        bottom[pair] = size[pair] = s.lists[CHANGED, pair] = s.lists[MARK, pair] = 0
     for tensor in range(len(p.tensor_producer)):
         source = devices[p.tensor_producer[tensor]]
         for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
@@ -110,11 +112,18 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
     rates, ends, places = s.pairs[RATE], s.pairs[END], s.pairs[LATENCY]
     flows, share, listed = s.channels[FLOWS], s.channels[ALL], s.channels[LISTED]
     left, still_open, each = s.channels[LEFT], s.channels[OPEN], s.channels[EACH]
-    active, changes, changed, unset, in_use = (
-        s.lists[ACTIVE], s.lists[CHANGES], s.lists[CHANGED], s.lists[UNSET], s.lists[IN_USE]
+    begin, listing, hop_at, spot_of, pair_of = (
+        s.channels[BEGIN],
+        s.channels[LISTING],
+        s.hops[HOP],
+        s.hops[SPOT],
+        s.hops[PAIR],
+    )
+    active, changes, changed, marked, in_use = (
+        s.lists[ACTIVE], s.lists[CHANGES], s.lists[CHANGED], s.lists[MARK], s.lists[IN_USE]
     )  # fmt: skip
     length, waiting, last_waiting = s.latencies[LENGTH], s.latencies[FIRST], s.latencies[LAST]
-    route_ptr, route, crosses, fresh, x_finish = p.route_ptr, p.route, s.crosses, x.finish_order, x.x_finish
+    route_ptr, route, fresh, x_finish = p.route_ptr, p.route, x.finish_order, x.x_finish
     reset(p, devices, s)
     first = last = n_transfers = n_fresh = n_active = n_changes = n_channels = NONE
     n_heap = mark = np.int64(0)
@@ -225,8 +234,13 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                                 n_fresh += ONE
                 gone = sizes[pair] - np.int64(size)
                 for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
-                    flows[route[hop]] -= gone
-                    share[route[hop]] = -1
+                    channel = route[hop]
+                    flows[channel] -= gone
+                    share[channel] = -1
+                    if size == NONE:
+                        listing[channel] -= 1
+                        other = hop_at[np.uint64(begin[channel] + listing[channel])]
+                        hop_at[spot_of[hop]], spot_of[other] = other, spot_of[hop]
                 sizes[pair] = size
                 changes[n_changes], changed[pair] = pair, 1
                 n_changes += ONE
@@ -269,6 +283,10 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                             channel = route[hop]
                             flows[channel] += 1
                             share[channel] = -1
+                            if sizes[pair] == 1:
+                                spot = np.uint64(begin[channel] + listing[channel])
+                                hop_at[spot], spot_of[hop] = hop, spot
+                                listing[channel] += 1
                             if listed[channel] == 0:
                                 listed[channel], in_use[n_channels] = 1, channel
                                 n_channels += ONE
@@ -283,7 +301,7 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                     changed[pair] = rates[pair] = 0
                     for hop in range(route_ptr[pair], route_ptr[pair + ONE]):
                         alone = alone and flows[route[hop]] == sizes[pair]
-                n_unset, n_open = NONE, np.int64(0)
+                n_open = np.int64(0)
                 if alone:  # no other rate changes with theirs
                     for number in range(n_changes):
                         pair = changes[number]
@@ -296,9 +314,8 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                             lacking = np.uint64(work[np.uint64(bottoms[pair])] - served[pair] + rate - 1)
                             ends[pair] = now + np.int64(lacking // np.uint64(rate))
                 else:
-                    n_unset = n_active
+                    mark += 1
                     for number in range(n_active):
-                        unset[number] = active[number]
                         n_open += sizes[active[number]]
                     number = NONE
                     while number < n_channels:
@@ -314,7 +331,7 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                         each[channel] = share[channel]
                         number += ONE
                 n_changes = NONE
-                while n_unset > NONE:
+                while n_open > 0:
                     # The narrowest channel gives all its flows an equal share.
                     narrowest, least = np.uint32(0), np.int64(NEVER)
                     for number in range(n_channels):
@@ -323,16 +340,14 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
                             each[channel] = np.uint64(left[channel]) // np.uint64(still_open[channel])
                         if each[channel] < least or (each[channel] == least and channel < narrowest):
                             narrowest, least = channel, each[channel]
-                    rate, index = max(least, 1), NONE
+                    rate = max(least, 1)
                     n_open -= still_open[narrowest]
-                    word, bit = narrowest >> WORD, narrowest & IN_WORD
-                    while index < n_unset:
-                        pair = unset[index]
-                        if (crosses[pair, word] >> bit) & ONE == NONE:
-                            index += ONE
+                    spot = np.uint64(begin[narrowest])
+                    for where in range(spot, spot + np.uint64(listing[narrowest])):
+                        pair = pair_of[hop_at[where]]
+                        if marked[pair] == mark:
                             continue
-                        n_unset -= ONE
-                        unset[index] = unset[n_unset]
+                        marked[pair] = mark
                         if rates[pair] != rate:
                             served[pair] += rates[pair] * (now - since[pair])
                             since[pair], rates[pair] = now, rate

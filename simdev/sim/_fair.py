@@ -11,12 +11,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from simdev.problem import Problem
 from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, ONE, SHIFT, Room, new_room, sweep_fifo
 from simdev.sim._flows import NANO, REBASE
-from simdev.sim._heap import part, pop_key, push_key
+from simdev.sim._heap import kernel, part, pop_key, push_key
 from simdev.sim._kernel import UNKNOWN, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
@@ -432,7 +431,7 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
     x.count[0], x.count[1] = n_transfers, step
 
 
-@njit(cache=True, nogil=True, no_cfunc_wrapper=True, _nrt=False)
+@kernel
 def run_many_fair(p: Inputs, placements, first, stop, below, x: Timeline, s: FairRoom, step, peak, overflow):
     """What :func:`simdev.sim._kernel.run_many` does, under these rules."""
     for row in range(first, stop):

@@ -12,10 +12,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from simdev.sim._bits import IN_WORD, ONE, WORD, lowest_bit, set_words
-from simdev.sim._heap import inlined, part, pop_key, push_key, sort_by
+from simdev.sim._heap import inlined, kernel, part, pop_key, push_key, sort_by
 from simdev.sim._kernel import SHARED, UNKNOWN, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
@@ -351,7 +350,7 @@ def sweep_fifo(p: Inputs, devices, x: Timeline, s: Room, peak):
         peak[device] = most
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def run_many_fifo(p: Inputs, placements, first, stop, below, x: Timeline, s: Room, step, peak, overflow, known):
     """What :func:`simdev.sim._kernel.run_many` does, under the default rules. ``known``: the run of the first row is in
     ``x`` and ``s`` already, so that only its memory is worked out."""

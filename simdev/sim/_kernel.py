@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from simdev.sim._flows import Flows, advance, join, new_flows, next_end, pop_ended, reset, share
-from simdev.sim._heap import part, pop, push, sort_pairs
+from simdev.sim._heap import kernel, part, pop, push, sort_pairs
 from simdev.sim.arrays import Inputs
 
 FIFO, PRIORITY, PROGRAM = 0, 1, 2  # positions in POLICIES
@@ -490,7 +489,7 @@ def sweep_memory(p: Inputs, devices, x: Timeline, s: Scratch, peak):
                 over_time[device], over_base[device] = now, s.before[device]
 
 
-@njit(cache=True, nogil=True, no_cfunc_wrapper=True, _nrt=False)
+@kernel
 def run_many(p: Inputs, placements, first, stop, rank, below, x: Timeline, s: Scratch, step, peak, overflow):
     """Simulate the rows ``first:stop`` of ``placements`` ``(k, n)``; return the first row that failed, or -1. Memory is
     :data:`UNKNOWN` where the step time is not ``below``.

@@ -22,10 +22,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from simdev.sim._fifo import MASK, NEVER, SHIFT
-from simdev.sim._heap import inlined, part, pop_key, push_key
+from simdev.sim._heap import inlined, kernel, part, pop_key, push_key
 from simdev.sim._kernel import Timeline
 
 EVERY = 64  # finishes between two snapshots
@@ -152,7 +151,7 @@ def new_window(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Win
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True, no_cfunc_wrapper=True, _nrt=False)
+@kernel
 def record(g: Graph, devices, x: Timeline, state, first, line, b: Base, w: Window):
     """Keep as base what :func:`simdev.sim._fifo.run_fifo` left in ``x``, and in ``state``, ``base`` and ``line``."""
     n, n_devices, n_transfers = len(devices), len(w.device), x.count[0]
@@ -617,7 +616,7 @@ def _prologue(g: Graph, b: Base, w: Window, before, devices, moved, reordered, n
     return True, n_news, restart
 
 
-@njit(cache=True, nogil=True, no_cfunc_wrapper=True, _nrt=False)
+@kernel
 def steps_after(g: Graph, b: Base, w: Window, before, devices, move_ptr, ops, targets, below, step):
     """The step time after each move alone, into ``step``; where it is not ``below``, a lower bound of it that is not
     either; or :data:`FULL_RUN` where a full run has to tell, as the prologue would not be over before the other ops, or

@@ -8,11 +8,10 @@ takes the least when it is free and all that comes before is known.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from simdev.sim._bits import ONE, add, take_least
 from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, SHIFT, Room, send, sweep_fifo
-from simdev.sim._heap import part, pop_key, push_key
+from simdev.sim._heap import kernel, part, pop_key, push_key
 from simdev.sim._kernel import OK, STUCK, UNKNOWN, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
@@ -137,7 +136,7 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
     return OK if n_started == n else STUCK
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def run_many_priority(p: Inputs, placements, first, stop, rank, below, x: Timeline, s: Room, step, peak, overflow):
     """What :func:`simdev.sim._kernel.run_many` does, under this policy."""
     for row in range(first, stop):

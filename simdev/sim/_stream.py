@@ -9,10 +9,9 @@ that are, so that one is next.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from simdev.sim._fifo import MASK, NEVER, NONE, ONE, SHIFT, Room, send, sweep_fifo
-from simdev.sim._heap import part, pop, push
+from simdev.sim._heap import kernel, part, pop, push
 from simdev.sim._kernel import OK, SHARED, STUCK, UNKNOWN, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
@@ -223,7 +222,7 @@ def run_eager(p: Inputs, devices, x: Timeline, s: Room):
     return OK if n_started == n else STUCK
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def run_many_stream(p: Inputs, placements, first, stop, rank, below, x: Timeline, s: Room, step, peak, overflow):
     """What :func:`simdev.sim._kernel.run_many` does, under these rules."""
     for row in range(first, stop):

@@ -154,9 +154,10 @@ def draw(rows: list[dict], path: Path) -> None:
     kinds = list(dict.fromkeys(row["placement"] for row in rows))
     figure, axes = plt.subplots(1, len(kinds), figsize=(6 * len(kinds), 5), sharey=True, squeeze=False)
     for axis, kind in zip(axes[0], kinds, strict=True):
-        for contender in dict.fromkeys(row["contender"] for row in rows):
+        for number, contender in enumerate(dict.fromkeys(row["contender"] for row in rows)):
             chosen = [row for row in rows if (row["contender"], row["placement"]) == (contender, kind)]
-            axis.loglog([row["ops"] for row in chosen], [row["us"] for row in chosen], marker="o", label=contender)
+            style = {"color": f"C{number % 10}", "linestyle": ["-", "--"][number // 10 % 2], "marker": "o"}
+            axis.loglog([row["ops"] for row in chosen], [row["us"] for row in chosen], label=contender, **style)
         axis.set(title=f"{kind} placements", xlabel="ops")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("microseconds of one evaluation")

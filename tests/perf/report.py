@@ -48,6 +48,9 @@ COLUMNS = (
     "versions",
 )
 KIND = DeviceKind("gpu", 1 << 40, {"f32": 1e13}, 5e11)
+SHIPPED = (
+    "inception-v3", "nmt", "nasnet-a-large", "amoebanet-d", "transformer-xl-8", "wavenet-4x36", "gpt2-medium", "gnmt-8",
+)  # fmt: skip
 OTHER_RULES = {
     "no contention": Rules(contention="none"),
     "fair": Rules(contention="fair"),
@@ -230,7 +233,7 @@ def shapes(yardstick) -> list[dict]:
 def workloads(yardstick) -> list[dict]:
     """Shipped graphs on four P100 behind switches."""
     found = []
-    for name in ("inception-v3", "gpt2-medium", "nasnet-a-large", "nmt", "transformer-xl", "wavenet"):
+    for name in SHIPPED:
         problem, rng = Problem.build(load_workload(name), load_topology("p100x4")), np.random.default_rng(3)
         for how in ("random", "followed"):
             rows = near(problem, rng, how)

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from simdev.problem import Problem
-from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, ONE, SHIFT, Room, new_room, sweep_fifo
+from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, ONE, SHIFT, Room, answer, new_room
 from simdev.sim._flows import NANO, REBASE
 from simdev.sim._heap import kernel, part, pop_key, push_key
-from simdev.sim._kernel import UNKNOWN, Timeline, check_devices
+from simdev.sim._kernel import Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
 LATE = NEVER >> SHIFT  # no event
@@ -438,12 +438,5 @@ def run_many_fair(p: Inputs, placements, first, stop, below, x: Timeline, s: Fai
         if not check_devices(p, placements[row]):
             return row
         run_fair(p, placements[row], x, s)
-        step[row] = x.count[1]
-        if step[row] >= below:
-            peak[row] = overflow[row] = UNKNOWN
-            continue
-        sweep_fifo(p, placements[row], x, s, peak[row])
-        overflow[row] = 0
-        for device in range(len(p.slots)):
-            overflow[row] += max(0, peak[row, device] - p.capacity[device])
+        answer(p, placements[row], row, below, x, s, step, peak, overflow)
     return -1

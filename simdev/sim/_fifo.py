@@ -350,6 +350,19 @@ def sweep_fifo(p: Inputs, devices, x: Timeline, s: Room, peak):
         peak[device] = most
 
 
+@part
+def answer(p: Inputs, devices, row, below, x: Timeline, s: Room, step, peak, overflow):
+    """Note the step time of a run in row ``row``, and the memory where that is less than ``below``."""
+    step[row] = x.count[1]
+    if step[row] >= below:
+        peak[row] = overflow[row] = UNKNOWN
+        return
+    sweep_fifo(p, devices, x, s, peak[row])
+    overflow[row] = 0
+    for device in range(len(p.slots)):
+        overflow[row] += max(0, peak[row, device] - p.capacity[device])
+
+
 @kernel
 def run_many_fifo(p: Inputs, placements, first, stop, below, x: Timeline, s: Room, step, peak, overflow, known):
     """What :func:`simdev.sim._kernel.run_many` does, under the default rules. ``known``: the run of the first row is in
@@ -359,12 +372,5 @@ def run_many_fifo(p: Inputs, placements, first, stop, below, x: Timeline, s: Roo
             if not check_devices(p, placements[row]):
                 return row
             run_fifo(p, placements[row], x, s)
-        step[row] = x.count[1]
-        if step[row] >= below:
-            peak[row] = overflow[row] = UNKNOWN
-            continue
-        sweep_fifo(p, placements[row], x, s, peak[row])
-        overflow[row] = 0
-        for device in range(len(p.slots)):
-            overflow[row] += max(0, peak[row, device] - p.capacity[device])
+        answer(p, placements[row], row, below, x, s, step, peak, overflow)
     return -1

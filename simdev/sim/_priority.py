@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.sim._bits import ONE, add, take_least
-from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, SHIFT, Room, send, sweep_fifo
+from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, SHIFT, Room, answer, send
 from simdev.sim._heap import kernel, part, pop_key, push_key
-from simdev.sim._kernel import OK, STUCK, UNKNOWN, Timeline, check_devices
+from simdev.sim._kernel import OK, STUCK, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
 
@@ -142,12 +142,5 @@ def run_many_priority(p: Inputs, placements, first, stop, rank, below, x: Timeli
     for row in range(first, stop):
         if not check_devices(p, placements[row]) or run_priority(p, placements[row], rank, x, s) != OK:
             return row
-        step[row] = x.count[1]
-        if step[row] >= below:
-            peak[row] = overflow[row] = UNKNOWN
-            continue
-        sweep_fifo(p, placements[row], x, s, peak[row])
-        overflow[row] = 0
-        for device in range(len(p.slots)):
-            overflow[row] += max(0, peak[row, device] - p.capacity[device])
+        answer(p, placements[row], row, below, x, s, step, peak, overflow)
     return -1

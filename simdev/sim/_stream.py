@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.sim._fifo import MASK, NEVER, NONE, ONE, SHIFT, Room, send, sweep_fifo
+from simdev.sim._fifo import MASK, NEVER, NONE, ONE, SHIFT, Room, answer, send
 from simdev.sim._heap import kernel, part, pop, push
-from simdev.sim._kernel import OK, SHARED, STUCK, UNKNOWN, Timeline, check_devices
+from simdev.sim._kernel import OK, SHARED, STUCK, Timeline, check_devices
 from simdev.sim.arrays import Inputs
 
 
@@ -231,12 +231,5 @@ def run_many_stream(p: Inputs, placements, first, stop, rank, below, x: Timeline
         done = run_eager(p, placements[row], x, s) if p.host >= 0 else run_program(p, placements[row], x, s)
         if done != OK:
             return row
-        step[row] = x.count[1]
-        if step[row] >= below:
-            peak[row] = overflow[row] = UNKNOWN
-            continue
-        sweep_fifo(p, placements[row], x, s, peak[row])
-        overflow[row] = 0
-        for device in range(len(p.slots)):
-            overflow[row] += max(0, peak[row, device] - p.capacity[device])
+        answer(p, placements[row], row, below, x, s, step, peak, overflow)
     return -1

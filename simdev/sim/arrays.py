@@ -176,12 +176,15 @@ def _even_routes(ptr: np.ndarray, route: np.ndarray) -> tuple[np.ndarray, np.nda
     """The same waiting in line with routes all equally long, which kernels loop over faster. A channel goes where every
     route over it also takes another: it is never the last to be free. Short routes then take a channel again."""
     pair = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
-    routes = {channel: set(pair[route == channel].tolist()) for channel in np.unique(route).tolist()}
-    needless = [
-        channel
-        for channel, over in routes.items()
-        if any(over < routes[other] or (over == routes[other] and other < channel) for other in routes)
-    ]
+    routes: dict[int, set[int]] = {}
+    for channel, number in zip(route.tolist(), pair.tolist(), strict=True):
+        routes.setdefault(channel, set()).add(number)
+    needless = []
+    for channel, over in routes.items():
+        some = next(iter(over))  # a channel that is on all these routes is on this one
+        beside = route[ptr[some] : ptr[some + 1]].tolist()
+        if any(over < routes[other] or (over == routes[other] and other < channel) for other in beside):
+            needless.append(channel)
     kept = ~np.isin(route, needless)
     pair, route = pair[kept], route[kept]
     length = np.bincount(pair, minlength=len(ptr) - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.baselines._search import Record, atoms, draw_device, first_of_unit, module_groups, weight_of_unit
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 
 MISSES = 20  # proposals in a row that change nothing before giving up a turn
 

@@ -10,8 +10,8 @@ from simdev.errors import BudgetExhausted, Unsupported
 from simdev.exact.dp import Split
 from simdev.exact.load import LoadProblem
 from simdev.exact.training import alike_accelerators, load_of
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 
 MEMORY_SHARES = (1.0, 0.85, 0.7)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from simdev.baselines._units import shrunk
 from simdev.errors import Unsupported
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 
 THREADS = "SCOTCH_PTHREAD_NUMBER"  # read by Scotch whenever a context is made
 WEIGHT_SCALE = 1000  # the slowest device's weight is rounded to a whole share of this

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.errors import Unsupported
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 
 HUGE = np.iinfo(np.int64).max // 4
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from simdev.baselines._search import Record, draw_device, layer_of_unit, starts
 from simdev.baselines._units import choices
-from simdev.placement import Placement
+from simdev.problem.placement import Placement
 from simdev.placer import placer
 
 MB_PENALTY_MS = 1.0  # per MB over memory

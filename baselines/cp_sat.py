@@ -10,7 +10,7 @@ from simdev.baselines._units import choices
 from simdev.errors import Unsupported
 from simdev.exact.blocks import blocks as make_blocks
 from simdev.exact.makespan import solve_makespan
-from simdev.placement import Placement
+from simdev.problem.placement import Placement
 from simdev.placer import SHELF, Budget, placer
 from simdev.sim import simulate
 

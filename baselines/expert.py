@@ -18,7 +18,7 @@ import numpy as np
 
 from simdev.baselines._units import choices, move_to_allowed, unit_adjacency, used_devices
 from simdev.errors import Unsupported
-from simdev.placement import Placement
+from simdev.problem.placement import Placement
 from simdev.placer import placer
 
 FIRST, LAST = -1, 1 << 30

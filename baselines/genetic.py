@@ -6,7 +6,7 @@ import numpy as np
 
 from simdev.baselines._search import Record, first_of_unit, layer_of_unit, starts
 from simdev.baselines._units import choices, used_devices
-from simdev.placement import Placement
+from simdev.problem.placement import Placement
 from simdev.placer import placer
 
 POPULATION, ELITE, TOURNAMENT = 20, 2, 3

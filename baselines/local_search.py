@@ -7,7 +7,7 @@ import numpy as np
 from simdev.baselines._climb import Neighbourhood, climb
 from simdev.baselines._search import Record, starts
 from simdev.baselines._units import choices
-from simdev.placement import Placement
+from simdev.problem.placement import Placement
 from simdev.placer import placer
 
 

@@ -8,7 +8,7 @@ from simdev.baselines._climb import Neighbourhood, climb
 from simdev.baselines._search import Record, starts
 from simdev.baselines._units import choices
 from simdev.errors import Unsupported
-from simdev.placement import Placement
+from simdev.problem.placement import Placement
 from simdev.placer import SHELF, Budget, placer
 
 MEMBERS: tuple[tuple[str, dict], ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.errors import Unsupported
-from simdev.placement import Placement
+from simdev.problem.placement import Placement
 from simdev.placer import placer
 
 

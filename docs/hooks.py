@@ -112,7 +112,7 @@ def workload_pages() -> dict[str, str]:
 
 def machines_page() -> str:
     from simdev import show
-    from simdev.topology import load_topology, topology_names
+    from simdev.problem.topology import load_topology, topology_names
 
     text = ["# Machines", "", "The shipped topologies. Links give bandwidth and latency for each direction.", ""]
     for name in topology_names():

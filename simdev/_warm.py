@@ -25,9 +25,9 @@ def warm() -> None:
 
 def tiny_problem():
     """A chain of four ops on two devices joined by a link."""
-    from simdev.graph import GraphBuilder
-    from simdev.problem import Problem
-    from simdev.topology import Device, DeviceKind, Link, Topology
+    from simdev.problem.graph import GraphBuilder
+    from simdev.problem.problem import Problem
+    from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
     kind = DeviceKind("tiny", 1 << 30, {"f32": 1e12}, 1e11)
     builder, tensors = GraphBuilder("tiny"), []
@@ -39,7 +39,7 @@ def tiny_problem():
 
 def tiny_placement(problem):
     """Half of the ops on each device."""
-    from simdev.placement import Placement
+    from simdev.problem.placement import Placement
 
     return Placement(np.arange(problem.graph.n_ops) % 2)
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from simdev.bounds import gathered, stay_or_send
 from simdev.errors import Infeasible
-from simdev.graph import ComputationGraph
-from simdev.problem import Problem
+from simdev.problem.graph import ComputationGraph
+from simdev.problem.problem import Problem
 
 
 def average_durations(problem: Problem) -> np.ndarray:

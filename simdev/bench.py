@@ -24,14 +24,14 @@ from simdev.analysis import check_feasible
 from simdev.circumstances import circumstances
 from simdev.errors import Infeasible, InvalidInput, SimdevError, Unsupported
 from simdev.files import write_text
-from simdev.graph_file import load_graph, save_graph
-from simdev.placement import Placement
+from simdev.problem.graph_file import load_graph, save_graph
+from simdev.problem.placement import Placement
 from simdev.placer import Budget
 from simdev.plan import BUDGETS, Run, parse_budget, parse_rules
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 from simdev.results import Results
 from simdev.rows import Row
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 from simdev.workers import Limits, cores, death, environment, limit_process, result, running, worker_pool
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 
 STEPS = 24  # bisections: the bound is found to the relative accuracy of 2^-24 of the range
 MOST = 1024  # ops that are looked at around each op; fewer weaken the bound and keep it valid

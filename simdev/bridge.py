@@ -10,9 +10,9 @@ import numpy as np
 
 from simdev.errors import InvalidInput
 from simdev.files import write_text
-from simdev.graph import PHASES
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.graph import PHASES
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 from simdev.sim import simulate_many
 
 TRIES = 500  # simulations spent on the best placement by modules

@@ -26,7 +26,7 @@ from simdev.bench import Instance, Outcome, Submit, blank_row, execute
 from simdev.circumstances import circumstances, source_digest
 from simdev.errors import InvalidInput
 from simdev.plan import Run
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 from simdev.sim import simulate_many
 from simdev.sim.schedule import Outcomes
 from simdev.workers import Limits, death, environment, limit_process

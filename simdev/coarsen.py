@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.costs import CostTable
+from simdev.problem.costs import CostTable
 from simdev.errors import InvalidInput
-from simdev.graph import ComputationGraph, GraphBuilder
-from simdev.problem import Problem
+from simdev.problem.graph import ComputationGraph, GraphBuilder
+from simdev.problem.problem import Problem
 
 
 def fuse_chains(graph: ComputationGraph) -> np.ndarray:

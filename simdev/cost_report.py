@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from simdev import registry
-from simdev.costs import SOURCES, CostModel
+from simdev.problem.costs import SOURCES, CostModel
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import markdown_table, write_table, write_text
 from simdev.physics_report import kendall
 from simdev.placer import Budget
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 from simdev.sim import simulate
-from simdev.topology import load_kinds, load_topology
+from simdev.problem.topology import load_kinds, load_topology
 
 WORKLOADS = ("inception-v3", "rnnlm", "nmt", "gnmt-4", "transformer-xl-2", "wavenet-2x18", "vit-l", "gpt2-medium")
 TOPOLOGIES = ("p100x4", "v100x8-dgx1")

@@ -52,10 +52,10 @@ from simdev import registry
 from simdev.analysis import b_level, t_level
 from simdev.coarsen import group_units
 from simdev.errors import InvalidInput, UnknownName, Unsupported
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 from simdev.sim import simulate_many
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 FORMS = ("progressive", "one-shot")
 STARTS = ("single", "random")

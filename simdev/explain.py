@@ -8,8 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 from simdev.sim import Schedule, simulate_many
 
 REASONS = {

@@ -18,7 +18,7 @@ from math import prod
 import numpy as np
 
 from simdev.errors import UnknownName
-from simdev.graph import ComputationGraph, GraphBuilder
+from simdev.problem.graph import ComputationGraph, GraphBuilder
 
 FLOAT_BYTES = 4
 # Kinds of the backward op of a forward kind (ATen's names); None: the gradient is a view, no op runs.

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from simdev.circumstances import machine, versions
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.sim import Simulator, simulate, simulate_many
 from simdev.testing import training_graph
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 OPS_PER_BLOCK = 16  # of training_graph
 PLACEMENTS, MOVES, ROUNDS = 64, 200, 3

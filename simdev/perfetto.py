@@ -8,9 +8,9 @@ import os
 import numpy as np
 
 from simdev.files import write_text
-from simdev.graph import PHASES, ComputationGraph
+from simdev.problem.graph import PHASES, ComputationGraph
 from simdev.sim import Schedule
-from simdev.topology import Topology
+from simdev.problem.topology import Topology
 
 
 def trace_events(

@@ -16,10 +16,10 @@ from simdev import registry
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import markdown_table, write_table, write_text
 from simdev.physics import PRESETS, step_ns
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 from simdev.rows import Row, read_rows, stored_placement
 from simdev.sim import simulate
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 FULL = "simdev"
 GOOD = 1.5  # placements within this factor of the best: telling these apart is what a simulator is for

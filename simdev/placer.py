@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simdev.errors import BudgetExhausted, InvalidInput, UnknownName
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 
 if TYPE_CHECKING:
     from simdev.sim.schedule import Outcomes

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from simdev import registry, rows
 from simdev.errors import InvalidInput, UnknownName
-from simdev.problem import Rules
-from simdev.topology import load_topology, topology_names
+from simdev.problem.problem import Rules
+from simdev.problem.topology import load_topology, topology_names
 
 DEFAULT_RULES = "fifo/fifo/dataflow"
 ENDLESS = 1 << 40  # evaluations, where seconds are the budget

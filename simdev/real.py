@@ -15,11 +15,11 @@ from simdev import registry
 from simdev.errors import InvalidInput, Unsupported
 from simdev.execute.figures import CALM
 from simdev.files import write_text
-from simdev.graph import ComputationGraph
-from simdev.placement import Placement
+from simdev.problem.graph import ComputationGraph
+from simdev.problem.placement import Placement
 from simdev.placer import Budget
-from simdev.problem import Problem, Rules
-from simdev.topology import Topology, load_topology
+from simdev.problem.problem import Problem, Rules
+from simdev.problem.topology import Topology, load_topology
 
 if TYPE_CHECKING:
     from simdev.execute.compare import Costs
@@ -382,7 +382,7 @@ def profile_machine(
     signature, read by ``--costs``) and ``profile.json`` (links by size, time between ops, spread). CPU workers are of
     the kind ``core``, GPUs of the kind ``gpu``. Returns lines that say what was found."""
     _need_torch()
-    from simdev.costs import save_measured
+    from simdev.problem.costs import save_measured
     from simdev.execute.host import check_units
     from simdev.execute.link import device_file, granularity, profile_link, rates
     from simdev.execute.profile import by_signature, profile_ops
@@ -442,7 +442,7 @@ def profile_file(
     """Measure the ops whose signatures ``path`` holds, each alone, and write them into ``costs.csv``, over what it has
     of them. Returns lines that say what was found, and lines that say what was left out and why."""
     _need_torch()
-    from simdev.costs import load_measured, save_measured
+    from simdev.problem.costs import load_measured, save_measured
     from simdev.execute.alone import profile_signatures, read_signatures
     from simdev.execute.host import check_units
 

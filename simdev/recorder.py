@@ -119,7 +119,7 @@ def _gpus() -> list[str]:
 
 
 def _ops(out: Path, units, workloads, small: bool, end: float) -> None:
-    from simdev.graph_file import save_graph
+    from simdev.problem.graph_file import save_graph
     from simdev.real import load_program, profile_machine
 
     def work(name: str) -> None:
@@ -257,12 +257,12 @@ def steps_report(out: Path, units: tuple[str, ...]) -> str:
     """
     import numpy as np
 
-    from simdev.costs import FREE_KINDS, CostModel, load_measured
-    from simdev.graph_file import load_graph
-    from simdev.placement import Placement
-    from simdev.problem import Problem
+    from simdev.problem.costs import FREE_KINDS, CostModel, load_measured
+    from simdev.problem.graph_file import load_graph
+    from simdev.problem.placement import Placement
+    from simdev.problem.problem import Problem
     from simdev.sim import simulate
-    from simdev.topology import load_topology
+    from simdev.problem.topology import load_topology
 
     steps = json.loads((out / "steps.json").read_text(encoding="utf-8"))
     names = sorted({key.rpartition(" ")[0] for key in steps})

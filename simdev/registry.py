@@ -17,8 +17,8 @@ from pathlib import Path
 from simdev import placer, workload
 from simdev.errors import InvalidInput, UnknownName
 from simdev.families import family_graph
-from simdev.graph import ComputationGraph
-from simdev.graph_file import load_graph
+from simdev.problem.graph import ComputationGraph
+from simdev.problem.graph_file import load_graph
 from simdev.importers import import_graph
 
 _ID = re.compile(r"(?P<name>[^@\[\]]+)(@(?P<version>\d+))?(\[(?P<params>[^\[\]]*)\])?")

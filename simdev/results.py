@@ -10,7 +10,7 @@ from pathlib import Path
 from simdev import leaderboard, rows
 from simdev.errors import InvalidInput
 from simdev.files import writing
-from simdev.placement import Placement
+from simdev.problem.placement import Placement
 from simdev.rows import Row
 
 CURVES = (*rows.KEY, "evaluations", "seconds", "step_time_s")

@@ -21,8 +21,8 @@ import numpy as np
 
 from simdev.errors import InvalidInput
 from simdev.files import write_text, writing
-from simdev.graph_file import read_npz, write_npz
-from simdev.placement import Placement
+from simdev.problem.graph_file import read_npz, write_npz
+from simdev.problem.placement import Placement
 
 STATUSES = ("ok", "infeasible", "skipped", "timeout", "memory", "error")
 EXACT = (

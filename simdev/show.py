@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from simdev.analysis import levels
-from simdev.costs import FREE_KINDS, op_class
+from simdev.problem.costs import FREE_KINDS, op_class
 from simdev.errors import InvalidInput
 from simdev.files import replacing
-from simdev.graph import PHASES, ComputationGraph
-from simdev.topology import Topology
+from simdev.problem.graph import PHASES, ComputationGraph
+from simdev.problem.topology import Topology
 
 
 def summarise_graph(graph: ComputationGraph) -> dict:

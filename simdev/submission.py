@@ -18,7 +18,7 @@ from simdev import bench, rows
 from simdev.circumstances import circumstances
 from simdev.errors import InvalidInput
 from simdev.files import replacing
-from simdev.placement import Placement
+from simdev.problem.placement import Placement
 from simdev.plan import DEFAULT_RULES, Run
 from simdev.results import Results
 

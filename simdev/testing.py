@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.costs import CostTable, transfer_durations
+from simdev.problem.costs import CostTable, transfer_durations
 from simdev.errors import InvalidInput, Unsupported
-from simdev.graph import ComputationGraph, GraphBuilder
-from simdev.placement import Placement
+from simdev.problem.graph import ComputationGraph, GraphBuilder
+from simdev.problem.placement import Placement
 from simdev.placer import Budget, PlacerSpec
-from simdev.problem import CONTENTIONS, POLICIES, RUNTIMES, Problem, Rules
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.problem import CONTENTIONS, POLICIES, RUNTIMES, Problem, Rules
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 
 def random_graph(rng: np.random.Generator, max_ops: int = 25) -> ComputationGraph:

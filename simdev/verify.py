@@ -17,10 +17,10 @@ from simdev import bench, leaderboard, registry, rows, workers
 from simdev.analysis import Bound, check_feasible
 from simdev.errors import Infeasible, InvalidInput, SimdevError
 from simdev.plan import Run, parse_budget
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 from simdev.rows import Row
 from simdev.submission import unpacked
-from simdev.topology import topology_names
+from simdev.problem.topology import topology_names
 
 # What a run without a placement leaves empty.
 UNSCORED = {

@@ -11,7 +11,7 @@ from simdev.analysis import levels
 from simdev.errors import InvalidInput
 from simdev.explain import REASONS, Story
 from simdev.files import replacing
-from simdev.graph import PHASES
+from simdev.problem.graph import PHASES
 
 PHASE_COLOURS = ("#4477aa", "#ee6677", "#228833")
 REASON_COLOURS = {

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from simdev.errors import Unsupported
-from simdev.placement import Placement
+from simdev.problem.placement import Placement
 from simdev.placer import placer
 
 

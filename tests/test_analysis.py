@@ -16,9 +16,9 @@ from simdev.analysis import (
     lower_bounds,
     t_level,
 )
-from simdev.costs import CostTable
-from simdev.graph import GraphBuilder
-from simdev.problem import Problem, Rules
+from simdev.problem.costs import CostTable
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.problem import Problem, Rules
 from simdev.sim import simulate
 from simdev.testing import random_graph, random_placement, random_problem
 

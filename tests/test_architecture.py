@@ -110,7 +110,7 @@ for name in {HEAVY}:
 import simdev
 from simdev import registry, cli, show, importers
 assert len(registry.placers()) > 0 and len(registry.workloads()) > 0
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 assert load_topology("p100x4").n_devices == 5
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

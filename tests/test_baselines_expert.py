@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 
 from simdev.errors import Unsupported
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 from simdev.placer import Budget
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 from simdev.registry import find_placer, graph_path, load_workload, workloads
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 
 def chain(family, layers):

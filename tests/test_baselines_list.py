@@ -10,14 +10,14 @@ import pytest
 from simdev.analysis import b_level
 from simdev.baselines import _list, heft, m_sct, m_topo, peft
 from simdev.baselines._units import choices
-from simdev.costs import CostTable
-from simdev.graph import GraphBuilder
+from simdev.problem.costs import CostTable
+from simdev.problem.graph import GraphBuilder
 from simdev.placer import Budget
-from simdev.problem import Problem, Rules
+from simdev.problem.problem import Problem, Rules
 from simdev.registry import find_placer
 from simdev.sim import simulate_many
 from simdev.testing import random_problem
-from simdev.topology import Device, DeviceKind, Link, Topology, load_topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[2] / "shared" / "data"))
 GNMT = DATA / "baechi" / "gnmt_v2_l4_b128_s40_forward.json"

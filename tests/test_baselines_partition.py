@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput, Unsupported
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 from simdev.placer import Budget
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 from simdev.registry import find_placer
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 CLUSTERS, SIZE = 4, 40
 

@@ -6,13 +6,13 @@ from test_baselines_list import problem_of
 
 from simdev.baselines import _climb, _search
 from simdev.baselines._units import choices
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 from simdev.placer import Budget
-from simdev.problem import Problem, Rules
+from simdev.problem.problem import Problem, Rules
 from simdev.registry import find_placer, graph_path, load_workload
 from simdev.sim import simulate_many
 from simdev.testing import random_problem
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 SEARCHES = ["local-search", "annealing", "genetic", "portfolio"]
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from simdev.baselines import _units
-from simdev.costs import CostTable
+from simdev.problem.costs import CostTable
 from simdev.errors import Unsupported
-from simdev.graph import GraphBuilder
-from simdev.problem import Problem
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.problem import Problem
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 
 def problem(op_ns, routed=None, groups=None):

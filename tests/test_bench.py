@@ -13,10 +13,10 @@ import pytest
 
 from simdev import bench, leaderboard, registry, rows, verify, workers
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph import GraphBuilder
-from simdev.graph_file import save_graph
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.graph_file import save_graph
 from simdev.plan import BUDGETS, Run, plan, time_limit
-from simdev.topology import topology_names
+from simdev.problem.topology import topology_names
 from simdev.workers import Limits
 
 ODD = str(Path(__file__).with_name("odd_placers.py"))

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from simdev.analysis import lower_bound, lower_bounds
-from simdev.graph import GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 from simdev.sim import simulate, simulate_many
 from simdev.testing import random_problem
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 
 def rig(count, memory=1 << 20):

@@ -9,10 +9,10 @@ import pytest
 from simdev import cli, registry, sim
 from simdev.bridge import _collapsed, device_map, write_device_map
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem
-from simdev.topology import load_topology
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
+from simdev.problem.topology import load_topology
 
 MODEL = """
     import torch

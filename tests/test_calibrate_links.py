@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from simdev.calibrate.links import LinkFit, fit, fit_table, ranges_toml, read_links
-from simdev.costs import transfer_durations
+from simdev.problem.costs import transfer_durations
 from simdev.errors import InvalidInput
-from simdev.topology import load_topology, parse_topology
+from simdev.problem.topology import load_topology, parse_topology
 
 TWO = {
     "name": "two",

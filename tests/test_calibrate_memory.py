@@ -7,7 +7,7 @@ import pytest
 from simdev.calibrate import resnet50
 from simdev.calibrate.memory import graph_peak, replay_memory
 from simdev.calibrate.traces import read_trace
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 
 
 def trace_of(path, rows, totals=True):

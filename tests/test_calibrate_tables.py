@@ -26,13 +26,13 @@ from simdev.calibrate.labels import find_labels, read_label
 from simdev.calibrate.neusight import is_op_table, read_op_table
 from simdev.calibrate.observations import Found
 from simdev.calibrate.workbook import sheet_rows
-from simdev.costs import SOURCES, CostModel
+from simdev.problem.costs import SOURCES, CostModel
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
-from simdev.opcost.device import load_calibration, read_calibration
-from simdev.opcost.parts import Part
-from simdev.opcost.physics import baseline_s
-from simdev.topology import Device, DeviceKind, Link, Topology, load_topology
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.opcost.device import load_calibration, read_calibration
+from simdev.problem.opcost.parts import Part
+from simdev.problem.opcost.physics import baseline_s
+from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology
 
 DEVICE = "Tesla_V100-PCIE-32GB"
 

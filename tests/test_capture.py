@@ -448,11 +448,11 @@ def test_memory_in_program_order_is_what_pytorch_allocates(entry):
 
     from simdev.capture import capture_workload
     from simdev.capture.trace import Tape
-    from simdev.placement import Placement
-    from simdev.problem import Problem, Rules
+    from simdev.problem.placement import Placement
+    from simdev.problem.problem import Problem, Rules
     from simdev.registry import find_workload
     from simdev.sim import simulate
-    from simdev.topology import load_topology
+    from simdev.problem.topology import load_topology
 
     spec, params = find_workload(entry)
     quiet = Tape()  # answers the optimiser's questions about step counters

@@ -8,11 +8,11 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.registry import find_workload
 from simdev.sim import simulate
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 torch = pytest.importorskip("torch")
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from simdev import cli
-from simdev.graph import GraphBuilder
-from simdev.graph_file import load_graph, read_npz, save_graph
-from simdev.problem import Problem
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.graph_file import load_graph, read_npz, save_graph
+from simdev.problem.problem import Problem
 from simdev.sim import simulate_many
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 ROOT = Path(__file__).parents[1]
 
@@ -204,7 +204,7 @@ def test_truncated_and_random_files(simdev, graph, tmp_path):
 
 
 def test_zip_bomb(simdev, tmp_path, monkeypatch):
-    monkeypatch.setattr("simdev.graph_file.MAX_UNPACKED", 1 << 20)
+    monkeypatch.setattr("simdev.problem.graph_file.MAX_UNPACKED", 1 << 20)
     bad = tmp_path / "bomb.npz"
     with zipfile.ZipFile(bad, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("header.npy", bytes(2 << 20))

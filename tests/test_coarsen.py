@@ -3,11 +3,11 @@ import pytest
 
 from simdev import coarsen
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.testing import random_graph, random_placement, random_problem
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 
 def diamond_with_tail(groups=None):

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from simdev.costs import CostModel, load_measured, op_class, peak_flops, roofline_ns, save_measured
+from simdev.problem.costs import CostModel, load_measured, op_class, peak_flops, roofline_ns, save_measured
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
-from simdev.graph_file import load_graph
-from simdev.topology import Device, DeviceKind, Link, Topology, load_kinds
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.graph_file import load_graph
+from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_kinds
 
 GPU = DeviceKind("gpu", 2**30, {"f32": 1e12, "tf32": 4e12, "bf16": 8e12}, 1e11, launch_ns=100,
                  compute_efficiency={"default": 0.5, "conv": 0.25}, memory_efficiency={"norm": 0.5})  # fmt: skip

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph import GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 from simdev.sim import simulate
 from simdev.testing import random_problem
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 gym = pytest.importorskip("gymnasium", reason="needs gymnasium (extra env)")
 env_module = pytest.importorskip("simdev.env")

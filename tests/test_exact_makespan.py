@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from test_exact_placers import machine, place, training_chain
 
-from simdev.costs import CostTable
+from simdev.problem.costs import CostTable
 from simdev.errors import InvalidInput, Unsupported
 from simdev.exact.blocks import blocks
 from simdev.exact.makespan import solve_makespan
-from simdev.graph import GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.sim import simulate
 from simdev.testing import random_problem
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 
 def two_chains(flops, size, count=2):

@@ -10,7 +10,7 @@ import pytest
 from simdev import Placement, Problem, simulate
 from simdev.errors import InvalidInput
 from simdev.perfetto import trace_events, write_trace
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 from simdev.workload import TrainingStep
 
 torch = pytest.importorskip("torch")

@@ -10,11 +10,11 @@ from PIL import Image
 from simdev import cli, sim
 from simdev.errors import InvalidInput
 from simdev.explain import REASONS, Story, explain
-from simdev.graph import GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.testing import random_placement, random_problem
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 from simdev.view import draw, merged
 
 KIND = DeviceKind("tiny", 1 << 20, {"f32": 1e12}, 1e11)

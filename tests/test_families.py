@@ -6,7 +6,7 @@ import pytest
 from simdev import Problem, load_topology, simulate_many
 from simdev.errors import UnknownName
 from simdev.families import FAMILIES, Tape, family_graph, family_split
-from simdev.graph import PHASES
+from simdev.problem.graph import PHASES
 from simdev.registry import load_workload
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput
-from simdev.graph import ComputationGraph, GraphBuilder
+from simdev.problem.graph import ComputationGraph, GraphBuilder
 
 
 def test_ops_are_numbered_topologically_keeping_the_order_given():

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
-from simdev.graph_file import load_graph, read_npz, save_graph, write_npz
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.graph_file import load_graph, read_npz, save_graph, write_npz
 
 
 def small_graph():
@@ -231,7 +231,7 @@ def test_headers_that_are_not_json(path, text):
 def test_a_bomb_is_refused_before_it_is_unpacked(path, monkeypatch):
     import tracemalloc
 
-    monkeypatch.setattr("simdev.graph_file.MAX_UNPACKED", 1 << 25)
+    monkeypatch.setattr("simdev.problem.graph_file.MAX_UNPACKED", 1 << 25)
     rewrite(path, {f"c{number}.npy": bytes(1 << 24) for number in range(3)})
     tracemalloc.start()
     text = refused(path)

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from simdev.graph import PHASES
+from simdev.problem.graph import PHASES
 from simdev.registry import load_workload
 
 NAMES = (
@@ -157,11 +157,11 @@ def test_a_memory_of_transformer_xl_is_read_before_it_is_overwritten():
 
 
 def test_nmt_is_too_large_for_one_k80_as_in_mirhoseini_2017():
-    from simdev.placement import Placement
-    from simdev.problem import Problem
+    from simdev.problem.placement import Placement
+    from simdev.problem.problem import Problem
     from simdev.registry import find_placer
     from simdev.sim import simulate
-    from simdev.topology import load_topology
+    from simdev.problem.topology import load_topology
 
     problem = Problem.build(load_workload("nmt"), load_topology("k80x2"))
     gpu = problem.topology.accelerators[0]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph import GraphBuilder
-from simdev.graph_file import save_graph
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.graph_file import save_graph
 from simdev.importers import detect_format, import_graph
 from simdev.importers.networkx_graph import from_networkx, to_networkx
 from simdev.importers.plain import export_json

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simdev.costs import SOURCES, CostModel
+from simdev.problem.costs import SOURCES, CostModel
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph import GraphBuilder
-from simdev.opcost.device import (
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.opcost.device import (
     Calibration,
     ClassFit,
     calibration_names,
@@ -16,11 +16,11 @@ from simdev.opcost.device import (
     load_calibration,
     read_calibration,
 )
-from simdev.opcost.parts import _MAKERS, Part, parts_of
-from simdev.opcost.physics import Datasheet, baseline_s, features, moved_bytes, work_flops
-from simdev.opcost.signature import Tensor, parse_signature
-from simdev.opcost.trees import UNIT, Trees, arrays_of, power_of_two, trees_from
-from simdev.topology import DeviceKind, load_kinds
+from simdev.problem.opcost.parts import _MAKERS, Part, parts_of
+from simdev.problem.opcost.physics import Datasheet, baseline_s, features, moved_bytes, work_flops
+from simdev.problem.opcost.signature import Tensor, parse_signature
+from simdev.problem.opcost.trees import UNIT, Trees, arrays_of, power_of_two, trees_from
+from simdev.problem.topology import DeviceKind, load_kinds
 
 SHEET = Datasheet(flops=1e12, bandwidth=1e11, units=10)
 CONV = (

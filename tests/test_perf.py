@@ -5,9 +5,9 @@ import csv
 import numpy as np
 
 from simdev import perf
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 from simdev.testing import training_graph
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 
 def test_rows_and_files(tmp_path):

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from simdev.costs import CostTable, transfer_durations
+from simdev.problem.costs import CostTable, transfer_durations
 from simdev.errors import UnknownName
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 from simdev.physics import PRESETS, step_ns, under
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 from simdev.sim import simulate, validate
 from simdev.testing import random_problem
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 KIND = DeviceKind("k", 1 << 30, {"f32": 1.0}, 1.0)
 MB = 7_600_000  # 1,000 us on Placeto's bus

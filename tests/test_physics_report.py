@@ -7,11 +7,11 @@ from simdev import physics_report, registry
 from simdev.errors import InvalidInput
 from simdev.physics import PRESETS
 from simdev.physics_report import FULL, LEAST, CaseTimes, agreements, markdown, matrix, read_cases
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 from simdev.rows import Row, store_placement, write_rows
 from simdev.sim import simulate
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 TIMES = {FULL: [100, 120, 140, 300, 900]} | {
     "placeto": [10, 20, 30, 40, 50],

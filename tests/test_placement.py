@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph import GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 GPU = DeviceKind("gpu", 2**30, {"f32": 1e12}, 1e11, unsupported=("string_split",))
 CPU = DeviceKind("cpu", 2**30, {"f32": 1e11}, 1e10)

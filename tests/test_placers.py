@@ -5,10 +5,10 @@ import pytest
 
 from simdev.errors import BudgetExhausted, InvalidInput
 from simdev.placer import Budget, PlacerSpec
-from simdev.problem import Problem, Rules
+from simdev.problem.problem import Problem, Rules
 from simdev.registry import graph_path, load_workload, placers
 from simdev.testing import check_placer, random_placement, random_problem
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 SPECS = placers()
 

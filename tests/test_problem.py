@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph import GraphBuilder
-from simdev.problem import Problem, Rules
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.problem import Problem, Rules
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 GPU = DeviceKind("gpu", 2**30, {"f32": 1e12}, 1e11, launch_ns=100, unsupported=("rare",))
 CPU = DeviceKind("cpu", 2**30, {"f32": 1e11}, 1e10, launch_ns=1)

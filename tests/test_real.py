@@ -13,8 +13,8 @@ import pytest
 
 from simdev import Placement, Problem, load_topology, simulate
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph import GraphBuilder
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 torch = pytest.importorskip("torch")
 CORES = sorted(os.sched_getaffinity(0))
@@ -164,7 +164,7 @@ ALONE = {
 
 
 def test_ops_of_a_file_are_measured_alone_and_the_others_named(tmp_path):
-    from simdev.costs import load_measured, save_measured
+    from simdev.problem.costs import load_measured, save_measured
     from simdev.real import profile_file
 
     mm, *_ = ALONE
@@ -182,7 +182,7 @@ def test_ops_of_a_file_are_measured_alone_and_the_others_named(tmp_path):
 
 
 def test_signatures_are_read_from_cost_tables():
-    from simdev.costs import load_measured
+    from simdev.problem.costs import load_measured
     from simdev.execute.alone import read_signatures
 
     table = MEASURED / "machine" / "costs.csv"
@@ -349,7 +349,7 @@ def test_profile_compare_and_execute_from_the_command_line(tmp_path):
     assert profile["kinds"]["core"]["flop_per_s"] > 0 and len(profile["links"]) == 1
 
     from simdev.capture import capture_file
-    from simdev.costs import CostModel, load_measured
+    from simdev.problem.costs import CostModel, load_measured
 
     costs = load_measured(tmp_path / "mine" / "costs.csv")
     graph = capture_file(f"{tmp_path / 'model.py'}:make_step")

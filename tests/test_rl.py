@@ -11,12 +11,12 @@ from simdev.baselines.rl._case import FEATURES, bucket, make_case
 from simdev.baselines.rl._groups import coarse_groups, colocation_groups
 from simdev.baselines.rl._train import Learner, search
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 from simdev.placer import Budget
-from simdev.problem import Problem, Rules
+from simdev.problem.problem import Problem, Rules
 from simdev.registry import find_placer, graph_path, load_workload
 from simdev.testing import random_problem, training_graph
-from simdev.topology import Device, DeviceKind, Link, Topology, load_topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology
 
 SMALL = {"groups": 16, "hidden": 8, "samples": 8}
 

@@ -7,7 +7,7 @@ from simdev import GraphBuilder, Problem
 from simdev.baselines.rl._case import make_case
 from simdev.policy import save_policy
 from simdev.registry import find_placer
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 
 def dag_of(problem):

@@ -5,7 +5,7 @@ import pytest
 
 from simdev import GraphBuilder, Problem
 from simdev.baselines.rl._case import make_case
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 
 def net_of(problem, group=None):

@@ -15,7 +15,7 @@ from simdev.errors import InvalidInput, Unsupported
 from simdev.families import family_graph
 from simdev.registry import find_placer, load_workload
 from simdev.testing import training_graph
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 TINY = {
     "doppler": {"groups": 16, "hidden": 8, "rounds": 2, "episodes": 8, "imitation": 3, "history": 16},

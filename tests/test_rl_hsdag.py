@@ -6,9 +6,9 @@ import pytest
 from simdev.baselines.rl._groups import chain_groups
 from simdev.baselines.rl._hsdag import NODE_FEATURES, Policy, fractal_dimension, parsed, speeds, structured
 from simdev.baselines.rl._jax import eqx, jax
-from simdev.graph import GraphBuilder
-from simdev.problem import Problem
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.problem import Problem
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 PARSED = jax.jit(parsed, static_argnums=3)
 

@@ -7,11 +7,11 @@ from simdev.baselines.rl._case import make_case
 from simdev.baselines.rl._post import cross_entropy, elite, learner_functions
 from simdev.baselines.rl._train import Evaluator
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 from simdev.placer import Budget
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 from simdev.registry import find_placer
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 SETTINGS = {
     "groups": 4, "devices": 8, "samples": 4, "pool": 8, "share": 0.25, "mix": 0.2, "epochs": 3, "rate": 0.5,

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from simdev.costs import CostModel
+from simdev.problem.costs import CostModel
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.show import describe_topology, draw_topology, graph_text, peak_bytes, summarise_graph, topology_text
-from simdev.topology import Device, DeviceKind, Link, Topology, load_topology, topology_names
+from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology, topology_names
 
 
 def diamond():

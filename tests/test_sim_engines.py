@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from simdev.errors import UnknownName
-from simdev.placement import Placement
-from simdev.problem import CONTENTIONS, POLICIES, RUNTIMES, Rules
+from simdev.problem.placement import Placement
+from simdev.problem.problem import CONTENTIONS, POLICIES, RUNTIMES, Rules
 from simdev.sim import simulate, simulate_many
 from simdev.testing import assert_same_schedule, random_placement, random_problem
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from test_sim_rules import machine, problem
 
-from simdev.costs import CostTable
+from simdev.problem.costs import CostTable
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.sim import arrays, simulate, simulate_many, validate
 from simdev.sim.arrays import problem_arrays
 from simdev.testing import (
@@ -21,7 +21,7 @@ from simdev.testing import (
     random_topology,
     training_graph,
 )
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 
 @cache

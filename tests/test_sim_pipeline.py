@@ -5,13 +5,13 @@ import pytest
 from test_sim_rules import problem
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph import GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.sim import simulate, validate
 from simdev.sim.pipeline import simulate_pipeline
 from simdev.testing import assert_same_schedule, random_costs, random_placement, random_topology, training_graph
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 
 def line(n_devices, memory=10**9):

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from simdev.costs import CostTable
+from simdev.problem.costs import CostTable
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.sim import ENGINES, simulate, simulate_many
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 
 def machine(n_devices=2, *, memory=1000, slots=1, granularity=1, links=None, host=False):
@@ -23,7 +23,7 @@ def machine(n_devices=2, *, memory=1000, slots=1, granularity=1, links=None, hos
 
 def problem(builder, topology, durations, *, rules=None, dispatch=0):
     """A problem whose ops take ``durations`` ns on every device, and whose transfers cost 10 ns + 1 ns per byte."""
-    from simdev.costs import transfer_durations
+    from simdev.problem.costs import transfer_durations
 
     graph = builder.build()
     transfer, pair = transfer_durations(graph.tensor_bytes, topology)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.registry import load_workload
 from simdev.sim import Simulator, simulate
 from simdev.testing import random_placement, random_problem, training_graph
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 
 def walk(rng, simulator, moves):

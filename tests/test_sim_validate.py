@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from test_sim_rules import chain, machine, problem
 
-from simdev.placement import Placement
-from simdev.problem import CONTENTIONS, POLICIES, Problem, Rules
+from simdev.problem.placement import Placement
+from simdev.problem.problem import CONTENTIONS, POLICIES, Problem, Rules
 from simdev.sim import InvalidSchedule, simulate, validate
 from simdev.sim.schedule import Schedule
 from simdev.testing import assert_same_schedule, random_placement, random_problem

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.topology import Device, DeviceKind, Link, Topology, load_kinds, load_topology, topology_names
+from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_kinds, load_topology, topology_names
 
 GPU = DeviceKind("gpu", 2**30, {"f32": 1e12}, 1e11)
 CPU = DeviceKind("cpu", 2**34, {"f32": 1e11}, 1e10)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from simdev.capture.__main__ import forward_macs, shelf, table
-from simdev.graph_file import load_graph
+from simdev.problem.graph_file import load_graph
 from simdev.registry import find_workload, graph_path, load_workload, workloads
 
 CONVOLUTIONS = (

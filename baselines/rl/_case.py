@@ -13,9 +13,9 @@ import numpy as np
 from simdev.analysis import average_transfers, b_level, fastest_durations, t_level
 from simdev.baselines._units import choices, used_devices
 from simdev.errors import InvalidInput
-from simdev.graph import ComputationGraph
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.graph import ComputationGraph
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 
 KINDS = 32  # buckets that kinds are hashed into: unseen kinds have one too
 SHAPES = (5, 5)  # outputs, dimensions

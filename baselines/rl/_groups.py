@@ -11,8 +11,8 @@ import numpy as np
 from simdev.baselines._list import coplace, forward_finder, tables
 from simdev.baselines._search import atoms, layer_of_unit
 from simdev.baselines._units import choices, fastest_ns, unit_tensor_edges
-from simdev.graph import ComputationGraph
-from simdev.problem import Problem
+from simdev.problem.graph import ComputationGraph
+from simdev.problem.problem import Problem
 
 LARGEST_SHARE = 1 / 256  # of time or persistent bytes, of a group that single readers make
 LEAST_LAYERS = 8  # of a source model whose layers tell its parts apart

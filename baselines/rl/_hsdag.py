@@ -13,7 +13,7 @@ from simdev.baselines.rl._groups import chain_groups
 from simdev.baselines.rl._jax import eqx, jax, jnp, optax, starter
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._train import Evaluator, State
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 
 CONVOLUTIONS = 2
 DROPPED = 0.2  # share of hidden values, while learning

@@ -19,10 +19,10 @@ from simdev.calibrate.observations import Found
 from simdev.calibrate.traces import read_trace
 from simdev.errors import InvalidInput
 from simdev.files import write_text
-from simdev.graph_file import write_npz
-from simdev.opcost.device import Calibration, ClassFit, device_text
-from simdev.opcost.physics import Datasheet
-from simdev.opcost.trees import arrays_of
+from simdev.problem.graph_file import write_npz
+from simdev.problem.opcost.device import Calibration, ClassFit, device_text
+from simdev.problem.opcost.physics import Datasheet
+from simdev.problem.opcost.trees import arrays_of
 
 CLASSES = ("linear", "gemm", "bmm", "conv3x3", "conv", "conv_dgrad", "conv_wgrad", "rnn", "rnn_dgrad", "rnn_wgrad",
            "vector", "softmax", "layer_norm")  # fmt: skip

@@ -25,9 +25,9 @@ from simdev.calibrate.fit import Sample, fit_class, relative_error, shows_kernel
 from simdev.calibrate.labels import Label, find_labels, read_label, without_nodes
 from simdev.calibrate.manifest import load_manifest, role_of
 from simdev.errors import InvalidInput
-from simdev.opcost.device import Calibration, calibration_names, load_calibration
-from simdev.opcost.parts import Part
-from simdev.opcost.physics import GEMM_LIKE, moved_bytes, work_flops
+from simdev.problem.opcost.device import Calibration, calibration_names, load_calibration
+from simdev.problem.opcost.parts import Part
+from simdev.problem.opcost.physics import GEMM_LIKE, moved_bytes, work_flops
 
 GOAL_OF = {
     **dict.fromkeys(("linear", "gemm", "bmm"), "F5 gemm"),

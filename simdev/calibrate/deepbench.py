@@ -11,7 +11,7 @@ import numpy as np
 
 from simdev.calibrate.observations import Found, Observations
 from simdev.calibrate.workbook import sheet_rows
-from simdev.opcost.parts import conv_name
+from simdev.problem.opcost.parts import conv_name
 
 SINGLE = re.compile(r"fp32", re.IGNORECASE)
 HALF = re.compile(r"mixed", re.IGNORECASE)  # 16-bit inputs on tensor cores, 32-bit sums

@@ -16,9 +16,9 @@ import numpy as np
 from simdev.calibrate.manifest import held_out
 from simdev.calibrate.observations import Observations
 from simdev.errors import InvalidInput
-from simdev.opcost.device import ClassFit, fitted_s
-from simdev.opcost.physics import Datasheet, baseline_s, features
-from simdev.opcost.trees import UNIT, Trees
+from simdev.problem.opcost.device import ClassFit, fitted_s
+from simdev.problem.opcost.physics import Datasheet, baseline_s, features
+from simdev.problem.opcost.trees import UNIT, Trees
 
 # (trees, leaves of each, rows in a leaf at least)
 SIZES = {

@@ -13,7 +13,7 @@ import numpy as np
 from simdev.calibrate.replay import LAUNCH, MARK, RETURN, Line, host_costs, host_line
 from simdev.calibrate.traces import DEVICE_KINDS, STEP, Trace
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 from simdev.importers import Imported
 
 HOST_KIND = "host"  # the device kind that the host's times are filed under

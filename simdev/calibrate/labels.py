@@ -19,7 +19,7 @@ from math import prod
 from pathlib import Path
 
 from simdev.errors import InvalidInput
-from simdev.opcost.parts import Part, product_part
+from simdev.problem.opcost.parts import Part, product_part
 
 FLOAT = 4
 REPEATED = re.compile(r"\.0[.']")  # a node inside the first of the repeated layers, by its module path

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from simdev.calibrate.traces import Trace
-from simdev.costs import CostTable
-from simdev.graph import ComputationGraph, GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.costs import CostTable
+from simdev.problem.graph import ComputationGraph, GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.sim import simulate
-from simdev.topology import Device, DeviceKind, Topology
+from simdev.problem.topology import Device, DeviceKind, Topology
 
 GRANULE = 512  # PyTorch rounds every block on a GPU up to a multiple of it
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from simdev.opcost.parts import Part
+from simdev.problem.opcost.parts import Part
 
 
 @dataclass
 class Observations:
     """Times of parts of one class on one device, in a reader's order.
 
-    ``dims`` int64 ``(n, dimensions)`` as :mod:`simdev.opcost.parts` lists them; ``seconds`` float64 ``(n,)``.
+    ``dims`` int64 ``(n, dimensions)`` as :mod:`simdev.problem.opcost.parts` lists them; ``seconds`` float64 ``(n,)``.
     ``host_floor``: the readings contain the host's issue time and an event's cost (timers around single calls).
     """
 
@@ -28,7 +28,7 @@ class Observations:
     file: str = ""
 
     def keys(self) -> list[str]:
-        """The part keys by which rows are split: see :attr:`simdev.opcost.parts.Part.key`."""
+        """The part keys by which rows are split: see :attr:`simdev.problem.opcost.parts.Part.key`."""
         return [Part(self.name, tuple(row), self.dtype).key for row in self.dims.tolist()]
 
     def where(self, mask: np.ndarray) -> Observations:

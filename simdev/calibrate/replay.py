@@ -21,13 +21,13 @@ from difflib import SequenceMatcher
 import numpy as np
 
 from simdev.calibrate.traces import DEVICE_KINDS, Trace
-from simdev.costs import CostTable
+from simdev.problem.costs import CostTable
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.sim import simulate
-from simdev.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 QUEUE_DEPTH = 1024  # CUDA's launches in flight on a stream; traces that run ahead show about as many
 FOUND_BUSY_NS = 1_000_000  # an idle stream begins a thousand times sooner

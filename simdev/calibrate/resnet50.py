@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simdev.graph import ComputationGraph
-from simdev.graph_file import load_graph
+from simdev.problem.graph import ComputationGraph
+from simdev.problem.graph_file import load_graph
 
 GRAPH = Path(__file__).parent / "resnet50-32.npz"
 FIRST_CONVOLUTION = "[[[32,3,224,224],[64,3,7,7]"  # the input shapes, as traces write them

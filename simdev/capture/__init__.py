@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
-from simdev.graph import ComputationGraph
+from simdev.problem.graph import ComputationGraph
 
 if TYPE_CHECKING:
     from simdev.workload import TrainingStep, WorkloadSpec

@@ -11,8 +11,8 @@ import numpy as np
 
 from simdev import registry
 from simdev.capture import capture_workload
-from simdev.graph import ComputationGraph
-from simdev.graph_file import load_graph, save_graph
+from simdev.problem.graph import ComputationGraph
+from simdev.problem.graph_file import load_graph, save_graph
 
 COLUMNS = ("workload", "fingerprint", "ops", "tensors", "edges", "parameters", "flops", "torch")
 PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product_flash_attention")

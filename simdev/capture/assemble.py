@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from simdev.capture.trace import Op, Tape
-from simdev.graph import ComputationGraph, GraphBuilder
+from simdev.problem.graph import ComputationGraph, GraphBuilder
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from simdev.capture.assemble import Assembly, assemble
 from simdev.capture.trace import Tape, storage_bytes
 from simdev.errors import InvalidInput, Unsupported
-from simdev.graph import ComputationGraph
+from simdev.problem.graph import ComputationGraph
 
 
 def run(make, name: str, meta: dict) -> ComputationGraph:

@@ -110,9 +110,9 @@ def command(name: str, **settings):
 def build_problem(graph, topology, policy="fifo", contention="fifo", runtime="dataflow", costs=None):
     """The problem that a command's arguments name."""
     from simdev import registry
-    from simdev.costs import CostModel, load_measured
-    from simdev.problem import Problem, Rules
-    from simdev.topology import load_topology
+    from simdev.problem.costs import CostModel, load_measured
+    from simdev.problem.problem import Problem, Rules
+    from simdev.problem.topology import load_topology
 
     model = CostModel() if costs is None else CostModel(measured=load_measured(costs))
     rules = Rules(policy, contention, runtime)

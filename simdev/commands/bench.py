@@ -149,7 +149,7 @@ def compare(
 
 def _compare_placements(problem, before: Path, after: Path) -> list[dict]:
     from simdev import sim
-    from simdev.placement import Placement
+    from simdev.problem.placement import Placement
 
     old, new = Placement.load(before, problem), Placement.load(after, problem)
     old_run, new_run = sim.simulate(problem, old), sim.simulate(problem, new)

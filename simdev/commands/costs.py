@@ -24,8 +24,8 @@ def costs(
     import numpy as np
 
     from simdev import registry
-    from simdev.costs import SOURCES, CostModel, load_measured
-    from simdev.topology import load_kinds, load_topology, topology_names
+    from simdev.problem.costs import SOURCES, CostModel, load_measured
+    from simdev.problem.topology import load_kinds, load_topology, topology_names
 
     workload, kinds = registry.load_workload(graph), load_kinds()
     if device in kinds:

@@ -48,8 +48,8 @@ def execute(
 ) -> None:
     """Run a training step under a placement on this machine, measure it and put it beside the simulation."""
     from simdev import real
-    from simdev.placement import Placement
-    from simdev.topology import load_topology
+    from simdev.problem.placement import Placement
+    from simdev.problem.topology import load_topology
 
     if (placement is None) == (placer is None):
         raise InvalidInput("give either --placement or --placer")

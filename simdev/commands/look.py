@@ -22,7 +22,7 @@ def show(
     """Summarise a graph, or describe and draw a topology."""
     from simdev import registry
     from simdev import show as showing
-    from simdev.topology import load_topology, topology_names
+    from simdev.problem.topology import load_topology, topology_names
 
     if what.endswith(".toml") or what in topology_names():
         topology = load_topology(what)
@@ -71,7 +71,7 @@ def _list_workloads() -> list[dict]:
 
 
 def _list_topologies() -> list[dict]:
-    from simdev.topology import load_topology, topology_names
+    from simdev.problem.topology import load_topology, topology_names
 
     return [{"name": name, "description": load_topology(name).description} for name in topology_names()]
 

@@ -19,7 +19,7 @@ def capture(
 ) -> None:
     """Turn a PyTorch training step into a graph file."""
     from simdev.capture import capture_file
-    from simdev.graph_file import save_graph
+    from simdev.problem.graph_file import save_graph
 
     graph = capture_file(step)
     save_graph(graph, out)
@@ -38,8 +38,8 @@ def import_(
     ] = False,
 ) -> None:
     """Turn a graph of another tool, or a profiler trace (-f kineto), into a graph file."""
-    from simdev.costs import save_measured
-    from simdev.graph_file import save_graph
+    from simdev.problem.costs import save_measured
+    from simdev.problem.graph_file import save_graph
     from simdev.importers import import_graph
 
     if file_format in ("kineto", "chrome"):

@@ -50,7 +50,7 @@ def simulate(
 ) -> None:
     """Step time and memory of one placement."""
     from simdev import sim
-    from simdev.placement import Placement
+    from simdev.problem.placement import Placement
 
     if (placement is None) == (placer is None):
         raise InvalidInput("give either --placement or --placer")

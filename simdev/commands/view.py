@@ -96,7 +96,7 @@ def _from_folder(folder: Path, workload: str | None, topology: str | None, place
 
 def _from_file(path: Path, workload: str | None, topology: str | None, placer: str | None):
     """A placement file. What made it is written in it, where the options do not say."""
-    from simdev.placement import Placement
+    from simdev.problem.placement import Placement
 
     if placer is not None:
         raise InvalidInput("--placer chooses a run of a folder", source=path)

@@ -10,7 +10,7 @@ from simdev.coarsen import coarse_problem
 from simdev.exact.contract import contract
 from simdev.exact.merge import merge_cheapest, merge_dominated
 from simdev.exact.training import alike_accelerators, load_of
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ import numpy as np
 
 from simdev.analysis import b_level, fastest_durations, t_level
 from simdev.errors import InvalidInput, Unsupported
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 
 TICKS = 1 << 22  # the horizon in ticks: finer times make the solver slower, not wiser
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.costs import FREE_KINDS
+from simdev.problem.costs import FREE_KINDS
 from simdev.errors import Unsupported
 from simdev.exact.load import LoadProblem
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 
 
 def alike_accelerators(problem: Problem) -> list[int]:

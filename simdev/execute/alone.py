@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from simdev.capture.trace import DTYPES, signature
-from simdev.costs import op_class
+from simdev.problem.costs import op_class
 from simdev.errors import InvalidInput
 from simdev.execute.cpu import settle
 from simdev.execute.link import in_processes
 from simdev.execute.shared import Shared
 from simdev.execute.worker import clock
-from simdev.opcost.signature import Signature, Tensor, parse_signature
+from simdev.problem.opcost.signature import Signature, Tensor, parse_signature
 
 SIGNATURE = re.compile(r"\w[\w.:]*(\(.*\)(->.+)?)?")
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.costs import CostTable
+from simdev.problem.costs import CostTable
 from simdev.execute.host import execute
 from simdev.execute.measure import step_schedule
 from simdev.execute.program import Program
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 from simdev.sim import Schedule, simulate
 
 

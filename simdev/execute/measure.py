@@ -9,7 +9,7 @@ import numpy as np
 from simdev.execute.host import Execution
 from simdev.execute.program import Program
 from simdev.sim import Schedule
-from simdev.topology import Topology
+from simdev.problem.topology import Topology
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}  # of the largest entry
 

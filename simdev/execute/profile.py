@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simdev.costs import FREE_KINDS
+from simdev.problem.costs import FREE_KINDS
 from simdev.execute.host import Execution, execute
 from simdev.execute.program import Program
-from simdev.graph import ComputationGraph
+from simdev.problem.graph import ComputationGraph
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 

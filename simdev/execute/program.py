@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simdev.graph import ComputationGraph
+from simdev.problem.graph import ComputationGraph
 
 
 @dataclass(frozen=True)

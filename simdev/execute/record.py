@@ -9,7 +9,7 @@ import torch
 
 from simdev.capture.run import run_real
 from simdev.capture.trace import EMPTIES, Tape, storage_bytes, tensors_in
-from simdev.costs import FREE_KINDS
+from simdev.problem.costs import FREE_KINDS
 from simdev.errors import Unsupported
 from simdev.execute.program import Call, Home, Layout, Program, Ref
 from simdev.workload import TrainingStep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 
 
 def sample(problem: Problem, count: int, rng: np.random.Generator) -> list[tuple[str, np.ndarray]]:

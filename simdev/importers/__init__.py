@@ -26,7 +26,7 @@ import re
 from dataclasses import dataclass
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph import ComputationGraph
+from simdev.problem.graph import ComputationGraph
 from simdev.importers.reading import read_bytes
 
 FORMATS = {
@@ -48,7 +48,7 @@ FORMATS = {
 @dataclass(frozen=True)
 class Imported:
     """What a file held. ``measured`` maps a device kind to ``{op signature: ns}`` for
-    :class:`simdev.costs.CostModel`, or is None where the file has no times."""
+    :class:`simdev.problem.costs.CostModel`, or is None where the file has no times."""
 
     graph: ComputationGraph
     measured: dict[str, dict[str, float]] | None = None

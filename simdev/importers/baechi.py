@@ -11,7 +11,7 @@ that name the same ``loc:@`` are colocated.
 from __future__ import annotations
 
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 from simdev.importers import Imported
 from simdev.importers.reading import Fields, json_object, name_of
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from simdev.errors import InvalidInput
-from simdev.graph import MAX_BYTES, MAX_OPS, GraphBuilder
+from simdev.problem.graph import MAX_BYTES, MAX_OPS, GraphBuilder
 from simdev.importers import Imported
 from simdev.importers.reading import name_of, text_of
 

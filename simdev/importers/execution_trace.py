@@ -10,7 +10,7 @@ its inputs. Views share a storage, so they make no tensor of their own. A storag
 from __future__ import annotations
 
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 from simdev.importers import Imported
 from simdev.importers.reading import Fields, json_object, name_of
 

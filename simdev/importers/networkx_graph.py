@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simdev.errors import InvalidInput
-from simdev.graph import ComputationGraph
+from simdev.problem.graph import ComputationGraph
 from simdev.importers import Imported
 from simdev.importers.plain import build, op_row
 from simdev.importers.reading import Fields, json_object, name_of

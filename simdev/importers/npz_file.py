@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simdev.graph_file import load_graph
+from simdev.problem.graph_file import load_graph
 from simdev.importers import Imported
 
 

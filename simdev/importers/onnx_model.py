@@ -16,7 +16,7 @@ import math
 import os
 
 from simdev.errors import InvalidInput, Unsupported
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 from simdev.importers import Imported
 from simdev.importers.reading import name_of
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 from simdev.importers import Imported
 from simdev.importers.reading import Fields, json_object, name_of
 

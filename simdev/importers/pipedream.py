@@ -23,7 +23,7 @@ import re
 from dataclasses import dataclass
 
 from simdev.errors import InvalidInput
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 from simdev.importers import Imported
 from simdev.importers.reading import Fields, name_of, text_of
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 
-from simdev.graph import GraphBuilder
+from simdev.problem.graph import GraphBuilder
 from simdev.importers import Imported
 from simdev.importers.reading import json_object, name_of
 

@@ -13,7 +13,7 @@ Only ``ops``, their ``name`` and ``kind`` are required. Each op may have ``flops
 ``bytes_written`` (default: the sums over inputs and outputs), ``persistent_bytes``, ``workspace_bytes``, ``phase``
 (``forward``, ``backward``, ``update``), ``layer``, ``signature``, ``group`` (text or number: ops of one group share a
 device), ``outputs``, ``inputs`` and ``ns`` (measured nanoseconds by device kind). An output is its bytes, or an object
-with ``bytes`` and the flags ``persistent`` and ``result`` of :class:`simdev.graph.ComputationGraph`. An input is the
+with ``bytes`` and the flags ``persistent`` and ``result`` of :class:`simdev.problem.graph.ComputationGraph`. An input is the
 name or the number of an op (its output 0), or ``[op, output]``.
 
 ``edges`` are for graphs without numbered outputs: each adds a tensor of ``bytes`` bytes (default 0: order alone) from
@@ -37,7 +37,7 @@ from collections.abc import Hashable
 
 from simdev.errors import InvalidInput
 from simdev.files import write_text
-from simdev.graph import PHASES, ComputationGraph, GraphBuilder
+from simdev.problem.graph import PHASES, ComputationGraph, GraphBuilder
 from simdev.importers import Imported
 from simdev.importers.reading import Fields, json_object, name_of, text_of
 

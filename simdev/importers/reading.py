@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from simdev.errors import InvalidInput
-from simdev.graph import MAX_BYTES, MAX_OPS
+from simdev.problem.graph import MAX_BYTES, MAX_OPS
 
 MAX_FILE_BYTES = 1 << 27  # JSON takes some twenty times its size in memory
 REQUIRED = object()

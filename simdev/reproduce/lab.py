@@ -13,14 +13,14 @@ from simdev import bench, registry
 from simdev.circumstances import circumstances
 from simdev.errors import InvalidInput
 from simdev.files import write_text
-from simdev.graph import ComputationGraph
-from simdev.graph_file import save_graph
+from simdev.problem.graph import ComputationGraph
+from simdev.problem.graph_file import save_graph
 from simdev.plan import DEFAULT_RULES, Run, parse_rules
 from simdev.policy import read_header
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 from simdev.results import Results
 from simdev.rows import Row, write_csv
-from simdev.topology import load_topology
+from simdev.problem.topology import load_topology
 
 
 @dataclass(frozen=True)

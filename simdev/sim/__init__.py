@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.errors import UnknownName
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 from simdev.sim.schedule import Outcomes, Schedule
 from simdev.sim.simulator import Simulator
 from simdev.sim.validate import InvalidSchedule, validate

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, ONE, SHIFT, Room, answer, new_room
 from simdev.sim._flows import NANO, REBASE
 from simdev.sim._heap import kernel, part, pop_key, push_key

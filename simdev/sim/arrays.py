@@ -9,7 +9,7 @@ import numpy as np
 
 from simdev.analysis import average_durations, b_level
 from simdev.errors import InvalidInput
-from simdev.problem import CONTENTIONS, POLICIES, Problem
+from simdev.problem.problem import CONTENTIONS, POLICIES, Problem
 
 MAX_TIME_NS = 1 << 62
 MAX_KEY_TIME_NS = (1 << 43) - 1  # a time below it and an op number share one key

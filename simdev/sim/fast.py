@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 from simdev.sim.arrays import default_rank, priority_rank, problem_arrays
 from simdev.sim.schedule import Outcomes, Schedule
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simdev.costs import FREE_KINDS, CostTable
+from simdev.problem.costs import FREE_KINDS, CostTable
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph import PHASES, ComputationGraph, GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.graph import PHASES, ComputationGraph, GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.sim.schedule import Schedule
 
 ORDERS = ("gpipe", "1f1b")

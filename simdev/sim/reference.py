@@ -14,8 +14,8 @@ import numpy as np
 import simpy
 
 from simdev.errors import InvalidInput
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 from simdev.sim.arrays import default_priority, problem_arrays
 from simdev.sim.schedule import Schedule
 

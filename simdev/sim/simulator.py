@@ -8,8 +8,8 @@ import numpy as np
 
 from simdev.analysis import b_level, fastest_durations
 from simdev.errors import InvalidInput
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 from simdev.sim.arrays import problem_arrays
 from simdev.sim.fast import NO_LIMIT, room, run_rows
 

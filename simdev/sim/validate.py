@@ -8,8 +8,8 @@ import numpy as np
 
 from simdev.analysis import average_durations, b_level
 from simdev.errors import SimdevError
-from simdev.placement import Placement
-from simdev.problem import Problem
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 from simdev.sim.schedule import Schedule
 
 

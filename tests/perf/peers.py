@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 from simdev.sim.arrays import problem_arrays
 
 YARDSTICK = Path(__file__).with_name("yardstick.c")

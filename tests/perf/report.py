@@ -22,16 +22,16 @@ from simdev import perf
 from simdev.baselines._search import starts
 from simdev.baselines._units import choices
 from simdev.circumstances import machine, versions
-from simdev.graph import ComputationGraph, GraphBuilder
-from simdev.placement import Placement
-from simdev.problem import Problem, Rules
+from simdev.problem.graph import ComputationGraph, GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
 from simdev.registry import load_workload
 from simdev.sim import Simulator, simulate, simulate_many
 from simdev.sim._fifo import run_many_fifo
 from simdev.sim.arrays import problem_arrays
 from simdev.sim.fast import NO_LIMIT, room
 from simdev.testing import training_graph
-from simdev.topology import Device, DeviceKind, Link, Topology, load_topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology
 
 HERE = Path(__file__).parent
 COLUMNS = (
@@ -340,7 +340,7 @@ FIRST = (
     "from simdev._warm import *\nfrom simdev.sim import *\np = tiny_problem(); q = tiny_placement(p); simulate(p, q)\n"
 )
 OTHERS = (
-    "from simdev.problem import *\ns = Simulator(p, q); s.try_moves(np.array([0]), np.array([1]))\n"
+    "from simdev.problem.problem import *\ns = Simulator(p, q); s.try_moves(np.array([0]), np.array([1]))\n"
     "for rules in (Rules('priority'), Rules('program'), Rules(contention='fair'), Rules('priority', 'fair')):\n"
     "    simulate(Problem(p.graph, p.topology, p.costs, rules), q)"
 )

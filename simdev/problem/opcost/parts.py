@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from simdev.opcost.signature import Signature
+from simdev.problem.opcost.signature import Signature
 
 DIMENSIONS = {
     **dict.fromkeys(("linear", "gemm", "bmm", "rnn", "rnn_dgrad", "rnn_wgrad"), 4),
@@ -45,7 +45,7 @@ class Part:
 def parts_of(op: Signature, op_class: str, bytes_read: int, bytes_written: int) -> tuple[Part, ...]:
     """The parts of an op, empty where its kind or shapes are of no class.
 
-    ``op_class`` is the op's class as :func:`simdev.costs.op_class` names it; bytes are what the op moves in the graph.
+    ``op_class`` is the op's class as :func:`simdev.problem.costs.op_class` names it; bytes are what the op moves in the graph.
     """
     make = _MAKERS.get(op.kind)
     if make is not None:

@@ -1,10 +1,10 @@
 """Hardware as data: device kinds, devices, switches and links, and the fixed route between each two devices.
 
-A topology is a TOML file (``simdev/devices/*.toml`` or the user's own). Sizes and rates carry their unit in the key::
+A topology is a TOML file (``simdev/problem/devices/*.toml`` or the user's own). Sizes and rates carry their unit in the key::
 
     name = "two-gpus"
     switches = ["pcie0"]
-    [kind.my-gpu]                       # or use a kind of simdev/devices/kinds.toml
+    [kind.my-gpu]                       # or use a kind of simdev/problem/devices/kinds.toml
     memory_gib = 16
     reserved_gib = 0.4                  # taken by driver and framework: not for the graph
     ...
@@ -50,11 +50,11 @@ class DeviceKind:
     """What all devices of one kind share. Rates in FLOP/s and bytes/s, times in ns.
 
     ``peak_flops`` maps a dtype (``f32``, ``tf32``, ``bf16``, ``f16`` ...) to FLOP/s. ``compute_efficiency`` and
-    ``memory_efficiency`` map an op class (see :mod:`simdev.costs`) to the reachable share of peak and of bandwidth;
+    ``memory_efficiency`` map an op class (see :mod:`simdev.problem.costs`) to the reachable share of peak and of bandwidth;
     the key ``default`` serves the rest. ``unsupported`` lists op kinds that have no kernel there.
     ``dispatch_ns`` is what issuing one op costs the host thread in the ``eager`` runtime. ``units`` counts the
     processors that share an op (streaming multiprocessors), and ``calibrated`` names a device file
-    (see :mod:`simdev.opcost.device`) whose measurements cost the ops that it knows.
+    (see :mod:`simdev.problem.opcost.device`) whose measurements cost the ops that it knows.
     """
 
     name: str

@@ -14,7 +14,7 @@ import numpy as np
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.files import write_text
-from simdev.problem import Problem
+from simdev.problem.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)

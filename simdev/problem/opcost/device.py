@@ -9,7 +9,7 @@ A device file is a TOML document; the trees that correct the physics lie in an `
     peak_tflops = 14.0          # f32
     memory_gb_per_s = 900
     units = 80
-    [class.gemm]                # see simdev.opcost.parts
+    [class.gemm]                # see simdev.problem.opcost.parts
     efficiency = 0.83           # the physics over this, times the trees, is the prediction
     trees = true
     rows = 5168
@@ -33,11 +33,11 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph_file import read_npz
-from simdev.opcost.parts import DIMENSIONS, Part
-from simdev.opcost.physics import Datasheet, baseline_s, features
-from simdev.opcost.signature import ITEM_BYTES
-from simdev.opcost.trees import Trees, trees_from
+from simdev.problem.graph_file import read_npz
+from simdev.problem.opcost.parts import DIMENSIONS, Part
+from simdev.problem.opcost.physics import Datasheet, baseline_s, features
+from simdev.problem.opcost.signature import ITEM_BYTES
+from simdev.problem.opcost.trees import Trees, trees_from
 
 FORMAT = 1
 SHELF = Path(__file__).parent.parent / "devices" / "calibrated"

@@ -11,7 +11,7 @@ import numpy as np
 
 from simdev.errors import InvalidInput
 from simdev.files import replacing
-from simdev.graph import ComputationGraph
+from simdev.problem.graph import ComputationGraph
 
 FORMAT = 1
 MAX_UNPACKED = 1 << 30  # a zip bomb is refused before it is unpacked

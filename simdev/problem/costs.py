@@ -1,7 +1,7 @@
 """Costs: what each op takes on each device kind, and each tensor on each route, in whole nanoseconds.
 
 A measured table (op signature -> ns) comes first; then the device file of the kind, where it has one: measured or
-fitted times of the op's parts (:mod:`simdev.opcost`). Where both are silent, a roofline: the launch overhead plus the
+fitted times of the op's parts (:mod:`simdev.problem.opcost`). Where both are silent, a roofline: the launch overhead plus the
 larger of FLOPs over the reachable compute rate and bytes over the reachable memory bandwidth (Williams et al. 2009),
 both scaled by the efficiency of the op's class on that kind of device.
 """
@@ -23,12 +23,12 @@ import numpy as np
 
 from simdev.errors import Infeasible, InvalidInput
 from simdev.files import write_text
-from simdev.graph import ComputationGraph
-from simdev.opcost.device import load_calibration
-from simdev.opcost.parts import Part, parts_of
-from simdev.opcost.physics import GEMM_LIKE, Datasheet
-from simdev.opcost.signature import parse_signature
-from simdev.topology import DeviceKind, Link, Topology
+from simdev.problem.graph import ComputationGraph
+from simdev.problem.opcost.device import load_calibration
+from simdev.problem.opcost.parts import Part, parts_of
+from simdev.problem.opcost.physics import GEMM_LIKE, Datasheet
+from simdev.problem.opcost.signature import parse_signature
+from simdev.problem.topology import DeviceKind, Link, Topology
 
 FREE_KINDS = frozenset({"input", "parameter", "constant", "barrier"})  # data that is there already: no kernel runs
 SOURCES = ("free", "table", "fit", "roofline", "unsupported")  # where the cost of an op comes from

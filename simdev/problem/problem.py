@@ -7,10 +7,10 @@ from functools import cached_property
 
 import numpy as np
 
-from simdev.costs import CostModel, CostTable
+from simdev.problem.costs import CostModel, CostTable
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graph import ComputationGraph
-from simdev.topology import Topology
+from simdev.problem.graph import ComputationGraph
+from simdev.problem.topology import Topology
 
 POLICIES = ("fifo", "priority", "program")
 CONTENTIONS = ("fifo", "none", "fair")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.analysis import average_durations, b_level
+from simdev.analysis.levels import average_durations, b_level
 from simdev.baselines._list import fit, kernels, mean_costs, new_state, tables, unit_devices
 from simdev.baselines._units import used_devices
 from simdev.errors import Unsupported

@@ -32,7 +32,7 @@ _HOME = {
     "simulate": "sim",
     "simulate_many": "sim",
     "validate": "sim",
-    "lower_bound": "analysis",
+    "lower_bound": "analysis.levels",
     "InvalidInput": "errors",
     "SimdevError": "errors",
     "Unsupported": "errors",

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev import registry
-from simdev.analysis import check_feasible
+from simdev.analysis.levels import check_feasible
 from simdev.circumstances import circumstances
 from simdev.errors import Infeasible, InvalidInput, SimdevError, Unsupported
 from simdev.files import write_text
@@ -309,7 +309,7 @@ def ships(workload: str) -> bool:
 
 
 def _bound(instance: Instance, limits: Limits) -> tuple[int, str]:
-    from simdev.analysis import lower_bound
+    from simdev.analysis.levels import lower_bound
 
     limit_process(limits)
     bound = lower_bound(load_problem(instance.workload, instance.topology, instance.rules, instance.graph_file))

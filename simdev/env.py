@@ -49,8 +49,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from simdev import registry
-from simdev.analysis import b_level, t_level
-from simdev.coarsen import group_units
+from simdev.analysis.levels import b_level, t_level
+from simdev.analysis.coarsen import group_units
 from simdev.errors import InvalidInput, UnknownName, Unsupported
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem

@@ -312,7 +312,7 @@ def execute_real(program: Program, problem: Problem, placement: Placement, repea
     devices = placement.devices
     options = {"policy": problem.rules.policy, "priority": placement.priority}
     if problem.rules.policy == "priority" and placement.priority is None:
-        from simdev.analysis import b_level
+        from simdev.analysis.levels import b_level
 
         options["priority"] = b_level(problem.graph, np.maximum(problem.costs.device_op_ns, 0).mean(axis=0).astype(int))
     execution = execute(program, devices, units, repeats=repeats, **options)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.analysis import levels
+from simdev.analysis.levels import levels
 from simdev.problem.costs import FREE_KINDS, op_class
 from simdev.errors import InvalidInput
 from simdev.files import replacing

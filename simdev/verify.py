@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev import bench, leaderboard, registry, rows, workers
-from simdev.analysis import Bound, check_feasible
+from simdev.analysis.levels import Bound, check_feasible
 from simdev.errors import Infeasible, InvalidInput, SimdevError
 from simdev.plan import Run, parse_budget
 from simdev.problem.problem import Problem
@@ -145,7 +145,7 @@ def _bounded(row: Row, problem: Problem) -> Row:
         return replace(row, lower_bound_s=None)
     key = problem.graph.fingerprint, problem.costs.hash, row.rules
     if key not in _BOUNDS:
-        from simdev.analysis import lower_bound
+        from simdev.analysis.levels import lower_bound
 
         _BOUNDS[key] = lower_bound(problem)
     bound = _BOUNDS[key]

@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from simdev.analysis import levels
+from simdev.analysis.levels import levels
 from simdev.errors import InvalidInput
 from simdev.explain import REASONS, Story
 from simdev.files import replacing

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from test_sim_rules import chain, machine, problem
 
-from simdev.analysis import (
+from simdev.analysis.levels import (
     average_durations,
     average_transfers,
     b_level,

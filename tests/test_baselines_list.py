@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simdev.analysis import b_level
+from simdev.analysis.levels import b_level
 from simdev.baselines import _list, heft, m_sct, m_topo, peft
 from simdev.baselines._units import choices
 from simdev.problem.costs import CostTable

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from simdev.analysis import lower_bound, lower_bounds
+from simdev.analysis.levels import lower_bound, lower_bounds
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem

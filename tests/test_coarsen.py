@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from simdev import coarsen
+from simdev.analysis import coarsen
 from simdev.errors import InvalidInput
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement

@@ -60,7 +60,7 @@ def program():
 
 
 def run(program, devices, policy="fifo", **options):
-    from simdev.analysis import b_level
+    from simdev.analysis.levels import b_level
     from simdev.execute.host import execute
 
     units = tuple(f"cpu:{core}" for core in CORES[:2])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.analysis import average_transfers, b_level, fastest_durations, t_level
+from simdev.analysis.levels import average_transfers, b_level, fastest_durations, t_level
 from simdev.baselines._units import choices, used_devices
 from simdev.errors import InvalidInput
 from simdev.problem.graph import ComputationGraph

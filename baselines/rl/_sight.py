@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.analysis import average_transfers, fastest_durations
+from simdev.analysis.levels import average_transfers, fastest_durations
 from simdev.baselines.rl._case import NUMBERS, Case, Inputs
 from simdev.problem.costs import OP_CLASSES, op_class
 from simdev.problem.problem import Problem

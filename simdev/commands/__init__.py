@@ -124,7 +124,7 @@ def run_placer(problem, entry: str, evaluations: int, seed: int, **more):
     import numpy as np
 
     from simdev import registry
-    from simdev.analysis import check_feasible
+    from simdev.analysis.levels import check_feasible
     from simdev.placer import Budget
 
     if evaluations < 0 or seed < 0:

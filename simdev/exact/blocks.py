@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simdev.coarsen import coarse_problem
+from simdev.analysis.coarsen import coarse_problem
 from simdev.exact.contract import contract
 from simdev.exact.merge import merge_cheapest, merge_dominated
 from simdev.exact.training import alike_accelerators, load_of

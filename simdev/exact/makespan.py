@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simdev.analysis import b_level, fastest_durations, t_level
+from simdev.analysis.levels import b_level, fastest_durations, t_level
 from simdev.errors import InvalidInput, Unsupported
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from simdev.analysis import average_durations, b_level
+from simdev.analysis.levels import average_durations, b_level
 from simdev.errors import InvalidInput
 from simdev.problem.problem import CONTENTIONS, POLICIES, Problem
 

@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from simdev.analysis import b_level, fastest_durations
+from simdev.analysis.levels import b_level, fastest_durations
 from simdev.errors import InvalidInput
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem

@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 
-from simdev.analysis import average_durations, b_level
+from simdev.analysis.levels import average_durations, b_level
 from simdev.errors import SimdevError
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem

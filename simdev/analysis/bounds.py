@@ -35,7 +35,7 @@ def gathered(
 
 
 def _gather(model: _Alike, head, fastest, source, target, tensor, way: slice) -> np.ndarray:
-    from simdev._gather import raise_heads
+    from simdev.analysis.arrivals import raise_heads
 
     order = np.lexsort((source, target))
     first_input = np.searchsorted(target[order], np.arange(len(head) + 1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simdev.bounds import gathered, stay_or_send
+from simdev.analysis.bounds import gathered, stay_or_send
 from simdev.errors import Infeasible
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.problem import Problem
@@ -173,11 +173,11 @@ def lower_bounds(problem: Problem) -> list[Bound]:
       devices at will, the shares' persistent bytes within each device's memory (the relaxed max-load of Tarnawski et
       al. 2020). Any feasible placement is such a division, so the least possible largest load bounds it.
     * *path and transfers*: an op waits for what comes to its device, and what is too late to come is done there, one
-      after the other (:func:`simdev.bounds.gathered`). The heads and tails that this gives serve the next two.
+      after the other (:func:`simdev.analysis.bounds.gathered`). The heads and tails that this gives serve the next two.
     * *path and load*: ops with a head of at least ``a`` and a tail of at least ``b`` do all their work between ``a``
       and the end less ``b``: a + b + their load alone, for the best of many ``a`` and ``b``.
     * *stay or send*: tensors too dear to send tie ops to one device, which then takes its time for all of them
-      (:func:`simdev.bounds.stay_or_send`); at least the largest of the others.
+      (:func:`simdev.analysis.bounds.stay_or_send`); at least the largest of the others.
     * *issue* (``eager`` only): op v starts no earlier than the sum of the dispatch times up to v, and the longest chain
       below it follows. These sums are heads, too.
 

@@ -1,4 +1,4 @@
-"""Kernel of the bound from paths and transfers (see :func:`simdev.bounds.gathered`).
+"""Kernel of the bound from paths and transfers (see :func:`simdev.analysis.bounds.gathered`).
 
 Plain loops: NumPy's functions would do the same in fewer lines, but take several times as long to compile.
 """

@@ -64,7 +64,7 @@ def load_program(entry: str, *, small: bool = False, seed: int = 0) -> Program:
     """Record the step of a workload id or of ``my_model.py:make_step``; ``small`` takes the workload's size from
     :data:`SMALL` where the id does not give it."""
     _need_torch()
-    from simdev.capture import file_step, workload_step
+    from simdev.graphs.capture import file_step, workload_step
     from simdev.execute.record import record
 
     if ".py:" in entry:

@@ -14,12 +14,13 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from simdev import placer, workload
+from simdev import placer
+from simdev.graphs import workload
 from simdev.errors import InvalidInput, UnknownName
-from simdev.families import family_graph
+from simdev.graphs.random_graphs import family_graph
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.graph_file import load_graph
-from simdev.importers import import_graph
+from simdev.graphs.importers import import_graph
 
 _ID = re.compile(r"(?P<name>[^@\[\]]+)(@(?P<version>\d+))?(\[(?P<params>[^\[\]]*)\])?")
 
@@ -81,8 +82,8 @@ def graph_path(name: str) -> Path:
 
 
 def load_workload(entry: str) -> ComputationGraph:
-    """The graph of a workload id, of a graph file (any format of :mod:`simdev.importers`, by the end of its name),
-    of a family (``nmt-family[seed=3]``, see :mod:`simdev.families`), or of a training step of the user's own
+    """The graph of a workload id, of a graph file (any format of :mod:`simdev.graphs.importers`, by the end of its name),
+    of a family (``nmt-family[seed=3]``, see :mod:`simdev.graphs.random_graphs`), or of a training step of the user's own
     (``my_model.py:make_step``, which is executed).
 
     The default parameters come from the shipped file; others are captured now, which needs PyTorch (the ``capture``
@@ -91,7 +92,7 @@ def load_workload(entry: str) -> ComputationGraph:
     if entry.endswith(".npz"):
         return load_graph(entry)
     if ".py:" in entry:
-        from simdev.capture import capture_file
+        from simdev.graphs.capture import capture_file
 
         return capture_file(entry)
     if is_graph_file(entry):
@@ -102,7 +103,7 @@ def load_workload(entry: str) -> ComputationGraph:
     spec, params = find_workload(entry)
     if all(spec.defaults[key] == value for key, value in params.items()) and graph_path(spec.name).is_file():
         return load_graph(graph_path(spec.name))
-    from simdev.capture import capture_workload
+    from simdev.graphs.capture import capture_workload
 
     return capture_workload(spec, params)
 

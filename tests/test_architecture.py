@@ -108,7 +108,8 @@ import sys
 for name in {HEAVY}:
     sys.modules[name] = None
 import simdev
-from simdev import registry, cli, show, importers
+from simdev import registry, cli, show
+from simdev.graphs import importers
 assert len(registry.placers()) > 0 and len(registry.workloads()) > 0
 from simdev.problem.topology import load_topology
 assert load_topology("p100x4").n_devices == 5

@@ -66,6 +66,6 @@ def test_resnet50_takes_the_memory_that_traces_show():
 @pytest.mark.slow
 def test_the_shipped_graph_is_what_is_captured():
     pytest.importorskip("torch")
-    from simdev.capture import capture
+    from simdev.graphs.capture import capture
 
     assert capture(resnet50.make_step(), name="x").fingerprint == resnet50.load().fingerprint

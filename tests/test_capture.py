@@ -7,9 +7,9 @@ import textwrap
 import numpy as np
 import pytest
 
-from simdev.capture import capture, capture_file
+from simdev.graphs.capture import capture, capture_file
 from simdev.errors import InvalidInput, Unsupported
-from simdev.workload import TrainingStep
+from simdev.graphs.workload import TrainingStep
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -336,7 +336,7 @@ def test_recomputation_belongs_to_the_backward_pass():
 def test_converted_models_and_tied_weights_stay_tied():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from simdev.capture.run import _fake_conversions
+    from simdev.graphs.capture.run import _fake_conversions
 
     with FakeTensorMode(), _fake_conversions():
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -348,7 +348,7 @@ def test_converted_models_and_tied_weights_stay_tied():
 
 USER = """
 import torch
-from simdev.workload import TrainingStep
+from simdev.graphs.workload import TrainingStep
 
 def make_step():
     model = torch.nn.Linear(4, 2)
@@ -393,7 +393,7 @@ def test_a_users_file(user_file):
     graph = capture_file(f"{user_file}:make_step")
     assert graph.name == "my_model" and graph.meta["parameters"] == 10
     script = (
-        f"from simdev.capture import capture_file; print(capture_file({str(user_file) + ':make_step'!r}).fingerprint)"
+        f"from simdev.graphs.capture import capture_file; print(capture_file({str(user_file) + ':make_step'!r}).fingerprint)"
     )
     again = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert again.stdout.strip() == graph.fingerprint, "another process captures the same graph"
@@ -402,7 +402,7 @@ def test_a_users_file(user_file):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("wrong", "returned int, expected simdev.workload.TrainingStep"),
+        ("wrong", "returned int, expected simdev.graphs.workload.TrainingStep"),
         ("breaks", "no such layer"),
         ("absent", "no such function"),
         ("data", "depends on the values"),
@@ -446,8 +446,8 @@ def test_memory_in_program_order_is_what_pytorch_allocates(entry):
     tracker = pytest.importorskip("torch.distributed._tools.mem_tracker")
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from simdev.capture import capture_workload
-    from simdev.capture.trace import Tape
+    from simdev.graphs.capture import capture_workload
+    from simdev.graphs.capture.trace import Tape
     from simdev.problem.placement import Placement
     from simdev.problem.problem import Problem, Rules
     from simdev.registry import find_workload
@@ -482,7 +482,7 @@ def test_memory_in_program_order_is_what_pytorch_allocates(entry):
 
 
 def test_each_gradient_of_a_depthwise_convolution_counts_as_its_forward():
-    from simdev.capture.trace import grouped_backward_flops
+    from simdev.graphs.capture.trace import grouped_backward_flops
 
     image, gradient, weight = torch.empty(2, 6, 8, 8), torch.empty(2, 6, 4, 4), torch.empty(6, 1, 3, 3)
     forward = 2 * (2 * 6 * 4 * 4) * 9

@@ -38,7 +38,7 @@ def real_peak(spec, params, trace) -> int:
 
 def simulated_peak(spec, params) -> int:
     """The same of the captured graph, run in program order: gradients wait for the updates at the end."""
-    from simdev.capture import capture_workload
+    from simdev.graphs.capture import capture_workload
 
     graph = capture_workload(spec, params)
     problem = Problem.build(graph, load_topology("p100x2"), rules=Rules(policy="program"))

@@ -11,7 +11,7 @@ from simdev import Placement, Problem, simulate
 from simdev.errors import InvalidInput
 from simdev.perfetto import trace_events, write_trace
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
-from simdev.workload import TrainingStep
+from simdev.graphs.workload import TrainingStep
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -76,7 +76,7 @@ def placements(program, count):
 
 
 def test_the_recorded_graph_is_the_captured_one(program):
-    from simdev.capture import capture
+    from simdev.graphs.capture import capture
 
     assert program.graph.fingerprint == capture(net_step(), "net").fingerprint
     calls = [len(calls) for calls in program.calls]

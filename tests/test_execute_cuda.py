@@ -134,7 +134,7 @@ def test_kernels_of_the_cpu_alone_are_refused(program, monkeypatch):
     from simdev.errors import SimdevError
     from simdev.execute.host import execute
     from simdev.execute.record import record
-    from simdev.workload import TrainingStep
+    from simdev.graphs.workload import TrainingStep
 
     def step():
         model = torch.nn.Linear(8, 8)

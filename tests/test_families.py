@@ -5,7 +5,7 @@ import pytest
 
 from simdev import Problem, load_topology, simulate_many
 from simdev.errors import UnknownName
-from simdev.families import FAMILIES, Tape, family_graph, family_split
+from simdev.graphs.random_graphs import FAMILIES, Tape, family_graph, family_split
 from simdev.problem.graph import PHASES
 from simdev.registry import load_workload
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from simdev.errors import InvalidInput
-from simdev.importers import import_graph
+from simdev.graphs.importers import import_graph
 
 
 def node(number, name, parent, inputs=(), outputs=()):

@@ -9,9 +9,9 @@ import pytest
 from simdev.errors import InvalidInput, UnknownName
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.graph_file import save_graph
-from simdev.importers import detect_format, import_graph
-from simdev.importers.networkx_graph import from_networkx, to_networkx
-from simdev.importers.plain import export_json
+from simdev.graphs.importers import detect_format, import_graph
+from simdev.graphs.importers.networkx_graph import from_networkx, to_networkx
+from simdev.graphs.importers.plain import export_json
 
 
 def write(tmp_path, name, content):
@@ -296,7 +296,7 @@ def test_mistakes_name_the_file_and_the_place(tmp_path, case):
 
 
 def test_huge_files_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("simdev.importers.reading.MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("simdev.graphs.importers.reading.MAX_FILE_BYTES", 1000)
     with pytest.raises(InvalidInput, match="g.json: larger than 1000 bytes: refused"):
         import_graph(write(tmp_path, "g.json", '{"ops": [' + " " * 1000))
 

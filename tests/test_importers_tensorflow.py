@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from simdev.errors import InvalidInput
-from simdev.importers import detect_format, import_graph
+from simdev.graphs.importers import detect_format, import_graph
 
 COST_GRAPH = """
 # a step

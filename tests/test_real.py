@@ -348,7 +348,7 @@ def test_profile_compare_and_execute_from_the_command_line(tmp_path):
     assert profile["kinds"]["core"]["granularity"] == topology.devices[0].kind.granularity
     assert profile["kinds"]["core"]["flop_per_s"] > 0 and len(profile["links"]) == 1
 
-    from simdev.capture import capture_file
+    from simdev.graphs.capture import capture_file
     from simdev.problem.costs import CostModel, load_measured
 
     costs = load_measured(tmp_path / "mine" / "costs.csv")

@@ -101,7 +101,7 @@ def test_runs_are_kept_and_not_made_twice(tmp_path):
 
 
 def test_graphs_without_a_name_are_kept_beside_the_results(tmp_path):
-    from simdev.families import family_graph
+    from simdev.graphs.random_graphs import family_graph
 
     graph = family_graph("inception", 0)
     with Lab(tmp_path, mirhoseini.SIZES["tiny"], Observer()) as lab:

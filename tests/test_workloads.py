@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 
-from simdev.capture.__main__ import forward_macs, shelf, table
+from simdev.studies.shipped_graphs import forward_macs, shelf, table
 from simdev.problem.graph_file import load_graph
 from simdev.registry import find_workload, graph_path, load_workload, workloads
 
@@ -107,7 +107,7 @@ def test_published_figures(name):
 
 
 def test_the_table_of_the_workloads_is_up_to_date():
-    assert shelf("README.md").read_text(encoding="utf-8") == table(), "run python -m simdev.capture"
+    assert shelf("README.md").read_text(encoding="utf-8") == table(), "run python -m simdev.studies.shipped_graphs"
 
 
 def parameters(entry):
@@ -168,7 +168,7 @@ def test_wavenet_is_causal():
 
 def recapture(name):
     torch = pytest.importorskip("torch")
-    from simdev.capture import capture_workload
+    from simdev.graphs.capture import capture_workload
 
     shipped = load_graph(graph_path(name))
     version = torch.__version__.split("+")[0]

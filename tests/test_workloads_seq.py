@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from simdev.capture import capture_workload  # noqa: E402
+from simdev.graphs.capture import capture_workload  # noqa: E402
 from simdev.errors import InvalidInput  # noqa: E402
 from simdev.registry import find_workload  # noqa: E402
 

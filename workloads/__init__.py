@@ -1,1 +1,1 @@
-"""Workloads: one file a model family; see simdev.workload for how to add one."""
+"""Workloads: one file a model family; see simdev.graphs.workload for how to add one."""

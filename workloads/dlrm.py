@@ -11,7 +11,7 @@ in FBGEMM's table-batched embeddings): no dense gradient exists, and the optimis
 
 from __future__ import annotations
 
-from simdev.workload import TrainingStep, workload
+from simdev.graphs.workload import TrainingStep, workload
 
 # Distinct ids of the 26 categorical features of Criteo's terabyte click logs, at most 40 million kept of each.
 CRITEO_ROWS = (

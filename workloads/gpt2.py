@@ -7,7 +7,7 @@ optimiser state are bfloat16 (``precision=f32`` for single), the loss is compute
 
 from __future__ import annotations
 
-from simdev.workload import TrainingStep, workload
+from simdev.graphs.workload import TrainingStep, workload
 
 
 # The released 345M model ("medium") has 354,823,168 parameters: table 2 of the paper rounds its first count to 345 M.

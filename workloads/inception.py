@@ -7,7 +7,7 @@ Layers: the stem is ``stem.*``; the eleven mixed blocks are ``mixed.0`` ... ``mi
 
 from __future__ import annotations
 
-from simdev.workload import TrainingStep, workload
+from simdev.graphs.workload import TrainingStep, workload
 from simdev.workloads._layers import batch_norm, images, smoothed_loss
 
 

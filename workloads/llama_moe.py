@@ -15,7 +15,7 @@ filled up with tokens of weight zero.
 
 from __future__ import annotations
 
-from simdev.workload import TrainingStep, workload
+from simdev.graphs.workload import TrainingStep, workload
 
 
 @workload(

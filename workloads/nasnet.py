@@ -9,7 +9,7 @@ one side more.
 
 from __future__ import annotations
 
-from simdev.workload import TrainingStep, workload
+from simdev.graphs.workload import TrainingStep, workload
 from simdev.workloads._cells import CellSpec, Genotype, stack_class
 from simdev.workloads._layers import batch_norm, images, smoothed_loss
 

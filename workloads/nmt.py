@@ -13,7 +13,7 @@ dropout and gradient clipping are left out.
 
 from __future__ import annotations
 
-from simdev.workload import TrainingStep, workload
+from simdev.graphs.workload import TrainingStep, workload
 
 _NMT = {"batch": 64, "length": 68, "units": 1024, "vocabulary": 32_000}
 _GNMT = {"batch": 128, "length": 50, "units": 1024, "vocabulary": 32_000}

@@ -7,7 +7,7 @@ Module paths (``op_layer``): ``embedding``, ``layer0``, ``layer1`` and ``softmax
 
 from __future__ import annotations
 
-from simdev.workload import TrainingStep, workload
+from simdev.graphs.workload import TrainingStep, workload
 
 
 @workload(

@@ -11,7 +11,7 @@ gradient clipping are left out.
 
 from __future__ import annotations
 
-from simdev.workload import TrainingStep, workload
+from simdev.graphs.workload import TrainingStep, workload
 
 _SIZES = {"batch": 22, "length": 512, "memory": 512, "units": 512, "heads": 8, "inner": 2048, "vocabulary": 204}
 _SOURCE = "Dai et al., Transformer-XL, 2019, sections 3.2-3.3 and 4.1; depths: Zhou et al., GDP, 2019"

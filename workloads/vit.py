@@ -7,7 +7,7 @@ classifier).
 
 from __future__ import annotations
 
-from simdev.workload import TrainingStep, workload
+from simdev.graphs.workload import TrainingStep, workload
 from simdev.workloads._layers import images
 
 

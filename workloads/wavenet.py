@@ -9,7 +9,7 @@ layers with dilations 1, 2, 4 ... 256 (the paper doubles the dilation up to a li
 
 from __future__ import annotations
 
-from simdev.workload import TrainingStep, workload
+from simdev.graphs.workload import TrainingStep, workload
 
 _DEFAULTS = {"batch": 8, "length": 6144, "channels": 512, "skips": 256, "levels": 256}
 _SOURCE = (

@@ -14,7 +14,7 @@ from simdev.calibrate.replay import LAUNCH, MARK, RETURN, Line, host_costs, host
 from simdev.calibrate.traces import DEVICE_KINDS, STEP, Trace
 from simdev.errors import InvalidInput
 from simdev.problem.graph import GraphBuilder
-from simdev.importers import Imported
+from simdev.graphs.importers import Imported
 
 HOST_KIND = "host"  # the device kind that the host's times are filed under
 

@@ -24,7 +24,7 @@ def make_step():
     """The training step, for ``simdev capture``."""
     import torch
 
-    from simdev.workload import TrainingStep
+    from simdev.graphs.workload import TrainingStep
 
     model = _network()
     images, labels = torch.randn(32, 3, 224, 224), torch.randint(0, 1000, (32,))

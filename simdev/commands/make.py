@@ -18,7 +18,7 @@ def capture(
     out: OutOption,
 ) -> None:
     """Turn a PyTorch training step into a graph file."""
-    from simdev.capture import capture_file
+    from simdev.graphs.capture import capture_file
     from simdev.problem.graph_file import save_graph
 
     graph = capture_file(step)
@@ -40,7 +40,7 @@ def import_(
     """Turn a graph of another tool, or a profiler trace (-f kineto), into a graph file."""
     from simdev.problem.costs import save_measured
     from simdev.problem.graph_file import save_graph
-    from simdev.importers import import_graph
+    from simdev.graphs.importers import import_graph
 
     if file_format in ("kineto", "chrome"):
         from simdev.calibrate.imported import trace_graph

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.importers.reading import Fields, json_object, read_bytes
+from simdev.graphs.importers.reading import Fields, json_object, read_bytes
 
 
 @dataclass(frozen=True, eq=False)

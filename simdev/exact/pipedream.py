@@ -62,8 +62,8 @@ class Plan:
 
 def read_profile(path: str | os.PathLike) -> Profile:
     """Read a ``graph.txt`` profile. Input layers are left out, and so are ``__getitem__`` layers that nobody reads."""
-    from simdev.importers.pipedream import read_layers
-    from simdev.importers.reading import name_of, read_bytes, text_of
+    from simdev.graphs.importers.pipedream import read_layers
+    from simdev.graphs.importers.reading import name_of, read_bytes, text_of
 
     layers, inputs = read_layers(text_of(read_bytes(path), path), path)
     read = {before for befores in inputs.values() for before in befores}

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from simdev.capture.trace import DTYPES, signature
+from simdev.graphs.capture.trace import DTYPES, signature
 from simdev.problem.costs import op_class
 from simdev.errors import InvalidInput
 from simdev.execute.cpu import settle

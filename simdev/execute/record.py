@@ -7,18 +7,18 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from simdev.capture.run import run_real
-from simdev.capture.trace import EMPTIES, Tape, storage_bytes, tensors_in
+from simdev.graphs.capture.run import run_real
+from simdev.graphs.capture.trace import EMPTIES, Tape, storage_bytes, tensors_in
 from simdev.problem.costs import FREE_KINDS
 from simdev.errors import Unsupported
 from simdev.execute.program import Call, Home, Layout, Program, Ref
-from simdev.workload import TrainingStep
+from simdev.graphs.workload import TrainingStep
 
 
 def record(make: Callable[[], TrainingStep], name: str, meta: dict, *, seed: int = 0) -> Program:
     """Build the step with ``make``, run it once on the CPU and write down every ATen call.
 
-    Parameters, batch and random draws follow from ``seed``. The graph is the one that :func:`simdev.capture.capture`
+    Parameters, batch and random draws follow from ``seed``. The graph is the one that :func:`simdev.graphs.capture.capture`
     makes. Raises :class:`Unsupported` for a step whose graph depends on the values of its tensors.
     """
     torch.set_num_threads(1)  # sums as the workers sum

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from simdev.capture.trace import tensors_in
+from simdev.graphs.capture.trace import tensors_in
 from simdev.errors import Unsupported
 from simdev.execute.program import Call, Layout, Program, Ref
 from simdev.execute.shared import Shared

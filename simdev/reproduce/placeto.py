@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from simdev.families import family_split
+from simdev.graphs.random_graphs import family_split
 from simdev.reproduce.lab import Case, Found, Lab, chosen
 from simdev.reproduce.picture import bars, learning_curves
 from simdev.reproduce.stats import evaluations_to, geometric, interval, told

@@ -1,4 +1,4 @@
-"""Maintainers: ``python -m simdev.capture NAME... | --all`` captures workloads anew into ``workloads/graphs``, records
+"""Maintainers: ``python -m simdev.studies.shipped_graphs NAME... | --all`` captures workloads anew into ``workloads/graphs``, records
 their fingerprints in ``workloads/fingerprints.csv`` and tabulates them in ``workloads/README.md``."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from simdev import registry
-from simdev.capture import capture_workload
+from simdev.graphs.capture import capture_workload
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.graph_file import load_graph, save_graph
 
@@ -19,7 +19,7 @@ PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product
 INTRODUCTION = """# Workloads
 
 One training step each: forward, loss, backward and optimiser update, at the parameters in the file of its family.
-`python -m simdev.capture --all` writes the graphs, the fingerprints and this table.
+`python -m simdev.studies.shipped_graphs --all` writes the graphs, the fingerprints and this table.
 
 *reads* are pairs of a tensor and an op that reads it; *TFLOP* is the whole step; *forward* counts the multiply-adds of
 matrix products, convolutions and attention in the forward pass per sample; *published* are the figures of the papers,
@@ -97,5 +97,5 @@ def _figure(value) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit("usage: python -m simdev.capture NAME... | --all")
+        sys.exit("usage: python -m simdev.studies.shipped_graphs NAME... | --all")
     main(sys.argv[1:])

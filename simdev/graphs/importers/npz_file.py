@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simdev.problem.graph_file import load_graph
-from simdev.importers import Imported
+from simdev.graphs.importers import Imported
 
 
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:

@@ -5,16 +5,16 @@ costs.
 format              what it is
 ==================  ==================================================================================================
 npz                 a graph file of simdev
-json, csv           ops and edges in plain text: :mod:`simdev.importers.plain` documents the fields
-networkx            node-link JSON of a ``networkx.DiGraph``: :mod:`simdev.importers.networkx_graph`
+json, csv           ops and edges in plain text: :mod:`simdev.graphs.importers.plain` documents the fields
+networkx            node-link JSON of a ``networkx.DiGraph``: :mod:`simdev.graphs.importers.networkx_graph`
 onnx                an ONNX model: an inference graph with shapes inferred (needs the ``onnx`` extra)
 pipedream           ``graph.txt`` profiles of PipeDream (Narayanan et al. 2019)
 dnn-partitioning    JSON inputs of Tarnawski et al. 2020
 piper               JSON inputs of Piper (Tarnawski et al. 2021)
 baechi              JSON of Baechi's profile of a TensorFlow graph (Jeon et al. 2020)
 cost-graph          TensorFlow's CostGraphDef in protobuf text form
-execution-trace     JSON of PyTorch's ExecutionTraceObserver: :mod:`simdev.importers.execution_trace`
-chakra              MLCommons Chakra traces, ``.et`` or jsonized: :mod:`simdev.importers.chakra`
+execution-trace     JSON of PyTorch's ExecutionTraceObserver: :mod:`simdev.graphs.importers.execution_trace`
+chakra              MLCommons Chakra traces, ``.et`` or jsonized: :mod:`simdev.graphs.importers.chakra`
 ==================  ==================================================================================================
 """
 
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.problem.graph import ComputationGraph
-from simdev.importers.reading import read_bytes
+from simdev.graphs.importers.reading import read_bytes
 
 FORMATS = {
     "npz": "npz_file",
@@ -70,7 +70,7 @@ def import_graph(
     if fix_units and format != "dnn-partitioning":
         raise InvalidInput(f"only dnn-partitioning files have units to fix, this is {format}", source=path)
     options = {"fix_units": True} if fix_units else {}
-    module = importlib.import_module(f"simdev.importers.{FORMATS[format]}")
+    module = importlib.import_module(f"simdev.graphs.importers.{FORMATS[format]}")
     try:
         return module.parse(data, path, format=format, device_kind=device_kind, **options)
     except InvalidInput as error:

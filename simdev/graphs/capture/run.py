@@ -19,8 +19,8 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from simdev.capture.assemble import Assembly, assemble
-from simdev.capture.trace import Tape, storage_bytes
+from simdev.graphs.capture.assemble import Assembly, assemble
+from simdev.graphs.capture.trace import Tape, storage_bytes
 from simdev.errors import InvalidInput, Unsupported
 from simdev.problem.graph import ComputationGraph
 
@@ -187,7 +187,7 @@ def _register_state(tape: Tape, optimizer, homes: dict) -> int:
 
 def _precision(parameters) -> str:
     """The dtype that most parameter bytes have."""
-    from simdev.capture.trace import DTYPES
+    from simdev.graphs.capture.trace import DTYPES
 
     total: dict[str, int] = {}
     for parameter in parameters:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from simdev.errors import InvalidInput
 from simdev.problem.graph import GraphBuilder
-from simdev.importers import Imported
-from simdev.importers.reading import Fields, json_object, name_of
+from simdev.graphs.importers import Imported
+from simdev.graphs.importers.reading import Fields, json_object, name_of
 
 
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:

@@ -17,8 +17,8 @@ import os
 
 from simdev.errors import InvalidInput, Unsupported
 from simdev.problem.graph import GraphBuilder
-from simdev.importers import Imported
-from simdev.importers.reading import name_of
+from simdev.graphs.importers import Imported
+from simdev.graphs.importers.reading import name_of
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
 # ONNX data types by number (TensorProto.DataType): the short name in signatures, bits.

@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 
 from simdev.problem.graph import GraphBuilder
-from simdev.importers import Imported
-from simdev.importers.reading import json_object, name_of
+from simdev.graphs.importers import Imported
+from simdev.graphs.importers.reading import json_object, name_of
 
 
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:

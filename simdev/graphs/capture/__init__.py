@@ -35,7 +35,7 @@ from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.problem.graph import ComputationGraph
 
 if TYPE_CHECKING:
-    from simdev.workload import TrainingStep, WorkloadSpec
+    from simdev.graphs.workload import TrainingStep, WorkloadSpec
 
 
 def capture(step: TrainingStep, name: str, meta: dict | None = None) -> ComputationGraph:
@@ -46,7 +46,7 @@ def capture(step: TrainingStep, name: str, meta: dict | None = None) -> Computat
     Raises :class:`Unsupported` without PyTorch, or for a step that depends on the values of its tensors.
     """
     _need_torch()
-    from simdev.capture.run import run
+    from simdev.graphs.capture.run import run
 
     return run(step, name, meta or {})
 
@@ -57,7 +57,7 @@ def capture_workload(spec: WorkloadSpec, params: dict | None = None) -> Computat
     Raises :class:`InvalidInput` for values that are out of range or do not go together.
     """
     _need_torch()
-    from simdev.capture.run import run
+    from simdev.graphs.capture.run import run
 
     make, name, meta = workload_step(spec, params or {})
     try:
@@ -83,7 +83,7 @@ def capture_file(target: str) -> ComputationGraph:
     The file is executed. Raises :class:`InvalidInput` naming the file and what is wrong with it.
     """
     _need_torch()
-    from simdev.capture.run import run
+    from simdev.graphs.capture.run import run
 
     build, name, meta = file_step(target)
     path, function = target.rpartition(":")[::2]
@@ -99,7 +99,7 @@ def capture_file(target: str) -> ComputationGraph:
 
 def file_step(target: str) -> tuple[Callable[[], TrainingStep], str, dict]:
     """What builds the step of ``my_model.py:make_step``, the graph's name and its meta. The file is executed."""
-    from simdev.workload import TrainingStep
+    from simdev.graphs.workload import TrainingStep
 
     path, _, function = target.rpartition(":")
     if not path or not function.isidentifier():
@@ -115,7 +115,7 @@ def file_step(target: str) -> tuple[Callable[[], TrainingStep], str, dict]:
         step = make()
         if not isinstance(step, TrainingStep):
             found = type(step).__name__
-            raise InvalidInput(f"{function}() returned {found}, expected simdev.workload.TrainingStep", source=path)
+            raise InvalidInput(f"{function}() returned {found}, expected simdev.graphs.workload.TrainingStep", source=path)
         return step
 
     return build, Path(path).stem, {"source": Path(path).name, "function": function}

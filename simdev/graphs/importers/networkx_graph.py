@@ -1,6 +1,6 @@
 """``networkx.DiGraph`` both ways, and its node-link JSON.
 
-A node is an op; its attributes are the fields of an op in :mod:`simdev.importers.plain` (``kind``, default ``op``;
+A node is an op; its attributes are the fields of an op in :mod:`simdev.graphs.importers.plain` (``kind``, default ``op``;
 ``flops``, ``outputs``, ``group`` ...; ``name``, default the node itself). An edge is data that flows: either
 ``outputs``, a list of positions in the ``outputs`` of its source, or ``bytes`` (default 0: order alone), where edges of
 one source with the same ``bytes`` (and ``tensor`` label, if any) are one tensor.
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from simdev.errors import InvalidInput
 from simdev.problem.graph import ComputationGraph
-from simdev.importers import Imported
-from simdev.importers.plain import build, op_row
-from simdev.importers.reading import Fields, json_object, name_of
+from simdev.graphs.importers import Imported
+from simdev.graphs.importers.plain import build, op_row
+from simdev.graphs.importers.reading import Fields, json_object, name_of
 
 if TYPE_CHECKING:
     import networkx

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from simdev.capture.trace import Op, Tape
+from simdev.graphs.capture.trace import Op, Tape
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 
 

@@ -1,0 +1,1 @@
+"""Reports about simdev itself: fidelity, the effect of rules and costs, reproduced papers, and speed."""

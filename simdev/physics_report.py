@@ -1,4 +1,4 @@
-"""The same placements ranked under each preset of :mod:`simdev.physics`: which simulator would have picked which?
+"""The same placements ranked under each preset of :mod:`simdev.sim.presets`: which simulator would have picked which?
 
 The placements are those of a result folder of ``simdev bench``. Every one that fits in memory is timed anew under the
 rules of this project and under each preset; each case (a workload on a machine) is ranked by itself.
@@ -15,7 +15,7 @@ import numpy as np
 from simdev import registry
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import markdown_table, write_table, write_text
-from simdev.physics import PRESETS, step_ns
+from simdev.sim.presets import PRESETS, step_ns
 from simdev.problem.problem import Problem
 from simdev.rows import Row, read_rows, stored_placement
 from simdev.sim import simulate
@@ -174,7 +174,7 @@ def markdown(cases: list[CaseTimes], notes: list[str]) -> str:
         f"Written by `simdev physics-report`: {count} placements of {len(cases)} cases, each timed under the rules of"
     ]
     lines += [
-        "`simdev/sim/MODEL.md` and under the presets of `simdev/physics.py`. Correlations are of the ranks within a"
+        "`simdev/sim/MODEL.md` and under the presets of `simdev/sim/presets.py`. Correlations are of the ranks within a"
     ]
     lines += [
         "case, then meant over cases. *Regret*: by how much the placement that the preset likes best is slower than"

@@ -6,7 +6,7 @@ import pytest
 from simdev.problem.costs import CostTable, transfer_durations
 from simdev.errors import UnknownName
 from simdev.problem.graph import GraphBuilder
-from simdev.physics import PRESETS, step_ns, under
+from simdev.sim.presets import PRESETS, step_ns, under
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.sim import simulate, validate

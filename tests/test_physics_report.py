@@ -5,7 +5,7 @@ import pytest
 
 from simdev import physics_report, registry
 from simdev.errors import InvalidInput
-from simdev.physics import PRESETS
+from simdev.sim.presets import PRESETS
 from simdev.physics_report import FULL, LEAST, CaseTimes, agreements, markdown, matrix, read_cases
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem

@@ -60,7 +60,7 @@ def simulate(
     else:
         found = run_placer(problem, placer, evaluations, seed)
     if physics is not None:
-        from simdev.physics import step_ns
+        from simdev.sim.presets import step_ns
 
         step = step_ns(problem, found, physics, engine)
         report = {"graph": problem.graph.name, "topology": problem.topology.name, "physics": physics, "step_ns": step}

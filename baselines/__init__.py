@@ -1,1 +1,1 @@
-"""Placers: one file each; see simdev.placer for how to add one."""
+"""Placers: one file each; see simdev.placers.placer for how to add one."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from simdev.baselines._list import follow_forward, tables
 from simdev.baselines._units import HUGE, fastest_ns, used_devices
-from simdev.placer import Budget
+from simdev.placers.placer import Budget
 from simdev.problem.problem import Problem
 
 UNKNOWN = np.iinfo(np.int64).max

@@ -9,7 +9,7 @@ import numpy as np
 from simdev.analysis.levels import b_level
 from simdev.baselines._list import fit, follow_forward, mean_costs, tables
 from simdev.baselines._units import HUGE, unit_tensor_edges, used_devices
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 
 @placer(

@@ -7,7 +7,7 @@ from simdev.errors import Unsupported
 from simdev.exact.contract import contract
 from simdev.exact.dp import contiguous_split, linear_split
 from simdev.exact.merge import merge_cheapest, merge_dominated
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 SOURCE = "Tarnawski et al., NeurIPS 2020, section 5"
 TARGETS = (1600, 800, 400, 300, 200, 150, 100, 75, 50, 35, 20, 12)  # classes left when there are too many ideals

@@ -6,7 +6,7 @@ import numpy as np
 
 from simdev.analysis.levels import b_level
 from simdev.baselines._list import fit, kernels, mean_costs, new_state, tables, unit_devices
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 
 @placer(

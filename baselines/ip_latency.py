@@ -12,7 +12,7 @@ from simdev.exact.dp import Split
 from simdev.exact.latency import best_latency
 from simdev.exact.load import LoadProblem
 from simdev.exact.merge import merge_cheapest, merge_dominated
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 
 @placer(

@@ -9,7 +9,7 @@ from simdev.exact.contract import contract
 from simdev.exact.dp import Split, linear_split
 from simdev.exact.merge import merge_cheapest, merge_dominated
 from simdev.exact.throughput import best_split_of
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 
 @placer(

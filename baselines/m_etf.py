@@ -7,7 +7,7 @@ import numpy as np
 from simdev.analysis.levels import average_durations, b_level
 from simdev.baselines._list import fit, kernels, new_state, tables, unit_devices
 from simdev.errors import InvalidInput
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 SCOPES = ("forward", "step")
 

@@ -8,7 +8,7 @@ from simdev.analysis.levels import average_durations, b_level
 from simdev.baselines._list import fit, kernels, mean_costs, new_state, tables, unit_devices
 from simdev.baselines._units import used_devices
 from simdev.errors import Unsupported
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 THRESHOLD = 0.5  # an edge below it makes a favourite child; the program leaves at most one per op
 BLOCK_EDGES = 10_000

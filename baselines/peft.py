@@ -8,7 +8,7 @@ import numpy as np
 
 from simdev.baselines._list import fit, kernels, mean_costs, new_state, tables, unit_devices
 from simdev.baselines._units import used_devices
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 
 @placer(

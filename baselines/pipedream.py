@@ -10,7 +10,7 @@ from simdev.exact.merge import merge_cheapest, merge_dominated
 from simdev.exact.pipedream import Profile, plan
 from simdev.exact.training import alike_accelerators, load_of
 from simdev.problem.placement import Placement
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 LAYERS = 400  # the planner's work grows with the square of its states
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from simdev.errors import Unsupported
 from simdev.problem.placement import Placement
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 
 @placer("single-cpu", version=1, family="single", memory_aware=False)

@@ -6,7 +6,7 @@ import numpy as np
 
 from simdev.baselines._units import choices
 from simdev.problem.placement import Placement
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 
 @placer("random", version=1, family="spread", memory_aware=False)

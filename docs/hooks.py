@@ -42,7 +42,7 @@ def prose(text: str | None) -> str:
 
 
 def placer_pages() -> dict[str, str]:
-    from simdev import registry
+    from simdev.placers import registry
 
     places, pages, lines = ranking(), {}, []
     for name, spec in registry.placers().items():
@@ -82,7 +82,8 @@ def placer_pages() -> dict[str, str]:
 
 
 def workload_pages() -> dict[str, str]:
-    from simdev import registry, show
+    from simdev import show
+    from simdev.placers import registry
 
     pages, lines = {}, []
     for name, spec in registry.workloads().items():

@@ -11,7 +11,7 @@ import numpy as np
 
 def warm() -> None:
     """Load both shelves and compile the fast engine by simulating two ops."""
-    from simdev import registry
+    from simdev.placers import registry
     from simdev.sim import simulate, simulate_many
 
     problem = tiny_problem()

@@ -19,14 +19,14 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev import registry
+from simdev.placers import registry
 from simdev.analysis.levels import check_feasible
 from simdev.circumstances import circumstances
 from simdev.errors import Infeasible, InvalidInput, SimdevError, Unsupported
 from simdev.files import write_text
 from simdev.problem.graph_file import load_graph, save_graph
 from simdev.problem.placement import Placement
-from simdev.placer import Budget
+from simdev.placers.placer import Budget
 from simdev.plan import BUDGETS, Run, parse_budget, parse_rules
 from simdev.problem.problem import Problem
 from simdev.results import Results

@@ -146,7 +146,7 @@ def execute_apart(run: Run, instance: Instance, limits: Limits, graph: bytes | N
 
 
 def _failed(run: Run, instance: Instance, status: str, error: str) -> Outcome:
-    from simdev import registry
+    from simdev.placers import registry
 
     spec, _ = registry.find_placer(run.entry)
     return Outcome(replace(blank_row(run, instance, spec.version), status=status, error=error, **circumstances()))

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev import registry
+from simdev.placers import registry
 from simdev.problem.costs import SOURCES, CostModel
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import markdown_table, write_table, write_text
 from simdev.physics_report import kendall
-from simdev.placer import Budget
+from simdev.placers.placer import Budget
 from simdev.problem.problem import Problem
 from simdev.sim import simulate
 from simdev.problem.topology import load_kinds, load_topology

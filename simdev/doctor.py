@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from simdev import registry
+from simdev.placers import registry
 from simdev.circumstances import commit, machine, versions
 from simdev.workers import cores
 

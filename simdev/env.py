@@ -48,7 +48,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from simdev import registry
+from simdev.placers import registry
 from simdev.analysis.levels import b_level, t_level
 from simdev.analysis.coarsen import group_units
 from simdev.errors import InvalidInput, UnknownName, Unsupported

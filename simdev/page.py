@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev import bench, registry, rows
+from simdev import bench, rows
+from simdev.placers import registry
 from simdev.errors import InvalidInput, SimdevError
 from simdev.explain import Story
 from simdev.files import write_text

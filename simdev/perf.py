@@ -19,7 +19,7 @@ from simdev.circumstances import machine, versions
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.sim import Simulator, simulate, simulate_many
-from simdev.testing import training_graph
+from simdev.placers.testing import training_graph
 from simdev.problem.topology import load_topology
 
 OPS_PER_BLOCK = 16  # of training_graph

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev import registry
+from simdev.placers import registry
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import markdown_table, write_table, write_text
 from simdev.sim.presets import PRESETS, step_ns

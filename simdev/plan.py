@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from simdev import registry, rows
+from simdev import rows
+from simdev.placers import registry
 from simdev.errors import InvalidInput, UnknownName
 from simdev.problem.problem import Rules
 from simdev.problem.topology import load_topology, topology_names

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simdev import registry
+from simdev.placers import registry
 from simdev.errors import InvalidInput, Unsupported
 from simdev.execute.figures import CALM
 from simdev.files import write_text
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.placement import Placement
-from simdev.placer import Budget
+from simdev.placers.placer import Budget
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Topology, load_topology
 

@@ -165,7 +165,7 @@ def _samples(name: str, unit: str, small: bool) -> dict:
 def _time_steps(shared, name: str, unit: str, small: bool) -> None:
     import torch
 
-    from simdev import registry
+    from simdev.placers import registry
     from simdev.execute.cpu import settle
     from simdev.real import SMALL
 

@@ -88,7 +88,7 @@ class Row:
 
 
 def entry_id(name: str, params: dict) -> str:
-    """``name[param=value,...]``, parameters sorted; the inverse of :func:`simdev.registry.parse_id`."""
+    """``name[param=value,...]``, parameters sorted; the inverse of :func:`simdev.placers.registry.parse_id`."""
     inside = ",".join(
         f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in sorted(params.items())
     )

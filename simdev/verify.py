@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev import bench, leaderboard, registry, rows, workers
+from simdev import bench, leaderboard, rows, workers
+from simdev.placers import registry
 from simdev.analysis.levels import Bound, check_feasible
 from simdev.errors import Infeasible, InvalidInput, SimdevError
 from simdev.plan import Run, parse_budget

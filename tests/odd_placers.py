@@ -8,7 +8,7 @@ import numpy as np
 
 from simdev.errors import Unsupported
 from simdev.problem.placement import Placement
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 
 @placer("walk", version=1, family="test", searches=True, defaults={"worst": False})

@@ -20,7 +20,7 @@ from simdev.problem.costs import CostTable
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.problem import Problem, Rules
 from simdev.sim import simulate
-from simdev.testing import random_graph, random_placement, random_problem
+from simdev.placers.testing import random_graph, random_placement, random_problem
 
 
 def diamond():

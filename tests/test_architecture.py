@@ -108,7 +108,8 @@ import sys
 for name in {HEAVY}:
     sys.modules[name] = None
 import simdev
-from simdev import registry, cli, show
+from simdev import cli, show
+from simdev.placers import registry
 from simdev.graphs import importers
 assert len(registry.placers()) > 0 and len(registry.workloads()) > 0
 from simdev.problem.topology import load_topology

@@ -3,9 +3,9 @@ import pytest
 
 from simdev.errors import Unsupported
 from simdev.problem.graph import GraphBuilder
-from simdev.placer import Budget
+from simdev.placers.placer import Budget
 from simdev.problem.problem import Problem
-from simdev.registry import find_placer, graph_path, load_workload, workloads
+from simdev.placers.registry import find_placer, graph_path, load_workload, workloads
 from simdev.problem.topology import load_topology
 
 

@@ -12,11 +12,11 @@ from simdev.baselines import _list, heft, m_sct, m_topo, peft
 from simdev.baselines._units import choices
 from simdev.problem.costs import CostTable
 from simdev.problem.graph import GraphBuilder
-from simdev.placer import Budget
+from simdev.placers.placer import Budget
 from simdev.problem.problem import Problem, Rules
-from simdev.registry import find_placer
+from simdev.placers.registry import find_placer
 from simdev.sim import simulate_many
-from simdev.testing import random_problem
+from simdev.placers.testing import random_problem
 from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -5,9 +5,9 @@ import pytest
 
 from simdev.errors import InvalidInput, Unsupported
 from simdev.problem.graph import GraphBuilder
-from simdev.placer import Budget
+from simdev.placers.placer import Budget
 from simdev.problem.problem import Problem
-from simdev.registry import find_placer
+from simdev.placers.registry import find_placer
 from simdev.problem.topology import load_topology
 
 CLUSTERS, SIZE = 4, 40

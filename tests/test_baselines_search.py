@@ -7,11 +7,11 @@ from test_baselines_list import problem_of
 from simdev.baselines import _climb, _search
 from simdev.baselines._units import choices
 from simdev.problem.graph import GraphBuilder
-from simdev.placer import Budget
+from simdev.placers.placer import Budget
 from simdev.problem.problem import Problem, Rules
-from simdev.registry import find_placer, graph_path, load_workload
+from simdev.placers.registry import find_placer, graph_path, load_workload
 from simdev.sim import simulate_many
-from simdev.testing import random_problem
+from simdev.placers.testing import random_problem
 from simdev.problem.topology import load_topology
 
 SEARCHES = ["local-search", "annealing", "genetic", "portfolio"]

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simdev import bench, leaderboard, registry, rows, verify, workers
+from simdev import bench, leaderboard, rows, verify, workers
+from simdev.placers import registry
 from simdev.errors import InvalidInput, UnknownName
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.graph_file import save_graph

@@ -10,7 +10,7 @@ from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.sim import simulate, simulate_many
-from simdev.testing import random_problem
+from simdev.placers.testing import random_problem
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 

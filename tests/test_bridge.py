@@ -6,7 +6,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from simdev import cli, registry, sim
+from simdev import cli, sim
+from simdev.placers import registry
 from simdev.bridge import _collapsed, device_map, write_device_map
 from simdev.errors import InvalidInput
 from simdev.problem.graph import GraphBuilder

@@ -450,7 +450,7 @@ def test_memory_in_program_order_is_what_pytorch_allocates(entry):
     from simdev.graphs.capture.trace import Tape
     from simdev.problem.placement import Placement
     from simdev.problem.problem import Problem, Rules
-    from simdev.registry import find_workload
+    from simdev.placers.registry import find_workload
     from simdev.sim import simulate
     from simdev.problem.topology import load_topology
 

@@ -10,7 +10,7 @@ import pytest
 
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.registry import find_workload
+from simdev.placers.registry import find_workload
 from simdev.sim import simulate
 from simdev.problem.topology import load_topology
 

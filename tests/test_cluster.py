@@ -13,7 +13,7 @@ from simdev.cluster import dask_backend, dask_simulator, execute_apart
 from simdev.commands import build_problem
 from simdev.errors import InvalidInput
 from simdev.plan import plan
-from simdev.registry import find_placer
+from simdev.placers.registry import find_placer
 from simdev.workers import Limits
 
 distributed = pytest.importorskip("distributed")

@@ -6,7 +6,7 @@ from simdev.errors import InvalidInput
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.testing import random_graph, random_placement, random_problem
+from simdev.placers.testing import random_graph, random_placement, random_problem
 from simdev.problem.topology import load_topology
 
 

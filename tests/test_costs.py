@@ -191,7 +191,7 @@ def test_costs_are_whole_positive_numbers_on_random_graphs():
     [("k80", 29.6, 0.05), ("p100-pcie", 128, 0.15)],
 )
 def test_inception_takes_about_as_long_as_was_measured(kind, images_per_s, share):
-    from simdev.registry import graph_path
+    from simdev.placers.registry import graph_path
 
     graph = load_graph(graph_path("inception-v3"))
     seconds = CostModel().op_durations(graph, load_kinds()[kind]).sum() / 1e9
@@ -199,7 +199,7 @@ def test_inception_takes_about_as_long_as_was_measured(kind, images_per_s, share
 
 
 def test_every_op_of_the_shipped_graphs_has_a_cost_class_of_its_nature():
-    from simdev.registry import graph_path, workloads
+    from simdev.placers.registry import graph_path, workloads
 
     flops, seen = {}, set()
     for name in workloads():

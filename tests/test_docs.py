@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from simdev import registry
+from simdev.placers import registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "pages"

@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from simdev import cli, doctor, placer, registry
+from simdev import cli, doctor
+from simdev.placers import placer
+from simdev.placers import registry
 
 
 def run(monkeypatch, capsys, *arguments):

@@ -14,7 +14,7 @@ from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.sim import simulate
-from simdev.testing import random_problem
+from simdev.placers.testing import random_problem
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 

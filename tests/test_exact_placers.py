@@ -6,11 +6,11 @@ import pytest
 from simdev.errors import Unsupported
 from simdev.exact.training import anchors, load_of
 from simdev.problem.graph import GraphBuilder
-from simdev.placer import Budget
+from simdev.placers.placer import Budget
 from simdev.problem.problem import Problem
-from simdev.registry import find_placer
+from simdev.placers.registry import find_placer
 from simdev.sim import simulate
-from simdev.testing import random_problem
+from simdev.placers.testing import random_problem
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 GPU = DeviceKind("gpu", 1 << 20, {"f32": 1e9}, 1e12, granularity=1)

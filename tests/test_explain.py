@@ -13,7 +13,7 @@ from simdev.explain import REASONS, Story, explain
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.testing import random_placement, random_problem
+from simdev.placers.testing import random_placement, random_problem
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 from simdev.view import draw, merged
 

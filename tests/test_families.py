@@ -7,7 +7,7 @@ from simdev import Problem, load_topology, simulate_many
 from simdev.errors import UnknownName
 from simdev.graphs.random_graphs import FAMILIES, Tape, family_graph, family_split
 from simdev.problem.graph import PHASES
-from simdev.registry import load_workload
+from simdev.placers.registry import load_workload
 
 
 def _kinds(graph, phase):

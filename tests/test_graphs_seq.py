@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simdev.problem.graph import PHASES
-from simdev.registry import load_workload
+from simdev.placers.registry import load_workload
 
 NAMES = (
     "nmt", "gnmt-4", "gnmt-8", "rnnlm", "transformer-xl-2", "transformer-xl-4", "transformer-xl-8", "gpt2-medium",
@@ -159,7 +159,7 @@ def test_a_memory_of_transformer_xl_is_read_before_it_is_overwritten():
 def test_nmt_is_too_large_for_one_k80_as_in_mirhoseini_2017():
     from simdev.problem.placement import Placement
     from simdev.problem.problem import Problem
-    from simdev.registry import find_placer
+    from simdev.placers.registry import find_placer
     from simdev.sim import simulate
     from simdev.problem.topology import load_topology
 

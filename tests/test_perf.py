@@ -6,7 +6,7 @@ import numpy as np
 
 from simdev import perf
 from simdev.problem.problem import Problem
-from simdev.testing import training_graph
+from simdev.placers.testing import training_graph
 from simdev.problem.topology import load_topology
 
 

@@ -10,7 +10,7 @@ from simdev.sim.presets import PRESETS, step_ns, under
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.sim import simulate, validate
-from simdev.testing import random_problem
+from simdev.placers.testing import random_problem
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 KIND = DeviceKind("k", 1 << 30, {"f32": 1.0}, 1.0)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from simdev import physics_report, registry
+from simdev import physics_report
+from simdev.placers import registry
 from simdev.errors import InvalidInput
 from simdev.sim.presets import PRESETS
 from simdev.physics_report import FULL, LEAST, CaseTimes, agreements, markdown, matrix, read_cases

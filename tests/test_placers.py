@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from simdev.errors import BudgetExhausted, InvalidInput
-from simdev.placer import Budget, PlacerSpec
+from simdev.placers.placer import Budget, PlacerSpec
 from simdev.problem.problem import Problem, Rules
-from simdev.registry import graph_path, load_workload, placers
-from simdev.testing import check_placer, random_placement, random_problem
+from simdev.placers.registry import graph_path, load_workload, placers
+from simdev.placers.testing import check_placer, random_placement, random_problem
 from simdev.problem.topology import load_topology
 
 SPECS = placers()

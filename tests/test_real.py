@@ -111,7 +111,7 @@ def test_copies_that_hold_up_the_sender():
 @pytest.mark.parametrize("count", [1, 6, 30])
 def test_sampled_placements_are_valid_and_differ(count):
     from simdev.execute.sampling import perturb, sample
-    from simdev.registry import load_workload
+    from simdev.placers.registry import load_workload
 
     problem = Problem.build(load_workload("transformer-xl-2"), load_topology("p100x2"))
     rng = np.random.default_rng(0)

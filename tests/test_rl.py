@@ -6,16 +6,16 @@ import shutil
 import numpy as np
 import pytest
 
-from simdev import policy
+from simdev.placers import policy_file as policy
 from simdev.baselines.rl._case import FEATURES, bucket, make_case
 from simdev.baselines.rl._groups import coarse_groups, colocation_groups
 from simdev.baselines.rl._train import Learner, search
 from simdev.errors import InvalidInput
 from simdev.problem.graph import GraphBuilder
-from simdev.placer import Budget
+from simdev.placers.placer import Budget
 from simdev.problem.problem import Problem, Rules
-from simdev.registry import find_placer, graph_path, load_workload
-from simdev.testing import random_problem, training_graph
+from simdev.placers.registry import find_placer, graph_path, load_workload
+from simdev.placers.testing import random_problem, training_graph
 from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology
 
 SMALL = {"groups": 16, "hidden": 8, "samples": 8}

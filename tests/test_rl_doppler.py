@@ -5,8 +5,8 @@ import pytest
 
 from simdev import GraphBuilder, Problem
 from simdev.baselines.rl._case import make_case
-from simdev.policy import save_policy
-from simdev.registry import find_placer
+from simdev.placers.policy_file import save_policy
+from simdev.placers.registry import find_placer
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 

@@ -13,8 +13,8 @@ from simdev.baselines.rl._case import make_case
 from simdev.baselines.rl._groups import fine_groups, forward_groups
 from simdev.errors import InvalidInput, Unsupported
 from simdev.graphs.random_graphs import family_graph
-from simdev.registry import find_placer, load_workload
-from simdev.testing import training_graph
+from simdev.placers.registry import find_placer, load_workload
+from simdev.placers.testing import training_graph
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 TINY = {

@@ -8,9 +8,9 @@ from simdev.baselines.rl._post import cross_entropy, elite, learner_functions
 from simdev.baselines.rl._train import Evaluator
 from simdev.errors import InvalidInput, UnknownName
 from simdev.problem.graph import GraphBuilder
-from simdev.placer import Budget
+from simdev.placers.placer import Budget
 from simdev.problem.problem import Problem
-from simdev.registry import find_placer
+from simdev.placers.registry import find_placer
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 SETTINGS = {

@@ -11,7 +11,7 @@ from simdev.errors import UnknownName
 from simdev.problem.placement import Placement
 from simdev.problem.problem import CONTENTIONS, POLICIES, RUNTIMES, Rules
 from simdev.sim import simulate, simulate_many
-from simdev.testing import assert_same_schedule, random_placement, random_problem
+from simdev.placers.testing import assert_same_schedule, random_placement, random_problem
 
 VARIANTS = [Rules(p, c, "dataflow") for p in POLICIES for c in CONTENTIONS] + [
     Rules("fifo", c, "eager") for c in CONTENTIONS
@@ -90,7 +90,7 @@ def test_unknown_engine():
 
 
 def test_importing_simdev_sim_does_not_import_numba():
-    code = "import sys, simdev.sim, simdev.testing; assert 'numba' not in sys.modules and 'simpy' not in sys.modules"
+    code = "import sys, simdev.sim, simdev.placers.testing; assert 'numba' not in sys.modules and 'simpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=_root())
 
 

@@ -13,7 +13,7 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.sim import arrays, simulate, simulate_many, validate
 from simdev.sim.arrays import problem_arrays
-from simdev.testing import (
+from simdev.placers.testing import (
     assert_same_schedule,
     random_costs,
     random_placement,

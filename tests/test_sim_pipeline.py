@@ -10,7 +10,7 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.sim import simulate, validate
 from simdev.sim.pipeline import simulate_pipeline
-from simdev.testing import assert_same_schedule, random_costs, random_placement, random_topology, training_graph
+from simdev.placers.testing import assert_same_schedule, random_costs, random_placement, random_topology, training_graph
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 

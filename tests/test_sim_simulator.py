@@ -6,9 +6,9 @@ import pytest
 from simdev.errors import InvalidInput
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.registry import load_workload
+from simdev.placers.registry import load_workload
 from simdev.sim import Simulator, simulate
-from simdev.testing import random_placement, random_problem, training_graph
+from simdev.placers.testing import random_placement, random_problem, training_graph
 from simdev.problem.topology import load_topology
 
 

@@ -10,7 +10,7 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import CONTENTIONS, POLICIES, Problem, Rules
 from simdev.sim import InvalidSchedule, simulate, validate
 from simdev.sim.schedule import Schedule
-from simdev.testing import assert_same_schedule, random_placement, random_problem
+from simdev.placers.testing import assert_same_schedule, random_placement, random_problem
 
 
 def cases(count, first=0, rules=None):

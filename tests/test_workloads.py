@@ -7,7 +7,7 @@ import pytest
 
 from simdev.studies.shipped_graphs import forward_macs, shelf, table
 from simdev.problem.graph_file import load_graph
-from simdev.registry import find_workload, graph_path, load_workload, workloads
+from simdev.placers.registry import find_workload, graph_path, load_workload, workloads
 
 CONVOLUTIONS = (
     "inception-v3",

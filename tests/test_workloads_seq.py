@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from simdev.graphs.capture import capture_workload  # noqa: E402
 from simdev.errors import InvalidInput  # noqa: E402
-from simdev.registry import find_workload  # noqa: E402
+from simdev.placers.registry import find_workload  # noqa: E402
 
 TINY = {
     "nmt": "nmt[batch=4,length=3,units=8,vocabulary=11]",

@@ -7,7 +7,7 @@ one update, the most probable placement); ``_train.search`` makes a placer of it
 * ``_case``: ``make_case(problem, group)``, a problem as padded arrays (``Case.inputs``, for the networks), placements
   of all ops from actions per group (``Case.placements``), rewards (``Case.rewards``).
 * ``_train``: ``Learner``, ``Evaluator`` (simulates a batch of actions on the budget), ``search``, ``train``;
-  :mod:`simdev.policy` keeps policies and checkpoints on disk.
+  :mod:`simdev.placers.policy_file` keeps policies and checkpoints on disk.
 * ``_reinforce``: the update of placers that place a whole graph at once.
 * ``_jax``: JAX on the processor, one thread, compiled programs kept. Import it first, and only inside functions.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simdev.baselines.rl._case import device_columns, make_case
 from simdev.baselines.rl._groups import coarse_groups
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 DEFAULTS = {"groups": 64, "hidden": 64, "samples": 10, "rate": 0.003, "entropy": 0.0, "reach": 2.5, "policy": ""}
 

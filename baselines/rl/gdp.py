@@ -9,7 +9,7 @@ from simdev.baselines.rl._groups import coarse_groups, fine_groups
 from simdev.baselines.rl._sight import with_sight
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.errors import Unsupported
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 DEFAULTS = {
     "groups": 64, "layers": True, "hidden": 64, "sages": 3, "blocks": 2, "neighbours": 8, "samples": 20, "epochs": 4,

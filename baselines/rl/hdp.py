@@ -5,7 +5,7 @@ from __future__ import annotations
 from simdev.baselines.rl._case import device_columns, make_case
 from simdev.baselines.rl._groups import coarse_groups, colocation_groups
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 MOST_LAYERS = 1024
 DEFAULTS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simdev.baselines.rl._case import device_columns
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 DEFAULTS = {"nodes": 64, "hidden": 64, "steps": 20, "rate": 0.001, "discount": 0.95, "policy": ""}
 SHAPE = ("nodes", "hidden", "devices")  # what a policy is stored with

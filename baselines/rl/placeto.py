@@ -5,7 +5,7 @@ from __future__ import annotations
 from simdev.baselines.rl._case import bucket, device_columns, make_case
 from simdev.baselines.rl._groups import coarse_groups, fine_groups
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 DEFAULTS = {
     "groups": 64, "layers": True, "hidden": 16, "rounds": 8, "episodes": 4, "every": 4, "from_best": True,

@@ -6,7 +6,7 @@ from simdev.baselines.rl._case import device_columns, make_case
 from simdev.baselines.rl._groups import coarse_groups
 from simdev.baselines.rl._train import Learner, search
 from simdev.errors import InvalidInput
-from simdev.placer import placer
+from simdev.placers.placer import placer
 
 DEFAULTS = {
     "groups": 64, "samples": 10, "pool": 100, "elite": 0.1, "mix": 0.05, "epochs": 10, "rate": 0.3, "penalty": 0.1,

@@ -109,7 +109,7 @@ def command(name: str, **settings):
 
 def build_problem(graph, topology, policy="fifo", contention="fifo", runtime="dataflow", costs=None):
     """The problem that a command's arguments name."""
-    from simdev import registry
+    from simdev.placers import registry
     from simdev.problem.costs import CostModel, load_measured
     from simdev.problem.problem import Problem, Rules
     from simdev.problem.topology import load_topology
@@ -123,9 +123,9 @@ def run_placer(problem, entry: str, evaluations: int, seed: int, **more):
     """The placement that the placer ``entry``, with ``more`` parameters, finds within ``evaluations`` simulations."""
     import numpy as np
 
-    from simdev import registry
+    from simdev.placers import registry
     from simdev.analysis.levels import check_feasible
-    from simdev.placer import Budget
+    from simdev.placers.placer import Budget
 
     if evaluations < 0 or seed < 0:
         raise InvalidInput("evaluations and seed cannot be negative")

@@ -23,7 +23,7 @@ def costs(
     """What each op takes on a device and where the figure comes from; the share of all time by source."""
     import numpy as np
 
-    from simdev import registry
+    from simdev.placers import registry
     from simdev.problem.costs import SOURCES, CostModel, load_measured
     from simdev.problem.topology import load_kinds, load_topology, topology_names
 

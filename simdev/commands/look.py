@@ -20,7 +20,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Summarise a graph, or describe and draw a topology."""
-    from simdev import registry
+    from simdev.placers import registry
     from simdev import show as showing
     from simdev.problem.topology import load_topology, topology_names
 
@@ -61,7 +61,7 @@ def list_(
 
 
 def _list_workloads() -> list[dict]:
-    from simdev import registry
+    from simdev.placers import registry
 
     return [
         {"name": spec.name, "family": spec.family, "params": dict(spec.defaults),
@@ -77,7 +77,7 @@ def _list_topologies() -> list[dict]:
 
 
 def _list_placers() -> list[dict]:
-    from simdev import registry
+    from simdev.placers import registry
 
     return [
         {"name": spec.name, "version": f"v{spec.version}", "family": spec.family, "params": dict(spec.defaults),

@@ -130,7 +130,7 @@ def print_device_map(problem, placement, path: Path) -> None:
 
 def of_policy(folder: str, topology: str | None) -> tuple[str, str | None]:
     """The placer of a trained policy, and the first topology that it was trained on where none is given."""
-    from simdev.policy import read_header
+    from simdev.placers.policy_file import read_header
 
     header = read_header(folder)
     if topology is None:

@@ -31,7 +31,7 @@ def train(
 
     Stopped at any time, the same command goes on where it was, and with more --evaluations it goes on further.
     """
-    from simdev import registry
+    from simdev.placers import registry
     from simdev.cluster import dask_simulator
 
     positive(evaluations, "--evaluations")

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdev import registry
-from simdev.policy import read_header
+from simdev.placers import registry
+from simdev.placers.policy_file import read_header
 from simdev.reproduce.lab import Case, Found, Lab, chosen
 from simdev.reproduce.picture import bars, learning_curves
 from simdev.reproduce.stats import evaluations_to, geometric, interval, told

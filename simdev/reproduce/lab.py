@@ -9,14 +9,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simdev import bench, registry
+from simdev import bench
+from simdev.placers import registry
 from simdev.circumstances import circumstances
 from simdev.errors import InvalidInput
 from simdev.files import write_text
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.graph_file import save_graph
 from simdev.plan import DEFAULT_RULES, Run, parse_rules
-from simdev.policy import read_header
+from simdev.placers.policy_file import read_header
 from simdev.problem.problem import Problem
 from simdev.results import Results
 from simdev.rows import Row, write_csv

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simdev import registry
-from simdev.placer import Budget
+from simdev.placers import registry
+from simdev.placers.placer import Budget
 from simdev.reproduce.lab import Case, Found, Lab, steps_ms
 from simdev.reproduce.picture import learning_curves
 from simdev.reproduce.stats import interval, told

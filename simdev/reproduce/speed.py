@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simdev import registry
+from simdev.placers import registry
 from simdev.files import write_text
-from simdev.placer import Budget
+from simdev.placers.placer import Budget
 from simdev.reproduce.lab import Case, Lab
 
 TITLE = "Speed of the learned placers"

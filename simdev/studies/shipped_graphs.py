@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from simdev import registry
+from simdev.placers import registry
 from simdev.graphs.capture import capture_workload
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.graph_file import load_graph, save_graph

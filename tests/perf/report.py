@@ -25,12 +25,12 @@ from simdev.circumstances import machine, versions
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.registry import load_workload
+from simdev.placers.registry import load_workload
 from simdev.sim import Simulator, simulate, simulate_many
 from simdev.sim._fifo import run_many_fifo
 from simdev.sim.arrays import problem_arrays
 from simdev.sim.fast import NO_LIMIT, room
-from simdev.testing import training_graph
+from simdev.placers.testing import training_graph
 from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology
 
 HERE = Path(__file__).parent

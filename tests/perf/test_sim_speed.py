@@ -8,7 +8,7 @@ import pytest
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.sim import simulate, simulate_many
-from simdev.testing import training_graph
+from simdev.placers.testing import training_graph
 from simdev.problem.topology import load_topology
 
 pytestmark = pytest.mark.benchmark(timer=time.process_time)  # machines are shared

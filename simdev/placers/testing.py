@@ -8,7 +8,7 @@ from simdev.problem.costs import CostTable, transfer_durations
 from simdev.errors import InvalidInput, Unsupported
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement
-from simdev.placer import Budget, PlacerSpec
+from simdev.placers.placer import Budget, PlacerSpec
 from simdev.problem.problem import CONTENTIONS, POLICIES, RUNTIMES, Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 

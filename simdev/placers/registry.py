@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from simdev import placer
+from simdev.placers import placer
 from simdev.graphs import workload
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.random_graphs import family_graph

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from simdev.leaderboard import leaderboard, ranking, scores
-from simdev.rows import Row, entry_id
+from simdev.bench.score import leaderboard, ranking, scores
+from simdev.bench.rows import Row, entry_id
 
 Table = tuple[str, list[str], list[list[str]]]
 

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from simdev.placers import registry
-from simdev.circumstances import commit, machine, versions
-from simdev.workers import cores
+from simdev.bench.provenance import commit, machine, versions
+from simdev.bench.workers import cores
 
 
 def diagnose() -> dict:

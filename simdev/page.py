@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev import bench, rows
+from simdev.bench import run as bench
+from simdev.bench import rows
 from simdev.placers import registry
 from simdev.errors import InvalidInput, SimdevError
 from simdev.explain import Story
 from simdev.files import write_text
-from simdev.rows import Row
+from simdev.bench.rows import Row
 
 BINS = 240  # steps of a schedule's picture
 SCHEDULES = 2  # pictures for each case: its best runs

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.circumstances import machine, versions
+from simdev.bench.provenance import machine, versions
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.sim import Simulator, simulate, simulate_many

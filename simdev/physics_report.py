@@ -17,7 +17,7 @@ from simdev.errors import InvalidInput, SimdevError
 from simdev.files import markdown_table, write_table, write_text
 from simdev.sim.presets import PRESETS, step_ns
 from simdev.problem.problem import Problem
-from simdev.rows import Row, read_rows, stored_placement
+from simdev.bench.rows import Row, read_rows, stored_placement
 from simdev.sim import simulate
 from simdev.problem.topology import load_topology
 

@@ -6,9 +6,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-from simdev.bench import Observer
+from simdev.bench.run import Observer
 from simdev.board import cell
-from simdev.rows import Row
+from simdev.bench.rows import Row
 
 
 @contextlib.contextmanager

@@ -268,7 +268,7 @@ def _keep_calmer(known: dict[tuple[str, int], dict], row: dict) -> None:
 def _about(entry: str, program: Program, topology: Topology, units, costs: Costs) -> dict:
     import torch
 
-    from simdev.circumstances import machine
+    from simdev.bench.provenance import machine
 
     return {
         "entry": entry, "graph": program.graph.name, "fingerprint": program.graph.fingerprint,

@@ -11,14 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simdev import bench, leaderboard, rows, verify, workers
+from simdev.bench import run as bench
+from simdev.bench import score as leaderboard
+from simdev.bench import rows
+from simdev.bench import verify
+from simdev.bench import workers
 from simdev.placers import registry
 from simdev.errors import InvalidInput, UnknownName
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.graph_file import save_graph
-from simdev.plan import BUDGETS, Run, plan, time_limit
+from simdev.bench.plan import BUDGETS, Run, plan, time_limit
 from simdev.problem.topology import topology_names
-from simdev.workers import Limits
+from simdev.bench.workers import Limits
 
 ODD = str(Path(__file__).with_name("odd_placers.py"))
 LIMITS = Limits(seconds=30, memory_bytes=2 << 30)
@@ -508,7 +512,7 @@ def test_a_worker_that_starts_after_its_pool_ended_says_nothing(capsys):
     """Its pool's semaphores are gone by then; any other failure to start is shown."""
     hook = sys.excepthook
     try:
-        from simdev._warm import say_unless_too_late
+        from simdev.bench.warm import say_unless_too_late
     finally:
         sys.excepthook = hook
     for start, told in (

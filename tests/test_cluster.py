@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from test_bench import LIMITS, ODD, make_graph
 
-from simdev import bench, rows
-from simdev.cluster import dask_backend, dask_simulator, execute_apart
+from simdev.bench import run as bench
+from simdev.bench import rows
+from simdev.bench.dask_cluster import dask_backend, dask_simulator, execute_apart
 from simdev.commands import build_problem
 from simdev.errors import InvalidInput
-from simdev.plan import plan
+from simdev.bench.plan import plan
 from simdev.placers.registry import find_placer
-from simdev.workers import Limits
+from simdev.bench.workers import Limits
 
 distributed = pytest.importorskip("distributed")
 
@@ -94,14 +95,14 @@ def test_training_on_a_cluster_writes_the_same_policy_also_when_a_worker_is_kill
 
 
 def test_no_scheduler_is_one_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr("simdev.cluster.PATIENCE_S", 1)
+    monkeypatch.setattr("simdev.bench.dask_cluster.PATIENCE_S", 1)
     runs = plan(["transformer-xl-2"], ["p100x2"], ["single-gpu"], budget="evaluations=1")
     with pytest.raises(InvalidInput, match="no Dask scheduler"):
         bench.bench(runs, tmp_path, limits=LIMITS, backend=dask_backend("tcp://127.0.0.1:1"))
 
 
 def test_another_simdev_on_a_worker_is_refused(cluster, tmp_path, monkeypatch):
-    monkeypatch.setattr("simdev.cluster.source_digest", lambda: "of another version")
+    monkeypatch.setattr("simdev.bench.dask_cluster.source_digest", lambda: "of another version")
     runs = plan(["transformer-xl-2"], ["p100x2"], ["single-gpu"], budget="evaluations=1")
     with pytest.raises(InvalidInput, match="runs another simdev"):
         bench.bench(runs, tmp_path, limits=LIMITS, backend=dask_backend(cluster.scheduler_address))

@@ -4,10 +4,12 @@ import json
 
 import pytest
 
-from simdev import curve, leaderboard, rows
+from simdev import curve
+from simdev.bench import score as leaderboard
+from simdev.bench import rows
 from simdev.errors import InvalidInput, UnknownName
-from simdev.results import CURVES
-from simdev.rows import Row
+from simdev.bench.journal import CURVES
+from simdev.bench.rows import Row
 
 
 def row(placer, step_ns, *, seed=0, evaluations=10, seconds=2.0, topology="t", budget="evaluations=10"):

@@ -2,9 +2,11 @@ import math
 
 import pytest
 
-from simdev import board, leaderboard, rows
+from simdev import board
+from simdev.bench import score as leaderboard
+from simdev.bench import rows
 from simdev.errors import InvalidInput
-from simdev.rows import Row
+from simdev.bench.rows import Row
 
 
 def row(workload, placer, step_ns=None, *, seed=0, status="ok", budget="evaluations=1", bound=50, **more):

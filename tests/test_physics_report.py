@@ -10,7 +10,7 @@ from simdev.sim.presets import PRESETS
 from simdev.physics_report import FULL, LEAST, CaseTimes, agreements, markdown, matrix, read_cases
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
-from simdev.rows import Row, store_placement, write_rows
+from simdev.bench.rows import Row, store_placement, write_rows
 from simdev.sim import simulate
 from simdev.problem.topology import load_topology
 

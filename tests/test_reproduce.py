@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from simdev.bench import Observer
+from simdev.bench.run import Observer
 from simdev.errors import UnknownName
 from simdev.reproduce import gdp, mirhoseini, placeto, reproduce, stats
 from simdev.reproduce.lab import Case, Found, Lab
-from simdev.rows import Row
+from simdev.bench.rows import Row
 
 
 def found(placer, points, *, seed=0, workload="w", params="{}"):

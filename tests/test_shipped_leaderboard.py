@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from simdev import leaderboard, rows
-from simdev.verify import verify
+from simdev.bench import score as leaderboard
+from simdev.bench import rows
+from simdev.bench.verify import verify
 
 FOLDER = Path(__file__).parents[1] / "leaderboard" / "standard"
 

@@ -7,11 +7,13 @@ import zipfile
 import pytest
 from test_bench import LIMITS, ODD, make_graph
 
-from simdev import bench, cli, rows
+from simdev import cli
+from simdev.bench import run as bench
+from simdev.bench import rows
 from simdev.errors import InvalidInput
-from simdev.plan import plan
-from simdev.submission import submit, unpacked
-from simdev.verify import verify
+from simdev.bench.plan import plan
+from simdev.bench.submission import submit, unpacked
+from simdev.bench.verify import verify
 
 MACHINE = """
 name = "mine"
@@ -144,7 +146,7 @@ def nothing():
 
 
 def test_bombs_and_damage_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("simdev.submission.MAX_UNPACKED", 1000)
+    monkeypatch.setattr("simdev.bench.submission.MAX_UNPACKED", 1000)
     path = archive(tmp_path / "bomb.zip", ("placements/ab.npz", "x" * 2000))
     with pytest.raises(InvalidInput, match="refused"), unpacked(path):
         pass

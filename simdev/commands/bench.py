@@ -32,7 +32,7 @@ from simdev.commands import (
 from simdev.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from simdev.rows import Row
+    from simdev.bench.rows import Row
 
 
 @command("bench")
@@ -61,10 +61,11 @@ def bench(
 
     Stopped at any time, the same command goes on where it was.
     """
-    from simdev import bench as harness
-    from simdev import plan, progress
-    from simdev.cluster import dask_backend
-    from simdev.workers import Limits
+    from simdev.bench import run as harness
+    from simdev import progress
+    from simdev.bench import plan
+    from simdev.bench.dask_cluster import dask_backend
+    from simdev.bench.workers import Limits
 
     away = use_dask(backend, scheduler)
     named = plan.BUDGETS.get(budget, plan.BUDGETS["quick"])
@@ -101,7 +102,7 @@ def verify(
 ) -> None:
     """Recompute every row of a result folder from its placement; exit 1 on any difference."""
     from simdev import progress
-    from simdev.verify import verify as recompute
+    from simdev.bench.verify import verify as recompute
 
     with progress.counter("verifying") as on_row:
         differences = recompute(folder, engine=engine, sample=sample, rerun=rerun, jobs=jobs, on_row=on_row)
@@ -125,7 +126,7 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """What changed from one result folder (or placement) to another: better or worse, and by how much."""
-    from simdev import leaderboard
+    from simdev.bench import score as leaderboard
 
     for path in (before, after):
         if not path.exists():

@@ -186,7 +186,7 @@ def solver_bound(problem, seconds: float):
 
 
 def print_schedule(problem, placement, schedule, as_json: bool) -> None:
-    from simdev.bench import overflow_text
+    from simdev.bench.run import overflow_text
 
     names = [device.name for device in problem.topology.devices]
     counts = [int((placement.devices == number).sum()) for number in range(len(names))]

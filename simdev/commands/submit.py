@@ -17,6 +17,6 @@ def submit(
     name: Annotated[str, typer.Option(help="Name of the placer, for placement files.")] = "",
 ) -> None:
     """Pack results or placements into one archive, which simdev verify judges without running anybody's code."""
-    from simdev.submission import submit as pack
+    from simdev.bench.submission import submit as pack
 
     print(f"{out}: {pack(folder, out, name=name)} rows; simdev verify {out} recomputes them")

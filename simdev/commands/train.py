@@ -32,7 +32,7 @@ def train(
     Stopped at any time, the same command goes on where it was, and with more --evaluations it goes on further.
     """
     from simdev.placers import registry
-    from simdev.cluster import dask_simulator
+    from simdev.bench.dask_cluster import dask_simulator
 
     positive(evaluations, "--evaluations")
     if seed < 0:

@@ -21,7 +21,7 @@ import peers
 from simdev import perf
 from simdev.baselines._search import starts
 from simdev.baselines._units import choices
-from simdev.circumstances import machine, versions
+from simdev.bench.provenance import machine, versions
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
@@ -337,7 +337,7 @@ def climbed(problem, of_unit, rng, tries=3000) -> np.ndarray:
 
 
 FIRST = (
-    "from simdev._warm import *\nfrom simdev.sim import *\np = tiny_problem(); q = tiny_placement(p); simulate(p, q)\n"
+    "from simdev.bench.warm import *\nfrom simdev.sim import *\np = tiny_problem(); q = tiny_placement(p); simulate(p, q)\n"
 )
 OTHERS = (
     "from simdev.problem.problem import *\ns = Simulator(p, q); s.try_moves(np.array([0]), np.array([1]))\n"

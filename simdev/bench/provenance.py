@@ -43,7 +43,7 @@ def versions() -> str:
 @cache
 def commit() -> str:
     """The commit of the checkout that simdev runs from; empty where it is no checkout."""
-    folder = Path(__file__).parents[1]
+    folder = Path(__file__).parents[2]
     if not (folder / ".git").exists():
         return ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simdev import rows
-from simdev.bench import Instance, Outcome, Submit, blank_row, execute
-from simdev.circumstances import circumstances, source_digest
+from simdev.bench import rows
+from simdev.bench.run import Instance, Outcome, Submit, blank_row, execute
+from simdev.bench.provenance import circumstances, source_digest
 from simdev.errors import InvalidInput
-from simdev.plan import Run
+from simdev.bench.plan import Run
 from simdev.problem.problem import Problem
 from simdev.sim import simulate_many
 from simdev.sim.schedule import Outcomes
-from simdev.workers import Limits, death, environment, limit_process
+from simdev.bench.workers import Limits, death, environment, limit_process
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -40,7 +40,7 @@ OUTCOMES = tuple(field.name for field in fields(Outcomes))
 
 
 def dask_backend(scheduler: str):
-    """A backend for :func:`simdev.bench.bench` that executes on the cluster of a Dask scheduler, by address.
+    """A backend for :func:`simdev.bench.run.bench` that executes on the cluster of a Dask scheduler, by address.
 
     Raises :class:`InvalidInput` where the scheduler does not answer, has no worker, or a worker runs another simdev.
     """
@@ -112,7 +112,7 @@ def _check_workers(client, scheduler: str) -> None:
 
 
 def _prepare() -> str:
-    subprocess.run([sys.executable, "-c", "import simdev._warm"], check=False)
+    subprocess.run([sys.executable, "-c", "import simdev.bench.warm"], check=False)
     return source_digest()
 
 
@@ -126,7 +126,7 @@ def execute_apart(run: Run, instance: Instance, limits: Limits, graph: bytes | N
             instance = replace(instance, graph_file=str(here / "graph.npz"))
         task = {"run": asdict(run), "instance": asdict(instance), "limits": asdict(limits)}
         (here / "task.json").write_text(json.dumps(task), encoding="utf-8")
-        code = "import sys; from simdev.cluster import _child; _child(sys.argv[1])"
+        code = "import sys; from simdev.bench.dask_cluster import _child; _child(sys.argv[1])"
         cwd = folder if os.path.isdir(folder) else None
         child = subprocess.Popen([sys.executable, "-c", code, scratch], cwd=cwd, stdout=subprocess.DEVNULL)
         try:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from simdev import rows
+from simdev.bench import rows
 from simdev.placers import registry
 from simdev.errors import InvalidInput, UnknownName
 from simdev.problem.problem import Rules

@@ -21,18 +21,18 @@ import numpy as np
 
 from simdev.placers import registry
 from simdev.analysis.levels import check_feasible
-from simdev.circumstances import circumstances
+from simdev.bench.provenance import circumstances
 from simdev.errors import Infeasible, InvalidInput, SimdevError, Unsupported
 from simdev.files import write_text
 from simdev.problem.graph_file import load_graph, save_graph
 from simdev.problem.placement import Placement
 from simdev.placers.placer import Budget
-from simdev.plan import BUDGETS, Run, parse_budget, parse_rules
+from simdev.bench.plan import BUDGETS, Run, parse_budget, parse_rules
 from simdev.problem.problem import Problem
-from simdev.results import Results
-from simdev.rows import Row
+from simdev.bench.journal import Results
+from simdev.bench.rows import Row
 from simdev.problem.topology import load_topology
-from simdev.workers import Limits, cores, death, environment, limit_process, result, running, worker_pool
+from simdev.bench.workers import Limits, cores, death, environment, limit_process, result, running, worker_pool
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ def _warm_placers(runs: list[Run], limits: Limits, observer: Observer) -> None:
 
 
 def _warm_placer(entry: str, limits: Limits) -> None:
-    from simdev._warm import tiny_problem
+    from simdev.bench.warm import tiny_problem
 
     limit_process(limits)
     spec, params = registry.find_placer(entry)

@@ -32,7 +32,7 @@ def worker_pool(jobs: int, *, tasks: int = 1):
     from pebble import ProcessPool
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["simdev._warm"])
+    context.set_forkserver_preload(["simdev.bench.warm"])
     return ProcessPool(max_workers=jobs, max_tasks=tasks, context=context)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from simdev.errors import InvalidInput
-from simdev.rows import Row, read_rows, seconds_text, write_csv
+from simdev.bench.rows import Row, read_rows, seconds_text, write_csv
 
 CAP = 10.0
 LEADERBOARD = (

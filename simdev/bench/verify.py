@@ -13,14 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev import bench, leaderboard, rows, workers
+from simdev.bench import run as bench
+from simdev.bench import score as leaderboard
+from simdev.bench import rows
+from simdev.bench import workers
 from simdev.placers import registry
 from simdev.analysis.levels import Bound, check_feasible
 from simdev.errors import Infeasible, InvalidInput, SimdevError
-from simdev.plan import Run, parse_budget
+from simdev.bench.plan import Run, parse_budget
 from simdev.problem.problem import Problem
-from simdev.rows import Row
-from simdev.submission import unpacked
+from simdev.bench.rows import Row
+from simdev.bench.submission import unpacked
 from simdev.problem.topology import topology_names
 
 # What a run without a placement leaves empty.
@@ -57,7 +60,7 @@ def verify(
     jobs: int | None = None,
     on_row: Callable[[int, int, str, list[Difference]], None] = lambda *_: None,
 ) -> list[Difference]:
-    """All differences between a result folder (or a submission, see :mod:`simdev.submission`) and what its placements
+    """All differences between a result folder (or a submission, see :mod:`simdev.bench.submission`) and what its placements
     give now; empty if it holds. No code of a submission is run.
 
     ``engine`` simulates (the validator checks its schedule too); ``sample`` takes that many rows, drawn evenly;

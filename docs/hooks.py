@@ -82,7 +82,7 @@ def placer_pages() -> dict[str, str]:
 
 
 def workload_pages() -> dict[str, str]:
-    from simdev import show
+    from simdev.report import describe as show
     from simdev.placers import registry
 
     pages, lines = {}, []
@@ -112,7 +112,7 @@ def workload_pages() -> dict[str, str]:
 
 
 def machines_page() -> str:
-    from simdev import show
+    from simdev.report import describe as show
     from simdev.problem.topology import load_topology, topology_names
 
     text = ["# Machines", "", "The shipped topologies. Links give bandwidth and latency for each direction.", ""]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from simdev.bench.run import Observer
-from simdev.board import cell
+from simdev.report.summary import cell
 from simdev.bench.rows import Row
 
 

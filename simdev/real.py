@@ -347,7 +347,7 @@ def execute_real(program: Program, problem: Problem, placement: Placement, repea
 
 def write_both(path: Path, problem: Problem, placement: Placement, measured, simulated) -> None:
     """Both schedules as two processes of one trace."""
-    from simdev.perfetto import trace_events, write_trace
+    from simdev.report.perfetto import trace_events, write_trace
 
     parts = [
         trace_events(problem.graph, problem.topology, placement.devices, schedule, name, number)

@@ -108,7 +108,8 @@ import sys
 for name in {HEAVY}:
     sys.modules[name] = None
 import simdev
-from simdev import cli, show
+from simdev import cli
+from simdev.report import describe as show
 from simdev.placers import registry
 from simdev.graphs import importers
 assert len(registry.placers()) > 0 and len(registry.workloads()) > 0

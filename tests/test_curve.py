@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from simdev import curve
+from simdev.report import curve
 from simdev.bench import score as leaderboard
 from simdev.bench import rows
 from simdev.errors import InvalidInput, UnknownName

@@ -9,7 +9,7 @@ import pytest
 
 from simdev import Placement, Problem, simulate
 from simdev.errors import InvalidInput
-from simdev.perfetto import trace_events, write_trace
+from simdev.report.perfetto import trace_events, write_trace
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 from simdev.graphs.workload import TrainingStep
 

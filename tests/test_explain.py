@@ -9,13 +9,13 @@ from PIL import Image
 
 from simdev import cli, sim
 from simdev.errors import InvalidInput
-from simdev.explain import REASONS, Story, explain
+from simdev.report.explain import REASONS, Story, explain
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.placers.testing import random_placement, random_problem
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
-from simdev.view import draw, merged
+from simdev.report.timeline import draw, merged
 
 KIND = DeviceKind("tiny", 1 << 20, {"f32": 1e12}, 1e11)
 

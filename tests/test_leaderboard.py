@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from simdev import board
+from simdev.report import summary as board
 from simdev.bench import score as leaderboard
 from simdev.bench import rows
 from simdev.errors import InvalidInput

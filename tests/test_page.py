@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simdev import page
+from simdev.report import page
 from simdev.errors import InvalidInput
 
 BOARD = Path(__file__).parents[1] / "leaderboard" / "standard"

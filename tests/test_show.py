@@ -10,7 +10,7 @@ from simdev.errors import InvalidInput
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.show import describe_topology, draw_topology, graph_text, peak_bytes, summarise_graph, topology_text
+from simdev.report.describe import describe_topology, draw_topology, graph_text, peak_bytes, summarise_graph, topology_text
 from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology, topology_names
 
 

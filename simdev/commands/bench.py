@@ -170,7 +170,7 @@ def _compare_placements(problem, before: Path, after: Path) -> list[dict]:
 
 
 def print_board(found: list[Row], out: Path) -> None:
-    from simdev.board import LEGEND, board, failures, headline
+    from simdev.report.summary import LEGEND, board, failures, headline
 
     for title, header, lines in board(found):
         print(f"\n{title}")

@@ -26,7 +26,7 @@ def curve(
     as_json: JsonOption = False,
 ) -> None:
     """What each placer's search cost on a case; quality against evaluations and against seconds, drawn."""
-    from simdev.curve import HEADER, draw, searches, table
+    from simdev.report.curve import HEADER, draw, searches, table
 
     found = searches(folder, workload, topology, budget=budget, placers=placer or ())
     if out is not None:

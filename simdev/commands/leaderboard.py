@@ -23,7 +23,7 @@ def leaderboard(
     from simdev.commands.bench import print_board
 
     if html is not None:
-        from simdev.page import write_page
+        from simdev.report.page import write_page
 
         write_page(folder, html)
         print(html)

@@ -21,7 +21,7 @@ def show(
 ) -> None:
     """Summarise a graph, or describe and draw a topology."""
     from simdev.placers import registry
-    from simdev import show as showing
+    from simdev.report import describe as showing
     from simdev.problem.topology import load_topology, topology_names
 
     if what.endswith(".toml") or what in topology_names():

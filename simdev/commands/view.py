@@ -31,12 +31,12 @@ def view(
     """
     story = _story(run, workload, topology, placer)
     if out.suffix == ".json":
-        from simdev.perfetto import trace_events, write_trace
+        from simdev.report.perfetto import trace_events, write_trace
 
         name = f"{story.graph.name} on {story.topology.name}, simulated"
         write_trace(out, trace_events(story.graph, story.topology, story.device, story.schedule, name))
     else:
-        from simdev.view import draw
+        from simdev.report.timeline import draw
 
         draw(story, out)
     print(out)
@@ -51,7 +51,7 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say in words what a run spends its time on, and which single changes would help."""
-    from simdev.explain import explain as findings
+    from simdev.report.explain import explain as findings
 
     story = _story(run, workload, topology, placer)
     found = findings(story)
@@ -66,7 +66,7 @@ def explain(
 
 def _story(run: Path, workload: str | None, topology: str | None, placer: str | None):
     from simdev import sim
-    from simdev.explain import Story
+    from simdev.report.explain import Story
 
     problem, placement = (_from_folder if run.is_dir() else _from_file)(run, workload, topology, placer)
     return Story(problem, placement, sim.simulate(problem, placement))

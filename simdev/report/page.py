@@ -14,7 +14,7 @@ from simdev.bench import run as bench
 from simdev.bench import rows
 from simdev.placers import registry
 from simdev.errors import InvalidInput, SimdevError
-from simdev.explain import Story
+from simdev.report.explain import Story
 from simdev.files import write_text
 from simdev.bench.rows import Row
 
@@ -32,7 +32,7 @@ def write_page(folder: str | os.PathLike, out: str | os.PathLike) -> None:
         raise InvalidInput("holds no row", source=folder / "results.csv")
     # "<" cannot end the script element early once it is escaped
     text = json.dumps(page_data(folder, found), separators=(",", ":")).replace("<", "\\u003c")
-    template = (files("simdev") / "page.html").read_text(encoding="utf-8")
+    template = (files("simdev.report") / "page.html").read_text(encoding="utf-8")
     write_text(out, template.replace("@DATA@", text))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from simdev.analysis.levels import levels
 from simdev.errors import InvalidInput
-from simdev.explain import REASONS, Story
+from simdev.report.explain import REASONS, Story
 from simdev.files import replacing
 from simdev.problem.graph import PHASES
 

@@ -3,7 +3,7 @@
 A case is one measured figure that nothing was fitted to: a step of a profiled training run, a rank of an eight-GPU
 step, a link's time on unseen sizes, a peak of memory, a model's time from tables of ops. The goals are those of
 :data:`GOALS`; every case over its goal is listed by name. Which files may be fitted to is frozen in
-:mod:`simdev.calibrate.manifest`.
+:mod:`simdev.measure.calibrate.manifest`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.calibrate import resnet50
-from simdev.calibrate.links import fit, fit_table, read_links
-from simdev.calibrate.manifest import held_out, load_manifest, role_of
-from simdev.calibrate.memory import graph_peak, replay_memory
-from simdev.calibrate.replay import Replay, as_one_step, replay, replay_ranks
-from simdev.calibrate.traces import Trace, read_traces
+from simdev.measure.calibrate import resnet50
+from simdev.measure.calibrate.links import fit, fit_table, read_links
+from simdev.measure.calibrate.manifest import held_out, load_manifest, role_of
+from simdev.measure.calibrate.memory import graph_peak, replay_memory
+from simdev.measure.calibrate.replay import Replay, as_one_step, replay, replay_ranks
+from simdev.measure.calibrate.traces import Trace, read_traces
 from simdev.errors import InvalidInput
 from simdev.files import markdown_table, replacing, write_table, write_text
 
@@ -119,7 +119,7 @@ def _kind(path: Path, data: Path) -> str | None:
 def _op_cases(data: Path, notes: list[str]) -> list[Case]:
     """The cases of measured op tables, where their package is there."""
     try:
-        from simdev.calibrate.cases import op_cases
+        from simdev.measure.calibrate.cases import op_cases
     except ImportError:
         notes.append("cases of op tables (F3, F4, F5): not available")
         return []
@@ -342,7 +342,7 @@ def markdown(cases: list[Case], notes: list[str]) -> str:
     """The report as text."""
     lines = ["# Fidelity", "", "Written by `simdev fidelity`. Errors in %. A goal is met where the mean of its counted"]
     lines += ["cases is within it (F1: and the worst case within 5 %). Which files may be fitted to:"]
-    lines += ["`simdev/calibrate/manifest.csv`.", ""]
+    lines += ["`simdev/measure/calibrate/manifest.csv`.", ""]
     lines += ["## Goals", ""]
     columns = "goal, what, group, cases, left out, mean, 95 %, worst, goal %, met, sum of ops, roofline, no host"
     lines += markdown_table(columns.split(", "), [_group_row(group) for group in groups(cases)])

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from simdev.calibrate.imported import operators, trace_graph
-from simdev.calibrate.traces import read_trace
+from simdev.measure.calibrate.imported import operators, trace_graph
+from simdev.measure.calibrate.traces import read_trace
 from simdev.errors import InvalidInput
 
 

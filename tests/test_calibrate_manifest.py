@@ -2,7 +2,7 @@
 
 import pytest
 
-from simdev.calibrate.manifest import held_out, load_manifest, role_of, write_manifest
+from simdev.measure.calibrate.manifest import held_out, load_manifest, role_of, write_manifest
 from simdev.errors import InvalidInput
 
 

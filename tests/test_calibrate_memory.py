@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from simdev.calibrate import resnet50
-from simdev.calibrate.memory import graph_peak, replay_memory
-from simdev.calibrate.traces import read_trace
+from simdev.measure.calibrate import resnet50
+from simdev.measure.calibrate.memory import graph_peak, replay_memory
+from simdev.measure.calibrate.traces import read_trace
 from simdev.problem.graph import GraphBuilder
 
 

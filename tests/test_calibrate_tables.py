@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from simdev import cli
-from simdev.calibrate.build import (
+from simdev.measure.calibrate.build import (
     build,
     datasheets,
     measured_table,
@@ -19,13 +19,13 @@ from simdev.calibrate.build import (
     save_calibration,
     with_host,
 )
-from simdev.calibrate.cases import op_cases, predict_s, teacher_of
-from simdev.calibrate.deepbench import read_workbook
-from simdev.calibrate.fit import SIZES, Timer, event_seconds, fit_class, relative_error, split
-from simdev.calibrate.labels import find_labels, read_label
-from simdev.calibrate.neusight import is_op_table, read_op_table
-from simdev.calibrate.observations import Found
-from simdev.calibrate.workbook import sheet_rows
+from simdev.measure.calibrate.cases import op_cases, predict_s, teacher_of
+from simdev.measure.calibrate.deepbench import read_workbook
+from simdev.measure.calibrate.fit import SIZES, Timer, event_seconds, fit_class, relative_error, split
+from simdev.measure.calibrate.labels import find_labels, read_label
+from simdev.measure.calibrate.neusight import is_op_table, read_op_table
+from simdev.measure.calibrate.observations import Found
+from simdev.measure.calibrate.workbook import sheet_rows
 from simdev.problem.costs import SOURCES, CostModel
 from simdev.errors import InvalidInput
 from simdev.problem.graph import GraphBuilder

@@ -8,7 +8,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from simdev.calibrate.traces import PIECE, read_trace, read_traces, report_problems
+from simdev.measure.calibrate.traces import PIECE, read_trace, read_traces, report_problems
 from simdev.errors import InvalidInput
 
 

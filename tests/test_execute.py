@@ -54,14 +54,14 @@ def net_step():
 
 @pytest.fixture(scope="module")
 def program():
-    from simdev.execute.record import record
+    from simdev.measure.execute.record import record
 
     return record(net_step, "net", {}, seed=3)
 
 
 def run(program, devices, policy="fifo", **options):
     from simdev.analysis.levels import b_level
-    from simdev.execute.host import execute
+    from simdev.measure.execute.host import execute
 
     units = tuple(f"cpu:{core}" for core in CORES[:2])
     priority = b_level(program.graph, np.ones(program.graph.n_ops, np.int64))
@@ -89,7 +89,7 @@ def test_the_recorded_graph_is_the_captured_one(program):
 
 @two_cores
 def test_one_device_computes_what_pytorch_computes(program):
-    from simdev.execute.measure import difference
+    from simdev.measure.execute.measure import difference
 
     execution = run(program, np.zeros(program.graph.n_ops))
     assert difference(program, execution).same
@@ -113,7 +113,7 @@ def test_two_devices_compute_the_same_bits_as_one(program, policy):
 
 @two_cores
 def test_a_wrong_result_is_noticed(program):
-    from simdev.execute.measure import difference
+    from simdev.measure.execute.measure import difference
 
     execution = run(program, np.zeros(program.graph.n_ops))
     key = next(key for key, home in program.homes.items() if home.dtype == torch.float32)
@@ -123,7 +123,7 @@ def test_a_wrong_result_is_noticed(program):
 
 @two_cores
 def test_the_measured_step_keeps_the_order_of_the_model(program, tmp_path):
-    from simdev.execute.measure import step_schedule
+    from simdev.measure.execute.measure import step_schedule
 
     graph, topology = program.graph, two_cpus()
     (devices,) = placements(program, 1)
@@ -155,7 +155,7 @@ def test_the_measured_step_keeps_the_order_of_the_model(program, tmp_path):
 
 @two_cores
 def test_what_cannot_run_is_one_clear_error(program):
-    from simdev.execute.host import execute
+    from simdev.measure.execute.host import execute
 
     devices = np.zeros(program.graph.n_ops, np.int32)
     for units, words in [(("cpu:99999",), "core 99999"), (("tpu:0",), "cpu:NUMBER"), (("cuda:64",), "GPUs"),

@@ -103,14 +103,14 @@ class Torch:
 def program():
     from test_execute import net_step
 
-    from simdev.execute.record import record
+    from simdev.measure.execute.record import record
 
     return record(net_step, "net", {}, seed=3)
 
 
 def test_cpu_and_gpu_compute_what_one_device_computes(program, monkeypatch):
-    import simdev.execute.cuda as cuda
-    from simdev.execute.host import execute
+    import simdev.measure.execute.cuda as cuda
+    from simdev.measure.execute.host import execute
 
     units = f"cpu:{CORES[0]}", "cuda:0"
     alone = execute(program, np.zeros(program.graph.n_ops, np.int32), units[:1], repeats=1, warmup=0)
@@ -130,10 +130,10 @@ def test_cpu_and_gpu_compute_what_one_device_computes(program, monkeypatch):
 
 
 def test_kernels_of_the_cpu_alone_are_refused(program, monkeypatch):
-    import simdev.execute.cuda as cuda
+    import simdev.measure.execute.cuda as cuda
     from simdev.errors import SimdevError
-    from simdev.execute.host import execute
-    from simdev.execute.record import record
+    from simdev.measure.execute.host import execute
+    from simdev.measure.execute.record import record
     from simdev.graphs.workload import TrainingStep
 
     def step():

@@ -40,7 +40,7 @@ def row(name, measured, simulated, peak=100, told=100):
 
 
 def test_figures_of_rows_worked_out_by_hand():
-    from simdev.execute.figures import figures
+    from simdev.measure.execute.figures import figures
 
     rows = [row("a", 100, 110, 100, 99), row("b", 103, 90, 200, 180), row("c", 200, 200, 300, 320)]
     got = figures(rows)
@@ -57,7 +57,7 @@ def test_figures_of_rows_worked_out_by_hand():
 
 
 def test_rounds_of_a_placement_become_one_row():
-    from simdev.execute.figures import figures, over_rounds
+    from simdev.measure.execute.figures import figures, over_rounds
 
     def case(name, number, measured):
         return {**row(name, measured, 100), "placement": name, "round": number, "samples_ns": [measured, measured + 1]}
@@ -73,7 +73,7 @@ def test_rounds_of_a_placement_become_one_row():
 
 
 def test_the_parts_of_an_error_add_up_to_the_bias():
-    from simdev.execute.figures import error_parts, figures
+    from simdev.measure.execute.figures import error_parts, figures
 
     rng = np.random.default_rng(1)
     names = ("simulated_ns", "ops_ns", "channel_ns", "copies_ns", "gaps_ns")
@@ -90,7 +90,7 @@ def two(gb_per_s=1.0):
 
 
 def test_copies_that_hold_up_the_sender():
-    from simdev.execute.compare import simulate_machine, with_costs
+    from simdev.measure.execute.compare import simulate_machine, with_costs
 
     builder = GraphBuilder("chain", {})
     a = builder.op("a", "relu", outputs=[4000])
@@ -110,7 +110,7 @@ def test_copies_that_hold_up_the_sender():
 
 @pytest.mark.parametrize("count", [1, 6, 30])
 def test_sampled_placements_are_valid_and_differ(count):
-    from simdev.execute.sampling import perturb, sample
+    from simdev.measure.execute.sampling import perturb, sample
     from simdev.placers.registry import load_workload
 
     problem = Problem.build(load_workload("transformer-xl-2"), load_topology("p100x2"))
@@ -126,7 +126,7 @@ def test_sampled_placements_are_valid_and_differ(count):
 
 
 def test_a_line_through_times():
-    from simdev.execute.link import fit_line
+    from simdev.measure.execute.link import fit_line
 
     sizes = np.array([64, 4096, 1 << 20])
     alpha, rate = fit_line(sizes, 2000 + sizes * 1e9 / 5e9)
@@ -134,7 +134,7 @@ def test_a_line_through_times():
 
 
 def test_device_names_are_units():
-    from simdev.real import units_of
+    from simdev.measure.compare import units_of
 
     assert units_of(two()) == ("cpu:0", "cpu:1")
     with pytest.raises(InvalidInput, match="gpu0"):
@@ -165,7 +165,7 @@ ALONE = {
 
 def test_ops_of_a_file_are_measured_alone_and_the_others_named(tmp_path):
     from simdev.problem.costs import load_measured, save_measured
-    from simdev.real import profile_file
+    from simdev.measure.compare import profile_file
 
     mm, *_ = ALONE
     (tmp_path / "ops.txt").write_text("\n".join([*ALONE, mm, ""]))
@@ -183,7 +183,7 @@ def test_ops_of_a_file_are_measured_alone_and_the_others_named(tmp_path):
 
 def test_signatures_are_read_from_cost_tables():
     from simdev.problem.costs import load_measured
-    from simdev.execute.alone import read_signatures
+    from simdev.measure.execute.alone import read_signatures
 
     table = MEASURED / "machine" / "costs.csv"
     assert set(read_signatures(table)) == set(load_measured(table)["core"])
@@ -202,7 +202,7 @@ def test_signatures_are_read_from_cost_tables():
     ],
 )
 def test_files_without_signatures_are_told(tmp_path, text, told):
-    from simdev.execute.alone import read_signatures
+    from simdev.measure.execute.alone import read_signatures
 
     if text is not None:
         (tmp_path / "ops.txt").write_bytes(text)
@@ -232,7 +232,7 @@ class FakeTensor:
 def test_granularity_of_an_allocator(monkeypatch, step, told):
     from itertools import count
 
-    from simdev.execute import link
+    from simdev.measure.execute import link
 
     assert link.granularity(f"cpu:{CORES[0]}") in (16, 32, 64, 128)  # PyTorch's own
     used = count(0, step)
@@ -243,7 +243,7 @@ def test_granularity_of_an_allocator(monkeypatch, step, told):
 
 
 def test_a_machine_file_has_the_granularity_measured(tmp_path):
-    from simdev.execute.link import device_file
+    from simdev.measure.execute.link import device_file
 
     facts = {"units": ["cpu:3"], "flop_per_s": 1e9, "bytes_per_s": 1e9, "memory_bytes": 1 << 30, "granularity": 96,
              "gap_ns": 1000.0}  # fmt: skip
@@ -252,7 +252,7 @@ def test_a_machine_file_has_the_granularity_measured(tmp_path):
 
 
 def test_time_that_others_take_is_seen():
-    from simdev.execute.compare import others
+    from simdev.measure.execute.compare import others
 
     core = CORES[0]
     busy = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
@@ -268,7 +268,7 @@ def test_time_that_others_take_is_seen():
 
 
 def test_of_two_runs_the_calmer_is_kept():
-    from simdev.real import _keep_calmer
+    from simdev.measure.compare import _keep_calmer
 
     known = {}
     for share in (0.2, 0.01, 0.1):
@@ -277,7 +277,7 @@ def test_of_two_runs_the_calmer_is_kept():
 
 
 def test_devices_by_their_short_names():
-    from simdev.real import units_named
+    from simdev.measure.compare import units_named
 
     assert units_named(["cpu", "cuda", "cpu:7"]) == (f"cpu:{CORES[0]}", "cuda:0", "cpu:7")
 
@@ -302,7 +302,7 @@ def simdev(*args, cwd):
     ],
 )
 def test_broken_journals_are_told_in_one_line(tmp_path, file, text, told):
-    from simdev.real import report
+    from simdev.measure.compare import report
 
     for name in ("cases.jsonl", "about.json"):
         (tmp_path / name).write_text((MEASURED / "nmt" / name).read_text())
@@ -395,8 +395,8 @@ SHARES = ["noise", "error", "worst", "bias", "pairs", "regret", "peak error", "m
 def test_committed_figures_are_what_the_committed_measurements_give(folder):
     import pandas
 
-    from simdev.execute.figures import figures, over_rounds
-    from simdev.real import COLUMNS, PREDICTORS
+    from simdev.measure.execute.figures import figures, over_rounds
+    from simdev.measure.compare import COLUMNS, PREDICTORS
 
     table = pandas.read_csv(MEASURED / folder / "figures.csv")
     assert list(table.columns) == list(COLUMNS) and not table.isna().any().any()
@@ -419,7 +419,7 @@ def test_committed_figures_are_what_the_committed_measurements_give(folder):
 def test_the_recorder_on_two_cores(tmp_path):
     """What it does on a machine with a GPU, on cores instead; the second call finds all there."""
     name = "rnnlm[batch=2,length=2,units=16,vocabulary=40]"
-    command = [sys.executable, "-m", "simdev.recorder", "rec", "--devices", ",".join(f"cpu:{c}" for c in CORES[:2]),
+    command = [sys.executable, "-m", "simdev.measure.recorder", "rec", "--devices", ",".join(f"cpu:{c}" for c in CORES[:2]),
                "--workloads", name, "--seconds"]  # fmt: skip
 
     def record(*more):
@@ -445,7 +445,7 @@ def test_the_recorder_on_two_cores(tmp_path):
 
 
 def test_errors_are_one_line(tmp_path):
-    from simdev.real import load_program
+    from simdev.measure.compare import load_program
 
     with pytest.raises(InvalidInput, match="no kernels"):
         load_program("graph.npz")

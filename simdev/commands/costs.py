@@ -73,7 +73,7 @@ def calibrate(
     A fifth of all shapes is never fitted to and gives the errors. A kind of a topology file uses it by
     calibrated = "device.toml". Where --out is a folder, every device model of the data gets a file in it.
     """
-    from simdev.calibrate.build import build_one, read_tables, samples_by_model, save_calibration, with_host
+    from simdev.measure.calibrate.build import build_one, read_tables, samples_by_model, save_calibration, with_host
 
     found = read_tables(data)
     grouped = samples_by_model(found)

@@ -47,7 +47,7 @@ def execute(
     as_json: JsonOption = False,
 ) -> None:
     """Run a training step under a placement on this machine, measure it and put it beside the simulation."""
-    from simdev import real
+    from simdev.measure import compare as real
     from simdev.problem.placement import Placement
     from simdev.problem.topology import load_topology
 
@@ -88,7 +88,7 @@ def profile(
     seed: SeedOption = 0,
 ) -> None:
     """Measure ops, the way between devices and the time between ops: a machine file and a cost table."""
-    from simdev import real
+    from simdev.measure import compare as real
 
     positive(repeats, "--repeats")
     if bool(steps) == (ops is not None):
@@ -116,7 +116,7 @@ def compare_real(
     seed: SeedOption = 0,
 ) -> None:
     """Simulate and run many placements of a step on this machine: how far is the simulator from it?"""
-    from simdev import real
+    from simdev.measure import compare as real
 
     for value, option in ((placements, "--placements"), (repeats, "--repeats"), (rounds, "--rounds")):
         positive(value, option)
@@ -132,7 +132,7 @@ def measured(
     out: FolderOption,
 ) -> None:
     """One report, with its pictures, over several comparisons with real runs."""
-    from simdev import real
+    from simdev.measure import compare as real
 
     lines = real.report(folders, out)
     print_table(list(lines[0]), [list(line.values()) for line in lines])

@@ -72,8 +72,8 @@ def cost_report(
 @command("dispatch", hidden=True)
 def dispatch(trace: Annotated[Path, typer.Argument(help="Profiler trace (Kineto, Chrome JSON).")]) -> None:
     """What issuing an op cost the host in a profiler trace, by kind of op."""
-    from simdev.calibrate.dispatch import dispatch_ns
-    from simdev.calibrate.traces import read_trace
+    from simdev.measure.calibrate.dispatch import dispatch_ns
+    from simdev.measure.calibrate.traces import read_trace
 
     rows = dispatch_ns(read_trace(trace)).items()
     lines = [[kind, str(count), f"{median / 1e3:.1f}", f"{mean / 1e3:.1f}"] for kind, (count, median, mean) in rows]
@@ -87,7 +87,7 @@ def links(
     ranges: Annotated[int, typer.Option(help="Ranges of sizes at most.")] = 4,
 ) -> None:
     """Fit a link's latency and bandwidth in ranges of sizes; print them as a machine's file takes them."""
-    from simdev.calibrate.links import fit_table, ranges_toml, read_links
+    from simdev.measure.calibrate.links import fit_table, ranges_toml, read_links
     from simdev.commands import positive
 
     positive(hops, "--hops")

@@ -43,8 +43,8 @@ def import_(
     from simdev.graphs.importers import import_graph
 
     if file_format in ("kineto", "chrome"):
-        from simdev.calibrate.imported import trace_graph
-        from simdev.calibrate.traces import read_trace, report_problems
+        from simdev.measure.calibrate.imported import trace_graph
+        from simdev.measure.calibrate.traces import read_trace, report_problems
 
         trace = read_trace(file)
         for problem in report_problems(trace):

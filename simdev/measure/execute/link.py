@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from simdev.errors import SimdevError
-from simdev.execute.cpu import settle
-from simdev.execute.shared import Shared
-from simdev.execute.worker import clock
+from simdev.measure.execute.cpu import settle
+from simdev.measure.execute.shared import Shared
+from simdev.measure.execute.worker import clock
 
 SIZES = tuple(4**k for k in range(3, 13))  # bytes: 64 to 16 MiB
 AREA = 96 << 20  # bytes that transfers go through in turn: as in a step, the target is in no cache

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simdev.execute.host import Execution
-from simdev.execute.program import Program
+from simdev.measure.execute.host import Execution
+from simdev.measure.execute.program import Program
 from simdev.sim import Schedule
 from simdev.problem.topology import Topology
 

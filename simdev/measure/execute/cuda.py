@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from simdev.errors import Unsupported
-from simdev.execute.worker import Job, Worker, _Step, clock
+from simdev.measure.execute.worker import Job, Worker, _Step, clock
 
 
 class CudaWorker(Worker):

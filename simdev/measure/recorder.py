@@ -1,4 +1,4 @@
-"""Records a machine within a time limit, for comparisons elsewhere: ``python -m simdev.recorder OUT``.
+"""Records a machine within a time limit, for comparisons elsewhere: ``python -m simdev.measure.recorder OUT``.
 
 Parts, each within its share of the time, each written as it goes, so that an interruption loses little and the same
 command goes on where it stopped:
@@ -95,8 +95,8 @@ def _machine(out: Path, units, workloads, small: bool, end: float) -> None:
 def _facts(units: tuple[str, ...]) -> dict:
     import torch
 
-    from simdev.execute.host import check_units
-    from simdev.execute.link import profile_link, rates
+    from simdev.measure.execute.host import check_units
+    from simdev.measure.execute.link import profile_link, rates
 
     check_units(units)
     pairs = [(a, b) for at, a in enumerate(units) for b in units[at + 1 :]]
@@ -120,7 +120,7 @@ def _gpus() -> list[str]:
 
 def _ops(out: Path, units, workloads, small: bool, end: float) -> None:
     from simdev.problem.graph_file import save_graph
-    from simdev.real import load_program, profile_machine
+    from simdev.measure.compare import load_program, profile_machine
 
     def work(name: str) -> None:
         folder = out / "ops" / name
@@ -149,8 +149,8 @@ def _samples(name: str, unit: str, small: bool) -> dict:
     """Samples of whole steps in a process of their own, as the parent must not open a GPU before it forks workers."""
     import numpy as np
 
-    from simdev.execute.link import in_processes
-    from simdev.execute.shared import Shared
+    from simdev.measure.execute.link import in_processes
+    from simdev.measure.execute.shared import Shared
 
     shared = Shared()
     shared.reserve("eager", 30)
@@ -166,8 +166,8 @@ def _time_steps(shared, name: str, unit: str, small: bool) -> None:
     import torch
 
     from simdev.placers import registry
-    from simdev.execute.cpu import settle
-    from simdev.real import SMALL
+    from simdev.measure.execute.cpu import settle
+    from simdev.measure.compare import SMALL
 
     kind, _, number = unit.partition(":")
     if kind == "cpu":
@@ -222,7 +222,7 @@ def _placements(count: int, out: Path, units, workloads, small: bool, end: float
 
 
 def _compare(out: Path, name: str, count: int, seconds: float, small: bool) -> None:
-    from simdev.real import compare_real
+    from simdev.measure.compare import compare_real
 
     end = time.monotonic() + seconds
 
@@ -238,7 +238,7 @@ def _compare(out: Path, name: str, count: int, seconds: float, small: bool) -> N
 
 
 def _report(out: Path, units, workloads, small: bool, end: float) -> None:
-    from simdev.real import report
+    from simdev.measure.compare import report
 
     folders = [out / "placements" / name for name in workloads]
     folders = [folder for folder in folders if (folder / "cases.jsonl").exists()]
@@ -299,10 +299,10 @@ def steps_report(out: Path, units: tuple[str, ...]) -> str:
 
 
 def main() -> None:
-    """``python -m simdev.recorder OUT --devices cpu:0,cuda:0 --seconds 550 --parts machine ops``"""
+    """``python -m simdev.measure.recorder OUT --devices cpu:0,cuda:0 --seconds 550 --parts machine ops``"""
     import torch
 
-    parser = argparse.ArgumentParser(prog="python -m simdev.recorder", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m simdev.measure.recorder", description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--devices", default="cpu:0,cuda:0")
     parser.add_argument("--seconds", type=float, default=1500)

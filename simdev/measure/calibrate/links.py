@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.calibrate.manifest import held_out
+from simdev.measure.calibrate.manifest import held_out
 from simdev.errors import InvalidInput
 
 MAX_RANGES = 6

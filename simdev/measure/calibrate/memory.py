@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simdev.calibrate.traces import Trace
+from simdev.measure.calibrate.traces import Trace
 from simdev.problem.costs import CostTable
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement

@@ -18,8 +18,8 @@ import torch
 
 from simdev.graphs.capture.trace import tensors_in
 from simdev.errors import Unsupported
-from simdev.execute.program import Call, Layout, Program, Ref
-from simdev.execute.shared import Shared
+from simdev.measure.execute.program import Call, Layout, Program, Ref
+from simdev.measure.execute.shared import Shared
 
 clock = time.perf_counter_ns
 GO, STOP, FIRST = 0, 1, 8  # words of the array ``control``; from FIRST on one row of 8 words per worker

@@ -11,8 +11,8 @@ from math import gcd
 
 import numpy as np
 
-from simdev.calibrate.replay import MARK, host_costs, host_line
-from simdev.calibrate.traces import Trace
+from simdev.measure.calibrate.replay import MARK, host_costs, host_line
+from simdev.measure.calibrate.traces import Trace
 
 LEAST = 5  # ops of a kind
 EVERY = "(all)"  # the row over every kind

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
-from simdev.execute.program import Program
-from simdev.execute.shared import Shared
-from simdev.execute.worker import DONE, FAILED, FIRST, GO, STOP, Job, Stopped, Worker
+from simdev.measure.execute.program import Program
+from simdev.measure.execute.shared import Shared
+from simdev.measure.execute.worker import DONE, FAILED, FIRST, GO, STOP, Job, Stopped, Worker
 
 MESSAGE_BYTES = 2000
 
@@ -153,10 +153,10 @@ def make_worker(job: Job, number: int) -> Worker:
     """The worker of a device, in its own process."""
     kind, _, index = job.units[number].partition(":")
     if kind == "cuda":
-        from simdev.execute.cuda import CudaWorker
+        from simdev.measure.execute.cuda import CudaWorker
 
         return CudaWorker(job, number, int(index))
-    from simdev.execute.cpu import settle
+    from simdev.measure.execute.cpu import settle
 
     settle(int(index))
     return Worker(job, number)

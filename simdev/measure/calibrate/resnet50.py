@@ -1,6 +1,6 @@
 """ResNet-50 at batch 32 as public traces trained it (SGD with momentum): the memory of its graph beside theirs.
 
-``resnet50-32.npz`` beside this file is what ``simdev capture simdev/calibrate/resnet50.py:make_step`` writes. The
+``resnet50-32.npz`` beside this file is what ``simdev capture simdev/measure/calibrate/resnet50.py:make_step`` writes. The
 network is that of He et al. 2016, table 1, with the stride in the 3x3 convolution as in torchvision.
 """
 

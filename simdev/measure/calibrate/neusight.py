@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.calibrate.observations import Found, Observations
+from simdev.measure.calibrate.observations import Found, Observations
 from simdev.errors import InvalidInput
 
 FLOAT = 4

@@ -13,7 +13,7 @@ import numpy as np
 
 from simdev.placers import registry
 from simdev.errors import InvalidInput, Unsupported
-from simdev.execute.figures import CALM
+from simdev.measure.execute.figures import CALM
 from simdev.files import write_text
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.placement import Placement
@@ -22,8 +22,8 @@ from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Topology, load_topology
 
 if TYPE_CHECKING:
-    from simdev.execute.compare import Costs
-    from simdev.execute.program import Program
+    from simdev.measure.execute.compare import Costs
+    from simdev.measure.execute.program import Program
 
 # Sizes at which a step takes 0.1 to 2 s on one core of a recent CPU.
 SMALL = {
@@ -65,7 +65,7 @@ def load_program(entry: str, *, small: bool = False, seed: int = 0) -> Program:
     :data:`SMALL` where the id does not give it."""
     _need_torch()
     from simdev.graphs.capture import file_step, workload_step
-    from simdev.execute.record import record
+    from simdev.measure.execute.record import record
 
     if ".py:" in entry:
         return record(*file_step(entry), seed=seed)
@@ -105,7 +105,7 @@ def units_named(names: list[str]) -> tuple[str, ...]:
 def real_problem(program: Program, topology: Topology, costs: Costs | None = None, policy: str = "fifo") -> Problem:
     """The placement problem of a program on the machine ``topology``, with measured op costs if there are any, and with
     the memory that an op of several calls needs between them."""
-    from simdev.execute.compare import with_costs
+    from simdev.measure.execute.compare import with_costs
 
     graph = replace(program.graph, op_workspace_bytes=program.workspace_bytes())
     problem = Problem.build(graph, topology, None, Rules(policy))
@@ -115,8 +115,8 @@ def real_problem(program: Program, topology: Topology, costs: Costs | None = Non
 def profile_costs(program: Program, topology: Topology, repeats: int) -> Costs:
     """Costs of every op on every device, alone and beside the others, averaged over the ops of a signature. Measured
     again, twice at most, where other processes take the device's core."""
-    from simdev.execute.compare import Costs, others
-    from simdev.execute.profile import by_signature, profile_ops
+    from simdev.measure.execute.compare import Costs, others
+    from simdev.measure.execute.profile import by_signature, profile_ops
 
     units, graph = units_of(topology), program.graph
 
@@ -149,7 +149,7 @@ def save_costs(costs: Costs, graph: ComputationGraph, path: Path) -> None:
 
 def load_costs(path: Path, graph: ComputationGraph) -> Costs:
     """What :func:`save_costs` wrote. Raises :class:`InvalidInput` for another graph's."""
-    from simdev.execute.compare import Costs
+    from simdev.measure.execute.compare import Costs
 
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -163,8 +163,8 @@ def load_costs(path: Path, graph: ComputationGraph) -> Costs:
 
 def choose(problem: Problem, count: int, seed: int, placers=PLACERS) -> list[tuple[str, np.ndarray]]:
     """``count`` different placements: what several placers find (a sixth), these with more and more of their layers put
-    elsewhere (up to a half in all), the rest by :func:`simdev.execute.sampling.sample`."""
-    from simdev.execute.sampling import perturb, sample
+    elsewhere (up to a half in all), the rest by :func:`simdev.measure.execute.sampling.sample`."""
+    from simdev.measure.execute.sampling import perturb, sample
 
     rng = np.random.default_rng(seed)
     found: list[tuple[str, np.ndarray]] = []
@@ -202,12 +202,12 @@ def compare_real(
 
     All placements are run ``rounds`` times, ``repeats`` steps each time and every time in another order, so that a
     machine that is slower for some minutes is so for all of them. ``out`` gets ``costs.npz`` (op times alone and beside
-    a busy neighbour), ``cases.jsonl`` (a row per placement and round, see :func:`simdev.execute.compare.run_case` and
+    a busy neighbour), ``cases.jsonl`` (a row per placement and round, see :func:`simdev.measure.execute.compare.run_case` and
     ``predict``) and ``about.json``. What was run while other processes were busy is run again when resumed.
     """  # fmt: skip
     _need_torch()
-    from simdev.execute.compare import predict, run_case
-    from simdev.execute.host import check_units
+    from simdev.measure.execute.compare import predict, run_case
+    from simdev.measure.execute.host import check_units
 
     topology = load_topology(machine)
     units = units_of(topology)
@@ -304,8 +304,8 @@ def _read_rows(path: Path) -> list[dict]:
 
 def execute_real(program: Program, problem: Problem, placement: Placement, repeats: int):
     """Run a placement and one device alone, and simulate it: (report, measured schedule, simulated schedule)."""
-    from simdev.execute.host import execute
-    from simdev.execute.measure import difference, step_schedule
+    from simdev.measure.execute.host import execute
+    from simdev.measure.execute.measure import difference, step_schedule
     from simdev.sim import simulate
 
     units = units_of(problem.topology)
@@ -383,9 +383,9 @@ def profile_machine(
     the kind ``core``, GPUs of the kind ``gpu``. Returns lines that say what was found."""
     _need_torch()
     from simdev.problem.costs import save_measured
-    from simdev.execute.host import check_units
-    from simdev.execute.link import device_file, granularity, profile_link, rates
-    from simdev.execute.profile import by_signature, profile_ops
+    from simdev.measure.execute.host import check_units
+    from simdev.measure.execute.link import device_file, granularity, profile_link, rates
+    from simdev.measure.execute.profile import by_signature, profile_ops
 
     check_units(units)
     groups = _groups(units)
@@ -443,8 +443,8 @@ def profile_file(
     of them. Returns lines that say what was found, and lines that say what was left out and why."""
     _need_torch()
     from simdev.problem.costs import load_measured, save_measured
-    from simdev.execute.alone import profile_signatures, read_signatures
-    from simdev.execute.host import check_units
+    from simdev.measure.execute.alone import profile_signatures, read_signatures
+    from simdev.measure.execute.host import check_units
 
     signatures = read_signatures(path)
     check_units(units)
@@ -479,7 +479,7 @@ PARTS = {"ops": "#d62728", "channel": "#1f77b4", "copies": "#9467bd", "dispatch"
 def report(folders: list[Path], out: Path) -> list[dict[str, str]]:
     """Write ``report.md``, ``figures.csv``, ``scatter.png`` and ``parts.png`` over comparisons; returns the table's
     lines."""
-    from simdev.execute.figures import error_parts, figures, over_rounds
+    from simdev.measure.execute.figures import error_parts, figures, over_rounds
 
     found, loads = {}, {}
     for folder in folders:

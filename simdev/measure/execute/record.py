@@ -11,7 +11,7 @@ from simdev.graphs.capture.run import run_real
 from simdev.graphs.capture.trace import EMPTIES, Tape, storage_bytes, tensors_in
 from simdev.problem.costs import FREE_KINDS
 from simdev.errors import Unsupported
-from simdev.execute.program import Call, Home, Layout, Program, Ref
+from simdev.measure.execute.program import Call, Home, Layout, Program, Ref
 from simdev.graphs.workload import TrainingStep
 
 

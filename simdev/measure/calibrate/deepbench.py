@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.calibrate.observations import Found, Observations
-from simdev.calibrate.workbook import sheet_rows
+from simdev.measure.calibrate.observations import Found, Observations
+from simdev.measure.calibrate.workbook import sheet_rows
 from simdev.problem.opcost.parts import conv_name
 
 SINGLE = re.compile(r"fp32", re.IGNORECASE)

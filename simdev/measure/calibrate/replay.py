@@ -20,7 +20,7 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
-from simdev.calibrate.traces import DEVICE_KINDS, Trace
+from simdev.measure.calibrate.traces import DEVICE_KINDS, Trace
 from simdev.problem.costs import CostTable
 from simdev.errors import InvalidInput
 from simdev.problem.graph import GraphBuilder

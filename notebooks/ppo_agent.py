@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import simdev.env
+import simdev.integrations.gymnasium
 
 OBSERVED = ("placement", "current", "visited")  # one-hot but for visited
 

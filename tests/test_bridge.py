@@ -8,7 +8,7 @@ import pytest
 
 from simdev import cli, sim
 from simdev.placers import registry
-from simdev.bridge import _collapsed, device_map, write_device_map
+from simdev.integrations.torch_map import _collapsed, device_map, write_device_map
 from simdev.errors import InvalidInput
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement

@@ -14,7 +14,7 @@ from simdev.placers.testing import random_problem
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 gym = pytest.importorskip("gymnasium", reason="needs gymnasium (extra env)")
-env_module = pytest.importorskip("simdev.env")
+env_module = pytest.importorskip("simdev.integrations.gymnasium")
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 GIB = 1 << 30

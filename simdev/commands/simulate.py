@@ -118,7 +118,7 @@ def place(
 
 def print_device_map(problem, placement, path: Path) -> None:
     """Write the device map of a placement and say what it costs."""
-    from simdev.bridge import device_map, write_device_map
+    from simdev.integrations.torch_map import device_map, write_device_map
 
     found = device_map(problem, placement)
     write_device_map(path, problem, found)

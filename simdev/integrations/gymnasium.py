@@ -1,6 +1,6 @@
 """Placement as a Gymnasium environment.
 
->>> import gymnasium, simdev.env                                                                  # doctest: +SKIP
+>>> import gymnasium, simdev.integrations.gymnasium                                                                  # doctest: +SKIP
 >>> env = gymnasium.make("simdev/Placement-v0", workload="nmt", topology="p100x4", nodes=64)     # doctest: +SKIP
 
 Two forms, registered when this module is imported:
@@ -391,8 +391,8 @@ def register_envs() -> None:
         if name not in gymnasium.registry:
             gymnasium.register(
                 name,
-                entry_point="simdev.env:PlacementEnv",
-                vector_entry_point="simdev.env:PlacementVectorEnv",
+                entry_point="simdev.integrations.gymnasium:PlacementEnv",
+                vector_entry_point="simdev.integrations.gymnasium:PlacementVectorEnv",
                 kwargs={"form": form},
             )
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from simdev import cost_report
-from simdev.cost_report import Case
+from simdev.studies import cost_report
+from simdev.studies.cost_report import Case
 from simdev.errors import InvalidInput
 
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from simdev import fidelity
+from simdev.studies import fidelity
 from simdev.errors import InvalidInput
-from simdev.fidelity import Case, all_cases, bootstrap, groups, markdown
+from simdev.studies.fidelity import Case, all_cases, bootstrap, groups, markdown
 
 
 def case(goal, predicted, **more):

@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 
-from simdev import perf
+from simdev.studies import perf
 from simdev.problem.problem import Problem
 from simdev.placers.testing import training_graph
 from simdev.problem.topology import load_topology

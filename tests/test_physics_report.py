@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from simdev import physics_report
+from simdev.studies import physics as physics_report
 from simdev.placers import registry
 from simdev.errors import InvalidInput
 from simdev.sim.presets import PRESETS
-from simdev.physics_report import FULL, LEAST, CaseTimes, agreements, markdown, matrix, read_cases
+from simdev.studies.physics import FULL, LEAST, CaseTimes, agreements, markdown, matrix, read_cases
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.bench.rows import Row, store_placement, write_rows

@@ -7,8 +7,8 @@ import pytest
 
 from simdev.bench.run import Observer
 from simdev.errors import UnknownName
-from simdev.reproduce import gdp, mirhoseini, placeto, reproduce, stats
-from simdev.reproduce.lab import Case, Found, Lab
+from simdev.studies.reproduce import gdp, mirhoseini, placeto, reproduce, stats
+from simdev.studies.reproduce.lab import Case, Found, Lab
 from simdev.bench.rows import Row
 
 

@@ -16,7 +16,7 @@ def fidelity(
     out: OutOption = Path("report"),
 ) -> None:
     """Predict what public traces and tables measured; write the cases, the goals met and missed, and a picture."""
-    from simdev import fidelity as report
+    from simdev.studies import fidelity as report
 
     cases, notes = report.all_cases(report.data_folder(data))
     report.write(cases, notes, out)
@@ -37,7 +37,7 @@ def physics_report(
     """Rank the placements of a result folder under the rules of other simulators; write the agreement."""
     import sys
 
-    from simdev import physics_report as report
+    from simdev.studies import physics as report
 
     cases, notes = report.read_cases(folder, lambda text: print(text, file=sys.stderr))
     report.write(cases, notes, out)
@@ -56,7 +56,7 @@ def cost_report(
     """Rank placers with costs before and after calibration; write which of them trade places."""
     import sys
 
-    from simdev import cost_report as report
+    from simdev.studies import cost_report as report
     from simdev.commands import positive
 
     positive(evaluations, "--evaluations")

@@ -18,7 +18,7 @@ def perf(
     out: OutOption = Path("perf"),
 ) -> None:
     """Time the engines side by side on graphs shaped like training steps; write perf.csv and perf.png."""
-    from simdev.perf import measure, write
+    from simdev.studies.perf import measure, write
 
     sizes = ops or [1000, 10000]
     for value, option in [*((size, "--ops") for size in sizes), (rounds, "--rounds")]:

@@ -20,7 +20,7 @@ def reproduce(
 ) -> None:
     """Make an experiment of a paper again: tables, pictures and a report; stopped at any time, it goes on."""
     from simdev import progress
-    from simdev.reproduce import reproduce as make
+    from simdev.studies.reproduce import reproduce as make
 
     with progress.observer(0) as observer:
         print(make(name, out or Path("leaderboard") / "reproduced" / name, scale=scale, observer=observer))

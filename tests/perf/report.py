@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import peers
 
-from simdev import perf
+from simdev.studies import perf
 from simdev.baselines._search import starts
 from simdev.baselines._units import choices
 from simdev.bench.provenance import machine, versions

@@ -1,6 +1,6 @@
 """Experiments of the papers on learned placement, made again: a file for each, run by :func:`reproduce`.
 
-An experiment plans its runs, a :class:`~simdev.reproduce.lab.Lab` executes what its folder does not hold yet, and the
+An experiment plans its runs, a :class:`~simdev.studies.reproduce.lab.Lab` executes what its folder does not hold yet, and the
 tables, pictures and the report are written anew from all of them. What the papers claim stands beside what came out.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from simdev.bench.run import Observer
 from simdev.errors import UnknownName
-from simdev.reproduce.lab import Lab
+from simdev.studies.reproduce.lab import Lab
 
 EXPERIMENTS = ("gdp", "mirhoseini", "placeto", "speed")
 SCALES = ("tiny", "small", "full")
@@ -29,7 +29,7 @@ def reproduce(name: str, out: str | os.PathLike, *, scale: str = "small", observ
         raise UnknownName("experiment", name, EXPERIMENTS)
     if scale not in SCALES:
         raise UnknownName("scale", scale, SCALES)
-    experiment = import_module(f"simdev.reproduce.{name}")
+    experiment = import_module(f"simdev.studies.reproduce.{name}")
     with Lab(Path(out), experiment.SIZES[scale], observer or Observer()) as lab:
         command, parts = f"simdev reproduce {name} --scale {scale}", []
         for part in experiment.run(lab):  # a report that says so after each part: what is finished is never lost

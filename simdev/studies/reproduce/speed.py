@@ -12,7 +12,7 @@ import numpy as np
 from simdev.placers import registry
 from simdev.files import write_text
 from simdev.placers.placer import Budget
-from simdev.reproduce.lab import Case, Lab
+from simdev.studies.reproduce.lab import Case, Lab
 
 TITLE = "Speed of the learned placers"
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from simdev.placers import registry
 from simdev.placers.policy_file import read_header
-from simdev.reproduce.lab import Case, Found, Lab, chosen
-from simdev.reproduce.picture import bars, learning_curves
-from simdev.reproduce.stats import evaluations_to, geometric, interval, told
+from simdev.studies.reproduce.lab import Case, Found, Lab, chosen
+from simdev.studies.reproduce.picture import bars, learning_curves
+from simdev.studies.reproduce.stats import evaluations_to, geometric, interval, told
 
 TITLE = "GDP: Generalized Device Placement for Dataflow Graphs (Zhou et al. 2019)"
 LEARNED = ("gdp", "gdp-batch", "hdp")

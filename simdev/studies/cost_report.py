@@ -16,7 +16,7 @@ from simdev.placers import registry
 from simdev.problem.costs import SOURCES, CostModel
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import markdown_table, write_table, write_text
-from simdev.physics_report import kendall
+from simdev.studies.physics import kendall
 from simdev.placers.placer import Budget
 from simdev.problem.problem import Problem
 from simdev.sim import simulate

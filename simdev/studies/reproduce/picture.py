@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from simdev.files import replacing
-from simdev.reproduce.lab import Found
-from simdev.reproduce.stats import best_at, interval
+from simdev.studies.reproduce.lab import Found
+from simdev.studies.reproduce.stats import best_at, interval
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito's, told apart
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from simdev.graphs.random_graphs import family_split
-from simdev.reproduce.lab import Case, Found, Lab, chosen
-from simdev.reproduce.picture import bars, learning_curves
-from simdev.reproduce.stats import evaluations_to, geometric, interval, told
+from simdev.studies.reproduce.lab import Case, Found, Lab, chosen
+from simdev.studies.reproduce.picture import bars, learning_curves
+from simdev.studies.reproduce.stats import evaluations_to, geometric, interval, told
 
 TITLE = "Placeto: Learning Generalizable Device Placement Algorithms (Addanki et al. 2019)"
 PLACERS = ("placeto", "colocrl", "hdp")

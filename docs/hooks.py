@@ -126,7 +126,7 @@ def commands_page() -> str:
     import click
     import typer
 
-    from simdev.cli import app
+    from simdev.cli.main import app
 
     group = typer.main.get_command(app)
     codes = "0 done, 1 a check found differences, 2 wrong input (one sentence on stderr), 130 interrupted"

@@ -1,6 +1,6 @@
 """``python -m simdev``: the same as the ``simdev`` command."""
 
-from simdev.cli import main
+from simdev.cli.main import main
 
 if __name__ == "__main__":
     main()

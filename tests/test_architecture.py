@@ -108,7 +108,7 @@ import sys
 for name in {HEAVY}:
     sys.modules[name] = None
 import simdev
-from simdev import cli
+from simdev.cli import main as cli
 from simdev.report import describe as show
 from simdev.placers import registry
 from simdev.graphs import importers

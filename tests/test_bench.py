@@ -361,7 +361,7 @@ def test_a_torn_journal_line_is_dropped(graphs, tmp_path):
 def test_workers_load_the_same_package_as_the_bench(graphs, tmp_path):
     (tmp_path / "simdev").mkdir()
     (tmp_path / "simdev" / "__init__.py").write_text("raise SystemExit('the wrong package')")
-    code = "import sys; sys.path[0] = sys.argv.pop(1); from simdev.cli import main; main()"
+    code = "import sys; sys.path[0] = sys.argv.pop(1); from simdev.cli.main import main; main()"
     command = [sys.executable, "-c", code, str(Path(__file__).parents[1]), "bench", "-w", graphs[0], "-t", "p100x2"]
     done = subprocess.run([*command, "-p", "single-gpu"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and "1 runs (1 ok)" in done.stdout, done.stderr

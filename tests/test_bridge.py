@@ -6,7 +6,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from simdev import cli, sim
+from simdev import sim
+from simdev.cli import main as cli
 from simdev.placers import registry
 from simdev.integrations.torch_map import _collapsed, device_map, write_device_map
 from simdev.errors import InvalidInput

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simdev import cli
+from simdev.cli import main as cli
 from simdev.measure.calibrate.build import (
     build,
     datasheets,

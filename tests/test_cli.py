@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simdev import cli
+from simdev.cli import main as cli
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.graph_file import load_graph, read_npz, save_graph
 from simdev.problem.problem import Problem
@@ -74,7 +74,7 @@ def test_python_m_simdev():
 
 
 def test_help_loads_nothing_heavy():
-    code = "import sys, simdev.cli; print({'numpy', 'numba', 'torch', 'pandas', 'matplotlib'} & sys.modules.keys())"
+    code = "import sys, simdev.cli.main; print({'numpy', 'numba', 'torch', 'pandas', 'matplotlib'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"
 

@@ -11,7 +11,7 @@ from test_bench import LIMITS, ODD, make_graph
 from simdev.bench import run as bench
 from simdev.bench import rows
 from simdev.bench.dask_cluster import dask_backend, dask_simulator, execute_apart
-from simdev.commands import build_problem
+from simdev.cli.commands import build_problem
 from simdev.errors import InvalidInput
 from simdev.bench.plan import plan
 from simdev.placers.registry import find_placer

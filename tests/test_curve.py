@@ -90,7 +90,7 @@ def test_a_damaged_curve_names_its_line(results):
 def test_command_prints_and_draws(results, capsys, monkeypatch, tmp_path):
     import sys
 
-    from simdev import cli
+    from simdev.cli import main as cli
 
     picture = tmp_path / "curve.svg"
     base = ["simdev", "curve", str(results), "-w", "w", "-t", "t"]

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from simdev import cli, doctor
+from simdev.cli import main as cli
+from simdev.cli import doctor
 from simdev.placers import placer
 from simdev.placers import registry
 

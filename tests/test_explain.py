@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from simdev import cli, sim
+from simdev import sim
+from simdev.cli import main as cli
 from simdev.errors import InvalidInput
 from simdev.report.explain import REASONS, Story, explain
 from simdev.problem.graph import GraphBuilder

@@ -7,7 +7,7 @@ import zipfile
 import pytest
 from test_bench import LIMITS, ODD, make_graph
 
-from simdev import cli
+from simdev.cli import main as cli
 from simdev.bench import run as bench
 from simdev.bench import rows
 from simdev.errors import InvalidInput

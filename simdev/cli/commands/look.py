@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.commands import JsonOption, command
+from simdev.cli.commands import JsonOption, command
 from simdev.errors import InvalidInput
 
 

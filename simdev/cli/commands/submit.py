@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.commands import OutOption, command
+from simdev.cli.commands import OutOption, command
 
 
 @command("submit")

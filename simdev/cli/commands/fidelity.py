@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.commands import OutOption, command, print_table
+from simdev.cli.commands import OutOption, command, print_table
 
 
 @command("fidelity", hidden=True)
@@ -57,7 +57,7 @@ def cost_report(
     import sys
 
     from simdev.studies import cost_report as report
-    from simdev.commands import positive
+    from simdev.cli.commands import positive
 
     positive(evaluations, "--evaluations")
     cases, notes = report.compare(
@@ -88,7 +88,7 @@ def links(
 ) -> None:
     """Fit a link's latency and bandwidth in ranges of sizes; print them as a machine's file takes them."""
     from simdev.measure.calibrate.links import fit_table, ranges_toml, read_links
-    from simdev.commands import positive
+    from simdev.cli.commands import positive
 
     positive(hops, "--hops")
     positive(ranges, "--ranges")

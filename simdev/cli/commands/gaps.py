@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.commands import JsonOption, command
+from simdev.cli.commands import JsonOption, command
 
 
 @command("gaps", hidden=True)

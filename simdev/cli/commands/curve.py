@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.commands import JsonOption, command, in_a_folder, print_table
+from simdev.cli.commands import JsonOption, command, in_a_folder, print_table
 
 
 @command("curve")

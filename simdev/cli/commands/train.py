@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.commands import Backend, BackendOption, SchedulerOption, build_problem, command, positive, use_dask
+from simdev.cli.commands import Backend, BackendOption, SchedulerOption, build_problem, command, positive, use_dask
 from simdev.errors import InvalidInput
 
 SECONDS_BETWEEN_LINES = 2.0

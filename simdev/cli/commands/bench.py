@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simdev.commands import (
+from simdev.cli.commands import (
     Backend,
     BackendOption,
     Contention,
@@ -62,7 +62,7 @@ def bench(
     Stopped at any time, the same command goes on where it was.
     """
     from simdev.bench import run as harness
-    from simdev import progress
+    from simdev.cli import progress
     from simdev.bench import plan
     from simdev.bench.dask_cluster import dask_backend
     from simdev.bench.workers import Limits
@@ -101,7 +101,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Recompute every row of a result folder from its placement; exit 1 on any difference."""
-    from simdev import progress
+    from simdev.cli import progress
     from simdev.bench.verify import verify as recompute
 
     with progress.counter("verifying") as on_row:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from simdev.commands import JsonOption, command
+from simdev.cli.commands import JsonOption, command
 
 
 @command("doctor")
 def doctor(as_json: JsonOption = False) -> None:
     """What is installed, which placers and solvers work here and why not, and the cache of compiled kernels."""
-    from simdev.doctor import diagnose, report
+    from simdev.cli.doctor import diagnose, report
 
     found = diagnose()
     print(json.dumps(found, indent=1) if as_json else report(found))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.commands import OutOption, command, positive, print_table
+from simdev.cli.commands import OutOption, command, positive, print_table
 
 
 @command("perf", hidden=True)

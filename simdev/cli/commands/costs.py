@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.commands import CostsOption, GraphArgument, JsonOption, OutOption, command, print_table
+from simdev.cli.commands import CostsOption, GraphArgument, JsonOption, OutOption, command, print_table
 from simdev.errors import InvalidInput, UnknownName
 
 

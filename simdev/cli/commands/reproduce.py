@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.commands import command
+from simdev.cli.commands import command
 
 
 @command("reproduce", hidden=True)
@@ -19,7 +19,7 @@ def reproduce(
     scale: Annotated[str, typer.Option(help="tiny (seconds), small (as committed) or full (hours).")] = "small",
 ) -> None:
     """Make an experiment of a paper again: tables, pictures and a report; stopped at any time, it goes on."""
-    from simdev import progress
+    from simdev.cli import progress
     from simdev.studies.reproduce import reproduce as make
 
     with progress.observer(0) as observer:

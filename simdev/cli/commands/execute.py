@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.commands import (
+from simdev.cli.commands import (
     JsonOption,
     PlacerOption,
     Policy,

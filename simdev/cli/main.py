@@ -1,4 +1,4 @@
-"""The ``simdev`` command: its subcommands are in :mod:`simdev.commands`."""
+"""The ``simdev`` command: its subcommands are in :mod:`simdev.cli.commands`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import pkgutil
 import sys
 
-from simdev import commands
+from simdev.cli import commands
 from simdev.errors import SimdevError
 
 for _found in pkgutil.iter_modules(commands.__path__):
-    importlib.import_module(f"simdev.commands.{_found.name}")
+    importlib.import_module(f"simdev.cli.commands.{_found.name}")
 
 app = commands.app
 # The first screen of help has room for what most users need; the rest is named below it.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.commands import JsonOption, OutOption, build_problem, command
+from simdev.cli.commands import JsonOption, OutOption, build_problem, command
 from simdev.errors import InvalidInput, UnknownName
 
 RunArgument = Annotated[Path, typer.Argument(help="Result folder of a bench, or placement file.")]

@@ -57,7 +57,7 @@ def _requirements() -> list[str]:
     except PackageNotFoundError:  # run from a checkout that is not installed
         import tomllib
 
-        path = Path(__file__).parents[1] / "pyproject.toml"
+        path = Path(__file__).parents[2] / "pyproject.toml"
         if not path.is_file():
             return []
         project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
@@ -85,7 +85,7 @@ def _solvers() -> dict[str, str]:
 
 
 def _kernels() -> dict:
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     set_by_hand = os.environ.get("NUMBA_CACHE_DIR", "")
     places = [Path(set_by_hand)] if set_by_hand else [folder, Path("~/.cache/numba").expanduser()]
     files = [path for place in places if place.is_dir() for path in place.rglob("*.nbc")]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.commands import JsonOption, command, in_a_folder
+from simdev.cli.commands import JsonOption, command, in_a_folder
 
 
 @command("leaderboard")
@@ -20,7 +20,7 @@ def leaderboard(
     """Print the leaderboard of a result folder, or write it as a page."""
     from simdev.bench import score as leaderboard
     from simdev.bench import rows
-    from simdev.commands.bench import print_board
+    from simdev.cli.commands.bench import print_board
 
     if html is not None:
         from simdev.report.page import write_page

@@ -1,0 +1,1 @@
+"""The ``simdev`` command: one file per command, progress displays and the doctor."""

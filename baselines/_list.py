@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from simdev.baselines._units import capacities, choices, used_devices
+from simdev.placers.placer import Budget
 from simdev.problem.costs import FREE_KINDS
 from simdev.problem.placement import Placement
-from simdev.placers.placer import Budget
 from simdev.problem.problem import Problem
 
 ROOM_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)  # shares of the capacity that fit() tries

@@ -8,8 +8,8 @@ import numpy as np
 
 from simdev.baselines._search import Record, draw_device, layer_of_unit, starts
 from simdev.baselines._units import choices
-from simdev.problem.placement import Placement
 from simdev.placers.placer import placer
+from simdev.problem.placement import Placement
 
 MB_PENALTY_MS = 1.0  # per MB over memory
 RETURNS, LONGEST_WALK = 100, 1000

@@ -10,8 +10,8 @@ from simdev.baselines._units import choices
 from simdev.errors import Unsupported
 from simdev.exact.blocks import blocks as make_blocks
 from simdev.exact.makespan import solve_makespan
-from simdev.problem.placement import Placement
 from simdev.placers.placer import SHELF, Budget, placer
+from simdev.problem.placement import Placement
 from simdev.sim import simulate
 
 STARTS = ("single-gpu", "dp", "expert", "m-etf", "m-sct", "heft", "peft", "critical-path", "min-cut")

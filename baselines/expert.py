@@ -18,8 +18,8 @@ import numpy as np
 
 from simdev.baselines._units import choices, move_to_allowed, unit_adjacency, used_devices
 from simdev.errors import Unsupported
-from simdev.problem.placement import Placement
 from simdev.placers.placer import placer
+from simdev.problem.placement import Placement
 
 FIRST, LAST = -1, 1 << 30
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from simdev.baselines._search import Record, first_of_unit, layer_of_unit, starts
 from simdev.baselines._units import choices, used_devices
-from simdev.problem.placement import Placement
 from simdev.placers.placer import placer
+from simdev.problem.placement import Placement
 
 POPULATION, ELITE, TOURNAMENT = 20, 2, 3
 MUTATIONS = 1.5  # mean number of changed genes per child

@@ -7,8 +7,8 @@ import numpy as np
 from simdev.baselines._climb import Neighbourhood, climb
 from simdev.baselines._search import Record, starts
 from simdev.baselines._units import choices
-from simdev.problem.placement import Placement
 from simdev.placers.placer import placer
+from simdev.problem.placement import Placement
 
 
 @placer("local-search", version=1, family="search", searches=True)

@@ -6,8 +6,8 @@ import numpy as np
 
 from simdev.baselines._list import follow_forward, tables
 from simdev.baselines._units import choices, used_devices
-from simdev.problem.placement import Placement
 from simdev.placers.placer import placer
+from simdev.problem.placement import Placement
 
 
 @placer(

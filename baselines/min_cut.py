@@ -7,8 +7,8 @@ import numpy as np
 from simdev.baselines._scotch import byte_costs, map_graph
 from simdev.baselines._units import choices, fastest_ns, move_to_allowed, shrunk, unit_adjacency, used_devices
 from simdev.errors import InvalidInput, Unsupported
-from simdev.problem.placement import Placement
 from simdev.placers.placer import placer
+from simdev.problem.placement import Placement
 
 TOOLS = ("scotch", "metis", "kahip")
 IMBALANCE = 0.03

@@ -9,8 +9,8 @@ from simdev.exact.contract import contract
 from simdev.exact.merge import merge_cheapest, merge_dominated
 from simdev.exact.pipedream import Profile, plan
 from simdev.exact.training import alike_accelerators, load_of
-from simdev.problem.placement import Placement
 from simdev.placers.placer import placer
+from simdev.problem.placement import Placement
 
 LAYERS = 400  # the planner's work grows with the square of its states
 

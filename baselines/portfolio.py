@@ -8,8 +8,8 @@ from simdev.baselines._climb import Neighbourhood, climb
 from simdev.baselines._search import Record, starts
 from simdev.baselines._units import choices
 from simdev.errors import Unsupported
-from simdev.problem.placement import Placement
 from simdev.placers.placer import SHELF, Budget, placer
+from simdev.problem.placement import Placement
 
 MEMBERS: tuple[tuple[str, dict], ...] = (
     ("single-gpu", {}), ("expert", {}), ("m-etf", {}), ("m-etf", {"scope": "step"}), ("m-topo", {}), ("m-sct", {}),

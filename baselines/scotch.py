@@ -6,8 +6,8 @@ import numpy as np
 
 from simdev.baselines._scotch import byte_costs, map_graph
 from simdev.baselines._units import choices, fastest_ns, move_to_allowed, unit_adjacency, used_devices
-from simdev.problem.placement import Placement
 from simdev.placers.placer import placer
+from simdev.problem.placement import Placement
 
 
 @placer(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.errors import Unsupported
-from simdev.problem.placement import Placement
 from simdev.placers.placer import placer
+from simdev.problem.placement import Placement
 
 
 @placer("single-cpu", version=1, family="single", memory_aware=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.baselines._units import choices
-from simdev.problem.placement import Placement
 from simdev.placers.placer import placer
+from simdev.problem.placement import Placement
 
 
 @placer("random", version=1, family="spread", memory_aware=False)

@@ -82,8 +82,8 @@ def placer_pages() -> dict[str, str]:
 
 
 def workload_pages() -> dict[str, str]:
-    from simdev.report import describe as show
     from simdev.placers import registry
+    from simdev.report import describe as show
 
     pages, lines = {}, []
     for name, spec in registry.workloads().items():
@@ -112,8 +112,8 @@ def workload_pages() -> dict[str, str]:
 
 
 def machines_page() -> str:
-    from simdev.report import describe as show
     from simdev.problem.topology import load_topology, topology_names
+    from simdev.report import describe as show
 
     text = ["# Machines", "", "The shipped topologies. Links give bandwidth and latency for each direction.", ""]
     for name in topology_names():

@@ -67,8 +67,8 @@ def test_what_the_pages_say_works_in_their_order(tmp_path):
 
 
 def test_every_command_of_the_pages_exists():
-    from simdev.cli import main as cli  # noqa: F401
     from simdev.cli import commands  # noqa: F401
+    from simdev.cli import main as cli  # noqa: F401
 
     known = {entry.name for entry in commands.app.registered_commands}
     for path in [*PAGES.rglob("*.md"), ROOT / "README.md"]:

@@ -17,9 +17,9 @@ import numpy as np
 from simdev.baselines.rl._case import Case
 from simdev.errors import BudgetExhausted, InvalidInput
 from simdev.files import replacing, write_text
-from simdev.problem.placement import Placement
 from simdev.placers.placer import Budget
 from simdev.placers.policy_file import load_policy, notes_of, pack, read_blob, read_header, save_policy, unpack
+from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.sim.schedule import Outcomes
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.problem.costs import CostTable
 from simdev.errors import InvalidInput
+from simdev.problem.costs import CostTable
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.problem import Problem
 

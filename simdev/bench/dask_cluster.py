@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simdev.bench import rows
-from simdev.bench.run import Instance, Outcome, Submit, blank_row, execute
-from simdev.bench.provenance import circumstances, source_digest
-from simdev.errors import InvalidInput
 from simdev.bench.plan import Run
+from simdev.bench.provenance import circumstances, source_digest
+from simdev.bench.run import Instance, Outcome, Submit, blank_row, execute
+from simdev.bench.workers import Limits, death, environment, limit_process
+from simdev.errors import InvalidInput
 from simdev.problem.problem import Problem
 from simdev.sim import simulate_many
 from simdev.sim.schedule import Outcomes
-from simdev.bench.workers import Limits, death, environment, limit_process
 
 if TYPE_CHECKING:
     from distributed import Client, Future

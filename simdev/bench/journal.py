@@ -7,12 +7,12 @@ from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
-from simdev.bench import score as leaderboard
 from simdev.bench import rows
+from simdev.bench import score as leaderboard
+from simdev.bench.rows import Row
 from simdev.errors import InvalidInput
 from simdev.files import writing
 from simdev.problem.placement import Placement
-from simdev.bench.rows import Row
 
 CURVES = (*rows.KEY, "evaluations", "seconds", "step_time_s")
 

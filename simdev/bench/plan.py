@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from simdev.bench import rows
-from simdev.placers import registry
 from simdev.errors import InvalidInput, UnknownName
+from simdev.placers import registry
 from simdev.problem.problem import Rules
 from simdev.problem.topology import load_topology, topology_names
 

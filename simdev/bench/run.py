@@ -19,20 +19,20 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.placers import registry
 from simdev.analysis.levels import check_feasible
+from simdev.bench.journal import Results
+from simdev.bench.plan import BUDGETS, Run, parse_budget, parse_rules
 from simdev.bench.provenance import circumstances
+from simdev.bench.rows import Row
+from simdev.bench.workers import Limits, cores, death, environment, limit_process, result, running, worker_pool
 from simdev.errors import Infeasible, InvalidInput, SimdevError, Unsupported
 from simdev.files import write_text
+from simdev.placers import registry
+from simdev.placers.placer import Budget
 from simdev.problem.graph_file import load_graph, save_graph
 from simdev.problem.placement import Placement
-from simdev.placers.placer import Budget
-from simdev.bench.plan import BUDGETS, Run, parse_budget, parse_rules
 from simdev.problem.problem import Problem
-from simdev.bench.journal import Results
-from simdev.bench.rows import Row
 from simdev.problem.topology import load_topology
-from simdev.bench.workers import Limits, cores, death, environment, limit_process, result, running, worker_pool
 
 
 @dataclass(frozen=True)

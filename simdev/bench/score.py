@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from simdev.errors import InvalidInput
 from simdev.bench.rows import Row, read_rows, seconds_text, write_csv
+from simdev.errors import InvalidInput
 
 CAP = 10.0
 LEADERBOARD = (

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from simdev.bench import run as bench
 from simdev.bench import rows
+from simdev.bench import run as bench
+from simdev.bench.journal import Results
+from simdev.bench.plan import DEFAULT_RULES, Run
 from simdev.bench.provenance import circumstances
 from simdev.errors import InvalidInput
 from simdev.files import replacing
 from simdev.problem.placement import Placement
-from simdev.bench.plan import DEFAULT_RULES, Run
-from simdev.bench.journal import Results
 
 MEMBER = re.compile(
     r"(results|leaderboard|ranking|curves)\.csv|placements/[0-9a-f]{1,64}\.npz|graphs/[0-9a-f]{1,64}\.npz"

@@ -13,17 +13,16 @@ from pathlib import Path
 
 import numpy as np
 
+from simdev.analysis.levels import Bound, check_feasible
+from simdev.bench import rows, workers
 from simdev.bench import run as bench
 from simdev.bench import score as leaderboard
-from simdev.bench import rows
-from simdev.bench import workers
-from simdev.placers import registry
-from simdev.analysis.levels import Bound, check_feasible
-from simdev.errors import Infeasible, InvalidInput, SimdevError
 from simdev.bench.plan import Run, parse_budget
-from simdev.problem.problem import Problem
 from simdev.bench.rows import Row
 from simdev.bench.submission import unpacked
+from simdev.errors import Infeasible, InvalidInput, SimdevError
+from simdev.placers import registry
+from simdev.problem.problem import Problem
 from simdev.problem.topology import topology_names
 
 # What a run without a placement leaves empty.

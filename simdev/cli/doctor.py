@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from simdev.placers import registry
 from simdev.bench.provenance import commit, machine, versions
 from simdev.bench.workers import cores
+from simdev.placers import registry
 
 
 def diagnose() -> dict:

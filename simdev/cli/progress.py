@@ -6,9 +6,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from simdev.bench.rows import Row
 from simdev.bench.run import Observer
 from simdev.report.summary import cell
-from simdev.bench.rows import Row
 
 
 @contextlib.contextmanager

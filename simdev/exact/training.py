@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.problem.costs import FREE_KINDS
 from simdev.errors import Unsupported
 from simdev.exact.load import LoadProblem
+from simdev.problem.costs import FREE_KINDS
 from simdev.problem.problem import Problem
 
 

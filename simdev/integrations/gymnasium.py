@@ -48,14 +48,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from simdev.placers import registry
-from simdev.analysis.levels import b_level, t_level
 from simdev.analysis.coarsen import group_units
+from simdev.analysis.levels import b_level, t_level
 from simdev.errors import InvalidInput, UnknownName, Unsupported
+from simdev.placers import registry
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
-from simdev.sim import simulate_many
 from simdev.problem.topology import load_topology
+from simdev.sim import simulate_many
 
 FORMS = ("progressive", "one-shot")
 STARTS = ("single", "random")

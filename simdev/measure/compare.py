@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simdev.placers import registry
 from simdev.errors import InvalidInput, Unsupported
-from simdev.measure.execute.figures import CALM
 from simdev.files import write_text
+from simdev.measure.execute.figures import CALM
+from simdev.placers import registry
+from simdev.placers.placer import Budget
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.placement import Placement
-from simdev.placers.placer import Budget
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Topology, load_topology
 
@@ -382,10 +382,10 @@ def profile_machine(
     signature, read by ``--costs``) and ``profile.json`` (links by size, time between ops, spread). CPU workers are of
     the kind ``core``, GPUs of the kind ``gpu``. Returns lines that say what was found."""
     _need_torch()
-    from simdev.problem.costs import save_measured
     from simdev.measure.execute.host import check_units
     from simdev.measure.execute.link import device_file, granularity, profile_link, rates
     from simdev.measure.execute.profile import by_signature, profile_ops
+    from simdev.problem.costs import save_measured
 
     check_units(units)
     groups = _groups(units)
@@ -442,9 +442,9 @@ def profile_file(
     """Measure the ops whose signatures ``path`` holds, each alone, and write them into ``costs.csv``, over what it has
     of them. Returns lines that say what was found, and lines that say what was left out and why."""
     _need_torch()
-    from simdev.problem.costs import load_measured, save_measured
     from simdev.measure.execute.alone import profile_signatures, read_signatures
     from simdev.measure.execute.host import check_units
+    from simdev.problem.costs import load_measured, save_measured
 
     signatures = read_signatures(path)
     check_units(units)

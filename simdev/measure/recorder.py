@@ -119,8 +119,8 @@ def _gpus() -> list[str]:
 
 
 def _ops(out: Path, units, workloads, small: bool, end: float) -> None:
-    from simdev.problem.graph_file import save_graph
     from simdev.measure.compare import load_program, profile_machine
+    from simdev.problem.graph_file import save_graph
 
     def work(name: str) -> None:
         folder = out / "ops" / name
@@ -165,9 +165,9 @@ def _samples(name: str, unit: str, small: bool) -> dict:
 def _time_steps(shared, name: str, unit: str, small: bool) -> None:
     import torch
 
-    from simdev.placers import registry
-    from simdev.measure.execute.cpu import settle
     from simdev.measure.compare import SMALL
+    from simdev.measure.execute.cpu import settle
+    from simdev.placers import registry
 
     kind, _, number = unit.partition(":")
     if kind == "cpu":
@@ -261,8 +261,8 @@ def steps_report(out: Path, units: tuple[str, ...]) -> str:
     from simdev.problem.graph_file import load_graph
     from simdev.problem.placement import Placement
     from simdev.problem.problem import Problem
-    from simdev.sim import simulate
     from simdev.problem.topology import load_topology
+    from simdev.sim import simulate
 
     steps = json.loads((out / "steps.json").read_text(encoding="utf-8"))
     names = sorted({key.rpartition(" ")[0] for key in steps})

@@ -14,13 +14,13 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from simdev.placers import placer
-from simdev.graphs import workload
 from simdev.errors import InvalidInput, UnknownName
+from simdev.graphs import workload
+from simdev.graphs.importers import import_graph
 from simdev.graphs.random_graphs import family_graph
+from simdev.placers import placer
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.graph_file import load_graph
-from simdev.graphs.importers import import_graph
 
 _ID = re.compile(r"(?P<name>[^@\[\]]+)(@(?P<version>\d+))?(\[(?P<params>[^\[\]]*)\])?")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.problem.costs import CostTable, transfer_durations
 from simdev.errors import InvalidInput, Unsupported
+from simdev.placers.placer import Budget, PlacerSpec
+from simdev.problem.costs import CostTable, transfer_durations
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement
-from simdev.placers.placer import Budget, PlacerSpec
 from simdev.problem.problem import CONTENTIONS, POLICIES, RUNTIMES, Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 

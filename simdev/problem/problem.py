@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from simdev.problem.costs import CostModel, CostTable
 from simdev.errors import InvalidInput, UnknownName
+from simdev.problem.costs import CostModel, CostTable
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.topology import Topology
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdev.errors import InvalidInput, UnknownName
-from simdev.files import replacing
 from simdev.bench.journal import read_curves
 from simdev.bench.rows import Row, read_rows
+from simdev.errors import InvalidInput, UnknownName
+from simdev.files import replacing
 
 FAR = 4.0  # the picture ends at that many times the best step time; what is slower is named in the legend
 HEADER = ("placer", "runs", "solved", "evaluations", "seconds", "improvements", "step_time_ms")

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from simdev.analysis.levels import levels
-from simdev.problem.costs import FREE_KINDS, op_class
 from simdev.errors import InvalidInput
 from simdev.files import replacing
+from simdev.problem.costs import FREE_KINDS, op_class
 from simdev.problem.graph import PHASES, ComputationGraph
 from simdev.problem.topology import Topology
 

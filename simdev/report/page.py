@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.bench import run as bench
 from simdev.bench import rows
-from simdev.placers import registry
-from simdev.errors import InvalidInput, SimdevError
-from simdev.report.explain import Story
-from simdev.files import write_text
+from simdev.bench import run as bench
 from simdev.bench.rows import Row
+from simdev.errors import InvalidInput, SimdevError
+from simdev.files import write_text
+from simdev.placers import registry
+from simdev.report.explain import Story
 
 BINS = 240  # steps of a schedule's picture
 SCHEDULES = 2  # pictures for each case: its best runs

@@ -9,8 +9,8 @@ import numpy as np
 
 from simdev.files import write_text
 from simdev.problem.graph import PHASES, ComputationGraph
-from simdev.sim import Schedule
 from simdev.problem.topology import Topology
+from simdev.sim import Schedule
 
 
 def trace_events(

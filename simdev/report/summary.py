@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from simdev.bench.score import leaderboard, ranking, scores
 from simdev.bench.rows import Row, entry_id
+from simdev.bench.score import leaderboard, ranking, scores
 
 Table = tuple[str, list[str], list[list[str]]]
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from simdev.analysis.levels import levels
 from simdev.errors import InvalidInput
-from simdev.report.explain import REASONS, Story
 from simdev.files import replacing
 from simdev.problem.graph import PHASES
+from simdev.report.explain import REASONS, Story
 
 PHASE_COLOURS = ("#4477aa", "#ee6677", "#228833")
 REASON_COLOURS = {

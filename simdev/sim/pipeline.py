@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simdev.problem.costs import FREE_KINDS, CostTable
 from simdev.errors import InvalidInput, UnknownName
+from simdev.problem.costs import FREE_KINDS, CostTable
 from simdev.problem.graph import PHASES, ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules

@@ -21,13 +21,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from simdev.problem.costs import FREE_KINDS, CostTable, transfer_durations
 from simdev.errors import InvalidInput, UnknownName
+from simdev.problem.costs import FREE_KINDS, CostTable, transfer_durations
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.sim import simulate
 from simdev.problem.topology import Device, Link, Topology
+from simdev.sim import simulate
 
 PLACETO_GAP_NS, PLACETO_BUS_GAP_NS, PLACETO_BYTES_PER_US = 5_700, 25_000, 7_600
 BAECHI_LATENCY_NS, BAECHI_NS_PER_BYTE = 134_000, 0.1754

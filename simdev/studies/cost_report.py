@@ -12,15 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.placers import registry
-from simdev.problem.costs import SOURCES, CostModel
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import markdown_table, write_table, write_text
-from simdev.studies.physics import kendall
+from simdev.placers import registry
 from simdev.placers.placer import Budget
+from simdev.problem.costs import SOURCES, CostModel
 from simdev.problem.problem import Problem
-from simdev.sim import simulate
 from simdev.problem.topology import load_kinds, load_topology
+from simdev.sim import simulate
+from simdev.studies.physics import kendall
 
 WORKLOADS = ("inception-v3", "rnnlm", "nmt", "gnmt-4", "transformer-xl-2", "wavenet-2x18", "vit-l", "gpt2-medium")
 TOPOLOGIES = ("p100x4", "v100x8-dgx1")

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
+from simdev.errors import InvalidInput
+from simdev.files import markdown_table, replacing, write_table, write_text
 from simdev.measure.calibrate import resnet50
 from simdev.measure.calibrate.links import fit, fit_table, read_links
 from simdev.measure.calibrate.manifest import held_out, load_manifest, role_of
 from simdev.measure.calibrate.memory import graph_peak, replay_memory
 from simdev.measure.calibrate.replay import Replay, as_one_step, replay, replay_ranks
 from simdev.measure.calibrate.traces import Trace, read_traces
-from simdev.errors import InvalidInput
-from simdev.files import markdown_table, replacing, write_table, write_text
 
 NOISE_LIMIT = 0.05  # a measurement that repeats no better judges nothing: the case is listed and left out of the means
 BOOTSTRAP = 2000

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from simdev.bench.provenance import machine, versions
+from simdev.placers.testing import training_graph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.sim import Simulator, simulate, simulate_many
-from simdev.placers.testing import training_graph
 from simdev.problem.topology import load_topology
+from simdev.sim import Simulator, simulate, simulate_many
 
 OPS_PER_BLOCK = 16  # of training_graph
 PLACEMENTS, MOVES, ROUNDS = 64, 200, 3

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.placers import registry
+from simdev.bench.rows import Row, read_rows, stored_placement
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import markdown_table, write_table, write_text
-from simdev.sim.presets import PRESETS, step_ns
+from simdev.placers import registry
 from simdev.problem.problem import Problem
-from simdev.bench.rows import Row, read_rows, stored_placement
-from simdev.sim import simulate
 from simdev.problem.topology import load_topology
+from simdev.sim import simulate
+from simdev.sim.presets import PRESETS, step_ns
 
 FULL = "simdev"
 GOOD = 1.5  # placements within this factor of the best: telling these apart is what a simulator is for

@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 
-from simdev.placers import registry
 from simdev.graphs.capture import capture_workload
+from simdev.placers import registry
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.graph_file import load_graph, save_graph
 

@@ -18,20 +18,20 @@ from pathlib import Path
 import numpy as np
 import peers
 
-from simdev.studies import perf
 from simdev.baselines._search import starts
 from simdev.baselines._units import choices
 from simdev.bench.provenance import machine, versions
+from simdev.placers.registry import load_workload
+from simdev.placers.testing import training_graph
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.placers.registry import load_workload
+from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology
 from simdev.sim import Simulator, simulate, simulate_many
 from simdev.sim._fifo import run_many_fifo
 from simdev.sim.arrays import problem_arrays
 from simdev.sim.fast import NO_LIMIT, room
-from simdev.placers.testing import training_graph
-from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology
+from simdev.studies import perf
 
 HERE = Path(__file__).parent
 COLUMNS = (
@@ -336,9 +336,7 @@ def climbed(problem, of_unit, rng, tries=3000) -> np.ndarray:
     return of_unit
 
 
-FIRST = (
-    "from simdev.bench.warm import *\nfrom simdev.sim import *\np = tiny_problem(); q = tiny_placement(p); simulate(p, q)\n"
-)
+FIRST = "from simdev.bench.warm import *\nfrom simdev.sim import *\np = tiny_problem(); q = tiny_placement(p); simulate(p, q)\n"
 OTHERS = (
     "from simdev.problem.problem import *\ns = Simulator(p, q); s.try_moves(np.array([0]), np.array([1]))\n"
     "for rules in (Rules('priority'), Rules('program'), Rules(contention='fair'), Rules('priority', 'fair')):\n"

@@ -5,11 +5,11 @@ import time
 import numpy as np
 import pytest
 
+from simdev.placers.testing import training_graph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.sim import simulate, simulate_many
-from simdev.placers.testing import training_graph
 from simdev.problem.topology import load_topology
+from simdev.sim import simulate, simulate_many
 
 pytestmark = pytest.mark.benchmark(timer=time.process_time)  # machines are shared
 

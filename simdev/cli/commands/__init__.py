@@ -123,8 +123,8 @@ def run_placer(problem, entry: str, evaluations: int, seed: int, **more):
     """The placement that the placer ``entry``, with ``more`` parameters, finds within ``evaluations`` simulations."""
     import numpy as np
 
-    from simdev.placers import registry
     from simdev.analysis.levels import check_feasible
+    from simdev.placers import registry
     from simdev.placers.placer import Budget
 
     if evaluations < 0 or seed < 0:

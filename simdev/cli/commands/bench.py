@@ -61,11 +61,11 @@ def bench(
 
     Stopped at any time, the same command goes on where it was.
     """
-    from simdev.bench import run as harness
-    from simdev.cli import progress
     from simdev.bench import plan
+    from simdev.bench import run as harness
     from simdev.bench.dask_cluster import dask_backend
     from simdev.bench.workers import Limits
+    from simdev.cli import progress
 
     away = use_dask(backend, scheduler)
     named = plan.BUDGETS.get(budget, plan.BUDGETS["quick"])
@@ -101,8 +101,8 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Recompute every row of a result folder from its placement; exit 1 on any difference."""
-    from simdev.cli import progress
     from simdev.bench.verify import verify as recompute
+    from simdev.cli import progress
 
     with progress.counter("verifying") as on_row:
         differences = recompute(folder, engine=engine, sample=sample, rerun=rerun, jobs=jobs, on_row=on_row)

@@ -56,8 +56,8 @@ def cost_report(
     """Rank placers with costs before and after calibration; write which of them trade places."""
     import sys
 
-    from simdev.studies import cost_report as report
     from simdev.cli.commands import positive
+    from simdev.studies import cost_report as report
 
     positive(evaluations, "--evaluations")
     cases, notes = report.compare(
@@ -87,8 +87,8 @@ def links(
     ranges: Annotated[int, typer.Option(help="Ranges of sizes at most.")] = 4,
 ) -> None:
     """Fit a link's latency and bandwidth in ranges of sizes; print them as a machine's file takes them."""
-    from simdev.measure.calibrate.links import fit_table, ranges_toml, read_links
     from simdev.cli.commands import positive
+    from simdev.measure.calibrate.links import fit_table, ranges_toml, read_links
 
     positive(hops, "--hops")
     positive(ranges, "--ranges")

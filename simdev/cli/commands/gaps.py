@@ -17,8 +17,8 @@ def gaps(
     as_json: JsonOption = False,
 ) -> None:
     """Print, for each workload on each machine, the best step time, the proven bound and the gap between them."""
-    from simdev.bench import score as leaderboard
     from simdev.bench import rows
+    from simdev.bench import score as leaderboard
 
     found = leaderboard.gaps(rows.read_rows(folder / "results.csv"))
     if as_json:

@@ -18,8 +18,8 @@ def leaderboard(
     as_json: JsonOption = False,
 ) -> None:
     """Print the leaderboard of a result folder, or write it as a page."""
-    from simdev.bench import score as leaderboard
     from simdev.bench import rows
+    from simdev.bench import score as leaderboard
     from simdev.cli.commands.bench import print_board
 
     if html is not None:

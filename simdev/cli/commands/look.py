@@ -21,8 +21,8 @@ def show(
 ) -> None:
     """Summarise a graph, or describe and draw a topology."""
     from simdev.placers import registry
-    from simdev.report import describe as showing
     from simdev.problem.topology import load_topology, topology_names
+    from simdev.report import describe as showing
 
     if what.endswith(".toml") or what in topology_names():
         topology = load_topology(what)

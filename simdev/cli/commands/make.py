@@ -38,9 +38,9 @@ def import_(
     ] = False,
 ) -> None:
     """Turn a graph of another tool, or a profiler trace (-f kineto), into a graph file."""
+    from simdev.graphs.importers import import_graph
     from simdev.problem.costs import save_measured
     from simdev.problem.graph_file import save_graph
-    from simdev.graphs.importers import import_graph
 
     if file_format in ("kineto", "chrome"):
         from simdev.measure.calibrate.imported import trace_graph

@@ -31,8 +31,8 @@ def train(
 
     Stopped at any time, the same command goes on where it was, and with more --evaluations it goes on further.
     """
-    from simdev.placers import registry
     from simdev.bench.dask_cluster import dask_simulator
+    from simdev.placers import registry
 
     positive(evaluations, "--evaluations")
     if seed < 0:

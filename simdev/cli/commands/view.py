@@ -74,8 +74,8 @@ def _story(run: Path, workload: str | None, topology: str | None, placer: str | 
 
 def _from_folder(folder: Path, workload: str | None, topology: str | None, placer: str | None):
     """The best stored run of a result folder among those that the options name."""
-    from simdev.bench import run as bench
     from simdev.bench import rows
+    from simdev.bench import run as bench
 
     found = rows.read_rows(folder / "results.csv")
     for column, wanted in (("workload", workload), ("topology", topology), ("entry", placer)):

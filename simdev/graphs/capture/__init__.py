@@ -115,7 +115,9 @@ def file_step(target: str) -> tuple[Callable[[], TrainingStep], str, dict]:
         step = make()
         if not isinstance(step, TrainingStep):
             found = type(step).__name__
-            raise InvalidInput(f"{function}() returned {found}, expected simdev.graphs.workload.TrainingStep", source=path)
+            raise InvalidInput(
+                f"{function}() returned {found}, expected simdev.graphs.workload.TrainingStep", source=path
+            )
         return step
 
     return build, Path(path).stem, {"source": Path(path).name, "function": function}

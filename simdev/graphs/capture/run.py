@@ -19,9 +19,9 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from simdev.errors import InvalidInput, Unsupported
 from simdev.graphs.capture.assemble import Assembly, assemble
 from simdev.graphs.capture.trace import Tape, storage_bytes
-from simdev.errors import InvalidInput, Unsupported
 from simdev.problem.graph import ComputationGraph
 
 

@@ -26,8 +26,8 @@ import re
 from dataclasses import dataclass
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.problem.graph import ComputationGraph
 from simdev.graphs.importers.reading import read_bytes
+from simdev.problem.graph import ComputationGraph
 
 FORMATS = {
     "npz": "npz_file",

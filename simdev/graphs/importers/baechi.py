@@ -11,9 +11,9 @@ that name the same ``loc:@`` are colocated.
 from __future__ import annotations
 
 from simdev.errors import InvalidInput
-from simdev.problem.graph import GraphBuilder
 from simdev.graphs.importers import Imported
 from simdev.graphs.importers.reading import Fields, json_object, name_of
+from simdev.problem.graph import GraphBuilder
 
 
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:

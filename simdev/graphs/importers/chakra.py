@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 from simdev.errors import InvalidInput
-from simdev.problem.graph import MAX_BYTES, MAX_OPS, GraphBuilder
 from simdev.graphs.importers import Imported
 from simdev.graphs.importers.reading import name_of, text_of
+from simdev.problem.graph import MAX_BYTES, MAX_OPS, GraphBuilder
 
 TYPES = ("INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE",
          "COMM_RECV_NODE", "COMM_COLL_NODE")  # fmt: skip

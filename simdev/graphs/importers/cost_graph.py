@@ -20,9 +20,9 @@ import re
 from collections.abc import Iterator
 
 from simdev.errors import InvalidInput
-from simdev.problem.graph import GraphBuilder
 from simdev.graphs.importers import Imported
 from simdev.graphs.importers.reading import Fields, name_of, text_of
+from simdev.problem.graph import GraphBuilder
 
 _TOKEN = re.compile(
     r"""\s*(?:\#[^\n]*)?(?:([A-Za-z_][\w.]*)|(-?[\w.+-]+)|"((?:[^"\\\n]|\\.)*)"|'((?:[^'\\\n]|\\.)*)'|([:{}<>\[\],;]))"""

@@ -10,9 +10,9 @@ its inputs. Views share a storage, so they make no tensor of their own. A storag
 from __future__ import annotations
 
 from simdev.errors import InvalidInput
-from simdev.problem.graph import GraphBuilder
 from simdev.graphs.importers import Imported
 from simdev.graphs.importers.reading import Fields, json_object, name_of
+from simdev.problem.graph import GraphBuilder
 
 SHORT = {"float": "f32", "double": "f64", "c10::half": "f16", "c10::bfloat16": "bf16", "int": "i32", "long int": "i64",
          "bool": "b8", "unsigned char": "u8", "signed char": "i8"}  # fmt: skip

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simdev.errors import InvalidInput
-from simdev.problem.graph import ComputationGraph
 from simdev.graphs.importers import Imported
 from simdev.graphs.importers.plain import build, op_row
 from simdev.graphs.importers.reading import Fields, json_object, name_of
+from simdev.problem.graph import ComputationGraph
 
 if TYPE_CHECKING:
     import networkx

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simdev.problem.graph_file import load_graph
 from simdev.graphs.importers import Imported
+from simdev.problem.graph_file import load_graph
 
 
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:

@@ -16,9 +16,9 @@ import math
 import os
 
 from simdev.errors import InvalidInput, Unsupported
-from simdev.problem.graph import GraphBuilder
 from simdev.graphs.importers import Imported
 from simdev.graphs.importers.reading import name_of
+from simdev.problem.graph import GraphBuilder
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
 # ONNX data types by number (TensorProto.DataType): the short name in signatures, bits.

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from simdev.problem.graph import GraphBuilder
 from simdev.graphs.importers import Imported
 from simdev.graphs.importers.reading import Fields, json_object, name_of
+from simdev.problem.graph import GraphBuilder
 
 BYTES_PER_COST = 2**31 / 1000
 

@@ -23,9 +23,9 @@ import re
 from dataclasses import dataclass
 
 from simdev.errors import InvalidInput
-from simdev.problem.graph import GraphBuilder
 from simdev.graphs.importers import Imported
 from simdev.graphs.importers.reading import Fields, name_of, text_of
+from simdev.problem.graph import GraphBuilder
 
 _FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
 _GETITEM = re.compile(r"__getitem__\((\d+)\)")

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 
-from simdev.problem.graph import GraphBuilder
 from simdev.graphs.importers import Imported
 from simdev.graphs.importers.reading import json_object, name_of
+from simdev.problem.graph import GraphBuilder
 
 
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:

@@ -37,9 +37,9 @@ from collections.abc import Hashable
 
 from simdev.errors import InvalidInput
 from simdev.files import write_text
-from simdev.problem.graph import PHASES, ComputationGraph, GraphBuilder
 from simdev.graphs.importers import Imported
 from simdev.graphs.importers.reading import Fields, json_object, name_of, text_of
+from simdev.problem.graph import PHASES, ComputationGraph, GraphBuilder
 
 FORMAT, VERSION = "simdev-graph", 1
 _SIZES = ("flops", "bytes_read", "bytes_written", "persistent_bytes", "workspace_bytes")

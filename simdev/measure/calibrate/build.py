@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from simdev.errors import InvalidInput
+from simdev.files import write_text
 from simdev.measure.calibrate.deepbench import is_workbook, read_workbook
 from simdev.measure.calibrate.dispatch import EVERY, dispatch_ns, granularity
 from simdev.measure.calibrate.fit import Sample, event_seconds, fit_class, shows_kernels, split, taught_class, timer_of
 from simdev.measure.calibrate.neusight import is_op_table, read_op_table
 from simdev.measure.calibrate.observations import Found
 from simdev.measure.calibrate.traces import read_trace
-from simdev.errors import InvalidInput
-from simdev.files import write_text
 from simdev.problem.graph_file import write_npz
 from simdev.problem.opcost.device import Calibration, ClassFit, device_text
 from simdev.problem.opcost.physics import Datasheet

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
+from simdev.errors import InvalidInput
 from simdev.measure.calibrate.build import Sheet, build_one, datasheets, read_tables, samples_by_model
 from simdev.measure.calibrate.fit import Sample, fit_class, relative_error, shows_kernels, split
 from simdev.measure.calibrate.labels import Label, find_labels, read_label, without_nodes
 from simdev.measure.calibrate.manifest import load_manifest, role_of
-from simdev.errors import InvalidInput
 from simdev.problem.opcost.device import Calibration, calibration_names, load_calibration
 from simdev.problem.opcost.parts import Part
 from simdev.problem.opcost.physics import GEMM_LIKE, moved_bytes, work_flops

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simdev.errors import InvalidInput
 from simdev.measure.calibrate.manifest import held_out
 from simdev.measure.calibrate.observations import Observations
-from simdev.errors import InvalidInput
 from simdev.problem.opcost.device import ClassFit, fitted_s
 from simdev.problem.opcost.physics import Datasheet, baseline_s, features
 from simdev.problem.opcost.trees import UNIT, Trees

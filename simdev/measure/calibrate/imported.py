@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from simdev.errors import InvalidInput
+from simdev.graphs.importers import Imported
 from simdev.measure.calibrate.replay import LAUNCH, MARK, RETURN, Line, host_costs, host_line
 from simdev.measure.calibrate.traces import DEVICE_KINDS, STEP, Trace
-from simdev.errors import InvalidInput
 from simdev.problem.graph import GraphBuilder
-from simdev.graphs.importers import Imported
 
 HOST_KIND = "host"  # the device kind that the host's times are filed under
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.measure.calibrate.manifest import held_out
 from simdev.errors import InvalidInput
+from simdev.measure.calibrate.manifest import held_out
 
 MAX_RANGES = 6
 MIN_POINTS = 8  # in a range

@@ -15,8 +15,8 @@ from simdev.problem.costs import CostTable
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.sim import simulate
 from simdev.problem.topology import Device, DeviceKind, Topology
+from simdev.sim import simulate
 
 GRANULE = 512  # PyTorch rounds every block on a GPU up to a multiple of it
 

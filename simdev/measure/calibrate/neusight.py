@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.measure.calibrate.observations import Found, Observations
 from simdev.errors import InvalidInput
+from simdev.measure.calibrate.observations import Found, Observations
 
 FLOAT = 4
 

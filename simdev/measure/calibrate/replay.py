@@ -20,14 +20,14 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
+from simdev.errors import InvalidInput
 from simdev.measure.calibrate.traces import DEVICE_KINDS, Trace
 from simdev.problem.costs import CostTable
-from simdev.errors import InvalidInput
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.sim import simulate
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
+from simdev.sim import simulate
 
 QUEUE_DEPTH = 1024  # CUDA's launches in flight on a stream; traces that run ahead show about as many
 FOUND_BUSY_NS = 1_000_000  # an idle stream begins a thousand times sooner

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from simdev.graphs.capture.trace import DTYPES, signature
-from simdev.problem.costs import op_class
 from simdev.errors import InvalidInput
+from simdev.graphs.capture.trace import DTYPES, signature
 from simdev.measure.execute.cpu import settle
 from simdev.measure.execute.link import in_processes
 from simdev.measure.execute.shared import Shared
 from simdev.measure.execute.worker import clock
+from simdev.problem.costs import op_class
 from simdev.problem.opcost.signature import Signature, Tensor, parse_signature
 
 SIGNATURE = re.compile(r"\w[\w.:]*(\(.*\)(->.+)?)?")

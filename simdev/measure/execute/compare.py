@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.problem.costs import CostTable
 from simdev.measure.execute.host import execute
 from simdev.measure.execute.measure import step_schedule
 from simdev.measure.execute.program import Program
+from simdev.problem.costs import CostTable
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.sim import Schedule, simulate

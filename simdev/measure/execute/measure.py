@@ -8,8 +8,8 @@ import numpy as np
 
 from simdev.measure.execute.host import Execution
 from simdev.measure.execute.program import Program
-from simdev.sim import Schedule
 from simdev.problem.topology import Topology
+from simdev.sim import Schedule
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}  # of the largest entry
 

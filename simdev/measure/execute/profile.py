@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simdev.problem.costs import FREE_KINDS
 from simdev.measure.execute.host import Execution, execute
 from simdev.measure.execute.program import Program
+from simdev.problem.costs import FREE_KINDS
 from simdev.problem.graph import ComputationGraph
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h

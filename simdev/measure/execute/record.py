@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from simdev.errors import Unsupported
 from simdev.graphs.capture.run import run_real
 from simdev.graphs.capture.trace import EMPTIES, Tape, storage_bytes, tensors_in
-from simdev.problem.costs import FREE_KINDS
-from simdev.errors import Unsupported
-from simdev.measure.execute.program import Call, Home, Layout, Program, Ref
 from simdev.graphs.workload import TrainingStep
+from simdev.measure.execute.program import Call, Home, Layout, Program, Ref
+from simdev.problem.costs import FREE_KINDS
 
 
 def record(make: Callable[[], TrainingStep], name: str, meta: dict, *, seed: int = 0) -> Program:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from simdev.graphs.capture.trace import tensors_in
 from simdev.errors import Unsupported
+from simdev.graphs.capture.trace import tensors_in
 from simdev.measure.execute.program import Call, Layout, Program, Ref
 from simdev.measure.execute.shared import Shared
 

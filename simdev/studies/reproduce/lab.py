@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simdev.bench import run as bench
-from simdev.placers import registry
+from simdev.bench.journal import Results
+from simdev.bench.plan import DEFAULT_RULES, Run, parse_rules
 from simdev.bench.provenance import circumstances
+from simdev.bench.rows import Row, write_csv
 from simdev.errors import InvalidInput
 from simdev.files import write_text
+from simdev.placers import registry
+from simdev.placers.policy_file import read_header
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.graph_file import save_graph
-from simdev.bench.plan import DEFAULT_RULES, Run, parse_rules
-from simdev.placers.policy_file import read_header
 from simdev.problem.problem import Problem
-from simdev.bench.journal import Results
-from simdev.bench.rows import Row, write_csv
 from simdev.problem.topology import load_topology
 
 

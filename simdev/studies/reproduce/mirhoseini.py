@@ -9,10 +9,10 @@ import numpy as np
 
 from simdev.placers import registry
 from simdev.placers.placer import Budget
+from simdev.sim import simulate
 from simdev.studies.reproduce.lab import Case, Found, Lab, steps_ms
 from simdev.studies.reproduce.picture import learning_curves
 from simdev.studies.reproduce.stats import interval, told
-from simdev.sim import simulate
 
 TITLE = "Device Placement Optimization with Reinforcement Learning (Mirhoseini et al. 2017), table 1"
 EAGER = "fifo/fifo/eager"

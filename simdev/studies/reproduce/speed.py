@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simdev.placers import registry
 from simdev.files import write_text
+from simdev.placers import registry
 from simdev.placers.placer import Budget
 from simdev.studies.reproduce.lab import Case, Lab
 

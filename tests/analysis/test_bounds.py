@@ -1,0 +1,137 @@
+"""The bound from transfers: hand-worked cases, and never above the optimum of thousands of small problems."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from simdev.analysis.levels import lower_bound, lower_bounds
+from simdev.placers.testing import random_problem
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
+from simdev.sim import simulate, simulate_many
+
+
+def rig(count, memory=1 << 20):
+    kind = DeviceKind("gpu", memory, {"f32": 1e9}, 1e12, granularity=1)
+    links = tuple(Link((f"d{a}", f"d{b}"), 10**9, 0) for a in range(count) for b in range(a + 1, count))
+    return Topology("rig", tuple(Device(f"d{i}", kind) for i in range(count)), links)
+
+
+def fan(size, width=3, flops=100, parameters=0, count=2):
+    """One op feeds ``width`` ops of ``flops`` ns; its tensor takes ``size`` ns to send."""
+    b = GraphBuilder("fan")
+    root = b.op("root", "mm", outputs=[size], flops=10)
+    for i in range(width):
+        b.op(f"leaf{i}", "mm", inputs=b.outputs(root), flops=flops, persistent_bytes=parameters)
+    return Problem.build(b.build(), rig(count))
+
+
+def stay(problem):
+    return next(bound.ns for bound in lower_bounds(problem) if bound.method == "stay or send")
+
+
+def test_what_is_dear_to_send_stays():
+    # Together: 10 + 300. A leaf elsewhere: 10 + size + 100, more than that from size 200 on.
+    assert stay(fan(size=1000)) == 310
+    assert stay(fan(size=201)) == 310
+    # At 150 a leaf may leave: no step below 10 + 150 + 100; without sending anything it would be 310.
+    assert stay(fan(size=150)) == 260
+    assert stay(fan(size=1)) == lower_bound(fan(size=1)).ns <= 210
+
+
+def test_the_best_placement_meets_the_bound():
+    for size in (1, 150, 201, 1000):
+        problem = fan(size)
+        steps = [
+            simulate(problem, Placement(np.array(devices))).step_ns for devices in itertools.product(range(2), repeat=4)
+        ]
+        assert stay(problem) <= min(steps)
+        assert stay(problem) == min(steps) or size == 1
+
+
+def path(problem):
+    return next(bound.ns for bound in lower_bounds(problem) if bound.method == "path and transfers")
+
+
+def cells(count, size):
+    """``count`` cells in a row, each a fork of two ops of 100 ns that join again in an op of 10 ns."""
+    b = GraphBuilder("cells")
+    trunk = b.outputs(b.op("in", "mm", outputs=[size], flops=10))
+    for cell in range(count):
+        sides = [b.op(f"{side}{cell}", "mm", inputs=trunk, outputs=[size], flops=100) for side in "ab"]
+        both = [tensor for side in sides for tensor in b.outputs(side)]
+        trunk = b.outputs(b.op(f"join{cell}", "mm", inputs=both, outputs=[size], flops=10))
+    return Problem.build(b.build(), rig(2))
+
+
+def test_every_cell_of_a_row_sends_or_does_both():
+    # One after the other takes 210 a cell. Side by side 110 and one transfer of ``size`` ns: the other device sends its
+    # side in, or has got the trunk when it does a side and the join.
+    for count, size, cell in ((1, 10, 120), (5, 10, 120), (5, 49, 159), (5, 99, 209), (5, 101, 210), (5, 1000, 210)):
+        assert path(cells(count, size)) == 10 + count * cell
+    devices = np.array([0, 0, 1, 1, 1, 0, 0, 0, 1, 1])
+    assert simulate(cells(3, 49), Placement(devices)).step_ns == 10 + 3 * 159
+
+
+def test_a_way_around_is_as_slow_as_its_quickest_hop():
+    # From a to d the first hop costs 5 ns, the second 50: a may be apart from d for 5 ns more, b may not.
+    b = GraphBuilder("hops")
+    first = b.op("a", "mm", outputs=[5], flops=100)
+    second = b.op("b", "mm", inputs=b.outputs(first), outputs=[50], flops=20)
+    side = b.op("c", "mm", outputs=[5], flops=100)
+    b.op("d", "mm", inputs=[*b.outputs(second), *b.outputs(side)], flops=7)
+    # All on one: 227. c apart: 105 + ... d waits for a and b: 120. Then 7.
+    assert path(Problem.build(b.build(), rig(2))) == 127
+
+
+def test_memory_forces_to_send():
+    # Three leaves of 400 KB do not fit on a device of 1 MiB with each other: one must leave, however dear.
+    assert stay(fan(size=1000, parameters=400_000)) == 10 + 1000 + 100
+
+
+def test_more_sets_than_devices_share_one():
+    # Three chains of two ops, nothing sent below 200 ns: on two devices one takes two chains.
+    b = GraphBuilder("chains")
+    for name in "abc":
+        first = b.op(f"{name}0", "mm", outputs=[1000], flops=50)
+        b.op(f"{name}1", "mm", inputs=b.outputs(first), flops=50)
+    assert stay(Problem.build(b.build(), rig(2))) == 200
+
+
+def all_placements(problem, most):
+    """int ``(k, units)``: every placement that keeps to kernels and routes, or None where there are over ``most``."""
+    supported = [np.flatnonzero(row) for row in (problem.unit_op_ns >= 0).T]
+    if np.prod([float(len(devices)) for devices in supported]) > most:
+        return None
+    every = np.array(list(itertools.product(*supported)), np.int64).reshape(-1, problem.graph.n_units)
+    home = every[:, problem.graph.unit_of_op]
+    routed = problem.costs.pair_class >= 0
+    np.fill_diagonal(routed, True)
+    return home[routed[home[:, problem.graph.edge_source], home[:, problem.graph.consumers]].all(axis=1)]
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+def test_never_above_the_optimum(seed):
+    """Every placement of 300 small problems is simulated (4,200 in all with the slow seeds)."""
+    rng, met, tight, better = np.random.default_rng(seed), 0, 0, {}
+    while met < (300 if seed == 0 else 1300):
+        problem = random_problem(rng, max_ops=int(rng.choice([4, 7, 10])))
+        every = all_placements(problem, 1500)
+        if every is None or not len(every):
+            continue
+        outcome = simulate_many(problem, every.astype(np.int32))
+        feasible = outcome.overflow_bytes == 0
+        if not feasible.any():
+            continue
+        optimum = int(outcome.step_ns[feasible].min())
+        bounds = {bound.method: bound.ns for bound in lower_bounds(problem)}
+        assert max(bounds.values()) <= optimum, (bounds, optimum, problem.rules)
+        met += 1
+        tight += max(bounds.values()) == optimum
+        first = max(bounds, key=bounds.get)
+        better[first] = better.get(first, 0) + 1
+    assert tight > met / 4
+    assert min(better.get(name, 0) for name in ("path and transfers", "stay or send", "load")) > met / 60, better

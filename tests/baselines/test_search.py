@@ -1,0 +1,116 @@
+"""Searching placers: never worse than where they start, and the best is what they return."""
+
+import numpy as np
+import pytest
+from test_list_schedulers import problem_of
+
+from simdev.baselines import _climb, _search
+from simdev.baselines._units import choices
+from simdev.placers.placer import Budget
+from simdev.placers.registry import find_placer, graph_path, load_workload
+from simdev.placers.testing import random_problem
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.problem import Problem, Rules
+from simdev.problem.topology import load_topology
+from simdev.sim import simulate_many
+
+SEARCHES = ["local-search", "annealing", "genetic", "portfolio"]
+
+
+def search(entry, problem, evaluations, seed=0):
+    spec, params = find_placer(entry)
+    budget = Budget(problem, evaluations=evaluations)
+    return spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **params).devices, budget
+
+
+def value(problem, devices):
+    outcome = simulate_many(problem, np.atleast_2d(devices))
+    return int(outcome.overflow_bytes[0]), int(outcome.step_ns[0])
+
+
+def start_value(problem):
+    start = _search.starts(problem, choices(problem))[0]
+    return value(problem, start[problem.graph.unit_of_op])
+
+
+@pytest.mark.parametrize("entry", SEARCHES)
+def test_never_worse_than_the_start(entry):
+    for seed in range(8):
+        problem = random_problem(np.random.default_rng(100 + seed), rules=Rules())
+        devices, _ = search(entry, problem, 40, seed)
+        assert value(problem, devices) <= start_value(problem)
+
+
+@pytest.mark.parametrize("entry", SEARCHES)
+def test_more_evaluations_are_not_worse(entry):
+    problem = random_problem(np.random.default_rng(7), max_ops=60, rules=Rules())
+    found = [value(problem, search(entry, problem, evaluations)[0]) for evaluations in (1, 30, 300)]
+    if entry != "annealing":  # whose walks are as long as the budget says, so the runs differ from the start
+        assert found[0] >= found[1] >= found[2]
+    assert found[2] <= found[0]
+
+
+@pytest.mark.parametrize("entry", SEARCHES)
+def test_finds_the_best_of_independent_ops(entry):
+    # Six equal ops without edges on three devices: two each.
+    problem = problem_of([100] * 6, {}, 3)
+    devices, budget = search(entry, problem, 400)
+    assert value(problem, devices) == (0, 200)
+    assert budget.best_step_ns == 200
+
+
+@pytest.mark.parametrize("entry", SEARCHES)
+def test_escapes_a_start_that_does_not_fit(entry):
+    problem = problem_of([10] * 4, {(op, op + 1): 3 for op in range(3)}, 2, memory_bytes=260,
+                         persistent={op: 100 for op in range(4)})  # fmt: skip
+    assert start_value(problem)[0] > 0
+    assert value(problem, search(entry, problem, 200)[0])[0] == 0
+
+
+def test_modules_are_nested():
+    if not graph_path("inception-v3").is_file():
+        pytest.skip("the graph of inception-v3 is not shipped")
+    problem = Problem.build(load_workload("inception-v3"), load_topology("p100x2"))
+    groups = _search.module_groups(problem)
+    for coarse, fine in zip(groups, groups[1:], strict=False):
+        assert len(np.unique(np.stack([coarse, fine], axis=1), axis=0)) == len(np.unique(fine))
+    assert (
+        len(np.unique(groups[0])) < 10 < len(np.unique(groups[1]))
+    )  # stem, mixed, aux, ...; then mixed.0, mixed.1 ...
+
+
+def test_a_neighbour_moves_units_of_one_device_to_one_other():
+    problem = random_problem(np.random.default_rng(3), max_ops=60, rules=Rules())
+    allowed, rng = choices(problem), np.random.default_rng(0)
+    neighbourhood = _climb.Neighbourhood(problem, allowed)
+    devices = _search.starts(problem, allowed)[1]
+    for _ in range(200):
+        neighbour = neighbourhood.draw(rng, devices)
+        if neighbour is None:
+            break
+        moved = np.flatnonzero(neighbour != devices)
+        assert len(moved) and len(set(devices[moved])) == 1 == len(set(neighbour[moved]))
+        assert allowed[neighbour, np.arange(len(neighbour))].all()
+        devices = neighbour
+
+
+def test_a_parameter_moves_with_its_first_reader():
+    builder = GraphBuilder("tied")
+    weight = builder.op("w", "parameter", persistent_bytes=100)
+    tensor = builder.tensor(weight, 100, persistent=True)
+    ops = [builder.op(f"op{i}", "mm", inputs=[tensor], outputs=[10]) for i in range(3)]
+    builder.op("update", "sgd", inputs=builder.outputs(ops[2]), group="w")
+    problem = Problem.build(builder.build(), load_topology("p100x2"))
+    label = _search.atoms(problem)
+    unit = problem.graph.unit_of_op
+    assert label[unit[0]] == label[unit[1]]
+    assert len(np.unique(label)) == problem.graph.n_units - 1
+
+
+def test_portfolio_is_not_worse_than_its_members():
+    if not graph_path("inception-v3").is_file():
+        pytest.skip("the graph of inception-v3 is not shipped")
+    problem = Problem.build(load_workload("inception-v3"), load_topology("p100x4"))
+    found = value(problem, search("portfolio", problem, 20)[0])
+    for name in ("single-gpu", "expert", "m-topo", "m-etf", "m-sct", "critical-path", "peft", "heft"):
+        assert found <= value(problem, search(name, problem, 0)[0]), name

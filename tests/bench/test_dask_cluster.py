@@ -1,0 +1,122 @@
+"""A bench on a Dask cluster of several processes here: the same rows as at home, also when a worker is killed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from test_bench import LIMITS, ODD, make_graph
+
+from simdev.bench import rows
+from simdev.bench import run as bench
+from simdev.bench.dask_cluster import dask_backend, dask_simulator, execute_apart
+from simdev.bench.plan import plan
+from simdev.bench.workers import Limits
+from simdev.cli.commands import build_problem
+from simdev.errors import InvalidInput
+from simdev.placers.registry import find_placer
+
+distributed = pytest.importorskip("distributed")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50
+    ) as found:
+        yield found
+
+
+def exact(found):
+    return [{name: row.cells()[name] for name in rows.EXACT} for row in found]
+
+
+def kill_one(cluster):
+    victim = next(iter(cluster.workers.values()))
+    pid = victim.pid if isinstance(victim.pid, int) else victim.process.pid
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+@pytest.mark.slow
+def test_rows_are_those_of_this_machine_also_when_a_worker_is_killed(cluster, tmp_path):
+    graph = make_graph(tmp_path / "small.npz")
+    placers = [
+        "single-gpu",
+        "round-robin",
+        "local-search",
+        *(f"{ODD}:{name}" for name in ("walk", "shy", "slow[seconds=1.0]")),
+    ]
+    runs = plan([graph, "transformer-xl-2"], ["p100x2"], placers, budget="evaluations=10", seeds=2)
+    home = bench.bench(runs, tmp_path / "home", jobs=2, limits=LIMITS)
+
+    class Killer(bench.Observer):
+        killed = False
+
+        def tick(self, done, total, running):
+            if not Killer.killed and done:
+                Killer.killed = True
+                kill_one(cluster)
+
+    away = bench.bench(
+        runs, tmp_path / "away", limits=LIMITS, observer=Killer(), backend=dask_backend(cluster.scheduler_address)
+    )
+    assert Killer.killed
+    assert exact(away) == exact(home)
+    for row in away:
+        assert not row.placement or rows.placement_path(tmp_path / "away", row.placement).is_file()
+    assert bench.bench(runs, tmp_path / "away", limits=LIMITS) == away  # nothing is left to run
+
+
+@pytest.mark.slow
+def test_training_on_a_cluster_writes_the_same_policy_also_when_a_worker_is_killed(cluster, tmp_path):
+    pytest.importorskip("jax")
+    problem = build_problem("transformer-xl-2", "p100x2")
+    spec, _ = find_placer("colocrl")
+    learner = spec.learner([problem], **{key: value for key, value in spec.defaults.items() if key != "policy"})
+
+    def train(out, **how):
+        learner.train([problem], seed=0, evaluations=48, out=out, **how)
+        return [(out / name).read_bytes() for name in ("policy.safetensors", "policy.json", "progress.csv")]
+
+    killed, batches = [], []
+    with dask_simulator(cluster.scheduler_address) as simulate:
+
+        def watched(problem, devices, **how):
+            if len(batches) == 1:
+                killed.append(kill_one(cluster))
+            batches.append(len(devices))
+            return simulate(problem, devices, **how)
+
+        away = train(tmp_path / "away", simulate=watched)
+    assert killed and sum(batches) >= 40
+    assert away == train(tmp_path / "home")
+
+
+def test_no_scheduler_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("simdev.bench.dask_cluster.PATIENCE_S", 1)
+    runs = plan(["transformer-xl-2"], ["p100x2"], ["single-gpu"], budget="evaluations=1")
+    with pytest.raises(InvalidInput, match="no Dask scheduler"):
+        bench.bench(runs, tmp_path, limits=LIMITS, backend=dask_backend("tcp://127.0.0.1:1"))
+
+
+def test_another_simdev_on_a_worker_is_refused(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("simdev.bench.dask_cluster.source_digest", lambda: "of another version")
+    runs = plan(["transformer-xl-2"], ["p100x2"], ["single-gpu"], budget="evaluations=1")
+    with pytest.raises(InvalidInput, match="runs another simdev"):
+        bench.bench(runs, tmp_path, limits=LIMITS, backend=dask_backend(cluster.scheduler_address))
+
+
+@pytest.mark.parametrize(
+    "name, status", [("slow[seconds=600.0]", "timeout"), ("glutton", "memory"), ("suicidal", "memory")]
+)
+def test_limits_hold_on_a_worker(tmp_path, name, status):
+    graph = make_graph(tmp_path / "small.npz")
+    (run,) = plan([graph], ["p100x2"], [f"{ODD}:{name}"], budget="evaluations=1")
+    instance = bench._find_instance(*run.instance, str(tmp_path))
+    limits = Limits(5 if status == "timeout" else 60, 1 << 30)
+    before = time.monotonic()
+    outcome = execute_apart(run, instance, limits, Path(instance.graph_file).read_bytes(), os.getcwd())
+    assert outcome.row.status == status and outcome.row.error
+    assert time.monotonic() - before < 120

@@ -1,0 +1,165 @@
+import math
+
+import pytest
+
+from simdev.bench import rows
+from simdev.bench import score as leaderboard
+from simdev.bench.rows import Row
+from simdev.errors import InvalidInput
+from simdev.report import summary as board
+
+
+def row(workload, placer, step_ns=None, *, seed=0, status="ok", budget="evaluations=1", bound=50, **more):
+    return Row(
+        workload=workload, topology="t", rules="fifo/fifo/dataflow", placer=placer, version=1, params="{}",
+        budget=budget, seed=seed, fingerprint="f", cost_hash="c", status=status,
+        feasible=None if status != "ok" else step_ns is not None, step_time_s=step_ns, lower_bound_s=bound, **more,
+    )  # fmt: skip
+
+
+TWO = [
+    row("a", "single-gpu", 200), row("a", "expert", 100), row("a", "new", 80),
+    row("b", "single-gpu"), row("b", "expert", 300), row("b", "new", status="timeout"),
+]  # fmt: skip
+
+
+def lines(found):
+    return {(line["workload"], line["placer"]): line for line in leaderboard.leaderboard(found)}
+
+
+def test_gap_ratios_and_ranks_by_hand():
+    new = lines(TWO)["a", "new"]
+    assert new["gap"] == "0.6000" and new["ratio_to_best"] == "1.0000" and new["rank"] == "1"
+    assert new["speedup_vs_single_gpu"] == "2.5000" and new["speedup_vs_expert"] == "1.2500"
+    assert new["step_time_s"] == new["best_known_s"] == "0.000000080" and new["lower_bound_s"] == "0.000000050"
+    single = lines(TWO)["a", "single-gpu"]
+    assert (single["ratio_to_best"], single["rank"]) == ("2.5000", "3")
+
+
+def test_runs_without_a_score_have_no_numbers():
+    oom, late = lines(TWO)["b", "single-gpu"], lines(TWO)["b", "new"]
+    assert oom["status"] == "oom" and late["status"] == "timeout"
+    for line in (oom, late):
+        assert {line[name] for name in ("step_time_s", "gap", "ratio_to_best", "rank")} == {""}
+    assert lines(TWO)["b", "expert"]["speedup_vs_single_gpu"] == ""
+
+
+def test_gaps_by_hand():
+    rows = [row("a", "x", 2_000_000, bound=1_000_000, bound_method="load"), row("a", "y", 1_500_000, bound=1_000_000)]
+    rows += [row("b", "x", bound=3_000_000), row("b", "y", status="timeout", bound=None)]
+    first, second = leaderboard.gaps(rows)
+    assert list(first.values()) == ["a", "t", "fifo/fifo/dataflow", "y", "1.500", "1.000", "load", "50.0%"]
+    assert list(second.values()) == ["b", "t", "fifo/fifo/dataflow", "", "", "3.000", "", ""]
+
+
+def test_ranking_by_hand():
+    found = {line["placer"]: line for line in leaderboard.ranking(TWO)}
+    expected = {"expert": math.sqrt(1.25), "new": math.sqrt(10), "single-gpu": math.sqrt(2.5 * 10)}
+    for placer, mean in expected.items():
+        assert found[placer]["geomean_ratio_to_best"] == f"{mean:.4f}"
+    assert [found[p]["place"] for p in ("expert", "new", "single-gpu")] == ["1", "2", "3"]
+    assert (found["new"]["wins"], found["new"]["mean_rank"], found["new"]["solved"]) == ("1", "2.00", "1")
+    assert found["expert"]["wins"] == "1" and found["expert"]["instances"] == "2"
+
+
+@pytest.mark.parametrize("replacement", [None, row("b", "expert"), row("b", "expert", status="error")])
+def test_leaving_out_or_failing_a_run_never_improves_a_mean(replacement):
+    worse = [r for r in TWO if (r.workload, r.placer) != ("b", "expert")] + ([replacement] if replacement else [])
+    mean = {line["placer"]: float(line["geomean_ratio_to_best"]) for line in leaderboard.ranking(TWO)}
+    then = {line["placer"]: float(line["geomean_ratio_to_best"]) for line in leaderboard.ranking([*worse, TWO[0]])}
+    assert then["expert"] > mean["expert"]
+
+
+def test_a_very_slow_run_counts_like_a_failure():
+    slow, failed = ([row("a", "x", 10), row("a", "y", step)] for step in (10_000, None))
+    means = [{line["placer"]: line["geomean_ratio_to_best"] for line in leaderboard.ranking(r)} for r in (slow, failed)]
+    assert means[0] == means[1] == {"x": "1.0000", "y": "10.0000"}
+
+
+def test_median_over_seeds_counts_failures_as_slowest():
+    found = [row("a", "x", step, seed=seed) for seed, step in enumerate((30, None, 10, 20))]
+    line = lines(found)["a", "x"]
+    assert (line["step_time_s"], line["best_step_time_s"]) == ("0.000000020", "0.000000010")
+    assert (line["runs"], line["solved"], line["status"]) == ("4", "3", "ok")
+    mostly_failed = [row("a", "x", 10), row("a", "x", None, seed=1), row("a", "x", None, seed=2)]
+    assert lines(mostly_failed)["a", "x"]["status"] == "oom"
+
+
+def test_equal_times_share_a_rank():
+    found = lines([row("a", "x", 10), row("a", "y", 10), row("a", "z", 11)])
+    assert [found["a", placer]["rank"] for placer in "xyz"] == ["1", "1", "3"]
+
+
+def test_budgets_rank_apart_but_share_the_best_known():
+    found = leaderboard.leaderboard([row("a", "x", 10), row("a", "x", 5, budget="evaluations=2")])
+    assert [(line["rank"], line["ratio_to_best"]) for line in found] == [("1", "2.0000"), ("1", "1.0000")]
+
+
+def test_rows_round_trip_through_csv(tmp_path):
+    path = tmp_path / "results.csv"
+    full = row(
+        "a,b", "x", 123456789012, error='say "no"', simulated_s=1, overflow="gpu0:3", peak_memory_bytes=1 << 50,
+        comm_bytes=7, evaluations=3, placement="p", place_seconds=0.25, machine="m", versions="v",
+    )  # fmt: skip
+    rows.write_rows(path, [*TWO, full])
+    assert rows.read_rows(path) == sorted([*TWO, full], key=lambda r: r.key)
+    assert "123.456789012" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "old, new, word",
+    [
+        (",ok,", ",fine,", "status"),
+        (",true,", ",yes,", "feasible"),
+        ("0.000000080", "0.0000000801", "step_time_s"),
+        ("0.000000080", "fast", "step_time_s"),
+        ("0.000000080", "0.000000081", "digest"),
+        (",{},", ",[],", "params"),
+        ("workload,", "work,", "header"),
+    ],
+)
+def test_damaged_rows_are_named(tmp_path, old, new, word):
+    path = tmp_path / "results.csv"
+    rows.write_rows(path, TWO)
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(InvalidInput, match=rf"results.csv: .*{word}"):
+        rows.read_rows(path)
+
+
+def test_the_same_run_twice_is_refused(tmp_path):
+    path = tmp_path / "results.csv"
+    rows.write_rows(path, [TWO[0], TWO[0]])
+    with pytest.raises(InvalidInput, match="line 3: the same run twice"):
+        rows.read_rows(path)
+
+
+def test_compare_tells_better_from_worse(tmp_path):
+    after = [
+        row("a", "single-gpu", 200), row("a", "expert", 150), row("a", "new", 40), row("b", "single-gpu", 9),
+        row("b", "expert"), row("c", "new", 1),
+    ]  # fmt: skip
+    for name, found in (("before", TWO), ("after", after)):
+        (tmp_path / name).mkdir()
+        rows.write_rows(tmp_path / name / "results.csv", found)
+    found = leaderboard.compare(tmp_path / "before", tmp_path / "after")
+    assert [(line["workload"], line["placer"], line["verdict"], line["change"]) for line in found] == [
+        ("a", "expert", "worse", "0.5000"),
+        ("a", "new", "better", "-0.5000"),
+        ("b", "expert", "worse", ""),
+        ("b", "new", "only before", ""),
+        ("b", "single-gpu", "better", ""),
+        ("c", "new", "only after", ""),
+    ]
+
+
+def test_the_board_marks_the_best_and_what_failed():
+    ((title, header, table),) = board.board(TWO)
+    assert "t, evaluations=1" in title and header == ["placer", "a", "b", "mean"]
+    assert table[0] == ["expert", "0.000 (2.00x)", "*0.000", "1.118"]
+    assert table[1][:3] == ["new", "*0.000 (2.50x)", "timeout"]
+    assert table[2][2] == "OOM"
+
+
+def test_failures_are_told_once_each():
+    found = [row(w, "x", status="skipped", error="no kernels") for w in "ab"]
+    assert board.failures([*found, *TWO]) == ["new: timeout on b: ", "x: skipped on a, b: no kernels"]

@@ -1,0 +1,159 @@
+"""Submissions: what is packed verifies elsewhere without its files or code; hostile archives unpack nothing."""
+
+import shutil
+import stat
+import zipfile
+
+import pytest
+from test_bench import LIMITS, ODD, make_graph
+
+from simdev.bench import rows
+from simdev.bench import run as bench
+from simdev.bench.plan import plan
+from simdev.bench.submission import submit, unpacked
+from simdev.bench.verify import verify
+from simdev.cli import main as cli
+from simdev.errors import InvalidInput
+
+MACHINE = """
+name = "mine"
+[kind.k]
+memory_gib = 8
+peak_tflops = { f32 = 1.0 }
+memory_gb_per_s = 100
+[[device]]
+name = "a"
+kind = "k"
+[[device]]
+name = "b"
+kind = "k"
+[[link]]
+ends = ["a", "b"]
+gb_per_s = 10
+latency_us = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A submission with a graph, a machine and a placer of somebody's own, whose files are gone."""
+    home = tmp_path_factory.mktemp("home")
+    graph = make_graph(home / "mine.npz")
+    (home / "mine.toml").write_text(MACHINE, encoding="utf-8")
+    shutil.copy(ODD, home / "placers.py")
+    placers = ["expert", "heft", f"{home / 'placers.py'}:walk", f"{home / 'placers.py'}:shy"]
+    runs = plan([graph, "transformer-xl-2"], [str(home / "mine.toml"), "p100x2"], placers, budget="evaluations=10")
+    found = bench.bench(runs, home / "results", jobs=2, limits=LIMITS)
+    out = tmp_path_factory.mktemp("out") / "mine.zip"
+    assert submit(home / "results", out) == len(found) == 16
+    shutil.rmtree(home)
+    return out
+
+
+def test_a_submission_verifies_where_its_files_and_code_are_not(own):
+    assert verify(own, jobs=2) == []
+
+
+def test_a_forged_cell_is_found(own, tmp_path):
+    with unpacked(own) as inside:
+        found = rows.read_rows(inside / "results.csv")
+        from dataclasses import replace
+
+        best = next(row for row in found if row.step_time_s)
+        forged = [replace(row, step_time_s=row.step_time_s // 2, simulated_s=row.simulated_s // 2)
+                  if row is best else row for row in found]  # fmt: skip
+        rows.write_rows(inside / "results.csv", forged)
+        out = tmp_path / "forged.zip"
+        submit(inside, out)
+    wrong = verify(out, jobs=2)
+    assert any(difference.column == "step_time_s" for difference in wrong)
+
+
+def test_a_row_cannot_make_the_judge_read_its_own_files(own, tmp_path):
+    with unpacked(own) as inside:
+        shutil.rmtree(inside / "machines")
+        shutil.rmtree(inside / "graphs")
+        submit(inside, tmp_path / "less.zip")
+    texts = [str(difference) for difference in verify(tmp_path / "less.zip", jobs=2)]
+    assert any("the graph is not in the submission" in text for text in texts)
+    assert any("the machine is not in the submission" in text for text in texts)
+
+
+def test_placement_files(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "found"
+    folder.mkdir()
+    for topology in ("p100x2", "p100x4"):
+        asked = ["place", "transformer-xl-2", topology, "-p", "expert", "-o", str(folder / f"{topology}.json")]
+        assert run(monkeypatch, *asked) == 0
+    out = tmp_path / "mine.zip"
+    assert run(monkeypatch, "submit", str(folder), "--name", "my-placer", "-o", str(out)) == 0
+    assert run(monkeypatch, "verify", str(out)) == 0
+    with unpacked(out) as inside:
+        assert {row.placer for row in rows.read_rows(inside / "results.csv")} == {"my-placer"}
+    capsys.readouterr()
+    assert run(monkeypatch, "submit", str(folder), "-o", str(out)) == 2
+    assert "--name" in capsys.readouterr().err
+    assert run(monkeypatch, "submit", str(tmp_path), "--name", "x", "-o", str(out)) == 2
+
+
+def run(monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["simdev", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return stop.value.code or 0
+
+
+def archive(path, *members, results=True):
+    with zipfile.ZipFile(path, "w") as file:
+        if results:
+            file.writestr("results.csv", "")
+        for member, data in members:
+            file.writestr(member, data)
+    return path
+
+
+def link(name):
+    info = zipfile.ZipInfo(name)
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return info
+
+
+@pytest.mark.parametrize(
+    "member, reason",
+    [
+        ("../evil.csv", "no part"),
+        ("/etc/evil.csv", "no part"),
+        ("placements/../../evil.npz", "no part"),
+        ("placements/zz.npz", "no part"),
+        ("evil.py", "no part"),
+        (link("placements/ab.npz"), "no part"),
+        ("results.csv", "twice"),
+    ],
+    ids=str,
+)
+def test_hostile_members_are_refused(tmp_path, member, reason):
+    with pytest.warns(UserWarning, match="Duplicate") if member == "results.csv" else nothing():
+        path = archive(tmp_path / "evil.zip", (member, "x"))
+    with pytest.raises(InvalidInput, match=reason), unpacked(path):
+        raise AssertionError("was unpacked")
+    assert not (tmp_path.parent / "evil.csv").exists()
+
+
+def nothing():
+    import contextlib
+
+    return contextlib.nullcontext()
+
+
+def test_bombs_and_damage_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("simdev.bench.submission.MAX_UNPACKED", 1000)
+    path = archive(tmp_path / "bomb.zip", ("placements/ab.npz", "x" * 2000))
+    with pytest.raises(InvalidInput, match="refused"), unpacked(path):
+        pass
+    (tmp_path / "cut.zip").write_bytes(path.read_bytes()[:-30])
+    for broken in ("cut.zip", "bomb.txt"):
+        (tmp_path / "bomb.txt").write_text("no archive", encoding="utf-8")
+        with pytest.raises(InvalidInput, match=broken), unpacked(tmp_path / broken):
+            pass
+    with pytest.raises(InvalidInput, match="holds no results"), unpacked(archive(tmp_path / "no.zip", results=False)):
+        pass

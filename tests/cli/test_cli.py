@@ -1,0 +1,419 @@
+import io
+import itertools
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from simdev.cli import main as cli
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.graph_file import load_graph, read_npz, save_graph
+from simdev.problem.problem import Problem
+from simdev.problem.topology import load_topology
+from simdev.sim import simulate_many
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def simdev(monkeypatch, capsys):
+    """Call the command in this process: ``(exit code, stdout, stderr)``."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["simdev", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as leave:
+            code = leave.code or 0
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def graph(tmp_path):
+    builder = GraphBuilder("pair")
+    x = builder.op("x", "mm", flops=10**9, outputs=[1 << 20], persistent_bytes=1 << 20)
+    builder.op("y", "relu", inputs=builder.outputs(x), flops=1 << 18, outputs=[1 << 20])
+    save_graph(builder.build(), tmp_path / "pair.npz")
+    return tmp_path / "pair.npz"
+
+
+def assert_refused(answer, *words):
+    code, _, errors = answer
+    assert code == 2, errors
+    *before, last = errors.strip().splitlines()
+    assert last.startswith("simdev: error: ") and not any("rror" in line for line in before)  # progress lines at most
+    for word in words:
+        assert str(word) in last
+
+
+# what works
+
+
+def test_help_fits_a_screen(simdev):
+    code, out, _ = simdev("--help")
+    assert code == 0 and len(out.splitlines()) <= 44
+    commands = ("bench", "verify", "simulate", "place", "show", "list", "capture", "import", "compare", "bound")
+    for command in commands:
+        assert f"\n  {command} " in out
+    more = " ".join(out.split("More commands, each with --help: ")[1].split("Examples:")[0].split())
+    assert {"perf", "fidelity", "compare-real"} <= set(more.rstrip(".").split(", "))
+
+
+def test_python_m_simdev():
+    done = subprocess.run([sys.executable, "-m", "simdev", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "verify" in done.stdout
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys, simdev.cli.main; print({'numpy', 'numba', 'torch', 'pandas', 'matplotlib'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_list(simdev):
+    code, out, _ = simdev("list", "--json")
+    listing = json.loads(out)
+    assert code == 0 and {"workloads", "topologies", "placers"} == set(listing)
+    assert "single-gpu" in [line["name"] for line in listing["placers"]]
+    assert "single-gpu" in simdev("list", "placers")[1]
+
+
+def test_place_then_simulate_with_both_engines(simdev, graph, tmp_path):
+    placed = tmp_path / "placed.json"
+    code, out, _ = simdev("place", graph, "p100x2", "-p", "single-gpu", "-o", placed)
+    assert code == 0 and "ms" in out
+    answers = []
+    for engine in ("fast", "reference"):
+        code, out, _ = simdev("simulate", graph, "p100x2", "--placement", placed, "--engine", engine, "--json")
+        assert code == 0
+        answers.append(json.loads(out))
+    assert answers[0] == answers[1] and answers[0]["step_ns"] > 0
+    assert answers[0]["devices"]["gpu0"]["ops"] == 2
+    direct = json.loads(simdev("simulate", graph, "p100x2", "-p", "single-gpu", "--json")[1])
+    assert direct == answers[0]
+
+
+def test_bound_is_not_above_the_step_time(simdev, graph):
+    bound = json.loads(simdev("bound", graph, "p100x2", "--json")[1])["lower_bound_s"]
+    step = json.loads(simdev("simulate", graph, "p100x2", "-p", "single-gpu", "--json")[1])["step_time_s"]
+    assert 0 < bound <= step
+
+
+def test_bound_of_a_solver(simdev, tmp_path):
+    builder = GraphBuilder("fan")
+    root = builder.op("root", "mm", flops=10**9, outputs=[10**6])
+    leaves = [
+        builder.op(f"leaf{i}", "mm", inputs=builder.outputs(root), flops=10**10 * (i + 1), outputs=[10**6])
+        for i in range(5)
+    ]
+    builder.op("join", "mm", inputs=[t for leaf in leaves for t in builder.outputs(leaf)], flops=10**9)
+    path = tmp_path / "fan.npz"
+    save_graph(builder.build(), path)
+    answer = json.loads(simdev("bound", path, "p100x2", "--seconds", 20, "--json")[1])
+    value = {bound["method"]: bound["lower_bound_s"] for bound in answer["bounds"]}
+    assert answer["lower_bound_s"] == value.pop("cp-sat, optimal") > max(value.values()) * 1.05
+    problem = Problem.build(load_graph(path), load_topology("p100x2"))
+    every = np.array(list(itertools.product(problem.topology.accelerators, repeat=7)), np.int32)
+    assert answer["lower_bound_s"] * 1e9 <= simulate_many(problem, every).step_ns.min()
+    assert_refused(simdev("bound", "nmt", "p100x2", "--seconds", 5), "nmt: seconds:", "a solver takes up to 3,000")
+
+
+def test_bench_verify_compare(simdev, graph, tmp_path):
+    before, after = tmp_path / "before", tmp_path / "after"
+    options = ("bench", "-w", graph, "-t", "p100x2", "-p", "single-gpu")
+    code, out, errors = simdev(*options, "-o", before)
+    assert code == 0 and "[1/1]" in errors and "single-gpu" in out and "1 runs (1 ok)" in out
+    assert simdev("verify", before)[:2] == (0, f"{before}: every row holds (reference engine)\n")
+    simdev(*options, "-p", "single-cpu", "-o", after)
+    assert simdev("compare", before, before)[1] == "no difference\n"
+    lines = json.loads(simdev("compare", before, after, "--json")[1])
+    assert [(line["placer"], line["verdict"]) for line in lines] == [("single-cpu", "only after")]
+    table = (before / "results.csv").read_text()
+    (before / "results.csv").write_text(table.replace(",ok,", ",error,"))
+    code, out, errors = simdev("verify", before)
+    assert code == 1 and "digest" in out and "differences" in errors
+
+
+def test_compare_placements(simdev, graph, tmp_path):
+    slow, fast = tmp_path / "slow.json", tmp_path / "fast.json"
+    simdev("place", graph, "p100x2", "-p", "single-cpu", "-o", slow)
+    simdev("place", graph, "p100x2", "-p", "single-gpu", "-o", fast)
+    found = simdev("compare", slow, fast, "--graph", graph, "--topology", "p100x2", "--json")[1]
+    step = next(line for line in json.loads(found) if line["what"] == "step_time_s")
+    assert step["verdict"] == "better" and float(step["change"]) < 0
+    assert_refused(simdev("compare", slow, fast), "--graph")
+
+
+# bad input: graphs
+
+
+def altered(graph, path, **columns):
+    """A copy of a graph file with columns (or the header) replaced, whatever they then are."""
+    arrays = {**read_npz(graph), **columns}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            data = io.BytesIO()
+            np.lib.format.write_array(data, array, allow_pickle=True)
+            archive.writestr(f"{name}.npy", data.getvalue())
+    return path
+
+
+def header(graph, **fields):
+    found = json.loads(read_npz(graph)["header"].tobytes())
+    return np.frombuffer(json.dumps({**found, **fields}).encode(), np.uint8)
+
+
+@pytest.mark.parametrize(
+    "columns, word",
+    [
+        ({"consumers": np.array([0])}, "cyclic"),
+        ({"consumers": np.array([7])}, "dangling"),
+        ({"op_flops": np.array([-1, 5])}, "op_flops"),
+        ({"op_flops": np.array([float("nan"), 5])}, "op_flops"),
+        ({"op_flops": np.array([{}, 5], object)}, "pickle"),
+        ({"op_flops": np.array([1])}, "length 1"),
+        ({"op_bytes_read": np.array([1, 2])}, "fingerprint"),
+        ({"header": np.array([1, 2], np.uint8)}, "header"),
+    ],
+)
+def test_altered_graphs(simdev, graph, tmp_path, columns, word):
+    bad = altered(graph, tmp_path / "bad.npz", **columns)
+    assert_refused(simdev("bound", bad, "p100x2"), bad, word)
+
+
+@pytest.mark.parametrize("field", [{"kinds": 7}, {"meta": []}, {"format": "1"}, {"op_names": ["x", 3]}])
+def test_wrong_json_types_in_a_graph(simdev, graph, tmp_path, field):
+    bad = altered(graph, tmp_path / "bad.npz", header=header(graph, **field))
+    assert_refused(simdev("bound", bad, "p100x2"), bad, "header", *field)
+
+
+def test_truncated_and_random_files(simdev, graph, tmp_path):
+    bad = tmp_path / "bad.npz"
+    for data in (graph.read_bytes()[:-40], b"", b"PK\x03\x04 no archive", os.urandom(1000)):
+        bad.write_bytes(data)
+        assert_refused(simdev("bound", bad, "p100x2"), bad)
+
+
+def test_zip_bomb(simdev, tmp_path, monkeypatch):
+    monkeypatch.setattr("simdev.problem.graph_file.MAX_UNPACKED", 1 << 20)
+    bad = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(bad, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("header.npy", bytes(2 << 20))
+    assert_refused(simdev("bound", bad, "p100x2"), bad, "refused")
+
+
+def test_missing_graph_and_folder_for_a_graph(simdev, tmp_path):
+    assert_refused(simdev("bound", tmp_path / "no.npz", "p100x2"), "no.npz", "No such file")
+    (tmp_path / "dir.npz").mkdir()
+    assert_refused(simdev("bound", tmp_path / "dir.npz", "p100x2"), "dir.npz")
+    assert_refused(simdev("bench", "-w", tmp_path / "no.npz", "-o", tmp_path / "out"), "no.npz", "No such file")
+
+
+# bad input: names
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["bound", "gnmt8", "p100x2"], ["workload 'gnmt8'", "did you mean 'gnmt-8'"]),
+        (["bound", "GRAPH", "p100x22"], ["topology 'p100x22'", "did you mean 'p100x2'"]),
+        (["simulate", "GRAPH", "p100x2", "-p", "single-gpuu"], ["placer", "did you mean 'single-gpu'"]),
+        (["simulate", "GRAPH", "p100x2", "-p", "single-gpu[x=1]"], ["parameter 'x'"]),
+        (["simulate", "GRAPH", "p100x2"], ["--placement or --placer"]),
+        (["simulate", "GRAPH", "p100x2", "--placement", "no.json"], ["no.json", "No such file"]),
+        (["bench", "-b", "quik", "-w", "GRAPH"], ["budget 'quik'", "did you mean 'quick'"]),
+        (["bench", "--time-limit", "-1"], ["--time-limit"]),
+        (["bench", "--seeds", "0", "-w", "GRAPH"], ["seeds"]),
+        (["verify", "no-such-folder"], ["no-such-folder/results.csv", "No such file"]),
+        (["compare", "no-such-folder", "nor-this", "--graph", "GRAPH", "--topology", "p100x2"], ["no-such-folder"]),
+    ],
+)
+def test_unknown_names(simdev, graph, arguments, words):
+    assert_refused(simdev(*[str(graph) if part == "GRAPH" else part for part in arguments]), *words)
+
+
+@pytest.mark.parametrize("arguments", [["benhc"], ["bench", "--no-such-option"], ["list", "planets"], ["bound"]])
+def test_usage_errors_exit_with_2(simdev, arguments):
+    code, _, errors = simdev(*arguments)
+    assert code == 2 and "Traceback" not in errors and errors
+
+
+# bad input: placements and machines
+
+
+@pytest.mark.parametrize(
+    "document, word",
+    [
+        ("{", "not JSON"),
+        ("[]", "'devices'"),
+        ('{"devices": 3}', "list or an object"),
+        ('{"devices": [0]}', "length 1"),
+        ('{"devices": [0, 9]}', "9"),
+        ('{"devices": ["gpu0", "gpu7"]}', "gpu7"),
+        ('{"devices": [0, 1.5]}', "1.5"),
+        ('{"devices": {"x": "gpu0"}}', "'y' has no device"),
+        ('{"devices": [0, 0], "priority": ["a", 1]}', "priority"),
+        ('{"devices": [0, 0], "fingerprint": "f00"}', "f00"),
+    ],
+)
+def test_bad_placements(simdev, graph, tmp_path, document, word):
+    path = tmp_path / "placement.json"
+    path.write_text(document)
+    assert_refused(simdev("simulate", graph, "p100x2", "--placement", path), path, word)
+
+
+MACHINE = """
+name = "mine"
+[kind.small]
+memory_gib = 1
+peak_tflops = {f32 = 1}
+memory_gb_per_s = 100
+%s
+[[device]]
+name = "a"
+kind = "small"
+[[device]]
+name = "b"
+kind = "small"
+[[link]]
+ends = ["a", "%s"]
+gb_per_s = %s
+latency_us = 1
+"""
+
+
+def machine(tmp_path, extra="", end="b", rate="1"):
+    path = tmp_path / "mine.toml"
+    path.write_text(MACHINE % (extra, end, rate))
+    return path
+
+
+def test_a_machine_of_the_users_own(simdev, graph, tmp_path):
+    code, out, errors = simdev("simulate", graph, machine(tmp_path), "-p", "single-gpu")
+    assert code == 0 and "pair on mine" in out, errors
+
+
+def test_bad_machines(simdev, graph, tmp_path):
+    assert_refused(simdev("bound", graph, machine(tmp_path, end="c")), "mine.toml", "'c'")
+    assert_refused(simdev("bound", graph, machine(tmp_path, rate="-1")), "mine.toml", "gb_per_s")
+    assert_refused(simdev("bound", graph, machine(tmp_path, rate="nan")), "mine.toml", "gb_per_s")
+    assert_refused(simdev("bound", graph, machine(tmp_path, rate='"fast"')), "mine.toml", "gb_per_s")
+    assert_refused(simdev("bound", graph, machine(tmp_path, rate="[")), "mine.toml")
+    assert_refused(simdev("bound", graph, machine(tmp_path, extra='unsupported = ["mm"]')), "'x'", "no device")
+
+
+def test_a_graph_that_fits_nowhere(simdev, tmp_path):
+    builder = GraphBuilder("large")
+    builder.op("x", "mm", flops=10**9, outputs=[8], persistent_bytes=1 << 40)
+    save_graph(builder.build(), tmp_path / "large.npz")
+    for placer in ("dp", "local-search", "single-gpu"):
+        answer = simdev("place", tmp_path / "large.npz", "p100x2", "-p", placer, "-o", tmp_path / "found.json")
+        assert_refused(answer, "op 'x' needs 1,024 GiB of persistent bytes", "cpu0, gpu0, gpu1")
+
+
+def test_disconnected_machine(simdev, graph, tmp_path):
+    path = tmp_path / "islands.toml"
+    path.write_text(machine(tmp_path).read_text().partition("[[link]]")[0])
+    (tmp_path / "apart.json").write_text('{"devices": ["a", "b"]}')
+    assert_refused(simdev("simulate", graph, path, "--placement", tmp_path / "apart.json"), "no route")
+
+
+def test_bench_takes_the_graph_files_that_simulate_takes(simdev, tmp_path):
+    source = tmp_path / "tiny.json"
+    ops = [{"name": "a", "kind": "mm", "flops": 10**9, "outputs": [8]}, {"name": "b", "kind": "mm", "inputs": ["a"]}]
+    source.write_text(json.dumps({"ops": ops}))
+    assert simdev("bench", "-w", source, "-t", "p100x2", "-p", "single-gpu", "-o", tmp_path / "out")[0] == 0
+    source.unlink()  # the folder keeps its graph
+    assert simdev("verify", tmp_path / "out")[0] == 0
+
+
+# bad input: folders and disks
+
+
+def test_unwritable_places(simdev, graph, tmp_path):
+    (tmp_path / "file").write_text("")
+    options = ("bench", "-w", graph, "-t", "p100x2", "-p", "single-gpu", "-o")
+    assert_refused(simdev(*options, tmp_path / "file"), tmp_path / "file", "cannot be written")
+    assert_refused(simdev(*options, tmp_path / "file" / "below"), "cannot be written")
+    assert_refused(simdev(*options, "/proc/simdev"), "/proc/simdev", "cannot be written")
+    place = ("place", graph, "p100x2", "-p", "single-gpu", "-o")
+    assert_refused(simdev(*place, tmp_path / "no" / "such.json"), "such.json", "No such file")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_loses_nothing(simdev, graph, tmp_path):
+    options = ("bench", "-w", graph, "-t", "p100x2", "-o", tmp_path)
+    simdev(*options, "-p", "single-gpu")
+    table = (tmp_path / "results.csv").read_bytes()
+    kept = (tmp_path / "journal.jsonl").rename(tmp_path / "kept.jsonl")
+    (tmp_path / "journal.jsonl").symlink_to("/dev/full")
+    assert_refused(simdev(*options, "-p", "single-cpu"), "journal.jsonl: No space left")
+    assert (tmp_path / "results.csv").read_bytes() == table
+    (tmp_path / "journal.jsonl").unlink()
+    kept.rename(tmp_path / "journal.jsonl")
+    assert simdev(*options, "-p", "single-cpu")[0] == 0
+    assert simdev("verify", tmp_path, "--engine", "fast")[0] == 0
+    assert_refused(simdev("place", graph, "p100x2", "-p", "single-gpu", "-o", "/dev/full"), "/dev/full: No space left")
+
+
+def test_an_unwritable_place_is_told_before_the_work(simdev, graph, tmp_path):
+    out = tmp_path / "no" / "such.npz"
+    assert_refused(simdev("capture", tmp_path / "none.py:make_step", "-o", out), out, "No such file")
+    assert_refused(simdev("import", tmp_path / "none.json", "-o", out), out, "No such file")
+    assert_refused(simdev("compare", tmp_path / "old", tmp_path / "new"), tmp_path / "old", "No such file")
+
+
+def test_a_locked_folder(simdev, graph, tmp_path):
+    from simdev.bench.run import locked
+
+    with locked(tmp_path):
+        assert_refused(simdev("bench", "-w", graph, "-t", "p100x2", "-o", tmp_path), "another bench is writing")
+
+
+@pytest.mark.parametrize("damage", ["x" * 10, "a,b\n1,2\n", None])
+def test_damaged_results(simdev, graph, tmp_path, damage):
+    simdev("bench", "-w", graph, "-t", "p100x2", "-p", "single-gpu", "-o", tmp_path)
+    path = tmp_path / "results.csv"
+    path.write_text(path.read_text().replace(",ok,", ",maybe,") if damage is None else damage)
+    assert_refused(simdev("verify", tmp_path), "results.csv", "status" if damage is None else "header")
+
+
+def test_import_a_graph_with_its_times(simdev, tmp_path):
+    source, out, costs = (tmp_path / name for name in ("tiny.json", "tiny.npz", "costs.json"))
+    ops = [{"name": "a", "kind": "mm", "outputs": [8], "ns": {"p100-pcie": 5_000_000}}, {"name": "b", "kind": "relu"}]
+    source.write_text(json.dumps({"ops": [ops[0], {**ops[1], "inputs": ["a"]}]}))
+    code, _, errors = simdev("import", source, "-o", out, "--costs", costs)
+    assert code == 0 and load_graph(out).n_ops == 2, errors
+    plain, measured = (
+        json.loads(simdev("simulate", out, "p100x2", "-p", "single-gpu", "--json", *more)[1])
+        for more in ((), ("--costs", costs))
+    )
+    assert plain["step_ns"] < 5_000_000 < measured["step_ns"]
+    assert_refused(simdev("import", source, "-o", out, "-f", "onxx"), "format 'onxx'", "did you mean 'onnx'")
+    source.write_text(json.dumps({"ops": [ops[1]]}))
+    assert_refused(simdev("import", source, "-o", out, "--costs", costs), "no measured times")
+
+
+def test_show(simdev, graph, tmp_path):
+    assert json.loads(simdev("show", graph, "--json")[1])["ops"] == 2
+    assert "gpu0" in simdev("show", "p100x2")[1]
+    assert simdev("show", "p100x2", "-o", tmp_path / "p.svg")[0] == 0
+    assert (tmp_path / "p.svg").stat().st_size > 1000
+    assert_refused(simdev("show", graph, "-o", tmp_path / "p.svg"), "only topologies are drawn")
+    assert_refused(simdev("show", "p100x3"), "p100x3")
+
+
+def test_capture_names_the_users_mistakes(simdev, tmp_path):
+    assert_refused(simdev("capture", tmp_path / "no.py", "-o", tmp_path / "x.npz"))
+    assert_refused(simdev("capture", f"{tmp_path}/no.py:make", "-o", tmp_path / "x.npz"))

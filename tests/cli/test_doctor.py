@@ -1,0 +1,48 @@
+"""The doctor names what is there, what is missing, and why a placer cannot run."""
+
+import json
+
+import pytest
+
+from simdev.cli import doctor
+from simdev.cli import main as cli
+from simdev.placers import placer, registry
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr("sys.argv", ["simdev", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return stop.value.code or 0, capsys.readouterr().out
+
+
+def test_json_and_text_tell_the_same(monkeypatch, capsys):
+    code, out = run(monkeypatch, capsys, "doctor", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["packages"]["main"]["numpy"] and found["solvers"]["HIGHS"] == "available"
+    _, text = run(monkeypatch, capsys, "doctor")
+    assert found["packages"]["main"]["numpy"] in text and "CP-SAT" in text
+
+
+def test_a_placer_that_needs_what_is_not_here(monkeypatch):
+    monkeypatch.setattr(doctor, "_solvers", lambda: {"HIGHS": "available"})
+    registry.placers()
+    spec = placer.PlacerSpec("needy", 1, "test", lambda problem: None, needs=("no_such_package",))
+    monkeypatch.setitem(placer.SHELF, "needy", spec)
+    found = doctor.diagnose()
+    assert found["placers"]["unavailable"] == {"needy": "needs the package no_such_package"}
+    assert "needs the package no_such_package" in doctor.report(found)
+
+
+def test_a_missing_requirement_is_a_problem(monkeypatch):
+    monkeypatch.setattr(doctor, "_solvers", lambda: {"HIGHS": "available"})
+    monkeypatch.setattr(doctor, "_requirements", lambda: ["no_such_package>=1", 'other>=2; extra == "more"'])
+    found = doctor.diagnose()
+    assert found["packages"] == {"main": {"no_such_package": ""}, "more": {"other": ""}}
+    assert any("no_such_package" in problem for problem in found["problems"])
+
+
+def test_help_has_examples_and_exit_codes(monkeypatch, capsys):
+    _, out = run(monkeypatch, capsys, "--help")
+    assert "simdev bench --placer all" in out and "130 interrupted" in out
+    assert len(out.splitlines()) <= 50

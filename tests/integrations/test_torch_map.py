@@ -1,0 +1,119 @@
+"""Placements become device maps and split points that PyTorch takes."""
+
+import json
+import textwrap
+
+import numpy as np
+import pytest
+
+from simdev import sim
+from simdev.cli import main as cli
+from simdev.errors import InvalidInput
+from simdev.integrations.torch_map import _collapsed, device_map, write_device_map
+from simdev.placers import registry
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
+from simdev.problem.topology import load_topology
+
+MODEL = """
+    import torch
+    from simdev import TrainingStep
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Linear(64, 256)
+            self.blocks = torch.nn.ModuleList(
+                torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
+                for _ in range(4)
+            )
+            self.head = torch.nn.Linear(256, 10)
+
+        def forward(self, x):
+            x = self.embed(x)
+            for block in self.blocks:
+                x = x + block(x)
+            return self.head(x)
+
+    def make_step():
+        model = Net()
+        loss = lambda model, x, y: torch.nn.functional.cross_entropy(model(x), y)
+        data = torch.randn(32, 64), torch.randint(0, 10, (32,))
+        return TrainingStep(model, data, loss, torch.optim.Adam(model.parameters()))
+"""
+
+
+def test_parents_stand_for_children_that_agree():
+    modules = {"a.x": 1, "a.y": 1, "b.x": 0, "b.y": 2, "b.z.q": 2, "b.z.r": 2}
+    assert _collapsed(modules) == {"a": 1, "b.x": 0, "b.y": 2, "b.z": 2}
+    assert _collapsed({"a.x": 3, "b": 3}) == {"": 3}
+
+
+@pytest.mark.parametrize("name", ["transformer-xl-2", "inception-v3", "nmt"])
+def test_each_module_on_one_device_and_no_slower_than_said(name):
+    problem = Problem.build(registry.load_workload(name), load_topology("p100x4"))
+    rng = np.random.default_rng(0)
+    placement = Placement.of_units(problem, rng.integers(1, 5, problem.graph.n_units))
+    found = device_map(problem, placement)
+    assert not found.aligned and found.step_ns < found.placed_ns
+    assert sim.simulate(problem, found.placement).step_ns == found.step_ns
+    graph = problem.graph
+    for op in np.flatnonzero([graph.kinds[kind] == "parameter" for kind in graph.op_kind]):
+        path = graph.layers[graph.op_layer[op]]
+        while path not in found.modules:
+            assert path, f"{graph.op_names[op]} has no device"
+            path = path.rpartition(".")[0]
+        assert found.modules[path] == found.placement.devices[op]
+    again = device_map(problem, found.placement)
+    assert again.aligned and again.step_ns <= found.step_ns
+    assert len(found.splits) == len(set(found.placement.devices.tolist())) - 1
+
+
+def test_a_graph_without_modules_is_one_sentence():
+    builder = GraphBuilder("bare")
+    builder.op("a", "mm", flops=1, outputs=[4])
+    problem = Problem.build(builder.build(), load_topology("p100x2"))
+    with pytest.raises(InvalidInput, match="module"):
+        device_map(problem, Placement(np.zeros(1, np.int32)))
+
+
+@pytest.mark.slow
+def test_pytorch_takes_the_map_and_the_splits(tmp_path, monkeypatch, capsys):
+    torch = pytest.importorskip("torch")
+    file = tmp_path / "my_model.py"
+    file.write_text(textwrap.dedent(MODEL), encoding="utf-8")
+    out = tmp_path / "map.json"
+    asked = ["place", f"{file}:make_step", "--topology", "p100x2", "-p", "round-robin", "--device-map", str(out)]
+    monkeypatch.setattr("sys.argv", ["simdev", *asked])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code, capsys.readouterr().err
+    told = json.loads(out.read_text(encoding="utf-8"))
+    scope = {}
+    exec(textwrap.dedent(MODEL), scope)
+    step = scope["make_step"]()
+    for name, device in told["device_map"].items():
+        step.model.get_submodule(name)
+        assert device in (0, 1, "cpu")
+    covered = [
+        any(not path or name == path or name.startswith(f"{path}.") for path in told["device_map"])
+        for name, _ in step.model.named_parameters()
+    ]
+    assert all(covered)
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    assert told["split_spec"]
+    spec = {name: SplitPoint[point] for name, point in told["split_spec"].items()}
+    stages = pipeline(step.model, mb_args=(step.inputs[0],), split_spec=spec)
+    assert stages.num_stages == len(spec) + 1
+    torch.testing.assert_close(stages(step.inputs[0]), (step.model(step.inputs[0]),), check_device=False)
+
+
+def test_written_map_names_devices(tmp_path):
+    problem = Problem.build(registry.load_workload("transformer-xl-2"), load_topology("p100x2"))
+    found = device_map(problem, Placement(np.full(problem.graph.n_ops, 2, np.int32)))
+    write_device_map(tmp_path / "map.json", problem, found)
+    told = json.loads((tmp_path / "map.json").read_text(encoding="utf-8"))
+    assert told["device_map"] == {"": 1} and told["devices"] == {"": "gpu1"} and told["aligned"]
+    assert told["split_spec"] == {} and told["step_time_s"] == told["placement_step_time_s"]

@@ -1,0 +1,124 @@
+"""The critical chain covers the step, memory over time has the simulator's peak, and the words say what is so."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from simdev import sim
+from simdev.cli import main as cli
+from simdev.errors import InvalidInput
+from simdev.placers.testing import random_placement, random_problem
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
+from simdev.report.explain import REASONS, Story, explain
+from simdev.report.timeline import draw, merged
+
+KIND = DeviceKind("tiny", 1 << 20, {"f32": 1e12}, 1e11)
+
+
+def two_devices(durations, edges, devices, transfer_bytes=10**6):
+    """A problem with the given op durations (ns), one slot, and a link of 1 byte/ns without latency."""
+    builder, outputs = GraphBuilder("hand"), {}
+    for op in range(len(durations)):
+        inputs = [outputs[source] for source, target in edges if target == op]
+        number = builder.op(f"op{op}", "mm", inputs=inputs, flops=1, outputs=[transfer_bytes])
+        (outputs[op],) = builder.outputs(number)
+    topology = Topology("pair", (Device("a", KIND), Device("b", KIND)), (Link(("a", "b"), 10**9, 0),))
+    problem = Problem.build(builder.build(), topology)
+    op_ns = np.array([durations] * len(problem.costs.op_ns), np.int64)
+    problem = replace(problem, costs=replace(problem.costs, op_ns=op_ns))
+    placement = Placement(np.array(devices, np.int32))
+    return Story(problem, placement, sim.simulate(problem, placement))
+
+
+def test_chain_by_hand():
+    """op0 (5) and op1 (7) share device a; op1's output (1 ms) goes to op2 (3) on b."""
+    story = two_devices([5, 7, 3], [(1, 2)], [0, 0, 1])
+    assert [(link.reason, link.item, link.end_ns - link.begin_ns) for link in story.chain] == [
+        ("device", 0, 5), ("compute", 1, 7), ("transfer", 0, 10**6), ("compute", 2, 3),
+    ]  # fmt: skip
+    assert story.attribution == {"compute": 10, "device": 5, "transfer": 10**6, "link": 0, "launch": 0}
+
+
+def test_a_transfer_that_waits_for_another():
+    """Both outputs of device a cross one link; the second waits for the first."""
+    story = two_devices([5, 7, 3, 4], [(0, 2), (1, 3)], [0, 0, 1, 1])
+    assert story.attribution["link"] == 10**6 and story.attribution["transfer"] == 10**6
+
+
+@pytest.mark.parametrize("contention", ["fifo", "none", "fair"])
+@pytest.mark.parametrize("runtime", ["dataflow", "eager"])
+@pytest.mark.parametrize("policy", ["fifo", "priority", "program"])
+def test_chain_covers_the_step_and_memory_has_its_peak(policy, runtime, contention):
+    rules = Rules(policy, contention, runtime)
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng, rules=rules)
+        placement = random_placement(rng, problem)
+        schedule = sim.simulate(problem, placement)
+        story = Story(problem, placement, schedule)
+        assert sum(story.attribution.values()) == schedule.step_ns
+        ends = [link.end_ns for link in story.chain]
+        assert [link.begin_ns for link in story.chain[1:]] == ends[:-1] and ends[-1] == schedule.step_ns
+        for device in range(problem.topology.n_devices):
+            times, used = story.memory(device)
+            assert used.max() == schedule.peak_bytes[device] and (np.diff(times) > 0).all()
+
+
+def test_a_move_that_helps_is_named_with_what_it_saves():
+    story = two_devices([10**7, 10**7, 1], [(0, 2), (1, 2)], [0, 0, 0])
+    (best, *_) = [finding for finding in explain(story) if finding.text.startswith("moving")]
+    moved = Placement(np.array([1 if "'op0'" in best.text else 0, 1 if "'op1'" in best.text else 0, 0], np.int32))
+    assert story.schedule.step_ns - sim.simulate(story.problem, moved).step_ns == best.ns > 0
+
+
+def test_out_of_memory_comes_first():
+    story = two_devices([5, 5], [(0, 1)], [0, 0], transfer_bytes=2 << 20)
+    assert "out of memory" in explain(story)[0].text and "op0" in explain(story)[0].text
+
+
+def test_merged_intervals():
+    spans = merged(np.array([10, 0, 3]), np.array([12, 2, 6]), 1)
+    assert spans.tolist() == [[0, 6], [10, 12]]
+
+
+def test_pictures(tmp_path):
+    story = two_devices([5, 7, 3, 4], [(0, 2), (1, 3)], [0, 0, 1, 1])
+    draw(story, tmp_path / "run.png")
+    assert np.asarray(Image.open(tmp_path / "run.png").convert("L")).std() > 5
+    draw(story, tmp_path / "run.svg")
+    text = (tmp_path / "run.svg").read_text(encoding="utf-8")
+    assert text.lstrip().startswith("<?xml") and len(text) > 5000
+    with pytest.raises(InvalidInput, match="end in"):
+        draw(story, tmp_path / "run.gif")
+
+
+def run(capsys, monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["simdev", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    return stop.value.code or 0, *capsys.readouterr()
+
+
+def test_commands_on_a_placement_file_and_a_folder(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "found.json"
+    assert run(capsys, monkeypatch, "place", "transformer-xl-2", "p100x2", "-p", "expert", "-o", file)[0] == 0
+    code, out, _ = run(capsys, monkeypatch, "explain", file, "--json")
+    told = json.loads(out)
+    assert code == 0 and 1 <= len(told["findings"]) <= 10 and told["step_time_s"] > 0
+    assert run(capsys, monkeypatch, "view", file, "-o", tmp_path / "run.png")[0] == 0
+    assert (tmp_path / "run.png").stat().st_size > 10_000
+    folder = tmp_path / "results"
+    asked = ("-w", "transformer-xl-2", "-t", "p100x2", "-p", "single-gpu", "-p", "expert", "-b", "evaluations=1")
+    assert run(capsys, monkeypatch, "bench", *asked, "-o", folder)[0] == 0
+    code, out, _ = run(capsys, monkeypatch, "explain", folder, "-p", "single-gpu")
+    assert code == 0 and REASONS["compute"] in out
+    code, _, error = run(capsys, monkeypatch, "explain", folder, "-p", "singel-gpu")
+    assert code == 2 and "single-gpu" in error
+    code, _, error = run(capsys, monkeypatch, "explain", tmp_path / "nothing.json")
+    assert code == 2 and "nothing.json" in error

@@ -1,0 +1,185 @@
+"""Pipelined microbatches: worked by hand, and against the rules they are made of."""
+
+import numpy as np
+import pytest
+from drawn import problem
+
+from simdev.errors import InvalidInput, UnknownName
+from simdev.placers.testing import assert_same_schedule, random_costs, random_placement, random_topology, training_graph
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
+from simdev.sim import simulate, validate
+from simdev.sim.pipeline import simulate_pipeline
+
+
+def line(n_devices, memory=10**9):
+    """Devices in a row, joined by links that take 1 ns for a control edge."""
+    kind = DeviceKind("toy", memory, {"f32": 1e9}, 1e9, granularity=1)
+    links = tuple(Link((f"d{i}", f"d{i + 1}"), 10**12, 1) for i in range(n_devices - 1))
+    hosts = [Device(f"d{i}", kind, host=True) for i in range(n_devices)]  # hosts pass transfers on
+    return Topology("line", tuple(hosts), links)
+
+
+def stages(n_stages, forward=2, backward=2, size=0, update=False):
+    """Forward f0 -> f1 ..., backward in reverse reading the forward's tensors; a parameter and an update per stage."""
+    b, durations, placed, last, kept = GraphBuilder("stages"), [], [], [], []
+
+    def add(name, kind, ns, stage, **rest):
+        durations.append(ns)
+        placed.append(stage)
+        return b.op(name, kind, **rest)
+
+    weights = []
+    if update:
+        for i in range(n_stages):
+            weights.append(add(f"w{i}", "parameter", 1, i, persistent_bytes=100))
+            b.tensor(weights[-1], 100, persistent=True)
+    for i in range(n_stages):
+        reads = last + (b.outputs(weights[i]) if update else [])
+        last = b.outputs(add(f"f{i}", "op", forward, i, inputs=reads, outputs=[size]))
+        kept.append(last)
+    grads = []
+    for i in reversed(range(n_stages)):
+        out = [size, 7] if update else [size]
+        made = b.outputs(add(f"b{i}", "op", backward, i, inputs=last + kept[i], outputs=out, phase="backward"))
+        last = made[:1]
+        grads.append((i, made[-1]))
+    if update:
+        for i, grad in grads:
+            add(f"u{i}", "sgd", 1, i, inputs=[grad, *b.outputs(weights[i])], phase="update")
+    return b, durations, placed
+
+
+def pipeline(n_stages, microbatches, order, rules=None, **kw):
+    b, durations, placed = stages(n_stages, **kw)
+    p = problem(b, line(n_stages), durations, rules=rules)
+    return simulate_pipeline(p, Placement(np.array(placed)), microbatches, order), p
+
+
+def times(report, name):
+    return [
+        (int(report.schedule.op_start[i]), int(report.schedule.op_finish[i]))
+        for i, op in enumerate(report.problem.graph.op_names)
+        if op.split("#")[0] == name
+    ]
+
+
+def test_gpipe_two_stages_by_hand():
+    report, _ = pipeline(2, 3, "gpipe")
+    assert times(report, "f0") == [(0, 2), (2, 4), (4, 6)]
+    assert times(report, "f1") == [(3, 5), (5, 7), (7, 9)]
+    assert times(report, "b1") == [(10, 12), (12, 14), (14, 16)]  # after the flush, 9 to 10
+    assert times(report, "b0") == [(13, 15), (15, 17), (17, 19)]
+    assert report.total_ns == 19 and report.stages == (0, 1)
+    assert report.steady_ns == 4.0  # 2 ns forward and 2 ns backward
+
+
+def test_1f1b_two_stages_by_hand():
+    report, _ = pipeline(2, 3, "1f1b")
+    assert times(report, "f0") == [(0, 2), (2, 4), (11, 13)]
+    assert times(report, "f1") == [(3, 5), (8, 10), (14, 16)]
+    assert times(report, "b1") == [(5, 7), (10, 12), (16, 18)]
+    assert times(report, "b0") == [(8, 10), (13, 15), (19, 21)]
+    assert report.total_ns == 21
+    assert report.bubble_fraction == pytest.approx(1 - (12 + 12 + 3) / 42)  # three barriers of 1 ns
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_long_pipelines_approach_the_largest_load(order):
+    report, p = pipeline(4, 40, order, forward=1000, backward=2000)
+    assert 3000 <= report.steady_ns < 3030
+    assert report.total_ns >= 40 * 3000
+
+
+def test_1f1b_keeps_fewer_activations_than_gpipe():
+    gpipe, _ = pipeline(3, 8, "gpipe", forward=50, backward=50, size=1000)
+    one, _ = pipeline(3, 8, "1f1b", forward=50, backward=50, size=1000)
+    assert np.all(one.peak_bytes <= gpipe.peak_bytes) and one.peak_bytes[0] < gpipe.peak_bytes[0] / 2
+
+
+@pytest.mark.parametrize("order, n_stages", [("1f1b", 2), ("1f1b", 4)])
+def test_1f1b_limits_what_is_under_way(order, n_stages):
+    report, _ = pipeline(n_stages, 9, order, forward=30, backward=70)
+    for stage in range(n_stages):
+        begun, ended = times(report, f"f{stage}"), times(report, f"b{stage}")
+        for m in range(9):
+            under_way = sum(ended[k][1] > begun[m][0] for k in range(m + 1))
+            assert under_way <= n_stages - stage
+
+
+def test_updates_run_once_and_gradients_share_a_buffer():
+    report, p = pipeline(2, 4, "gpipe", update=True, forward=20, backward=20)
+    names = report.problem.graph.op_names
+    assert sum(name.startswith("u") for name in names) == 2 and sum(name.startswith("w") for name in names) == 2
+    assert sum("accumulate" in name for name in names) == 6
+    last_backward = max(finish for _, finish in times(report, "b0"))
+    assert times(report, "u0")[0][0] >= last_backward
+    # 100 bytes of weights and one buffer of 7, plus one gradient on its way into it.
+    assert report.peak_bytes[0] == 114
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("contention", ["fifo", "none", "fair"])
+def test_the_unrolled_run_obeys_the_rules(order, contention):
+    report, _ = pipeline(3, 5, order, Rules(contention=contention), update=True, size=3000)
+    validate(report.problem, report.placement, report.schedule)
+    assert_same_schedule(report.schedule, simulate(report.problem, report.placement, engine="reference"))
+
+
+def test_a_graph_without_backward_flows_through():
+    b = GraphBuilder("inference")
+    x = b.op("x", "op", outputs=[0])
+    b.op("y", "op", inputs=b.outputs(x))
+    report = simulate_pipeline(problem(b, line(2), [4, 4]), Placement(np.array([0, 1])), 6, "1f1b")
+    assert report.total_ns == 4 * 7 + 1 and report.steady_ns == 4.0
+
+
+def test_one_microbatch_takes_the_step_and_the_flushes():
+    b, durations, placed = stages(2)
+    p = problem(b, line(2), durations)
+    plain = simulate(p, Placement(np.array(placed)))
+    assert simulate_pipeline(p, Placement(np.array(placed)), 1, "1f1b").total_ns == plain.step_ns
+    assert simulate_pipeline(p, Placement(np.array(placed)), 1, "gpipe").total_ns == plain.step_ns + 1
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_random_steps_keep_the_order_of_their_pipeline(order):
+    done = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        graph, topology = training_graph(rng, int(rng.integers(1, 4))), random_topology(rng)
+        try:
+            costs = random_costs(rng, graph, topology)
+        except InvalidInput:
+            continue  # links too slow for a tensor
+        p = Problem(graph, topology, costs, Rules(contention=str(rng.choice(["fifo", "none", "fair"]))))
+        count = int(rng.integers(1, 6))
+        report = simulate_pipeline(p, random_placement(rng, p), count, order)
+        validate(report.problem, report.placement, report.schedule)
+        assert_same_schedule(report.schedule, simulate(report.problem, report.placement, engine="reference"))
+        run, schedule, depth = report.problem.graph, report.schedule, len(report.stages)
+        moving = np.array([kind not in ("input", "parameter", "barrier") for kind in run.kinds])[run.op_kind]
+        for number, device in enumerate(report.stages):
+            here = moving & (report.microbatch >= 0) & (report.placement.devices == device)
+            forward, backward = here & (run.op_phase == 0), here & (run.op_phase == 1)
+            if order == "gpipe":
+                assert schedule.op_start[backward].min() >= schedule.op_finish[forward].max()
+            for m in range(depth - number, count if order == "1f1b" else 0):
+                before = backward & (report.microbatch == m - (depth - number))
+                after = forward & (report.microbatch == m)
+                assert schedule.op_start[after].min() >= schedule.op_finish[before].max()
+            done += 1
+    assert done > 20
+
+
+def test_bad_input():
+    b, durations, placed = stages(2)
+    p, placement = problem(b, line(2), durations), Placement(np.array(placed))
+    with pytest.raises(UnknownName, match="1f1b"):
+        simulate_pipeline(p, placement, 2, "1f1")
+    with pytest.raises(InvalidInput, match="microbatches"):
+        simulate_pipeline(p, placement, 0)
+    with pytest.raises(InvalidInput, match="dataflow"):
+        simulate_pipeline(Problem(p.graph, p.topology, p.costs, Rules(runtime="eager")), placement, 2)

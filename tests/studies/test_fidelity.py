@@ -1,0 +1,104 @@
+"""The fidelity report: cases, groups, what is over a goal, and files that are not there."""
+
+import json
+
+import numpy as np
+import pytest
+
+from simdev.errors import InvalidInput
+from simdev.studies import fidelity
+from simdev.studies.fidelity import Case, all_cases, bootstrap, groups, markdown
+
+
+def case(goal, predicted, **more):
+    return Case(goal, "g", f"{goal} {predicted}", "validate", "ms", 0.0, 100.0, predicted, **more)
+
+
+def test_a_group_means_the_sizes_of_its_errors_and_leaves_out_what_is_left_out():
+    rows = [case("F1", 101), case("F1", 97.5, sum_of_ops=50.0), case("F1", 150, left_out="noise")]
+    (group,) = groups(rows)
+    assert (group.cases, group.left_out, group.met) == (2, 1, "yes")
+    assert group.error == pytest.approx(0.0175) and group.worst == pytest.approx(0.025)
+    assert group.low == pytest.approx(0.01) and group.high == pytest.approx(0.025)
+    assert group.sum_of_ops == pytest.approx(0.5) and np.isnan(group.roofline)
+
+
+def test_one_bad_case_misses_the_worst_and_is_listed():
+    rows = [case("F1", 100)] * 9 + [case("F1", 106)]
+    assert groups(rows)[0].met == "no"
+    assert "F1 106: +6.0 %" in markdown(rows, [])
+    assert not case("", 200).over and not case("F1", 200, left_out="x").over and case("F6", 103.1).over
+
+
+def test_the_bootstrap_is_repeatable():
+    errors = np.array([0.01, 0.02, 0.05, 0.1])
+    assert bootstrap(errors) == bootstrap(errors)
+    low, high = bootstrap(errors)
+    assert low < errors.mean() < high
+    assert np.isnan(bootstrap(errors[:1])[0])
+
+
+def write_trace(path):
+    events = []
+    for number in range(3):
+        start = 1000 * number
+        events.append(
+            dict(ph="X", cat="user_annotation", name=f"ProfilerStep#{number}", ts=start, dur=900, pid=1, tid=1)
+        )
+        for k in range(5):
+            args, at = {"correlation": 10 * number + k}, start + 100 * k
+            events.append(
+                dict(ph="X", cat="cuda_runtime", name="cudaLaunchKernel", ts=at, dur=5, pid=1, tid=1, args=args)
+            )
+            work = args | {"device": 0, "stream": 7}
+            events.append(dict(ph="X", cat="kernel", name="k", ts=at + 10, dur=50, pid=0, tid=7, args=work))
+    path.write_text(json.dumps({"traceEvents": events}))
+
+
+def test_a_folder_becomes_cases_and_notes(tmp_path):
+    (tmp_path / "kineto").mkdir()
+    write_trace(tmp_path / "kineto" / "a.json")
+    (tmp_path / "kineto" / "b.json").write_text("{}")
+    (tmp_path / "links").mkdir()
+    rows = "".join(f"{size},1,float,{1000 + size},1,1,1\n" for size in range(1000, 101_000, 1000))
+    (tmp_path / "links" / "x_2gpu.txt").write_text(
+        "size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s)\n" + rows
+    )
+    cases, notes = all_cases(tmp_path)
+    table = {(group.goal, group.group): group for group in groups(cases)}
+    assert table["F1", "median step of a trace"].error < 1e-3
+    assert table["F1", "median step of a trace"].sum_of_ops == pytest.approx(1 - 250 / 900)
+    assert table["F6", "all_reduce"].error < 1e-6
+    assert any("b.json: not a trace" in note for note in notes)
+    assert not any(str(tmp_path) in note for note in notes), "names within the folder"
+    assert all(row.role == "validate" for row in cases)
+    fidelity.write(cases, notes, tmp_path / "out")
+    names = {"cases.csv", "groups.csv", "README.md", "scatter.png"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+
+
+def test_a_trace_of_one_step_is_replayed_with_its_own_host_times_and_a_cut_one_is_left_out(tmp_path):
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    write_trace(folder / "a.json")
+    text = (folder / "a.json").read_text()
+    events = json.loads(text)["traceEvents"]
+    (folder / "b.json").write_text(
+        json.dumps([e for e in events if "Step#1" not in e["name"] and "#2" not in e["name"]])
+    )
+    (folder / "c.json").write_text(json.dumps([e for e in events if "Step" not in e["name"]]))
+    (folder / "d.json").write_text(text[:-300])
+    cases, _ = all_cases(tmp_path)
+    rows = {row.case: row for row in cases if " step " not in row.case}
+    assert rows["traces/b.json"].goal == "F1" and rows["traces/b.json"].group == "one step, its own host times"
+    assert rows["traces/b.json"].measured == 0.9 and abs(rows["traces/b.json"].error) < 0.01
+    assert rows["traces/c.json"].goal == "" and abs(rows["traces/c.json"].error) < 0.05
+    assert rows["traces/d.json"].left_out == "the file is cut off" and not rows["traces/a.json"].left_out
+
+
+def test_no_folder_is_said(tmp_path, monkeypatch):
+    monkeypatch.delenv("SIMDEV_DATA", raising=False)
+    with pytest.raises(InvalidInput, match="--data"):
+        fidelity.data_folder(None)
+    with pytest.raises(InvalidInput, match="no such folder"):
+        all_cases(tmp_path / "nothing")

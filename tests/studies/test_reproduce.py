@@ -1,0 +1,126 @@
+"""The experiments' arithmetic by hand, and the smallest of them from end to end."""
+
+import json
+import math
+
+import pytest
+
+from simdev.bench.rows import Row
+from simdev.bench.run import Observer
+from simdev.errors import UnknownName
+from simdev.studies.reproduce import gdp, mirhoseini, placeto, reproduce, stats
+from simdev.studies.reproduce.lab import Case, Found, Lab
+
+
+def found(placer, points, *, seed=0, workload="w", params="{}"):
+    row = Row(
+        workload=workload, topology="t", rules="r", placer=placer, version=1, params=params, budget="evaluations=9",
+        seed=seed, fingerprint="f", cost_hash="c", status="ok", feasible=bool(points),
+        step_time_s=points[-1][2] if points else None, evaluations=9,
+    )  # fmt: skip
+    return Found(row, tuple(points))
+
+
+def test_intervals():
+    assert stats.interval([3.0]) == (3.0, 3.0, 3.0)
+    mean, low, high = stats.interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert mean == 3.0 and 1.0 < low < 2.5 and 3.5 < high < 5.0
+    assert stats.interval([1.0, 2.0, 3.0, 4.0, 5.0]) == (mean, low, high)
+    assert all(math.isnan(value) for value in stats.interval([]))
+    assert stats.geometric([1.0, 4.0])[0] == pytest.approx(2.0)
+    assert stats.told((1234.5, 1.0, 2000.0), 0) == "1,234 [1, 2,000]" and stats.told(stats.interval([])) == "-"
+
+
+def test_evaluations_until_a_target():
+    points = [(1, 0.1, 100), (5, 0.2, 80), (9, 0.3, 70)]
+    assert [stats.evaluations_to(points, target) for target in (200, 80, 79.5, 60)] == [1, 5, 9, None]
+    assert [stats.best_at(points, used) for used in (0, 1, 8, 50)] == [None, 100, 80, 70]
+
+
+def test_the_papers_own_numbers_have_the_papers_signs():
+    lines = mirhoseini.signs(mirhoseini.PAPER)
+    assert len(lines) == 28
+    no = {(line["finding"], line["workload"], line["GPUs"]) for line in lines if line["holds"] != "yes"}
+    assert not no
+
+
+def test_signs_change_with_the_numbers():
+    numbers = {("inception-v3", 4): (26.0, 4.6, 4.0, 5.0, None, 4.58)}
+    assert {line["finding"]: line["holds"] for line in mirhoseini.signs(numbers)} == {
+        "Scotch is slower than one GPU": "no", "min-cut is slower than one GPU": "yes",
+        "the expert is slower than one GPU": "-", "four GPUs beat one": "no",
+    }  # fmt: skip
+
+
+def test_evaluations_needed_by_hand():
+    runs = [
+        found("placeto", [(1, 0, 90_000_000), (2, 0, 50_000_000)]),
+        found("colocrl", [(4, 0, 90_000_000), (8, 0, 60_000_000)]),
+        found("colocrl", [(6, 0, 80_000_000)], seed=1),
+    ]
+    lines = {line["placer"]: line for line in placeto.evaluations_needed("w", runs, 10)}
+    assert lines["placeto"]["target, ms"] == "70.0"  # the mean of colocrl's 60 and 80
+    assert lines["placeto"]["evaluations"] == "2 [2, 2]" and lines["placeto"]["reached by"] == "1/1"
+    assert lines["colocrl"]["evaluations"].startswith("9 ") and lines["colocrl"]["reached by"] == "1/2"  # (8 + 10) / 2
+    assert lines["colocrl"]["times placeto's"] == "4.50" and "hdp" not in lines
+
+
+def test_ratios_to_the_best_known_by_hand():
+    runs = {
+        "a": [found("a", [(1, 0, 100)], workload=w, seed=s) for w in "xy" for s in (0, 1)],
+        "b": [found("b", [(1, 0, 400)], workload="x"), found("b", [], workload="y")],
+    }
+    ratios = placeto.ratios_to_best(runs)
+    assert ratios["a"] == [1.0, 1.0] and ratios["b"] == [pytest.approx(math.sqrt(4 * 10))]
+
+
+def test_a_shorter_run_by_its_curve():
+    (cut,) = gdp._cut([found("gdp", [(1, 0, 100), (5, 0, 80)])], 4)
+    assert cut.step_ms == 100 / 1e6 and len(cut.points) == 1
+    (none,) = gdp._cut([found("gdp", [(5, 0, 80)])], 4)
+    assert none.points == () and math.isnan(none.step_ms)
+
+
+class Told(Observer):
+    def __init__(self):
+        self.rows = []
+
+    def row(self, done, total, row):
+        self.rows.append((row.placer, row.seed))
+
+
+def test_runs_are_kept_and_not_made_twice(tmp_path):
+    told = Told()
+    for _ in range(2):
+        with Lab(tmp_path, mirhoseini.SIZES["tiny"], told) as lab:
+            runs = lab.runs([Case("transformer-xl-2", "p100x4")], ["single-gpu", "local-search"], 5, 2)
+    assert told.rows == [("local-search", 0), ("local-search", 1), ("single-gpu", 0)]
+    assert [run.row.placer for run in runs] == ["local-search", "local-search", "single-gpu"]
+    assert runs[0].points[-1] == (5, runs[0].row.place_seconds, runs[0].row.step_time_s)
+    assert (tmp_path / "results.csv").is_file()
+
+
+def test_graphs_without_a_name_are_kept_beside_the_results(tmp_path):
+    from simdev.graphs.random_graphs import family_graph
+
+    graph = family_graph("inception", 0)
+    with Lab(tmp_path, mirhoseini.SIZES["tiny"], Observer()) as lab:
+        (run,) = lab.runs([Case("inception-0.npz", "p100x4", graph)], ["single-gpu"], 1, 1)
+    assert run.row.workload == "inception-0.npz" and run.row.step_time_s
+    assert (tmp_path / "graphs" / f"{graph.fingerprint}.npz").is_file()
+
+
+def test_unknown_experiments_and_scales(tmp_path):
+    with pytest.raises(UnknownName, match="did you mean 'placeto'"):
+        reproduce("placetto", tmp_path)
+    with pytest.raises(UnknownName, match="small"):
+        reproduce("gdp", tmp_path, scale="smal")
+
+
+@pytest.mark.slow
+def test_the_smallest_experiment_from_end_to_end(tmp_path):
+    report = reproduce("mirhoseini", tmp_path, scale="tiny").read_text()
+    assert "| rnnlm | 2 |" in report and "x 10" in report
+    for name in ("table1-dataflow.csv", "signs-eager.csv", "dearer-transfers.csv", "curves-eager.png"):
+        assert (tmp_path / name).stat().st_size > 100
+    assert {json.loads(line)["kind"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()} == {"row"}

@@ -1,4 +1,4 @@
-"""The picture in ARCHITECTURE.md holds: imports go down its floors, packages are listed, heavy packages are lazy."""
+"""ARCHITECTURE.md holds: rooms import from rooms above them, packages are listed, heavy packages are lazy."""
 
 import ast
 import re
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROWS = re.findall(r"^\| (\d) \| (.+) \|$", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"), re.MULTILINE)
-FLOOR = {name: int(floor) for floor, names in ROWS for name in re.findall(r"`(\w+)`", names)}
-TOP = 7
+TREE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("simdev/\n")[2].partition("```")[0]
+FLOOR = {name: floor for floor, name in enumerate(re.findall(r"^  (\w+)(?:/|\.py) ", TREE, re.MULTILINE))}
+SHELVES = ("baselines", "workloads")
 HEAVY = (
     "torch",
     "jax",
@@ -37,59 +37,64 @@ def modules(folder, package):
         yield ".".join((package, *(part for part in parts if part != "__init__"))), path
 
 
-def imports(path, module):
-    """Every name that a file imports from this project, also inside functions."""
-    found = set()
+HOUSE = [entry for entry in modules("simdev", "simdev") if entry[0] != "simdev"]
+SHELVED = [(shelf, *entry) for shelf in SHELVES for entry in modules(shelf, f"simdev.{shelf}")]
+FILES = {module for module, _ in HOUSE}
+
+
+def imports(path):
+    """Every name that a file imports from this project, also inside functions; not those for a type checker alone."""
+    found, types_only = set(), set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            types_only |= set(ast.walk(node))
+        if node in types_only:
+            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.split(".")[0] == "simdev"}
+    return {name for name in found if name.startswith("simdev.")}
 
 
 def room(name):
-    """``simdev.sim.fast.run`` -> ``sim``; the front door is no room."""
-    parts = name.split(".")
-    return parts[1] if len(parts) > 1 else None
+    """``simdev.sim.fast.run`` -> ``sim``."""
+    return name.split(".")[1]
 
 
-HOUSE = [(module, path) for module, path in modules("simdev", "simdev") if room(module)]
-
-
-def test_every_module_has_a_floor():
-    rooms = {room(module) for module, _ in HOUSE if not room(module).startswith("_")}
-    assert rooms - set(FLOOR) == set(), "give it a floor in ARCHITECTURE.md"
+def test_the_tree_names_every_room():
+    rooms = {room(module) for module, _ in HOUSE} - {"__main__"}
+    assert rooms | set(SHELVES) == set(FLOOR), "ARCHITECTURE.md: one line for each room, none for what is not there"
 
 
 @pytest.mark.parametrize("module, path", HOUSE, ids=[module for module, _ in HOUSE])
-def test_imports_go_down(module, path):
-    here = TOP if module.endswith("__main__") else FLOOR.get(room(module), TOP)
-    above = {name for name in imports(path, module) if room(name) in FLOOR and FLOOR[room(name)] > here}
-    assert not above
-    assert not {name for name in imports(path, module) if room(name) in ("workloads", "baselines")}
+def test_imports_go_up_the_tree(module, path):
+    here = FLOOR.get(room(module), len(FLOOR))  # `python -m simdev` stands below all
+    others = {name for name in imports(path) if room(name) != room(module)}
+    assert not {name for name in others if room(name) in SHELVES}, "the registry finds placers and workloads"
+    assert not {name for name in others if room(name) in FLOOR and FLOOR[room(name)] > here}
 
 
-def test_no_floor_goes_in_circles():
+def test_no_room_goes_in_circles():
+    """File by file; the front page of a room (its ``__init__``) stands below the room's files."""
     graph = {}
-    for module, path in (entry for entry in HOUSE if not entry[0].endswith("__main__")):
-        there = {room(name) for name in imports(path, module)} & set(FLOOR)
-        graph.setdefault(room(module), set()).update(there - {room(module)})
+    for module, path in HOUSE:
+        inside = {name for name in imports(path) if room(name) == room(module)}
+        targets = {name if name in FILES else name.rpartition(".")[0] for name in inside}
+        graph[module] = {target for target in targets if target in FILES and not module.startswith(f"{target}.")}
     assert list(TopologicalSorter(graph).static_order())
 
 
-@pytest.mark.parametrize("shelf, top", [("baselines", 4), ("workloads", 2)])
-def test_shelves_use_the_floors_below_and_no_neighbour(shelf, top):
-    for module, path in modules(shelf, f"simdev.{shelf}"):
-        for name in imports(path, module):
-            first = room(name)
-            if first == shelf:
-                helper = name.split(".")[2] if name.count(".") > 1 else ""
-                inside = module.rsplit(".", 1)[0] if module.count(".") > 2 else module
-                assert helper.startswith("_") or name.startswith(f"{inside}."), f"{module} imports its neighbour {name}"
-            else:
-                assert FLOOR.get(first, 99) <= top, f"{module} imports {name}"
+@pytest.mark.parametrize("shelf, module, path", SHELVED, ids=[entry[1] for entry in SHELVED])
+def test_shelves_use_the_rooms_above_and_no_neighbour(shelf, module, path):
+    for name in imports(path):
+        if room(name) == shelf:
+            helper = name.split(".")[2] if name.count(".") > 1 else ""
+            inside = module.rsplit(".", 1)[0] if module.count(".") > 2 else module
+            assert helper.startswith("_") or name.startswith(f"{inside}."), f"{module} imports its neighbour {name}"
+        else:
+            assert FLOOR.get(room(name), -1) < FLOOR[shelf], f"{module} imports {name}"
 
 
 def test_every_package_is_listed():
@@ -108,9 +113,9 @@ import sys
 for name in {HEAVY}:
     sys.modules[name] = None
 import simdev
-from simdev.cli import main as cli
-from simdev.report import describe as show
 from simdev.placers import registry
+from simdev.cli import main
+from simdev.report import describe
 from simdev.graphs import importers
 assert len(registry.placers()) > 0 and len(registry.workloads()) > 0
 from simdev.problem.topology import load_topology

@@ -55,8 +55,8 @@ class Results:
     def rebound(self, key: tuple, ns: int | None, method: str) -> None:
         """Give a row that is here the lower bound that is known now."""
         row = self._rows[key]
-        if (row.lower_bound_s, row.bound_method) != (ns, method):
-            row = replace(row, lower_bound_s=ns, bound_method=method)
+        if (row.lower_bound_ns, row.bound_method) != (ns, method):
+            row = replace(row, lower_bound_ns=ns, bound_method=method)
             self._log({"kind": "row", "row": rows.row_to_json(row), "curve": self._curves[key]})
 
     def add_bound(self, of: tuple, ns: int | None, method: str) -> None:

@@ -1,8 +1,8 @@
 """A row: what one run of the bench found out, as a record of ``results.csv``; with its journal and placement files.
 
 Columns in :data:`EXACT` are the same on every machine and are compared on verification; the rest are circumstantial.
-Inside times are whole nanoseconds; ``*_s`` columns are the same number in seconds with all nine digits, so they
-round-trip exactly.
+A field ``*_ns`` of a :class:`Row` holds whole nanoseconds. Its column ``*_s`` (:data:`FIELD`) holds the same time in
+seconds with all nine digits, so that it round-trips exactly.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ EXACT = (
 CIRCUMSTANTIAL = ("place_seconds", "machine", "versions", "commit", "utc")
 COLUMNS = (*EXACT, "digest", *CIRCUMSTANTIAL)
 KEY = ("workload", "topology", "rules", "placer", "params", "budget", "seed")
+FIELD = {"step_time_s": "step_ns", "simulated_s": "simulated_ns", "lower_bound_s": "lower_bound_ns"}  # by column
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Row:
     status: str
     error: str = ""
     feasible: bool | None = None
-    step_time_s: int | None = None  # in ns here, in seconds in the file
-    simulated_s: int | None = None  # in ns here: also of an infeasible run, which has no score
+    step_ns: int | None = None
+    simulated_ns: int | None = None  # an infeasible run has this one only: it has no score
     overflow: str = ""
-    lower_bound_s: int | None = None  # in ns here
+    lower_bound_ns: int | None = None
     bound_method: str = ""
     peak_memory_bytes: int | None = None
     comm_bytes: int | None = None
@@ -84,7 +85,9 @@ class Row:
 
     def cells(self) -> dict[str, str]:
         """The row as text, by column, without the digest."""
-        return {name: _write_cell(name, getattr(self, name)) for name in (*EXACT, *CIRCUMSTANTIAL)}
+        return {
+            name: _write_cell(getattr(self, FIELD.get(name, name)), name in FIELD) for name in (*EXACT, *CIRCUMSTANTIAL)
+        }
 
 
 def entry_id(name: str, params: dict) -> str:
@@ -126,13 +129,14 @@ def read_rows(path: Path, *, check_digest: bool = True) -> list[Row]:
 
 def parse_row(cells: dict[str, str], path: Path, line: int) -> Row:
     """A row from its cells."""
-    values = {}
-    for column in fields(Row):
+    values, kind = {}, {field.name: field.type for field in fields(Row)}
+    for column in (*EXACT, *CIRCUMSTANTIAL):
+        field = FIELD.get(column, column)
         try:
-            values[column.name] = _read_cell(column.name, column.type, cells[column.name])
+            values[field] = _read_cell(column, kind[field], cells[column])
         except (ValueError, InvalidOperation) as error:
-            text = str(error) if isinstance(error, ValueError) else f"{cells[column.name]!r} is not a number"
-            raise InvalidInput(text, source=path, field=f"line {line}: {column.name}") from None
+            text = str(error) if isinstance(error, ValueError) else f"{cells[column]!r} is not a number"
+            raise InvalidInput(text, source=path, field=f"line {line}: {column}") from None
     return Row(**values)
 
 
@@ -225,9 +229,12 @@ def row_to_json(row: Row) -> dict:
 
 
 def row_from_json(entry: dict, path: Path) -> Row:
-    """The inverse of :func:`row_to_json`. Raises :class:`InvalidInput` naming a column of the wrong type."""
+    """The inverse of :func:`row_to_json`. Raises :class:`InvalidInput` naming a column of the wrong type.
+
+    Journals of version 0.1.0 have nanoseconds under the names of the columns (:data:`FIELD`); they are read too.
+    """
     try:
-        row = Row(**entry)
+        row = Row(**{FIELD.get(name, name): value for name, value in entry.items()})
     except TypeError as error:
         raise InvalidInput(f"not a row ({error})", source=path) from None
     for column in fields(Row):
@@ -272,10 +279,10 @@ def _digest(cells: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps([cells[name] for name in EXACT]).encode()).hexdigest()[:16]
 
 
-def _write_cell(name: str, value) -> str:
+def _write_cell(value, is_time: bool) -> str:
     if value is None:
         return ""
-    if name in ("step_time_s", "simulated_s", "lower_bound_s"):
+    if is_time:
         return seconds_text(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -295,7 +302,7 @@ def _read_cell(name: str, kind: str, text: str):
         return text == "true"
     if kind.startswith("float"):
         return float(text)
-    if name.endswith("_s"):
+    if name in FIELD:
         value = Decimal(text) * 10**9
         if not value.is_finite() or value != int(value):
             raise ValueError(f"{text!r} is not a whole number of nanoseconds")

@@ -123,7 +123,7 @@ def blank_row(run: Run, instance: Instance, placer_version: int) -> Row:
     return Row(
         workload=run.workload, topology=run.topology, rules=run.rules, placer=run.placer, version=placer_version,
         params=run.params, budget=run.budget, seed=run.seed, fingerprint=instance.fingerprint,
-        cost_hash=instance.cost_hash, status="error", lower_bound_s=instance.bound_ns,
+        cost_hash=instance.cost_hash, status="error", lower_bound_ns=instance.bound_ns,
         bound_method=instance.bound_method,
     )  # fmt: skip
 
@@ -135,8 +135,8 @@ def score(blank: Row, problem: Problem, placement: Placement, schedule) -> Row:
         blank,
         status="ok",
         feasible=bool(schedule.feasible),
-        step_time_s=int(schedule.step_ns) if schedule.feasible else None,
-        simulated_s=int(schedule.step_ns),
+        step_ns=int(schedule.step_ns) if schedule.feasible else None,
+        simulated_ns=int(schedule.step_ns),
         overflow=overflow_text(problem, schedule),
         peak_memory_bytes=int(schedule.peak_bytes.max()),
         comm_bytes=int(schedule.comm_bytes),

@@ -40,7 +40,7 @@ def scores(rows: Iterable[Row]) -> pd.DataFrame:
     """
     runs = pd.DataFrame(
         [(row.workload, row.topology, row.rules, row.budget, row.placer, row.params, row.version, row.seed,
-          "oom" if row.status == "ok" and not row.feasible else row.status, row.step_time_s, row.lower_bound_s,
+          "oom" if row.status == "ok" and not row.feasible else row.status, row.step_ns, row.lower_bound_ns,
           row.bound_method) for row in rows],
         columns=[*INSTANCE, "budget", *ENTRY, "version", "seed", "status", "step_ns", "bound_ns", "bound_method"],
     ).astype({"step_ns": "Int64", "bound_ns": "Int64"})  # fmt: skip
@@ -119,10 +119,10 @@ def gaps(rows: Iterable[Row]) -> list[dict[str, str]]:
         found.setdefault((row.workload, row.topology, row.rules), []).append(row)
     lines = []
     for instance, runs in sorted(found.items()):
-        scored = [row for row in runs if row.step_time_s is not None]
-        best = min(scored, key=lambda row: (row.step_time_s, row.key), default=None)
-        bounded = max(runs, key=lambda row: row.lower_bound_s or 0)
-        time, bound = best and best.step_time_s, bounded.lower_bound_s
+        scored = [row for row in runs if row.step_ns is not None]
+        best = min(scored, key=lambda row: (row.step_ns, row.key), default=None)
+        bounded = max(runs, key=lambda row: row.lower_bound_ns or 0)
+        time, bound = best and best.step_ns, bounded.lower_bound_ns
         lines.append(dict(zip(GAPS, (
             *instance, best.entry if best else "", f"{time / 1e6:.3f}" if time else "",
             f"{bound / 1e6:.3f}" if bound else "", bounded.bound_method,
@@ -152,7 +152,7 @@ def compare(left: Path, right: Path) -> list[dict[str, str]]:
         lines.append({
             "workload": key[0], "topology": key[1], "placer": (old or new).entry, "budget": key[5],
             "seed": str(key[6]), "before": _shown(old), "after": _shown(new),
-            "change": _quotient(new and new.step_time_s, old and old.step_time_s, lambda value: value - 1),
+            "change": _quotient(new and new.step_ns, old and old.step_ns, lambda value: value - 1),
             "verdict": verdict,
         })  # fmt: skip
     return lines
@@ -163,10 +163,10 @@ def _verdict(old: Row | None, new: Row | None) -> str:
         return "only after" if old is None else "only before"
     if (old.fingerprint, old.cost_hash) != (new.fingerprint, new.cost_hash):
         return "another problem"
-    if old.step_time_s != new.step_time_s:
-        if old.step_time_s is None or new.step_time_s is None:
-            return "worse" if new.step_time_s is None else "better"
-        return "worse" if new.step_time_s > old.step_time_s else "better"
+    if old.step_ns != new.step_ns:
+        if old.step_ns is None or new.step_ns is None:
+            return "worse" if new.step_ns is None else "better"
+        return "worse" if new.step_ns > old.step_ns else "better"
     if old.status != new.status:
         return f"{old.status} -> {new.status}"
     return "same" if old.placement == new.placement else "another placement"
@@ -175,8 +175,8 @@ def _verdict(old: Row | None, new: Row | None) -> str:
 def _shown(row: Row | None) -> str:
     if row is None:
         return ""
-    if row.step_time_s is not None:
-        return seconds_text(row.step_time_s)
+    if row.step_ns is not None:
+        return seconds_text(row.step_ns)
     return "oom" if row.status == "ok" else row.status
 
 

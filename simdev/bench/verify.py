@@ -27,7 +27,7 @@ from simdev.problem.topology import topology_names
 
 # What a run without a placement leaves empty.
 UNSCORED = {
-    **dict.fromkeys(("feasible", "step_time_s", "simulated_s", "peak_memory_bytes", "comm_bytes", "evaluations")),
+    **dict.fromkeys(("feasible", "step_ns", "simulated_ns", "peak_memory_bytes", "comm_bytes", "evaluations")),
     **dict.fromkeys(("overflow", "placement"), ""),
 }
 
@@ -126,7 +126,7 @@ def check_row(folder: Path, row: Row, engine: str, rerun: bool, foreign: bool = 
         instance = bench.Instance(
             row.workload, row.topology, row.rules, fresh.fingerprint, fresh.cost_hash, problem.graph.n_ops,
             None if bench.ships(row.workload) else bench.kept_files(folder, row)[0],
-            fresh.lower_bound_s, fresh.bound_method,
+            fresh.lower_bound_ns, fresh.bound_method,
         )  # fmt: skip
         fresh = bench.execute(Run(*row.key), instance).row
     return _compare(row, fresh)
@@ -145,14 +145,14 @@ def _own_words(row: Row) -> list[Difference]:
 def _bounded(row: Row, problem: Problem) -> Row:
     """The row with the lower bound of the problem, unless it says that finding one failed."""
     if row.bound_method in ("timeout", "memory", "error"):
-        return replace(row, lower_bound_s=None)
+        return replace(row, lower_bound_ns=None)
     key = problem.graph.fingerprint, problem.costs.hash, row.rules
     if key not in _BOUNDS:
         from simdev.analysis.levels import lower_bound
 
         _BOUNDS[key] = lower_bound(problem)
     bound = _BOUNDS[key]
-    return replace(row, lower_bound_s=int(bound.ns), bound_method=str(bound.method))
+    return replace(row, lower_bound_ns=int(bound.ns), bound_method=str(bound.method))
 
 
 def _scored(row: Row, problem: Problem, folder: Path, engine: str) -> Row:

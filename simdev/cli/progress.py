@@ -54,9 +54,9 @@ class _Live(Observer):
 
     def row(self, done: int, total: int, row: Row) -> None:
         instance = row.workload, row.topology
-        if row.step_time_s is not None and row.step_time_s < self.best.get(instance, (1 << 62, ""))[0]:
-            self.best[instance] = row.step_time_s, row.entry
-            self.bar.update(self.task, best=f"best on {row.workload}: {row.step_time_s / 1e6:.1f} ms ({row.entry})")
+        if row.step_ns is not None and row.step_ns < self.best.get(instance, (1 << 62, ""))[0]:
+            self.best[instance] = row.step_ns, row.entry
+            self.bar.update(self.task, best=f"best on {row.workload}: {row.step_ns / 1e6:.1f} ms ({row.entry})")
         if row.status not in ("ok", "skipped"):
             self.bar.console.print(
                 f"{row.workload} {row.topology} {row.entry}: {row.status}: {row.error}", markup=False

@@ -72,9 +72,9 @@ def _chosen(rows: list[Row], folder: Path, **wanted: str) -> list[Row]:
 def _search(row: Row, curve: list) -> Search:
     evaluations, seconds = row.evaluations or 0, row.place_seconds or 0.0
     points = [tuple(point) for point in curve]
-    if row.step_time_s is not None:
-        points.append((evaluations, max([seconds, *(point[1] for point in points)]), row.step_time_s))
-    return Search(row.entry, row.seed, row.step_time_s, evaluations, seconds, tuple(points))
+    if row.step_ns is not None:
+        points.append((evaluations, max([seconds, *(point[1] for point in points)]), row.step_ns))
+    return Search(row.entry, row.seed, row.step_ns, evaluations, seconds, tuple(points))
 
 
 def table(found: list[Search]) -> list[dict[str, str]]:

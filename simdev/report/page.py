@@ -41,7 +41,7 @@ def page_data(folder: Path, found: list[Row]) -> dict:
     cases: dict[str, list[Row]] = defaultdict(list)
     for row in found:
         cases[f"{row.workload}, {row.topology}, {row.rules}"].append(row)
-    fits = sum(row.step_time_s is not None for row in found)
+    fits = sum(row.step_ns is not None for row in found)
     placers, budgets = {row.entry for row in found}, sorted({row.budget for row in found})
     return {
         "folder": folder.name,
@@ -62,7 +62,7 @@ def _row(case: str, row: Row) -> dict:
         "placer": row.entry,
         "family": family,
         "status": "out of memory" if row.status == "ok" and not row.feasible else row.status,
-        "step": row.step_time_s,
+        "step": row.step_ns,
         "evaluations": row.evaluations,
         "seconds": row.place_seconds,
         "peak": row.peak_memory_bytes,
@@ -71,7 +71,7 @@ def _row(case: str, row: Row) -> dict:
 
 
 def _case(folder: Path, mine: list[Row]) -> dict:
-    scored = sorted((row for row in mine if row.step_time_s is not None), key=lambda row: (row.step_time_s, row.key))
+    scored = sorted((row for row in mine if row.step_ns is not None), key=lambda row: (row.step_ns, row.key))
     first = mine[0]
     problem = bench.stored_problem(folder, first)
     return {
@@ -79,8 +79,8 @@ def _case(folder: Path, mine: list[Row]) -> dict:
         "topology": first.topology,
         "rules": first.rules,
         "ops": problem.graph.n_ops,
-        "best": scored[0].step_time_s if scored else None,
-        "bound": first.lower_bound_s,
+        "best": scored[0].step_ns if scored else None,
+        "bound": first.lower_bound_ns,
         "method": first.bound_method,
         "gantts": [_gantt(folder, problem, row) for row in scored[:SCHEDULES]],
     }

@@ -55,8 +55,8 @@ def cell(row: Row | None) -> str:
     """A row in one word or number."""
     if row is None:
         return ""
-    if row.step_time_s is not None:
-        return f"{_milliseconds(row.step_time_s)} ms"
+    if row.step_ns is not None:
+        return f"{_milliseconds(row.step_ns)} ms"
     return "OOM" if row.status == "ok" else row.status
 
 

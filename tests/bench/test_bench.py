@@ -142,8 +142,8 @@ def test_rows_tell_what_happened(graphs, tmp_path):
     assert told["suicidal"][0] == "memory" and "signal 9" in told["suicidal"][1]
     assert told["glutton"][0] == "memory" and "Unable to allocate" in told["glutton"][1]
     assert told["walk"] == told["spendthrift"] == ("ok", "")
-    assert by_name["walk"].evaluations == 10 and by_name["walk"].step_time_s > 0
-    assert all(row.step_time_s is None for name, row in by_name.items() if told[name][0] != "ok")
+    assert by_name["walk"].evaluations == 10 and by_name["walk"].step_ns > 0
+    assert all(row.step_ns is None for name, row in by_name.items() if told[name][0] != "ok")
 
 
 def test_a_search_that_never_ends_keeps_its_best(graphs, tmp_path):
@@ -162,8 +162,8 @@ def test_a_run_that_takes_too_long_is_a_row(graphs, tmp_path):
 
 def test_out_of_memory_keeps_its_time_but_has_no_score(folder):
     row = next(r for r in rows.read_rows(folder / "results.csv") if r.placer == "single-gpu" and "huge" in r.workload)
-    assert (row.status, row.feasible, row.step_time_s) == ("ok", False, None)
-    assert row.simulated_s > 0
+    assert (row.status, row.feasible, row.step_ns) == ("ok", False, None)
+    assert row.simulated_ns > 0
     device, _, excess = row.overflow.partition(":")
     assert device == "gpu0" and int(excess) > 8 << 30
 
@@ -227,7 +227,7 @@ def test_what_no_placement_can_do_is_a_row_with_the_reason(tmp_path):
     assert len(found) == 2 * len(IMPOSSIBLE)
     for row in found:
         reason = IMPOSSIBLE[int(row.workload[-5])][3]
-        assert row.status == "infeasible" and reason in row.error and row.step_time_s is None
+        assert row.status == "infeasible" and reason in row.error and row.step_ns is None
     assert verify.verify(tmp_path / "out", jobs=2) == []
 
 
@@ -241,7 +241,7 @@ def test_a_row_can_be_made_alone(folder, graphs):
     problem = bench.load_problem(row.workload, row.topology, row.rules)
     instance = bench.Instance(
         row.workload, row.topology, row.rules, problem.graph.fingerprint, problem.costs.hash, 12, None,
-        row.lower_bound_s, row.bound_method,
+        row.lower_bound_ns, row.bound_method,
     )  # fmt: skip
     assert bench.execute(Run(*row.key), instance).row.digest == row.digest
 
@@ -319,7 +319,7 @@ def test_rows_that_are_kept_take_a_bound_found_later(graphs, tmp_path):
             entry["ns"], entry["method"] = 1, "another"
     journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     (after,) = run(graphs[:1], ["single-gpu"], tmp_path)
-    assert after == replace(before, lower_bound_s=1, bound_method="another")
+    assert after == replace(before, lower_bound_ns=1, bound_method="another")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])

@@ -13,7 +13,7 @@ def row(workload, placer, step_ns=None, *, seed=0, status="ok", budget="evaluati
     return Row(
         workload=workload, topology="t", rules="fifo/fifo/dataflow", placer=placer, version=1, params="{}",
         budget=budget, seed=seed, fingerprint="f", cost_hash="c", status=status,
-        feasible=None if status != "ok" else step_ns is not None, step_time_s=step_ns, lower_bound_s=bound, **more,
+        feasible=None if status != "ok" else step_ns is not None, step_ns=step_ns, lower_bound_ns=bound, **more,
     )  # fmt: skip
 
 
@@ -98,12 +98,26 @@ def test_budgets_rank_apart_but_share_the_best_known():
 def test_rows_round_trip_through_csv(tmp_path):
     path = tmp_path / "results.csv"
     full = row(
-        "a,b", "x", 123456789012, error='say "no"', simulated_s=1, overflow="gpu0:3", peak_memory_bytes=1 << 50,
+        "a,b", "x", 123456789012, error='say "no"', simulated_ns=1, overflow="gpu0:3", peak_memory_bytes=1 << 50,
         comm_bytes=7, evaluations=3, placement="p", place_seconds=0.25, machine="m", versions="v",
     )  # fmt: skip
     rows.write_rows(path, [*TWO, full])
     assert rows.read_rows(path) == sorted([*TWO, full], key=lambda r: r.key)
     assert "123.456789012" in path.read_text()
+
+
+def test_times_are_nanoseconds_in_memory_and_seconds_in_the_file():
+    one = row("a", "x", 123456789012, bound=7, simulated_ns=5)
+    assert (one.step_ns, one.simulated_ns, one.lower_bound_ns) == (123456789012, 5, 7)
+    cells = one.cells()
+    assert [cells[name] for name in rows.FIELD] == ["123.456789012", "0.000000005", "0.000000007"]
+    assert not {name for name in vars(one) if name.endswith("_s")}
+
+
+def test_a_journal_of_the_first_version_is_read():
+    old = {name: 9 for name in rows.FIELD}
+    entry = {key: value for key, value in rows.row_to_json(TWO[0]).items() if not key.endswith("_ns")}
+    assert rows.row_from_json({**entry, **old}, "journal").step_ns == 9
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_no_placement_beats_its_bound_and_every_placement_is_there():
     for row in rows.read_rows(FOLDER / "results.csv"):
         if row.status == "ok":
             assert rows.placement_path(FOLDER, row.placement).is_file()
-            assert row.lower_bound_s <= row.simulated_s or not row.feasible
+            assert row.lower_bound_ns <= row.simulated_ns or not row.feasible
 
 
 def test_the_readme_states_its_ranking():

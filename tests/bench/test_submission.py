@@ -59,8 +59,8 @@ def test_a_forged_cell_is_found(own, tmp_path):
         found = rows.read_rows(inside / "results.csv")
         from dataclasses import replace
 
-        best = next(row for row in found if row.step_time_s)
-        forged = [replace(row, step_time_s=row.step_time_s // 2, simulated_s=row.simulated_s // 2)
+        best = next(row for row in found if row.step_ns)
+        forged = [replace(row, step_ns=row.step_ns // 2, simulated_ns=row.simulated_ns // 2)
                   if row is best else row for row in found]  # fmt: skip
         rows.write_rows(inside / "results.csv", forged)
         out = tmp_path / "forged.zip"

@@ -16,7 +16,7 @@ def row(placer, step_ns, *, seed=0, evaluations=10, seconds=2.0, topology="t", b
     return Row(
         workload="w", topology=topology, rules="fifo/fifo/dataflow", placer=placer, version=1, params="{}",
         budget=budget, seed=seed, fingerprint="f", cost_hash="c", status="ok", feasible=step_ns is not None,
-        step_time_s=step_ns, evaluations=evaluations, place_seconds=seconds,
+        step_ns=step_ns, evaluations=evaluations, place_seconds=seconds,
     )  # fmt: skip
 
 
@@ -40,7 +40,7 @@ def results(tmp_path):
         row("big", None),
         row("x", 1, topology="u"),
     ]
-    curves = {run.key: [(1, 0.2, 100_000_000), (7, 1.5, run.step_time_s)] for run in searcher}
+    curves = {run.key: [(1, 0.2, 100_000_000), (7, 1.5, run.step_ns)] for run in searcher}
     return folder(tmp_path, found, curves)
 
 

@@ -16,7 +16,7 @@ def found(placer, points, *, seed=0, workload="w", params="{}"):
     row = Row(
         workload=workload, topology="t", rules="r", placer=placer, version=1, params=params, budget="evaluations=9",
         seed=seed, fingerprint="f", cost_hash="c", status="ok", feasible=bool(points),
-        step_time_s=points[-1][2] if points else None, evaluations=9,
+        step_ns=points[-1][2] if points else None, evaluations=9,
     )  # fmt: skip
     return Found(row, tuple(points))
 
@@ -96,7 +96,7 @@ def test_runs_are_kept_and_not_made_twice(tmp_path):
             runs = lab.runs([Case("transformer-xl-2", "p100x4")], ["single-gpu", "local-search"], 5, 2)
     assert told.rows == [("local-search", 0), ("local-search", 1), ("single-gpu", 0)]
     assert [run.row.placer for run in runs] == ["local-search", "local-search", "single-gpu"]
-    assert runs[0].points[-1] == (5, runs[0].row.place_seconds, runs[0].row.step_time_s)
+    assert runs[0].points[-1] == (5, runs[0].row.place_seconds, runs[0].row.step_ns)
     assert (tmp_path / "results.csv").is_file()
 
 
@@ -106,7 +106,7 @@ def test_graphs_without_a_name_are_kept_beside_the_results(tmp_path):
     graph = family_graph("inception", 0)
     with Lab(tmp_path, mirhoseini.SIZES["tiny"], Observer()) as lab:
         (run,) = lab.runs([Case("inception-0.npz", "p100x4", graph)], ["single-gpu"], 1, 1)
-    assert run.row.workload == "inception-0.npz" and run.row.step_time_s
+    assert run.row.workload == "inception-0.npz" and run.row.step_ns
     assert (tmp_path / "graphs" / f"{graph.fingerprint}.npz").is_file()
 
 

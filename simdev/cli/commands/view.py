@@ -88,7 +88,7 @@ def _from_folder(folder: Path, workload: str | None, topology: str | None, place
     found = [row for row in found if row.placement]
     if not found:
         raise InvalidInput("no such run has a placement", source=folder)
-    row = min(found, key=lambda row: (row.step_time_s is None, row.simulated_s, row.key))
+    row = min(found, key=lambda row: (row.step_ns is None, row.simulated_ns, row.key))
     problem = bench.stored_problem(folder, row)
     placement = rows.stored_placement(folder, row.placement)
     placement.check(problem, source=rows.placement_path(folder, row.placement))

@@ -215,7 +215,7 @@ def _cut(found: Sequence[Found], evaluations: int) -> list[Found]:
 def _at(run: Found, points):
     from dataclasses import replace
 
-    return replace(run.row, step_time_s=min((point[2] for point in points), default=None))
+    return replace(run.row, step_ns=min((point[2] for point in points), default=None))
 
 
 def _large(lab: Lab) -> list[str]:

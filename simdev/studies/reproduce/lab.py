@@ -52,7 +52,7 @@ class Found:
     @property
     def step_ms(self) -> float:
         """Step time, nan where there is no feasible placement."""
-        return float("nan") if self.row.step_time_s is None else self.row.step_time_s / 1e6
+        return float("nan") if self.row.step_ns is None else self.row.step_ns / 1e6
 
 
 class Lab:
@@ -109,8 +109,8 @@ class Lab:
             self._results.add(row, outcome.placement, outcome.curve)
             self.observer.row(done, total, row)
         points = tuple(tuple(point) for point in self._results.curve(run.key))
-        if row.step_time_s is not None:
-            points += ((row.evaluations or 0, row.place_seconds or 0.0, row.step_time_s),)
+        if row.step_ns is not None:
+            points += ((row.evaluations or 0, row.place_seconds or 0.0, row.step_ns),)
         return Found(row, points)
 
     def _instance(self, case: Case) -> bench.Instance:
@@ -165,7 +165,7 @@ class Lab:
 
 def steps_ms(found: Iterable[Found], **columns: str) -> list[float]:
     """Step times in ms of the runs whose row has these cells; without those that found nothing that fits."""
-    return [run.step_ms for run in chosen(found, **columns) if run.row.step_time_s is not None]
+    return [run.step_ms for run in chosen(found, **columns) if run.row.step_ns is not None]
 
 
 def chosen(found: Iterable[Found], **columns: str) -> list[Found]:

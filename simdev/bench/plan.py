@@ -136,10 +136,10 @@ def time_limit(budget: str) -> float:
 
 
 def parse_rules(text: str) -> Rules:
-    """Rules from ``policy/contention/runtime``."""
+    """Rules from ``order/contention/runtime``."""
     parts = text.split("/")
     if len(parts) != 3:
-        raise InvalidInput(f"{text!r} is not policy/contention/runtime", source="rules")
+        raise InvalidInput(f"{text!r} is not order/contention/runtime", source="rules")
     return Rules(*parts)
 
 

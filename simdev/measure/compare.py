@@ -310,8 +310,8 @@ def execute_real(program: Program, problem: Problem, placement: Placement, repea
 
     units = units_of(problem.topology)
     devices = placement.devices
-    options = {"policy": problem.rules.policy, "priority": placement.priority}
-    if problem.rules.policy == "priority" and placement.priority is None:
+    options = {"policy": problem.rules.order, "priority": placement.priority}
+    if problem.rules.order == "priority" and placement.priority is None:
         from simdev.analysis.levels import b_level
 
         options["priority"] = b_level(problem.graph, np.maximum(problem.costs.device_op_ns, 0).mean(axis=0).astype(int))

@@ -9,7 +9,7 @@ from simdev.placers.placer import Budget, PlacerSpec
 from simdev.problem.costs import CostTable, transfer_durations
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement
-from simdev.problem.problem import CONTENTIONS, POLICIES, RUNTIMES, Problem, Rules
+from simdev.problem.problem import CONTENTIONS, ORDERS, RUNTIMES, Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 
@@ -81,9 +81,9 @@ def random_costs(rng: np.random.Generator, graph: ComputationGraph, topology: To
 
 
 def random_rules(rng: np.random.Generator) -> Rules:
-    """Any policy, contention and runtime; the default variant most often."""
+    """Any order, contention and runtime; the default variant most often."""
     runtime = RUNTIMES[int(rng.random() < 0.25)]
-    return Rules(str(rng.choice(POLICIES)), str(rng.choice(CONTENTIONS, p=[0.5, 0.2, 0.3])), runtime)
+    return Rules(str(rng.choice(ORDERS)), str(rng.choice(CONTENTIONS, p=[0.5, 0.2, 0.3])), runtime)
 
 
 def random_problem(rng: np.random.Generator, *, max_ops: int = 25, rules: Rules | None = None) -> Problem:

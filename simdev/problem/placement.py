@@ -20,7 +20,7 @@ from simdev.problem.problem import Problem
 @dataclass(frozen=True, eq=False)
 class Placement:
     """``devices`` int32 ``(n,)``: device number per op. ``priority`` int64 ``(n,)`` or None: higher runs first under
-    the ``priority`` policy."""
+    the ``priority`` order."""
 
     devices: np.ndarray
     priority: np.ndarray | None = None

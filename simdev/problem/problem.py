@@ -12,21 +12,25 @@ from simdev.problem.costs import CostModel, CostTable
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.topology import Topology
 
-POLICIES = ("fifo", "priority", "program")
+ORDERS = ("fifo", "priority", "program")
 CONTENTIONS = ("fifo", "none", "fair")
 RUNTIMES = ("dataflow", "eager")
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Which variant of the execution model applies: queue policy (R2), link contention (R4) and runtime (R11)."""
+    """The variant of the execution model: the order of the ready ops (R2), link contention (R4) and runtime (R11).
 
-    policy: str = "fifo"
+    ``order`` says which ready op a device takes first: ``fifo`` the one that became ready first, ``priority`` the one
+    of highest priority, ``program`` the next in program order, even if others are ready before it.
+    """
+
+    order: str = "fifo"
     contention: str = "fifo"
     runtime: str = "dataflow"
 
     def __post_init__(self):
-        for name, known in (("policy", POLICIES), ("contention", CONTENTIONS), ("runtime", RUNTIMES)):
+        for name, known in (("order", ORDERS), ("contention", CONTENTIONS), ("runtime", RUNTIMES)):
             if getattr(self, name) not in known:
                 raise UnknownName(name, str(getattr(self, name)), known, source="rules")
 

@@ -14,7 +14,7 @@ from simdev.sim._flows import Flows, advance, join, new_flows, next_end, pop_end
 from simdev.sim._heap import kernel, part, pop, push, sort_pairs
 from simdev.sim.arrays import Inputs
 
-FIFO, PRIORITY, PROGRAM = 0, 1, 2  # positions in POLICIES
+FIFO, PRIORITY, PROGRAM = 0, 1, 2  # positions in ORDERS
 SHARED, FREE, FAIR = 0, 1, 2  # positions in CONTENTIONS: fifo, none, fair
 
 OK, BAD_PLACEMENT, STUCK = 0, 1, 2

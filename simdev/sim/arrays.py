@@ -9,7 +9,7 @@ import numpy as np
 
 from simdev.analysis.levels import average_durations, b_level
 from simdev.errors import InvalidInput
-from simdev.problem.problem import CONTENTIONS, POLICIES, Problem
+from simdev.problem.problem import CONTENTIONS, ORDERS, Problem
 
 MAX_TIME_NS = 1 << 62
 MAX_KEY_TIME_NS = (1 << 43) - 1  # a time below it and an op number share one key
@@ -27,7 +27,7 @@ class Inputs(NamedTuple):
     stream: bool  # the same under program or in the eager runtime, on devices of one slot: _stream.py serves
     anywhere: bool  # every device runs every op, and no op has to be with another
     all_routed: bool  # every two devices have a route
-    policy: int  # index into POLICIES
+    policy: int  # index into ORDERS
     contention: int  # index into CONTENTIONS
     host: int  # the issuing host in the eager runtime, else -1
     op_ns: np.ndarray
@@ -117,13 +117,13 @@ def _build(problem: Problem) -> Inputs:
         and bool(np.diff(graph.input_ptr).max(initial=0) < MAX_KEY_INPUTS)
     )
     return Inputs(
-        plain=usual and not fair and not eager and rules.policy == "fifo",
-        fair=usual and fair and not eager and rules.policy == "fifo",
-        priority=usual and not fair and not eager and rules.policy == "priority" and single,
-        stream=usual and not fair and (eager or rules.policy == "program") and single,
+        plain=usual and not fair and not eager and rules.order == "fifo",
+        fair=usual and fair and not eager and rules.order == "fifo",
+        priority=usual and not fair and not eager and rules.order == "priority" and single,
+        stream=usual and not fair and (eager or rules.order == "program") and single,
         anywhere=graph.n_units == graph.n_ops and bool((costs.op_ns >= 0).all()),
         all_routed=bool(((costs.pair_class >= 0) | np.eye(topology.n_devices, dtype=bool)).all()),
-        policy=POLICIES.index("program" if rules.runtime == "eager" else rules.policy),
+        policy=ORDERS.index("program" if rules.runtime == "eager" else rules.order),
         contention=CONTENTIONS.index(rules.contention),
         host=topology.host if rules.runtime == "eager" else -1,
         op_ns=costs.op_ns,

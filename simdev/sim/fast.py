@@ -104,7 +104,7 @@ def _run(problem: Problem, placements, first, stop, priority, below, timeline, s
 
         return run_many_fair(p, placements, first, stop, below, timeline, scratch, step, peak, overflow)
     rank = np.zeros(0, np.int64)
-    if problem.rules.policy == "priority":
+    if problem.rules.order == "priority":
         rank = default_rank(problem) if priority is None else priority_rank(priority)
     if p.priority:
         from simdev.sim._priority import run_many_priority as run_many

@@ -244,7 +244,7 @@ class _Unrolled:
         origin = np.array([tensor for handle in numbering for tensor in self.made[handle]], np.int64)
         op, microbatch, device = rows.T
         costs = _unrolled_costs(self.problem, op, origin)
-        rules = Rules(policy="priority", contention=self.problem.rules.contention)
+        rules = Rules(order="priority", contention=self.problem.rules.contention)
         run = Problem(graph, self.problem.topology, costs, rules)
         return run, Placement(device, _priority(graph, op, microbatch, order)), microbatch.astype(np.int32)
 

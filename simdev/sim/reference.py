@@ -74,7 +74,7 @@ class _Step:
 
     def _policy_keys(self, placement: Placement) -> list[int]:
         """Under ``priority`` the smallest key is the first choice; other policies do not need it (R2)."""
-        if self.rules.policy != "priority":
+        if self.rules.order != "priority":
             return [0] * self.graph.n_ops
         given = placement.priority if placement.priority is not None else default_priority(self.problem)
         return [-value for value in given.tolist()]
@@ -113,7 +113,7 @@ class _Step:
         if self.eager:
             causes.append(self.issued[op])
         yield self.env.all_of(causes)
-        key = self.env.now if self.rules.policy == "fifo" else self.key[op]
+        key = self.env.now if self.rules.order == "fifo" else self.key[op]
         heapq.heappush(self.ready[device], (op,) if self._in_program_order() else (key, op))
         self._settle()
         yield self.go[op]
@@ -231,7 +231,7 @@ class _Step:
         return started
 
     def _in_program_order(self) -> bool:
-        return self.eager or self.rules.policy == "program"
+        return self.eager or self.rules.order == "program"
 
     def _allocate(self, ops: list[int], transfers: list[tuple[int, int]]) -> None:
         """R7, R8: outputs and workspaces of starting ops, then copies; note where a capacity is first exceeded."""

@@ -247,7 +247,7 @@ class _Check:
             if not len(ops):
                 continue
             since = self.ready[ops].copy()
-            if self.problem.rules.policy == "program":
+            if self.problem.rules.order == "program":
                 self.fail_where("R2", np.diff(s.op_start[ops]) < 0, ops[1:], "starts out of program order")
                 since[1:] = np.maximum(since[1:], s.op_start[ops[:-1]])
             instants, busy = self._busy(ops)
@@ -266,11 +266,11 @@ class _Check:
 
     def policy(self) -> None:
         """R2: the ops that start at an instant are the first of those ready, by the policy."""
-        if self.problem.rules.policy == "program":
+        if self.problem.rules.order == "program":
             return  # the order was checked with the idle slots
         start, ready = self.schedule.op_start.tolist(), self.ready.tolist()
         key = ready
-        if self.problem.rules.policy == "priority":
+        if self.problem.rules.order == "priority":
             given = self.placement.priority
             if given is None:
                 given = b_level(self.graph, average_durations(self.problem))
@@ -290,7 +290,7 @@ class _Check:
                     heapq.heappush(waiting, (key[op], op))
                 chosen = {heapq.heappop(waiting)[1] for _ in range(stop - first)}
                 for op in sorted(chosen.symmetric_difference(by_start[first:stop]))[:1]:
-                    self.fail("R2", op, f"does not start in its turn at {now} ns ({self.problem.rules.policy})")
+                    self.fail("R2", op, f"does not start in its turn at {now} ns ({self.problem.rules.order})")
                 first = stop
 
     def totals(self) -> None:

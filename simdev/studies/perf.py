@@ -28,8 +28,8 @@ MAX_REFERENCE_OPS = 20_000  # beyond, one round takes seconds
 COLUMNS = ("contender", "placement", "ops", "edges", "devices", "us", "ns_per_op", "machine", "versions")
 OTHER_RULES = {
     "no contention": Rules(contention="none"),
-    "priority": Rules(policy="priority"),
-    "program": Rules(policy="program"),
+    "priority": Rules(order="priority"),
+    "program": Rules(order="program"),
     "eager": Rules(runtime="eager"),
 }
 

@@ -89,6 +89,14 @@ def test_list(simdev):
     assert "single-gpu" in simdev("list", "placers")[1]
 
 
+def test_the_order_of_ready_ops_is_no_policy(simdev, graph, tmp_path, monkeypatch):
+    for order in ("fifo", "priority", "program"):
+        assert simdev("place", graph, "p100x2", "-p", "single-gpu", "--order", order)[0] == 0
+    monkeypatch.chdir(tmp_path)  # a trained policy may have any name
+    assert_refused(simdev("place", graph, "p100x2", "--policy", "fifo"), Path("fifo") / "policy.json")
+    assert_refused(simdev("place", graph, "p100x2", "--policy", "fifo", "-p", "single-gpu"), "--placer or --policy")
+
+
 def test_place_then_simulate_with_both_engines(simdev, graph, tmp_path):
     placed = tmp_path / "placed.json"
     code, out, _ = simdev("place", graph, "p100x2", "-p", "single-gpu", "-o", placed)

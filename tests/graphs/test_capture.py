@@ -474,7 +474,7 @@ def test_memory_in_program_order_is_what_pytorch_allocates(entry):
     (peak,) = (sizes["Total"] for sizes in memory.get_tracker_snapshot("peak").values())
 
     graph, topology = capture_workload(spec, params), load_topology("p100x4")
-    problem = Problem.build(graph, topology, rules=Rules(policy="program"))
+    problem = Problem.build(graph, topology, rules=Rules(order="program"))
     alone = Placement(np.full(graph.n_ops, topology.accelerators[0]))
     assert max(simulate(problem, alone, engine="reference").peak_bytes) == pytest.approx(peak, rel=0.01)
 

@@ -41,7 +41,7 @@ def simulated_peak(spec, params) -> int:
     from simdev.graphs.capture import capture_workload
 
     graph = capture_workload(spec, params)
-    problem = Problem.build(graph, load_topology("p100x2"), rules=Rules(policy="program"))
+    problem = Problem.build(graph, load_topology("p100x2"), rules=Rules(order="program"))
     gpu = problem.topology.accelerators[0]
     peak = simulate(problem, Placement(np.full(graph.n_ops, gpu))).peak_bytes[gpu]
     return int(peak) - int(graph.op_persistent_bytes.sum())

@@ -54,8 +54,8 @@ SHIPPED = (
 OTHER_RULES = {
     "no contention": Rules(contention="none"),
     "fair": Rules(contention="fair"),
-    "priority": Rules(policy="priority"),
-    "program": Rules(policy="program"),
+    "priority": Rules(order="priority"),
+    "program": Rules(order="program"),
     "eager": Rules(runtime="eager"),
 }
 
@@ -222,7 +222,7 @@ def shapes(yardstick) -> list[dict]:
         for how in ("random", "contiguous", "followed"):
             rows = (near(problem, rng, how) if how == "followed" else perf.placements(rng, problem, how))[:32]
             functions = engines(problem, rows, yardstick)
-            for name, rules in (("no contention", Rules(contention="none")), ("priority", Rules(policy="priority"))):
+            for name, rules in (("no contention", Rules(contention="none")), ("priority", Rules(order="priority"))):
                 other = Problem(graph, topology, problem.costs, rules)
                 functions[name] = (lambda other=other, rows=rows: simulate_many(other, rows[:8]), 8)
             for one in take_turns("shapes", problem, how, functions, rounds=6):

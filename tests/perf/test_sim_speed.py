@@ -16,7 +16,7 @@ pytestmark = pytest.mark.benchmark(timer=time.process_time)  # machines are shar
 PLACEMENTS = 64  # cycled, as one placement repeated lets the branch predictor learn it
 RULES = {
     "default": Rules(),
-    "priority": Rules(policy="priority"),
+    "priority": Rules(order="priority"),
     "fair": Rules(contention="fair"),
     "eager": Rules(runtime="eager"),
 }

@@ -42,7 +42,7 @@ def test_costs_of_another_graph_are_refused():
             Problem(graph(), PAIR, replace(problem.costs, **{name: value}))
 
 
-@pytest.mark.parametrize("field", ["policy", "contention", "runtime"])
+@pytest.mark.parametrize("field", ["order", "contention", "runtime"])
 def test_unknown_rules(field):
     with pytest.raises(UnknownName, match=f"rules: unknown {field} 'fif'"):
         Rules(**{field: "fif"})

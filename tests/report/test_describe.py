@@ -70,7 +70,7 @@ def test_the_peak_is_the_simulator_s_on_one_device():
                 builder.tensor(op, sizes[2], result=bool(rng.random() < 0.2), persistent=bool(rng.random() < 0.1))
             )
         graph = builder.build()
-        problem = Problem.build(graph, Topology("one", (device,)), CostModel(), Rules(policy="program"))
+        problem = Problem.build(graph, Topology("one", (device,)), CostModel(), Rules(order="program"))
         schedule = simulate(problem, Placement(np.zeros(graph.n_ops, int)), engine="reference")
         assert peak_bytes(graph) == int(schedule.peak_bytes[0])
 

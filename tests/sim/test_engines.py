@@ -10,10 +10,10 @@ import pytest
 from simdev.errors import UnknownName
 from simdev.placers.testing import assert_same_schedule, random_placement, random_problem
 from simdev.problem.placement import Placement
-from simdev.problem.problem import CONTENTIONS, POLICIES, RUNTIMES, Rules
+from simdev.problem.problem import CONTENTIONS, ORDERS, RUNTIMES, Rules
 from simdev.sim import simulate, simulate_many
 
-VARIANTS = [Rules(p, c, "dataflow") for p in POLICIES for c in CONTENTIONS] + [
+VARIANTS = [Rules(p, c, "dataflow") for p in ORDERS for c in CONTENTIONS] + [
     Rules("fifo", c, "eager") for c in CONTENTIONS
 ]
 

@@ -146,7 +146,7 @@ def test_extreme_priorities():
     b = GraphBuilder("priorities")
     for i in range(4):
         b.op(f"o{i}", "op")
-    p = problem(b, machine(1), [1] * 4, rules=Rules(policy="priority"))
+    p = problem(b, machine(1), [1] * 4, rules=Rules(order="priority"))
     low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
     assert agree(p, [0] * 4, priority=np.array([low, 0, high, low])).op_start.tolist() == [2, 1, 0, 3]
 
@@ -206,7 +206,7 @@ def test_groups_and_routes_are_checked_in_batches():
         simulate_many(problem(b, machine(2, links=[]), [2, 3]), np.array([[0, 0], [0, 1]]))
 
 
-@pytest.mark.parametrize("rules", [Rules(), Rules(policy="priority")])
+@pytest.mark.parametrize("rules", [Rules(), Rules(order="priority")])
 def test_memory_of_slow_placements_may_be_left_out(rules):
     rng = np.random.default_rng(3)
     p = random_problem(rng, max_ops=60, rules=rules)

@@ -72,12 +72,12 @@ def test_r2_fifo_takes_the_earliest_ready_then_the_lowest_number(run):
 
 
 def test_r2_priority_given_and_default(run):
-    p = problem(branches(3), machine(1), [2, 5, 1], rules=Rules(policy="priority"))
+    p = problem(branches(3), machine(1), [2, 5, 1], rules=Rules(order="priority"))
     assert run(p, [0] * 3, priority=np.array([1, 7, 7])).op_start.tolist() == [6, 0, 5]
     # Default: the b-level. o0 -> o3 makes 2 + 9; then o1 (5), o2 (1).
     b = branches(3)
     b.op("o3", "op", inputs=b.outputs(0))
-    p = problem(b, machine(1), [2, 5, 1, 9], rules=Rules(policy="priority"))
+    p = problem(b, machine(1), [2, 5, 1, 9], rules=Rules(order="priority"))
     assert run(p, [0] * 4).op_start.tolist() == [0, 11, 16, 2]
 
 
@@ -88,7 +88,7 @@ def test_r2_program_order_waits_for_an_op_that_is_not_ready(run):
     b.op("o2", "op")
     devices = [1, 0, 0]
     assert run(problem(b, machine(), [3, 4, 2]), devices).op_start.tolist() == [0, 18, 0]
-    p = problem(b, machine(), [3, 4, 2], rules=Rules(policy="program"))
+    p = problem(b, machine(), [3, 4, 2], rules=Rules(order="program"))
     assert run(p, devices).op_start.tolist() == [0, 18, 22]
 
 

@@ -69,7 +69,7 @@ def some(seed=0, rules=None):
     return rng, problem, Simulator(problem, Placement(rng.integers(1, 5, problem.graph.n_ops)))
 
 
-@pytest.mark.parametrize("rules", [Rules(), Rules(policy="priority"), Rules(runtime="eager")])
+@pytest.mark.parametrize("rules", [Rules(), Rules(order="priority"), Rules(runtime="eager")])
 def test_moves_tried_one_by_one(rules):
     rng, problem, simulator = some(1, rules)
     units, devices = rng.integers(0, problem.graph.n_units, 30), rng.integers(1, 5, 30)

@@ -8,7 +8,7 @@ from drawn import chain, machine, problem
 
 from simdev.placers.testing import assert_same_schedule, random_placement, random_problem
 from simdev.problem.placement import Placement
-from simdev.problem.problem import CONTENTIONS, POLICIES, Problem, Rules
+from simdev.problem.problem import CONTENTIONS, ORDERS, Problem, Rules
 from simdev.sim import InvalidSchedule, simulate, validate
 from simdev.sim.schedule import Schedule
 
@@ -75,9 +75,7 @@ def test_rejects_every_tampered_schedule(contention, runtime):
 
 def test_rejects_the_schedule_of_other_rules():
     """Consistent in itself, but not what these rules make of the placement."""
-    variants = [Rules(policy, contention) for policy in POLICIES for contention in CONTENTIONS] + [
-        Rules(runtime="eager")
-    ]
+    variants = [Rules(policy, contention) for policy in ORDERS for contention in CONTENTIONS] + [Rules(runtime="eager")]
     rejected = 0
     for rng, p, placement, schedule in cases(120, rules=Rules()):
         other = Problem(p.graph, p.topology, p.costs, variants[rng.integers(1, len(variants))])

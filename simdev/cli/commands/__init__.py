@@ -39,7 +39,7 @@ class Engine(StrEnum):
     reference = "reference"
 
 
-class Policy(StrEnum):
+class Order(StrEnum):
     fifo = "fifo"
     priority = "priority"
     program = "program"
@@ -64,7 +64,7 @@ class Backend(StrEnum):
 GraphArgument = Annotated[str, typer.Argument(help="Workload id, graph file, or my_model.py:make_step.")]
 TopologyArgument = Annotated[str, typer.Argument(help="Topology name (simdev list topologies) or TOML file.")]
 PlacerOption = Annotated[str | None, typer.Option("--placer", "-p", help="Placer id: name or name[param=value].")]
-PolicyOption = Annotated[Policy, typer.Option(help="Which ready op a device takes first.")]
+OrderOption = Annotated[Order, typer.Option(help="The order in which a device takes its ready ops.")]
 ContentionOption = Annotated[Contention, typer.Option(help="How transfers share a link.")]
 RuntimeOption = Annotated[Runtime, typer.Option(help="What decides when an op may start.")]
 CostsOption = Annotated[Path | None, typer.Option(help="Measured costs (simdev import --costs), before the model's.")]
@@ -107,7 +107,7 @@ def command(name: str, **settings):
     return register
 
 
-def build_problem(graph, topology, policy="fifo", contention="fifo", runtime="dataflow", costs=None):
+def build_problem(graph, topology, order="fifo", contention="fifo", runtime="dataflow", costs=None):
     """The problem that a command's arguments name."""
     from simdev.placers import registry
     from simdev.problem.costs import CostModel, load_measured
@@ -115,7 +115,7 @@ def build_problem(graph, topology, policy="fifo", contention="fifo", runtime="da
     from simdev.problem.topology import load_topology
 
     model = CostModel() if costs is None else CostModel(measured=load_measured(costs))
-    rules = Rules(policy, contention, runtime)
+    rules = Rules(order, contention, runtime)
     return Problem.build(registry.load_workload(graph), load_topology(topology), model, rules)
 
 

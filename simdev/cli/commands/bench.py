@@ -18,8 +18,8 @@ from simdev.cli.commands import (
     ContentionOption,
     Engine,
     JsonOption,
-    Policy,
-    PolicyOption,
+    Order,
+    OrderOption,
     Runtime,
     RuntimeOption,
     SchedulerOption,
@@ -48,7 +48,7 @@ def bench(
     seeds: Annotated[int, typer.Option(help="Repetitions of each run.")] = 1,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Runs at a time (default: one a core).")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default: leaderboard/BUDGET).")] = None,
-    policy: PolicyOption = Policy.fifo,
+    order: OrderOption = Order.fifo,
     contention: ContentionOption = Contention.fifo,
     runtime: RuntimeOption = Runtime.dataflow,
     time_limit: Annotated[float | None, typer.Option(help="Seconds that a run may take.")] = None,
@@ -76,7 +76,7 @@ def bench(
     )
     runs = plan.plan(
         workload or (), topology or (), placer or ("all",), budget=budget, seeds=seeds,
-        rules=f"{policy}/{contention}/{runtime}",
+        rules=f"{order}/{contention}/{runtime}",
     )  # fmt: skip
     out = out or Path("leaderboard") / (budget if budget in plan.BUDGETS else "custom")
     with progress.observer(len(runs)) as observer:

@@ -11,9 +11,9 @@ import typer
 
 from simdev.cli.commands import (
     JsonOption,
+    Order,
+    OrderOption,
     PlacerOption,
-    Policy,
-    PolicyOption,
     command,
     in_a_folder,
     positive,
@@ -36,7 +36,7 @@ def execute(
     machine: MachineArgument,
     placement: Annotated[Path | None, typer.Option(help="Placement file (JSON).")] = None,
     placer: PlacerOption = None,
-    policy: PolicyOption = Policy.fifo,
+    order: OrderOption = Order.fifo,
     repeats: RepeatsOption = 10,
     trace: Annotated[
         Path | None,
@@ -58,7 +58,7 @@ def execute(
     real.units_of(topology)
     program = real.load_program(step, small=small, seed=seed)
     costs = real.profile_costs(program, topology, repeats)
-    problem = real.real_problem(program, topology, costs, policy)
+    problem = real.real_problem(program, topology, costs, order)
     found = Placement.load(placement, problem) if placement else run_placer(problem, placer, 200, seed)
     report, measured, simulated = real.execute_real(program, problem, found, repeats)
     if trace is not None:

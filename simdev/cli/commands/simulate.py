@@ -16,9 +16,9 @@ from simdev.cli.commands import (
     Engine,
     GraphArgument,
     JsonOption,
+    Order,
+    OrderOption,
     PlacerOption,
-    Policy,
-    PolicyOption,
     Runtime,
     RuntimeOption,
     TopologyArgument,
@@ -37,7 +37,7 @@ def simulate(
     placement: Annotated[Path | None, typer.Option(help="Placement file (JSON).")] = None,
     placer: PlacerOption = None,
     engine: Annotated[Engine, typer.Option(help="Compiled, or the readable specification.")] = Engine.fast,
-    policy: PolicyOption = Policy.fifo,
+    order: OrderOption = Order.fifo,
     contention: ContentionOption = Contention.fifo,
     runtime: RuntimeOption = Runtime.dataflow,
     costs: CostsOption = None,
@@ -54,7 +54,7 @@ def simulate(
 
     if (placement is None) == (placer is None):
         raise InvalidInput("give either --placement or --placer")
-    problem = build_problem(graph, topology, policy, contention, runtime, costs)
+    problem = build_problem(graph, topology, order, contention, runtime, costs)
     if placement is not None:
         found = Placement.load(placement, problem)
     else:
@@ -75,10 +75,8 @@ def place(
     topology: Annotated[str | None, typer.Argument(help="Topology name or TOML file (default: the policy's).")] = None,
     placer: PlacerOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write.", callback=in_a_folder)] = None,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(help="Folder of a trained policy (simdev train); or which ready op a device takes first."),
-    ] = None,
+    policy: Annotated[Path | None, typer.Option(help="Folder of a trained policy (simdev train).")] = None,
+    order: OrderOption = Order.fifo,
     contention: ContentionOption = Contention.fifo,
     runtime: RuntimeOption = Runtime.dataflow,
     costs: CostsOption = None,
@@ -99,16 +97,14 @@ def place(
     if topology is not None and machine is not None:
         raise InvalidInput("given twice", source="TOPOLOGY")
     topology = topology or machine
-    queues = [name for name in policy or () if name in list(Policy)]
-    folders = [name for name in policy or () if name not in list(Policy)]
-    if len(queues) > 1 or len(folders) > 1 or bool(folders) == bool(placer):
-        raise InvalidInput("give either --placer, or one folder as --policy")
-    if folders:
-        placer, topology = of_policy(folders[0], topology)
+    if (policy is None) == (placer is None):
+        raise InvalidInput("give either --placer or --policy")
+    if policy is not None:
+        placer, topology = of_policy(policy, topology)
     if topology is None:
         raise InvalidInput("missing", source="TOPOLOGY")
-    problem = build_problem(graph, topology, *(queues or ["fifo"]), contention, runtime, costs)
-    found = run_placer(problem, placer, evaluations, seed, **({"policy": folders[0]} if folders else {}))
+    problem = build_problem(graph, topology, order, contention, runtime, costs)
+    found = run_placer(problem, placer, evaluations, seed, **({} if policy is None else {"policy": str(policy)}))
     if out is not None:
         found.save(out, problem)
     print_schedule(problem, found, sim.simulate(problem, found), False)
@@ -128,7 +124,7 @@ def print_device_map(problem, placement, path: Path) -> None:
         print(f"as a pipeline {found.pipeline_ns / 1e6:.3f} ms, split before {', '.join(found.splits)}")
 
 
-def of_policy(folder: str, topology: str | None) -> tuple[str, str | None]:
+def of_policy(folder: Path, topology: str | None) -> tuple[str, str | None]:
     """The placer of a trained policy, and the first topology that it was trained on where none is given."""
     from simdev.placers.policy_file import read_header
 
@@ -144,7 +140,7 @@ def of_policy(folder: str, topology: str | None) -> tuple[str, str | None]:
 def bound(
     graph: GraphArgument,
     topology: TopologyArgument,
-    policy: PolicyOption = Policy.fifo,
+    order: OrderOption = Order.fifo,
     contention: ContentionOption = Contention.fifo,
     runtime: RuntimeOption = Runtime.dataflow,
     costs: CostsOption = None,
@@ -156,7 +152,7 @@ def bound(
     """A step time that no placement can beat."""
     from simdev.analysis.levels import lower_bounds
 
-    problem = build_problem(graph, topology, policy, contention, runtime, costs)
+    problem = build_problem(graph, topology, order, contention, runtime, costs)
     proven = [] if seconds is None else [solver_bound(problem, seconds)]
     found = lower_bounds(problem) + proven
     best = max(found, key=lambda bound: bound.ns)

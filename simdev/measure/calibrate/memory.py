@@ -45,7 +45,7 @@ def graph_peak(graph: ComputationGraph) -> int:
     (parameters and optimiser state)."""
     kind = DeviceKind("memory", 1 << 50, {"f32": 1.0}, 1.0, granularity=GRANULE)
     costs = _unit_costs(graph)
-    problem = Problem(graph, Topology("memory", (Device("gpu", kind),)), costs, Rules(policy="program"))
+    problem = Problem(graph, Topology("memory", (Device("gpu", kind),)), costs, Rules(order="program"))
     persistent = int((-(-graph.op_persistent_bytes // GRANULE) * GRANULE).sum())
     return int(simulate(problem, Placement(np.zeros(graph.n_ops, np.int32))).peak_bytes[0]) - persistent
 
@@ -81,7 +81,7 @@ def _replay(trace: Trace, device: int) -> Peak:
     kind = DeviceKind("memory", 1 << 50, {"f32": 1.0}, 1.0, granularity=GRANULE)
     topology = Topology("memory", (Device("gpu", kind),))
     costs = _unit_costs(built)
-    problem = Problem(built, topology, costs, Rules(policy="program"))
+    problem = Problem(built, topology, costs, Rules(order="program"))
     peak = int(simulate(problem, Placement(np.zeros(built.n_ops, np.int32))).peak_bytes[0])
     measured = int(total[recorded].max()) if recorded.any() else -1
     return Peak(device, len(size), measured, before, max(0, before - known_before) + peak, unknown)

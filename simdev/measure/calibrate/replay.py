@@ -35,7 +35,7 @@ SYNC = ("Synchronize", "cudaMemcpy", "hipMemcpy")
 WAIT_EVENT = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")
 CLOCK_NS = 2000  # times of calls and work agree no better
 MARK, LAUNCH, RETURN, WAIT = range(4)  # kinds of host events
-RULES = Rules(policy="program", contention="none")
+RULES = Rules(order="program", contention="none")
 
 
 @dataclass(frozen=True, eq=False)

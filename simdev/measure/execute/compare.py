@@ -89,7 +89,7 @@ def run_case(program: Program, problem: Problem, units, name: str, devices, **op
     """
     cores = [int(unit[4:]) for unit in units if unit.startswith("cpu")]
     with others(cores) as taken:
-        execution = execute(program, devices, units, policy=problem.rules.policy, **options)
+        execution = execute(program, devices, units, policy=problem.rules.order, **options)
     schedule = step_schedule(program, execution, devices, problem.topology)
     placement = Placement(devices)
     order = np.zeros(program.graph.n_units, np.int64)

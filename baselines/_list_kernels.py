@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from simdev.sim._heap import pop, push
+from simdev.sim.kernels.heap import pop, push
 
 NEVER = np.int64(1) << 62
 

@@ -56,4 +56,4 @@ if _find_spec("simdev.workloads") is None and (_Path(__file__).parents[1] / "wor
 
 _cache.ensure()
 _shelf = _find_spec("simdev.baselines")
-_cache.drop_stale(_Path(__file__).parent / "sim", *map(_Path, _shelf.submodule_search_locations if _shelf else []))
+_cache.drop_stale(_Path(__file__).parent / "sim" / "kernels", *map(_Path, _shelf.submodule_search_locations if _shelf else []))

@@ -28,18 +28,22 @@ def ensure() -> None:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
-def drop_stale(folder: Path, *users: Path) -> None:
-    """Forget compiled kernels older than the newest kernel source (``_*.py``) of ``folder``; those in the folders of
-    ``users``, which call them, also where they are older than the newest of their own. Numba compares a function with
-    its own file only, so that one which calls into a changed file would stay as it was."""
-    newest = _newest_source(folder)
-    for place in (folder, *users):
-        limit = max(newest, _newest_source(place))
+def drop_stale(kernels: Path, *users: Path) -> None:
+    """Delete compiled kernels that may contain code that has changed since.
+
+    Numba compares a compiled function with the file of that function only. A kernel that calls a function of another
+    file would therefore keep the old version of it. So the compiled kernels of the folder ``kernels`` are deleted if
+    any source in that folder is newer. The folders ``users`` hold kernels that call those: there, a newer helper
+    source (``_*.py``) in the same folder counts, too. A kernel that calls nothing outside its own file needs neither.
+    """
+    newest = _newest_source(kernels, "*.py")
+    for place in (kernels, *users):
+        limit = max(newest, _newest_source(place, "_[!_]*.py"))
         for index in place.glob("__pycache__/*.nbi"):
             with contextlib.suppress(OSError):  # another process was faster, or the installation is read-only
                 if index.stat().st_mtime_ns < limit:
                     index.unlink()
 
 
-def _newest_source(folder: Path) -> int:
-    return max((path.stat().st_mtime_ns for path in folder.glob("_[!_]*.py")), default=0)
+def _newest_source(folder: Path, pattern: str) -> int:
+    return max((path.stat().st_mtime_ns for path in folder.glob(pattern)), default=0)

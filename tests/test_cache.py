@@ -35,7 +35,7 @@ def test_a_read_only_installation_without_a_home_compiles_and_leaves_no_litter(t
 
 def test_kernels_older_than_any_kernel_source_are_forgotten(tmp_path):
     (tmp_path / "__pycache__").mkdir()
-    for number, name in enumerate(("__pycache__/old.nbi", "_kernel.py", "__pycache__/new.nbi", "schedule.py"), 1):
+    for number, name in enumerate(("__pycache__/old.nbi", "general.py", "__pycache__/new.nbi", "notes.md"), 1):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (number, number))
     _cache.drop_stale(tmp_path)
@@ -43,14 +43,14 @@ def test_kernels_older_than_any_kernel_source_are_forgotten(tmp_path):
 
 
 def test_kernels_that_call_a_changed_one_are_forgotten_too(tmp_path):
-    files = ("user/__pycache__/old.nbi", "user/_own.py", "user/__pycache__/new.nbi", "folder/_kernel.py")
+    files = ("user/__pycache__/old.nbi", "user/_own.py", "user/__pycache__/new.nbi", "folder/general.py")
     for number, name in enumerate(files, 1):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (number, number))
-    os.utime(tmp_path / "folder/_kernel.py", (0, 0))
+    os.utime(tmp_path / "folder/general.py", (0, 0))
     _cache.drop_stale(tmp_path / "folder", tmp_path / "user")
     assert [path.name for path in (tmp_path / "user" / "__pycache__").iterdir()] == ["new.nbi"]
-    os.utime(tmp_path / "folder/_kernel.py", (9, 9))
+    os.utime(tmp_path / "folder/general.py", (9, 9))
     _cache.drop_stale(tmp_path / "folder", tmp_path / "user")
     assert not any((tmp_path / "user" / "__pycache__").iterdir())

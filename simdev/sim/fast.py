@@ -11,7 +11,7 @@ import numpy as np
 from simdev.errors import InvalidInput
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
-from simdev.sim.arrays import default_rank, priority_rank, problem_arrays
+from simdev.sim.inputs import default_rank, priority_rank, problem_arrays
 from simdev.sim.schedule import Outcomes, Schedule
 
 NO_LIMIT = int(np.iinfo(np.int64).max)
@@ -96,38 +96,38 @@ def _run(problem: Problem, placements, first, stop, priority, below, timeline, s
     """Simulate the rows ``first:stop`` with the kernel for the problem's rules; the first row that failed, or -1."""
     p = problem_arrays(problem)
     if p.plain:
-        from simdev.sim._fifo import run_many_fifo
+        from simdev.sim.kernels.fifo import run_many_fifo
 
         return run_many_fifo(p, placements, first, stop, below, timeline, scratch, step, peak, overflow, False)
     if p.fair:
-        from simdev.sim._fair import run_many_fair
+        from simdev.sim.kernels.fair import run_many_fair
 
         return run_many_fair(p, placements, first, stop, below, timeline, scratch, step, peak, overflow)
     rank = np.zeros(0, np.int64)
     if problem.rules.order == "priority":
         rank = default_rank(problem) if priority is None else priority_rank(priority)
     if p.priority:
-        from simdev.sim._priority import run_many_priority as run_many
+        from simdev.sim.kernels.priority import run_many_priority as run_many
     elif p.stream:
-        from simdev.sim._stream import run_many_stream as run_many
+        from simdev.sim.kernels.in_order import run_many_stream as run_many
     else:
-        from simdev.sim._kernel import run_many
+        from simdev.sim.kernels.general import run_many
     return run_many(p, placements, first, stop, rank, below, timeline, scratch, step, peak, overflow)
 
 
 def room(problem: Problem):
     """Where one thread writes: a timeline and working arrays."""
-    from simdev.sim._kernel import new_scratch, new_timeline
+    from simdev.sim.kernels.general import new_scratch, new_timeline
 
     graph, topology = problem.graph, problem.topology
     sizes = graph.n_ops, graph.n_tensors, graph.n_edges, topology.n_devices, len(topology.channels)
     p = problem_arrays(problem)
     if p.fair:
-        from simdev.sim._fair import new_fair_room
+        from simdev.sim.kernels.fair import new_fair_room
 
         return new_timeline(graph.n_ops, graph.n_edges), new_fair_room(problem, *sizes, int(topology.slots.sum()))
     if p.plain or p.priority or p.stream:
-        from simdev.sim._fifo import new_room
+        from simdev.sim.kernels.fifo import new_room
 
         own = {"eager": problem.rules.runtime == "eager", "priority": p.priority}
         return new_timeline(graph.n_ops, graph.n_edges), new_room(*sizes, int(topology.slots.sum()), **own)

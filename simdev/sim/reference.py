@@ -16,7 +16,7 @@ import simpy
 from simdev.errors import InvalidInput
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
-from simdev.sim.arrays import default_priority, problem_arrays
+from simdev.sim.inputs import default_priority, problem_arrays
 from simdev.sim.schedule import Schedule
 
 SETTLE = 2  # below simpy's URGENT (0) and NORMAL (1)

@@ -10,8 +10,8 @@ from simdev.analysis.levels import b_level, fastest_durations
 from simdev.errors import InvalidInput
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
-from simdev.sim.arrays import problem_arrays
 from simdev.sim.fast import NO_LIMIT, room, run_rows
+from simdev.sim.inputs import problem_arrays
 
 AT_ONCE = 64  # full runs in one call, each with a copy of the placement
 
@@ -107,7 +107,7 @@ class Simulator:
             self.accept()
         if not (self._windows and self._inputs.all_routed):
             return np.array([self._try(unit, device) for unit, device in zip(units, devices, strict=True)], np.int64)
-        from simdev.sim._moves import FULL_RUN, steps_after
+        from simdev.sim.kernels.incremental import FULL_RUN, steps_after
 
         if not self._recorded:
             self._record()
@@ -141,7 +141,7 @@ class Simulator:
             self._step, self._peak = self._accepted_step, self._accepted_peak
 
     def _prepare(self) -> None:
-        from simdev.sim._moves import new_base, new_window
+        from simdev.sim.kernels.incremental import new_base, new_window
 
         graph, topology = self.problem.graph, self.problem.topology
         sizes = topology.n_devices, len(topology.channels)
@@ -167,7 +167,7 @@ class Simulator:
 
     def _record(self) -> None:
         """Record the run of the accepted placement, if that has not been done."""
-        from simdev.sim._moves import record
+        from simdev.sim.kernels.incremental import record
 
         if not self._in_room or self._moved:
             self._run(self._accepted)
@@ -186,7 +186,7 @@ class Simulator:
     def _runs(self, placements: np.ndarray, below: int = 0, known: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Step times of full runs, and peaks where they are ``below``. The last run is left in the room;
         ``known``: the only one is there already."""
-        from simdev.sim._fifo import run_many_fifo
+        from simdev.sim.kernels.fifo import run_many_fifo
 
         k = len(placements)
         step, overflow = np.empty(k, np.int64), np.empty(k, np.int64)
@@ -198,7 +198,7 @@ class Simulator:
         """Step time of the present placement, from the recorded run of the accepted one where that may pay."""
         if not self._moved:
             return self._run(self._devices)
-        from simdev.sim._moves import FULL_RUN, MANY, steps_after
+        from simdev.sim.kernels.incremental import FULL_RUN, MANY, steps_after
 
         ops = self._moved[0] if len(self._moved) == 1 else np.unique(np.concatenate(self._moved))
         ops = ops[self._devices[ops] != self._accepted[ops]]
@@ -272,8 +272,8 @@ _GRAPHS: WeakKeyDictionary = WeakKeyDictionary()  # what all simulators of a pro
 
 
 def _window_graph(problem: Problem):
-    """The parts of a problem that do not depend on a placement, as :mod:`simdev.sim._moves` reads them."""
-    from simdev.sim._moves import Graph
+    """The parts of a problem that do not depend on a placement, as :mod:`simdev.sim.kernels.incremental` reads them."""
+    from simdev.sim.kernels.incremental import Graph
 
     graph = problem.graph
     reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.input_ptr))

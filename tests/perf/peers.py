@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from simdev.problem.problem import Problem
-from simdev.sim.arrays import problem_arrays
+from simdev.sim.inputs import problem_arrays
 
 YARDSTICK = Path(__file__).with_name("yardstick.c")
 FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")

@@ -28,8 +28,8 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology
 from simdev.sim import Simulator, simulate, simulate_many
-from simdev.sim._fifo import run_many_fifo
-from simdev.sim.arrays import problem_arrays
+from simdev.sim.kernels.fifo import run_many_fifo
+from simdev.sim.inputs import problem_arrays
 from simdev.sim.fast import NO_LIMIT, room
 from simdev.studies import perf
 

@@ -20,8 +20,8 @@ from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
-from simdev.sim import arrays, simulate, simulate_many, validate
-from simdev.sim.arrays import problem_arrays
+from simdev.sim import inputs, simulate, simulate_many, validate
+from simdev.sim.inputs import problem_arrays
 
 
 @cache
@@ -29,7 +29,7 @@ def sorters():
     """Ways into ``sort_pairs`` and ``sort_by`` from Python."""
     from numba import njit
 
-    from simdev.sim._heap import sort_by, sort_pairs
+    from simdev.sim.kernels.heap import sort_by, sort_pairs
 
     return (
         njit(lambda key, item, first, stop: sort_pairs(key, item, first, stop)),
@@ -114,7 +114,7 @@ def test_the_general_kernel_agrees_with_the_one_for_the_default_rules(monkeypatc
         placement = random_placement(rng, p)
         compared += problem_arrays(p).plain
         schedule = simulate(p, placement)
-        monkeypatch.setitem(arrays._CACHE, p, problem_arrays(p)._replace(plain=False))
+        monkeypatch.setitem(inputs._CACHE, p, problem_arrays(p)._replace(plain=False))
         assert_same_schedule(schedule, simulate(p, placement))
     assert compared > 50
 
@@ -231,7 +231,7 @@ def test_other_rules_on_devices_of_one_slot(rules):
             continue
         placement = random_placement(rng, p)
         general = Problem(p.graph, p.topology, p.costs, rules)
-        arrays._CACHE[general] = kernels._replace(priority=False, stream=False)
+        inputs._CACHE[general] = kernels._replace(priority=False, stream=False)
         schedule = simulate(p, placement)
         assert_same_schedule(schedule, simulate(general, placement))
         assert_same_schedule(schedule, simulate(p, placement, engine="reference"))
@@ -247,7 +247,7 @@ def test_fair_contention_under_the_usual_rules():
             continue
         placement = random_placement(rng, p)
         general = Problem(p.graph, p.topology, p.costs, rules)
-        arrays._CACHE[general] = problem_arrays(p)._replace(fair=False)
+        inputs._CACHE[general] = problem_arrays(p)._replace(fair=False)
         schedule = simulate(p, placement)
         assert_same_schedule(schedule, simulate(general, placement))
         assert_same_schedule(schedule, simulate(p, placement, engine="reference"))
@@ -278,7 +278,7 @@ def test_channels_that_need_not_be_waited_for():
     devices = tuple(Device(f"d{i}", kind) for i in range(3))
     topology = Topology("row", devices, tuple(Link(pair, 10**9, 10) for pair in pairs), ("s", "t"))
     ptr, route = topology.route_csr
-    even_ptr, even = arrays._even_routes(ptr, route)
+    even_ptr, even = inputs._even_routes(ptr, route)
     assert np.diff(ptr).tolist() == [0, 3, 3, 3, 0, 2, 3, 2, 0] and set(np.diff(even_ptr).tolist()) == {2}
     for pair in np.flatnonzero(np.diff(ptr)):
         assert set(even[even_ptr[pair] : even_ptr[pair + 1]]) < set(route[ptr[pair] : ptr[pair + 1]]) or pair in (5, 7)

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.sim._bits import IN_WORD, ONE, WORD, lowest_bit, set_words
-from simdev.sim._heap import inlined, kernel, part, pop_key, push_key, sort_by
-from simdev.sim._kernel import SHARED, UNKNOWN, Timeline, check_devices
-from simdev.sim.arrays import Inputs
+from simdev.sim.inputs import Inputs
+from simdev.sim.kernels.bits import IN_WORD, ONE, WORD, lowest_bit, set_words
+from simdev.sim.kernels.general import SHARED, UNKNOWN, Timeline, check_devices
+from simdev.sim.kernels.heap import inlined, kernel, part, pop_key, push_key, sort_by
 
 SHIFT, MASK = 20, (1 << 20) - 1  # a key is a time and an op number; see MAX_OPS and MAX_KEY_TIME_NS
 NEVER = np.iinfo(np.int64).max
@@ -254,7 +254,7 @@ def run_fifo(p: Inputs, devices, x: Timeline, s: Room):
 
 @part
 def sweep_fifo(p: Inputs, devices, x: Timeline, s: Room, peak):
-    """What :func:`simdev.sim._kernel.sweep_memory` does, device by device, after :func:`run_fifo`."""
+    """What :func:`simdev.sim.kernels.general.sweep_memory` does, device by device, after :func:`run_fifo`."""
     n, n_devices, n_transfers = len(devices), len(p.slots), np.uint64(x.count[0])
     freed_by_op, freed_late, last_op, level, granule = s.freed_by_op, s.freed_late, s.last_op, s.level, p.granule
     op_finish, op_start = x.op_finish, x.op_start
@@ -365,8 +365,8 @@ def answer(p: Inputs, devices, row, below, x: Timeline, s: Room, step, peak, ove
 
 @kernel
 def run_many_fifo(p: Inputs, placements, first, stop, below, x: Timeline, s: Room, step, peak, overflow, known):
-    """What :func:`simdev.sim._kernel.run_many` does, under the default rules. ``known``: the run of the first row is in
-    ``x`` and ``s`` already, so that only its memory is worked out."""
+    """What :func:`simdev.sim.kernels.general.run_many` does, under the default rules. ``known``: the run of the first
+    row is in ``x`` and ``s`` already, so that only its memory is worked out."""
     for row in range(first, stop):
         if not (known and row == first):
             if not check_devices(p, placements[row]):

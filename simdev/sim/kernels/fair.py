@@ -1,7 +1,7 @@
 """The kernel of ``fair`` contention under the usual rules (dataflow, ``fifo`` policy, no gaps).
 
-Ops are queued and lined up as in :mod:`simdev.sim._fifo`; an op's place is final when it was ready before the next
-event: a send, the beginning of a flow, a latency after its send, or its end. Flows between the same two devices always
+Ops are queued and lined up as in :mod:`simdev.sim.kernels.fifo`; an op's place is final when it was ready before the
+next event: a send, the beginning of a flow, a latency after its send, or its end. Flows between the same two devices always
 have the same rate, so each such pair keeps one count of the work served to any of its flows and a heap of its flows by
 the count at which they end. The count is brought up to date only when the pair's rate or flows change.
 """
@@ -13,11 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from simdev.problem.problem import Problem
-from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, ONE, SHIFT, Room, answer, new_room
-from simdev.sim._flows import NANO, REBASE
-from simdev.sim._heap import kernel, part, pop_key, push_key
-from simdev.sim._kernel import Timeline, check_devices
-from simdev.sim.arrays import Inputs
+from simdev.sim.inputs import Inputs
+from simdev.sim.kernels.fifo import MASK, NEAR, NEVER, NONE, ONE, SHIFT, Room, answer, new_room
+from simdev.sim.kernels.flows import NANO, REBASE
+from simdev.sim.kernels.general import Timeline, check_devices
+from simdev.sim.kernels.heap import kernel, part, pop_key, push_key
 
 LATE = NEVER >> SHIFT  # no event
 
@@ -43,7 +43,7 @@ FairRoom = NamedTuple("FairRoom", [(name, np.ndarray) for name in SHARED_FIELDS 
 
 
 def new_fair_room(problem: Problem, *sizes: int) -> FairRoom:
-    """Working arrays for one thread; ``sizes`` as of :func:`simdev.sim._fifo.new_room`."""
+    """Working arrays for one thread; ``sizes`` as of :func:`simdev.sim.kernels.fifo.new_room`."""
     n_edges, n_devices, n_channels = problem.graph.n_edges, problem.topology.n_devices, len(problem.topology.channels)
     lengths, places = np.unique(problem.topology.pair_latency_ns, return_inverse=True)
     n_pairs = n_devices * n_devices
@@ -433,7 +433,7 @@ def run_fair(p: Inputs, devices, x: Timeline, s: FairRoom):
 
 @kernel
 def run_many_fair(p: Inputs, placements, first, stop, below, x: Timeline, s: FairRoom, step, peak, overflow):
-    """What :func:`simdev.sim._kernel.run_many` does, under these rules."""
+    """What :func:`simdev.sim.kernels.general.run_many` does, under these rules."""
     for row in range(first, stop):
         if not check_devices(p, placements[row]):
             return row

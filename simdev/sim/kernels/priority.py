@@ -1,7 +1,7 @@
 """The kernel of the policy ``priority`` on devices of one slot (dataflow, no ``fair`` contention, no gaps).
 
-As in :mod:`simdev.sim._fifo`, sends are dealt with in the order of (finish, op), and what waits for nobody is settled
-with an op's start. An op waits in one queue until it is ready, and then in the set of ready ranks of its device, which
+As in :mod:`simdev.sim.kernels.fifo`, sends are dealt with in the order of (finish, op), and what waits for nobody is
+settled with an op's start. An op waits in one queue until it is ready, and then in the set of ready ranks of its device, which
 takes the least when it is free and all that comes before is known.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.sim._bits import ONE, add, take_least
-from simdev.sim._fifo import MASK, NEAR, NEVER, NONE, SHIFT, Room, answer, send
-from simdev.sim._heap import kernel, part, pop_key, push_key
-from simdev.sim._kernel import OK, STUCK, Timeline, check_devices
-from simdev.sim.arrays import Inputs
+from simdev.sim.inputs import Inputs
+from simdev.sim.kernels.bits import ONE, add, take_least
+from simdev.sim.kernels.fifo import MASK, NEAR, NEVER, NONE, SHIFT, Room, answer, send
+from simdev.sim.kernels.general import OK, STUCK, Timeline, check_devices
+from simdev.sim.kernels.heap import kernel, part, pop_key, push_key
 
 
 @part
@@ -138,7 +138,7 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
 
 @kernel
 def run_many_priority(p: Inputs, placements, first, stop, rank, below, x: Timeline, s: Room, step, peak, overflow):
-    """What :func:`simdev.sim._kernel.run_many` does, under this policy."""
+    """What :func:`simdev.sim.kernels.general.run_many` does, under this policy."""
     for row in range(first, stop):
         if not check_devices(p, placements[row]) or run_priority(p, placements[row], rank, x, s) != OK:
             return row

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.sim._flows import Flows, advance, join, new_flows, next_end, pop_ended, reset, share
-from simdev.sim._heap import kernel, part, pop, push, sort_pairs
-from simdev.sim.arrays import Inputs
+from simdev.sim.inputs import Inputs
+from simdev.sim.kernels.flows import Flows, advance, join, new_flows, next_end, pop_ended, reset, share
+from simdev.sim.kernels.heap import kernel, part, pop, push, sort_pairs
 
 FIFO, PRIORITY, PROGRAM = 0, 1, 2  # positions in ORDERS
 SHARED, FREE, FAIR = 0, 1, 2  # positions in CONTENTIONS: fifo, none, fair

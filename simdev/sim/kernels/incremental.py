@@ -14,7 +14,7 @@ send by send. What arrives at another time than in the base, and after a shift a
 next window begin where an op would be ready at another time for it. Only where an op that reads from nothing else is
 touched does a window begin at once.
 
-Holds for the default rules (see :mod:`simdev.sim._fifo`) on devices of one slot.
+Holds for the default rules (see :mod:`simdev.sim.kernels.fifo`) on devices of one slot.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.sim._fifo import MASK, NEVER, SHIFT
-from simdev.sim._heap import inlined, kernel, part, pop_key, push_key
-from simdev.sim._kernel import Timeline
+from simdev.sim.kernels.fifo import MASK, NEVER, SHIFT
+from simdev.sim.kernels.general import Timeline
+from simdev.sim.kernels.heap import inlined, kernel, part, pop_key, push_key
 
 EVERY = 64  # finishes between two snapshots
-NEAR = 32  # as in _fifo
+NEAR = 32  # as in fifo
 NIL = -1
 FULL_RUN = -1
 WINDOW_COST = 4  # in finishes
@@ -53,7 +53,7 @@ EDGE = _rows("epoch arrival")
 
 
 class Graph(NamedTuple):
-    """What does not change. Besides what :class:`simdev.sim.arrays.Inputs` has: ``producer`` and ``edge`` of each input
+    """What does not change. Besides what :class:`simdev.sim.inputs.Inputs` has: ``producer`` and ``edge`` of each input
     of each op; ``sources`` the ops without inputs, in order; ``rest_ns[k]`` the least duration of all ops but the first
     ``k`` sources; ``seeds`` the ops that read from sources alone, then all sources, last first; ``tail`` a lower bound
     of the time from the end of an op to that of the step; ``shared`` whether channels are ever busy."""
@@ -153,7 +153,7 @@ def new_window(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Win
 
 @kernel
 def record(g: Graph, devices, x: Timeline, state, first, line, b: Base, w: Window):
-    """Keep as base what :func:`simdev.sim._fifo.run_fifo` left in ``x``, and in ``state``, ``base`` and ``line``."""
+    """Keep as base what :func:`simdev.sim.kernels.fifo.run_fifo` left in ``x`` and in ``state``, ``base``, ``line``."""
     n, n_devices, n_transfers = len(devices), len(w.device), x.count[0]
     for op in range(n):  # copies as wholes would take seconds to compile
         at = b.op[op]

@@ -21,10 +21,10 @@ MAX_FAIR_RATE = 1 << 58
 class Inputs(NamedTuple):
     """Everything a kernel reads but the placement. ``G`` distinct granularities; the rest as in Problem's parts."""
 
-    plain: bool  # the default rules, and times that fit a key: _fifo.py serves
-    fair: bool  # the same under fair contention: _fair.py serves
-    priority: bool  # the same under priority, on devices of one slot: _priority.py serves
-    stream: bool  # the same under program or in the eager runtime, on devices of one slot: _stream.py serves
+    plain: bool  # the default rules, and times that fit a key: fifo.py serves
+    fair: bool  # the same under fair contention: fair.py serves
+    priority: bool  # the same under priority, on devices of one slot: priority.py serves
+    stream: bool  # the same under program or in the eager runtime, on devices of one slot: in_order.py serves
     anywhere: bool  # every device runs every op, and no op has to be with another
     all_routed: bool  # every two devices have a route
     policy: int  # index into ORDERS

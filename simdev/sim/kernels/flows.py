@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.sim._heap import part, pop, push
-from simdev.sim.arrays import Inputs
+from simdev.sim.inputs import Inputs
+from simdev.sim.kernels.heap import part, pop, push
 
 NANO = 1_000_000_000
 REBASE = 1 << 58  # counts are set back to 0 beyond this; with the largest tensor and rate they stay below 2**63

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.sim._fifo import MASK, NEVER, NONE, ONE, SHIFT, Room, answer, send
-from simdev.sim._heap import kernel, part, pop, push
-from simdev.sim._kernel import OK, SHARED, STUCK, Timeline, check_devices
-from simdev.sim.arrays import Inputs
+from simdev.sim.inputs import Inputs
+from simdev.sim.kernels.fifo import MASK, NEVER, NONE, ONE, SHIFT, Room, answer, send
+from simdev.sim.kernels.general import OK, SHARED, STUCK, Timeline, check_devices
+from simdev.sim.kernels.heap import kernel, part, pop, push
 
 
 @part
@@ -224,7 +224,7 @@ def run_eager(p: Inputs, devices, x: Timeline, s: Room):
 
 @kernel
 def run_many_stream(p: Inputs, placements, first, stop, rank, below, x: Timeline, s: Room, step, peak, overflow):
-    """What :func:`simdev.sim._kernel.run_many` does, under these rules."""
+    """What :func:`simdev.sim.kernels.general.run_many` does, under these rules."""
     for row in range(first, stop):
         if not check_devices(p, placements[row]):
             return row

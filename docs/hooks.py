@@ -1,5 +1,8 @@
-"""Pages made from the project itself: a page for each placer and workload, the machines, the commands, and the files of
-the repository that are documentation already."""
+"""Documentation pages that are generated from the project itself when the site is built.
+
+They are a page for each placer and workload, the machines, the commands, the Python reference, and the files of the
+repository that are documentation already, such as the execution model.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,12 @@ FILES = {
     "architecture.md": "ARCHITECTURE.md",
     "changes.md": "CHANGELOG.md",
 }
+PUBLIC = (
+    "problem.graph", "problem.graph_file", "problem.topology", "problem.costs", "problem.problem",
+    "problem.placement", "analysis.levels", "analysis.coarsen", "graphs.workload", "graphs.importers", "sim",
+    "sim.schedule", "placers.placer", "placers.registry", "placers.testing", "bench.rows", "bench.score",
+    "bench.verify", "report.explain", "integrations.torch_map", "errors",
+)  # fmt: skip
 
 
 def on_files(files, config):
@@ -37,7 +46,7 @@ def ranking() -> dict[str, dict[str, str]]:
 
 
 def prose(text: str | None) -> str:
-    """A docstring as Markdown: roles become code."""
+    """A docstring as Markdown: cross-references become code."""
     return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", inspect.cleandoc(text or "")).replace("``", "`")
 
 
@@ -49,7 +58,7 @@ def placer_pages() -> dict[str, str]:
         module = sys.modules[spec.function.__module__]
         where = Path(module.__file__).relative_to(ROOT).as_posix()
         facts = [f"version {spec.version}", f"family {spec.family}"]
-        facts += ["searches with the simulator"] if spec.searches else []
+        facts += ["evaluates placements with the simulator"] if spec.searches else []
         facts += [] if spec.memory_aware else ["ignores memory by design"]
         facts += [] if spec.repeatable else ["its solver may stop by the clock"]
         facts += [f"needs {', '.join(spec.needs)}"] if spec.needs else []
@@ -63,8 +72,9 @@ def placer_pages() -> dict[str, str]:
             row = places[name]
             text += [
                 "## On the standard leaderboard", "",
-                f"Place {row['place']}: {float(row['geomean_ratio_to_best']):.3f} times the best in geometric mean, "
-                f"a score in {row['solved']} of {row['instances']} cases, best in {row['wins']}.", "",
+                f"Place {row['place']}. The step time is {float(row['geomean_ratio_to_best']):.3f} times the best "
+                f"known one (geometric mean). The placement fits in {row['solved']} of {row['instances']} cases and "
+                f"is the best in {row['wins']}.", "",
             ]  # fmt: skip
         text += ["```sh", f"simdev simulate inception-v3 p100x4 --placer {name}", "```", ""]
         pages[f"placers/{name}.md"] = "\n".join(text)
@@ -73,7 +83,7 @@ def placer_pages() -> dict[str, str]:
     head = [
         "# Placers",
         "",
-        "The ratio is the geometric mean of the step time over the best, on the standard leaderboard.",
+        "The ratio is the step time over the best known one, as a geometric mean over the standard leaderboard.",
         "",
     ]
     head += ["| placer | family | ratio | source |", "|---|---|--:|---|"]
@@ -83,7 +93,7 @@ def placer_pages() -> dict[str, str]:
 
 def workload_pages() -> dict[str, str]:
     from simdev.placers import registry
-    from simdev.report import describe as show
+    from simdev.report import describe
 
     pages, lines = {}, []
     for name, spec in registry.workloads().items():
@@ -96,15 +106,15 @@ def workload_pages() -> dict[str, str]:
             text += ["## Published figures", "", "| what | figure |", "|---|--:|"]
             text += [f"| {key.replace('_', ' ')} | {value:,} |" for key, value in spec.published.items()] + [""]
         if registry.graph_path(name).is_file():
-            summary = show.summarise_graph(registry.load_workload(name))
-            text += ["## The graph", "", "```text", show.graph_text(summary), "```", ""]
+            summary = describe.summarise_graph(registry.load_workload(name))
+            text += ["## The graph", "", "```text", describe.graph_text(summary), "```", ""]
             lines.append(
                 f"| [{name}]({name}.md) | {spec.family} | {summary['ops']:,} | {summary['flops'] / 1e12:.3f} |"
             )
         else:
             lines.append(f"| [{name}]({name}.md) | {spec.family} | | |")
         pages[f"workloads/{name}.md"] = "\n".join(text)
-    head = ["# Workloads", "", "One training step each: forward, loss, backward and update.", ""]
+    head = ["# Workloads", "", "Each workload is one training step: forward, loss, backward and update.", ""]
     pages["workloads/index.md"] = "\n".join(
         [*head, "| workload | family | ops | TFLOP |", "|---|---|--:|--:|", *lines, ""]
     )
@@ -113,12 +123,12 @@ def workload_pages() -> dict[str, str]:
 
 def machines_page() -> str:
     from simdev.problem.topology import load_topology, topology_names
-    from simdev.report import describe as show
+    from simdev.report import describe
 
-    text = ["# Machines", "", "The shipped topologies. Links give bandwidth and latency for each direction.", ""]
+    text = ["# Machines", "", "These topologies ship with simdev. Bandwidth and latency are per direction.", ""]
     for name in topology_names():
-        described = show.topology_text(show.describe_topology(load_topology(name)))
-        text += [f"## {name}", "", "```text", described, "```", ""]
+        text_of_topology = describe.topology_text(describe.describe_topology(load_topology(name)))
+        text += [f"## {name}", "", "```text", text_of_topology, "```", ""]
     return "\n".join(text)
 
 
@@ -129,8 +139,8 @@ def commands_page() -> str:
     from simdev.cli.main import app
 
     group = typer.main.get_command(app)
-    codes = "0 done, 1 a check found differences, 2 wrong input (one sentence on stderr), 130 interrupted"
-    text = ["# Commands", "", f"Exit codes: {codes}. Commands that read print JSON with `--json`.", ""]
+    codes = "0 success, 1 a check found differences, 2 wrong input (one sentence on stderr), 130 interrupted"
+    text = ["# Commands", "", f"Exit codes: {codes}. Commands that only read print JSON if `--json` is given.", ""]
     for name, command in sorted(group.commands.items()):
         with (
             click.Context(group, info_name="simdev") as parent,
@@ -143,10 +153,10 @@ def commands_page() -> str:
 
 def python_page() -> str:
     """The public modules, their docstrings as the reference."""
-    modules = (
-        "graph", "graph_file", "topology", "costs", "problem", "placement", "placer", "registry", "workload", "sim",
-        "sim.schedule", "sim.simulator", "sim.pipeline", "analysis", "bounds", "coarsen", "explain", "bridge", "rows",
-        "leaderboard", "bench", "verify", "submission", "cluster", "errors",
-    )  # fmt: skip
-    text = ["# Python", "", "Shapes, dtypes and units stand in the docstrings.", ""]
-    return "\n".join(text + [f"::: simdev.{name}\n" for name in modules])
+    text = [
+        "# Python reference",
+        "",
+        "The public modules, room by room. Docstrings state shapes, dtypes and units.",
+        "",
+    ]
+    return "\n".join(text + [f"::: simdev.{name}\n" for name in PUBLIC])

@@ -1,4 +1,4 @@
-"""The site builds without a warning, every placer and workload has a page, and what the pages tell to run does run."""
+"""The site builds without a warning, has a page for every placer and workload, and the code on its pages runs."""
 
 import importlib.util
 import os
@@ -66,6 +66,31 @@ def test_what_the_pages_say_works_in_their_order(tmp_path):
     assert ran >= 12 and (tmp_path / "first.html").is_file() and (tmp_path / "first.png").is_file()
 
 
+@pytest.mark.parametrize("page", ["python-api", "agents"])
+def test_the_python_of_a_page_runs(page):
+    if page == "agents":
+        pytest.importorskip("gymnasium", reason="needs gymnasium (extra env)")
+    names: dict = {}
+    found = [text for kind, _, text in blocks(page) if kind == "python"]
+    assert found
+    for text in found:
+        exec(compile(text, f"{page}.md", "exec"), names)
+
+
+def test_the_readme_is_short_and_shows_a_picture_of_simdev():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 130
+    picture = ROOT / re.search(r"!\[.+\]\((.+\.png)\)", text)[1]
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size <= 150_000
+    assert f"-o {picture.relative_to(ROOT)}" in text  # the command that draws it
+
+
+def test_links_to_files_of_the_repository_lead_somewhere():
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md"):
+        for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text(encoding="utf-8")):
+            assert (ROOT / target).exists(), f"{path.name}: {target}"
+
+
 def test_every_command_of_the_pages_exists():
     from simdev.cli import commands  # noqa: F401
     from simdev.cli import main as cli  # noqa: F401
@@ -74,5 +99,5 @@ def test_every_command_of_the_pages_exists():
     for path in [*PAGES.rglob("*.md"), ROOT / "README.md"]:
         text = path.read_text(encoding="utf-8")
         fenced = "".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
-        told = {*re.findall(r"^simdev ([a-z-]+)", fenced, re.MULTILINE), *re.findall(r"`simdev ([a-z-]+)", text)}
-        assert told <= known, f"{path.name}: {sorted(told - known)}"
+        named = {*re.findall(r"^simdev ([a-z-]+)", fenced, re.MULTILINE), *re.findall(r"`simdev ([a-z-]+)", text)}
+        assert named <= known, f"{path.name}: {sorted(named - known)}"

@@ -1,5 +1,6 @@
 """The leaderboard in the repository still follows from the shipped graphs, machines, costs and engines."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,41 @@ def test_no_placement_beats_its_bound_and_every_placement_is_there():
             assert row.lower_bound_ns <= row.simulated_ns or not row.feasible
 
 
-def test_the_readme_states_its_ranking():
-    readme = (FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
-    for line in leaderboard.ranking(rows.read_rows(FOLDER / "results.csv")):
-        table_line = next(text for text in readme.splitlines() if text.startswith(f"| `{line['placer']}` |"))
-        mean = f"{float(line['geomean_ratio_to_best']):.3f}"
-        assert f"| {mean} | {line['solved']}/{line['instances']} |" in table_line
+def result_table(text):
+    """The first table of a page that has a column "placer": its workloads, and its lines by their first cell."""
+    head, _, *lines = re.search(r"^\| placer \|.*\n(?:\|.*\n)+", text, re.MULTILINE)[0].splitlines()
+    _, _, *workloads, _, _, _ = (cell.strip() for cell in head.split("|"))
+    return workloads, {line.split("|")[1].strip(" `"): line for line in lines}
+
+
+def expected_lines(workloads, topology="p100x4"):
+    """The lines of such a table as they follow from the rows: step times in ms, mean ratio to the best, what fits."""
+    found = rows.read_rows(FOLDER / "results.csv")
+    case = {(line["workload"], line["placer"]): line for line in leaderboard.leaderboard(found)
+            if line["topology"] == topology and line["params"] == "{}"}  # fmt: skip
+    lines = {}
+    for place in leaderboard.ranking(found):
+        name = place["placer"]
+        cells = [milliseconds(case[workload, name], "step_time_s") for workload in workloads]
+        cells += [f"{float(place['geomean_ratio_to_best']):.3f}", f"{place['solved']}/{place['instances']}"]
+        lines[name] = f"| `{name}` | {' | '.join(cells)} |"
+    bounds = [milliseconds(case[workload, "single-gpu"], "lower_bound_s") for workload in workloads]
+    lines["proven lower bound"] = f"| proven lower bound | {' | '.join(bounds)} | | |"
+    return lines
+
+
+def milliseconds(line, column):
+    value = float(line[column] or "nan") * 1e3
+    return line["status"].upper() if value != value else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def test_the_tables_of_readme_and_docs_follow_from_the_rows():
+    root = FOLDER.parents[1]
+    for page, whole in (("README.md", False), ("docs/pages/results.md", True)):
+        workloads, lines = result_table((root / page).read_text(encoding="utf-8"))
+        expected = expected_lines(workloads)
+        assert {name: expected[name] for name in lines} == lines, "\n".join(expected.values())
+        assert not whole or list(lines) == list(expected)
 
 
 @pytest.mark.slow

@@ -5,6 +5,27 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 500  # characters of a message
+MOST_KNOWN = 10_000  # names that are searched for one like the unknown one
+
+
+def shortened(text: str, most: int) -> str:
+    """``text`` on one printable line of at most ``most`` characters: the middle of a longer text is left out, and
+    what a terminal would obey is escaped."""
+    text = text if len(text) <= 4 * most else f"{text[: 2 * most]}{text[-2 * most :]}"
+    text = " ".join(text.split()) if "\n" in text or "\r" in text else text
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    return text if len(text) <= most else f"{text[: most - most // 3 - 3]}...{text[-(most // 3) :]}"
+
+
+def quoted(value: object, most: int = 100) -> str:
+    """``repr(value)``, shortened; also of whole numbers that Python refuses to print."""
+    try:
+        return shortened(repr(value), most)
+    except (ValueError, RecursionError):
+        return "a very large number" if isinstance(value, int) else f"a large {type(value).__name__}"
+
 
 class SimdevError(Exception):
     """Base of every error that simdev raises on purpose."""
@@ -13,11 +34,14 @@ class SimdevError(Exception):
 class InvalidInput(SimdevError, ValueError):
     """A graph, topology, placement or file that breaks its contract.
 
-    ``source`` is the file (or object) at fault and ``field`` the part of it; both lead the message.
+    ``source`` is the file (or object) at fault and ``field`` the part of it; both lead the message. The whole is one
+    line of fewer than :data:`LONGEST` characters, whatever a file holds: longer parts are cut.
     """
 
     def __init__(self, message: str, *, source: object = None, field: str | None = None):
-        where = ": ".join(str(part) for part in (source, field) if part is not None)
+        parts = [shortened(str(part), 160) for part in (source, field) if part is not None]
+        where = ": ".join(parts)
+        message = shortened(message, LONGEST - len(where) - 3)
         super().__init__(f"{where}: {message}" if where else message)
         self.message, self.source, self.field = message, source, field
 
@@ -29,7 +53,7 @@ class UnknownName(InvalidInput):
     """A workload, topology, placer or device that does not exist; the message suggests the nearest."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], *, source: object = None, field: str | None = None):
-        known = sorted(known)
+        name, known = shortened(name, 100), sorted(known)[:MOST_KNOWN]
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]!r}?" if near else (f"; known: {', '.join(known)}" if known else "")
         super().__init__(f"unknown {what} {name!r}{hint}", source=source, field=field)

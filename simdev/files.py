@@ -1,17 +1,189 @@
-"""Files written whole or not at all."""
+"""Files read within limits and written whole or not at all.
+
+Reading never runs code, never takes more memory than a limit allows, and answers whatever a file holds with data or with
+one :class:`InvalidInput`. The limits are generous: a standard board is 0.4 MB, the largest shipped graph 0.2 MB.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import io
+import json
 import os
+import re
+import stat
 import tempfile
+import tomllib
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from simdev.errors import InvalidInput
+
+MIB = 1 << 20
+MAX_DOCUMENT = 128 * MIB  # JSON, CSV and other text; Python objects take some twenty times as much memory
+MAX_TOML = 8 * MIB  # machines and device files
+MAX_JOURNAL = 1024 * MIB  # the journal of a result folder, read line by line
+MAX_ARCHIVE = 1024 * MIB  # a zip or npz file on disk
+MAX_DIRECTORY = 16 * MIB  # the table of contents of a zip file: about 200,000 members
+TEMPORARY = ".simdev-tmp"  # how the names of unfinished files end
+
+# Compression methods that unpack piece by piece. Deflate makes at most about a thousand bytes of one; others can turn
+# a single piece into gigabytes.
+ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# What spreadsheets take for a formula at the beginning of a cell, behind any number of the quotes that guard it.
+_FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?%?")
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def read_bytes(path: str | os.PathLike, most: int = MAX_DOCUMENT) -> bytes:
+    """The content of a file, a pipe or a device, at most ``most`` bytes. Raises :class:`InvalidInput` for a larger one,
+    having read no more than that, and with what the system says for one that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size > most:
+                raise _too_large(path, most)
+            data = file.read(most + 1)
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidInput(getattr(error, "strerror", None) or str(error), source=path) from None
+    if len(data) > most:
+        raise _too_large(path, most)
+    return data
+
+
+def read_text(path: str | os.PathLike, most: int = MAX_DOCUMENT) -> str:
+    """The content of a UTF-8 file (see :func:`read_bytes`), without a byte order mark."""
+    return text_of(read_bytes(path, most), path)
+
+
+def text_of(data: bytes, source: object) -> str:
+    """UTF-8 text. Raises :class:`InvalidInput` naming the byte that is none."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"not text (byte {error.start}: {error.reason})", source=source) from None
+
+
+def read_json(path: str | os.PathLike, most: int = MAX_DOCUMENT) -> object:
+    """The value of a JSON file (see :func:`read_bytes` and :func:`parse_json`)."""
+    return parse_json(read_bytes(path, most), path)
+
+
+def parse_json(text: str | bytes, source: object, field: str | None = None) -> object:
+    """A JSON value. Raises :class:`InvalidInput` for anything else, also for NaN, infinities, numbers beyond a double,
+    halves of surrogate pairs and values nested too deep."""
+    try:
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else error
+        raise InvalidInput(f"not JSON ({reason})", source=source, field=field) from None
+
+
+def read_toml(path: str | os.PathLike, most: int = MAX_TOML) -> dict:
+    """The table of a TOML file (see :func:`read_bytes`)."""
+    text = read_text(path, most)
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else error
+        raise InvalidInput(f"not TOML ({reason})", source=path) from None
+
+
+def read_lines(path: str | os.PathLike, most: int = MAX_JOURNAL, longest: int = MAX_DOCUMENT) -> Iterator[bytes]:
+    """The lines of a file one by one, each with its line feed. Raises :class:`InvalidInput` when more than ``most``
+    bytes, or a line longer than ``longest``, have been read."""
+    total = 0
+    try:
+        with open(path, "rb") as file:
+            while line := file.readline(longest + 1):
+                total += len(line)
+                if len(line) > longest or total > most:
+                    raise _too_large(path, most if total > most else longest)
+                yield line
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
+
+
+class Bounded:
+    """A binary stream that raises :class:`InvalidInput` once more than ``most`` bytes have been read from it."""
+
+    def __init__(self, file: IO[bytes], most: int, source: object):
+        self.file, self.left, self.most, self.source = file, most, most, source
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.file.read(self.left + 1 if size < 0 else min(size, self.left + 1))
+        self.left -= len(data)
+        if self.left < 0:
+            raise _too_large(self.source, self.most)
+        return data
+
+
+@contextlib.contextmanager
+def open_zip(path: str | os.PathLike) -> Iterator[zipfile.ZipFile]:
+    """A zip file to read, whose table of contents is of a reasonable size.
+
+    Whatever goes wrong inside the block is raised as :class:`InvalidInput`: zipfile answers malformed archives with a
+    dozen types of exceptions.
+    """
+    try:
+        with open(path, "rb") as file:
+            _check_directory(file, path)
+            with zipfile.ZipFile(file) as archive:
+                yield archive
+    except InvalidInput:
+        raise
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), source=path) from None
+    except Exception as error:
+        reason = str(error).split("\n")[0] or type(error).__name__
+        raise InvalidInput(f"truncated or corrupted archive ({reason})", source=path) from None
+
+
+def _check_directory(file: BinaryIO, path) -> None:
+    """Refuse an archive that is no regular file, is too large, or whose table of contents would fill the memory."""
+    about = os.fstat(file.fileno())
+    if not stat.S_ISREG(about.st_mode):
+        raise InvalidInput("not a regular file", source=path)
+    if about.st_size > MAX_ARCHIVE:
+        raise _too_large(path, MAX_ARCHIVE)
+    tail = min(about.st_size, 22 + (1 << 16) + 20)  # the last record, its comment, the locator of the 64-bit form
+    file.seek(-tail, os.SEEK_END)
+    data = file.read(tail)
+    end = data.rfind(b"PK\5\6")
+    size = int.from_bytes(data[end + 12 : end + 16], "little") if end >= 0 else 0
+    if size > MAX_DIRECTORY or data[max(0, end - 20) :].startswith(b"PK\6\7"):
+        raise InvalidInput(f"the table of contents is larger than {MAX_DIRECTORY} bytes: refused", source=path)
+    file.seek(0)
+
+
+def _too_large(path, most: int) -> InvalidInput:
+    return InvalidInput(f"larger than {most} bytes: refused", source=path)
+
+
+def _refuse(constant: str):
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:40]} is beyond a double")
+    return value
+
+
+# Writing --------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -27,7 +199,7 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
             with open(target, "wb") as file:
                 yield file
             return
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=TEMPORARY)
         try:
             with os.fdopen(handle, "wb") as file:
                 yield file
@@ -38,6 +210,18 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
             raise
 
 
+def sweep(folder: str | os.PathLike) -> int:
+    """Remove the unfinished files that killed processes left in ``folder`` and below; the number removed.
+
+    Call it only while no other process writes there.
+    """
+    found = [path for path in Path(folder).rglob(f".*{TEMPORARY}") if path.is_file() and not path.is_symlink()]
+    for path in found:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return len(found)
+
+
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Write a text file in UTF-8, whole or not at all."""
     with replacing(path) as file:
@@ -45,7 +229,7 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 
 def write_table(path: str | os.PathLike, columns: list[str], rows: Iterable[list]) -> None:
-    """Write a CSV file: fractions to six digits, NaN as nothing."""
+    """Write a CSV file: fractions to six digits, NaN as nothing, text guarded (see :func:`guarded`)."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -53,10 +237,25 @@ def write_table(path: str | os.PathLike, columns: list[str], rows: Iterable[list
     write_text(path, text.getvalue())
 
 
+def guarded(cell: object) -> object:
+    """A cell as a CSV file holds it: text that a spreadsheet would take for a formula gets a quote in front.
+
+    :func:`unguarded` is the inverse. Numbers, also as text, stay as they are.
+    """
+    if not isinstance(cell, str) or not _FORMULA.match(cell) or _NUMBER.fullmatch(cell):
+        return cell
+    return f"'{cell}"
+
+
+def unguarded(cell: str) -> str:
+    """The text of a cell of a CSV file that simdev wrote."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
 def _cell(value: object) -> object:
     if isinstance(value, float):
         return "" if value != value else f"{value:.6g}"
-    return value
+    return guarded(value)
 
 
 def markdown_table(header: list[str], rows: Iterable[list[str]]) -> list[str]:

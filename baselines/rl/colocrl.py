@@ -27,7 +27,7 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, devices=
 
 
 @placer(
-    "colocrl", version=1, family="learned", searches=True, defaults=DEFAULTS, learner=learner,
+    "colocrl", version=1, family="learned", same_processor=True, searches=True, defaults=DEFAULTS, learner=learner,
     source="Mirhoseini et al.: Device Placement Optimization with Reinforcement Learning, ICML 2017",
 )  # fmt: skip
 def colocrl(problem, *, rng, budget, policy, **params):

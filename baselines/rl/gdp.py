@@ -45,7 +45,16 @@ def _groups(problem, most, layers):
     return coarse_groups(problem, most) if layers else fine_groups(problem, most)
 
 
-@placer("gdp", version=1, family="learned", searches=True, defaults=DEFAULTS, learner=learner, source=SOURCE)
+@placer(
+    "gdp",
+    version=1,
+    family="learned",
+    same_processor=True,
+    searches=True,
+    defaults=DEFAULTS,
+    learner=learner,
+    source=SOURCE,
+)
 def gdp(problem, *, rng, budget, policy, **params):
     """GDP-one: a network is trained on the problem at hand, ``samples`` placements an update.
 
@@ -85,7 +94,7 @@ def _place(problem, rng, budget, policy, params):
 
 
 @placer(
-    "gdp-batch", version=1, family="learned", searches=True, defaults={**DEFAULTS, "policy": SHIPPED}, learner=learner,
+    "gdp-batch", version=1, family="learned", same_processor=True, searches=True, defaults={**DEFAULTS, "policy": SHIPPED}, learner=learner,
     source=SOURCE,
 )  # fmt: skip
 def gdp_batch(problem, *, rng, budget, policy, **params):

@@ -30,7 +30,7 @@ def learner(problems, *, groups, layers, **given) -> Learner:
 
 
 @placer(
-    "giph", version=1, family="learned", searches=True, defaults=DEFAULTS, learner=learner,
+    "giph", version=1, family="learned", same_processor=True, searches=True, defaults=DEFAULTS, learner=learner,
     source="Hu et al.: GiPH: Generalizable Placement Learning for Adaptive Heterogeneous Computing, MLSys 2023",
 )  # fmt: skip
 def giph(problem, *, rng, budget, policy, **params):

@@ -33,7 +33,7 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpnes
 
 
 @placer(
-    "hdp", version=1, family="learned", searches=True, defaults=DEFAULTS, learner=learner,
+    "hdp", version=1, family="learned", same_processor=True, searches=True, defaults=DEFAULTS, learner=learner,
     source="Mirhoseini et al.: A Hierarchical Model for Device Placement, ICLR 2018; "
     "constants from TensorFlow's grappler",
 )  # fmt: skip

@@ -26,7 +26,7 @@ def learner(problems, *, nodes, devices=0, **given) -> Learner:
 
 
 @placer(
-    "hsdag", version=1, family="learned", searches=True, defaults=DEFAULTS, learner=learner,
+    "hsdag", version=1, family="learned", same_processor=True, searches=True, defaults=DEFAULTS, learner=learner,
     source="Duan et al.: A Structure-Aware Framework for Learning Device Placements on Computation Graphs, "
     "NeurIPS 2024",
 )  # fmt: skip

@@ -19,7 +19,7 @@ def learner(problems, **params):
 
 
 @placer(
-    "post", version=1, family="learned", searches=True, defaults=DEFAULTS, learner=learner,
+    "post", version=1, family="learned", same_processor=True, searches=True, defaults=DEFAULTS, learner=learner,
     source="Gao, Chen, Li: Post: Device Placement with Cross-Entropy Minimization and Proximal Policy Optimization, "
     "NeurIPS 2018",
 )  # fmt: skip

@@ -12,15 +12,16 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 
-from simdev.errors import InvalidInput
-from simdev.files import write_text, writing
+from simdev.errors import InvalidInput, quoted
+from simdev.files import guarded, parse_json, read_text, unguarded, write_text, writing
 from simdev.problem.graph_file import read_npz, write_npz
 from simdev.problem.placement import Placement
 
@@ -32,6 +33,8 @@ EXACT = (
 )  # fmt: skip
 CIRCUMSTANTIAL = ("place_seconds", "machine", "versions", "commit", "utc")
 COLUMNS = (*EXACT, "digest", *CIRCUMSTANTIAL)
+NAME = re.compile(r"[0-9a-f]{0,64}")  # of a graph or placement file; nothing else becomes a path
+LONGEST_NUMBER = 40  # characters
 KEY = ("workload", "topology", "rules", "placer", "params", "budget", "seed")
 FIELD = {"step_time_s": "step_ns", "simulated_s": "simulated_ns", "lower_bound_s": "lower_bound_ns"}  # by column
 
@@ -134,42 +137,40 @@ def parse_row(cells: dict[str, str], path: Path, line: int) -> Row:
         field = FIELD.get(column, column)
         try:
             values[field] = _read_cell(column, kind[field], cells[column])
-        except (ValueError, InvalidOperation) as error:
-            text = str(error) if isinstance(error, ValueError) else f"{cells[column]!r} is not a number"
+        except (ValueError, ArithmeticError) as error:
+            text = str(error) if isinstance(error, ValueError) else f"{quoted(cells[column])} is not a number"
             raise InvalidInput(text, source=path, field=f"line {line}: {column}") from None
     return Row(**values)
 
 
 def write_csv(path: Path, columns: Iterable[str], table: Iterable[dict]) -> None:
-    """Write a CSV file atomically: a full disk leaves the old file as it was."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
+    """Write a CSV file atomically: a full disk leaves the old file as it was. No cell becomes a formula in a
+    spreadsheet (see :func:`simdev.files.guarded`)."""
+    text, columns = io.StringIO(), list(columns)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([guarded(cells[name]) for name in columns] for cells in table)
     write_text(path, text.getvalue())
 
 
 def read_csv(path: Path, columns: Iterable[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Line number and cells of each row of a CSV file that has exactly ``columns``."""
     columns = list(columns)
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            header = next(reader, [])
-            missing = [name for name in columns if name not in header]
-            if missing or len(header) != len(columns):
+        header = next(reader, [])
+        missing = [name for name in columns if name not in header]
+        if missing or len(header) != len(columns):
+            raise InvalidInput(
+                f"column {missing[0]!r} is missing" if missing else "a column too many", source=path, field="header"
+            )
+        for cells in reader:
+            if len(cells) != len(header):
                 raise InvalidInput(
-                    f"column {missing[0]!r} is missing" if missing else "a column too many", source=path, field="header"
+                    f"{len(cells)} cells, expected {len(header)}", source=path, field=f"line {reader.line_num}"
                 )
-            for cells in reader:
-                if len(cells) != len(header):
-                    raise InvalidInput(
-                        f"{len(cells)} cells, expected {len(header)}", source=path, field=f"line {reader.line_num}"
-                    )
-                yield reader.line_num, dict(zip(header, cells, strict=True))
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
-    except (csv.Error, UnicodeDecodeError) as error:
+            yield reader.line_num, dict(zip(header, map(unguarded, cells), strict=True))
+    except csv.Error as error:
         raise InvalidInput(f"not a CSV file ({error})", source=path) from None
 
 
@@ -240,12 +241,18 @@ def row_from_json(entry: dict, path: Path) -> Row:
     for column in fields(Row):
         value = getattr(row, column.name)
         if type(value).__name__ not in column.type.replace("None", "NoneType"):
-            raise InvalidInput(f"{value!r} is not {column.type}", source=path, field=column.name)
+            raise InvalidInput(f"{quoted(value)} is not {column.type}", source=path, field=column.name)
+        if not isinstance(value, str) and value is not None and not 0 <= value < 1 << 63:
+            raise InvalidInput(f"{quoted(value)} is not a number from 0 to 2^63", source=path, field=column.name)
+        if column.name == "params" and not isinstance(parse_json(value, path, "params"), dict):
+            raise InvalidInput(f"{quoted(value)} is not a JSON object", source=path, field="params")
     return row
 
 
 def placement_path(folder: Path, key: str) -> Path:
-    """Where a placement lies in a result folder."""
+    """Where a placement lies in a result folder. Raises :class:`InvalidInput` for a key that is no hash."""
+    if not NAME.fullmatch(key):
+        raise InvalidInput(f"{quoted(key)} is not the hash of a placement", source=folder)
     return folder / "placements" / f"{key}.npz"
 
 
@@ -290,21 +297,32 @@ def _write_cell(value, is_time: bool) -> str:
 def _read_cell(name: str, kind: str, text: str):
     if kind == "str":
         if name == "status" and text not in STATUSES:
-            raise ValueError(f"unknown status {text!r}")
-        if name == "params" and not isinstance(json.loads(text), dict):
-            raise ValueError(f"{text!r} is not a JSON object")
+            raise ValueError(f"unknown status {quoted(text)}")
+        if name == "params" and not isinstance(parse_json(text, name), dict):
+            raise ValueError(f"{quoted(text)} is not a JSON object")
+        if name in ("fingerprint", "placement") and not NAME.fullmatch(text):
+            raise ValueError(f"{quoted(text)} is not a fingerprint")
         return text
     if text == "" and "None" in kind:
         return None
     if kind.startswith("bool"):
         if text not in ("true", "false"):
-            raise ValueError(f"{text!r} is neither true nor false")
+            raise ValueError(f"{quoted(text)} is neither true nor false")
         return text == "true"
+    if len(text) > LONGEST_NUMBER:
+        raise ValueError(f"{quoted(text)} is too long for a number")
     if kind.startswith("float"):
-        return float(text)
+        return _within(float(text), text)
     if name in FIELD:
-        value = Decimal(text) * 10**9
-        if not value.is_finite() or value != int(value):
-            raise ValueError(f"{text!r} is not a whole number of nanoseconds")
+        value = _within(Decimal(text) * 10**9, text)
+        if value != int(value):
+            raise ValueError(f"{quoted(text)} is not a whole number of nanoseconds")
         return int(value)
-    return int(text)
+    return _within(int(text), text)
+
+
+def _within(value, text: str):
+    """``value``, a number that is neither negative nor beyond 63 bits."""
+    if not 0 <= value < 1 << 63:
+        raise ValueError(f"{quoted(text)} is not a number from 0 to 2^63")
+    return value

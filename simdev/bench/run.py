@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -24,9 +23,9 @@ from simdev.bench.journal import Results
 from simdev.bench.plan import BUDGETS, Run, parse_budget, parse_rules
 from simdev.bench.provenance import circumstances
 from simdev.bench.rows import Row
+from simdev.bench.stored import keep_machine, kept_graph, ships
 from simdev.bench.workers import Limits, cores, death, environment, limit_process, result, running, worker_pool
 from simdev.errors import Infeasible, InvalidInput, SimdevError, Unsupported
-from simdev.files import write_text
 from simdev.placers import registry
 from simdev.placers.placer import Budget
 from simdev.problem.graph_file import load_graph, save_graph
@@ -86,8 +85,9 @@ def load_problem(workload: str, topology: str, rules: str, graph_file: str | Non
     return Problem.build(graph, load_topology(topology), rules=parse_rules(rules))
 
 
-def execute(run: Run, instance: Instance) -> Outcome:
-    """Place and simulate, here and now, without limits. What a placer raises becomes the row's status."""
+def execute(run: Run, instance: Instance, problem: Problem | None = None) -> Outcome:
+    """Place and simulate, here and now, without limits. What a placer raises becomes the row's status. ``problem``
+    is the run's, if it is loaded already."""
     from simdev.sim import simulate
 
     spec, params = registry.find_placer(run.entry)
@@ -96,7 +96,7 @@ def execute(run: Run, instance: Instance) -> Outcome:
     if missing:
         return Outcome(replace(blank, status="skipped", error=f"needs the package {missing[0]}"))
     try:
-        problem = load_problem(run.workload, run.topology, run.rules, instance.graph_file)
+        problem = problem or load_problem(run.workload, run.topology, run.rules, instance.graph_file)
         check_feasible(problem)
     except Infeasible as error:
         return Outcome(replace(blank, status="infeasible", error=one_line(error)))
@@ -257,7 +257,7 @@ def _find_instance(workload: str, topology: str, rules: str, out: str) -> Instan
         cost_hash = Problem.build(graph, load_topology(topology), rules=parse_rules(rules)).costs.hash
     except Infeasible:  # an op without a kernel anywhere has no cost
         cost_hash = ""
-    _keep_machine(topology, Path(out))
+    keep_machine(topology, Path(out))
     graph_file = None
     if not ships(workload):
         path = kept_graph(Path(out), graph.fingerprint)
@@ -266,46 +266,6 @@ def _find_instance(workload: str, topology: str, rules: str, out: str) -> Instan
             save_graph(graph, path)
         graph_file = str(path)
     return Instance(workload, topology, rules, graph.fingerprint, cost_hash, graph.n_ops, graph_file)
-
-
-def _keep_machine(topology: str, out: Path) -> None:
-    """Copy a machine of one's own into the result folder, so that its rows can be verified elsewhere."""
-    if topology.endswith(".toml"):
-        path = kept_machine(out, topology)
-        path.parent.mkdir(exist_ok=True)
-        write_text(path, Path(topology).read_text(encoding="utf-8"))
-
-
-def kept_machine(out: Path, topology: str) -> Path:
-    """Where a result folder keeps a machine that does not ship with simdev, named by its path."""
-    return out / "machines" / f"{hashlib.sha256(topology.encode()).hexdigest()[:16]}.toml"
-
-
-def kept_graph(out: Path, fingerprint: str) -> Path:
-    """Where a result folder keeps a graph that does not ship with simdev."""
-    return out / "graphs" / f"{fingerprint}.npz"
-
-
-def kept_files(out: Path, row: Row) -> tuple[str | None, str | None]:
-    """The graph and the machine of a row as the result folder keeps them; None for what is not there."""
-    paths = kept_graph(out, row.fingerprint), kept_machine(out, row.topology)
-    return tuple(str(path) if path.is_file() else None for path in paths)
-
-
-def stored_problem(out: Path, row: Row) -> Problem:
-    """The problem of a row of a result folder, from the files kept with it where there are any."""
-    graph, machine = kept_files(out, row)
-    return load_problem(row.workload, machine or row.topology, row.rules, None if ships(row.workload) else graph)
-
-
-def ships(workload: str) -> bool:
-    """Whether the graph of a workload id comes with simdev. Raises :class:`UnknownName` for one that does not exist."""
-    if registry.is_graph_file(workload):
-        return False
-    spec, params = registry.find_workload(workload)
-    return (
-        all(spec.defaults[key] == value for key, value in params.items()) and registry.graph_path(spec.name).is_file()
-    )
 
 
 def _bound(instance: Instance, limits: Limits) -> tuple[int, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -14,21 +13,23 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from simdev.bench import rows
+from simdev.bench import rows, stored
 from simdev.bench import run as bench
 from simdev.bench.journal import Results
-from simdev.bench.plan import DEFAULT_RULES, Run
+from simdev.bench.plan import DEFAULT_RULES, Run, parse_rules
 from simdev.bench.provenance import circumstances
 from simdev.errors import InvalidInput
-from simdev.files import replacing
+from simdev.files import MAX_DOCUMENT, MAX_TOML, MIB, Bounded, open_zip, read_bytes, replacing
 from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 
 MEMBER = re.compile(
     r"(results|leaderboard|ranking|curves)\.csv|placements/[0-9a-f]{1,64}\.npz|graphs/[0-9a-f]{1,64}\.npz"
-    r"|machines/[0-9a-f]{1,64}\.toml"
+    r"|machines/[0-9a-f]{1,64}\.(toml|npz)"
 )
 MAX_MEMBERS = 50_000
-MAX_UNPACKED = 2 << 30
+MAX_UNPACKED = 1 << 30
+MOST_BYTES = {".csv": MAX_DOCUMENT, ".npz": 64 * MIB, ".toml": MAX_TOML}  # of one file, by the end of its name
 NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 
@@ -57,17 +58,13 @@ def _score_files(files: list[Path], name: str, out: Path) -> None:
     (out / "placements").mkdir()
     results = Results(out)
     for path in files:
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            workload, topology = str(document["graph"]), str(document["topology"])
-        except (OSError, ValueError, RecursionError, TypeError, KeyError) as error:
-            raise InvalidInput(
-                f"not a placement file that names its graph and topology ({error})", source=path
-            ) from None
+        workload, topology = stored.named_in(path)
         run = Run(workload, topology, DEFAULT_RULES, name, "{}", "evaluations=0", 0)
         if results.row(run.key) is not None:
             raise InvalidInput(f"a second placement of {workload} on {topology}", source=path)
-        problem = bench.load_problem(workload, topology, DEFAULT_RULES)
+        problem = Problem.build(
+            stored.registered_workload(workload), stored.registered_machine(topology), rules=parse_rules(DEFAULT_RULES)
+        )
         placement = Placement.load(path, problem)
         bound = lower_bound(problem)
         instance = bench.Instance(
@@ -85,13 +82,15 @@ def _pack(folder: Path, out: str | os.PathLike) -> int:
     wanted = ["results.csv", "leaderboard.csv", "ranking.csv", "curves.csv"]
     wanted += sorted({f"placements/{row.placement}.npz" for row in found if row.placement})
     wanted += sorted(path.relative_to(folder).as_posix() for path in folder.glob("graphs/*.npz"))
-    wanted += sorted(path.relative_to(folder).as_posix() for path in folder.glob("machines/*.toml"))
+    wanted += sorted(path.relative_to(folder).as_posix() for path in folder.glob("machines/*"))
     for name in wanted:
         if not (folder / name).is_file():
             raise InvalidInput("is missing", source=folder / name)
     with replacing(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in wanted:
-            archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes(), zipfile.ZIP_DEFLATED)
+            archive.writestr(
+                zipfile.ZipInfo(name), read_bytes(folder / name, MOST_BYTES[Path(name).suffix]), zipfile.ZIP_DEFLATED
+            )
     return len(found)
 
 
@@ -99,33 +98,33 @@ def _pack(folder: Path, out: str | os.PathLike) -> int:
 def unpacked(archive: str | os.PathLike) -> Iterator[Path]:
     """The files of a submission in a folder that is removed afterwards.
 
-    Raises :class:`InvalidInput`, and unpacks nothing, for an archive that is no zip, holds anything but results (paths
-    that lead elsewhere, links, programs), names a file twice, or would fill the disk.
+    Raises :class:`InvalidInput` for an archive that is no zip, holds anything but results (paths that lead elsewhere,
+    links, programs), names a file twice, or holds more than :data:`MOST_BYTES` of a kind or :data:`MAX_UNPACKED` in
+    all. Sizes are counted while unpacking, whatever the archive says.
     """
     with tempfile.TemporaryDirectory(prefix="simdev-") as scratch:
-        try:
-            with zipfile.ZipFile(archive) as found:
-                members = found.infolist()
-                _check(members, archive)
-                for member in members:
-                    target = Path(scratch) / member.filename
-                    target.parent.mkdir(exist_ok=True)
-                    with found.open(member) as source, open(target, "wb") as file:
-                        shutil.copyfileobj(source, file)
-        except InvalidInput:
-            raise
-        except OSError as error:
-            raise InvalidInput(error.strerror or str(error), source=archive) from None
-        except Exception as error:  # zipfile answers malformed archives with a dozen types
-            reason = str(error).split("\n")[0] or type(error).__name__
-            raise InvalidInput(f"truncated or corrupted archive ({reason})", source=archive) from None
+        with open_zip(archive) as found:
+            members = found.infolist()
+            _check(members, archive)
+            left = MAX_UNPACKED
+            for member in members:
+                target = Path(scratch) / member.filename
+                target.parent.mkdir(exist_ok=True)
+                left -= _unpack(found, member, target, min(left, MOST_BYTES[target.suffix]), archive)
         yield Path(scratch)
 
 
+def _unpack(found: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, most: int, archive) -> int:
+    """Write one member to ``target``, at most ``most`` bytes; how many they were."""
+    with found.open(member) as source, open(target, "wb") as file:
+        bounded = Bounded(source, most, f"{archive}: {member.filename}")
+        shutil.copyfileobj(bounded, file)
+        return file.tell()
+
+
 def _check(members: list[zipfile.ZipInfo], archive) -> None:
-    total = sum(member.file_size for member in members)
-    if len(members) > MAX_MEMBERS or total > MAX_UNPACKED:
-        raise InvalidInput(f"unpacks to {total} bytes in {len(members)} members: refused", source=archive)
+    if len(members) > MAX_MEMBERS:
+        raise InvalidInput(f"{len(members)} members are too many: refused", source=archive)
     seen = set()
     for member in members:
         name = member.filename

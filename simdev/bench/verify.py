@@ -6,24 +6,28 @@ what the row says about itself, and by ``rerun``: executing the placer again, wh
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import TimeoutError
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from simdev.analysis.levels import Bound, check_feasible
-from simdev.bench import rows, workers
+from simdev.bench import provenance, rows, stored, workers
 from simdev.bench import run as bench
 from simdev.bench import score as leaderboard
-from simdev.bench.plan import Run, parse_budget
+from simdev.bench.plan import Run, parse_budget, time_limit
 from simdev.bench.rows import Row
 from simdev.bench.submission import unpacked
-from simdev.errors import Infeasible, InvalidInput, SimdevError
+from simdev.bench.workers import Limits
+from simdev.errors import Infeasible, InvalidInput, SimdevError, UnknownName, shortened
 from simdev.placers import registry
+from simdev.placers.placer import PlacerSpec
 from simdev.problem.problem import Problem
-from simdev.problem.topology import topology_names
 
 # What a run without a placement leaves empty.
 UNSCORED = {
@@ -32,6 +36,8 @@ UNSCORED = {
 }
 
 
+LIMITS = Limits(seconds=300, memory_bytes=6 << 30)  # of a row; the largest shipped graphs take 10 s and 1 GiB
+TASKS = 8  # rows that one process checks: those of one problem share its bound
 _BOUNDS: dict[tuple, Bound] = {}  # of the problems that this process has met: the rows of one follow one another
 
 
@@ -56,80 +62,140 @@ def verify(
     engine: str = "reference",
     sample: int | None = None,
     rerun: bool = False,
+    placers: Iterable[str] = (),
     jobs: int | None = None,
+    limits: Limits = LIMITS,
     on_row: Callable[[int, int, str, list[Difference]], None] = lambda *_: None,
+    on_skip: Callable[[str, str], None] = lambda *_: None,
 ) -> list[Difference]:
     """All differences between a result folder (or a submission, see :mod:`simdev.bench.submission`) and what its placements
-    give now; empty if it holds. No code of a submission is run.
+    give now; empty if it holds. No code and no path that a row names is followed.
 
-    ``engine`` simulates (the validator checks its schedule too); ``sample`` takes that many rows, drawn evenly;
-    ``rerun`` also executes the repeatable placers of rows with an ``evaluations`` budget again. Raises
-    :class:`InvalidInput` for a folder that cannot be read.
+    ``engine`` simulates (the validator checks its schedule too); ``sample`` takes that many rows, drawn evenly.
+    ``rerun`` also executes the placer of a row again, if its result can be expected to be the same: ``on_skip`` gets
+    the title of every other row and the reason. Placers from the user's own files are executed only if ``placers``
+    names them (``my_placers.py:name``). Each row may take what ``limits`` says, and a rerun the time limit of its
+    budget on top. Raises :class:`InvalidInput` for a folder that cannot be read.
     """
     folder = Path(folder)
-    if folder.is_file():
+    named = frozenset(registry.parse_id(entry)[0] for entry in placers)
+    check = Check(engine, rerun, named, folder.is_file(), limits)
+    if check.foreign:
         with unpacked(folder) as inside:
-            return _verify(inside, engine, sample, rerun, jobs, on_row, foreign=True)
-    return _verify(folder, engine, sample, rerun, jobs, on_row, foreign=False)
+            return _verify(inside, check, sample, jobs, on_row, on_skip)
+    return _verify(folder, check, sample, jobs, on_row, on_skip)
 
 
-def _verify(folder: Path, engine, sample, rerun, jobs, on_row, foreign: bool) -> list[Difference]:
+@dataclass(frozen=True)
+class Check:
+    """How rows are checked. ``named`` are the placers of the user's own files; ``foreign`` marks a submission."""
+
+    engine: str
+    rerun: bool
+    named: frozenset[str]
+    foreign: bool
+    limits: Limits
+
+    def seconds(self, row: Row) -> float:
+        """The time limit of a row."""
+        return self.limits.seconds + (time_limit(row.budget) if self.rerun else 0)
+
+
+def _verify(folder: Path, check: Check, sample, jobs, on_row, on_skip) -> list[Difference]:
     found = rows.read_rows(folder / "results.csv", check_digest=False)
     differences = digest_differences(folder) + _tables(folder, found)
     chosen = found if sample is None else [found[i] for i in _evenly(len(found), sample)]
     chosen = sorted(chosen, key=lambda row: row.key)
-    pool = workers.worker_pool(max(1, jobs or workers.cores()), tasks=8)
+    pool = workers.worker_pool(max(1, jobs or workers.cores()), tasks=TASKS)
     with workers.environment(), workers.running(pool):
-        futures = [pool.schedule(check_row, (folder, row, engine, rerun, foreign)) for row in chosen]
+        futures = [_schedule(pool, folder, row, check) for row in chosen]
         for done, (row, future) in enumerate(zip(chosen, futures, strict=True), 1):
-            try:
-                wrong = future.result()
-            except SimdevError as error:
-                wrong = [Difference(title(row), "", "", str(error))]
-            except Exception as error:  # a worker that died says nothing about the other rows
-                wrong = [Difference(title(row), "", "", f"{type(error).__name__}: {bench.one_line(error)}")]
+            wrong, skipped = _answer(row, future, check)
             differences += wrong
+            if skipped:
+                on_skip(title(row), skipped)
             on_row(done, len(chosen), title(row), wrong)
     return differences
 
 
-def check_row(folder: Path, row: Row, engine: str, rerun: bool, foreign: bool = False) -> list[Difference]:
-    """Differences of one row. Of a ``foreign`` row nothing is run but what comes with simdev, and no file is read
-    outside ``folder``."""
+def _schedule(pool, folder: Path, row: Row, check: Check):
+    """The future of a row; None for a budget that cannot be read, which :func:`_own_words` reports."""
+    with contextlib.suppress(InvalidInput):
+        return pool.schedule(_check_limited, (folder, row, check), timeout=check.seconds(row))
+    return None
+
+
+def _check_limited(folder: Path, row: Row, check: Check) -> tuple[list[Difference], str]:
+    # the limit on processor time holds for all rows of this process
+    workers.limit_process(Limits(TASKS * check.seconds(row), check.limits.memory_bytes))
+    return check_row(folder, row, check)
+
+
+def _answer(row: Row, future, check: Check) -> tuple[list[Difference], str]:
+    """What a worker found out about a row. A worker that died says nothing about the other rows."""
+    try:
+        return future.result() if future is not None else (_own_words(row), "")
+    except SimdevError as error:
+        text = str(error)
+    except TimeoutError:
+        text = f"no answer within {check.seconds(row):g} s"
+    except MemoryError:
+        text = f"needs more than {check.limits.memory_bytes / 2**30:g} GiB"
+    except Exception as error:
+        text = f"{type(error).__name__}: {bench.one_line(error)}"
+    return [Difference(title(row), "", "", text)], ""
+
+
+def check_row(folder: Path, row: Row, check: Check) -> tuple[list[Difference], str]:
+    """Differences of one row and, if it should have been executed again and was not, the reason. Nothing is run but
+    what is registered or named by ``check``, and no file is read outside ``folder``."""
     wrong = _own_words(row)
     if wrong:
-        return wrong
-    spec = _spec(row, rerun, foreign)
-    if foreign:
-        _check_kept(folder, row)
+        return wrong, ""
+    spec = _spec(row, check)
     version = spec.version if spec else row.version
     try:
-        problem = bench.stored_problem(folder, row)
+        problem = stored.stored_problem(folder, row)
         if row.status == "infeasible":
             check_feasible(problem)
     except Infeasible as error:
-        return _compare(
-            row, replace(row, **UNSCORED, status="infeasible", error=bench.one_line(error), version=version)
-        )
+        fresh = replace(row, **UNSCORED, status="infeasible", error=bench.one_line(error), version=version)
+        return _compare(row, fresh), ""
     if row.status == "infeasible":
-        return [Difference(title(row), "status", row.status, "a placement may exist")]
+        return [Difference(title(row), "status", row.status, "a placement may exist")], ""
     fresh = replace(row, fingerprint=problem.graph.fingerprint, cost_hash=problem.costs.hash, version=version)
     fresh = _bounded(fresh, problem)
-    fresh = _scored(fresh, problem, folder, engine) if row.status == "ok" else replace(fresh, **UNSCORED)
-    if (
-        rerun
-        and spec
-        and spec.repeatable
-        and row.status in ("ok", "skipped", "error")
-        and row.budget.startswith("evaluations=")
-    ):
+    fresh = _scored(fresh, problem, folder, check.engine) if row.status == "ok" else replace(fresh, **UNSCORED)
+    skipped = _why_not_again(row, spec, check) if check.rerun else ""
+    if check.rerun and not skipped:
         instance = bench.Instance(
-            row.workload, row.topology, row.rules, fresh.fingerprint, fresh.cost_hash, problem.graph.n_ops,
-            None if bench.ships(row.workload) else bench.kept_files(folder, row)[0],
+            row.workload, row.topology, row.rules, fresh.fingerprint, fresh.cost_hash, problem.graph.n_ops, None,
             fresh.lower_bound_ns, fresh.bound_method,
         )  # fmt: skip
-        fresh = bench.execute(Run(*row.key), instance).row
-    return _compare(row, fresh)
+        fresh = bench.execute(Run(*row.key), instance, problem).row
+    return _compare(row, fresh), skipped
+
+
+def _why_not_again(row: Row, spec: PlacerSpec | None, check: Check) -> str:
+    """Why executing the placer again could give another row, or must not be tried; empty if neither."""
+    if spec is None:
+        return "its placer is not registered here"
+    if row.status not in ("ok", "skipped", "error"):
+        return f"its status is {row.status}"
+    if not row.budget.startswith("evaluations="):
+        return "its budget is not a number of evaluations"
+    if not spec.repeatable:
+        return "its placer may stop by the clock"
+    if check.foreign and json.loads(row.params).get("policy", "") != spec.defaults.get("policy", ""):
+        return "its policy is not part of simdev"
+    if spec.same_processor and processor(row.machine) != processor(provenance.machine()):
+        return "different processor: its placer learns in floating point"
+    return ""
+
+
+def processor(machine: str) -> str:
+    """The processor of a row's ``machine``, without the number of cores and the system."""
+    return machine.rsplit(",", 2)[0]
 
 
 def _own_words(row: Row) -> list[Difference]:
@@ -166,26 +232,20 @@ def _scored(row: Row, problem: Problem, folder: Path, engine: str) -> Row:
     return replace(bench.score(row, problem, placement, schedule), error="")
 
 
-def _spec(row: Row, rerun: bool, foreign: bool):
-    """The row's placer, or None where that is code of somebody's own that need not, or must not, be run."""
+def _spec(row: Row, check: Check) -> PlacerSpec | None:
+    """The row's placer; None for code of somebody's own, which is not run unless the user named it. Raises
+    :class:`UnknownName` for a row of the user's own folder whose placer does not exist."""
     own = ".py:" in row.placer
-    if own and (foreign or not rerun) or foreign and row.placer not in registry.placers():
+    if row.placer in check.named if own else row.placer in registry.placers():
+        return registry.find_placer(row.entry)[0]
+    if own or check.foreign:
         return None
-    return registry.find_placer(row.entry)[0]
-
-
-def _check_kept(folder: Path, row: Row) -> None:
-    """Refuse a foreign row that would need a file from outside its submission."""
-    graph, machine = bench.kept_files(folder, row)
-    if graph is None and not bench.ships(row.workload):
-        raise InvalidInput("the graph is not in the submission", source=row.workload)
-    if machine is None and row.topology not in topology_names():
-        raise InvalidInput("the machine is not in the submission", source=row.topology)
+    raise UnknownName("placer", row.placer, registry.placers())
 
 
 def title(row: Row) -> str:
-    """The row in words."""
-    return str(Run(*row.key))
+    """The row in words, printable."""
+    return shortened(str(Run(*row.key)), 300)
 
 
 def _compare(stored: Row, fresh: Row) -> list[Difference]:

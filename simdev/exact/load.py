@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.graphs.importers.reading import Fields, json_object, read_bytes
+from simdev.graphs.importers.reading import Fields, json_object, read_input
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ def read_load_problem(path: str | os.PathLike, *, fix_units: bool = False) -> Lo
     unit of cost of the throughput layer graphs are 2^31, of all other files 2^31 / 1000. Raises :class:`InvalidInput`
     naming the file and the field.
     """
-    document = json_object(read_bytes(path), path)
+    document = json_object(read_input(path), path)
     limits = [document.number(key) for key in ("maxFPGAs", "maxCPUs", "maxSizePerFPGA")]
     nodes, edges = document.rows("nodes"), document.rows("edges")
     if not nodes:
@@ -181,7 +181,7 @@ def read_split(path: str | os.PathLike, problem: LoadProblem) -> np.ndarray:
 
     Nodes that it does not list follow their colour class, as the backward nodes of the training experts do.
     """
-    document = json_object(read_bytes(path), path)
+    document = json_object(read_input(path), path)
     index = {name: row for row, name in enumerate(problem.node_ids)}
     machine = np.full(problem.n_nodes, -1)
     for key, first in (("fpgas", 0), ("cpus", problem.accelerators)):

@@ -62,10 +62,11 @@ class Plan:
 
 def read_profile(path: str | os.PathLike) -> Profile:
     """Read a ``graph.txt`` profile. Input layers are left out, and so are ``__getitem__`` layers that nobody reads."""
+    from simdev.files import text_of
     from simdev.graphs.importers.pipedream import read_layers
-    from simdev.graphs.importers.reading import name_of, read_bytes, text_of
+    from simdev.graphs.importers.reading import name_of, read_input
 
-    layers, inputs = read_layers(text_of(read_bytes(path), path), path)
+    layers, inputs = read_layers(text_of(read_input(path), path), path)
     read = {before for befores in inputs.values() for before in befores}
     names = [name for name in layers if name in read or not layers[name].text.startswith("__getitem__")]
     index = {name: number for number, name in enumerate(names)}

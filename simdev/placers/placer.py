@@ -33,6 +33,8 @@ class PlacerSpec:
 
     ``memory_aware`` is False for placers that ignore memory by design; their infeasible rows are kept as such.
     ``repeatable`` is False for placers whose solver may stop by the clock: another machine may place otherwise.
+    ``same_processor`` is True for placers that compute in floating point with compiled vector code (JAX, BLAS):
+    another model of processor may round otherwise, and the search then takes another way.
     ``searches`` is True where the placer spends evaluations of the simulator. ``defaults`` are its parameters
     (``name[param=value]``). ``needs`` names optional packages; without them the run is skipped with the reason.
     ``learner(problems, **params)`` makes what ``simdev train`` trains, for placers that learn a policy.
@@ -44,6 +46,7 @@ class PlacerSpec:
     function: Callable[..., Placement]
     memory_aware: bool = True
     repeatable: bool = True
+    same_processor: bool = False
     searches: bool = False
     defaults: Mapping[str, object] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
@@ -78,6 +81,7 @@ def placer(
     family: str,
     memory_aware: bool = True,
     repeatable: bool = True,
+    same_processor: bool = False,
     searches: bool = False,
     defaults: Mapping[str, object] | None = None,
     needs: tuple[str, ...] = (),
@@ -91,7 +95,7 @@ def placer(
             raise InvalidInput(f"placer {name!r} is registered twice", source=function.__module__)
         SHELF[name] = PlacerSpec(
             name=name, version=version, family=family, function=function, memory_aware=memory_aware,
-            repeatable=repeatable, searches=searches, defaults=dict(defaults or {}), needs=tuple(needs), source=source,
+            repeatable=repeatable, same_processor=same_processor, searches=searches, defaults=dict(defaults or {}), needs=tuple(needs), source=source,
             learner=learner,
         )  # fmt: skip
         return function

@@ -113,6 +113,11 @@ def is_graph_file(entry: str) -> bool:
     return ".py:" in entry or entry.endswith((".npz", ".json", ".csv", ".onnx", ".txt"))
 
 
+def is_member(entry: str) -> bool:
+    """Whether an entry names a member of a family of random graphs, as ``nmt-family[seed=3]``."""
+    return _MEMBER.fullmatch(entry) is not None
+
+
 def parse_id(entry: str) -> tuple[str, int | None, dict]:
     """Split ``name@version[param=value,...]``; values are read as JSON where they are JSON, else as text."""
     match = _ID.fullmatch(entry.strip())

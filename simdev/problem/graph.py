@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, quoted
 
 PHASES = ("forward", "backward", "update")
 MAX_OPS = 1 << 20  # an op number and a time share one 64-bit key in the engines
@@ -384,9 +384,9 @@ class GraphBuilder:
         except (TypeError, ValueError, OverflowError):
             whole = None
         if whole is None or isinstance(value, (str, bool)) or whole != value:
-            raise InvalidInput(f"{value!r} is not a whole number", source=self.name, field=where)
+            raise InvalidInput(f"{quoted(value)} is not a whole number", source=self.name, field=where)
         if not 0 <= whole < 2**63:
-            raise InvalidInput(f"{value!r} is out of range", source=self.name, field=where)
+            raise InvalidInput(f"{quoted(value)} is out of range", source=self.name, field=where)
         return whole
 
     def _order(self) -> list[int]:

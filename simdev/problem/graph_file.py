@@ -10,15 +10,12 @@ import zipfile
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.files import replacing
+from simdev.files import ZIP_METHODS, open_zip, parse_json, replacing
 from simdev.problem.graph import ComputationGraph
 
 FORMAT = 1
 MAX_UNPACKED = 1 << 30  # a zip bomb is refused before it is unpacked
 MAX_MEMBERS = 256
-# Deflate never makes more than about a thousand bytes of one, and zipfile unpacks it piece by piece; the other
-# methods can blow up a single piece.
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _COLUMNS = {**ComputationGraph.OP_COLUMNS, **ComputationGraph.TENSOR_COLUMNS, **ComputationGraph.EDGE_COLUMNS}
 
 
@@ -41,10 +38,7 @@ def load_graph(path: str | os.PathLike) -> ComputationGraph:
     arrays = read_npz(path)
     if "header" not in arrays:
         raise InvalidInput("missing", source=path, field="header")
-    try:
-        header = json.loads(arrays["header"].astype(np.uint8).tobytes().decode())
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"not JSON ({error})", source=path, field="header") from None
+    header = parse_json(arrays["header"].astype(np.uint8).tobytes(), path, "header")
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         found = header.get("format") if isinstance(header, dict) else type(header).__name__
         raise InvalidInput(f"format {found!r}, expected {FORMAT}", source=path, field="header: format")
@@ -89,16 +83,8 @@ def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
     Refuses pickles, bombs, members given twice and headers that lie about their size.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return _read_members(archive, path)
-    except InvalidInput:
-        raise
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
-    except Exception as error:  # zipfile answers malformed archives with a dozen types
-        reason = str(error).split("\n")[0] or type(error).__name__
-        raise InvalidInput(f"truncated or corrupted archive ({reason})", source=path) from None
+    with open_zip(path) as archive:
+        return _read_members(archive, path)
 
 
 def _read_members(archive: zipfile.ZipFile, path) -> dict[str, np.ndarray]:
@@ -111,7 +97,7 @@ def _read_members(archive: zipfile.ZipFile, path) -> dict[str, np.ndarray]:
         name = member.filename.removesuffix(".npy")
         if name in arrays:
             raise InvalidInput("given twice", source=path, field=name)
-        if member.compress_type not in METHODS:
+        if member.compress_type not in ZIP_METHODS:
             raise InvalidInput(f"compression method {member.compress_type} is not used", source=path, field=name)
         with archive.open(member) as file:
             arrays[name] = _read_array(file, member.file_size, path, name)

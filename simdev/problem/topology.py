@@ -28,8 +28,9 @@ shared (contention ``fair``), by ``gb_per_s`` and ``latency_us`` alone.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
-import tomllib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,7 +38,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.errors import InvalidInput, UnknownName
+from simdev.errors import InvalidInput, UnknownName, quoted
+from simdev.files import read_toml
 
 DEVICES_DIR = Path(__file__).parent / "devices"
 ROUTE_PROBE_BYTES = 1 << 20  # routes are the fastest for a transfer of 1 MiB (execution model)
@@ -280,27 +282,33 @@ def topology_names() -> list[str]:
     return sorted(path.stem for path in DEVICES_DIR.glob("*.toml") if path.stem != "kinds")
 
 
-def load_topology(name_or_path: str | Path) -> Topology:
-    """A shipped topology by name, or a TOML file by path (anything with a slash or ending in ``.toml``)."""
+def load_topology(name_or_path: str | Path, *, kept: bool = False) -> Topology:
+    """A shipped topology by name, or a TOML file by path (anything with a slash or ending in ``.toml``).
+
+    Pass ``kept`` for a file of a result folder: the device files that it names are then the ones beside it (see
+    :func:`kept_device_file`), and no other file is read.
+    """
     text = str(name_or_path)
     path = Path(text)
     if "/" not in text and path.suffix != ".toml":
         path = DEVICES_DIR / f"{text}.toml"
         if text == "kinds" or not path.is_file():
             raise UnknownName("topology", text, topology_names())
-    return parse_topology(_read_toml(path), source=str(name_or_path))
+    return parse_topology(read_toml(path), source=str(name_or_path), kept=kept)
 
 
 def load_kinds() -> dict[str, DeviceKind]:
     """The device kinds that ship with simdev, by name."""
-    data = _read_toml(DEVICES_DIR / "kinds.toml")
+    data = read_toml(DEVICES_DIR / "kinds.toml")
     return {name: _kind(name, table, "kinds.toml") for name, table in data.get("kind", {}).items()}
 
 
-def parse_topology(data: dict, *, source: str) -> Topology:
-    """Check a parsed TOML document and build the topology. Raises :class:`InvalidInput` naming file and field."""
+def parse_topology(data: dict, *, source: str, kept: bool = False) -> Topology:
+    """Check a parsed TOML document and build the topology (``kept`` as in :func:`load_topology`). Raises
+    :class:`InvalidInput` naming file and field."""
     read = _Fields(data, source, "")
-    kinds = load_kinds() | {name: _kind(name, table, source) for name, table in read("kind", dict, default={}).items()}
+    own = read("kind", dict, default={})
+    kinds = load_kinds() | {name: _kind(name, table, source, kept) for name, table in own.items()}
     devices = []
     for number, table in enumerate(read("device", list)):
         row = _Fields(table, source, f"device {number}")
@@ -352,7 +360,7 @@ def _ranges(row: _Fields, source: str, number: int) -> tuple[tuple[int, int, int
     return tuple(rows)
 
 
-def _kind(name: str, table: object, source: str) -> DeviceKind:
+def _kind(name: str, table: object, source: str, kept: bool = False) -> DeviceKind:
     row = _Fields(table, source, f"kind {name!r}")
     kind = DeviceKind(
         name=name,
@@ -366,7 +374,7 @@ def _kind(name: str, table: object, source: str) -> DeviceKind:
         compute_efficiency=row.numbers("compute_efficiency", default={}),
         memory_efficiency=row.numbers("memory_efficiency", default={}),
         units=round(row.number("units", default=1)),
-        calibrated=_device_file(row("calibrated", str, default=""), source),
+        calibrated=_device_file(row("calibrated", str, default=""), source, kept),
         unsupported=tuple(str(item) for item in row("unsupported", list, default=[])),
     )
     row.finish()
@@ -388,11 +396,20 @@ def _kind(name: str, table: object, source: str) -> DeviceKind:
     return kind
 
 
-def _device_file(name: str, source: str) -> str:
+def kept_device_file(source: str, name: str) -> str:
+    """Where a result folder keeps the device file that its machine file ``source`` calls ``name``: beside it, under a
+    hash of both."""
+    key = f"{Path(source).stem}\n{name}"
+    return str(Path(source).parent / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.toml")
+
+
+def _device_file(name: str, source: str, kept: bool) -> str:
     """A device file by name, or by a path that is relative to the topology's file."""
-    if not name.endswith(".toml"):
-        return name
-    return str(Path(source).parent / name)
+    if name.endswith(".toml"):
+        return kept_device_file(source, name) if kept else str(Path(source).parent / name)
+    if not re.fullmatch(r"[\w.+-]*", name):
+        raise InvalidInput(f"{name[:100]!r} is neither a name nor a .toml file", source=source, field="calibrated")
+    return name
 
 
 class _Fields:
@@ -429,7 +446,7 @@ class _Fields:
         self._read.add(key)
         value = self._table.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < 1e12:
-            found = "nothing" if value is None else repr(value)
+            found = "nothing" if value is None else quoted(value)
             raise InvalidInput(
                 f"expected a number >= {least:g}, got {found}", source=self._source, field=self._field(key)
             )
@@ -444,12 +461,3 @@ class _Fields:
         extra = sorted(set(self._table) - self._read)
         if extra:
             raise UnknownName("key", extra[0], self._read, source=self._source, field=self._where or None)
-
-
-def _read_toml(path: Path) -> dict:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise InvalidInput(f"not TOML ({error})", source=path) from None

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.bench import rows
-from simdev.bench import run as bench
+from simdev.bench import rows, stored
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import write_text
-from simdev.placers import registry
 from simdev.report.explain import Story
 
 BINS = 240  # steps of a schedule's picture
@@ -53,14 +51,11 @@ def page_data(folder: Path, found: list[Row]) -> dict:
 
 
 def _row(case: str, row: Row) -> dict:
-    try:
-        family = registry.find_placer(row.entry)[0].family
-    except SimdevError:
-        family = "other"
+    spec = stored.registered_placer(row)
     return {
         "case": case,
         "placer": row.entry,
-        "family": family,
+        "family": spec.family if spec else "other",
         "status": "out of memory" if row.status == "ok" and not row.feasible else row.status,
         "step": row.step_ns,
         "evaluations": row.evaluations,
@@ -73,16 +68,23 @@ def _row(case: str, row: Row) -> dict:
 def _case(folder: Path, mine: list[Row]) -> dict:
     scored = sorted((row for row in mine if row.step_ns is not None), key=lambda row: (row.step_ns, row.key))
     first = mine[0]
-    problem = bench.stored_problem(folder, first)
+    ops, pictures, note = None, [], ""
+    try:
+        problem = stored.stored_problem(folder, first)
+        ops = problem.graph.n_ops
+        pictures = [_gantt(folder, problem, row) for row in scored[:SCHEDULES]]
+    except SimdevError as error:  # a graph, machine or placement that the folder does not keep: the row is shown alone
+        note = str(error)
     return {
         "workload": first.workload,
         "topology": first.topology,
         "rules": first.rules,
-        "ops": problem.graph.n_ops,
+        "ops": ops,
         "best": scored[0].step_ns if scored else None,
         "bound": first.lower_bound_ns,
         "method": first.bound_method,
-        "gantts": [_gantt(folder, problem, row) for row in scored[:SCHEDULES]],
+        "gantts": pictures,
+        "note": note,
     }
 
 

@@ -75,8 +75,8 @@ def test_a_row_cannot_make_the_judge_read_its_own_files(own, tmp_path):
         shutil.rmtree(inside / "graphs")
         submit(inside, tmp_path / "less.zip")
     texts = [str(difference) for difference in verify(tmp_path / "less.zip", jobs=2)]
-    assert any("the graph is not in the submission" in text for text in texts)
-    assert any("the machine is not in the submission" in text for text in texts)
+    assert any("the graph is not kept" in text for text in texts)
+    assert any("the machine is not kept" in text for text in texts)
 
 
 def test_placement_files(tmp_path, monkeypatch, capsys):

@@ -27,7 +27,7 @@ from simdev.cli.commands import (
     in_a_folder,
     run_placer,
 )
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, UnknownName
 
 
 @command("simulate")
@@ -126,14 +126,20 @@ def print_device_map(problem, placement, path: Path) -> None:
 
 def of_policy(folder: Path, topology: str | None) -> tuple[str, str | None]:
     """The placer of a trained policy, and the first topology that it was trained on where none is given."""
+    from simdev.placers import registry
     from simdev.placers.policy_file import read_header
+    from simdev.problem.topology import topology_names
 
     header = read_header(folder)
+    if header["placer"] not in registry.placers():  # a policy is data: it never names code that is executed
+        how = f"to run a placer of your own, give -p 'FILE.py:NAME[policy={folder}]' instead"
+        raise UnknownName("placer", header["placer"], (), source=f"{folder}: {how}")
     if topology is None:
         trained = header.get("trained_on")
         first = trained[0] if isinstance(trained, list) and trained else None
         topology = first.get("topology") if isinstance(first, dict) else None
-    return header["placer"], topology if isinstance(topology, str) else None
+        topology = topology if topology in topology_names() else None
+    return header["placer"], topology
 
 
 @command("bound")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.commands import JsonOption, OutOption, build_problem, command
+from simdev.cli.commands import JsonOption, OutOption, command
 from simdev.errors import InvalidInput, UnknownName
 
 RunArgument = Annotated[Path, typer.Argument(help="Result folder of a bench, or placement file.")]
@@ -74,8 +74,7 @@ def _story(run: Path, workload: str | None, topology: str | None, placer: str | 
 
 def _from_folder(folder: Path, workload: str | None, topology: str | None, placer: str | None):
     """The best stored run of a result folder among those that the options name."""
-    from simdev.bench import rows
-    from simdev.bench import run as bench
+    from simdev.bench import rows, stored
 
     found = rows.read_rows(folder / "results.csv")
     for column, wanted in (("workload", workload), ("topology", topology), ("entry", placer)):
@@ -89,25 +88,24 @@ def _from_folder(folder: Path, workload: str | None, topology: str | None, place
     if not found:
         raise InvalidInput("no such run has a placement", source=folder)
     row = min(found, key=lambda row: (row.step_ns is None, row.simulated_ns, row.key))
-    problem = bench.stored_problem(folder, row)
+    problem = stored.stored_problem(folder, row)
     placement = rows.stored_placement(folder, row.placement)
     placement.check(problem, source=rows.placement_path(folder, row.placement))
     return problem, placement
 
 
 def _from_file(path: Path, workload: str | None, topology: str | None, placer: str | None):
-    """A placement file. What made it is written in it, where the options do not say."""
+    """A placement file, on the graph and the machine that the options name, else on those that the file names."""
+    from simdev.bench import stored
+    from simdev.placers import registry
     from simdev.problem.placement import Placement
+    from simdev.problem.problem import Problem
+    from simdev.problem.topology import load_topology
 
     if placer is not None:
         raise InvalidInput("--placer chooses a run of a folder", source=path)
-    if workload is None or topology is None:
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            workload, topology = workload or document["graph"], topology or document["topology"]
-        except OSError as error:
-            raise InvalidInput(error.strerror or str(error), source=path) from None
-        except (ValueError, RecursionError, TypeError, KeyError):
-            raise InvalidInput("does not name its graph and topology: give -w and -t", source=path) from None
-    problem = build_problem(str(workload), str(topology))
+    names = ("", "") if workload and topology else stored.named_in(path)
+    graph = registry.load_workload(workload) if workload else stored.registered_workload(names[0])
+    machine = load_topology(topology) if topology else stored.registered_machine(names[1])
+    problem = Problem.build(graph, machine)
     return problem, Placement.load(path, problem)

@@ -26,7 +26,7 @@ import re
 from dataclasses import dataclass
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graphs.importers.reading import read_bytes
+from simdev.graphs.importers.reading import read_input
 from simdev.problem.graph import ComputationGraph
 
 FORMATS = {
@@ -65,7 +65,7 @@ def import_graph(
     """
     if format is not None and format not in FORMATS:
         raise UnknownName("format", format, FORMATS)
-    data = read_bytes(path)
+    data = read_input(path)
     format = format or detect_format(data, path)
     if fix_units and format != "dnn-partitioning":
         raise InvalidInput(f"only dnn-partitioning files have units to fix, this is {format}", source=path)
@@ -91,7 +91,7 @@ def detect_format(data: bytes, path: str | os.PathLike) -> str:
     first = head.split(b"\n", 1)[0]
     if first.startswith(b"node") and b" -- " in first:
         return "pipedream"
-    if re.match(rb"(#[^\n]*\s+)*(node|cost_graph)\s*:?\s*[{<]", head):
+    if re.match(rb"(#[^\n]*\n\s*)*(node|cost_graph)\s*:?\s*[{<]", head):
         return "cost-graph"
     if b"," in first and b"name" in first.replace(b'"', b"").split(b","):
         return "csv"

@@ -70,7 +70,7 @@ def _inputs(row: Fields) -> list[tuple[str, int, Fields]]:
         if not isinstance(text, str):
             raise row.fail(f"expected text, got {text!r}", "inputs")
         name, _, port = text.removeprefix("^").partition(":")
-        if port and not port.isdecimal():
+        if port and not (port.isdecimal() and len(port) < 10):
             raise row.fail(f"{text!r} names no port", "inputs")
         found.append((name, -1 if text.startswith("^") else int(port or 0), row))
     return found

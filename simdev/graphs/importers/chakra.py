@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from math import prod
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, quoted
+from simdev.files import text_of
 from simdev.graphs.importers import Imported
-from simdev.graphs.importers.reading import name_of, text_of
+from simdev.graphs.importers.reading import name_of, whole_number
 from simdev.problem.graph import MAX_BYTES, MAX_OPS, GraphBuilder
 
 TYPES = ("INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE",
@@ -93,10 +93,17 @@ def _output_bytes(node: Node) -> list[int]:
         for shape, kind in zip(shapes, types, strict=False):
             item = ITEM_BYTES.get(str(kind).removeprefix("Tensor(").removesuffix(")").lower())
             if item and isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape):
-                sizes.append(min(item * prod(shape), MAX_BYTES))
+                sizes.append(_product(item, shape))
         return sizes
     except (ValueError, TypeError, RecursionError):
         return []
+
+
+def _product(size: int, shape: list[int]) -> int:
+    """``size`` times every number of ``shape``, at most :data:`MAX_BYTES`."""
+    for extent in [0] if 0 in shape else shape:
+        size = min(size * extent, MAX_BYTES)
+    return size
 
 
 # Protobuf -------------------------------------------------------------------------------------------------------------
@@ -229,11 +236,20 @@ def _json_node(row: dict) -> Node:
     for entry in row.get("attr", []):
         values = [value for key, value in entry.items() if key.endswith(("Val", "_val"))]
         value = values[0] if values else None
-        attributes[entry.get("name", "")] = int(value) if isinstance(value, str) and value.isdigit() else value
+        number = isinstance(value, str) and value.isdecimal() and len(value) < 20
+        attributes[str(entry.get("name", ""))] = int(value) if number else value
     return Node(
-        id=int(row.get("id", 0)), name=str(row.get("name", "")), type=str(row["type"]),
-        control=[int(one) for one in row.get("ctrlDeps", row.get("ctrl_deps", []))],
-        data=[int(one) for one in row.get("dataDeps", row.get("data_deps", []))],
-        micros=max(0, int(row.get("durationMicros", row.get("duration_micros", 0)))),
+        id=_json_number(row.get("id", 0)), name=str(row.get("name", "")), type=str(row["type"]),
+        control=[_json_number(one) for one in row.get("ctrlDeps", row.get("ctrl_deps", []))],
+        data=[_json_number(one) for one in row.get("dataDeps", row.get("data_deps", []))],
+        micros=max(0, _json_number(row.get("durationMicros", row.get("duration_micros", 0)))),
         outputs=(str(outputs.get("shapes", "")), str(outputs.get("types", ""))), attributes=attributes,
     )  # fmt: skip
+
+
+def _json_number(value: object) -> int:
+    """A whole number of 64 bits, given as a number or as text."""
+    number = whole_number(value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not -(2**63) <= number < 2**63:
+        raise ValueError(f"{quoted(value)} is not a number of 64 bits")
+    return int(number)

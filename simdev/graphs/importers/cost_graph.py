@@ -19,9 +19,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, quoted
+from simdev.files import text_of
 from simdev.graphs.importers import Imported
-from simdev.graphs.importers.reading import Fields, name_of, text_of
+from simdev.graphs.importers.reading import Fields, name_of
 from simdev.problem.graph import GraphBuilder
 
 _TOKEN = re.compile(
@@ -80,7 +81,7 @@ def _whole(row: Fields, key: str, default: int) -> int:
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,18}", value):
         value = int(value)
     if not isinstance(value, int):
-        raise row.fail(f"{value!r} is not a whole number", key)
+        raise row.fail(f"{quoted(value)} is not a whole number", key)
     return value
 
 
@@ -118,7 +119,7 @@ def read_nodes(data: bytes, path) -> list[dict[str, list]]:
 
 def _tokens(text: str, path) -> Iterator[tuple[str, str]]:
     """``(sort, text)``: words, numbers, strings and marks."""
-    place, text = 0, re.sub(r"(?m)^\s*#.*$", "", text).rstrip()
+    place, text = 0, re.sub(r"(?m)^[ \t]*#.*$", "", text).rstrip()
     while place < len(text):
         match = _TOKEN.match(text, place)
         if match is None or match.end() == place:

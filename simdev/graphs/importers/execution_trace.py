@@ -50,7 +50,7 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
 
 def _working(nodes: list[Fields]) -> set[int]:
     """The numbers of the operators that do work and call none that does."""
-    parent = {_number(node): node.table.get("ctrl_deps", node.table.get("parent")) for node in nodes}
+    parent = {_number(node): _caller(node) for node in nodes}
     names = {_number(node): node.text("name") for node in nodes}
     operators = {
         number
@@ -70,6 +70,15 @@ def _number(node: Fields) -> int:
     value = node.table.get("id")
     if type(value) is not int:
         raise node.fail("expected a whole number", "id")
+    return value
+
+
+def _caller(node: Fields) -> int | None:
+    """The number of the node that called this one; the first nodes have none."""
+    key = "ctrl_deps" if "ctrl_deps" in node.table else "parent"
+    value = node.table.get(key)
+    if value is not None and type(value) is not int:
+        raise node.fail("expected a whole number", key)
     return value
 
 

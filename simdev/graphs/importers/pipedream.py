@@ -23,12 +23,13 @@ import re
 from dataclasses import dataclass
 
 from simdev.errors import InvalidInput
+from simdev.files import text_of
 from simdev.graphs.importers import Imported
-from simdev.graphs.importers.reading import Fields, name_of, text_of
+from simdev.graphs.importers.reading import Fields, name_of
 from simdev.problem.graph import GraphBuilder
 
 _FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
-_GETITEM = re.compile(r"__getitem__\((\d+)\)")
+_GETITEM = re.compile(r"__getitem__\((\d{1,9})\)")
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def _outputs_read(reader: Layer, source: Layer) -> list[int]:
     """Which activations of ``source`` a layer reads: all, or the one that ``__getitem__(i)`` picks."""
     picked = _GETITEM.match(reader.text)
     every = list(range(len(source.activations)))
-    return every[int(picked[1]) : int(picked[1]) + 1] or every if picked else every
+    which = int(picked[1]) if picked else len(every)
+    return every[which : which + 1] or every
 
 
 def read_layers(text: str, path) -> tuple[dict[str, Layer], dict[str, list[str]]]:

@@ -36,9 +36,9 @@ import os
 from collections.abc import Hashable
 
 from simdev.errors import InvalidInput
-from simdev.files import write_text
+from simdev.files import text_of, write_text
 from simdev.graphs.importers import Imported
-from simdev.graphs.importers.reading import Fields, json_object, name_of, text_of
+from simdev.graphs.importers.reading import Fields, json_object, name_of
 from simdev.problem.graph import PHASES, ComputationGraph, GraphBuilder
 
 FORMAT, VERSION = "simdev-graph", 1
@@ -196,4 +196,4 @@ def _csv_op(row: dict, path, where: str) -> dict:
 
 def _csv_input(item: str) -> list:
     name, colon, output = item.rpartition(":")
-    return [name, int(output)] if colon and output.isdigit() else [item, 0]
+    return [name, int(output)] if colon and output.isdecimal() and len(output) < 10 else [item, 0]

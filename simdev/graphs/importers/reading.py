@@ -1,51 +1,36 @@
-"""Reading untrusted files: sizes bounded, JSON without surprises, fields checked one by one."""
+"""What importers share to read files from anywhere: JSON objects whose fields are checked one by one."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, quoted
+from simdev.files import MAX_DOCUMENT, parse_json, read_bytes, text_of
 from simdev.problem.graph import MAX_BYTES, MAX_OPS
 
-MAX_FILE_BYTES = 1 << 27  # JSON takes some twenty times its size in memory
 REQUIRED = object()
 
 
-def read_bytes(path: str | os.PathLike) -> bytes:
-    """The content of ``path``, at most 128 MiB."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
-    if len(data) > MAX_FILE_BYTES:
-        raise InvalidInput(f"larger than {MAX_FILE_BYTES} bytes: refused", source=path)
+def read_input(path: str | os.PathLike) -> bytes:
+    """The content of a file to import, at most 128 MiB. Raises :class:`InvalidInput` for an empty one."""
+    data = read_bytes(path, MAX_DOCUMENT)
     if not data.strip():
         raise InvalidInput("the file is empty", source=path)
     return data
 
 
-def text_of(data: bytes, path) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"not text (byte {error.start}: {error.reason})", source=path) from None
-
-
 def json_object(data: bytes, path) -> Fields:
     """A JSON document that is an object. NaN and infinities, which JSON does not have, are refused."""
+    return Fields(parse_json(text_of(data, path), path), path, "")
 
-    def refuse(constant):
-        raise ValueError(f"{constant} is not JSON")
 
-    try:
-        document = json.loads(text_of(data, path), parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"not JSON ({error})", source=path) from None
-    return Fields(document, path, "")
+def whole_number(text: str) -> int:
+    """A whole number of up to 18 digits; Python refuses to read thousands of them. Raises :class:`ValueError`."""
+    if len(text) > 19:
+        raise ValueError(f"{quoted(text)} is too long for a number")
+    return int(text)
 
 
 def name_of(path) -> str:
@@ -81,7 +66,7 @@ class Fields:
     def flag(self, key: str, default: bool = False) -> bool:
         value = self._get(key, default)
         if value not in (0, 1) or isinstance(value, float):
-            raise self.fail(f"expected true or false, got {value!r}", key)
+            raise self.fail(f"expected true or false, got {quoted(value)}", key)
         return bool(value)
 
     def number(self, key: str, default=REQUIRED) -> float:
@@ -93,7 +78,7 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.fail(f"expected a number, got {_kind(value)}", key)
         if not value >= 0 or value > 2**63 or not math.isfinite(value):
-            raise self.fail(f"expected a number from 0 to 2^63, got {value!r}", key)
+            raise self.fail(f"expected a number from 0 to 2^63, got {quoted(value)}", key)
         return value
 
     def bytes(self, key: str, default=REQUIRED) -> int:

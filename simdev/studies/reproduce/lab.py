@@ -14,6 +14,7 @@ from simdev.bench.journal import Results
 from simdev.bench.plan import DEFAULT_RULES, Run, parse_rules
 from simdev.bench.provenance import circumstances
 from simdev.bench.rows import Row, write_csv
+from simdev.bench.stored import kept_graph
 from simdev.errors import InvalidInput
 from simdev.files import write_text
 from simdev.placers import registry
@@ -117,7 +118,7 @@ class Lab:
         if case not in self._instances:
             problem, path = case.problem(), None
             if case.graph is not None:
-                path = bench.kept_graph(self.folder, problem.graph.fingerprint)
+                path = kept_graph(self.folder, problem.graph.fingerprint)
                 path.parent.mkdir(exist_ok=True)
                 if not path.is_file():
                     save_graph(problem.graph, path)

@@ -32,7 +32,7 @@ from simdev.problem.topology import DeviceKind, Link, Topology
 
 FREE_KINDS = frozenset({"input", "parameter", "constant", "barrier"})  # data that is there already: no kernel runs
 SOURCES = ("free", "table", "fit", "roofline", "unsupported")  # where the cost of an op comes from
-COSTS_VERSION = 2  # raised whenever the same graph and topology would get other costs
+COSTS_VERSION = 3  # raised whenever the same graph and topology would get other costs
 MAX_NS = 1 << 42  # over an hour: no op lasts so long, and sums stay far from the end of 64 bits
 
 # Op classes and the kinds in them (ATen names as captured, ONNX and layer names as imported, in lower case): the first
@@ -129,7 +129,7 @@ class CostModel:
 
     @cached_property
     def identity(self) -> str:
-        """Names the model in results; equal names, equal costs: ``calibrated-2``, and a hash of what is not default."""
+        """Names the model in results; equal names, equal costs: ``calibrated-3``, and a hash of what is not default."""
         name = f"{'calibrated' if self.calibrated else 'roofline'}-{COSTS_VERSION}"
         if not self.measured and self.tf32 == TF32_CLASSES:
             return name
@@ -233,7 +233,8 @@ def _at_rate_of(kind: DeviceKind, part: Part, as_tf32: bool) -> Part:
 
 def datasheet_of(kind: DeviceKind) -> Datasheet:
     """The rates of ``kind`` that its device file's physics needs."""
-    return Datasheet(peak_flops(kind, "f32"), kind.memory_bandwidth, kind.units)
+    rates = tuple(sorted(kind.peak_flops.items()))
+    return Datasheet(peak_flops(kind, "f32"), kind.memory_bandwidth, kind.multiprocessors, rates)
 
 
 def roofline_ns(graph: ComputationGraph, kind: DeviceKind, tf32: Iterable[str] = TF32_CLASSES) -> np.ndarray:

@@ -54,8 +54,8 @@ class DeviceKind:
     ``peak_flops`` maps a dtype (``f32``, ``tf32``, ``bf16``, ``f16`` ...) to FLOP/s. ``compute_efficiency`` and
     ``memory_efficiency`` map an op class (see :mod:`simdev.problem.costs`) to the reachable share of peak and of bandwidth;
     the key ``default`` serves the rest. ``unsupported`` lists op kinds that have no kernel there.
-    ``dispatch_ns`` is what issuing one op costs the host thread in the ``eager`` runtime. ``units`` counts the
-    processors that share an op (streaming multiprocessors), and ``calibrated`` names a device file
+    ``dispatch_ns`` is what issuing one op costs the host thread in the ``eager`` runtime. ``multiprocessors`` counts
+    those that share an op (the key was ``units`` before), and ``calibrated`` names a device file
     (see :mod:`simdev.problem.opcost.device`) whose measurements cost the ops that it knows.
     """
 
@@ -70,7 +70,7 @@ class DeviceKind:
     compute_efficiency: Mapping[str, float] = field(default_factory=dict)
     memory_efficiency: Mapping[str, float] = field(default_factory=dict)
     unsupported: tuple[str, ...] = ()
-    units: int = 1
+    multiprocessors: int = 1
     calibrated: str = ""
 
 
@@ -373,7 +373,7 @@ def _kind(name: str, table: object, source: str, kept: bool = False) -> DeviceKi
         dispatch_ns=round(1e3 * row.number("dispatch_us", default=0)),
         compute_efficiency=row.numbers("compute_efficiency", default={}),
         memory_efficiency=row.numbers("memory_efficiency", default={}),
-        units=round(row.number("units", default=1)),
+        multiprocessors=round(row.number("multiprocessors", default=row.number("units", default=1))),
         calibrated=_device_file(row("calibrated", str, default=""), source, kept),
         unsupported=tuple(str(item) for item in row("unsupported", list, default=[])),
     )

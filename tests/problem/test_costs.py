@@ -123,7 +123,7 @@ def test_an_op_that_would_take_hours_is_refused():
 
 
 def test_equal_models_have_equal_identities():
-    assert CostModel().identity == "calibrated-2"
+    assert CostModel().identity == "calibrated-3"
     one = CostModel({"gpu": {"a": 1, "b": 2}, "cpu": {"a": 3}})
     assert one.identity == CostModel({"cpu": {"a": 3}, "gpu": {"b": 2, "a": 1}, "tpu": {}}).identity
     others = [CostModel({"gpu": {"a": 1, "b": 2}}), CostModel(tf32=()), CostModel({"gpu": {"a": 1}, "cpu": {"a": 3}})]

@@ -22,7 +22,7 @@ from simdev.problem.opcost.signature import Tensor, parse_signature
 from simdev.problem.opcost.trees import UNIT, Trees, arrays_of, power_of_two, trees_from
 from simdev.problem.topology import DeviceKind, load_kinds
 
-SHEET = Datasheet(flops=1e12, bandwidth=1e11, units=10)
+SHEET = Datasheet(flops=1e12, bandwidth=1e11, multiprocessors=10)
 CONV = (
     "convolution(f32[8,3,32,30],f32[16,3,5,5],f32[16],stride=[2,2],padding=[2,2],dilation=[1,1],transposed=False,"
     "output_padding=[0,0],groups=1)->f32[8,16,16,15]"
@@ -196,7 +196,7 @@ def test_device_files_are_read_as_they_were_written(tmp_path):
         ("efficiency = 0.5", "efficiency = -1", "positive"),
         ("[class.gemm]", "[class.gem]", "gem"),
         ("trees = false", "trees = true", "No such file"),
-        ("units = 10", "units = true", "units"),
+        ("multiprocessors = 10", "multiprocessors = true", "multiprocessors"),
         ("= 777", "= 'x'", "table"),
     ]:
         path.write_text(device_text(toy()).replace(old, new, 1))
@@ -229,7 +229,7 @@ def test_sources_of_a_small_graph():
     b.op("relu", "relu", inputs=b.outputs(x), outputs=[24], signature="relu(f32[6])->f32[6]")
     b.op("no", "topk", inputs=b.outputs(x), outputs=[24])
     kind = DeviceKind(
-        "k", 1 << 30, {"f32": 14e12, "bf16": 1e14}, 9e11, units=80, calibrated="v100", unsupported=("topk",)
+        "k", 1 << 30, {"f32": 14e12, "bf16": 1e14}, 9e11, multiprocessors=80, calibrated="v100", unsupported=("topk",)
     )
     graph = b.build()
     ns, source = CostModel({"k": {"relu(f32[6])->f32[6]": 5}}).op_costs(graph, kind)
@@ -242,7 +242,7 @@ def test_sources_of_a_small_graph():
 
 def test_kinds_of_the_shelf_name_device_files_that_exist():
     for kind in load_kinds().values():
-        assert not kind.calibrated or (kind.calibrated in calibration_names() and kind.units > 1)
+        assert not kind.calibrated or (kind.calibrated in calibration_names() and kind.multiprocessors > 1)
 
 
 def test_features_are_those_of_any_row_alone():
@@ -250,3 +250,51 @@ def test_features_are_those_of_any_row_alone():
     dims = rng.integers(1, 64, (20, 11))
     together = features("conv", dims, SHEET)
     assert np.array_equal(together, np.concatenate([features("conv", dims[i : i + 1], SHEET) for i in range(20)]))
+
+
+def test_products_below_f32_run_on_matrix_units_in_larger_tiles():
+    sheet = Datasheet(1e12, 1e12, 10, (("bf16", 16e12), ("tf32", 8e12)))
+    full = np.array([[1, 256 * 10, 128, 64]])  # one wave of the largest tiles
+    assert baseline_s("gemm", full, sheet, "bf16")[0] == pytest.approx(2 * 2560 * 128 * 64 / 16e12)
+    assert baseline_s("gemm", full, sheet, "tf32")[0] == pytest.approx(2 * 2560 * 128 * 64 / 8e12)
+    assert baseline_s("gemm", full, sheet, "f16")[0] == baseline_s("gemm", full, sheet, "bf16")[0]
+    padded = full + np.array([[0, 0, 0, 1]])  # a depth of 65 is padded to 128
+    assert baseline_s("gemm", padded, sheet, "bf16")[0] == pytest.approx(2 * 2560 * 128 * 128 / 16e12)
+
+
+def test_precisions_have_classes_and_a_factor_of_their_own():
+    product = Part("linear", (1, 512, 512, 512), "f16")
+    classes = {"product bf16": ClassFit(0.5), "gemm": ClassFit(0.25), "attention bf16": ClassFit(0.5)}
+    device = Calibration("toy", SHEET, 0, classes)
+    ns, source = device.durations([product, Part("gemm", (1, 512, 512, 512), "f8")], SHEET, 0)
+    assert source == ["fit", "fit"] and ns[1] <= ns[0]
+    slower = Calibration("toy", SHEET, 0, classes, steps={"f16": 1.5}).durations([product], SHEET, 0)[0][0]
+    assert slower == pytest.approx(1.5 * ns[0])
+    attention = Part("attention", (2, 4, 4, 256, 256, 64, 64, 0), "bf16")
+    forward, backward = device.durations([attention, Part("attention_backward", attention.dims, "bf16")], SHEET, 0)[0]
+    assert 2.5 < backward / forward < 3.2  # 2.5 times the products, at a somewhat lower rate
+
+
+def test_fused_attention_counts_what_a_causal_mask_leaves():
+    whole, causal = np.array([[2, 8, 2, 1024, 1024, 64, 64, 0], [2, 8, 2, 1024, 1024, 64, 64, 1]])
+    assert work_flops("attention", whole[None])[0] == 4 * 2 * 8 * 1024 * 1024 * 64
+    assert work_flops("attention", causal[None])[0] == work_flops("attention", whole[None])[0] / 2
+    assert work_flops("attention_backward", whole[None])[0] == 2.5 * work_flops("attention", whole[None])[0]
+    assert moved_bytes("attention", whole[None], 2)[0] == 2 * 2 * 1024 * 64 * (2 * 8 + 2 * 2)
+    text = (
+        "_scaled_dot_product_flash_attention_backward(bf16[2,8,1024,64],bf16[2,8,1024,64],bf16[2,2,1024,64],"
+        "bf16[2,2,1024,64],bf16[2,8,1024,64],f32[2,8,1024],is_causal=True)->(bf16[2,8,1024,64])"
+    )
+    assert parts(text, "attention") == [("flash_attention_backward", tuple(causal))]
+
+
+def test_a_device_file_takes_from_another_what_it_lacks(tmp_path):
+    (tmp_path / "toy.toml").write_text(device_text(toy()))
+    sheet = Datasheet(1e12, 1e11, 10, (("bf16", 16e12),))
+    text = 'format = 1\nname = "b"\nlaunch_us = 1\nlike = "toy"\n[datasheet]\npeak_tflops = 1\nmemory_gb_per_s = 100\n'
+    (tmp_path / "b.toml").write_text(
+        text + 'units = 10\n[rates]\nbf16 = 16\n[steps]\nbf16 = 1.1\n[class."product bf16"]\nefficiency = 0.5\n'
+    )
+    device = read_calibration(tmp_path / "b.toml")
+    assert set(device.classes) == {"gemm", "vector", "product bf16"} and device.sheet == sheet
+    assert device.sheet.rate("bf16") == 16e12 and device.steps == {"bf16": 1.1}

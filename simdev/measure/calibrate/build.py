@@ -20,7 +20,7 @@ from simdev.measure.calibrate.neusight import is_op_table, read_op_table
 from simdev.measure.calibrate.observations import Found
 from simdev.measure.calibrate.traces import read_trace
 from simdev.problem.graph_file import write_npz
-from simdev.problem.opcost.device import Calibration, ClassFit, device_text
+from simdev.problem.opcost.device import Calibration, ClassFit, device_text, load_calibration
 from simdev.problem.opcost.physics import Datasheet
 from simdev.problem.opcost.trees import arrays_of
 
@@ -49,7 +49,12 @@ def datasheets() -> dict[str, Sheet]:
     return {
         name: Sheet(
             row["model"],
-            Datasheet(row["peak_tflops"] * 1e12, row["memory_gb_per_s"] * 1e9, row["units"]),
+            Datasheet(
+                row["peak_tflops"] * 1e12,
+                row["memory_gb_per_s"] * 1e9,
+                row["multiprocessors"],
+                tuple((dtype, rate * 1e12) for dtype, rate in row.get("rates", {}).items()),
+            ),  # fmt: skip
             row["launch_us"] * 1e-6,
             row["watts"],
             row["capability"],
@@ -197,8 +202,9 @@ def _source(samples: list[Sample]) -> str:
 def save_calibration(calibration: Calibration, path: Path, comments: Iterable[str] = ()) -> None:
     """Write the device file at ``path`` (``.toml``) and its trees beside it (``.npz``)."""
     arrays: dict[str, np.ndarray] = {}
+    shared = load_calibration(calibration.like).classes if calibration.like else {}
     for name, fit in calibration.classes.items():
-        if fit.trees is not None:
+        if fit.trees is not None and not fit.trees_of and shared.get(name) is not fit:
             arrays |= arrays_of(fit.trees, name)
     if arrays:
         write_npz(path.with_suffix(".npz"), arrays)

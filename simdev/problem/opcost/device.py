@@ -5,10 +5,15 @@ A device file is a TOML document; the trees that correct the physics lie in an `
     format = 1
     name = "v100-pcie-32gb"
     launch_us = 2.7
+    like = "a100"               # another device file, which serves the classes that this one lacks
     [datasheet]
     peak_tflops = 14.0          # f32
     memory_gb_per_s = 900
-    units = 80
+    multiprocessors = 80
+    [rates]                     # TFLOP/s of other precisions
+    bf16 = 312
+    [steps]                     # measured over predicted time of whole steps, by precision: scales every fit
+    bf16 = 1.03
     [class.gemm]                # see simdev.problem.opcost.parts
     efficiency = 0.83           # the physics over this, times the trees, is the prediction
     trees = true
@@ -16,6 +21,8 @@ A device file is a TOML document; the trees that correct the physics lie in an `
     error_mean = 0.04           # on rows that were held out
     error_median = 0.03
     source = "..."
+    [class."product bf16"]      # linear, gemm and bmm on matrix units, by precision: bf16 (f16 too), tf32, f8
+    efficiency = 0.75
     [dispatch]                  # host time to issue an op, by kind: us (runtime eager)
     addmm = 31.5
     [table]                     # measured parts: ns
@@ -26,7 +33,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -35,20 +42,30 @@ import numpy as np
 from simdev.errors import InvalidInput, UnknownName
 from simdev.problem.graph_file import read_npz
 from simdev.problem.opcost.parts import DIMENSIONS, Part
-from simdev.problem.opcost.physics import Datasheet, baseline_s, features
-from simdev.problem.opcost.signature import ITEM_BYTES
+from simdev.problem.opcost.physics import PRODUCTS, Datasheet, baseline_s, features, on_matrix_units
+from simdev.problem.opcost.tensor_cores import TENSOR_DTYPES
 from simdev.problem.opcost.trees import Trees, trees_from
 
 FORMAT = 1
 SHELF = Path(__file__).parent.parent / "devices" / "calibrated"
 # A part without a fit of its own is as far from its physics as another one: the same kernels, more passes.
 LIKE = {"gemm": "linear", "softmax_backward": "softmax", "layer_norm_backward": "layer_norm"}
+# On matrix units: a part without a fit of its own is so many times as far from its physics as the fit of another part.
+BACKWARD = 1.16  # FlashAttention: 73 % of an A100's peak forward, 63 % backward (Dao 2023, arXiv 2307.08691)
+LIKE_ON_MATRIX_UNITS = {
+    "attention_backward": ("attention", BACKWARD), "flash_attention": ("attention", 1.0),
+    "flash_attention_backward": ("flash_attention", BACKWARD), "conv3x3": ("conv", 1.0), "conv_dgrad": ("conv", 1.0),
+    "conv_wgrad": ("conv", 1.0), "rnn": ("product", 1.0), "rnn_dgrad": ("product", 1.0),
+    "rnn_wgrad": ("product", 1.0),
+}  # fmt: skip
+LIKE_DTYPE = {"f16": ("bf16",), "tf32": ("bf16",), "f8": ("bf16",)}  # whose fit serves, with the dtype's own peak
 ANY_DTYPE = ("vector", "softmax", "softmax_backward", "layer_norm", "layer_norm_backward")  # bytes decide
 
 
 @dataclass(frozen=True, eq=False)
 class ClassFit:
-    """How far the kernels of a class are from their physics on one device."""
+    """How far the kernels of a class are from their physics on one device. ``trees_of`` names the class of the same
+    device file whose trees serve this one."""
 
     efficiency: float
     trees: Trees | None = None
@@ -56,11 +73,13 @@ class ClassFit:
     rows: int = 0
     error_mean: float = 0.0
     error_median: float = 0.0
+    trees_of: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """A device file in memory."""
+    """A device file in memory. ``steps`` maps a precision to the factor by which whole steps were measured to be slower
+    than their fits say; it scales every fit of that precision."""
 
     name: str
     sheet: Datasheet
@@ -69,12 +88,28 @@ class Calibration:
     table: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, object] = field(default_factory=dict)
     dispatch_ns: Mapping[str, float] = field(default_factory=dict)
+    steps: Mapping[str, float] = field(default_factory=dict)
+    like: str = ""
 
     def fit_of(self, part: Part) -> ClassFit | None:
-        """The fit that serves ``part``; None where its class or dtype was not measured."""
+        """The fit that serves ``part``; None if its class or dtype was not measured."""
+        if on_matrix_units(part.name, part.dtype):
+            return self._on_matrix_units(part.name, part.dtype)
         if part.dtype != "f32" and part.name not in ANY_DTYPE:
             return None
         return self.classes.get(part.name) or self.classes.get(LIKE.get(part.name, ""))
+
+    def _on_matrix_units(self, name: str, dtype: str) -> ClassFit | None:
+        name = "product" if name in PRODUCTS else name
+        for precision in (dtype, *LIKE_DTYPE.get(dtype, ())):
+            fit = self.classes.get(f"{name} {precision}")
+            if fit is not None:
+                return fit
+        if name not in LIKE_ON_MATRIX_UNITS:
+            return None
+        other, slower = LIKE_ON_MATRIX_UNITS[name]
+        fit = self._on_matrix_units(other, dtype)
+        return replace(fit, efficiency=fit.efficiency / slower) if fit else None
 
     def durations(self, parts: Sequence[Part], sheet: Datasheet, launch_ns: int) -> tuple[np.ndarray, list[str]]:
         """``(ns, source)`` of parts on a device with the datasheet ``sheet`` (another than the measured one: transfer).
@@ -92,17 +127,18 @@ class Calibration:
         for (name, dtype), members in groups.items():
             dims = np.array([parts[number].dims for number in members], np.int64)
             fit = self.fit_of(parts[members[0]])
-            ns[members] = launch_ns + 1e9 * fitted_s(fit, name, dims, sheet, ITEM_BYTES.get(dtype, 4))
+            slower = self.steps.get(dtype, 1.0)
+            ns[members] = launch_ns + 1e9 * fitted_s(fit, name, dims, sheet, dtype) * slower
             for number in members:
                 source[number] = "fit"
         return ns, source
 
 
-def fitted_s(fit: ClassFit, name: str, dims: np.ndarray, sheet: Datasheet, item: int = 4) -> np.ndarray:
+def fitted_s(fit: ClassFit, name: str, dims: np.ndarray, sheet: Datasheet, dtype: str = "f32") -> np.ndarray:
     """float64 ``(n,)``: seconds of parts of class ``name`` by ``fit``, without the launch."""
-    seconds = baseline_s(name, dims, sheet, item) / fit.efficiency
+    seconds = baseline_s(name, dims, sheet, dtype) / fit.efficiency
     if fit.trees is not None:
-        seconds = seconds * fit.trees.factor(features(LIKE.get(name, name), dims, sheet, item))
+        seconds = seconds * fit.trees.factor(features(LIKE.get(name, name), dims, sheet, dtype))
     return seconds
 
 
@@ -144,29 +180,44 @@ def read_calibration(path: Path) -> Calibration:
     datasheet = data.get("datasheet")
     if not isinstance(datasheet, dict):
         raise InvalidInput("missing", source=path, field="datasheet")
+    old = "units" if "multiprocessors" not in datasheet else "multiprocessors"  # the key's name before format 1.1
+    rates = {dtype: 1e12 * rate for dtype, rate in _table(data.get("rates", {}), path, "rates").items()}
     sheet = Datasheet(
         1e12 * _number(datasheet, "peak_tflops", path), 1e9 * _number(datasheet, "memory_gb_per_s", path),
-        int(_number(datasheet, "units", path)),
+        int(_number(datasheet, old, path)), tuple(rates.items()),
     )  # fmt: skip
+    like = data.get("like", "")
+    shared = _beside(path, str(like)).classes if like else {}
     return Calibration(
         name=str(data.get("name", path.stem)),
         sheet=sheet,
         launch_ns=round(1e3 * _number(data, "launch_us", path)),
-        classes={name: _class(name, row, sheet, arrays, path) for name, row in classes.items()},
+        classes={**shared, **{name: _class(name, row, sheet, arrays, path) for name, row in classes.items()}},
+        steps=_table(data.get("steps", {}), path, "steps"),
+        like=str(like),
         table=_table(data.get("table", {}), path, "table"),
         notes=data.get("notes", {}),
         dispatch_ns={kind: 1e3 * us for kind, us in _table(data.get("dispatch", {}), path, "dispatch").items()},
     )
 
 
+def _beside(path: Path, name: str) -> Calibration:
+    """The device file ``name`` in the folder of the one at ``path``, or the shipped one."""
+    beside = path.with_name(f"{name}.toml")
+    return read_calibration(beside) if beside.is_file() and path.parent != SHELF else load_calibration(name)
+
+
 def _class(name: str, row: dict, sheet: Datasheet, arrays: dict, path: Path) -> ClassFit:
-    if name not in DIMENSIONS:
+    part, _, dtype = name.partition(" ")
+    part = "gemm" if part == "product" else part
+    if part not in DIMENSIONS or (dtype and dtype not in TENSOR_DTYPES):
         raise UnknownName("op class", name, DIMENSIONS, source=path, field="class")
     where = f"class.{name}"
     trees = None
     if row.get("trees"):
-        probe = features(name, np.ones((1, DIMENSIONS[name]), np.int64), sheet)
-        trees = trees_from(arrays, name, probe.shape[1], path.with_suffix(".npz"))
+        probe = features(part, np.ones((1, DIMENSIONS[part]), np.int64), sheet, dtype or "f32")
+        owner = name if row["trees"] is True else str(row["trees"])
+        trees = trees_from(arrays, owner, probe.shape[1], path.with_suffix(".npz"))
     return ClassFit(
         efficiency=_number(row, "efficiency", path, where),
         trees=trees,
@@ -174,6 +225,7 @@ def _class(name: str, row: dict, sheet: Datasheet, arrays: dict, path: Path) -> 
         rows=int(row.get("rows", 0)),
         error_mean=float(row.get("error_mean", 0)),
         error_median=float(row.get("error_median", 0)),
+        trees_of=row["trees"] if isinstance(row.get("trees"), str) else "",
     )
 
 
@@ -196,20 +248,33 @@ def device_text(calibration: Calibration, comments: Iterable[str] = ()) -> str:
     lines = [f"# {line}" for line in comments]
     sheet = calibration.sheet
     lines += [f"format = {FORMAT}", f'name = "{calibration.name}"', f"launch_us = {calibration.launch_ns / 1e3:.10g}"]
+    lines += [f"like = {_quoted(calibration.like)}"] if calibration.like else []
     lines += ["", "[datasheet]", f"peak_tflops = {sheet.flops / 1e12:.10g}"]
-    lines += [f"memory_gb_per_s = {sheet.bandwidth / 1e9:.10g}", f"units = {sheet.units}"]
+    lines += [f"memory_gb_per_s = {sheet.bandwidth / 1e9:.10g}", f"multiprocessors = {sheet.multiprocessors}"]
+    for name, numbers in (("rates", {dtype: rate / 1e12 for dtype, rate in sheet.rates}), ("steps", calibration.steps)):
+        rows = [f"{key} = {value:.6g}" for key, value in numbers.items()]
+        lines += ["", f"[{name}]", *rows] if rows else []
     if calibration.notes:
         lines += ["", "[notes]", *(f"{_quoted(key)} = {_value(value)}" for key, value in calibration.notes.items())]
+    shared = load_calibration(calibration.like).classes if calibration.like else {}
     for name, fit in calibration.classes.items():
-        lines += ["", f"[class.{name}]", f"efficiency = {fit.efficiency:.6g}", f"rows = {fit.rows}"]
+        if shared.get(name) is fit:
+            continue
+        lines += ["", f"[class.{_key(name)}]", f"efficiency = {fit.efficiency:.6g}", f"rows = {fit.rows}"]
         lines += [f"error_mean = {fit.error_mean:.4f}", f"error_median = {fit.error_median:.4f}"]
-        lines += [f"trees = {str(fit.trees is not None).lower()}", f"source = {_quoted(fit.source)}"]
+        trees = _quoted(fit.trees_of) if fit.trees_of else str(fit.trees is not None).lower()
+        lines += [f"trees = {trees}", f"source = {_quoted(fit.source)}"]
     if calibration.dispatch_ns:
         rows = sorted(calibration.dispatch_ns.items())
         lines += ["", "[dispatch]", *(f"{_quoted(kind)} = {ns / 1e3:.10g}" for kind, ns in rows)]
     if calibration.table:
         lines += ["", "[table]", *(f"{_quoted(key)} = {ns:.10g}" for key, ns in sorted(calibration.table.items()))]
     return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    """A key of TOML: quoted if it has a space."""
+    return _quoted(name) if " " in name else name
 
 
 def _quoted(text: object) -> str:

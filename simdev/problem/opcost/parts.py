@@ -8,6 +8,9 @@
 * ``rnn``, ``rnn_dgrad``, ``rnn_wgrad`` ``(gates, hidden, batch, steps)``: the recurrent products of a layer, one after
   another (1 gate: plain, 3: GRU, 4: LSTM); those of its inputs are ``gemm``.
 * ``softmax``, ``softmax_backward``, ``layer_norm``, ``layer_norm_backward`` ``(rows, width)``.
+* ``attention``, ``attention_backward`` (the vendor's fused kernels) and ``flash_attention``,
+  ``flash_attention_backward`` (FlashAttention 2, which PyTorch uses by default)
+  ``(batch, heads, kv_heads, queries, keys, width, value_width, causal)``.
 * ``vector`` ``(bytes read, bytes written)``: elementwise ops, copies, fills, sums.
 
 A convolution's backward is two parts; an op with a part that no class describes has none at all.
@@ -19,10 +22,12 @@ from dataclasses import dataclass
 from math import prod
 
 from simdev.problem.opcost.signature import Signature
+from simdev.problem.opcost.tensor_cores import ATTENTION
 
 DIMENSIONS = {
     **dict.fromkeys(("linear", "gemm", "bmm", "rnn", "rnn_dgrad", "rnn_wgrad"), 4),
     **dict.fromkeys(("conv", "conv3x3", "conv_dgrad", "conv_wgrad"), 11),
+    **dict.fromkeys(ATTENTION, 8),
     **dict.fromkeys(("softmax", "softmax_backward", "layer_norm", "layer_norm_backward", "vector"), 2),
 }
 
@@ -152,7 +157,30 @@ def _rows(name: str):
     return make
 
 
+def _attention(name: str):
+    def make(op: Signature, *_) -> tuple[Part, ...]:
+        """``q[batch, heads, queries, width], k[batch, kv_heads, keys, width], v[batch, kv_heads, keys, value_width]``,
+        behind the result's gradient in a backward op."""
+        first = 1 if name.endswith("backward") else 0
+        shapes = [tensor.shape for tensor in op.inputs[first : first + 3]]
+        if [len(shape) for shape in shapes] != [4, 4, 4]:
+            return ()
+        (batch, heads, queries, width), (_, kv_heads, keys, _), (*_, value_width) = shapes
+        causal = int(op.attributes.get("is_causal") == "True")
+        return (Part(name, (batch, heads, kv_heads, queries, keys, width, value_width, causal), op.dtype),)
+
+    return make
+
+
+_FLASH = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+          "_scaled_dot_product_fused_attention_overrideable", "scaled_dot_product_attention", "flash_attention",
+          "_flash_attention_forward", "_efficient_attention_forward")  # fmt: skip
+
 _MAKERS = {
+    **{name: _attention("flash_attention") for name in _FLASH},
+    **{f"{name}_backward": _attention("flash_attention_backward") for name in _FLASH},
+    "_scaled_dot_product_cudnn_attention": _attention("attention"),
+    "_scaled_dot_product_cudnn_attention_backward": _attention("attention_backward"),
     **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul"), _product),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     "linear": _linear,
@@ -164,4 +192,8 @@ _MAKERS = {
     "_log_softmax_backward_data": _rows("softmax_backward"),
     "native_layer_norm": _rows("layer_norm"),
     "native_layer_norm_backward": _rows("layer_norm_backward"),
+    "rms_norm": _rows("layer_norm"),
+    "_fused_rms_norm": _rows("layer_norm"),
+    "_fused_rms_norm_backward": _rows("layer_norm_backward"),
+    "rms_norm_backward": _rows("layer_norm_backward"),
 }

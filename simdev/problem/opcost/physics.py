@@ -9,9 +9,13 @@ and Gray 2016). All else is passes over memory. No product is faster than its by
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+
+from simdev.problem.opcost import tensor_cores
+from simdev.problem.opcost.signature import ITEM_BYTES
+from simdev.problem.opcost.tensor_cores import ATTENTION, TENSOR_DTYPES
 
 # (rows, columns, share of the peak inside a full wave): libraries' tile shapes; small tiles reuse registers less
 TILES = (
@@ -26,15 +30,35 @@ SPLIT_DEPTH = 512  # a product deeper than this may be split along its depth, wh
 
 @dataclass(frozen=True)
 class Datasheet:
-    """Rates of a device: FLOP/s, bytes/s, and the number of processors (streaming multiprocessors)."""
+    """Rates of a device: f32 FLOP/s, bytes/s, and the number of multiprocessors; ``rates`` are ``(dtype, FLOP/s)`` of
+    other precisions, and do not count when two datasheets are compared."""
 
     flops: float
     bandwidth: float
-    units: int
+    multiprocessors: int
+    rates: tuple[tuple[str, float], ...] = field(default=(), compare=False)
+
+    def rate(self, dtype: str) -> float:
+        """Peak FLOP/s for ``dtype``; f16 and bf16 stand for each other, and an unlisted dtype runs as f32."""
+        known = dict(self.rates)
+        other = {"f16": "bf16", "bf16": "f16"}.get(dtype, dtype)
+        return known.get(dtype, known.get(other, self.flops))
+
+
+def item_bytes(dtype: str) -> int:
+    """Bytes of an element of ``dtype``."""
+    return TENSOR_DTYPES.get(dtype) or ITEM_BYTES.get(dtype, 4)
+
+
+def on_matrix_units(name: str, dtype: str) -> bool:
+    """Whether a part runs on matrix units: products, convolutions and fused attention below f32."""
+    return dtype in TENSOR_DTYPES and (name in GEMM_LIKE or name in ATTENTION)
 
 
 def moved_bytes(name: str, dims: np.ndarray, item: int = 4) -> np.ndarray:
     """float64 ``(n,)``: bytes that a part must read and write at least; ``dims`` int64 ``(n, dimensions)``."""
+    if name in ATTENTION:
+        return tensor_cores.attention_bytes(dims, item)
     d = dims.astype(np.float64).T
     if name == "vector":
         return d[0] + d[1]
@@ -53,6 +77,9 @@ def moved_bytes(name: str, dims: np.ndarray, item: int = 4) -> np.ndarray:
 
 def work_flops(name: str, dims: np.ndarray) -> np.ndarray:
     """float64 ``(n,)``: multiplications and additions of a matrix product or a direct convolution; 0 of the others."""
+    if name in ATTENTION:
+        products = tensor_cores.BACKWARD_PRODUCTS if name.endswith("backward") else 1
+        return products * tensor_cores.attention_flops(dims)
     d = dims.astype(np.float64).T
     if name in PRODUCTS:
         return 2 * d[0] * d[1] * d[2] * d[3]
@@ -83,9 +110,17 @@ def as_product(name: str, dims: np.ndarray) -> np.ndarray:
     return np.stack([groups, k / groups, c / groups * r * s, n * p * q])
 
 
-def baseline_s(name: str, dims: np.ndarray, sheet: Datasheet, item: int = 4) -> np.ndarray:
+def baseline_s(name: str, dims: np.ndarray, sheet: Datasheet, dtype: str = "f32") -> np.ndarray:
     """float64 ``(n,)``: seconds on a device that reaches its datasheet's rates inside full waves."""
-    passes = moved_bytes(name, dims, item) / sheet.bandwidth
+    if name in ATTENTION:
+        rate = sheet.rate(dtype)
+        return tensor_cores.attention_seconds(name, dims, rate, sheet.bandwidth, sheet.multiprocessors)
+    passes = moved_bytes(name, dims, item_bytes(dtype)) / sheet.bandwidth
+    if on_matrix_units(name, dtype):
+        product = as_product(name, dims)
+        tiles = tensor_cores.product_seconds(product, sheet.rate(dtype), sheet.multiprocessors)
+        steps = dims[:, 3] if name in ("rnn", "rnn_dgrad") else 1
+        return np.maximum(tiles.min(axis=0) * steps, passes)
     if name not in GEMM_LIKE:
         return passes
     seconds = _tile_seconds(name, dims, sheet).min(axis=0)
@@ -96,11 +131,18 @@ def baseline_s(name: str, dims: np.ndarray, sheet: Datasheet, item: int = 4) -> 
     return np.maximum(seconds, passes)
 
 
-def features(name: str, dims: np.ndarray, sheet: Datasheet, item: int = 4) -> np.ndarray:
+def features(name: str, dims: np.ndarray, sheet: Datasheet, dtype: str = "f32") -> np.ndarray:
     """float32 ``(n, features)``: what decides how far a kernel is from :func:`baseline_s`.
 
     Waves and shares rather than sizes where that is possible, so that they mean the same on another device.
     """
+    if name in ATTENTION:
+        return tensor_cores.attention_features(dims, sheet.rate(dtype), sheet.bandwidth, sheet.multiprocessors)
+    item = item_bytes(dtype)
+    if on_matrix_units(name, dtype):
+        passes = moved_bytes(name, dims, item) / sheet.bandwidth
+        product = as_product(name, dims)
+        return tensor_cores.product_features(product, passes, sheet.rate(dtype), sheet.multiprocessors)
     d = dims.astype(np.float64).T
     if name not in GEMM_LIKE:
         bytes_moved = moved_bytes(name, dims, item)
@@ -108,7 +150,7 @@ def features(name: str, dims: np.ndarray, sheet: Datasheet, item: int = 4) -> np
         if name == "vector":
             columns += [d[1] / np.maximum(bytes_moved, 1)]
         else:
-            columns += [*d, _remainder(d[1], 4), _remainder(d[1], 2), d[0] / sheet.units]
+            columns += [*d, _remainder(d[1], 4), _remainder(d[1], 2), d[0] / sheet.multiprocessors]
         return np.stack(columns, axis=1).astype(np.float32)
     batch, m, n, k = as_product(name, dims)
     tiles = _tile_seconds(name, dims, sheet)
@@ -121,8 +163,8 @@ def features(name: str, dims: np.ndarray, sheet: Datasheet, item: int = 4) -> np
                _remainder(n, 32), _remainder(k, 32)]  # fmt: skip
     for rows, width, _ in TILES:
         count = batch * np.ceil(m / rows) * np.ceil(n / width)
-        waves = np.ceil(count / sheet.units)
-        columns += [count / sheet.units, count / (waves * sheet.units)]
+        waves = np.ceil(count / sheet.multiprocessors)
+        columns += [count / sheet.multiprocessors, count / (waves * sheet.multiprocessors)]
     if name in RECURRENT:
         columns += [d[0], d[3]]
     elif name.startswith("conv"):
@@ -137,12 +179,12 @@ def features(name: str, dims: np.ndarray, sheet: Datasheet, item: int = 4) -> np
 def _tile_seconds(name: str, dims: np.ndarray, sheet: Datasheet) -> np.ndarray:
     """float64 ``(tiles, n)``: the product's time by each tile shape."""
     batch, m, n, k = as_product(name, dims)
-    rate = sheet.flops / sheet.units
+    rate = sheet.flops / sheet.multiprocessors
     rows = []
     for height, width, share in TILES:
         count = batch * np.ceil(m / height) * np.ceil(n / width)
-        pieces = np.maximum(1, np.minimum(np.floor(sheet.units / count), np.floor(k / SPLIT_DEPTH)))
-        waves = np.ceil(count * pieces / sheet.units)
+        pieces = np.maximum(1, np.minimum(np.floor(sheet.multiprocessors / count), np.floor(k / SPLIT_DEPTH)))
+        waves = np.ceil(count * pieces / sheet.multiprocessors)
         rows.append(waves * (2 * height * width) * np.ceil(k / pieces) / (rate * share))
     return np.stack(rows)
 

@@ -1,0 +1,213 @@
+"""Kernel tables of boards with matrix units: products and attention in bf16, f16, TF32 and FP8, norms, elementwise.
+
+Five public sources, each read into :class:`Observations` with the source's name, so that a device file can be fitted to
+some sources and judged by the others:
+
+* aiconfigurator (the package ``aiconfigurator-core``, Apache-2.0; Parquet): products and fused attention of three
+  inference stacks on each board;
+* vidur (microsoft/vidur, MIT): the layers of a model in f16, on A100 and H100;
+* OpenXLA's default performance table (Apache-2.0): autotuned products on H100, B200 and MI300X;
+* LLMCompass (PrincetonUniversity/LLMCompass, BSD-3) and EleutherAI's cookbook (Apache-2.0): small tables on A100.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+from simdev.measure.calibrate.observations import Observations
+
+# Sources that device files are fitted to; the others judge them. OpenXLA is all there is for MI300X.
+FITTED_SOURCES = ("aiconfigurator sglang", "aiconfigurator vllm", "vidur Llama-2-7b-hf", "vidur phi-2")
+STACKS = ("sglang", "vllm", "trtllm")  # each has its products and its attention
+DTYPES = {"bfloat16": "bf16", "float16": "f16", "fp8": "f8"}
+OPENXLA_DEVICES = {"sm_90": "NVIDIA_H100_80GB_HBM3", "sm_100_B200": "NVIDIA_B200", "gfx942": "AMD_Instinct_MI300X"}
+OPENXLA_DTYPES = {"bf16xbf16->bf16": "bf16", "f16xf16->f16": "f16", "f32xf32->f32": "tf32",
+                  "f8e4m3fnxf8e4m3fn->bf16": "f8"}  # fmt: skip
+VIDUR_DEVICES = {"a100": "NVIDIA_A100-SXM4-80GB", "h100": "NVIDIA_H100_80GB_HBM3"}
+HALF = 2  # bytes of an f16 or bf16 element
+A100 = "NVIDIA_A100-SXM4-80GB"
+
+
+def fitted(rows: Observations) -> bool:
+    """Whether device files may be fitted to ``rows``."""
+    return rows.source.startswith(FITTED_SOURCES) or rows.device == "AMD_Instinct_MI300X"
+
+
+def read_kernel_tables(paths: Iterable[str | Path]) -> list[Observations]:
+    """Every kernel table under ``paths`` (files, or folders searched through), in order of name.
+
+    Raises :class:`InvalidInput` for a path that does not exist, and for a damaged table.
+    """
+    found: list[Observations] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise InvalidInput("no such file or folder", source=path)
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            reader = _reader(file)
+            try:
+                tables = reader(file) if reader else []
+            except (OSError, EOFError, KeyError, ValueError, UnicodeDecodeError) as error:
+                raise InvalidInput(f"not a kernel table ({error})", source=file) from None
+            for rows in tables:
+                rows.file = str(file)
+                found.append(rows)
+    return found
+
+
+def _reader(file: Path):
+    """The function that reads ``file``, or None."""
+    if file.suffix == ".parquet" and any(f"/{stack}/" in file.as_posix() for stack in STACKS):
+        kinds = {"gemm": _aic_products, "context_attention": _aic_attention, "encoder_attention": _aic_attention}
+        return kinds.get(file.name.removesuffix("_perf.parquet"))
+    if re.match(r"vidur_\w+?_.*_mlp\.csv", file.name):
+        return _vidur
+    if file.name.startswith("openxla_matmul.csv"):
+        return _openxla
+    if file.parent.name == "llmcompass" and re.match(r"(matmul|softmax|layernorm|gelu)_A100\.csv", file.name):
+        return _llmcompass
+    if file.parent.name == "eleutherai" and file.name in ("mm.out", "bmm.out"):
+        return _eleutherai
+    return None
+
+
+def _observations(device: str, name: str, dtype: str, dims, seconds, source: str) -> Observations:
+    dims, seconds = np.array(dims, np.int64), np.array(seconds, np.float64)
+    good = np.isfinite(seconds) & (seconds > 0) & (dims.min(axis=1) >= 0) if len(dims) else np.zeros(0, bool)
+    return Observations(device, name, dtype, dims[good], seconds[good], source)
+
+
+# aiconfigurator ------------------------------------------------------------------------------------------------------
+
+
+def _columns(file: Path) -> tuple[dict[str, np.ndarray], str, str]:
+    """``(columns, device, source)`` of a Parquet table."""
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise InvalidInput("Parquet tables need pyarrow: pip install pyarrow", source=file) from None
+    table = parquet.read_table(file)
+    columns = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
+    device = re.sub(r"\s+", "_", str(columns["device"][0]))
+    stack = next(stack for stack in STACKS if f"/{stack}/" in file.as_posix())
+    return columns, device, f"aiconfigurator {stack}"
+
+
+def _aic_products(file: Path) -> list[Observations]:
+    columns, device, source = _columns(file)
+    tables = []
+    for theirs, dtype in DTYPES.items():
+        chosen = columns["gemm_dtype"] == theirs
+        if chosen.any():
+            m, n, k = (columns[name][chosen].astype(np.int64) for name in "mnk")
+            dims = np.stack([np.ones_like(m), m, n, k], axis=1)
+            tables.append(_observations(device, "gemm", dtype, dims, columns["latency"][chosen] / 1e3, source))
+    return tables
+
+
+def _aic_attention(file: Path) -> list[Observations]:
+    """Full attention in bf16: causal of a prompt (``context``), and not causal (``encoder``)."""
+    columns, device, source = _columns(file)
+    chosen = columns["attn_dtype"] == "bfloat16"
+    causal = file.name.startswith("context")
+    if causal:
+        chosen &= (columns["kv_cache_dtype"] == "bfloat16") & (columns["step"] == 0) & (columns["head_dim"] <= 256)
+        chosen &= columns["window_size"] <= 0 if "window_size" in columns else True
+    batch, length, heads, width = (
+        columns[name][chosen].astype(np.int64) for name in ("batch_size", "isl", "num_heads", "head_dim")
+    )
+    groups = columns["num_key_value_heads"][chosen].astype(np.int64) if causal else heads
+    groups = np.where(groups > 0, groups, heads)
+    last = np.full_like(heads, int(causal))
+    dims = np.stack([batch, heads, groups, length, length, width, width, last], axis=1)
+    return [_observations(device, "attention", "bf16", dims, columns["latency"][chosen] / 1e3, source)]
+
+
+# vidur ---------------------------------------------------------------------------------------------------------------
+
+
+def _vidur(file: Path) -> list[Observations]:
+    """The layers of one model over tokens and tensor-parallel degree: products, norms, activation, sum."""
+    board, model = re.match(r"vidur_(\w+?)_(.*)_mlp\.csv", file.name).groups()
+    device, source = VIDUR_DEVICES[board], f"vidur {model}"
+    found: dict[str, tuple[list, list]] = {}
+    for row in _rows(file):
+        for name, dims, column in _vidur_parts(row):
+            text = row.get(f"time_stats.{column}.median") or ""
+            if text:
+                for values, value in zip(found.setdefault(name, ([], [])), (dims, float(text) / 1e3), strict=True):
+                    values.append(value)
+    return [_observations(device, name, "f16", *values, source) for name, values in found.items()]
+
+
+def _vidur_parts(row: dict[str, str]) -> list[tuple[str, tuple[int, ...], str]]:
+    """``(class, dimensions, column)`` of each measured layer of a row."""
+    names = ("num_tokens", "n_embd", "n_expanded_embd", "n_head", "n_kv_head", "num_tensor_parallel_workers")
+    tokens, width, wide, heads, groups, split = (int(row[name]) for name in names)
+    head = width // heads
+    gated = row["use_gated_mlp"] == "True"
+    qkv, inner = (heads + 2 * groups) * head // split, wide // split
+    up = inner * (2 if gated else 1)
+    products = [("attn_pre_proj", qkv, width), ("attn_post_proj", width, heads * head // split),
+                ("mlp_up_proj", up, width), ("mlp_down_proj", width, inner)]  # fmt: skip
+    parts = [("gemm", (1, tokens, n, k), column) for column, n, k in products]
+    parts += [("layer_norm", (tokens, width), column) for column in ("input_layernorm", "post_attention_layernorm")]
+    parts += [("vector", (HALF * tokens * up, HALF * tokens * inner), "mlp_act")]
+    parts += [("vector", (2 * HALF * tokens * width, HALF * tokens * width), "add")]
+    return parts
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    opener = gzip.open if file.name.endswith(".gz") else open
+    with opener(file, "rt", encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+# The small tables ----------------------------------------------------------------------------------------------------
+
+
+def _openxla(file: Path) -> list[Observations]:
+    found: dict[tuple[str, str, str], tuple[list, list]] = {}
+    for row in _rows(file):
+        dtype = OPENXLA_DTYPES.get(row["dtypes"])
+        if dtype is None or row["device"] not in OPENXLA_DEVICES:
+            continue
+        batch, m, n, k = (int(row[name]) for name in ("batch", "m", "n", "k"))
+        key = OPENXLA_DEVICES[row["device"]], "bmm" if batch > 1 else "gemm", dtype
+        dims, seconds = found.setdefault(key, ([], []))
+        dims.append((batch, m, n, k))
+        seconds.append(2 * batch * m * n * k / float(row["flop_per_s"]))
+    return [_observations(*key, *values, "OpenXLA") for key, values in found.items()]
+
+
+def _llmcompass(file: Path) -> list[Observations]:
+    """Products by time; softmax, layer norm and GELU by elements a second (in 1e9), launches included."""
+    kind = file.name.split("_")[0]
+    lines = [[cell.strip() for cell in line.split(",")] for line in file.read_text().splitlines() if line.strip()]
+    if kind == "matmul":
+        dims = [(1, int(m), int(n), int(k)) for m, k, n, *_ in lines]
+        seconds = [float(line[3].removesuffix("ms")) / 1e3 for line in lines]
+        return [_observations(A100, "gemm", "f16", dims, seconds, "LLMCompass")]
+    sizes = [tuple(map(int, line[:-1])) for line in lines]
+    elements = np.array([float(np.prod(size)) for size in sizes])
+    seconds = elements / (np.array([float(line[-1]) for line in lines]) * 1e9)
+    if kind == "gelu":
+        return [_observations(A100, "vector", "f16", [(HALF * n, HALF * n) for (n,) in sizes], seconds, "LLMCompass")]
+    name = {"softmax": "softmax", "layernorm": "layer_norm"}[kind]
+    return [_observations(A100, name, "f16", sizes, seconds, "LLMCompass")]
+
+
+def _eleutherai(file: Path) -> list[Observations]:
+    pattern = r"Throughput .*? for (?:bmm \((\d+)x)?(\d+)x(\d+)x(\d+)\)?: ([\d.]+)"
+    dims, seconds = [], []
+    for batch, m, n, k, tflops in re.findall(pattern, file.read_text()):
+        size = (int(batch or 1), int(m), int(n), int(k))
+        dims.append(size)
+        seconds.append(2 * float(np.prod(size)) / (float(tflops) * 1e12))
+    return [_observations(A100, "bmm" if file.name == "bmm.out" else "gemm", "f16", dims, seconds, "EleutherAI")]

@@ -1,0 +1,127 @@
+"""Fits of kernels on matrix units: one class per precision, to several sources that count alike.
+
+Kernel times here hold no timer: the readings are of many launches in turn, less one launch. As in
+:mod:`simdev.measure.calibrate.fit` the kernel's time over its physics is an efficiency times boosted trees, but every
+source has the same weight whatever its number of rows, and rows of small shapes count less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+from simdev.measure.calibrate.build import datasheets
+from simdev.measure.calibrate.fit import flatten
+from simdev.measure.calibrate.kernel_tables import fitted
+from simdev.measure.calibrate.observations import Observations
+from simdev.problem.opcost.device import BACKWARD, Calibration, ClassFit, fitted_s
+from simdev.problem.opcost.physics import PRODUCTS, Datasheet, baseline_s, features
+
+# (trees, leaves of each, rows in a leaf at least)
+SIZES = {"product": (120, 12, 30), "attention": (100, 12, 20)}
+LEARNING_RATE = 0.08
+SHORT_S = 2e-6  # a kernel so short counts a quarter
+LARGE, SMALL_WEIGHT = 512, 1 / 3  # a product with a side under this counts a third
+# FlashAttention 2, which PyTorch runs by default, against the vendor's kernels: 1 on an A100, where both are the same;
+# 1.5 to 2 times as slow forward and 1.5 to 1.75 times backward on Hopper (Shah et al. 2024, arXiv 2407.08608, abstract).
+FLASH = {"h100": (1.75, 1.625), "h200": (1.75, 1.625)}
+PRECISION = {"f16": "bf16"}  # 16-bit formats run alike
+
+
+def class_of(rows: Observations) -> str:
+    """``product bf16``: the class of a device file that ``rows`` belong to."""
+    return f"{'product' if rows.name in PRODUCTS else rows.name} {PRECISION.get(rows.dtype, rows.dtype)}"
+
+
+def on_model(tables: Iterable[Observations], model: str) -> list[Observations]:
+    """The tables of boards whose device file is ``model``."""
+    sheets = datasheets()
+    return [rows for rows in tables if rows.device in sheets and sheets[rows.device].model == model]
+
+
+def fit_matrix_class(tables: Sequence[Observations], seed: int = 0) -> ClassFit:
+    """Fit one class of one device model to ``tables``, all of that class."""
+    x, target, weight = [], [], []
+    for rows in tables:
+        sheet, launch_s = datasheets()[rows.device].sheet, datasheets()[rows.device].launch_s
+        physics = baseline_s(rows.name, rows.dims, sheet, rows.dtype)
+        kernel = np.maximum(rows.seconds - launch_s, 0.1 * physics)
+        share = np.minimum(1, kernel / (kernel + SHORT_S)) ** 2
+        if rows.name in PRODUCTS:
+            share = share * np.where(rows.dims[:, 1:].min(axis=1) >= LARGE, 1, SMALL_WEIGHT)
+        x.append(features(rows.name, rows.dims, sheet, rows.dtype))
+        target.append(np.log2(kernel / physics))
+        weight.append(share / share.sum() * 1e4)
+    x, target, weight = np.concatenate(x), np.concatenate(target), np.concatenate(weight)
+    centre = float(np.average(target, weights=weight))
+    sources = "; ".join(dict.fromkeys(f"{rows.source} on {rows.device}" for rows in tables))
+    trees = _forest(
+        x, target - centre, weight, SIZES["attention" if tables[0].name == "attention" else "product"], seed
+    )
+    return ClassFit(2.0**-centre, trees, sources, len(target))
+
+
+def _forest(x: np.ndarray, target: np.ndarray, weight: np.ndarray, size: tuple[int, int, int], seed: int):
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+    except ImportError:
+        raise InvalidInput("fits need scikit-learn: pip install 'simdev[calibrate]'", source="calibrate") from None
+    count, leaves, smallest = size
+    model = HistGradientBoostingRegressor(
+        learning_rate=LEARNING_RATE, max_iter=count, max_leaf_nodes=leaves, min_samples_leaf=smallest,
+        l2_regularization=1.0, early_stopping=False, random_state=seed,
+    )  # fmt: skip
+    model.fit(x.astype(np.float64), target, weight)
+    return flatten(model)
+
+
+def predicted_s(calibration: Calibration, rows: Observations, sheet: Datasheet, launch_s: float) -> np.ndarray:
+    """float64 ``(n,)``: seconds of ``rows`` by a device file; NaN if it is silent on their class."""
+    from simdev.problem.opcost.parts import Part
+
+    fit = calibration.fit_of(Part(rows.name, tuple(rows.dims[0].tolist()), rows.dtype))
+    if fit is None:
+        return np.full(len(rows.seconds), np.nan)
+    slower = calibration.steps.get(rows.dtype, 1.0)
+    return launch_s + slower * fitted_s(fit, rows.name, rows.dims, sheet, rows.dtype)
+
+
+def with_matrix_units(calibration: Calibration, tables: Sequence[Observations], seed: int = 0) -> Calibration:
+    """``calibration`` with a class for every precision that ``tables`` of its model have, fitted to the sources that
+    may be fitted to; the errors of a class are those on the other sources."""
+    mine = [
+        rows
+        for rows in on_model(tables, calibration.name)
+        if rows.name in (*PRODUCTS, "attention") and len(rows.seconds)
+    ]
+    classes = dict(calibration.classes)
+    for name in sorted({class_of(rows) for rows in mine if fitted(rows)}):
+        group = [rows for rows in mine if class_of(rows) == name]
+        fit = fit_matrix_class([rows for rows in group if fitted(rows)], seed)
+        classes[name] = replace(fit, **_errors(fit, [rows for rows in group if not fitted(rows)]))
+    if calibration.name in FLASH and "attention bf16" in classes:
+        classes |= _flash(classes["attention bf16"], *FLASH[calibration.name])
+    return replace(calibration, classes=classes)
+
+
+def _flash(attention: ClassFit, forward: float, backward: float) -> dict[str, ClassFit]:
+    """FlashAttention 2 by the fit of the vendor's kernels, so many times as slow."""
+    source = "attention bf16, slower by the ratios of arXiv 2407.08608"
+    one = ClassFit(attention.efficiency / forward, attention.trees, source, trees_of="attention bf16")
+    other = replace(one, efficiency=attention.efficiency / (BACKWARD * backward))
+    return {"flash_attention bf16": one, "flash_attention_backward bf16": other}
+
+
+def _errors(fit: ClassFit, judges: Sequence[Observations]) -> dict[str, float]:
+    errors = []
+    for rows in judges:
+        known = datasheets()[rows.device]
+        predicted = known.launch_s + fitted_s(fit, rows.name, rows.dims, known.sheet, rows.dtype)
+        errors.append(np.abs(predicted / rows.seconds - 1))
+    if not errors:
+        return {}
+    both = np.concatenate(errors)
+    return {"error_mean": float(both.mean()), "error_median": float(np.median(both))}

@@ -1,4 +1,21 @@
-"""Measured truth: calibration of device files, execution of placements on real devices, and comparisons with both.
+"""Measurements, and what is learned from them: device files, executions of placements, comparisons with the simulator.
 
-``calibrate`` fits device files to public tables, ``execute`` runs placements, ``compare`` reports on them.
+``calibrate/`` fits device files to public measurements and replays public traces. ``execute/`` runs a training step
+under a placement on the cores and GPUs of this computer; the files beside it profile this computer, run one placement,
+or compare many placements with their simulation.
 """
+
+from simdev.measure.compare import compare_placements
+from simdev.measure.profiles import profile_machine
+from simdev.measure.programs import load_program, measured_problem
+from simdev.measure.report import report
+from simdev.measure.run import execute_placement
+
+__all__ = [
+    "compare_placements",
+    "execute_placement",
+    "load_program",
+    "measured_problem",
+    "profile_machine",
+    "report",
+]

@@ -1,18 +1,18 @@
-"""Records a machine within a time limit, for comparisons elsewhere: ``python -m simdev.measure.recorder OUT``.
+"""Records everything that a comparison with this computer needs, within a time limit, for use elsewhere.
 
-Parts, each within its share of the time, each written as it goes, so that an interruption loses little and the same
-command goes on where it stopped:
+Run ``python -m simdev.measure.recorder OUT``. The recording has five parts. Each part has a share of the time and is
+written while it is recorded, so that an interruption loses little; the same command resumes it:
 
 * ``machine.json``: versions, driver, devices, their rates, copies between them by size;
 * ``ops/WORKLOAD/``: the graph, a machine file and measured op costs (``simdev profile``);
-* ``steps.json``: whole training steps of plain PyTorch on each device: samples in ns, eager and, on a GPU, as a CUDA
-  graph; most memory allocated;
-* ``placements/WORKLOAD/``: ``simdev compare-real``;
-* ``report/``: whole steps of each workload predicted from its own ops and from the other workloads' (``steps.md``), and
-  what ``simdev measured`` says of the placements.
+* ``steps.json``: whole training steps of plain PyTorch on each device: samples in ns (eager, and on a GPU also as a
+  CUDA graph), and the most memory allocated;
+* ``placements/WORKLOAD/``: the results of ``simdev compare-real``;
+* ``report/``: whole steps of each workload predicted from its own ops and from the ops of the other workloads
+  (``steps.md``), and the report of ``simdev measured`` on the placements.
 
-On a GPU ``clocks.csv`` has its clocks, temperature and power by the second. What fails is written to ``log.jsonl`` with
-its error and does not stop the rest.
+On a GPU, ``clocks.csv`` holds clocks, temperature and power for every second. A failure is written to ``log.jsonl``
+with its error and does not stop the recording.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PRECISIONS = ("f32", "tf32", "bf16")
 
 def record(
     out: Path,
-    units: tuple[str, ...],
+    workers: tuple[str, ...],
     seconds: float,
     workloads: tuple[str, ...],
     *,
@@ -45,33 +45,36 @@ def record(
     small: bool,
     placements: int = 40,
 ) -> None:
-    """Record ``parts`` within ``seconds``, in this order; what a part leaves of its share goes to the next ones. A
-    workload that is being measured when the share ends is finished, but for its placements."""
+    """Record ``parts`` within ``seconds``, in this order, and write them to folder ``out``.
+
+    Time that a part does not use goes to the next parts. If the share of a part ends while a workload is measured, the
+    workload is finished; only its placements are cut short.
+    """
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
     work = {"machine": _machine, "ops": _ops, "steps": _steps, "placements": partial(_placements, placements),
             "report": _report}  # fmt: skip
-    with _clocks(out, units):
+    with _clocks(out, workers):
         for number, part in enumerate(parts):
             left = sum(PARTS[name] for name in parts[number:])
             share = (end - time.monotonic()) * (PARTS[part] / left if left else 1.0)
-            work[part](out, units, workloads, small, time.monotonic() + share)
+            work[part](out, workers, workloads, small, time.monotonic() + share)
 
 
 def _guarded(out: Path, what: str, work) -> None:
     begin, error = time.monotonic(), ""
     try:
         work()
-    except Exception as found:  # the rest is worth having
+    except Exception as found:  # one failure must not stop the recording
         error = f"{type(found).__name__}: {found}"
     with open(out / "log.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps({"what": what, "seconds": round(time.monotonic() - begin, 2), "error": error}) + "\n")
 
 
 @contextmanager
-def _clocks(out: Path, units: tuple[str, ...]):
+def _clocks(out: Path, workers: tuple[str, ...]):
     query = shutil.which("nvidia-smi")
-    if query is None or not any(unit.startswith("cuda") for unit in units):
+    if query is None or not any(worker.startswith("cuda") for worker in workers):
         yield
         return
     fields = "timestamp,index,clocks.sm,clocks.mem,temperature.gpu,power.draw"
@@ -84,27 +87,27 @@ def _clocks(out: Path, units: tuple[str, ...]):
             child.wait()
 
 
-def _machine(out: Path, units, workloads, small: bool, end: float) -> None:
+def _machine(out: Path, workers, workloads, small: bool, end: float) -> None:
     def work():
         if not (out / "machine.json").exists():
-            write_text(out / "machine.json", json.dumps(_facts(units), indent=1) + "\n")
+            write_text(out / "machine.json", json.dumps(_facts(workers), indent=1) + "\n")
 
     _guarded(out, "machine", work)
 
 
-def _facts(units: tuple[str, ...]) -> dict:
+def _facts(workers: tuple[str, ...]) -> dict:
     import torch
 
-    from simdev.measure.execute.host import check_units
+    from simdev.measure.execute.host import check_workers
     from simdev.measure.execute.link import profile_link, rates
 
-    check_units(units)
-    pairs = [(a, b) for at, a in enumerate(units) for b in units[at + 1 :]]
+    check_workers(workers)
+    pairs = [(a, b) for at, a in enumerate(workers) for b in workers[at + 1 :]]
     links = {f"{a} {b}": profile_link(a, b) for a, b in pairs}
     return {
         "torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version(),
         "processor": platform.processor(), "system": platform.platform(), "gpus": _gpus(),
-        "rates": {unit: rates(unit) for unit in units},
+        "rates": {worker: rates(worker) for worker in workers},
         "links": {pair: {"bytes": link.sizes, "ns": link.ns} for pair, link in links.items()},
     }  # fmt: skip
 
@@ -118,13 +121,14 @@ def _gpus() -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=30).stdout.splitlines()
 
 
-def _ops(out: Path, units, workloads, small: bool, end: float) -> None:
-    from simdev.measure.compare import load_program, profile_machine
+def _ops(out: Path, workers, workloads, small: bool, end: float) -> None:
+    from simdev.measure.profiles import profile_machine
+    from simdev.measure.programs import load_program
     from simdev.problem.graph_file import save_graph
 
     def work(name: str) -> None:
         folder = out / "ops" / name
-        profile_machine([name], units, folder, repeats=10, small=small, seed=0)
+        profile_machine([name], workers, folder, repeats=10, small=small, seed=0)
         save_graph(load_program(name, small=small).graph, folder / "graph.npz")
 
     for name in workloads:
@@ -132,21 +136,21 @@ def _ops(out: Path, units, workloads, small: bool, end: float) -> None:
             _guarded(out, f"ops {name}", lambda n=name: work(n))
 
 
-def _steps(out: Path, units, workloads, small: bool, end: float) -> None:
+def _steps(out: Path, workers, workloads, small: bool, end: float) -> None:
     file = out / "steps.json"
     steps = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     for name in workloads:
-        for unit in units:
-            if time.monotonic() < end and f"{name} {unit}" not in steps:
+        for worker in workers:
+            if time.monotonic() < end and f"{name} {worker}" not in steps:
                 _guarded(
-                    out, f"step {name} {unit}",
-                    lambda n=name, u=unit: steps.update({f"{n} {u}": _samples(n, u, small)}),
+                    out, f"step {name} {worker}",
+                    lambda n=name, u=worker: steps.update({f"{n} {u}": _samples(n, u, small)}),
                 )  # fmt: skip
                 write_text(file, json.dumps(steps) + "\n")
 
 
-def _samples(name: str, unit: str, small: bool) -> dict:
-    """Samples of whole steps in a process of their own, as the parent must not open a GPU before it forks workers."""
+def _samples(name: str, worker: str, small: bool) -> dict:
+    """Time whole steps in a separate process, because this process must not open a GPU before it forks workers."""
     import numpy as np
 
     from simdev.measure.execute.link import in_processes
@@ -157,19 +161,19 @@ def _samples(name: str, unit: str, small: bool) -> dict:
     shared.reserve("graph", 30)
     shared.reserve("peak", 1)
     shared.open()
-    in_processes([lambda: _time_steps(shared, name, unit, small)])
+    in_processes([lambda: _time_steps(shared, name, worker, small)])
     found = {key: [int(ns) for ns in shared.array(key)] for key in ("eager", "graph", "peak")}
     return {key: value for key, value in found.items() if np.any(value)}
 
 
-def _time_steps(shared, name: str, unit: str, small: bool) -> None:
+def _time_steps(shared, name: str, worker: str, small: bool) -> None:
     import torch
 
-    from simdev.measure.compare import SMALL
     from simdev.measure.execute.cpu import settle
+    from simdev.measure.programs import SMALL
     from simdev.placers import registry
 
-    kind, _, number = unit.partition(":")
+    kind, _, number = worker.partition(":")
     if kind == "cpu":
         settle(int(number))
     device = torch.device("cpu") if kind == "cpu" else torch.device("cuda", int(number))
@@ -214,7 +218,7 @@ def _time_steps(shared, name: str, unit: str, small: bool) -> None:
         sample("graph", graph.replay)
 
 
-def _placements(count: int, out: Path, units, workloads, small: bool, end: float) -> None:
+def _placements(count: int, out: Path, workers, workloads, small: bool, end: float) -> None:
     for number, name in enumerate(workloads):
         share = (end - time.monotonic()) / (len(workloads) - number)
         if share > 0 and (out / "ops" / name / "machine.toml").exists():
@@ -222,23 +226,23 @@ def _placements(count: int, out: Path, units, workloads, small: bool, end: float
 
 
 def _compare(out: Path, name: str, count: int, seconds: float, small: bool) -> None:
-    from simdev.measure.compare import compare_real
+    from simdev.measure.compare import compare_placements
 
     end = time.monotonic() + seconds
 
     def say(line: str) -> None:
         print(line, flush=True)
         if time.monotonic() > end:
-            raise TimeoutError("the share of time is used up; what was run is kept")
+            raise TimeoutError("the share of the time is used up; finished runs are kept")
 
     machine = str(out / "ops" / name / "machine.toml")
-    compare_real(
+    compare_placements(
         name, machine, out / "placements" / name, placements=count, repeats=5, rounds=2, seed=0, small=small, say=say
     )
 
 
-def _report(out: Path, units, workloads, small: bool, end: float) -> None:
-    from simdev.measure.compare import report
+def _report(out: Path, workers, workloads, small: bool, end: float) -> None:
+    from simdev.measure.report import report
 
     folders = [out / "placements" / name for name in workloads]
     folders = [folder for folder in folders if (folder / "cases.jsonl").exists()]
@@ -246,14 +250,15 @@ def _report(out: Path, units, workloads, small: bool, end: float) -> None:
         _guarded(out, "report on placements", lambda: report(folders, out / "report"))
     if (out / "steps.json").exists():
         (out / "report").mkdir(exist_ok=True)
-        _guarded(out, "report on steps", lambda: write_text(out / "report" / "steps.md", steps_report(out, units)))
+        _guarded(out, "report on steps", lambda: write_text(out / "report" / "steps.md", steps_report(out, workers)))
 
 
-def steps_report(out: Path, units: tuple[str, ...]) -> str:
-    """Measured whole steps beside the simulation of one device, as a Markdown table.
+def steps_report(out: Path, workers: tuple[str, ...]) -> str:
+    """A Markdown table of measured whole steps and of their simulations on one device.
 
-    ``own ops``: with the costs measured on the workload itself; ``other ops``: with those of all other workloads alone,
-    a roofline at the measured rates for a signature that none of them has (``covered``: share of the ops found).
+    ``own ops`` uses the costs measured on the workload itself. ``other ops`` uses only the costs of all other
+    workloads, and a roofline at the measured rates for signatures that none of them has; ``covered`` is the share of
+    the ops whose signature another workload has.
     """
     import numpy as np
 
@@ -274,27 +279,27 @@ def steps_report(out: Path, units: tuple[str, ...]) -> str:
         graph = load_graph(out / "ops" / name / "graph.npz")
         topology = load_topology(str(out / "ops" / name / "machine.toml"))
         free = np.array([kind in FREE_KINDS for kind in graph.kinds])[graph.op_kind]
-        for number, unit in enumerate(units):
-            samples = steps.get(f"{name} {unit}", {}).get("eager")
+        for number, worker in enumerate(workers):
+            samples = steps.get(f"{name} {worker}", {}).get("eager")
             if not samples:
                 continue
             low, measured, high = np.percentile(samples, [10, 50, 90])
             kind = topology.devices[number].kind.name
             others = {s: ns for other in names if other != name for s, ns in tables[other].get(kind, {}).items()}
-            told = {}
+            gap = {}
             for which, table in (("own", tables[name].get(kind, {})), ("other", others)):
                 problem = Problem.build(graph, topology, CostModel(measured={kind: table}))
                 placement = Placement(np.full(graph.n_ops, number, np.int32))
-                told[which] = simulate(problem, placement).step_ns / measured - 1
-                errors[which].append(abs(told[which]))
+                gap[which] = simulate(problem, placement).step_ns / measured - 1
+                errors[which].append(abs(gap[which]))
             known = np.array([signature in others for signature in graph.signatures])[graph.op_signature]
-            lines.append([name, unit, f"{measured / 1e6:.2f}", f"{(high - low) / measured:.1%}",
-                          f"{told['own']:+.1%}", f"{told['other']:+.1%}", f"{known[~free].mean():.0%}"])  # fmt: skip
+            lines.append([name, worker, f"{measured / 1e6:.2f}", f"{(high - low) / measured:.1%}",
+                          f"{gap['own']:+.1%}", f"{gap['other']:+.1%}", f"{known[~free].mean():.0%}"])  # fmt: skip
     text = ["# Whole steps: measured, and simulated from measured ops", ""]
     text += ["| " + " | ".join(line) + " |" for line in lines]
     if errors["own"]:
         own, other = (np.mean(errors[which]) for which in ("own", "other"))
-        text += ["", f"Mean error: {own:.1%} with own ops, {other:.1%} with those of the others."]
+        text += ["", f"Mean error: {own:.1%} with the own ops, {other:.1%} with the ops of the other workloads."]
     return "\n".join([*text, ""])
 
 
@@ -308,17 +313,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1500)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--workloads", nargs="+", default=[*FITTED, *HELD_OUT], metavar="ID")
-    parser.add_argument("--precision", choices=PRECISIONS, default="f32", help="a folder each")
+    parser.add_argument("--precision", choices=PRECISIONS, default="f32", help="use a separate folder for each")
     parser.add_argument("--placements", type=int, default=40)
-    parser.add_argument("--full-size", action="store_true", help="the workloads' own sizes, which need a GPU")
+    parser.add_argument("--full-size", action="store_true", help="the workloads' own sizes, which require a GPU")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = given.precision == "tf32"
     if given.precision == "bf16":
         torch.set_default_dtype(torch.bfloat16)
     parts = [part for part in PARTS if part in given.parts]
-    units, workloads = tuple(given.devices.split(",")), tuple(given.workloads)
+    workers, workloads = tuple(given.devices.split(",")), tuple(given.workloads)
     record(
-        given.out, units, given.seconds, workloads, parts=parts, small=not given.full_size, placements=given.placements
+        given.out,
+        workers,
+        given.seconds,
+        workloads,
+        parts=parts,
+        small=not given.full_size,
+        placements=given.placements,
     )
 
 

@@ -90,7 +90,7 @@ def two(gb_per_s=1.0):
 
 
 def test_copies_that_hold_up_the_sender():
-    from simdev.measure.execute.compare import simulate_machine, with_costs
+    from simdev.measure.execute.cases import simulate_workers, with_costs
 
     builder = GraphBuilder("chain", {})
     a = builder.op("a", "relu", outputs=[4000])
@@ -100,12 +100,12 @@ def test_copies_that_hold_up_the_sender():
     problem = with_costs(problem, np.array([[100, 100, 50]] * 2))
     placement = Placement(np.array([0, 1, 0]))
     assert simulate(problem, placement).step_ns == 100 + 5000 + 100
-    machine = simulate_machine(problem, placement, problem.costs.device_op_ns)
+    machine = simulate_workers(problem, placement, problem.costs.device_op_ns)
     assert machine.op_start[2] == 100 + 4000 and machine.op_start[1] == 100 + 4000 + 1000
     assert machine.step_ns == 5200
-    assert simulate_machine(problem, placement, 2 * problem.costs.device_op_ns).step_ns == 200 + 4000 + 1000 + 200
+    assert simulate_workers(problem, placement, 2 * problem.costs.device_op_ns).step_ns == 200 + 4000 + 1000 + 200
     alone = Placement(np.array([0, 0, 0]))
-    assert simulate_machine(problem, alone, 2 * problem.costs.device_op_ns).step_ns == 250  # nobody else works
+    assert simulate_workers(problem, alone, 2 * problem.costs.device_op_ns).step_ns == 250  # nobody else works
 
 
 @pytest.mark.parametrize("count", [1, 6, 30])
@@ -133,12 +133,12 @@ def test_a_line_through_times():
     assert alpha == pytest.approx(2000) and rate == pytest.approx(5e9)
 
 
-def test_device_names_are_units():
-    from simdev.measure.compare import units_of
+def test_device_names_are_workers():
+    from simdev.measure.programs import workers_of
 
-    assert units_of(two()) == ("cpu:0", "cpu:1")
+    assert workers_of(two()) == ("cpu:0", "cpu:1")
     with pytest.raises(InvalidInput, match="gpu0"):
-        units_of(load_topology("p100x2"))
+        workers_of(load_topology("p100x2"))
 
 
 ALONE = {
@@ -164,7 +164,7 @@ ALONE = {
 
 
 def test_ops_of_a_file_are_measured_alone_and_the_others_named(tmp_path):
-    from simdev.measure.compare import profile_file
+    from simdev.measure.profiles import profile_file
     from simdev.problem.costs import load_measured, save_measured
 
     mm, *_ = ALONE
@@ -190,23 +190,23 @@ def test_signatures_are_read_from_cost_tables():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (b"", "holds no op signature"),
         (b"\n  \n", "holds no op signature"),
         (b"\xff\xfe", "not text"),
-        (b"neg(f32[2])->f32[2]\nsome words\n", "line 2: 'some words' is no op signature"),
-        (b'signature,ns\n"neg(f32[2])->f32[2]",1\n,2\n', "line 3: '' is no op signature"),
+        (b"neg(f32[2])->f32[2]\nsome words\n", "line 2: 'some words' is not an op signature"),
+        (b'signature,ns\n"neg(f32[2])->f32[2]",1\n,2\n', "line 3: '' is not an op signature"),
         (b'signature,ns\n"neg,1\n', "not CSV"),
         (None, "No such file"),
     ],
 )
-def test_files_without_signatures_are_told(tmp_path, text, told):
+def test_files_without_signatures_are_refused(tmp_path, text, message):
     from simdev.measure.execute.alone import read_signatures
 
     if text is not None:
         (tmp_path / "ops.txt").write_bytes(text)
-    with pytest.raises(InvalidInput, match=told):
+    with pytest.raises(InvalidInput, match=message):
         read_signatures(tmp_path / "ops.txt")
 
 
@@ -252,7 +252,7 @@ def test_a_machine_file_has_the_granularity_measured(tmp_path):
 
 
 def test_time_that_others_take_is_seen():
-    from simdev.measure.execute.compare import others
+    from simdev.measure.execute.cases import others
 
     core = CORES[0]
     busy = f"import os; os.sched_setaffinity(0, [{core}])\nwhile True: pass"
@@ -277,9 +277,9 @@ def test_of_two_runs_the_calmer_is_kept():
 
 
 def test_devices_by_their_short_names():
-    from simdev.measure.compare import units_named
+    from simdev.measure.programs import workers_named
 
-    assert units_named(["cpu", "cuda", "cpu:7"]) == (f"cpu:{CORES[0]}", "cuda:0", "cpu:7")
+    assert workers_named(["cpu", "cuda", "cpu:7"]) == (f"cpu:{CORES[0]}", "cuda:0", "cpu:7")
 
 
 def simdev(*args, cwd):
@@ -291,23 +291,23 @@ def simdev(*args, cwd):
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "told"),
+    ("file", "text", "message"),
     [
         ("cases.jsonl", "junk\n", "line 1: not JSON"),
-        ("cases.jsonl", "[1]\n", "line 1: channel_ns, copies_ns"),
-        ("cases.jsonl", '{"placement": "x"}\n', "line 1: channel_ns, copies_ns"),
+        ("cases.jsonl", "[1]\n", "line 1: missing: channel_ns, copies_ns"),
+        ("cases.jsonl", '{"placement": "x"}\n', "line 1: missing: channel_ns, copies_ns"),
         ("about.json", "{", "expected JSON with graph and loaded"),
         ("about.json", '{"graph": 1}', "expected JSON with graph and loaded"),
         ("cases.jsonl", "", "no cases.jsonl"),
     ],
 )
-def test_broken_journals_are_told_in_one_line(tmp_path, file, text, told):
-    from simdev.measure.compare import report
+def test_broken_journals_are_refused_in_one_line(tmp_path, file, text, message):
+    from simdev.measure.report import report
 
     for name in ("cases.jsonl", "about.json"):
         (tmp_path / name).write_text((MEASURED / "nmt" / name).read_text())
     (tmp_path / file).write_text(text)
-    with pytest.raises(InvalidInput, match=told):
+    with pytest.raises(InvalidInput, match=message):
         report([tmp_path], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -323,7 +323,7 @@ def test_without_pytorch_one_line_says_so(tmp_path, command):
                "compare-real": ["machine.toml", "-o", "mine"]}[command]  # fmt: skip
     code, out, err = simdev(command, "nmt", "--small", *options, cwd=tmp_path)
     assert code == 2 and not out and not (tmp_path / "mine").exists()
-    assert err == "simdev: error: running a step needs PyTorch: pip install 'simdev[capture]'\n"
+    assert err == "simdev: error: running a step requires PyTorch: pip install 'simdev[capture]'\n"
 
 
 def test_a_report_needs_no_pytorch(tmp_path):
@@ -395,7 +395,7 @@ SHARES = ["noise", "error", "worst", "bias", "pairs", "regret", "peak error", "m
 def test_committed_figures_are_what_the_committed_measurements_give(folder):
     import pandas
 
-    from simdev.measure.compare import COLUMNS, PREDICTORS
+    from simdev.measure.report import COLUMNS, PREDICTORS
     from simdev.measure.execute.figures import figures, over_rounds
 
     table = pandas.read_csv(MEASURED / folder / "figures.csv")
@@ -445,7 +445,7 @@ def test_the_recorder_on_two_cores(tmp_path):
 
 
 def test_errors_are_one_line(tmp_path):
-    from simdev.measure.compare import load_program
+    from simdev.measure.programs import load_program
 
     with pytest.raises(InvalidInput, match="no kernels"):
         load_program("graph.npz")

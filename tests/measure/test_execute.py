@@ -59,14 +59,14 @@ def program():
     return record(net_step, "net", {}, seed=3)
 
 
-def run(program, devices, policy="fifo", **options):
+def run(program, devices, order="fifo", **options):
     from simdev.analysis.levels import b_level
     from simdev.measure.execute.host import execute
 
     units = tuple(f"cpu:{core}" for core in CORES[:2])
     priority = b_level(program.graph, np.ones(program.graph.n_ops, np.int64))
     return execute(
-        program, np.asarray(devices, np.int32), units, policy=policy, priority=priority, repeats=2, warmup=1, **options
+        program, np.asarray(devices, np.int32), units, order=order, priority=priority, repeats=2, warmup=1, **options
     )
 
 
@@ -89,7 +89,7 @@ def test_the_recorded_graph_is_the_captured_one(program):
 
 @two_cores
 def test_one_device_computes_what_pytorch_computes(program):
-    from simdev.measure.execute.measure import difference
+    from simdev.measure.execute.outcome import difference
 
     execution = run(program, np.zeros(program.graph.n_ops))
     assert difference(program, execution).same
@@ -100,11 +100,11 @@ def test_one_device_computes_what_pytorch_computes(program):
 
 
 @two_cores
-@pytest.mark.parametrize("policy", ["fifo", "program", "priority"])
-def test_two_devices_compute_the_same_bits_as_one(program, policy):
+@pytest.mark.parametrize("order", ["fifo", "program", "priority"])
+def test_two_devices_compute_the_same_bits_as_one(program, order):
     alone = run(program, np.zeros(program.graph.n_ops))
     for devices in placements(program, 3):
-        execution = run(program, devices, policy)
+        execution = run(program, devices, order)
         for value, bits in alone.results.items():
             assert (execution.results[value] == bits).all()
         for key, bits in alone.homes.items():
@@ -113,7 +113,7 @@ def test_two_devices_compute_the_same_bits_as_one(program, policy):
 
 @two_cores
 def test_a_wrong_result_is_noticed(program):
-    from simdev.measure.execute.measure import difference
+    from simdev.measure.execute.outcome import difference
 
     execution = run(program, np.zeros(program.graph.n_ops))
     key = next(key for key, home in program.homes.items() if home.dtype == torch.float32)
@@ -123,7 +123,7 @@ def test_a_wrong_result_is_noticed(program):
 
 @two_cores
 def test_the_measured_step_keeps_the_order_of_the_model(program, tmp_path):
-    from simdev.measure.execute.measure import step_schedule
+    from simdev.measure.execute.outcome import step_schedule
 
     graph, topology = program.graph, two_cpus()
     (devices,) = placements(program, 1)

@@ -1,4 +1,4 @@
-"""Profiles of single ops: what an op costs where its signature is all that is known of it."""
+"""Profiles of single ops: the duration of an op of which only the signature is known."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ WORK_FREE = {
     "momentum": 0.1,
     "p": 0.5,
     "scale": 2.0,
-}  # floats are in no signature; on these no kernel's work depends
-SAMPLE_NS, MOST_CALLS = 1_000_000, 100  # a sample lasts at least so long, or is so many calls
+}  # signatures do not hold floats; the work of a kernel does not depend on these
+SAMPLE_NS, MOST_CALLS = 1_000_000, 100  # a sample takes at least this long, or consists of this many calls
 REASONS = (
     "no ATen op has this name",
-    "it does not say what its integers select",
-    "no call that it describes gives it back",
+    "its integers select entries of a tensor, and the signature does not say which",
+    "no call of the op produces this signature again",
 )
 
 
 def read_signatures(path: Path) -> list[str]:
-    """The op signatures, each once, of a cost table (CSV with a column ``signature``) or of a text with one a line.
+    """The op signatures of a file, without repetition.
 
-    Raises :class:`InvalidInput` naming the line that holds none.
+    The file is a cost table (CSV with a column ``signature``) or a text with one signature per line. Raises
+    :class:`InvalidInput` that names the line if a line holds no signature.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -51,10 +52,10 @@ def read_signatures(path: Path) -> list[str]:
     found: dict[str, None] = {}
     for number, text in _rows(lines, path):
         if not SIGNATURE.fullmatch(text):
-            raise InvalidInput(f"{text[:60]!r} is no op signature", source=path, field=f"line {number}")
+            raise InvalidInput(f"{text[:60]!r} is not an op signature", source=path, field=f"line {number}")
         found[text] = None
     if not found:
-        raise InvalidInput("holds no op signature", source=path)
+        raise InvalidInput("the file holds no op signature", source=path)
     return list(found)
 
 
@@ -70,18 +71,19 @@ def _rows(lines: list[str], path: Path) -> Iterator[tuple[int, str]]:
 
 
 def profile_signatures(
-    signatures: list[str], unit: str, *, repeats: int = 10, seed: int = 0
+    signatures: list[str], worker: str, *, repeats: int = 10, seed: int = 0
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Run each op alone in a loop on ``unit``, on contiguous random inputs: ``(ns, why it was left out)``
-    by signature.
+    """Measure each op alone, in a loop on ``worker`` with contiguous random inputs.
 
-    A time is the median over ``repeats`` samples of at least a millisecond or of 100 calls, each from an idle device
-    to an idle device, with PyTorch's own time to dispatch the calls. Unlike in a step, the inputs may be in the cache.
+    Returns two dictionaries by signature: the time in ns of each op that was measured, and the reason for each op that
+    was left out. A time is the median of ``repeats`` samples. A sample takes at least a millisecond or consists of 100
+    calls, starts and ends with an idle device, and includes PyTorch's own time to dispatch the calls. Unlike in a step,
+    the inputs may be in the cache.
     """
     shared = Shared()
     shared.reserve("ns", len(signatures))
     shared.open()
-    in_processes([lambda: _profile(shared, signatures, unit, repeats, seed)])
+    in_processes([lambda: _profile(shared, signatures, worker, repeats, seed)])
     found = dict(zip(signatures, shared.array("ns").tolist(), strict=True))
     return (
         {text: float(ns) for text, ns in found.items() if ns > 0},
@@ -89,11 +91,11 @@ def profile_signatures(
     )
 
 
-def _profile(shared: Shared, signatures: list[str], unit: str, repeats: int, seed: int) -> None:
-    kind, _, number = unit.partition(":")
+def _profile(shared: Shared, signatures: list[str], worker: str, repeats: int, seed: int) -> None:
+    kind, _, number = worker.partition(":")
     if kind == "cpu":
         settle(int(number))
-    device = torch.device("cpu" if kind == "cpu" else unit)
+    device = torch.device("cpu" if kind == "cpu" else worker)
     torch.manual_seed(seed)
     for row, text in enumerate(signatures):
         with torch.no_grad():
@@ -123,10 +125,10 @@ def _wait(device: torch.device) -> None:
 
 
 def call_of(text: str, device: torch.device) -> Callable[[], object] | int:
-    """A function that runs the op of a signature on random inputs, or which of :data:`REASONS` there is for none.
+    """A function that runs the op of signature ``text`` on random inputs.
 
-    A call is taken only if the signature of what it did is the one asked for, letter by letter, and if it is the only
-    way to tell which optional tensors are among the inputs.
+    If there is none, the result is the number of the reason in :data:`REASONS`. A call is accepted only if it produces
+    exactly this signature, and if no other assignment of the inputs to the op's optional tensors does so too.
     """
     wanted = parse_signature(text)
     overloads = [each for name in (wanted.kind, f"{wanted.kind}_for_cpu") for each in _overloads(name)]
@@ -138,7 +140,7 @@ def call_of(text: str, device: torch.device) -> Callable[[], object] | int:
         tensors = [_random(tensor, _largest(wanted, tensor), device) for tensor in wanted.inputs]
     except LookupError:
         return 1
-    except (RuntimeError, OverflowError, TypeError, ValueError):  # more than the memory holds, no such numbers
+    except (RuntimeError, OverflowError, TypeError, ValueError):  # larger than the memory, or invalid numbers
         return 2
     for function in overloads:
         calls = [_call(function, *found) for found in _arguments(function, wanted, tensors)]
@@ -168,7 +170,7 @@ def _gives(call: Callable[[], object], text: str, function, args: list, kwargs: 
 
 
 def _largest(wanted: Signature, tensor: Tensor) -> int:
-    """Integers in ``tensor`` are below this. LookupError where that does not follow from the signature."""
+    """Upper limit of the integers in ``tensor``. Raises LookupError if the signature does not determine it."""
     if tensor.dtype in ("bool", "f64", "f32", "f16", "bf16"):
         return 0
     if wanted.kind == "embedding":
@@ -189,11 +191,11 @@ def _random(tensor: Tensor, largest: int, device: torch.device) -> torch.Tensor:
         return torch.rand(tensor.shape, device=device) < 0.5
     if largest:
         return torch.randint(largest, tensor.shape, dtype=dtype, device=device)
-    return torch.rand(tensor.shape, dtype=dtype, device=device)  # positive: roots and logarithms exist
+    return torch.rand(tensor.shape, dtype=dtype, device=device)  # positive, so that roots and logarithms exist
 
 
 def _arguments(function, wanted: Signature, tensors: list[torch.Tensor]) -> Iterator[tuple[list, dict]]:
-    """Every way in which the tensors can be the arguments of ``function``, the others being what the signature says."""
+    """Every way to assign the tensors to the arguments of ``function``; the signature gives the other arguments."""
     schema = function._schema.arguments
     optional = [argument.name for argument in schema if str(argument.type) == "Optional[Tensor]"]
     lists = any(str(argument.type) == "List[Tensor]" for argument in schema)
@@ -217,7 +219,7 @@ def _arguments(function, wanted: Signature, tensors: list[torch.Tensor]) -> Iter
 
 
 def _value(argument, wanted: Signature, left: list[torch.Tensor], given: bool, spare: int):
-    """The value of one argument; takes tensors from the front of ``left``. LookupError where nothing tells it."""
+    """The value of one argument, from the front of ``left`` if it is a tensor. LookupError if nothing gives it."""
     kind, name, outputs = str(argument.type), argument.name, wanted.outputs
     if name in wanted.attributes:
         return ast.literal_eval(wanted.attributes[name])
@@ -237,5 +239,5 @@ def _value(argument, wanted: Signature, left: list[torch.Tensor], given: bool, s
     if kind == "float" and name in WORK_FREE:
         return WORK_FREE[name]
     if kind in ("Optional[Tensor]", "Optional[int]", "Optional[bool]", "Optional[List[int]]"):
-        return None  # else the signature had it
+        return None  # otherwise the signature would hold it
     raise LookupError(name)

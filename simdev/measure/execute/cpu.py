@@ -1,4 +1,4 @@
-"""Makes a process a steady device: one thread, one core, and memory that is kept rather than given back."""
+"""Turns a process into a steady device: one thread, one core, and memory that is never returned to the system."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's mallopt
 def settle(core: int) -> None:
     """Pin this process to ``core``, with one thread and without denormal numbers.
 
-    glibc would map large tensors anew each time, and the kernel clear their pages each time: memory once taken is kept
-    instead, as accelerators' allocators do. The garbage collector stays out of the steps.
+    By default glibc maps memory for each large tensor, and Linux clears its pages each time. Here memory is kept
+    instead, as the allocators of accelerators do. The garbage collector is switched off during the steps.
     """
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)

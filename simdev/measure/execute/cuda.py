@@ -1,9 +1,10 @@
-"""A GPU of an execution: ops go to one stream in the order in which they become ready, copies to side streams through
-pinned memory that all workers share.
+"""The worker of a GPU.
 
-A tensor for another device is copied to the host once its op is done and the other worker is told when the copy is; a
-tensor from another device is copied to the GPU as soon as it is in the shared memory, and its readers wait for that on
-the stream, not on the host. Times come from CUDA events. Two GPUs exchange tensors through the host.
+Ops go to one stream, in the order in which they become ready. Copies go to side streams, through pinned memory that all
+workers share. A tensor for another device is copied to the host when its op has finished, and the other worker is
+notified when the copy has finished. A tensor from another device is copied to the GPU as soon as it is in the shared
+memory; its readers wait for this copy on the stream, not on the host. CUDA events measure the times. Two GPUs exchange
+tensors through the host.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import numpy as np
 import torch
 
 from simdev.errors import Unsupported
-from simdev.measure.execute.worker import Job, Worker, _Step, clock
+from simdev.measure.execute.worker import BoundCall, Job, Worker, clock
 
 
 class CudaWorker(Worker):
-    """Runs the ops of device ``number`` on GPU ``index``. Made in the worker's own process."""
+    """Runs the ops of device ``number`` on GPU ``index``. Create it in the worker's own process."""
 
     def __init__(self, job: Job, number: int, index: int):
         super().__init__(job, number)
@@ -41,7 +42,7 @@ class CudaWorker(Worker):
             self.slot_tensor[tensor] = torch.empty(max(size, 1), dtype=torch.uint8, device=self.device)
         return self.slot_tensor[tensor]
 
-    def _translate(self, call) -> _Step:
+    def _translate(self, call) -> BoundCall:
         if call.function._opname.endswith("_for_cpu") or "_for_cpu_" in call.function._opname:
             raise Unsupported(f"{call.function} has no kernel on a GPU")
         return super()._translate(call)
@@ -73,7 +74,7 @@ class CudaWorker(Worker):
             if tensor in self.there:
                 self.compute.wait_event(self.there[tensor])
         if any(step.over for step in self.steps_of[op]):
-            self.compute.wait_stream(self.outward)  # what is overwritten may still be on its way out
+            self.compute.wait_stream(self.outward)  # a tensor to overwrite may still be in an outgoing copy
         self.marks.append((self.start, self.base + op, self._mark(self.compute)))
         super()._execute(op)
         self.done = self._mark(self.compute)
@@ -85,7 +86,7 @@ class CudaWorker(Worker):
         super()._finished(op, now)
 
     def send(self, tensor: int, target: int) -> None:
-        """Copy a tensor to the host once its op is done; the other worker is told when it is there."""
+        """Copy a tensor to the host when its op has finished; notify the other worker when the copy has finished."""
         at, value = self.sent_base + tensor * self.d + target, self.program.tensor_value[tensor]
         self.outward.wait_event(self.done)
         self.marks.append((self.sent_start, at, self._mark(self.outward)))
@@ -100,7 +101,7 @@ class CudaWorker(Worker):
             source = None
         event = self._mark(self.outward)
         self.marks.append((self.sent_finish, at, event))
-        self.pending.append((event, tensor, target, source))  # the memory stays taken until the copy is done
+        self.pending.append((event, tensor, target, source))  # ``source`` keeps the memory alive until the copy is done
 
     def _receive(self) -> None:
         while self.pending and self.pending[0][0].query():
@@ -109,7 +110,7 @@ class CudaWorker(Worker):
         super()._receive()
 
     def arrived(self, tensor: int) -> None:
-        """Copy a tensor of another device from the host; its readers wait for the event."""
+        """Copy a tensor of another device from the host to this GPU; its readers wait for the copy's event."""
         if self.program.tensor_value[tensor] >= 0:
             with torch.cuda.stream(self.inward):
                 host = torch.from_numpy(self.job.shared.array(f"slot.{tensor}.{self.number}"))
@@ -117,7 +118,7 @@ class CudaWorker(Worker):
             self.there[tensor] = self._mark(self.inward)
 
     def peak_of(self, step) -> int:
-        """Most bytes that PyTorch's allocator had handed out during the step, copies and parameters included."""
+        """The most bytes that PyTorch's allocator had handed out while ``step()`` ran, with copies and parameters."""
         torch.cuda.reset_peak_memory_stats(self.device)
         step()
         return int(torch.cuda.max_memory_allocated(self.device))

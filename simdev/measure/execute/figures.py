@@ -1,15 +1,18 @@
-"""What measured placements say about a simulator, from the rows of a comparison alone: nothing is run here."""
+"""Computes how well a simulator predicts measured placements, from the rows of a comparison. Nothing is run here."""
 
 from __future__ import annotations
 
 import numpy as np
 
-CALM = 0.05  # share of the cores' time that others may take while a placement is run
+CALM = 0.05  # largest share of the cores' time that other processes may take during an undisturbed run
 
 
 def over_rounds(rows: list[dict]) -> list[dict]:
-    """One row per placement: that of its round of median length (of two the shorter), with the samples of its rounds,
-    and in ``rounds_ns`` the median of each. Rounds that others disturbed are left out where there is a calm one."""
+    """Merge the rounds of each placement into one row.
+
+    The row is that of the round with the (lower) median time. It gets the samples of all rounds, and ``rounds_ns``, the
+    median of each round. Disturbed rounds are left out if the placement has an undisturbed one.
+    """
     found: dict[str, list[dict]] = {}
     for row in rows:
         found.setdefault(row["placement"], []).append(row)
@@ -24,16 +27,22 @@ def over_rounds(rows: list[dict]) -> list[dict]:
 
 
 def figures(rows: list[dict], predictor: str = "simulated_ns") -> dict:
-    """How well ``predictor`` tells ``measured_ns``.
+    """How well ``predictor`` predicts ``measured_ns``, as a dictionary.
 
-    ``error``: mean of \\|predicted / measured - 1\\|, ``worst`` its maximum, ``bias`` the mean with sign; ``tau``:
-    Kendall's, ties counted (tau-b); ``pairs``: share of the pairs whose measured times are over 5 % apart that are
-    ordered right; ``regret``: measured time of the placement predicted to be fastest over the fastest measured, less 1;
-    ``tau_p10`` is the tau with the 10th percentile of the repeats, which other work on the machine disturbs less, and
-    ``tau_noise`` that between the medians of the even and of the odd rounds (of one round: repeats): what noise
-    leaves of it. ``noise``: mean over placements of (p90 - p10) / median of the repeats. Memory: ``peak_error`` mean
-    relative error of the largest peak, and over capacities at each measured peak ``missed`` (predicted with 5 % in hand
-    to fit, and does not) and ``false_alarms`` (the reverse), as shares of all cases.
+    Step time:
+
+    * ``error`` is the mean of the absolute relative error, ``worst`` its maximum, ``bias`` the mean with its sign.
+    * ``tau`` is Kendall's tau-b. ``pairs`` is the share of pairs in the right order, among pairs whose measured times
+      differ by more than 5 %.
+    * ``regret`` is how much slower, as measured, the placement predicted to be fastest is than the fastest one.
+    * ``tau_p10`` is the tau with the 10th percentile of the repeats, which other processes disturb less.
+    * ``tau_noise`` is the tau between the medians of the even and the odd rounds (or repeats, if there is one round).
+      It is the agreement of the measurement with itself.
+    * ``noise`` is the mean over placements of (p90 - p10) / median of the repeats.
+
+    Memory: ``peak_error`` is the mean relative error of the largest peak. Each measured peak also serves as a capacity:
+    ``missed`` is the share of cases that are predicted to fit with a margin of 5 % and do not fit, and
+    ``false_alarms`` the share that are predicted not to fit and do.
     """
     from scipy.stats import kendalltau
 
@@ -46,8 +55,8 @@ def figures(rows: list[dict], predictor: str = "simulated_ns") -> dict:
     noise = [np.subtract(*np.percentile(row["samples_ns"], [90, 10])) / row["measured_ns"] for row in rows]
     halves = [[_half(row, half) for row in rows] for half in (0, 1)]
     peak = np.array([max(row["peak_bytes"]) for row in rows], float)
-    told = np.array([max(row["simulated_peak_bytes"]) for row in rows], float)
-    fits, said = peak[:, None] <= peak[None], 1.05 * told[:, None] <= peak[None]
+    predicted_peak = np.array([max(row["simulated_peak_bytes"]) for row in rows], float)
+    fits, predicted_fit = peak[:, None] <= peak[None], 1.05 * predicted_peak[:, None] <= peak[None]
     return {
         "placements": len(rows),
         "error": float(np.abs(error).mean()),
@@ -59,9 +68,9 @@ def figures(rows: list[dict], predictor: str = "simulated_ns") -> dict:
         "pairs": float(right[apart].mean()) if apart.any() else 1.0,
         "regret": float(measured[np.argmin(predicted)] / measured.min() - 1),
         "noise": float(np.mean(noise)),
-        "peak_error": float(np.abs(told / peak - 1).mean()),
-        "missed": float((said & ~fits).mean()),
-        "false_alarms": float((~said & fits).mean()),
+        "peak_error": float(np.abs(predicted_peak / peak - 1).mean()),
+        "missed": float((predicted_fit & ~fits).mean()),
+        "false_alarms": float((~predicted_fit & fits).mean()),
     }
 
 
@@ -71,11 +80,14 @@ def _half(row: dict, half: int) -> float:
 
 
 def error_parts(rows: list[dict]) -> dict[str, float]:
-    """What the signed error of ``simulated_ns`` is made of: mean shares of the measured step that add up to the bias.
+    """The parts of the signed error of ``simulated_ns``, as mean shares of the measured step; they add up to the bias.
 
-    ``ops``: the ops took another time than alone on one device (busy neighbours, tensors that lie in the other core's
-    cache, noise); ``channel``: transfers took another time than alpha + bytes / beta; ``copies``: the sender's core
-    makes the copies; ``dispatch``: the time between ops that is not in their costs; ``rest``: waking up, order.
+    * ``ops``: ops took longer or shorter than alone on one device (busy neighbours, tensors in another core's cache,
+      noise).
+    * ``channel``: transfers took longer or shorter than alpha + bytes / beta.
+    * ``copies``: the sender's core makes the copies.
+    * ``dispatch``: the time between ops that their costs do not include.
+    * ``rest``: everything else, such as wake-up times and another order.
     """
     names = ("simulated_ns", "ops_ns", "channel_ns", "copies_ns", "gaps_ns", "measured_ns")
     stages = [np.array([row[name] for row in rows], float) for name in names]

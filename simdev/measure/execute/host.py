@@ -1,4 +1,4 @@
-"""Runs a program under a placement: shares the memory, forks a worker per device, collects what they measured."""
+"""Runs a program under a placement: reserves shared memory, forks a worker per device, collects their measurements."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MESSAGE_BYTES = 2000
 
 @dataclass(frozen=True, eq=False)
 class Execution:
-    """Measured steps of a placement. ``r`` repeats after the warm-up, ``n`` ops, ``m`` tensors, ``D`` devices.
+    """Measured steps of a placement: ``r`` repeats after the warm-up, ``n`` ops, ``m`` tensors, ``D`` devices.
 
     * ``step_ns`` int64 ``(r,)``: from the common start to the last completion (R6).
-    * ``op_start``, ``op_finish`` int64 ``(r, n)`` and ``sent_start``, ``sent_finish`` int64 ``(r, m, D)``, 0 where
-      nothing is sent: ns from the start of the step.
-    * ``peak_bytes`` int64 ``(D,)``: most memory in use during a step.
-    * ``first``: what the first step left, ``results`` bytes by value and ``homes`` bytes by storage.
+    * ``op_start``, ``op_finish`` int64 ``(r, n)``: ns from the start of the step.
+    * ``sent_start``, ``sent_finish`` int64 ``(r, m, D)``: ns from the start of the step, 0 if a tensor is not sent.
+    * ``peak_bytes`` int64 ``(D,)``: the most memory in use during a step.
+    * ``results`` and ``homes``: the bytes that the first step left, by value and by persistent storage.
     """
 
     step_ns: np.ndarray
@@ -44,26 +44,28 @@ class Execution:
 def execute(
     program: Program,
     devices: np.ndarray,
-    units: tuple[str, ...],
+    workers: tuple[str, ...],
     *,
     repeats: int = 10,
     warmup: int = 3,
-    policy: str = "fifo",
+    order: str = "fifo",
     priority: np.ndarray | None = None,
     time_limit_s: float = 600.0,
 ) -> Execution:
-    """Run ``program`` with op ``v`` on ``units[devices[v]]``.
+    """Run ``program`` with op ``v`` on worker ``workers[devices[v]]``.
 
-    ``units`` are ``cpu:K`` (a process pinned to core K) and ``cuda:K``. The step is run ``warmup`` times, then
-    ``repeats`` times, then once to see the memory. Parameters start from the program's and are trained from step to
-    step. Raises :class:`InvalidInput` for a unit that is not there, :class:`SimdevError` where a worker fails.
+    A worker is ``cpu:K`` (a process pinned to core K) or ``cuda:K``. The step runs ``warmup`` times, then ``repeats``
+    times, then once more to measure memory. ``order`` decides which ready op runs next, and ``priority`` int ``(n,)``
+    is used by the order of that name. Parameters start from the values of the program and are trained from step to
+    step. Raises :class:`InvalidInput` if a worker does not exist on this computer, and :class:`SimdevError` if a worker
+    fails.
     """
-    check_units(units)
+    check_workers(workers)
     torch.set_num_threads(1)
-    shared = _reserve(program, devices, len(units), warmup + repeats + 1)
+    shared = _reserve(program, devices, len(workers), warmup + repeats + 1)
     for key, home in program.homes.items():
         shared.array(f"home.{key}")[:] = home.before
-    job = Job(program, devices, units, policy, priority, warmup + repeats + 1, shared)
+    job = Job(program, devices, workers, order, priority, warmup + repeats + 1, shared)
     children = _fork(job)
     try:
         first = _steer(job, children, time_limit_s)
@@ -72,20 +74,20 @@ def execute(
     return _collect(job, first, warmup, repeats)
 
 
-def check_units(units: tuple[str, ...]) -> None:
-    """Raise :class:`InvalidInput` unless every unit is a core or GPU of this machine, and none is named twice."""
+def check_workers(workers: tuple[str, ...]) -> None:
+    """Raise :class:`InvalidInput` unless each worker is a core or GPU of this computer and none is named twice."""
     if not hasattr(os, "sched_setaffinity"):
-        raise Unsupported("running placements needs Linux")
+        raise Unsupported("running placements requires Linux")
     cores = os.sched_getaffinity(0)
-    for unit in units:
-        kind, _, number = unit.partition(":")
+    for worker in workers:
+        kind, _, number = worker.partition(":")
         if kind not in ("cpu", "cuda") or not number.isdecimal():
-            raise InvalidInput(f"expected cpu:NUMBER or cuda:NUMBER, got {unit!r}", source="devices")
+            raise InvalidInput(f"expected cpu:NUMBER or cuda:NUMBER, got {worker!r}", source="devices")
         if kind == "cpu" and int(number) not in cores:
-            raise InvalidInput(f"core {number} is not among {sorted(cores)}", source="devices", field=unit)
+            raise InvalidInput(f"core {number} is not among {sorted(cores)}", source="devices", field=worker)
         if kind == "cuda" and int(number) >= torch.cuda.device_count():
-            raise InvalidInput(f"this machine has {torch.cuda.device_count()} GPUs", source="devices", field=unit)
-    if len(set(units)) < len(units):
+            raise InvalidInput(f"this computer has {torch.cuda.device_count()} GPUs", source="devices", field=worker)
+    if len(set(workers)) < len(workers):
         raise InvalidInput("a device is named twice", source="devices")
 
 
@@ -121,7 +123,7 @@ def _fork(job: Job) -> list[int]:
     sys.stdout.flush()
     sys.stderr.flush()
     children = []
-    for number in range(len(job.units)):
+    for number in range(len(job.workers)):
         child = os.fork()
         if not child:
             _be_worker(job, number)
@@ -130,7 +132,7 @@ def _fork(job: Job) -> list[int]:
 
 
 def _be_worker(job: Job, number: int) -> None:
-    """The life of a worker process; does not return."""
+    """Run a worker in this forked process and exit; this function does not return."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -150,8 +152,8 @@ def _be_worker(job: Job, number: int) -> None:
 
 
 def make_worker(job: Job, number: int) -> Worker:
-    """The worker of a device, in its own process."""
-    kind, _, index = job.units[number].partition(":")
+    """The worker with this number; call it in the worker's own process."""
+    kind, _, index = job.workers[number].partition(":")
     if kind == "cuda":
         from simdev.measure.execute.cuda import CudaWorker
 
@@ -163,7 +165,7 @@ def make_worker(job: Job, number: int) -> Worker:
 
 
 def _steer(job: Job, children: list[int], time_limit_s: float):
-    """Let the workers run the first step, keep what it left, let them run the others."""
+    """Let the workers run the first step, copy its results, and let them run the remaining steps."""
     control = job.shared.words("control")
     end = time.monotonic() + time_limit_s
     control[GO] = 1
@@ -186,11 +188,11 @@ def _wait(job: Job, children: list[int], steps: int, end: float) -> None:
         for number, row in enumerate(rows):
             if control[row + FAILED]:
                 text = bytes(job.shared.array("message")[number]).rstrip(b"\0").decode(errors="replace")
-                raise SimdevError(f"{job.units[number]}: {text}")
+                raise SimdevError(f"{job.workers[number]}: {text}")
         for number, child in enumerate(children):
             if control[rows[number] + DONE] < job.steps and os.waitpid(child, os.WNOHANG)[0]:
                 children[number] = 0
-                raise SimdevError(f"{job.units[number]}: the worker ended without a word (out of memory?)")
+                raise SimdevError(f"{job.workers[number]}: the worker ended without a message (out of memory?)")
         if time.monotonic() > end:
             raise SimdevError(f"{job.program.graph.name}: the execution took longer than its time limit")
         time.sleep(1e-3)

@@ -1,4 +1,4 @@
-"""Profiles of a machine: what a transfer between two of its devices costs, and how fast each of them is at best."""
+"""Measures the devices of this computer: transfers between two devices, peak rates, memory granularity."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from simdev.measure.execute.shared import Shared
 from simdev.measure.execute.worker import clock
 
 SIZES = tuple(4**k for k in range(3, 13))  # bytes: 64 to 16 MiB
-AREA = 96 << 20  # bytes that transfers go through in turn: as in a step, the target is in no cache
+AREA = 96 << 20  # bytes; transfers cycle through them so that, as in a step, the target is not in a cache
 PAGE = 4096  # bytes
 
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """A channel between two devices: ``alpha_ns`` and ``bytes_per_s`` fitted to the medians ``ns`` of ``sizes`` bytes
-    by least relative error."""
+    """A measured channel between two devices.
+
+    ``ns`` are the median times of transfers of ``sizes`` bytes; ``alpha_ns`` and ``bytes_per_s`` are fitted to them by
+    least relative error.
+    """
 
     sizes: tuple[int, ...]
     ns: tuple[float, ...]
@@ -34,14 +37,14 @@ class LinkProfile:
 
 
 def profile_link(first: str, second: str, *, repeats: int = 60) -> LinkProfile:
-    """Time from the start of a send until the other device has it, mean of both ways.
+    """Measure the time from the start of a send until the other device has the data, averaged over both directions.
 
-    Between CPU workers: a copy into shared memory and a word that says so, as the executor sends. Between CPU and GPU:
-    a copy of pinned memory. Between GPUs: through the host, both copies.
+    CPU workers copy into shared memory and set a flag, as in an execution. Between CPU and GPU, pinned memory is
+    copied. Between two GPUs, both copies through the host count.
     """
-    gpus = [int(unit.partition(":")[2]) for unit in (first, second) if unit.startswith("cuda")]
+    gpus = [int(worker.partition(":")[2]) for worker in (first, second) if worker.startswith("cuda")]
     if not gpus:
-        cores = [int(unit.partition(":")[2]) for unit in (first, second)]
+        cores = [int(worker.partition(":")[2]) for worker in (first, second)]
         times = _measure([lambda shared, n=n: _ping_pong(shared, n, cores[n], repeats) for n in (0, 1)], repeats)
     else:
         times = sum(_measure([lambda shared, gpu=gpu: _copy_both_ways(shared, gpu, repeats)], repeats) for gpu in gpus)
@@ -50,7 +53,7 @@ def profile_link(first: str, second: str, *, repeats: int = 60) -> LinkProfile:
 
 
 def _measure(bodies: list[Callable[[Shared], None]], repeats: int) -> np.ndarray:
-    """Run each body in a process of its own; medians over the repeats of half a way there and back, per size."""
+    """Run each body in a process of its own; half the median round-trip time in ns for each size."""
     shared = Shared()
     shared.reserve("flag", 16)
     shared.reserve("there", AREA, np.uint8)
@@ -62,7 +65,7 @@ def _measure(bodies: list[Callable[[Shared], None]], repeats: int) -> np.ndarray
 
 
 def in_processes(bodies: list[Callable[[], None]]) -> None:
-    """Run functions side by side, each in a fork of this process; an error in one is an error here."""
+    """Run functions at the same time, each in a fork of this process. Raises :class:`SimdevError` if one fails."""
     children = []
     for body in bodies:
         child = os.fork()
@@ -88,7 +91,7 @@ def _ping_pong(shared: Shared, number: int, core: int, repeats: int) -> None:
     turn, at = 0, 0
     for row, size in enumerate(SIZES):
         source = torch.ones(size, dtype=torch.uint8)
-        step = max(size, 64 << 10)  # small ones far apart, too
+        step = max(size, 64 << 10)  # small transfers are far apart, too
         for repeat in range(repeats):
             turn += 1
             at = at + step if at + 2 * step <= AREA else 0
@@ -102,7 +105,7 @@ def _ping_pong(shared: Shared, number: int, core: int, repeats: int) -> None:
                 if time.monotonic() > end:
                     raise SimdevError("no answer from the other core")
             if number == 1:
-                source.add_(1)  # what is sent was just computed
+                source.add_(1)  # the data to send has just been computed
                 ctypes.memmove(slot, source.data_ptr(), size)
                 flag[8] = turn
             else:
@@ -125,26 +128,29 @@ def _copy_both_ways(shared: Shared, gpu: int, repeats: int) -> None:
 
 
 def fit_line(sizes, ns) -> tuple[float, float]:
-    """``alpha`` ns and ``bytes_per_s`` of ``ns = alpha + bytes * 1e9 / bytes_per_s``, by least relative error."""
+    """Fit ``ns = alpha + bytes * 1e9 / bytes_per_s`` by least relative error; returns ``(alpha, bytes_per_s)``."""
     sizes, ns = np.asarray(sizes, float), np.asarray(ns, float)
     rows = np.stack([1 / ns, sizes / ns], axis=1)
     (alpha, slope), *_ = np.linalg.lstsq(rows, np.ones(len(ns)), rcond=None)
     return max(float(alpha), 1.0), 1e9 / max(float(slope), 1e-9)
 
 
-def rates(unit: str) -> tuple[float, float, int]:
-    """FLOP/s of a large f32 matrix product, bytes/s of a large copy (read and written), and bytes of memory."""
+def rates(worker: str) -> tuple[float, float, int]:
+    """Peak rates and memory of a worker: FLOP/s, bytes/s, bytes.
+
+    The FLOP rate is that of a large f32 matrix product; the byte rate counts the reads and writes of a large copy.
+    """
     shared = Shared()
     shared.reserve("found", 3)
     shared.open()
-    in_processes([lambda: _rate(shared, unit)])
+    in_processes([lambda: _rate(shared, worker)])
     product, copy, memory = (int(number) for number in shared.array("found"))
-    size = 1024 if unit.startswith("cpu") else 8192
+    size = 1024 if worker.startswith("cpu") else 8192
     return 2 * size**3 / product * 1e9, 2 * 4 * (32 << 20) / copy * 1e9, memory
 
 
-def _rate(shared: Shared, unit: str) -> None:
-    kind, _, number = unit.partition(":")
+def _rate(shared: Shared, worker: str) -> None:
+    kind, _, number = worker.partition(":")
     found = shared.words("found")
     if kind == "cpu":
         settle(int(number))
@@ -160,22 +166,22 @@ def _rate(shared: Shared, unit: str) -> None:
         found[row] = min(_timed(work, device) for _ in range(8))
 
 
-def granularity(unit: str) -> int:
-    """Bytes that tensors on ``unit`` take multiples of.
+def granularity(worker: str) -> int:
+    """The number of bytes to a multiple of which allocations on ``worker`` are rounded up.
 
-    On a GPU what a tensor of one byte adds to ``torch.cuda.memory_allocated()``. On the CPU the greatest common divisor
-    of the addresses of 4096 tensors of 1 to 4096 bytes that are alive together, at most the 4096 bytes of a page: the
-    addresses of so many tensors have by chance no larger divisor than the one that the allocator keeps to.
+    On a GPU it is what a tensor of one byte adds to ``torch.cuda.memory_allocated()``. On the CPU it is the greatest
+    common divisor of the addresses of 4096 tensors of 1 to 4096 bytes that exist at the same time, at most 4096 (a
+    page). So many addresses have no larger common divisor by chance.
     """
     shared = Shared()
     shared.reserve("found", 1)
     shared.open()
-    in_processes([lambda: _granularity(shared, unit)])
+    in_processes([lambda: _granularity(shared, worker)])
     return int(shared.array("found")[0])
 
 
-def _granularity(shared: Shared, unit: str) -> None:
-    kind, _, number = unit.partition(":")
+def _granularity(shared: Shared, worker: str) -> None:
+    kind, _, number = worker.partition(":")
     if kind == "cpu":
         settle(int(number))
         alive = [torch.empty(size, dtype=torch.uint8) for size in range(1, PAGE + 1)]
@@ -199,8 +205,11 @@ def _timed(work: Callable[[], object], device: torch.device) -> int:
 
 
 def device_file(name: str, kinds: dict[str, dict], links: dict[tuple[str, str], LinkProfile]) -> str:
-    """A topology in TOML. ``kinds``: per kind its ``units``, ``flop_per_s``, ``bytes_per_s``, ``memory_bytes``,
-    ``granularity`` (bytes) of one of them, and ``gap_ns``, the time between ops."""
+    """The text of a topology file (TOML).
+
+    ``kinds`` holds for each kind its ``units`` (workers), and the ``flop_per_s``, ``bytes_per_s``, ``memory_bytes``,
+    ``granularity`` (bytes) and ``gap_ns`` (time between ops) of one of them.
+    """
     lines = [f'name = "{name}"', 'description = "devices of one machine, measured by simdev profile"']
     for kind, facts in kinds.items():
         lines += [
@@ -213,9 +222,9 @@ def device_file(name: str, kinds: dict[str, dict], links: dict[tuple[str, str], 
             f"granularity = {facts['granularity']}",
         ]
     for kind, facts in kinds.items():
-        for unit in facts["units"]:
-            host = "\nhost = true" if unit.startswith("cpu") and len(kinds) > 1 else ""
-            lines.append(f'[[device]]\nname = "{unit.replace(":", "")}"\nkind = "{kind}"{host}')
+        for worker in facts["units"]:
+            host = "\nhost = true" if worker.startswith("cpu") and len(kinds) > 1 else ""
+            lines.append(f'[[device]]\nname = "{worker.replace(":", "")}"\nkind = "{kind}"{host}')
     for (first, second), link in links.items():
         ends = f'["{first.replace(":", "")}", "{second.replace(":", "")}"]'
         lines.append(f"[[link]]\nends = {ends}\ngb_per_s = {link.bytes_per_s / 1e9:.3f}")

@@ -1,4 +1,4 @@
-"""Profiles of ops: what the ops of a step cost on a device of this machine."""
+"""Profiles of whole steps: the duration of each op on a device of this computer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass(frozen=True)
 class OpProfile:
-    """What the ops of a program cost on one device, from ``r`` whole steps there.
+    """The durations of the ops of a program on one device, measured in whole steps on that device.
 
-    ``op_ns`` int64 ``(n,)`` is the median of each op with its share of the time between ops, scaled so that they add up
-    to ``step_ns``, the median step (1 for data that is there already). ``gap_ns`` is the median time from the end of an
-    op to the start of the next. ``spread`` is the mean over ops of (p90 - p10) / median, weighted by time.
+    ``op_ns`` int64 ``(n,)`` is the median of each op, with its share of the time between ops. The durations are scaled
+    so that they add up to ``step_ns``, the median step. They are 1 for data that exists before the step. ``gap_ns`` is
+    the median time from the end of an op to the start of the next one. ``spread`` is the mean over ops of (p90 - p10) /
+    median, weighted by time.
     """
 
     op_ns: np.ndarray
@@ -33,16 +34,19 @@ class OpProfile:
     spread: float
 
 
-def profile_ops(program: Program, unit: str, *, repeats: int = 10, warmup: int = 3, neighbour: str = "") -> OpProfile:
-    """Run the whole step on ``unit``: caches are as in real steps, which they are not in a loop over one op. If a
-    ``neighbour`` is named, it runs the same step at the same time."""
+def profile_ops(program: Program, worker: str, *, repeats: int = 10, warmup: int = 3, neighbour: str = "") -> OpProfile:
+    """Profile the ops of ``program`` by running the whole step on ``worker``.
+
+    In a whole step, unlike in a loop over one op, the caches are in a realistic state. If ``neighbour`` names a second
+    worker, it runs the same step at the same time.
+    """
     devices = np.zeros(program.graph.n_ops, np.int32)
     with _busy(program, neighbour):
-        return op_profile(program, execute(program, devices, (unit,), repeats=repeats, warmup=warmup))
+        return op_profile(program, execute(program, devices, (worker,), repeats=repeats, warmup=warmup))
 
 
 def op_profile(program: Program, execution: Execution) -> OpProfile:
-    """The profile that a run of all ops on one device gives."""
+    """The profile that follows from an execution of all ops on one device."""
     work = np.array([bool(calls) for calls in program.calls])
     start, finish = execution.op_start[:, work], execution.op_finish[:, work]
     order = np.argsort(start, axis=1)
@@ -57,8 +61,10 @@ def op_profile(program: Program, execution: Execution) -> OpProfile:
 
 
 def by_signature(graph: ComputationGraph, op_ns: np.ndarray) -> dict[str, float]:
-    """``{signature: ns}``, the mean over the ops of a signature: a measured cost table. Data that is there already is
-    left out."""
+    """A measured cost table, ``{signature: ns}``: the mean duration over the ops of each signature.
+
+    Ops whose data exists before the step are left out.
+    """
     kinds = np.array([kind in FREE_KINDS for kind in graph.kinds])[graph.op_kind]
     total = np.bincount(graph.op_signature, op_ns, minlength=len(graph.signatures))
     count = np.bincount(graph.op_signature, minlength=len(graph.signatures))
@@ -67,17 +73,17 @@ def by_signature(graph: ComputationGraph, op_ns: np.ndarray) -> dict[str, float]
 
 
 @contextmanager
-def _busy(program: Program, unit: str):
-    """While inside, ``unit`` runs the step again and again."""
-    if not unit:
+def _busy(program: Program, worker: str):
+    """While the context is open, ``worker`` repeats the step."""
+    if not worker:
         yield
         return
     child = os.fork()
     if not child:
         try:
             os.setsid()
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever ends the parent ends this
-            execute(program, np.zeros(program.graph.n_ops, np.int32), (unit,), repeats=2000, warmup=0)
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # this process ends with its parent
+            execute(program, np.zeros(program.graph.n_ops, np.int32), (worker,), repeats=2000, warmup=0)
         finally:
             os._exit(0)
     try:

@@ -1,4 +1,4 @@
-"""A training step as it can be executed: the graph, and for each op the ATen calls that do its work."""
+"""An executable training step: the graph, and for each op the ATen calls that do its work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simdev.problem.graph import ComputationGraph
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in its storage: a PyTorch dtype, and sizes, strides and offset in elements."""
+    """How a tensor is laid out in its storage: PyTorch dtype; sizes, strides and offset in elements."""
 
     dtype: Any
     size: tuple[int, ...]
@@ -26,8 +26,9 @@ class Layout:
 class Ref:
     """A tensor argument: a layout over a storage.
 
-    ``source`` says which storage: ``value`` number ``key`` of the recording; ``home``: the persistent storage ``key``
-    (optimiser state); ``scalar``: the host's number ``key``; ``blank``: a new storage of ``key`` bytes.
+    ``source`` and ``key`` name the storage. ``value``: the value with number ``key`` of the recording. ``home``: the
+    persistent storage ``key``, such as optimizer state. ``scalar``: the constant ``key``. ``blank``: a new storage of
+    ``key`` bytes.
     """
 
     source: str
@@ -39,9 +40,9 @@ class Ref:
 class Call:
     """One ATen call. Tensors in ``args`` and ``kwargs`` are :class:`Ref`.
 
-    ``made``: per new storage the position among the tensors put out and its value. ``written``: per storage
-    overwritten, the :class:`Ref` and the value that it holds afterwards. ``seed`` is set for a call that draws random
-    numbers.
+    ``made`` has an entry for each new storage: the position among the output tensors, and the number of the value.
+    ``written`` has an entry for each overwritten storage: its :class:`Ref`, and the value that it holds afterwards.
+    ``seed`` is set if the call draws random numbers.
     """
 
     function: Callable
@@ -54,8 +55,11 @@ class Call:
 
 @dataclass
 class Home:
-    """A storage that outlives the step: its owner (an op of the graph), a dtype to compare by, its first and its final
-    bytes (uint8 arrays)."""
+    """A storage that outlives the step.
+
+    ``op`` is the op of the graph that owns it, and ``dtype`` is used for comparisons. ``before`` and ``after`` are its
+    bytes before and after the step, as uint8 arrays.
+    """
 
     op: int
     dtype: Any
@@ -67,11 +71,12 @@ class Home:
 class Program:
     """An executable step.
 
-    ``calls[v]`` are the ATen calls of op ``v`` (none for data that is there already). ``tensor_value[t]`` is the value
-    of graph tensor ``t`` (-1: a control edge); ``layouts`` and ``value_bytes`` describe values; ``homes`` are
-    persistent storages, ``value_home`` maps a persistent value to its home; ``scalars`` are constants that every
-    device has; ``given`` are the bytes of the batch by value. ``results`` are the bytes of the values that leave the
-    step, computed by PyTorch itself.
+    * ``calls[v]`` are the ATen calls of op ``v``; an op whose data exists before the step has none.
+    * ``tensor_value[t]`` is the number of the value of graph tensor ``t``, or -1 for a control edge.
+    * ``layouts`` and ``value_bytes`` describe each value.
+    * ``homes`` are the persistent storages; ``value_home`` maps a persistent value to its storage.
+    * ``scalars`` are constants that every device holds; ``given`` holds the bytes of the batch by value.
+    * ``results`` holds the bytes of the values that leave the step, as PyTorch itself computed them.
     """
 
     graph: ComputationGraph
@@ -86,7 +91,7 @@ class Program:
     results: dict[int, np.ndarray] = field(default_factory=dict)
 
     def scrap(self, op: int) -> list[list[int]]:
-        """Per call of an op the values that were made inside the op and that nobody needs after the call."""
+        """For each call of op ``op``, the values that were made inside the op and are not needed after the call."""
         kept, last = self._kept, {}
         for number, call in enumerate(self.calls[op]):
             for ref in references((call.args, call.kwargs)):
@@ -98,7 +103,10 @@ class Program:
         return [[value for value, at in last.items() if at == number] for number in range(len(self.calls[op]))]
 
     def workspace_bytes(self) -> np.ndarray:
-        """int64 ``(n,)``: most bytes that the calls of an op leave for each other at a time (kernels may take more)."""
+        """int64 ``(n,)``: the most bytes that the calls of each op hold for one another at any time.
+
+        Kernels may allocate more than this inside a call.
+        """
         return np.array([self._workspace(op) for op in range(self.graph.n_ops)], np.int64)
 
     @cached_property
@@ -127,7 +135,7 @@ class Program:
 
 
 def references(item):
-    """Every :class:`Ref` in arguments: tuples, lists and dictionaries of them."""
+    """Every :class:`Ref` in the arguments of a call, also inside tuples, lists and dictionaries."""
     if isinstance(item, Ref):
         yield item
     elif isinstance(item, (tuple, list)):

@@ -1,4 +1,7 @@
-"""Records a training step so that it can be executed op by op: the capture's tape, on real tensors, with every call."""
+"""Records a training step so that its ops can be executed one by one.
+
+The recorder extends the tape of :mod:`simdev.graphs.capture`: it works on real tensors and keeps every ATen call.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,13 @@ from simdev.problem.costs import FREE_KINDS
 
 
 def record(make: Callable[[], TrainingStep], name: str, meta: dict, *, seed: int = 0) -> Program:
-    """Build the step with ``make``, run it once on the CPU and write down every ATen call.
+    """Build the step with ``make``, run it once on the CPU and record every ATen call.
 
-    Parameters, batch and random draws follow from ``seed``. The graph is the one that :func:`simdev.graphs.capture.capture`
-    makes. Raises :class:`Unsupported` for a step whose graph depends on the values of its tensors.
+    ``seed`` determines the parameters, the batch and all random draws. The graph is the same as that of
+    :func:`simdev.graphs.capture.capture`. Raises :class:`Unsupported` if the graph of the step depends on the values of
+    its tensors.
     """
-    torch.set_num_threads(1)  # sums as the workers sum
+    torch.set_num_threads(1)  # the order of summation must be that of the workers
     torch.manual_seed(seed)
     recorder = Recorder(seed)
     assembly = run_real(make, name, meta, recorder)
@@ -29,7 +33,7 @@ def record(make: Callable[[], TrainingStep], name: str, meta: dict, *, seed: int
 
 
 class Recorder(Tape):
-    """The tape that also keeps what is called, with which arguments, and the bytes that were there before the step."""
+    """A tape that also keeps every call with its arguments, and the bytes that exist before the step."""
 
     def __init__(self, seed: int):
         super().__init__()
@@ -37,7 +41,7 @@ class Recorder(Tape):
         self.layouts: dict[int, Layout] = {}
         self._seed = seed
         self._before: dict[int, np.ndarray] = {}  # storage -> its bytes before the step
-        self._tensor: dict[int, torch.Tensor] = {}  # storage -> a tensor over it that was there before
+        self._tensor: dict[int, torch.Tensor] = {}  # storage -> a tensor over it that existed before the step
         self._value_key: dict[int, int] = {}
         self._blank: set[int] = set()
 
@@ -113,7 +117,7 @@ class Recorder(Tape):
         def encode(tensor) -> Ref:
             key, layout = self._key(tensor), _layout(tensor)
             if key in new:
-                raise Unsupported("an op whose result is handed to it as an argument")
+                raise Unsupported("an op receives its own result as an argument")
             value = self._value.get(key)
             if value is not None and self.values[value].bytes:
                 return Ref("value", value, layout)
@@ -132,7 +136,7 @@ class Recorder(Tape):
         self.layouts[value] = _layout(tensor)
 
     def program(self, assembly) -> Program:
-        """The executable step; the recorder's tensors hold the step's results by now."""
+        """The executable step. Call this after the step has run: the recorder's tensors then hold its results."""
         graph = assembly.graph
         owner = {part: op for op, parts in enumerate(assembly.parts) for part in parts}
         free = {number for number, kind in enumerate(graph.kinds) if kind in FREE_KINDS}
@@ -180,5 +184,5 @@ def _bytes_of(tensor) -> np.ndarray:
 
 
 def _storage_array(storage) -> np.ndarray:
-    """uint8 array over the bytes of a storage."""
+    """The bytes of a storage as a uint8 array that shares its memory."""
     return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()

@@ -1,4 +1,4 @@
-"""Placements of many shapes on two or more devices, to compare a simulator with a machine on."""
+"""Draws placements of many shapes, on which a simulator is compared with measurements."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from simdev.problem.problem import Problem
 
 
 def sample(problem: Problem, count: int, rng: np.random.Generator) -> list[tuple[str, np.ndarray]]:
-    """Up to ``count`` different placements, each (how it was made, device per op int32 ``(n,)``).
+    """Up to ``count`` different placements, each with the name of its shape and the device per op int32 ``(n,)``.
 
-    All on one device, an eighth cuts of the topological order, the others in turns: layers alternating, branches apart,
-    runs of layers thrown on random devices (from 3 runs to one per layer), and single units at random.
-    Colocation groups stay together and every op is on a device that has a kernel for it; memory is not looked at.
+    The shapes are: all ops on one device; cuts of the topological order (an eighth of ``count``); alternating layers;
+    branches on different devices; runs of layers on random devices (from three runs to one run per layer); and single
+    placement units at random. Colocation groups stay together, and every op is on a device that supports it. Memory is
+    not checked.
     """
     devices = problem.topology.n_devices
     layers = _layers(problem)
@@ -55,7 +56,7 @@ def sample(problem: Problem, count: int, rng: np.random.Generator) -> list[tuple
 
 
 def perturb(problem: Problem, devices: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """``devices`` with ``share`` of the layers (at least one) put on a random device each."""
+    """``devices``, with a random ``share`` of the layers (at least one) moved to a random device each."""
     layers = _layers(problem)
     most = int(layers.max()) + 1
     units = np.zeros(problem.graph.n_units, np.int64)
@@ -67,7 +68,7 @@ def perturb(problem: Problem, devices: np.ndarray, share: float, rng: np.random.
 
 
 def _layers(problem: Problem) -> np.ndarray:
-    """Per unit the number of its layer, in order of first appearance; forward and backward ops of a layer share it."""
+    """The layer of each placement unit, numbered by first appearance; the backward ops of a layer belong to it."""
     graph = problem.graph
     first = np.full(graph.n_units, -1)
     for op in range(graph.n_ops - 1, -1, -1):
@@ -82,8 +83,10 @@ def _unit_work(problem: Problem) -> np.ndarray:
 
 
 def _branches(problem: Problem, devices: int) -> np.ndarray:
-    """Where a layer's result has several forward readers of other layers, they go to the devices in turn; a layer with
-    one source goes where that is."""
+    """Spread branches over the devices: the layers that read one result go to the devices in turn.
+
+    A layer that is the only reader of its source goes to the device of its source.
+    """
     graph = problem.graph
     layers = _layers(problem)[graph.unit_of_op]
     where: dict[int, int] = {}
@@ -106,7 +109,7 @@ def _branches(problem: Problem, devices: int) -> np.ndarray:
 
 
 def _settle(problem: Problem, units: np.ndarray) -> np.ndarray:
-    """Device per op; a unit without a kernel on its device goes to the first that has one."""
+    """Device per op. A unit whose device does not support it goes to the first device that does."""
     bad = problem.unit_op_ns[units, np.arange(len(units))] < 0
     able = np.argmax(problem.unit_op_ns >= 0, axis=0)
     return np.where(bad, able, units).astype(np.int32)[problem.graph.unit_of_op]

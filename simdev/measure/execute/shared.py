@@ -1,4 +1,4 @@
-"""Memory that all workers of an execution see: one anonymous mapping, made before they are forked."""
+"""Memory that all workers of an execution share: one anonymous mapping, created before the workers are forked."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ ALIGNMENT = 64
 
 
 class Shared:
-    """Arrays in one shared mapping. :meth:`reserve` all of them, then :meth:`open` once; pages that nobody touches
-    take no memory.
+    """Arrays in one shared mapping.
 
-    Workers tell each other of finished work by plain stores, which others must see in the order in which they were
-    made: true of x86, the only processors on which this is used for measurements.
+    Call :meth:`reserve` for every array, then :meth:`open` once. Pages that are never touched take no memory. Workers
+    announce finished work by plain stores. Other workers must see these stores in program order, which x86 processors
+    guarantee; measurements are made on no other processors.
     """
 
     def __init__(self):
@@ -23,7 +23,7 @@ class Shared:
         self._mapping: mmap.mmap | None = None
 
     def reserve(self, name: str, shape: tuple[int, ...] | int, dtype=np.int64) -> None:
-        """An array of zeros by the name of ``name``."""
+        """Reserve an array of zeros under ``name``."""
         shape = (shape,) if isinstance(shape, int) else shape
         dtype = np.dtype(dtype)
         self._wanted[name] = self._size, shape, dtype
@@ -31,21 +31,21 @@ class Shared:
         self._size += -(-size // ALIGNMENT) * ALIGNMENT
 
     def open(self) -> None:
-        """Make the mapping."""
+        """Create the mapping; call it once, after all reservations."""
         self._mapping = mmap.mmap(-1, max(self._size, mmap.PAGESIZE))
 
     def array(self, name: str) -> np.ndarray:
-        """The array reserved as ``name``; writable."""
+        """The writable array that was reserved as ``name``."""
         offset, shape, dtype = self._wanted[name]
         count = int(np.prod(shape))
         return np.frombuffer(self._mapping, dtype, count, offset).reshape(shape)
 
     def words(self, name: str) -> memoryview:
-        """An int64 array as a flat view whose items are read and written fastest."""
+        """An int64 array as a flat memoryview, the fastest way to read and write single items."""
         offset, shape, dtype = self._wanted[name]
         size = int(np.prod(shape)) * dtype.itemsize
         return memoryview(self._mapping)[offset : offset + size].cast("q")
 
     def span(self) -> tuple[int, int]:
-        """Address and size in bytes of the mapping in this process."""
+        """Address of the mapping in this process, and its size in bytes."""
         return np.frombuffer(self._mapping, np.uint8).ctypes.data, len(self._mapping)

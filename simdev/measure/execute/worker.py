@@ -1,8 +1,9 @@
-"""One device of an execution: a process that runs the ops placed on it and sends what others need.
+"""The worker of a device: a process that runs the ops on that device and sends tensors to the other workers.
 
-It follows the execution model (``simdev/sim/MODEL.md``): an op starts when its inputs are there (R1), the ready op that
-comes first by the policy is taken (R2), a tensor is sent once to each other device (R3), a tensor is freed after its
-last use (R7). Where a CPU differs: it has no copy engine, so its worker copies what it sends itself, between two ops.
+A worker follows the execution model (``simdev/sim/MODEL.md``). An op starts when its inputs have arrived (R1). Of the
+ready ops, the order of the rules decides which one runs next (R2). A tensor is sent once to each other device (R3) and
+is freed after its last use (R7). A CPU differs in one point: it has no copy engine, so its worker makes the copies
+itself, between two ops.
 """
 
 from __future__ import annotations
@@ -27,18 +28,22 @@ ARRIVED, DONE, FAILED = 0, 1, 2  # words of a worker's row
 
 
 class Stopped(Exception):
-    """Another worker failed, or the caller is gone."""
+    """Raised in a worker if another worker has failed or the calling process has ended."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is to do. ``devices`` int ``(n,)`` is the placement, ``steps`` how often the step is run (the last
-    time to see its memory); ``priority`` orders ready ops under the policy of that name."""
+    """The task of all workers of an execution.
+
+    ``devices`` int ``(n,)`` is the placement, and ``workers`` names the worker of each device. The step runs ``steps``
+    times; the last time measures memory. ``order`` decides which ready op runs next, and ``priority`` int ``(n,)`` is
+    used by the order of that name.
+    """
 
     program: Program
     devices: np.ndarray
-    units: tuple[str, ...]
-    policy: str
+    workers: tuple[str, ...]
+    order: str
     priority: np.ndarray | None
     steps: int
     shared: Shared
@@ -59,7 +64,7 @@ class Worker:
         n = self.graph.n_ops
         self.start, self.finish = shared.words("op_start"), shared.words("op_finish")
         self.sent_start, self.sent_finish = shared.words("sent_start"), shared.words("sent_finish")
-        self.n, self.m, self.d = n, self.graph.n_tensors, len(job.units)
+        self.n, self.m, self.d = n, self.graph.n_tensors, len(job.workers)
         self.incoming = [
             (shared.words(f"log.{source}.{number}"), source) for source in range(self.d) if source != number
         ]
@@ -71,7 +76,7 @@ class Worker:
     # Before the first step -------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Translate the ops placed here into calls with their arguments in place."""
+        """Bind the arguments of all calls of this worker's ops; called once, before the first step."""
         graph, program, shared = self.graph, self.program, self.job.shared
         self.value_tensor = {value: tensor for tensor, value in enumerate(program.tensor_value) if value >= 0}
         self.home_tensor: dict[int, torch.Tensor] = {}
@@ -121,7 +126,7 @@ class Worker:
         ]  # fmt: skip
 
     def storage(self, array: np.ndarray) -> torch.Tensor:
-        """uint8 tensor on the device with the bytes of ``array`` (shared with it on a CPU)."""
+        """The bytes of ``array`` as a uint8 tensor on the device; on a CPU it shares the memory of ``array``."""
         return torch.from_numpy(array)
 
     def _home(self, key: int) -> torch.Tensor:
@@ -138,7 +143,7 @@ class Worker:
         return self.given_tensor[value]
 
     def _fixed(self, ref: Ref) -> torch.Tensor | None:
-        """The argument, where it lies in the same place in every step."""
+        """The argument as a tensor if it has the same address in every step, otherwise None."""
         program = self.program
         if ref.source == "home":
             return _view(self._home(ref.key), ref.layout)
@@ -155,8 +160,8 @@ class Worker:
             return _view(self._given(ref.key), ref.layout)
         return None
 
-    def _translate(self, call: Call) -> _Step:
-        over = {}  # in-place writes: value that was there -> whether its bytes must be kept for others
+    def _translate(self, call: Call) -> BoundCall:
+        over = {}  # overwritten value -> whether its old bytes must be kept for other readers
         for ref, after in call.written:
             if ref.source == "value" and ref.key not in self.program.value_home and after != ref.key:
                 over[ref.key] = ref.key in self.program.given
@@ -171,7 +176,7 @@ class Worker:
         ]  # fmt: skip
         made = [(position, value, self.program.layouts[value], self.program.value_bytes[value])
                 for position, value in call.made]  # fmt: skip
-        return _Step(call.function, args, kwargs, holes, made, written, tuple(over), call.seed, self.device)
+        return BoundCall(call.function, args, kwargs, holes, made, written, tuple(over), call.seed, self.device)
 
     def _argument(self, item, path, holes, over):
         if isinstance(item, Ref):
@@ -187,7 +192,7 @@ class Worker:
     # A step ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """All steps; between the first and the second the caller may look at what it computed."""
+        """Run all steps. After the first one, the calling process may read its results."""
         with torch.inference_mode():
             for step in range(self.job.steps):
                 self._wait_for_start(step)
@@ -232,7 +237,7 @@ class Worker:
     def _step(self, step: int) -> None:
         ready, control, base, t0 = self.ready, self.control, self.base, self.t0
         start, finish = self.start, self.finish
-        in_order = self.job.policy == "program"
+        in_order = self.job.order == "program"
         for op in self.mine:
             if not self.now_missing[op] and self.program.calls[op]:
                 self._make_ready(op, t0)
@@ -259,8 +264,8 @@ class Worker:
         self.fitted = True
 
     def _make_ready(self, op: int, now: int) -> None:
-        policy = self.job.policy
-        key = now if policy == "fifo" else op if policy == "program" else -int(self.job.priority[op])
+        order = self.job.order
+        key = now if order == "fifo" else op if order == "program" else -int(self.job.priority[op])
         heapq.heappush(self.ready, (key, op))
 
     def _receive(self) -> None:
@@ -288,16 +293,18 @@ class Worker:
             self._available(tensor, now)
 
     def arrived(self, tensor: int) -> None:
-        """A tensor of another device is in its slot, which has no other use: as long as the tensor would be here as a
-        copy, the step that is watched holds as many bytes."""
+        """Account for the memory of a tensor that has arrived in its slot of the shared memory.
+
+        While memory is measured, a dummy tensor of the same size exists for as long as the copy would.
+        """
         if self.copies is not None:
             self.copies[tensor] = torch.empty(int(self.graph.tensor_bytes[tensor]), dtype=torch.uint8)
             self.now_left[tensor] = len(self.readers[tensor])
 
     def peak_of(self, step) -> int:
-        """Most bytes in use while ``step()`` runs: what is there before it, and what PyTorch's allocator hands out."""
+        """The most bytes in use while ``step()`` runs: persistent bytes, and those of PyTorch's allocator."""
         self.copies = {}
-        silence()  # the profiler writes notes to stderr
+        silence()  # the profiler prints to stderr
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
             step()
         events = profiler.profiler.kineto_results.events()
@@ -306,13 +313,13 @@ class Worker:
         return self.persistent_bytes() + int(total.max())
 
     def persistent_bytes(self) -> int:
-        """Bytes that are here before the step: parameters, optimiser state, the batch."""
+        """Bytes that this worker holds before the step: parameters, optimizer state, the batch."""
         homes = sum(len(home.before) for home in self.program.homes.values() if self.local[home.op])
         given = sum(tensor.numel() for tensor in self.given_tensor.values())
         return homes + given
 
     def send(self, tensor: int, target: int) -> None:
-        """Copy a tensor into the memory of another device and say so."""
+        """Copy a tensor into the shared memory of another worker, and notify that worker."""
         at = self.sent_base + tensor * self.d + target
         self.sent_start[at] = clock() - self.t0
         value = self.program.tensor_value[tensor]
@@ -328,7 +335,7 @@ class Worker:
         log[0] += 1
 
     def _source(self, value: int):
-        """The storage that holds a value made here."""
+        """The storage of a value that this worker has computed."""
         if value in self.program.value_home:
             return self._home(self.program.value_home[value]).untyped_storage()
         if value in self.program.given:
@@ -369,7 +376,7 @@ class Worker:
                     registers[value] = tensor
             for value in step.scrap:
                 registers[value] = None
-        args = out = made = tensor = None  # what the op used goes before memory is next asked for
+        args = out = made = tensor = None  # free the op's tensors before the next allocation
         if self.copies:
             for tensor in self.inputs[op]:
                 if tensor in self.copies:
@@ -391,15 +398,19 @@ class Worker:
         return _view(source.clone(), layout)
 
     def _keep_results(self) -> None:
-        """Put the results of the step where the caller finds them."""
+        """Copy the results of the step to the shared memory, where the calling process reads them."""
         for value, tensor in self.results:
             held = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self._source(value))
             target = self.job.shared.array(f"result.{tensor}")
             target[:] = held[: len(target)].cpu().numpy()
 
 
-class _Step:
-    """A call with its arguments in place but for ``holes``: (path, ref, whether the register is the argument)."""
+class BoundCall:
+    """A call whose arguments are bound, except those that change from step to step.
+
+    ``holes`` lists these arguments: their position in the arguments, their :class:`Ref`, and whether the register holds
+    the argument as it is (otherwise a new view is made).
+    """
 
     __slots__ = ("function", "args", "kwargs", "holes", "made", "written", "over", "seed", "filled", "flat", "scrap",
                  "device")  # fmt: skip
@@ -407,8 +418,8 @@ class _Step:
     def __init__(self, function, args, kwargs, holes, made, written, over, seed, device):
         self.function, self.args, self.kwargs, self.holes = function, args, kwargs, holes
         self.made, self.written, self.over, self.seed, self.device = made, written, over, seed, device
-        self.scrap: list[int] = []  # values that nobody needs after this call
-        self.filled: dict[Ref, torch.Tensor] = {}  # arguments that the call overwrites
+        self.scrap: list[int] = []  # values that are not needed after this call
+        self.filled: dict[Ref, torch.Tensor] = {}  # arguments that the call overwrites, by their reference
         self.flat = all(len(path) == 1 and isinstance(path[0], int) for path, _, _ in holes)
 
     def arguments(self, registers):
@@ -438,14 +449,14 @@ class _Step:
 
 
 def silence() -> None:
-    """Nothing that this process writes from now on is seen."""
+    """Discard everything that this process prints from now on."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
 
 
 def _view(storage: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """A tensor of ``layout`` over the storage of a uint8 tensor (or one that begins where its storage does)."""
+    """A tensor of ``layout`` over a storage, or over the storage of a tensor."""
     tensor = torch.empty(0, dtype=layout.dtype, device=storage.device)
     return tensor.set_(storage.untyped_storage(), layout.offset, layout.size, layout.stride)
 
@@ -461,7 +472,7 @@ def _blank(ref: Ref, device) -> torch.Tensor:
 
 
 def _fits(tensor: torch.Tensor, layout: Layout, size: int) -> bool:
-    """Whether a result lies in its storage as it did when the step was recorded."""
+    """Whether a result has the same layout and size as when the step was recorded."""
     strides = all(
         a == b for a, b, extent in zip(tensor.stride(), layout.stride, layout.size, strict=True) if extent > 1
     )

@@ -1,4 +1,4 @@
-"""From measured steps to a schedule, and the proof that a placement computed the same thing."""
+"""Turns an execution into a schedule, and proves that the placement computed the right result."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the first step is from another that began alike: the largest difference in a result and in an updated
-    parameter or buffer, relative to the tensor's largest entry, each divided by its dtype's tolerance. Optimiser state
-    is left out: gradients that cancel to nothing leave only rounding there."""
+    """The largest differences between two first steps that started from the same state, in units of the tolerance.
+
+    ``result`` covers the results of the step, and ``parameter`` the updated parameters and buffers. Each difference is
+    relative to the tensor's largest entry and is divided by the tolerance of its dtype. Optimizer state is not
+    compared: if gradients cancel, it holds nothing but rounding errors.
+    """
 
     result: float
     parameter: float
 
     @property
     def same(self) -> bool:
+        """Whether both steps computed the same within the tolerances."""
         return max(self.result, self.parameter) <= 1.0  # False for NaN
 
 
 def step_schedule(program: Program, execution: Execution, devices: np.ndarray, topology: Topology) -> Schedule:
-    """The measured step of median length in the form of a simulated one.
+    """The measured step of median length, as a schedule.
 
-    An op lasts from the moment that its worker takes it up until its outputs are there; a transfer is the time of the
-    copy. ``peak_bytes`` are measured; ``overflow_op`` is not known (-1).
+    An op lasts from the moment when its worker starts it until its outputs exist. A transfer lasts as long as its copy.
+    ``peak_bytes`` are measured; ``overflow_op`` is unknown (-1).
     """
     step = int(np.argsort(execution.step_ns, kind="stable")[(len(execution.step_ns) - 1) // 2])
     tensor, target = np.nonzero(execution.sent_finish[step])
@@ -55,7 +59,7 @@ def step_schedule(program: Program, execution: Execution, devices: np.ndarray, t
 
 
 def difference(program: Program, execution: Execution, other: Execution | None = None) -> Difference:
-    """Compare the first step with that of ``other`` (a run on one device), or with what PyTorch itself computed."""
+    """Compare the first step with that of ``other``, or with PyTorch's own results if ``other`` is None."""
     results = program.results if other is None else other.results
     result = max(
         (_gap(execution.results[value], expected, program.layouts[value].dtype) for value, expected in results.items()),

@@ -1,4 +1,4 @@
-"""Simulated against measured: many placements of one step, and what the difference is made of."""
+"""One case of a comparison: a placement executed and simulated, and the parts of the difference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.measure.execute.host import execute
-from simdev.measure.execute.measure import step_schedule
+from simdev.measure.execute.outcome import step_schedule
 from simdev.measure.execute.program import Program
 from simdev.problem.costs import CostTable
 from simdev.problem.placement import Placement
@@ -21,15 +21,20 @@ from simdev.sim import Schedule, simulate
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured costs of a step on each device of a problem: int64 ``(D, n)`` ns of ops that run ``alone``, and while
-    another runs the same step (``loaded``)."""
+    """Measured costs of the ops of a step, int64 ``(D, n)`` ns each.
+
+    ``alone`` is the duration while the other cores are idle, ``loaded`` while another core runs the same step.
+    """
 
     alone: np.ndarray
     loaded: np.ndarray
 
 
 def with_costs(problem: Problem, op_ns: np.ndarray, transfer_ns: np.ndarray | None = None) -> Problem:
-    """``problem`` with ``op_ns`` int64 ``(D, n)`` per device, and ``transfer_ns`` int64 ``(m,)`` on every route."""
+    """``problem`` with other durations in ns.
+
+    ``op_ns`` int64 ``(D, n)`` replaces those of the ops, and ``transfer_ns`` int64 ``(m,)`` those of every route.
+    """
     old = problem.costs
     moves = old.transfer_ns if transfer_ns is None else np.tile(transfer_ns, (len(old.transfer_ns), 1))
     rows = np.where(old.device_op_ns < 0, -1, np.maximum(op_ns, 1))
@@ -37,12 +42,12 @@ def with_costs(problem: Problem, op_ns: np.ndarray, transfer_ns: np.ndarray | No
     return replace(problem, costs=table)
 
 
-def simulate_machine(problem: Problem, placement: Placement, loaded: np.ndarray) -> Schedule:
-    """The step under the execution model, with what CPU workers have and the model has not.
+def simulate_workers(problem: Problem, placement: Placement, loaded: np.ndarray) -> Schedule:
+    """Simulate the step with two effects of CPU workers that the execution model does not have.
 
-    Cores of one machine hold each other up: where more than one device has work, ops cost what they cost beside a busy
-    neighbour, ``loaded`` int64 ``(D, n)``. And a worker has no copy engine: the time of a copy is the sender's, at the
-    end of the op, so that only the latency of the channel is left to the transfer.
+    First, the cores of one computer slow each other down: if more than one device has work, each op takes its duration
+    beside a busy neighbour, ``loaded`` int64 ``(D, n)``. Second, a worker has no copy engine: the sender makes each
+    copy itself at the end of the op, and the transfer takes only the latency of the channel.
     """
     op_ns = problem.costs.device_op_ns
     if len(np.unique(placement.devices)) > 1:
@@ -61,8 +66,10 @@ def simulate_machine(problem: Problem, placement: Placement, loaded: np.ndarray)
 
 @contextmanager
 def others(cores: list[int]):
-    """Yields a list that on leaving has one number: the share of the time of ``cores`` that other processes, and
-    whoever shares the machine, took meanwhile (Linux counts in 10 ms)."""
+    """Measure how much of the time of ``cores`` other processes take while the context is open.
+
+    Yields a list; when the context closes, the share is appended to it. Linux counts in steps of 10 ms.
+    """
     found: list[float] = []
     begin, busy, own = time.monotonic(), _busy_s(cores), sum(os.times()[:4])
     yield found
@@ -71,25 +78,24 @@ def others(cores: list[int]):
 
 
 def _busy_s(cores: list[int]) -> float:
-    """Seconds since the start of the system that the cores were not idle (``man 5 proc_stat``; guests count as
-    user)."""
+    """Seconds since the start of the system in which the cores were not idle (``man 5 proc_stat``)."""
     lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
     times = {line[0]: [int(word) for word in line[1:]] for line in lines if line[0].startswith("cpu")}
     rows = [times[f"cpu{core}"] for core in cores]
     return sum(sum(row[:3]) + sum(row[5:8]) for row in rows) / os.sysconf("SC_CLK_TCK")
 
 
-def run_case(program: Program, problem: Problem, units, name: str, devices, **options) -> dict:
-    """Execute one placement; the measured part of a row of the journal. Times in ns, memory in bytes.
+def run_case(program: Program, problem: Problem, workers, name: str, devices, **options) -> dict:
+    """Execute one placement and return the measured part of its row. Times are in ns, memory in bytes.
 
-    The times that end in ``_ns`` besides ``measured_ns`` are simulations with measured things in place of predicted
-    ones, one after the other, all from the step of median length: ``ops_ns`` has its op times, ``channel_ns`` its
-    transfer times too, in ``copies_ns`` the copies are the sender's time, in ``gaps_ns`` every op has the time between
-    ops, too. ``disturbed`` is the share of the workers' cores that :func:`others` took.
+    ``measured_ns`` is the step of median length. The other ``_ns`` values are simulations in which more and more
+    predicted times are replaced by those of this step: op times in ``ops_ns``; transfer times too in ``channel_ns``;
+    in ``copies_ns`` the copies also take the sender's time; in ``gaps_ns`` every op also takes the time between ops.
+    ``disturbed`` is the share of the cores' time that other processes took (:func:`others`).
     """
-    cores = [int(unit[4:]) for unit in units if unit.startswith("cpu")]
+    cores = [int(worker[4:]) for worker in workers if worker.startswith("cpu")]
     with others(cores) as taken:
-        execution = execute(program, devices, units, policy=problem.rules.order, **options)
+        execution = execute(program, devices, workers, order=problem.rules.order, **options)
     schedule = step_schedule(program, execution, devices, problem.topology)
     placement = Placement(devices)
     order = np.zeros(program.graph.n_units, np.int64)
@@ -110,18 +116,20 @@ def run_case(program: Program, problem: Problem, units, name: str, devices, **op
 
 
 def predict(problem: Problem, placement: Placement, costs: Costs) -> dict:
-    """The simulated part of a row: ``simulated_ns`` by the execution model, ``machine_ns`` by
-    :func:`simulate_machine`."""
+    """The simulated part of a row.
+
+    ``simulated_ns`` follows the execution model, and ``machine_ns`` follows :func:`simulate_workers`.
+    """
     schedule = simulate(problem, placement)
     return {
         "simulated_ns": int(schedule.step_ns),
-        "machine_ns": int(simulate_machine(problem, placement, costs.loaded).step_ns),
+        "machine_ns": int(simulate_workers(problem, placement, costs.loaded).step_ns),
         "simulated_peak_bytes": schedule.peak_bytes.tolist(),
     }
 
 
 def replays(program: Program, problem: Problem, schedule: Schedule, placement: Placement) -> dict[str, int]:
-    """Simulated step times with ever more of a measured step put in (see :func:`run_case`)."""
+    """Step times of simulations that take more and more times from a measured step (see :func:`run_case`)."""
     graph, d = program.graph, problem.topology.n_devices
     work = np.array([bool(calls) for calls in program.calls])
     lengths = schedule.op_finish - schedule.op_start
@@ -135,7 +143,8 @@ def replays(program: Program, problem: Problem, schedule: Schedule, placement: P
         ops = np.flatnonzero((placement.devices == number) & work)
         order = ops[np.argsort(schedule.op_start[ops], kind="stable")]
         gaps.append(schedule.op_start[order][1:] - schedule.op_finish[order][:-1])
-    gap = int(np.percentile(np.concatenate(gaps), 25)) if len(np.concatenate(gaps)) else 0  # of those that do not wait
+    between = np.concatenate(gaps)
+    gap = int(np.percentile(between, 25)) if len(between) else 0  # low: only ops that did not wait for an input
     calm = replace(problem, rules=replace(problem.rules, contention="none"))
     at_once = np.ones(graph.n_tensors, np.int64)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.baselines._search import Record, atoms, draw_device, first_of_unit, module_groups, weight_of_unit
+from simdev.baselines._search import Incumbent, atoms, draw_device, first_of_unit, module_groups, weight_of_unit
+from simdev.placers.budget import Share
+from simdev.placers.score import Score
 from simdev.problem.problem import Problem
 
 MISSES = 20  # proposals in a row that change nothing before giving up a turn
@@ -55,15 +57,23 @@ class Neighbourhood:
 
 
 def climb(
-    record: Record, neighbourhood: Neighbourhood, rng: np.random.Generator, start: np.ndarray, value, most: int
+    incumbent: Incumbent,
+    neighbourhood: Neighbourhood,
+    rng: np.random.Generator,
+    start: np.ndarray,
+    score: Score,
+    share: Share,
 ) -> None:
-    """Spend ``most`` evaluations on moves from ``start``, which has ``value``; equal or better ones are taken."""
-    current = start
-    for _ in range(most):
-        neighbour = neighbourhood.draw(rng, current) if record.budget.left else None
+    """Spend ``share`` of the budget on moves from ``start``, a unit placement with ``score``.
+
+    Each move that does not make the placement worse is taken. The climb ends earlier if no move can be drawn.
+    """
+    budget, current = incumbent.budget, start
+    last, end = budget.used + share.evaluations, budget.elapsed + share.seconds
+    while budget.open and budget.used < last and budget.elapsed < end:
+        neighbour = neighbourhood.draw(rng, current)
         if neighbour is None:
             return
-        overflow, step_ns = value
-        found = record.evaluate(neighbour[None], below=step_ns + 1 if overflow == 0 else None)[0]
-        if found <= value:
-            current, value = neighbour, found
+        found = incumbent.evaluate(neighbour[None], below=score.step_ns + 1 if score.fits else None)[0]
+        if found <= score:
+            current, score = neighbour, found

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simdev.baselines._units import capacities, choices, used_devices
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
 from simdev.problem.costs import FREE_KINDS
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
@@ -167,12 +167,12 @@ def fit(problem: Problem, budget: Budget, build: Callable[[np.ndarray], np.ndarr
     best, least = None, None
     for share in ROOM_SHARES:
         placement = Placement.of_units(problem, build((capacity * share).astype(np.int64)))
-        if not budget.left:
+        if not budget.open:
             return best or placement
-        _, overflow = budget.evaluate(placement.devices)
-        if least is None or overflow < least:
-            best, least = placement, overflow
-        if overflow == 0:
+        score = budget.evaluate(placement.devices)
+        if least is None or score.overflow_bytes < least:
+            best, least = placement, score.overflow_bytes
+        if score.fits:
             break
     return best
 

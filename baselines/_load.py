@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from simdev.errors import BudgetExhausted, Unsupported
+from simdev.errors import Unsupported
 from simdev.exact.dp import Split
 from simdev.exact.load import LoadProblem
 from simdev.exact.training import alike_accelerators, load_of
@@ -23,7 +23,7 @@ def place_by_load(problem: Problem, budget, solve: Callable[[LoadProblem], Split
     budget. Where the model knows no split that fits, the one that ignores memory is returned: an infeasible row.
     """
     accelerators = alike_accelerators(problem)
-    best = None
+    best = least = None
     for share in MEMORY_SHARES:
         try:
             devices = _devices(problem, accelerators, solve(load_of(problem, accelerators, memory_share=share)))
@@ -33,15 +33,14 @@ def place_by_load(problem: Problem, budget, solve: Callable[[LoadProblem], Split
                     _devices(problem, accelerators, solve(load_of(problem, accelerators, memory_share=np.inf)))
                 )
             break
-        try:
-            step_ns, overflow = budget.evaluate(devices)
-        except BudgetExhausted:
-            return Placement(devices if best is None else best[1])
-        if best is None or (overflow, step_ns) < best[0]:
-            best = (overflow, step_ns), devices
-        if overflow == 0:
+        if not budget.open:
+            return Placement(devices if best is None else best)
+        score = budget.evaluate(devices)
+        if best is None or score < least:
+            best, least = devices, score
+        if score.fits:
             break
-    return Placement(best[1])
+    return Placement(best)
 
 
 def _devices(problem: Problem, accelerators: list[int], split: Split) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What searching placers share: starts, groups of units that move together, and the record of the best placement."""
+"""What searching placers share: starts, groups of units that move together, and the best placement so far."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ import numpy as np
 
 from simdev.baselines._list import follow_forward, tables
 from simdev.baselines._units import HUGE, fastest_ns, used_devices
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
+from simdev.placers.score import Score
 from simdev.problem.problem import Problem
 
-UNKNOWN = np.iinfo(np.int64).max
 
+class Incumbent:
+    """The best unit placement that a search has evaluated so far; of equal scores the first one stays.
 
-class Record:
-    """Evaluates unit placements and remembers the best, by (overflow, step time); the first of equals stays."""
+    ``devices`` int32 ``(units,)`` is ``fallback`` until a placement is evaluated, and ``score`` is None until then.
+    """
 
     def __init__(self, problem: Problem, budget: Budget, fallback: np.ndarray):
-        self.budget, self.unit = budget, problem.graph.unit_of_op
-        self.best, self.value = np.array(fallback, np.int32), None
+        self.budget, self.unit_of_op = budget, problem.graph.unit_of_op
+        self.devices = np.array(fallback, np.int32)
+        self.score: Score | None = None
 
-    def evaluate(self, unit_devices: np.ndarray, *, below: int | None = None) -> list[tuple[int, int]]:
-        """``(overflow_bytes, step_ns)`` of each row of ``(k, units)``; fewer where the budget ends. The caller checks
-        ``budget.left`` first. Where ``step_ns`` is neither ``below`` nor may be the best, the bytes may be ``UNKNOWN``,
-        more than any."""
-        step_ns, overflow = self.budget.evaluate_many(unit_devices[:, self.unit], below=below)
-        overflow = np.where(overflow < 0, UNKNOWN, overflow)
-        values = list(zip(overflow.tolist(), step_ns.tolist(), strict=True))
-        for value, devices in zip(values, unit_devices, strict=False):
-            if self.value is None or value < self.value:
-                self.value, self.best = value, np.array(devices, np.int32)
-        return values
+    def evaluate(self, unit_devices: np.ndarray, *, below: int | None = None) -> list[Score]:
+        """The score of each row of ``unit_devices`` int ``(k, units)``; of the first rows only if the budget ends.
+
+        ``below`` and the errors are those of :meth:`Budget.evaluate`.
+        """
+        scores = self.budget.evaluate_many(unit_devices[:, self.unit_of_op], below=below)
+        for score, devices in zip(scores, unit_devices, strict=False):
+            if self.score is None or score < self.score:
+                self.score, self.devices = score, np.array(devices, np.int32)
+        return scores
 
 
 def starts(problem: Problem, allowed: np.ndarray) -> list[np.ndarray]:

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
-from simdev.baselines._search import Record, draw_device, layer_of_unit, starts
+from simdev.baselines._search import Incumbent, draw_device, layer_of_unit, starts
 from simdev.baselines._units import choices
 from simdev.placers.placer import placer
+from simdev.placers.score import Score
 from simdev.problem.placement import Placement
 
 MB_PENALTY_MS = 1.0  # per MB over memory
@@ -30,20 +31,20 @@ def annealing(problem, *, rng, budget, alpha):
     """
     allowed = choices(problem)
     begin = starts(problem, allowed)
-    record = Record(problem, budget, begin[0])
-    if not budget.left:
-        return Placement.of_units(problem, record.best)
-    record.evaluate(np.stack(begin)[: budget.left])
+    incumbent = Incumbent(problem, budget, begin[0])
+    if not budget.open:
+        return Placement.of_units(problem, incumbent.devices)
+    incumbent.evaluate(np.stack(begin))
     layers = _members(layer_of_unit(problem))
-    walk = min(LONGEST_WALK, max(1, budget.evaluations // RETURNS))
-    current = best = record.best
-    cost = least = _cost_ms(record.value)
+    walk = max(1, int(min(budget.evaluations, LONGEST_WALK * RETURNS)) // RETURNS)
+    current = best = incumbent.devices
+    cost = least = _cost_ms(incumbent.score)
     steps = 0
-    while budget.left:
+    while budget.open:
         proposal = _propose(rng, allowed, layers, current)
         if proposal is None:
             break
-        found = _cost_ms(record.evaluate(proposal[None])[0])
+        found = _cost_ms(incumbent.evaluate(proposal[None])[0])
         if found <= cost or rng.random() < math.exp(-alpha * (found - cost)):
             current, cost = proposal, found
         if cost < least:
@@ -51,12 +52,11 @@ def annealing(problem, *, rng, budget, alpha):
         steps += 1
         if steps % walk == 0:
             current, cost = best, least
-    return Placement.of_units(problem, record.best)
+    return Placement.of_units(problem, incumbent.devices)
 
 
-def _cost_ms(value) -> float:
-    overflow_bytes, step_ns = value
-    return step_ns / 1e6 + MB_PENALTY_MS * overflow_bytes / 1e6
+def _cost_ms(score: Score) -> float:
+    return score.step_ns / 1e6 + MB_PENALTY_MS * score.overflow_bytes / 1e6
 
 
 def _members(group: np.ndarray) -> list[np.ndarray]:

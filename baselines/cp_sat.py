@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.baselines._climb import Neighbourhood, climb
-from simdev.baselines._search import Record
+from simdev.baselines._search import Incumbent
 from simdev.baselines._units import choices
 from simdev.errors import Unsupported
 from simdev.exact.blocks import blocks as make_blocks
 from simdev.exact.makespan import solve_makespan
-from simdev.placers.placer import SHELF, Budget, placer
+from simdev.placers.budget import Budget
+from simdev.placers.placer import SHELF, placer
 from simdev.problem.placement import Placement
 from simdev.sim import simulate
 
@@ -39,7 +40,7 @@ def cp_sat(problem, *, rng, budget, blocks, fine, free, effort, rounds):
     """
     search = _Search(problem, budget)
     for name, key in zip(STARTS, rng.integers(1 << 62, size=len(STARTS)).tolist(), strict=True):
-        if name in SHELF and budget.left:
+        if name in SHELF and budget.open:
             try:
                 found = SHELF[name].place(problem, rng=np.random.default_rng(key), budget=Budget(problem))
             except Unsupported:
@@ -52,7 +53,7 @@ def cp_sat(problem, *, rng, budget, blocks, fine, free, effort, rounds):
     small = make_blocks(problem, fine)
     order = np.argsort([np.flatnonzero(small.block_of == b)[0] for b in range(small.count)], kind="stable")
     for turn in range(rounds):
-        if not budget.left or budget.elapsed > 0.8 * budget.seconds:
+        if not budget.open or budget.elapsed > 0.8 * budget.seconds:
             break
         released = _neighbourhood(problem, small, search.best, order, free, turn, rng)
         search.improve(small, released, effort / 1.5 / rounds, 5.0, int(rng.integers(1 << 30)))
@@ -61,16 +62,16 @@ def cp_sat(problem, *, rng, budget, blocks, fine, free, effort, rounds):
 
 
 class _Search:
-    """The best placement so far, by (overflow, step time) in the simulator."""
+    """The best placement so far, by the simulator's score."""
 
     def __init__(self, problem, budget):
-        self.problem, self.budget, self.best, self.value = problem, budget, None, None
+        self.problem, self.budget, self.best, self.score = problem, budget, None, None
 
     def evaluate(self, devices) -> None:
-        if self.budget.left:
-            step_ns, overflow = self.budget.evaluate(devices)
-            if self.value is None or (overflow, step_ns) < self.value:
-                self.value, self.best = (overflow, step_ns), np.array(devices, np.int32)
+        if self.budget.open:
+            score = self.budget.evaluate(devices)
+            if self.score is None or score < self.score:
+                self.score, self.best = score, np.array(devices, np.int32)
 
     def improve(self, blocks, released, effort, clock, seed) -> None:
         """Let the ``released`` blocks move, all others stay where the best placement has most of their time."""
@@ -100,14 +101,14 @@ class _Search:
 
     def refine(self, rng) -> None:
         """Spend the evaluations that are left on moves in the full graph, which no block model sees."""
-        if not self.budget.left:
+        if not self.budget.open:
             return
         unit_first = np.unique(self.problem.graph.unit_of_op, return_index=True)[1]
-        record = Record(self.problem, self.budget, self.best[unit_first])
+        found = Incumbent(self.problem, self.budget, self.best[unit_first])
         moves = Neighbourhood(self.problem, choices(self.problem))
-        climb(record, moves, rng, record.best, self.value, self.budget.left)
-        if record.value is not None and record.value < self.value:
-            self.value, self.best = record.value, record.best[self.problem.graph.unit_of_op]
+        climb(found, moves, rng, found.devices, self.score, self.budget.share(1))
+        if found.score is not None and found.score < self.score:
+            self.score, self.best = found.score, found.devices[self.problem.graph.unit_of_op]
 
 
 def _neighbourhood(problem, blocks, devices, order, free, turn, rng) -> np.ndarray:

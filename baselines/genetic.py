@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.baselines._search import Record, first_of_unit, layer_of_unit, starts
+from simdev.baselines._search import Incumbent, first_of_unit, layer_of_unit, starts
 from simdev.baselines._units import choices, used_devices
 from simdev.placers.placer import placer
 from simdev.problem.placement import Placement
@@ -25,26 +25,20 @@ def genetic(problem, *, rng, budget):
     """
     allowed = choices(problem)
     begin = starts(problem, allowed)
-    record = Record(problem, budget, begin[0])
+    best = Incumbent(problem, budget, begin[0])
     genes = _in_topological_order(layer_of_unit(problem), first_of_unit(problem))
     devices, n_genes = used_devices(allowed), int(genes.max()) + 1
     population = [*begin, *(_random_split(rng, genes, n_genes, devices) for _ in range(POPULATION - len(begin)))]
     population = [_repair(individual, begin[0], allowed) for individual in population]
-    values = _evaluate(record, population)
-    while budget.left:
-        children = [_child(rng, population, values, genes, n_genes, devices) for _ in range(POPULATION - ELITE)]
+    scores = best.evaluate(np.stack(population)) if budget.open else []
+    while budget.open:
+        children = [_child(rng, population, scores, genes, n_genes, devices) for _ in range(POPULATION - ELITE)]
         children = [_repair(child, begin[0], allowed) for child in children]
-        found = _evaluate(record, children)
-        best = sorted(range(len(values)), key=lambda i: values[i])[:ELITE]
-        population = [population[i] for i in best] + children[: len(found)]
-        values = [values[i] for i in best] + found
-    return Placement.of_units(problem, record.best)
-
-
-def _evaluate(record, individuals):
-    if not record.budget.left:
-        return []
-    return record.evaluate(np.stack(individuals)[: record.budget.left])
+        found = best.evaluate(np.stack(children))
+        elite = sorted(range(len(scores)), key=lambda i: scores[i])[:ELITE]
+        population = [population[i] for i in elite] + children[: len(found)]
+        scores = [scores[i] for i in elite] + found
+    return Placement.of_units(problem, best.devices)
 
 
 def _in_topological_order(group, first):
@@ -62,8 +56,8 @@ def _random_split(rng, genes, n_genes, devices):
     return rng.permutation(devices)[np.searchsorted(cuts, np.arange(n_genes), side="right")][genes].astype(np.int32)
 
 
-def _child(rng, population, values, genes, n_genes, devices):
-    mother, father = (_winner(rng, population, values) for _ in range(2))
+def _child(rng, population, scores, genes, n_genes, devices):
+    mother, father = (_winner(rng, population, scores) for _ in range(2))
     low, high = np.sort(rng.integers(0, n_genes + 1, 2))
     child = np.where((genes >= low) & (genes < high), father, mother).astype(np.int32)
     for _ in range(int(rng.poisson(MUTATIONS))):
@@ -71,9 +65,9 @@ def _child(rng, population, values, genes, n_genes, devices):
     return child
 
 
-def _winner(rng, population, values):
-    drawn = rng.integers(0, len(values), TOURNAMENT)
-    return population[min(drawn.tolist(), key=lambda i: (values[i], i))]
+def _winner(rng, population, scores):
+    drawn = rng.integers(0, len(scores), TOURNAMENT)
+    return population[min(drawn.tolist(), key=lambda i: (scores[i], i))]
 
 
 def _repair(individual, fallback, allowed):

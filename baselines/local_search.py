@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.baselines._climb import Neighbourhood, climb
-from simdev.baselines._search import Record, starts
+from simdev.baselines._search import Incumbent, starts
 from simdev.baselines._units import choices
 from simdev.placers.placer import placer
 from simdev.problem.placement import Placement
@@ -20,8 +20,8 @@ def local_search(problem, *, rng, budget):
     """
     allowed = choices(problem)
     begin = starts(problem, allowed)
-    record = Record(problem, budget, begin[0])
-    if budget.left:
-        record.evaluate(np.stack(begin)[: budget.left])
-        climb(record, Neighbourhood(problem, allowed), rng, record.best, record.value, budget.left)
-    return Placement.of_units(problem, record.best)
+    best = Incumbent(problem, budget, begin[0])
+    if budget.open:
+        best.evaluate(np.stack(begin))
+        climb(best, Neighbourhood(problem, allowed), rng, best.devices, best.score, budget.share(1))
+    return Placement.of_units(problem, best.devices)

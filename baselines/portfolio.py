@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.baselines._climb import Neighbourhood, climb
-from simdev.baselines._search import Record, starts
+from simdev.baselines._search import Incumbent, starts
 from simdev.baselines._units import choices
 from simdev.errors import Unsupported
-from simdev.placers.placer import SHELF, Budget, placer
+from simdev.placers.budget import Budget
+from simdev.placers.placer import SHELF, placer
+from simdev.placers.score import Score
 from simdev.problem.placement import Placement
 
 MEMBERS: tuple[tuple[str, dict], ...] = (
@@ -29,21 +31,21 @@ def portfolio(problem, *, rng, budget):
     cannot handle the problem, or are not installed, are left out.
     """
     allowed = choices(problem)
-    record = Record(problem, budget, starts(problem, allowed)[0])
-    tried: dict[tuple[int, int], np.ndarray] = {}  # by value; of equals the first
+    best = Incumbent(problem, budget, starts(problem, allowed)[0])
+    tried: dict[Score, np.ndarray] = {}  # of equal scores the first placement
     unit_first = np.unique(problem.graph.unit_of_op, return_index=True)[1]
     for (name, params), seed in zip(MEMBERS, rng.integers(1 << 62, size=len(MEMBERS)).tolist(), strict=True):
-        if not budget.left or name not in SHELF:
+        if not budget.open or name not in SHELF:
             continue
         try:
             found = SHELF[name].place(problem, rng=np.random.default_rng(seed), budget=Budget(problem), **params)
         except Unsupported:
             continue
         devices = found.devices[unit_first]
-        tried.setdefault(record.evaluate(devices[None])[0], devices)
-    neighbourhood, left = Neighbourhood(problem, allowed), budget.left
-    for value in sorted(tried)[:CLIMBS]:
-        climb(record, neighbourhood, rng, tried[value], value, left // (2 * CLIMBS))
+        tried.setdefault(best.evaluate(devices[None])[0], devices)
+    neighbourhood, share = Neighbourhood(problem, allowed), budget.share(2 * CLIMBS)
+    for score in sorted(tried)[:CLIMBS]:
+        climb(best, neighbourhood, rng, tried[score], score, share)
     if tried:
-        climb(record, neighbourhood, rng, record.best, record.value, budget.left)
-    return Placement.of_units(problem, record.best)
+        climb(best, neighbourhood, rng, best.devices, best.score, budget.share(1))
+    return Placement.of_units(problem, best.devices)

@@ -68,7 +68,7 @@ class Unsupported(SimdevError):
 
 
 class BudgetExhausted(SimdevError):
-    """Raised by :meth:`simdev.placers.placer.Budget.evaluate` when the evaluations or seconds granted are used up."""
+    """Raised by :meth:`simdev.placers.budget.Budget.evaluate` when the evaluations or seconds granted are used up."""
 
 
 def _rebuild(kind, args, state):

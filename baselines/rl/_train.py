@@ -17,8 +17,9 @@ import numpy as np
 from simdev.baselines.rl._case import Case
 from simdev.errors import BudgetExhausted, InvalidInput
 from simdev.files import replacing, write_text
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
 from simdev.placers.policy_file import load_policy, notes_of, pack, read_blob, read_header, save_policy, unpack
+from simdev.placers.score import Score
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.sim.schedule import Outcomes
@@ -67,7 +68,8 @@ class Evaluator:
     def __init__(self, case: Case, budget: Budget):
         self.case, self.budget = case, budget
         self.rewards, self.fits = np.zeros(0, np.float32), np.zeros(0, bool)
-        self.value, self.best = None, None
+        self.score: Score | None = None
+        self.best: np.ndarray | None = None
 
     def __call__(self, actions: np.ndarray) -> np.ndarray:
         """float32 ``(k,)``: rewards of actions int ``(k, G)``. Raises :class:`BudgetExhausted` where the budget ends
@@ -77,11 +79,12 @@ class Evaluator:
     def simulate(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int64 ``(k,)`` each: step time in ns and overflow in bytes of actions int ``(k, G)``. Raises as a call."""
         devices = self.case.placements(actions)
-        step_ns, overflow = self.budget.evaluate_many(devices)
-        order = np.lexsort((step_ns, overflow))
-        value = int(overflow[order[0]]), int(step_ns[order[0]])
-        if self.value is None or value < self.value:
-            self.value, self.best = value, devices[order[0]].copy()
+        scores = self.budget.evaluate_many(devices)
+        first = min(range(len(scores)), key=scores.__getitem__)
+        if self.score is None or scores[first] < self.score:
+            self.score, self.best = scores[first], devices[first].copy()
+        step_ns = np.array([score.step_ns for score in scores], np.int64)
+        overflow = np.array([score.overflow_bytes for score in scores], np.int64)
         self.rewards, self.fits = self.case.rewards(step_ns, overflow), overflow == 0
         if len(step_ns) < len(devices):
             raise BudgetExhausted(f"the budget is used up after {self.budget.used} evaluations")
@@ -101,17 +104,17 @@ def search(
     if policy:
         state["policy"] = load_policy(policy, state["policy"], placer=learner.name, version=learner.version)
     evaluate = Evaluator(case, budget)
-    if policy or not budget.left:
+    if policy or not budget.open:
         actions = learner.greedy(state, case)[None]
-        if not budget.left:
+        if not budget.open:
             return Placement(case.placements(actions)[0])
         evaluate.simulate(actions)
     idle = 0  # updates in a row that simulated nothing: no group may move, or the policy is sure of every one
     try:
-        while budget.left and idle < IDLE:
-            left = budget.left
+        while budget.open and idle < IDLE:
+            used = budget.used
             state, _ = learner.step(state, 0, evaluate)
-            idle = idle + 1 if budget.left == left else 0
+            idle = idle + 1 if budget.used == used else 0
     except BudgetExhausted:
         pass
     return Placement(evaluate.best)
@@ -174,9 +177,9 @@ def train(
                 new, info = learner.step(state, index, evaluate)
             except BudgetExhausted:
                 break
-            overflow, step_ns = evaluate.value or (1, 0)
-            known = run["best"][index]
-            run["best"][index] = known if overflow else step_ns if known is None else min(known, step_ns)
+            if evaluate.score is not None and evaluate.score.fits:
+                known = run["best"][index]
+                run["best"][index] = evaluate.score.step_ns if known is None else min(known, evaluate.score.step_ns)
             spent = max(1, budget.used)  # an episode that moves nothing simulates nothing: it counts, or all might idle
             state, run["updates"], run["samples"] = new, run["updates"] + 1, run["samples"] + spent
             reward = float(evaluate.rewards.mean()) if budget.used else float("nan")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -15,7 +16,6 @@ from simdev.problem.problem import Rules
 from simdev.problem.topology import load_topology, topology_names
 
 DEFAULT_RULES = "fifo/fifo/dataflow"
-ENDLESS = 1 << 40  # evaluations, where seconds are the budget
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,14 @@ def plan(
     return sorted(runs)
 
 
-def parse_budget(text: str) -> tuple[int, float]:
-    """Evaluations and seconds that ``evaluations=N`` or ``seconds=S`` grants."""
+def parse_budget(text: str) -> tuple[float, float]:
+    """Evaluations and seconds that ``evaluations=N`` or ``seconds=S`` grants; the other one is infinite."""
     what, _, amount = text.partition("=")
     with contextlib.suppress(ValueError):
         if what == "evaluations" and int(amount) >= 0:
             return int(amount), float("inf")
         if what == "seconds" and 0 <= float(amount) < float("inf"):
-            return ENDLESS, float(amount)
+            return math.inf, float(amount)
     raise UnknownName("budget", text, [*BUDGETS, "evaluations=N", "seconds=S"])
 
 
@@ -132,7 +132,7 @@ def time_limit(budget: str) -> float:
     if budget in BUDGETS:
         return BUDGETS[budget].seconds
     evaluations, seconds = parse_budget(budget)
-    return 2 * seconds + 60 if evaluations == ENDLESS else BUDGETS["standard"].seconds
+    return 2 * seconds + 60 if evaluations == math.inf else BUDGETS["standard"].seconds
 
 
 def parse_rules(text: str) -> Rules:

@@ -27,7 +27,7 @@ from simdev.bench.stored import keep_machine, kept_graph, ships
 from simdev.bench.workers import Limits, cores, death, environment, limit_process, result, running, worker_pool
 from simdev.errors import Infeasible, InvalidInput, SimdevError, Unsupported
 from simdev.placers import registry
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
 from simdev.problem.graph_file import load_graph, save_graph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem

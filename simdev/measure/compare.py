@@ -16,7 +16,7 @@ from simdev.measure.profiles import load_costs, profile_costs, save_costs
 from simdev.measure.programs import load_program, measured_problem, need_torch, workers_of
 from simdev.measure.report import read_rows
 from simdev.placers import registry
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.problem.topology import Topology, load_topology

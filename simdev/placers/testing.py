@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.errors import InvalidInput, Unsupported
-from simdev.placers.placer import Budget, PlacerSpec
+from simdev.placers.budget import Budget
+from simdev.placers.placer import PlacerSpec
 from simdev.problem.costs import CostTable, transfer_durations
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement

@@ -15,7 +15,7 @@ import numpy as np
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import markdown_table, write_table, write_text
 from simdev.placers import registry
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
 from simdev.problem.costs import SOURCES, CostModel
 from simdev.problem.problem import Problem
 from simdev.problem.topology import load_kinds, load_topology

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from simdev.errors import Unsupported
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer, graph_path, load_workload, workloads
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.problem import Problem

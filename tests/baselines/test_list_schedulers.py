@@ -10,7 +10,7 @@ import pytest
 from simdev.analysis.levels import b_level
 from simdev.baselines import _list, heft, m_sct, m_topo, peft
 from simdev.baselines._units import choices
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer
 from simdev.placers.testing import random_problem
 from simdev.problem.costs import CostTable

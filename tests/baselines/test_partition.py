@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput, Unsupported
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.problem import Problem

@@ -7,7 +7,7 @@ from simdev.baselines.rl._case import make_case
 from simdev.baselines.rl._post import cross_entropy, elite, learner_functions
 from simdev.baselines.rl._train import Evaluator
 from simdev.errors import InvalidInput, UnknownName
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.problem import Problem

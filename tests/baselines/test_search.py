@@ -6,7 +6,7 @@ from test_list_schedulers import problem_of
 
 from simdev.baselines import _climb, _search
 from simdev.baselines._units import choices
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer, graph_path, load_workload
 from simdev.placers.testing import random_problem
 from simdev.problem.graph import GraphBuilder

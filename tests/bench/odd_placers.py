@@ -15,12 +15,11 @@ from simdev.problem.placement import Placement
 def walk(problem, *, rng, budget, worst):
     """Random search."""
     tried = []
-    while budget.left:
+    while budget.open:
         devices = rng.integers(0, problem.topology.n_devices, problem.graph.n_units)[problem.graph.unit_of_op]
-        step_ns, overflow = budget.evaluate(devices)
-        tried.append((overflow, step_ns, len(tried), devices))
-    tried.sort(key=lambda trial: trial[:3])
-    return Placement(tried[-1 if worst else 0][3])
+        tried.append((budget.evaluate(devices), len(tried), devices))
+    tried.sort(key=lambda trial: trial[:2])
+    return Placement(tried[-1 if worst else 0][2])
 
 
 @placer("spendthrift", version=1, family="test", searches=True)

@@ -5,7 +5,7 @@ import pytest
 
 from simdev.errors import Unsupported
 from simdev.exact.training import anchors, load_of
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer
 from simdev.placers.testing import random_problem
 from simdev.problem.graph import GraphBuilder

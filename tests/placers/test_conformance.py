@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from simdev.errors import BudgetExhausted, InvalidInput
-from simdev.placers.placer import Budget, PlacerSpec
+from simdev.placers.budget import Budget
+from simdev.placers.placer import PlacerSpec
 from simdev.placers.registry import graph_path, load_workload, placers
 from simdev.placers.testing import check_placer, random_placement, random_problem
 from simdev.problem.problem import Problem, Rules

@@ -125,7 +125,7 @@ def run_placer(problem, entry: str, evaluations: int, seed: int, **more):
 
     from simdev.analysis.levels import check_feasible
     from simdev.placers import registry
-    from simdev.placers.placer import Budget
+    from simdev.placers.budget import Budget
 
     if evaluations < 0 or seed < 0:
         raise InvalidInput("evaluations and seed cannot be negative")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from simdev.placers import registry
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
 from simdev.sim import simulate
 from simdev.studies.reproduce.lab import Case, Found, Lab, steps_ms
 from simdev.studies.reproduce.picture import learning_curves

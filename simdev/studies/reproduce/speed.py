@@ -11,7 +11,7 @@ import numpy as np
 
 from simdev.files import write_text
 from simdev.placers import registry
-from simdev.placers.placer import Budget
+from simdev.placers.budget import Budget
 from simdev.studies.reproduce.lab import Case, Lab
 
 TITLE = "Speed of the learned placers"
@@ -36,10 +36,10 @@ class TimedBudget(Budget):
 
     simulating_s = 0.0
 
-    def evaluate_many(self, devices):
+    def evaluate_many(self, devices, **options):
         started = time.process_time()
         try:
-            return super().evaluate_many(devices)
+            return super().evaluate_many(devices, **options)
         finally:
             self.simulating_s += time.process_time() - started
 

@@ -1,0 +1,121 @@
+"""What a placer may spend: simulations, or seconds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simdev.errors import BudgetExhausted
+from simdev.placers.score import Score
+from simdev.problem.problem import Problem
+
+if TYPE_CHECKING:
+    from simdev.sim.schedule import Outcomes
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a budget: a number of evaluations and of seconds, each infinite if the budget does not limit it."""
+
+    evaluations: float
+    seconds: float
+
+
+class Budget:
+    """Simulates placements for a placer, until its evaluations or its seconds are used up.
+
+    A budget of ``evaluations`` gives the same result on every machine; one of ``seconds`` does not. Search like this,
+    which is right for both kinds::
+
+        while budget.open:
+            score = budget.evaluate(devices)
+
+    ``best`` is the fastest placement that fits, int32 ``(n,)`` devices, of all that were evaluated, and
+    ``best_step_ns`` its step time; both are None if none has fitted. ``curve`` lists ``(evaluations, seconds,
+    step_ns)`` at each improvement of ``best``; ``used`` counts the evaluations.
+
+    By default there are no evaluations. ``evaluations=math.inf`` leaves the limit to ``seconds``. ``simulate`` replaces
+    :func:`simdev.sim.simulate_many`, which it must equal in arguments and results.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        evaluations: float = 0,
+        seconds: float = math.inf,
+        simulate: Callable[..., Outcomes] | None = None,
+    ):
+        self.problem, self.evaluations, self.seconds = problem, evaluations, float(seconds)
+        self.simulate = simulate
+        self.used = 0
+        self.curve: list[tuple[int, float, int]] = []
+        self.best: np.ndarray | None = None
+        self.best_step_ns: int | None = None
+        self._started = time.monotonic()
+        self._promised = False  # whether `open` or `left` has said that there is an evaluation
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the budget was granted."""
+        return time.monotonic() - self._started
+
+    @property
+    def open(self) -> bool:
+        """True while there is an evaluation left. The next evaluation then succeeds, even if the time runs out."""
+        return self.left > 0
+
+    @property
+    def left(self) -> float:
+        """Number of evaluations left, a whole number; ``math.inf`` while only the seconds are limited."""
+        left = max(0, self.evaluations - self.used) if self.elapsed < self.seconds else 0
+        self._promised = left > 0
+        return left
+
+    def share(self, parts: int) -> Share:
+        """One of ``parts`` equal shares of what is left, for placers that divide a budget among several searches."""
+        left = self.left
+        evaluations = left if left == math.inf else int(left) // parts
+        return Share(evaluations, max(0.0, self.seconds - self.elapsed) / parts)
+
+    def evaluate(self, devices: np.ndarray, *, below: int | None = None) -> Score:
+        """Simulate one placement, ``devices`` int ``(n,)``: the device number of each op.
+
+        Computing memory takes about half of the time. Pass ``below`` (ns) to skip it for placements that are neither
+        faster than ``below`` nor faster than ``best``: their ``overflow_bytes`` may be None. Raises
+        :class:`BudgetExhausted` if nothing is left.
+        """
+        return self.evaluate_many(np.asarray(devices)[None], below=below)[0]
+
+    def evaluate_many(self, devices: np.ndarray, *, below: int | None = None) -> list[Score]:
+        """Simulate a batch, ``devices`` int ``(k, n)``: a score for each row, in order.
+
+        If fewer than ``k`` evaluations are left, only the first rows are simulated: compare ``len`` of the result.
+        ``below`` and the errors are those of :meth:`evaluate`.
+        """
+        from simdev.sim import simulate_many  # imported late: reading a placer must not load the compiler
+
+        left = self.evaluations - self.used if self._promised else self.left
+        self._promised = False
+        devices = np.asarray(devices)
+        devices = devices[: int(min(left, len(devices)))]
+        if not len(devices):
+            raise BudgetExhausted(f"the budget is used up after {self.used} evaluations")
+        if below is not None:  # a placement that may be the new best needs its memory
+            below = None if self.best_step_ns is None else max(below, self.best_step_ns)
+        outcome = (self.simulate or simulate_many)(self.problem, devices, below=below)
+        scores = [
+            Score(step_ns, overflow if overflow >= 0 else None)
+            for step_ns, overflow in zip(outcome.step_ns.tolist(), outcome.overflow_bytes.tolist(), strict=True)
+        ]
+        for row, score in enumerate(scores):
+            if score.fits and (self.best_step_ns is None or score.step_ns < self.best_step_ns):
+                self.best_step_ns, self.best = score.step_ns, devices[row].astype(np.int32)
+                self.curve.append((self.used + row + 1, self.elapsed, score.step_ns))
+        self.used += len(devices)
+        return scores

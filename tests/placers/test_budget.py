@@ -1,0 +1,114 @@
+"""Scores have an honest order, and the natural loop is right under a budget of evaluations and under one of seconds."""
+
+import math
+
+import numpy as np
+import pytest
+from drawn import machine
+from drawn import problem as drawn_problem
+
+from simdev.baselines import _climb, _search
+from simdev.baselines._units import choices
+from simdev.errors import BudgetExhausted
+from simdev.placers.budget import Budget
+from simdev.placers.placer import PlacerSpec
+from simdev.placers.registry import find_placer
+from simdev.placers.score import Score
+from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
+
+
+@pytest.fixture
+def problem():
+    """Six equal ops without edges on three devices."""
+    builder = GraphBuilder("apart")
+    for number in range(6):
+        builder.op(f"op{number}", "op")
+    return drawn_problem(builder, machine(3), [100] * 6)
+
+
+def together_and_apart(problem):
+    return np.zeros(problem.graph.n_ops, int), np.arange(problem.graph.n_ops) % 3
+
+
+def test_scores_order_by_overflow_then_step_time_and_unknown_is_last():
+    ordered = [Score(9, 0), Score(10, 0), Score(1, 5), Score(7, 5), Score(1, 6), Score(2, None), Score(3, None)]
+    assert sorted(ordered[::-1]) == ordered and min(ordered[::-1]) == ordered[0]
+    for smaller, larger in zip(ordered, ordered[1:], strict=False):
+        assert smaller < larger and smaller <= larger and larger > smaller and smaller != larger
+    assert Score(9, 0).fits and not Score(9, 1).fits and not Score(9, None).fits
+    assert {Score(9, 0): "first"}[Score(9, 0)] == "first"
+    with pytest.raises(AttributeError):
+        ordered[0].step_ns = 1
+
+
+def test_a_slower_placement_never_compares_as_better(problem):
+    slow, fast = together_and_apart(problem)
+    budget = Budget(problem, evaluations=10)
+    best = budget.evaluate(fast)
+    assert (best.step_ns, best.overflow_bytes) == (200, 0)
+    found = budget.evaluate(slow, below=best.step_ns)
+    assert found == Score(600, None)  # its memory was not computed
+    assert found > best and min([found, best]) is best
+
+
+def test_a_batch_is_cut_to_what_is_left(problem):
+    slow, fast = together_and_apart(problem)
+    budget = Budget(problem, evaluations=3)
+    assert budget.evaluate_many(np.stack([slow, fast])) == [Score(600, 0), Score(200, 0)]
+    assert budget.left == 1 and len(budget.evaluate_many(np.stack([slow, fast]))) == 1
+    assert not budget.open and budget.used == 3 and [point[0] for point in budget.curve] == [1, 2]
+    with pytest.raises(BudgetExhausted, match="used up after 3 evaluations"):
+        budget.evaluate(fast)
+
+
+@pytest.mark.parametrize("limits", [{"evaluations": 20}, {"evaluations": math.inf, "seconds": 0.05}])
+def test_the_natural_loop_is_right_under_both_kinds_of_budget(problem, limits):
+    def natural(problem, *, rng, budget):
+        best, found = None, np.zeros(problem.graph.n_ops, int)
+        while budget.open:
+            devices = rng.integers(0, 3, problem.graph.n_ops)
+            score = budget.evaluate(devices)
+            if best is None or score < best:
+                best, found = score, devices
+        return Placement(found)
+
+    spec = PlacerSpec("natural", 1, "test", natural, searches=True)
+    budget = Budget(problem, **limits)
+    placement = spec.place(problem, rng=np.random.default_rng(0), budget=budget)
+    assert budget.used and not budget.open and budget.left == 0
+    assert np.array_equal(placement.devices, budget.best)
+
+
+def test_what_open_promises_is_kept_when_the_time_runs_out(problem):
+    _, fast = together_and_apart(problem)
+    budget = Budget(problem, evaluations=math.inf, seconds=1e9)
+    assert budget.open and budget.left == math.inf
+    budget.seconds = 0.0
+    assert budget.evaluate(fast).step_ns == 200  # though the time has run out since
+    with pytest.raises(BudgetExhausted):
+        budget.evaluate(fast)
+
+
+def test_shares_divide_either_kind(problem):
+    assert Budget(problem, evaluations=13).share(6).evaluations == 2
+    share = Budget(problem, evaluations=math.inf, seconds=60).share(6)
+    assert share.evaluations == math.inf and 9 < share.seconds <= 10
+
+
+def test_a_climb_keeps_to_its_share_of_the_seconds(problem):
+    allowed = choices(problem)
+    budget = Budget(problem, evaluations=math.inf, seconds=3600)
+    best = _search.Incumbent(problem, budget, np.zeros(6, np.int32))
+    best.evaluate(best.devices[None])
+    moves, rng = _climb.Neighbourhood(problem, allowed), np.random.default_rng(0)
+    _climb.climb(best, moves, rng, best.devices, best.score, budget.share(36_000))  # a tenth of a second
+    assert budget.used > 1 and budget.open
+
+
+@pytest.mark.parametrize("name", ["local-search", "annealing", "genetic", "portfolio"])
+def test_searching_placers_end_with_their_seconds(problem, name):
+    spec, params = find_placer(name)
+    budget = Budget(problem, evaluations=math.inf, seconds=0.3)
+    placement = spec.place(problem, rng=np.random.default_rng(0), budget=budget, **params)
+    assert budget.used and not budget.open and np.array_equal(placement.devices, budget.best)

@@ -25,7 +25,7 @@ FILES = {
 PUBLIC = (
     "problem.graph", "problem.graph_file", "problem.topology", "problem.costs", "problem.problem",
     "problem.placement", "analysis.levels", "analysis.coarsen", "graphs.workload", "graphs.importers", "sim",
-    "sim.schedule", "placers.placer", "placers.registry", "placers.testing", "bench.rows", "bench.score",
+    "sim.schedule", "placers.placer", "placers.budget", "placers.score", "placers.registry", "placers.testing", "bench.rows", "bench.score",
     "bench.verify", "report.explain", "integrations.torch_map", "errors",
 )  # fmt: skip
 

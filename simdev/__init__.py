@@ -1,53 +1,91 @@
-"""simdev: a discrete-event simulator and benchmark suite for DNN device placement.
+"""simdev: a discrete-event simulator and benchmark suite for the placement of neural networks on devices.
 
-The names below are the front door; they load what they need when first used.
+The names of ``__all__`` are the front door. Each is loaded from its room when it is first used, so that importing
+simdev is fast. ARCHITECTURE.md describes the rooms.
 """
 
 from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
 from pathlib import Path as _Path
+from typing import TYPE_CHECKING
 
 from simdev import _cache
 
+if TYPE_CHECKING:  # what type checkers and editors see; _HOME says the same to the interpreter
+    from simdev.analysis.levels import lower_bound as lower_bound
+    from simdev.errors import InvalidInput as InvalidInput
+    from simdev.errors import SimdevError as SimdevError
+    from simdev.errors import Unsupported as Unsupported
+    from simdev.graphs.importers import import_graph as import_graph
+    from simdev.graphs.importers.networkx_graph import from_networkx as from_networkx
+    from simdev.graphs.importers.networkx_graph import to_networkx as to_networkx
+    from simdev.graphs.workload import TrainingStep as TrainingStep
+    from simdev.graphs.workload import workload as workload
+    from simdev.placers.budget import Budget as Budget
+    from simdev.placers.placer import placer as placer
+    from simdev.placers.registry import find_placer as find_placer
+    from simdev.placers.registry import load_workload as load_workload
+    from simdev.placers.score import Score as Score
+    from simdev.problem.costs import CostModel as CostModel
+    from simdev.problem.costs import CostTable as CostTable
+    from simdev.problem.graph import ComputationGraph as ComputationGraph
+    from simdev.problem.graph import GraphBuilder as GraphBuilder
+    from simdev.problem.graph_file import load_graph as load_graph
+    from simdev.problem.graph_file import save_graph as save_graph
+    from simdev.problem.placement import Placement as Placement
+    from simdev.problem.problem import Problem as Problem
+    from simdev.problem.problem import Rules as Rules
+    from simdev.problem.topology import Topology as Topology
+    from simdev.problem.topology import load_topology as load_topology
+    from simdev.sim import Simulator as Simulator
+    from simdev.sim import simulate as simulate
+    from simdev.sim import simulate_many as simulate_many
+    from simdev.sim import validate as validate
+
+__version__ = "0.1.0"
+
 _HOME = {
+    "Budget": "placers.budget",
     "ComputationGraph": "problem.graph",
-    "GraphBuilder": "problem.graph",
-    "load_graph": "problem.graph_file",
-    "save_graph": "problem.graph_file",
-    "Topology": "problem.topology",
-    "load_topology": "problem.topology",
     "CostModel": "problem.costs",
     "CostTable": "problem.costs",
+    "GraphBuilder": "problem.graph",
+    "InvalidInput": "errors",
+    "Placement": "problem.placement",
     "Problem": "problem.problem",
     "Rules": "problem.problem",
-    "Placement": "problem.placement",
-    "Budget": "placers.budget",
     "Score": "placers.score",
-    "TrainingStep": "graphs.workload",
-    "find_placer": "placers.registry",
-    "load_workload": "placers.registry",
-    "import_graph": "graphs.importers",
-    "from_networkx": "graphs.importers.networkx_graph",
-    "to_networkx": "graphs.importers.networkx_graph",
+    "SimdevError": "errors",
     "Simulator": "sim",
+    "Topology": "problem.topology",
+    "TrainingStep": "graphs.workload",
+    "Unsupported": "errors",
+    "find_placer": "placers.registry",
+    "from_networkx": "graphs.importers.networkx_graph",
+    "import_graph": "graphs.importers",
+    "load_graph": "problem.graph_file",
+    "load_topology": "problem.topology",
+    "load_workload": "placers.registry",
+    "lower_bound": "analysis.levels",
+    "placer": "placers.placer",
+    "save_graph": "problem.graph_file",
     "simulate": "sim",
     "simulate_many": "sim",
+    "to_networkx": "graphs.importers.networkx_graph",
     "validate": "sim",
-    "lower_bound": "analysis.levels",
-    "InvalidInput": "errors",
-    "SimdevError": "errors",
-    "Unsupported": "errors",
+    "workload": "graphs.workload",
 }
-__all__ = sorted(_HOME)
+__all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
+
+if not TYPE_CHECKING:  # a type checker must find a misspelt name
+
+    def __getattr__(name: str):
+        if name in _HOME:
+            return getattr(_import_module(f"simdev.{_HOME[name]}"), name)
+        raise AttributeError(f"module 'simdev' has no attribute {name!r}")
 
 
-def __getattr__(name: str):
-    if name in _HOME:
-        return getattr(_import_module(f"simdev.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'simdev' has no attribute {name!r}")
-
-
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
@@ -57,4 +95,6 @@ if _find_spec("simdev.workloads") is None and (_Path(__file__).parents[1] / "wor
 
 _cache.ensure()
 _shelf = _find_spec("simdev.baselines")
-_cache.drop_stale(_Path(__file__).parent / "sim" / "kernels", *map(_Path, _shelf.submodule_search_locations if _shelf else []))
+_cache.drop_stale(
+    _Path(__file__).parent / "sim" / "kernels", *map(_Path, (_shelf and _shelf.submodule_search_locations) or ())
+)

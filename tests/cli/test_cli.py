@@ -68,6 +68,12 @@ def test_help_fits_a_screen(simdev):
     assert {"perf", "fidelity", "compare-real"} <= set(more.rstrip(".").split(", "))
 
 
+def test_version(simdev):
+    import simdev as package
+
+    assert simdev("--version") == (0, f"simdev {package.__version__}\n", "")
+
+
 def test_python_m_simdev():
     done = subprocess.run([sys.executable, "-m", "simdev", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "verify" in done.stdout

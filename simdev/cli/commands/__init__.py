@@ -26,12 +26,28 @@ Exit codes: 0 done, 1 a check found differences, 2 wrong input, 130 interrupted.
 """
 
 app = typer.Typer(
-    help="Simulate and benchmark the placement of neural-network training graphs on devices.",
+    help="Simulate and benchmark the placement of neural networks on devices.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from simdev import __version__
+
+        print(f"simdev {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None: ...
 
 
 class Engine(StrEnum):

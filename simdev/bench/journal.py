@@ -1,20 +1,100 @@
-"""A folder of results: its journal is what counts; the CSV files are written from it."""
+"""A folder of results: the journal is the truth, and the CSV files are written from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
-from simdev.bench import rows
-from simdev.bench import score as leaderboard
+from simdev.bench import rows, score
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput
 from simdev.files import writing
 from simdev.problem.placement import Placement
 
 CURVES = (*rows.KEY, "evaluations", "seconds", "step_time_s")
+
+
+SUM = re.compile(rb'(.*), "sum": "([0-9a-f]{16})"\}', re.DOTALL)  # the end of a line with a checksum
+ENTRIES = {"row": {"kind", "row", "curve"}, "bound": {"kind", "of", "ns", "method"}}
+
+
+class Journal:
+    """Append-only JSON lines, each with a checksum: one per finished run, on the disk before the next one is counted.
+
+    A last line that a crash cut short is dropped when the file is read; its run is simply executed again. A line that
+    was damaged later is refused. Lines without a checksum, as older versions wrote them, are read too.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.entries = list(self._read())
+        self._cut_torn_end()
+        self._file = open(path, "a", encoding="utf-8")
+
+    def append(self, entry: dict) -> None:
+        """Add an entry and flush it to the disk."""
+        with writing(self.path):
+            self._file.write(journal_line(entry))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        try:
+            self._file.close()
+        except OSError:  # a full disk was reported by append already
+            pass
+
+    def _read(self) -> Iterator[dict]:
+        if not self.path.is_file():
+            return
+        lines = self.path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines[:-1], 1):
+            try:
+                yield read_journal_line(line)
+            except (ValueError, RecursionError) as error:
+                raise InvalidInput(
+                    f"not a journal entry ({error}); delete the line to execute its run again",
+                    source=self.path,
+                    field=f"line {number}",
+                ) from None
+
+    def _cut_torn_end(self) -> None:
+        if self.path.is_file():
+            data = self.path.read_bytes()
+            if data and not data.endswith(b"\n"):
+                with open(self.path, "r+b") as file:
+                    file.truncate(data.rfind(b"\n") + 1)
+
+
+def journal_line(entry: dict) -> str:
+    """An entry as a line: a JSON object whose last member, ``sum``, is a checksum of all that stands before it."""
+    text = json.dumps(entry)[:-1]
+    return f'{text}, "sum": "{_sum(text.encode())}"}}\n'
+
+
+def read_journal_line(line: bytes) -> dict:
+    """The entry of a line. Raises ValueError if it is damaged."""
+    found = SUM.fullmatch(line)
+    if found and _sum(found[1]) != found[2].decode():
+        raise ValueError("the checksum does not match")
+    entry = json.loads(line)
+    if not isinstance(entry, dict) or "kind" not in entry:
+        raise ValueError("expected an object with 'kind'")
+    if found:
+        del entry["sum"]
+    if entry.keys() != ENTRIES.get(entry["kind"] if isinstance(entry["kind"], str) else None):
+        raise ValueError(f"an entry is damaged: its members are {', '.join(sorted(map(repr, entry)))[:100]}")
+    return entry
+
+
+def _sum(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 class Results:
@@ -24,7 +104,7 @@ class Results:
         self.out, path = out, out / "journal.jsonl"
         fresh = not path.exists()
         with writing(path):
-            self.journal = rows.Journal(path)
+            self.journal = Journal(path)
         self._rows: dict[tuple, Row] = {}
         self._curves: dict[tuple, list] = {}
         self.bounds: dict[tuple, tuple[int | None, str]] = {}
@@ -67,7 +147,7 @@ class Results:
         """Write the CSV files from what is known."""
         found = self.rows
         rows.write_rows(self.out / "results.csv", found)
-        leaderboard.write(self.out, found)
+        score.write(self.out, found)
         table = [
             dict(zip(CURVES, (*key, used, f"{seconds:.3f}", rows.seconds_text(ns)), strict=True))
             for key in sorted(self._curves)
@@ -93,7 +173,7 @@ class Results:
                 self._rows[row.key], self._curves[row.key] = row, curve
         except InvalidInput:
             raise
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise InvalidInput(f"an entry is damaged ({type(error).__name__}: {error})", source=path) from None
 
     def _adopt(self, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""A row: what one run of the bench found out, as a record of ``results.csv``; with its journal and placement files.
+"""A row: what one run of the bench found out, as a record of ``results.csv``; with its placement file.
 
 Columns in :data:`EXACT` are the same on every machine and are compared on verification; the rest are circumstantial.
 A field ``*_ns`` of a :class:`Row` holds whole nanoseconds. Its column ``*_s`` (:data:`FIELD`) holds the same time in
@@ -11,7 +11,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
@@ -21,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput, quoted
-from simdev.files import guarded, parse_json, read_text, unguarded, write_text, writing
+from simdev.files import guarded, parse_json, read_text, unguarded, write_text
 from simdev.problem.graph_file import read_npz, write_npz
 from simdev.problem.placement import Placement
 
@@ -172,56 +171,6 @@ def read_csv(path: Path, columns: Iterable[str]) -> Iterator[tuple[int, dict[str
             yield reader.line_num, dict(zip(header, map(unguarded, cells), strict=True))
     except csv.Error as error:
         raise InvalidInput(f"not a CSV file ({error})", source=path) from None
-
-
-class Journal:
-    """Append-only JSON lines: one per finished run, on the disk before the next one is counted.
-
-    A line that a crash cut short is dropped when the file is read; a run then simply runs again.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.entries = list(self._read())
-        self._cut_torn_end()
-        self._file = open(path, "a", encoding="utf-8")
-
-    def append(self, entry: dict) -> None:
-        """Add an entry and flush it to the disk."""
-        with writing(self.path):
-            self._file.write(json.dumps(entry) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        try:
-            self._file.close()
-        except OSError:  # a full disk was reported by append already
-            pass
-
-    def _read(self) -> Iterator[dict]:
-        if not self.path.is_file():
-            return
-        lines = self.path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines[:-1], 1):
-            try:
-                entry = json.loads(line)
-                if not isinstance(entry, dict) or "kind" not in entry:
-                    raise ValueError("expected an object with 'kind'")
-            except ValueError as error:
-                raise InvalidInput(
-                    f"not a journal entry ({error}); delete the line to run it again",
-                    source=self.path,
-                    field=f"line {number}",
-                ) from None
-            yield entry
-
-    def _cut_torn_end(self) -> None:
-        if self.path.is_file():
-            data = self.path.read_bytes()
-            if data and not data.endswith(b"\n"):
-                with open(self.path, "r+b") as file:
-                    file.truncate(data.rfind(b"\n") + 1)
 
 
 def row_to_json(row: Row) -> dict:

@@ -1,4 +1,4 @@
-"""Where and when a row was made: its circumstantial columns."""
+"""Where, when and with what a row was made: its circumstantial columns."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ from pathlib import Path
 
 
 def circumstances() -> dict[str, str]:
-    """The columns that tell where and when."""
+    """The columns that say where, when and with what."""
     utc = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"machine": machine(), "versions": versions(), "commit": commit(), "utc": utc}
+
+
+# Libraries that decide what a placer finds or what a step costs; another version may give another row.
+DECISIVE = (
+    "simdev", "numpy", "numba", "llvmlite", "scipy", "networkx", "jax", "jaxlib", "optax", "equinox", "ortools",
+    "pymetis", "pyscotch", "kahip",
+)  # fmt: skip
 
 
 @cache
@@ -32,9 +39,9 @@ def machine() -> str:
 
 @cache
 def versions() -> str:
-    """Versions of what a result could depend on."""
+    """Versions of Python and of every library that decides a row (:data:`DECISIVE`), as far as they are installed."""
     found = [f"python={platform.python_version()}"]
-    for package in ("simdev", "numpy", "numba", "scipy"):
+    for package in DECISIVE:
         with contextlib.suppress(PackageNotFoundError):
             found.append(f"{package}={version(package)}")
     return " ".join(found)
@@ -52,6 +59,16 @@ def commit() -> str:
             cwd=folder, capture_output=True, text=True, timeout=10, check=True,
         ).stdout.strip()  # fmt: skip
     return ""
+
+
+def dirty() -> str:
+    """A warning if simdev runs from a checkout with uncommitted changes; empty otherwise."""
+    if not commit().endswith("-dirty"):
+        return ""
+    return (
+        f"warning: simdev has uncommitted changes ({commit()}): nobody else can make these rows again; "
+        "commit before a bench whose results others should trust"
+    )
 
 
 @cache

@@ -1,0 +1,64 @@
+"""Makes the tables of docs/pages/reliability.md: ``python tests/reliability.py [TABLE ...] [--scale 1.0]``.
+
+Each table is a function that returns Markdown lines, in :data:`TABLES`; without arguments all are made. Only the tables that
+are made are replaced in the page. ``--scale`` multiplies how often everything is tried: the page states the counts that
+were really tried. The faults take about 15 minutes on two cores, and the determinism table about 10.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "pages" / "reliability.md"
+
+
+def inputs(scale: float) -> list[str]:
+    """Damaged and hostile input files: what was tried, how often, and what happened."""
+    raise NotImplementedError
+
+
+def faults(scale: float) -> list[str]:
+    """Interrupted benches and trainings, full disks, damaged folders: what was tried, how often, what was lost."""
+    raise NotImplementedError
+
+
+def determinism(scale: float) -> list[str]:
+    """One bench in several environments: are the exact columns equal?"""
+    raise NotImplementedError
+
+
+TABLES: dict[str, Callable[[float], list[str]]] = {
+    "inputs": inputs,
+    "faults": faults,
+    "determinism": determinism,
+}
+
+
+def replace_table(page: str, name: str, lines: list[str]) -> str:
+    """The page with the table between the comments ``<!-- NAME -->`` and ``<!-- end NAME -->`` replaced."""
+    begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise SystemExit(f"{PAGE.name} has no place for the table {name}: {begin} ... {end}")
+    return before + "\n".join([begin, "", *lines, "", end]) + after
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"which of {', '.join(TABLES)} (default: all)")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies how often everything is tried")
+    chosen = parser.parse_args()
+    for name in chosen.tables or TABLES:
+        if name not in TABLES:
+            parser.error(f"no table {name!r}: choose from {', '.join(TABLES)}")
+        print(f"making the table {name}", file=sys.stderr)
+        lines = TABLES[name](chosen.scale)
+        PAGE.write_text(replace_table(PAGE.read_text(encoding="utf-8"), name, lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

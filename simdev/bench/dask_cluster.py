@@ -1,13 +1,15 @@
-"""The runs of a bench, or the simulations of a training, on the workers of a Dask cluster: the same answers as at home.
+"""The runs of a bench, or the simulations of a training, on the workers of a Dask cluster, with the same results.
 
-Each run of a bench has a process of its own on the worker, under the same limits as at home; a batch of placements in
-training is divided among the workers. What a lost worker had is given to another one. Workers must run the same simdev;
-placers and machines of one's own are found by path, on a file system that the workers share. Clusters of any kind are
-started with Dask's own tools (``dask scheduler``, ``dask worker``, dask-jobqueue for Slurm, dask-kubernetes).
+Each run of a bench has a process of its own on the worker, under the same limits as on one machine; a batch of
+placements in training is divided among the workers. If a worker is lost, its runs are given to another one; if the
+scheduler is lost, its runs are reported as lost and get no row. Workers must run the same simdev; the user's own
+placers and machine files are found by path, on a file system that the workers share. Clusters are started with Dask's
+own tools (``dask scheduler``, ``dask worker``, dask-jobqueue for Slurm, dask-kubernetes).
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -22,10 +24,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simdev.bench import rows
+from simdev.bench.bench import Backend, Lost, Submit
+from simdev.bench.guard import guarded
 from simdev.bench.plan import Run
 from simdev.bench.provenance import circumstances, source_digest
-from simdev.bench.run import Instance, Outcome, Submit, blank_row, execute
-from simdev.bench.workers import Limits, death, environment, limit_process
+from simdev.bench.run import Instance, Outcome, blank_row, execute_limited, one_line
+from simdev.bench.workers import GRACE_S, Limits, death, environment
 from simdev.errors import InvalidInput
 from simdev.problem.problem import Problem
 from simdev.sim import simulate_many
@@ -39,21 +43,21 @@ LOSSES = 3  # workers that a run may lose before it is thought to be the cause
 OUTCOMES = tuple(field.name for field in fields(Outcomes))
 
 
-def dask_backend(scheduler: str):
-    """A backend for :func:`simdev.bench.run.bench` that executes on the cluster of a Dask scheduler, by address.
+def dask_backend(scheduler: str) -> Backend:
+    """A backend for :func:`simdev.bench.bench.bench` that executes on the cluster of a Dask scheduler, by address.
 
-    Raises :class:`InvalidInput` where the scheduler does not answer, has no worker, or a worker runs another simdev.
+    Raises :class:`InvalidInput` if the scheduler does not answer or has no worker, or if a worker runs another simdev.
     """
 
     @contextlib.contextmanager
-    def backend(jobs: int, limits: Limits) -> Iterator[Submit]:
+    def backend(limits: Limits) -> Iterator[Submit]:
         with _connected(scheduler) as client:
             executor = client.get_executor(pure=False)
             folder = os.getcwd()
 
-            def submit(run: Run, instance: Instance):
+            def submit(run: Run, instance: Instance) -> concurrent.futures.Future:
                 graph = Path(instance.graph_file).read_bytes() if instance.graph_file else None
-                return executor.submit(execute_apart, run, instance, limits, graph, folder)
+                return _Answer(executor.submit(execute_apart, run, instance, limits, graph, folder), run, instance)
 
             try:
                 yield submit
@@ -61,6 +65,29 @@ def dask_backend(scheduler: str):
                 executor.shutdown(wait=False)
 
     return backend
+
+
+class _Answer(concurrent.futures.Future):
+    """What a Dask future answers, in the terms of the bench: :func:`execute_apart` raises nothing, so an exception
+    means that the cluster failed and the run is :class:`Lost`, unless the run has ended worker after worker."""
+
+    def __init__(self, task: concurrent.futures.Future, run: Run, instance: Instance):
+        super().__init__()
+        self._task, self._run, self._instance = task, run, instance
+        task.add_done_callback(self._take)
+
+    def running(self) -> bool:
+        return self._task.running() and not self.done()
+
+    def _take(self, task: concurrent.futures.Future) -> None:
+        from distributed.scheduler import KilledWorker
+
+        try:
+            self.set_result(task.result())
+        except KilledWorker as error:
+            self.set_result(_failed(self._run, self._instance, "error", f"ended {LOSSES} workers: {one_line(error)}"))
+        except BaseException as error:  # also CancelledError
+            self.set_exception(Lost(one_line(error) or type(error).__name__))
 
 
 @contextlib.contextmanager
@@ -72,8 +99,8 @@ def dask_simulator(scheduler: str) -> Iterator[Callable[..., Outcomes]]:
 
         def simulate(problem: Problem, devices: np.ndarray, *, below: int | None = None) -> Outcomes:
             if problem not in held:  # a task, not scattered data: it is done again where the worker that had it is lost
-                told = (problem.graph, problem.topology, problem.costs, problem.rules)
-                held[problem] = client.submit(Problem, *told, pure=False)
+                parts = problem.graph, problem.topology, problem.costs, problem.rules
+                held[problem] = client.submit(Problem, *parts, pure=False)
             parts = np.array_split(devices, max(1, min(len(devices), sum(client.nthreads().values()))))
             tasks = [client.submit(simulate_many, held[problem], part, below=below, pure=False) for part in parts]
             found = client.gather(tasks)
@@ -128,21 +155,32 @@ def execute_apart(run: Run, instance: Instance, limits: Limits, graph: bytes | N
         (here / "task.json").write_text(json.dumps(task), encoding="utf-8")
         code = "import sys; from simdev.bench.dask_cluster import _child; _child(sys.argv[1])"
         cwd = folder if os.path.isdir(folder) else None
-        child = subprocess.Popen([sys.executable, "-c", code, scratch], cwd=cwd, stdout=subprocess.DEVNULL)
+        child = subprocess.Popen(
+            [sys.executable, "-c", code, scratch], cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
         try:
             child.wait(timeout=limits.seconds)
         except subprocess.TimeoutExpired:
             return _failed(run, instance, "timeout", f"longer than {limits.seconds:g} s")
         finally:
-            child.kill()
-            child.wait()
-        if child.returncode != 0:
+            _end(child)
+        if child.returncode != 0 or not (here / "outcome.json").is_file():
             status = "memory" if child.returncode == -9 else "error"
             return _failed(run, instance, status, death(child.returncode))
-        told = json.loads((here / "outcome.json").read_text(encoding="utf-8"))
-        row = rows.row_from_json(told["row"], here / "outcome.json")
+        answer = json.loads((here / "outcome.json").read_text(encoding="utf-8"))
+        row = rows.row_from_json(answer["row"], here / "outcome.json")
         placement = rows.stored_placement(here, row.placement) if row.placement else None
-        return Outcome(row, placement, tuple(map(tuple, told["curve"])))
+        return Outcome(row, placement, tuple(map(tuple, answer["curve"])))
+
+
+def _end(child: subprocess.Popen) -> None:
+    """Close the lifeline of the child's guard, which then ends all its processes."""
+    child.stdin.close()
+    try:
+        child.wait(timeout=GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
 
 
 def _failed(run: Run, instance: Instance, status: str, error: str) -> Outcome:
@@ -153,12 +191,17 @@ def _failed(run: Run, instance: Instance, status: str, error: str) -> Outcome:
 
 
 def _child(scratch: str) -> None:
-    here = Path(scratch)
+    guarded(lambda: _execute_task(Path(scratch)), sys.stdin.fileno())
+
+
+def _execute_task(here: Path) -> None:
     task = json.loads((here / "task.json").read_text(encoding="utf-8"))
-    limit_process(Limits(**task["limits"]))
-    outcome = execute(Run(**task["run"]), Instance(**task["instance"]))
+    own = os.getpid()
+    outcome = execute_limited(Run(**task["run"]), Instance(**task["instance"]), Limits(**task["limits"]))
+    if os.getpid() != own:  # a process that the placer has forked and that came back from it, too
+        return
     if outcome.placement is not None:
         (here / "placements").mkdir()
         rows.store_placement(here, outcome.placement)
-    told = {"row": rows.row_to_json(replace(outcome.row, **circumstances())), "curve": outcome.curve}
-    (here / "outcome.json").write_text(json.dumps(told), encoding="utf-8")
+    document = {"row": rows.row_to_json(outcome.row), "curve": outcome.curve}
+    (here / "outcome.json").write_text(json.dumps(document), encoding="utf-8")

@@ -29,9 +29,10 @@ class NamedBudget:
     topologies: tuple[str, ...]
 
 
+FOUR = ("inception-v3", "nmt", "transformer-xl-2", "wavenet-2x18")
 SIX = ("amoebanet-d", "inception-v3", "nasnet-a-large", "nmt", "transformer-xl-2", "wavenet-2x18")
 BUDGETS = {
-    "quick": NamedBudget("evaluations=1000", 120, 4 << 30, SIX, ("p100x4",)),
+    "quick": NamedBudget("evaluations=500", 120, 4 << 30, FOUR, ("p100x4",)),
     "standard": NamedBudget(
         "evaluations=2000", 900, 6 << 30, (*SIX, "dlrm", "gnmt-4", "gnmt-8", "gpt2-medium", "rnnlm", "vit-l"),
         ("k80x4", "p100x4", "v100x8-dgx1"),

@@ -1,17 +1,8 @@
-"""The bench in three steps: plan the runs, execute each in a process of its own, write what they found.
-
-The results of a folder live in its journal; ``results.csv``, ``leaderboard.csv``, ``ranking.csv`` and ``curves.csv``
-are written from it. A bench that was stopped, however rudely, goes on where it was.
-"""
+"""One run: load the problem, let the placer place, simulate, and write down what happened as a row."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,12 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from simdev.analysis.levels import check_feasible
-from simdev.bench.journal import Results
-from simdev.bench.plan import BUDGETS, Run, parse_budget, parse_rules
+from simdev.bench.plan import Run, parse_budget, parse_rules
 from simdev.bench.provenance import circumstances
 from simdev.bench.rows import Row
 from simdev.bench.stored import keep_machine, kept_graph, ships
-from simdev.bench.workers import Limits, cores, death, environment, limit_process, result, running, worker_pool
+from simdev.bench.workers import Limits, limit_process
 from simdev.errors import Infeasible, InvalidInput, SimdevError, Unsupported
 from simdev.placers import registry
 from simdev.placers.budget import Budget
@@ -63,22 +53,6 @@ class Outcome:
     curve: tuple[tuple[int, float, int], ...] = ()
 
 
-Submit = Callable[[Run, Instance], Future]  # the future of an Outcome
-
-
-class Observer:
-    """Told how the bench goes on; the command line draws it. Every method may be left as it is."""
-
-    def note(self, text: str) -> None:
-        """A step that takes a while begins."""
-
-    def tick(self, done: int, total: int, running: list[str]) -> None:
-        """A few times a second."""
-
-    def row(self, done: int, total: int, row: Row) -> None:
-        """A run is finished and in the journal."""
-
-
 def load_problem(workload: str, topology: str, rules: str, graph_file: str | None = None) -> Problem:
     """The problem that a row names."""
     graph = load_graph(graph_file) if graph_file else registry.load_workload(workload)
@@ -88,8 +62,6 @@ def load_problem(workload: str, topology: str, rules: str, graph_file: str | Non
 def execute(run: Run, instance: Instance, problem: Problem | None = None) -> Outcome:
     """Place and simulate, here and now, without limits. What a placer raises becomes the row's status. ``problem``
     is the run's, if it is loaded already."""
-    from simdev.sim import simulate
-
     spec, params = registry.find_placer(run.entry)
     blank = blank_row(run, instance, spec.version)
     missing = [package for package in spec.needs if find_spec(package) is None]
@@ -100,22 +72,53 @@ def execute(run: Run, instance: Instance, problem: Problem | None = None) -> Out
         check_feasible(problem)
     except Infeasible as error:
         return Outcome(replace(blank, status="infeasible", error=one_line(error)))
+    try:
+        return _place(spec, params, problem, run, blank)
+    except (Exception, SystemExit, GeneratorExit) as error:
+        return _failure(blank, error)
+
+
+def execute_limited(run: Run, instance: Instance, limits: Limits) -> Outcome:
+    """Execute in a worker process, where a KeyboardInterrupt can come from nobody but the placer: it is a row too."""
+    limit_process(limits)
+    try:
+        outcome = execute(run, instance)
+    except KeyboardInterrupt as error:
+        spec, _ = registry.find_placer(run.entry)
+        outcome = _failure(blank_row(run, instance, spec.version), error)
+    return replace(outcome, row=replace(outcome.row, **circumstances()))
+
+
+def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> Outcome:
+    from simdev.sim import simulate
+
+    given = _identity(problem)
     evaluations, seconds = parse_budget(run.budget)
     budget = Budget(problem, evaluations=evaluations, seconds=seconds)
     started = time.monotonic()
-    try:
-        placement = spec.place(problem, rng=np.random.default_rng(run.entropy), budget=budget, **params)
-        taken = time.monotonic() - started
-        row = score(blank, problem, placement, simulate(problem, placement))
-    except Unsupported as error:
-        return Outcome(replace(blank, status="skipped", error=one_line(error)))
-    except MemoryError as error:
-        return Outcome(replace(blank, status="memory", error=one_line(error)))
-    except (Exception, SystemExit) as error:  # a placer may raise anything: it is a row, not the end of the bench
-        text = one_line(error) if isinstance(error, SimdevError) else f"{type(error).__name__}: {one_line(error)}"
-        return Outcome(replace(blank, status="error", error=text))
+    placement = spec.place(problem, rng=np.random.default_rng(run.entropy), budget=budget, **params)
+    taken = time.monotonic() - started
+    if _identity(problem) != given:
+        raise InvalidInput("the placer altered the problem that it was given")
+    row = score(blank, problem, placement, simulate(problem, placement))
     row = replace(row, evaluations=budget.used, place_seconds=round(taken, 3))
     return Outcome(row, placement, tuple(budget.curve))
+
+
+def _identity(problem: Problem) -> tuple:
+    """What the graph, the costs, the topology and the rules are now, not what they were when first asked for."""
+    graph, costs = problem.graph, problem.costs
+    return type(graph).fingerprint.func(graph), type(costs).hash.func(costs), repr(problem.topology), problem.rules
+
+
+def _failure(blank: Row, error: BaseException) -> Outcome:
+    """The row of a placer that raised ``error``."""
+    if isinstance(error, Unsupported):
+        return Outcome(replace(blank, status="skipped", error=one_line(error)))
+    if isinstance(error, MemoryError):
+        return Outcome(replace(blank, status="memory", error=one_line(error) or "no memory was left"))
+    text = one_line(error) if isinstance(error, SimdevError) else f"{type(error).__name__}: {one_line(error)}"
+    return Outcome(replace(blank, status="error", error=text))
 
 
 def blank_row(run: Run, instance: Instance, placer_version: int) -> Row:
@@ -150,108 +153,7 @@ def overflow_text(problem: Problem, schedule) -> str:
     return " ".join(f"{names[d]}:{int(schedule.overflow_bytes[d])}" for d in np.flatnonzero(schedule.overflow_bytes))
 
 
-def bench(
-    runs: list[Run],
-    out: str | os.PathLike,
-    *,
-    jobs: int | None = None,
-    limits: Limits | None = None,
-    retry: bool = False,
-    observer: Observer | None = None,
-    backend: Callable[[int, Limits], contextlib.AbstractContextManager[Submit]] | None = None,
-) -> list[Row]:
-    """Execute what the folder ``out`` does not hold yet, ``jobs`` at a time; return the rows of ``runs``.
-
-    ``backend`` says where (default: :func:`local_backend`). Runs that failed are rows too, and run again only with
-    ``retry``. Raises :class:`InvalidInput` where the folder cannot be written or another bench writes to it. On
-    KeyboardInterrupt what is finished is written first.
-    """
-    out, observer = Path(out), observer or Observer()
-    limits = limits or Limits(BUDGETS["quick"].seconds, BUDGETS["quick"].memory_bytes)
-    jobs = max(1, jobs or cores())
-    with locked(out), environment():
-        results = Results(out)
-        try:
-            observer.note("loading and compiling")
-            instances = _instances(runs, results, jobs, limits, retry, observer)
-            todo = [run for run in runs if not _held(results.row(run.key), run, instances[run.instance], retry)]
-            for run in set(runs) - set(todo):
-                results.rebound(run.key, instances[run.instance].bound_ns, instances[run.instance].bound_method)
-            if todo:
-                _warm_placers(todo, limits, observer)
-            with (backend or local_backend)(jobs, limits) as submit:
-                _execute_all(todo, instances, results, submit, limits, observer, len(runs))
-        finally:
-            if results.rows:
-                results.write()
-            results.close()
-    wanted = {run.key for run in runs}
-    return [row for row in results.rows if row.key in wanted]
-
-
-def _held(row: Row | None, run: Run, instance: Instance, retry: bool) -> bool:
-    """Whether a row is this run's, made from the same graph and costs by the same placer version."""
-    if row is None or (retry and row.status != "ok"):
-        return False
-    spec, _ = registry.find_placer(run.entry)
-    return (row.fingerprint, row.cost_hash, row.version) == (instance.fingerprint, instance.cost_hash, spec.version)
-
-
-@contextlib.contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Make the folder and hold its lock. The kernel lets go of it when the process ends, however it ends."""
-    try:
-        (out / "placements").mkdir(parents=True, exist_ok=True)
-        file = open(out / ".lock", "a")
-    except OSError as error:
-        raise InvalidInput(f"cannot be written ({error.strerror or error})", source=out) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InvalidInput("another bench is writing to this folder", source=out) from None
-        yield
-
-
-def _instances(runs, results, jobs, limits, retry, observer) -> dict[tuple, Instance]:
-    """Load every workload on every topology, and bound those that have no bound yet, in worker processes."""
-    from pebble import ProcessExpired
-
-    names = sorted({run.instance for run in runs})
-    found = {}
-    pool = worker_pool(jobs)
-    with running(pool):
-        futures = {name: pool.schedule(_find_instance, (*name, str(results.out))) for name in names}
-        for name, future in futures.items():
-            found[name] = result(future, name[0])
-            observer.note(f"loaded {name[0]} on {name[1]}")
-        pending = {}
-        for name, instance in found.items():
-            if not instance.cost_hash:
-                continue
-            known = results.bounds.get(instance.problem)
-            if known is None or (retry and known[0] is None):
-                future = pool.schedule(_bound, (instance, limits), timeout=limits.seconds)
-                pending[future] = name
-            else:
-                found[name] = replace(instance, bound_ns=known[0], bound_method=known[1])
-        for future, name in pending.items():
-            try:
-                ns, method = future.result()
-            except TimeoutError:
-                ns, method = None, "timeout"
-            except (MemoryError, ProcessExpired):
-                ns, method = None, "memory"
-            except Exception as error:  # no bound is a gap in the board, not the end of the bench
-                ns, method = None, "error"
-                observer.note(f"no bound for {name[0]} on {name[1]}: {type(error).__name__}: {one_line(error)}")
-            found[name] = replace(found[name], bound_ns=ns, bound_method=method)
-            results.add_bound(found[name].problem, ns, method)
-            observer.note(f"bounded {name[0]} on {name[1]}")
-    return found
-
-
-def _find_instance(workload: str, topology: str, rules: str, out: str) -> Instance:
+def find_instance(workload: str, topology: str, rules: str, out: str) -> Instance:
     graph = registry.load_workload(workload)
     try:
         cost_hash = Problem.build(graph, load_topology(topology), rules=parse_rules(rules)).costs.hash
@@ -268,7 +170,7 @@ def _find_instance(workload: str, topology: str, rules: str, out: str) -> Instan
     return Instance(workload, topology, rules, graph.fingerprint, cost_hash, graph.n_ops, graph_file)
 
 
-def _bound(instance: Instance, limits: Limits) -> tuple[int, str]:
+def find_bound(instance: Instance, limits: Limits) -> tuple[int, str]:
     from simdev.analysis.levels import lower_bound
 
     limit_process(limits)
@@ -276,19 +178,7 @@ def _bound(instance: Instance, limits: Limits) -> tuple[int, str]:
     return int(bound.ns), str(bound.method)
 
 
-def _warm_placers(runs: list[Run], limits: Limits, observer: Observer) -> None:
-    """Run each placer once on a tiny problem, one after the other: workers that compile the same function at the
-    same time would spoil each other's cache."""
-    entries = sorted({run.entry for run in runs})
-    pool = worker_pool(1, tasks=0)
-    with running(pool):
-        for entry in entries:
-            observer.note(f"warming up {entry}")
-            with contextlib.suppress(Exception, SystemExit):  # what is wrong with it will be told by its rows
-                pool.schedule(_warm_placer, (entry, limits), timeout=min(60, limits.seconds)).result()
-
-
-def _warm_placer(entry: str, limits: Limits) -> None:
+def warm_placer(entry: str, limits: Limits) -> None:
     from simdev.bench.warm import tiny_problem
 
     limit_process(limits)
@@ -297,53 +187,11 @@ def _warm_placer(entry: str, limits: Limits) -> None:
     spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=20), **params)
 
 
-@contextlib.contextmanager
-def local_backend(jobs: int, limits: Limits) -> Iterator[Submit]:
-    """Execute in processes of this machine, ``jobs`` at a time."""
-    pool = worker_pool(jobs)
-    with running(pool):
-        yield lambda run, instance: pool.schedule(_execute_limited, (run, instance, limits), timeout=limits.seconds)
-
-
-def _execute_all(todo, instances, results, submit, limits, observer, total) -> None:
-    """Execute the largest graphs first, and write each row as it comes."""
-    done = total - len(todo)
-    order = sorted(todo, key=lambda run: (-instances[run.instance].n_ops, run))
-    futures = {submit(run, instances[run.instance]): run for run in order}
-    while futures:
-        finished, _ = wait(futures, timeout=0.25, return_when=FIRST_COMPLETED)
-        for future in finished:
-            run = futures.pop(future)
-            outcome = _outcome(future, run, instances[run.instance], limits)
-            results.add(outcome.row, outcome.placement, outcome.curve)
-            done += 1
-            observer.row(done, total, outcome.row)
-        observer.tick(done, total, [str(run) for future, run in futures.items() if future.running()])
-
-
-def _outcome(future, run: Run, instance: Instance, limits: Limits) -> Outcome:
-    from pebble import ProcessExpired
-
-    try:
-        return future.result()
-    except TimeoutError:
-        status, error = "timeout", f"longer than {limits.seconds:g} s"
-    except MemoryError as raised:
-        status, error = "memory", one_line(raised)
-    except ProcessExpired as raised:
-        status, error = ("memory" if raised.exitcode == -9 else "error"), death(raised.exitcode)
-    except Exception as raised:
-        status, error = "error", f"{type(raised).__name__}: {one_line(raised)}"
-    spec, _ = registry.find_placer(run.entry)
-    return Outcome(replace(blank_row(run, instance, spec.version), status=status, error=error, **circumstances()))
-
-
-def _execute_limited(run: Run, instance: Instance, limits: Limits) -> Outcome:
-    limit_process(limits)
-    outcome = execute(run, instance)
-    return replace(outcome, row=replace(outcome.row, **circumstances()))
-
-
 def one_line(error: BaseException) -> str:
-    """The message of an exception on one line of at most 300 characters."""
-    return " ".join(str(error).split())[:300]
+    """The message of an exception on one line of at most 300 characters, all of which can be printed and stored."""
+    try:
+        words = str(error).split()
+    except Exception:  # an exception whose text raises
+        words = []
+    text = " ".join(words)[:300]
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)[:300]

@@ -1,10 +1,6 @@
-"""Imported once by the fork server: loads and compiles what every worker needs, so that no worker does it again."""
+"""Load and compile what every worker needs, once, so that no worker does it again."""
 
 from __future__ import annotations
-
-import contextlib
-import sys
-import traceback
 
 import numpy as np
 
@@ -42,16 +38,3 @@ def tiny_placement(problem):
     from simdev.problem.placement import Placement
 
     return Placement(np.arange(problem.graph.n_ops) % 2)
-
-
-def say_unless_too_late(kind, error, trace) -> None:
-    """The exception hook of workers. One that is forked just when its pool ends finds the pool's semaphores gone;
-    nobody waits for it, so nobody is told."""
-    frame = traceback.extract_tb(trace)[-1] if trace else None
-    if not (kind is FileNotFoundError and frame and frame.filename.endswith("multiprocessing/synchronize.py")):
-        sys.__excepthook__(kind, error, trace)
-
-
-sys.excepthook = say_unless_too_late
-with contextlib.suppress(Exception):  # a worker that needs the broken part tells what is wrong
-    warm()

@@ -1,17 +1,26 @@
-"""Worker processes: each run in a process of its own, with one thread, a time limit and a memory limit."""
+"""Worker processes: each task in a process tree of its own, with one thread, a time limit and a memory limit."""
 
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from threading import Lock, Thread
+from typing import Any
 
+from simdev.bench.guard import guarded
 from simdev.errors import InvalidInput
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+GRACE_S = 10.0  # for a guard to end what it guards
 
 
 @dataclass(frozen=True)
@@ -22,22 +31,216 @@ class Limits:
     memory_bytes: int
 
 
+class WorkerDied(Exception):
+    """A worker process ended without an answer. ``exitcode`` is negative for a signal."""
+
+    def __init__(self, exitcode: int | None):
+        super().__init__(death(exitcode))
+        self.exitcode = exitcode
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A process, the connection to it, how many tasks it may still take, and the task that it has now."""
+
+    process: multiprocessing.process.BaseProcess
+    connection: Connection
+    left: int
+    future: Future | None = None
+    deadline: float = float("inf")
+
+    @property
+    def leaving(self) -> bool:
+        return self.connection.closed
+
+
+class Pool:
+    """Up to ``jobs`` worker processes, forked from a server that is warm.
+
+    Each takes ``tasks`` tasks; with 1, every task has a fresh process. A slot is free again when all processes of its
+    task have ended.
+    """
+
+    def __init__(self, jobs: int, *, tasks: int = 1):
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["simdev.bench.preload"])
+        self._jobs, self._tasks = jobs, tasks
+        self._queue: list[tuple[tuple, int, tuple]] = []  # a heap: rank, number, task
+        self._numbers = itertools.count()
+        self._workers: list[_Worker] = []
+        self._closing, self._lock = False, Lock()
+        self._woken, self._wake = multiprocessing.Pipe(duplex=False)
+        self._thread = Thread(target=self._serve, name="simdev workers", daemon=True)
+        self._thread.start()
+
+    def schedule(self, function: Callable, args: tuple = (), *, timeout: float | None = None, rank: tuple = ()):
+        """The future of ``function(*args)`` in a worker. Waiting tasks start in the order of ``rank``, then of age.
+
+        The future raises what the function raises, :class:`TimeoutError` if the task takes more than ``timeout``
+        seconds, and :class:`WorkerDied` if the process ends without an answer.
+        """
+        future: Future = Future()
+        with self._lock:
+            heapq.heappush(self._queue, (rank, next(self._numbers), (future, function, args, timeout)))
+        self._wake_up()
+        return future
+
+    def close(self) -> None:
+        """Take no more tasks; :meth:`join` returns when all are done."""
+        self._closing = True
+        self._wake_up()
+
+    def stop(self) -> None:
+        """Cancel what waits and kill what runs."""
+        with self._lock:
+            waiting, self._queue = self._queue, []
+            self._closing, self._jobs = True, 0
+        for _, _, (future, *_) in waiting:
+            future.cancel()
+        self._wake_up()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake.send_bytes(b"")
+
+    def _serve(self) -> None:
+        while True:
+            self._assign()
+            if self._closing and not self._queue and not self._workers:
+                return
+            self._listen()
+
+    def _assign(self) -> None:
+        """Give waiting tasks to free workers, and send away workers that are not needed any more."""
+        while True:
+            worker = next((one for one in self._workers if one.future is None and not one.leaving), None)
+            with self._lock:
+                free = worker is not None or len(self._workers) < self._jobs
+                task = heapq.heappop(self._queue)[-1] if self._queue and free else None
+            if task is None:
+                break
+            self._give(worker, *task)
+        for worker in self._workers:
+            if not worker.leaving and (self._jobs == 0 or (self._closing and worker.future is None)):
+                self._send_away(worker, None)
+
+    def _give(self, worker: _Worker | None, future: Future, function, args, timeout) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            if worker is None:
+                worker = self._start()
+            worker.future, worker.deadline = future, time.monotonic() + (float("inf") if timeout is None else timeout)
+            worker.connection.send((function, args))
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it has died: seen when it is listened to
+        except Exception as error:  # no process can be started, or the task cannot be pickled
+            if worker is not None:
+                worker.future = None
+                self._send_away(worker, None)
+            future.set_exception(error)
+
+    def _start(self) -> _Worker:
+        own, other = multiprocessing.Pipe()
+        process = self._context.Process(target=_serve_tasks, args=(other,))
+        process.start()
+        other.close()
+        self._workers.append(_Worker(process, own, self._tasks))
+        return self._workers[-1]
+
+    def _listen(self) -> None:
+        """Wait until a worker has an answer or has ended, a task has taken too long, or there is something to do."""
+        sources: dict[Any, _Worker | None] = {self._woken: None}
+        for worker in self._workers:
+            sources[worker.process.sentinel if worker.leaving else worker.connection] = worker
+        now = time.monotonic()
+        patience = max(0.0, min((one.deadline for one in self._workers), default=float("inf")) - now)
+        for source in wait(list(sources), None if patience == float("inf") else patience):
+            worker = sources[source]
+            if worker is None:
+                self._woken.recv_bytes()
+            elif worker.leaving:
+                worker.process.join()
+                self._workers.remove(worker)
+            else:
+                self._receive(worker)
+        now = time.monotonic()
+        for worker in [one for one in self._workers if one.deadline <= now]:
+            if worker.leaving:  # the guard was stopped, say
+                worker.process.kill()
+                worker.deadline = now + GRACE_S
+            else:
+                self._send_away(worker, TimeoutError())
+
+    def _receive(self, worker: _Worker) -> None:
+        future, worker.future, worker.deadline = worker.future, None, float("inf")
+        try:
+            good, answer = worker.connection.recv()
+        except (EOFError, OSError):
+            worker.process.join()
+            answer, good = WorkerDied(worker.process.exitcode), False
+            worker.left = 0
+        except Exception as error:  # an answer that cannot be unpickled
+            answer, good = error, False
+        worker.left -= 1
+        if worker.left <= 0:
+            self._send_away(worker, None)
+        if future is not None:
+            (future.set_result if good else future.set_exception)(answer)
+
+    def _send_away(self, worker: _Worker, error: BaseException | None) -> None:
+        """Close the connection: the worker's guard then ends all its processes."""
+        worker.connection.close()
+        worker.deadline = time.monotonic() + GRACE_S
+        if worker.future is not None:
+            worker.future.set_exception(error or WorkerDied(None))
+            worker.future = None
+
+
+def _serve_tasks(connection: Connection) -> None:
+    """The life of a worker: the guard of a process that does one task after another until there is none."""
+    guarded(lambda: _do_tasks(connection), connection.fileno())
+
+
+def _do_tasks(connection: Connection) -> None:
+    own = os.getpid()
+    while True:
+        try:
+            function, args = connection.recv()
+        except EOFError:
+            return
+        except Exception as error:  # a module that cannot be imported here
+            connection.send((False, error))
+            continue
+        try:
+            answer = True, function(*args)
+        except BaseException as error:
+            answer = False, error
+        if os.getpid() != own:  # a process that the task has forked and that came back from it, too
+            os._exit(0)
+        try:
+            connection.send(answer)
+        except (OSError, MemoryError):
+            raise
+        except Exception as error:
+            connection.send((False, RuntimeError(f"the answer cannot be sent ({type(error).__name__})")))
+
+
 def cores() -> int:
     """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def worker_pool(jobs: int, *, tasks: int = 1):
-    """Worker processes, by default a fresh one for each task, forked from a server that is warm."""
-    from pebble import ProcessPool
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["simdev.bench.warm"])
-    return ProcessPool(max_workers=jobs, max_tasks=tasks, context=context)
+def worker_pool(jobs: int, *, tasks: int = 1) -> Pool:
+    """See :class:`Pool`."""
+    return Pool(jobs, tasks=tasks)
 
 
 @contextlib.contextmanager
-def running(pool) -> Iterator[None]:
+def running(pool: Pool) -> Iterator[None]:
     """Let the pool finish; on any exception, Ctrl-C too, kill its workers."""
     try:
         yield
@@ -65,30 +268,27 @@ def environment() -> Iterator[None]:
 
 
 def limit_process(limits: Limits) -> None:
-    """Cap this process's memory, and its processor time so that it cannot outlive a bench that was killed."""
+    """Cap this process's memory."""
     import resource
 
-    for what, most in (
-        (resource.RLIMIT_DATA, limits.memory_bytes),
-        (resource.RLIMIT_CPU, int(2 * limits.seconds) + 60),
-    ):
-        _, hard = resource.getrlimit(what)
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(what, (most, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = limits.memory_bytes if hard == resource.RLIM_INFINITY else min(limits.memory_bytes, hard)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 def death(code: int | None) -> str:
     """Why a worker process ended without an answer."""
     if code == -9:
         return "the process was killed (signal 9): probably no memory was left"
-    return f"the process died of signal {-code}" if code and code < 0 else f"the process ended with exit code {code}"
+    if code is not None and code < 0:
+        return f"the process died of signal {-code}"
+    return f"the process ended with exit code {code} and without an answer"
 
 
-def result(future, what: str):
-    from pebble import ProcessExpired
-
+def result(future: Future, what: str):
+    """The result of a future; :class:`InvalidInput` that names ``what`` where the worker died."""
     try:
         return future.result()
-    except ProcessExpired as error:
-        raise InvalidInput(death(error.exitcode), source=what) from None
+    except WorkerDied as error:
+        raise InvalidInput(str(error), source=what) from None

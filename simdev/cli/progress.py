@@ -1,4 +1,4 @@
-"""Progress of long commands: a live bar on a terminal, a plain line for each finished run elsewhere."""
+"""Progress of long commands: a live bar on a terminal, elsewhere a plain line for each finished run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from simdev.bench.bench import Observer
 from simdev.bench.rows import Row
-from simdev.bench.run import Observer
 from simdev.report.summary import cell
 
 
@@ -18,7 +18,7 @@ def observer(total: int) -> Iterator[Observer]:
         yield _Plain()
         return
     with _bar() as bar:
-        yield _Live(bar, bar.add_task("starting", total=total, now="", best=""))
+        yield _Live(bar, bar.add_task("starting", total=total, now="", left=""))
 
 
 @contextlib.contextmanager
@@ -30,37 +30,58 @@ def counter(what: str) -> Iterator[Callable]:
         )
         return
     with _bar() as bar:
-        task = bar.add_task(what, total=None, now="", best="")
+        task = bar.add_task(what, total=None, now="", left="")
         yield lambda done, total, title, wrong: bar.update(task, completed=done, total=total, now=title)
 
 
+def left(seconds: float | None) -> str:
+    """An estimate of the time left, in words; empty if there is none."""
+    if seconds is None:
+        return ""
+    return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {max(1, seconds):.0f} s left"
+
+
 class _Plain(Observer):
+    def __init__(self):
+        self.left_s = None
+
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    def tick(self, done: int, total: int, running: list[str], left_s: float | None = None) -> None:
+        self.left_s = left_s
+
     def row(self, done: int, total: int, row: Row) -> None:
-        print(f"[{done}/{total}] {row.workload} {row.topology} {row.entry}: {cell(row)}", file=sys.stderr, flush=True)
+        rest = left(self.left_s) if done < total else ""
+        line = f"[{done}/{total}] {row.workload} {row.topology} {row.entry}: {cell(row)}{rest and ', ' + rest}"
+        print(line, file=sys.stderr, flush=True)
 
 
 class _Live(Observer):
+    """The bar, with a line above it for each finished run."""
+
     def __init__(self, bar, task):
         self.bar, self.task, self.best = bar, task, {}
 
     def note(self, text: str) -> None:
-        self.bar.update(self.task, now=text)
+        self.bar.console.print(text, markup=False, highlight=False)
 
-    def tick(self, done: int, total: int, running: list[str]) -> None:
-        self.bar.update(self.task, description="bench", completed=done, total=total, now=", ".join(running[:2]))
+    def tick(self, done: int, total: int, running: list[str], left_s: float | None = None) -> None:
+        what = ", ".join(running[:2])
+        self.bar.update(self.task, description="bench", completed=done, total=total, now=what, left=left(left_s))
 
     def row(self, done: int, total: int, row: Row) -> None:
+        why = f": {row.error}" if row.status not in ("ok", "skipped") else ""
+        line = f"{row.workload} {row.topology} {row.entry}: {cell(row)}{why}{self._record(row)}"
+        self.bar.console.print(line, markup=False, highlight=False)
+
+    def _record(self, row: Row) -> str:
+        """Whether the row is the best so far on its workload and topology."""
         instance = row.workload, row.topology
-        if row.step_ns is not None and row.step_ns < self.best.get(instance, (1 << 62, ""))[0]:
-            self.best[instance] = row.step_ns, row.entry
-            self.bar.update(self.task, best=f"best on {row.workload}: {row.step_ns / 1e6:.1f} ms ({row.entry})")
-        if row.status not in ("ok", "skipped"):
-            self.bar.console.print(
-                f"{row.workload} {row.topology} {row.entry}: {row.status}: {row.error}", markup=False
-            )
+        if row.step_ns is None or row.step_ns >= self.best.get(instance, 1 << 62):
+            return ""
+        self.best[instance] = row.step_ns
+        return ", best so far"
 
 
 def _bar():
@@ -69,6 +90,6 @@ def _bar():
 
     return Progress(
         TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[now]}", markup=False), TextColumn("{task.fields[best]}", markup=False),
+        TextColumn("{task.fields[left]}", markup=False), TextColumn("{task.fields[now]}", markup=False),
         console=Console(stderr=True),
     )  # fmt: skip

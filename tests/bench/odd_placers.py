@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -72,3 +73,65 @@ def needy(problem, *, rng, budget):
 @placer("leaver", version=1, family="test")
 def leaver(problem, *, rng, budget):
     raise SystemExit("good bye")
+
+
+@placer("interrupter", version=1, family="test")
+def interrupter(problem, *, rng, budget):
+    raise KeyboardInterrupt
+
+
+@placer("generator", version=1, family="test")
+def generator(problem, *, rng, budget):
+    raise GeneratorExit("not a generator")
+
+
+@placer("surrogate", version=1, family="test")
+def surrogate(problem, *, rng, budget):
+    raise RuntimeError("\udcff\x00\x1b[31m")
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+@placer("speechless", version=1, family="test")
+def speechless(problem, *, rng, budget):
+    raise Unspeakable
+
+
+@placer("quitter", version=1, family="test")
+def quitter(problem, *, rng, budget):
+    os._exit(0)
+
+
+@placer("vandal", version=1, family="test")
+def vandal(problem, *, rng, budget):
+    problem.costs.op_ns.setflags(write=True)
+    problem.costs.op_ns[:] = 0
+    return Placement(np.zeros(problem.graph.n_ops, np.int32))
+
+
+@placer("forker", version=1, family="test", defaults={"log": "", "seconds": 0})
+def forker(problem, *, rng, budget, log, seconds):
+    """Leaves two processes behind, one of them in a session of its own. Each writes its process id."""
+    if problem.graph.name == "tiny":
+        return Placement(np.ones(problem.graph.n_ops, np.int32))
+    for apart in (False, True):
+        if os.fork() == 0:
+            if apart:
+                os.setsid()
+            with open(log, "a", encoding="utf-8") as file:
+                file.write(f"{os.getpid()}\n")
+            time.sleep(600)
+    while not Path(log).is_file() or len(Path(log).read_text().split()) < 2:
+        time.sleep(0.01)
+    time.sleep(seconds)
+    return Placement(np.ones(problem.graph.n_ops, np.int32))
+
+
+@placer("twins", version=1, family="test")
+def twins(problem, *, rng, budget):
+    """Comes back twice."""
+    os.fork()
+    return Placement(np.ones(problem.graph.n_ops, np.int32))

@@ -1,11 +1,11 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
-from multiprocessing.synchronize import SemLock
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +14,19 @@ import pytest
 from simdev.bench import rows, verify, workers
 from simdev.bench import run as bench
 from simdev.bench import score as leaderboard
+from simdev.bench.bench import Observer, locked
+from simdev.bench.bench import bench as execute_all
+from simdev.bench.journal import journal_line
 from simdev.bench.plan import BUDGETS, Run, plan, time_limit
 from simdev.bench.workers import Limits
 from simdev.errors import InvalidInput, UnknownName
+from simdev.files import TEMPORARY
 from simdev.placers import registry
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.graph_file import save_graph
 from simdev.problem.topology import topology_names
 
+SUM = re.compile(r', "sum": "[0-9a-f]{16}"\}')
 ODD = str(Path(__file__).with_name("odd_placers.py"))
 LIMITS = Limits(seconds=30, memory_bytes=2 << 30)
 
@@ -53,7 +58,7 @@ def odd(*names):
 def run(graphs, placers, out, **settings):
     planned = {key: settings.pop(key) for key in ("budget", "seeds") if key in settings}
     runs = plan(graphs, ["p100x2"], placers, **{"budget": "evaluations=10", **planned})
-    return bench.bench(runs, out, **{"jobs": 2, "limits": LIMITS, **settings})
+    return execute_all(runs, out, **{"jobs": 2, "limits": LIMITS, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +151,74 @@ def test_rows_tell_what_happened(graphs, tmp_path):
     assert all(row.step_ns is None for name, row in by_name.items() if told[name][0] != "ok")
 
 
+RAISED = {
+    "interrupter": ("error", "KeyboardInterrupt: "),
+    "generator": ("error", "GeneratorExit: not a generator"),
+    "surrogate": ("error", r"RuntimeError: \udcff\x00\x1b[31m"),
+    "speechless": ("error", "Unspeakable: "),
+    "quitter": ("error", "the process ended with exit code 0 and without an answer"),
+    "vandal": ("error", "the placer altered the problem that it was given"),
+    "twins": ("ok", ""),
+    "single-gpu": ("ok", ""),
+}
+
+
+def test_no_placer_stops_the_bench_and_each_row_has_its_true_status(graphs, tmp_path):
+    placers = ["single-gpu", *odd(*(name for name in RAISED if name != "single-gpu"))]
+    found = run(graphs[:1], placers, tmp_path, limits=Limits(300, 2 << 30))
+    assert {row.placer.rpartition(":")[2]: (row.status, row.error) for row in found} == RAISED
+    assert run(graphs[:1], placers, tmp_path) == found == rows.read_rows(tmp_path / "results.csv")
+
+
+def alive(pid):
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(true, seconds=300):
+    for _ in range(10 * seconds):
+        if true():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds} s")
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+
+
+@needs_proc
+def test_processes_that_a_placer_leaves_behind_end_with_its_run(graphs, tmp_path):
+    log = tmp_path / "log"
+    (row,) = run(graphs[:1], [f"{ODD}:forker[log={log}]"], tmp_path / "out", limits=Limits(300, 2 << 30))
+    assert row.status == "ok"
+    left = [int(pid) for pid in log.read_text().split()]
+    assert len(left) == 2
+    wait_until(lambda: not any(map(alive, left)))
+
+
+@needs_proc
+def test_no_process_outlives_a_bench_that_is_killed(graphs, tmp_path):
+    log = tmp_path / "log"
+    process = start(tmp_path / "out", graphs[0], f"forker[log={log},seconds=600]", seeds=1)
+    wait_until(lambda: log.is_file() and len(log.read_text().split()) >= 2 or process.poll() is not None)
+    left = descendants(process.pid) | {int(pid) for pid in log.read_text().split()}
+    assert len(left) >= 5  # the fork server, a guard, its work, and what that has left
+    process.kill()
+    process.communicate(timeout=300)  # returns when no process holds its pipes any more
+    wait_until(lambda: not any(map(alive, left)))
+
+
+def descendants(pid):
+    found = set()
+    for children in Path("/proc").glob(f"{pid}/task/*/children"):
+        for child in map(int, children.read_text().split()):
+            found |= {child} | descendants(child)
+    return found
+
+
 def test_a_search_that_never_ends_keeps_its_best(graphs, tmp_path):
     (row,) = run(graphs[:1], odd("spendthrift"), tmp_path, budget="evaluations=5")
     assert row.evaluations == 5 and row.feasible
@@ -154,10 +227,8 @@ def test_a_search_that_never_ends_keeps_its_best(graphs, tmp_path):
 
 
 def test_a_run_that_takes_too_long_is_a_row(graphs, tmp_path):
-    started = time.monotonic()
-    (row,) = run(graphs[:1], [f"{ODD}:slow[seconds=60]"], tmp_path, limits=Limits(1, 2 << 30))
+    (row,) = run(graphs[:1], [f"{ODD}:slow[seconds=600]"], tmp_path, limits=Limits(1, 2 << 30))
     assert (row.status, row.error) == ("timeout", "longer than 1 s")
-    assert time.monotonic() - started < 16
 
 
 def test_out_of_memory_keeps_its_time_but_has_no_score(folder):
@@ -223,7 +294,7 @@ def test_what_no_placement_can_do_is_a_row_with_the_reason(tmp_path):
         save_graph(builder.build(), paths[-1])
     (tmp_path / "small.toml").write_text(MACHINE)
     runs = plan(map(str, paths), [str(tmp_path / "small.toml")], ["dp", "ip-throughput"], budget="evaluations=5")
-    found = bench.bench(runs, tmp_path / "out", jobs=2, limits=LIMITS)
+    found = execute_all(runs, tmp_path / "out", jobs=2, limits=LIMITS)
     assert len(found) == 2 * len(IMPOSSIBLE)
     for row in found:
         reason = IMPOSSIBLE[int(row.workload[-5])][3]
@@ -251,7 +322,7 @@ def test_a_row_can_be_made_alone(folder, graphs):
 
 def test_seconds_end_a_search_too(graphs, tmp_path):
     (row,) = run(graphs[:1], odd("walk"), tmp_path, budget="seconds=0.5")
-    assert row.status == "ok" and row.evaluations > 10 and 0.4 < row.place_seconds < 15
+    assert row.status == "ok" and row.evaluations >= 1 and row.place_seconds > 0.4
     assert verify.verify(tmp_path, engine="fast", rerun=True) == []  # not run again: seconds are not repeatable
 
 
@@ -289,25 +360,26 @@ def test_a_missing_placement_runs_again(graphs, tmp_path):
     assert rows.placement_path(tmp_path, row.placement).is_file()
 
 
-def start(out, graph, log, seeds=16):
+def start(out, graph, placer, seeds=16):
+    """A bench in a process of its own, which Ctrl-C interrupts even if this test run ignores it (in the background)."""
     command = [
-        sys.executable, "-m", "simdev", "bench", "-w", graph, "-t", "p100x2", "-p", f"{ODD}:slow[log={log}]", "-j", "2",
+        sys.executable, "-m", "simdev", "bench", "-w", graph, "-t", "p100x2", "-p", f"{ODD}:{placer}", "-j", "2",
         "-b", "evaluations=0", "--seeds", str(seeds), "-o", str(out),
     ]  # fmt: skip
     return subprocess.Popen(
         command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
+        start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 
 def wait_for_rows(out, count, process):
     journal = out / "journal.jsonl"
-    for _ in range(600):
+    for _ in range(3000):
         if journal.is_file() and journal.read_text().count('"kind": "row"') >= count:
             return
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.1)
-    raise AssertionError("no rows in a minute")
+    raise AssertionError("no rows in five minutes")
 
 
 def test_rows_that_are_kept_take_a_bound_found_later(graphs, tmp_path):
@@ -317,7 +389,9 @@ def test_rows_that_are_kept_take_a_bound_found_later(graphs, tmp_path):
     for entry in entries:
         if entry["kind"] == "bound":
             entry["ns"], entry["method"] = 1, "another"
-    journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    journal.write_text(
+        "".join(map(journal_line, ({key: entry[key] for key in entry if key != "sum"} for entry in entries)))
+    )
     (after,) = run(graphs[:1], ["single-gpu"], tmp_path)
     assert after == replace(before, lower_bound_ns=1, bound_method="another")
 
@@ -325,10 +399,10 @@ def test_rows_that_are_kept_take_a_bound_found_later(graphs, tmp_path):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_bench_loses_nothing_and_goes_on(graphs, tmp_path, how):
     out, log = tmp_path / "out", tmp_path / "log"
-    process = start(out, graphs[0], log)
+    process = start(out, graphs[0], f"slow[log={log}]")
     wait_for_rows(out, 3, process)
     process.send_signal(how)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)  # returns when no process holds its pipes any more
     assert process.returncode == (-9 if how == signal.SIGKILL else 130)
     if how != signal.SIGKILL:
         assert "Traceback" not in errors and "interrupted" in errors
@@ -336,7 +410,6 @@ def test_a_stopped_bench_loses_nothing_and_goes_on(graphs, tmp_path, how):
     entries = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()]
     kept = [entry["row"]["seed"] for entry in entries if entry["kind"] == "row"]
     assert 3 <= len(kept) < 16
-    time.sleep(1)  # workers that were in the middle of a run
     called = len(log.read_text().split())
     found = run(graphs[:1], [f"{ODD}:slow[log={log}]"], out, budget="evaluations=0", seeds=16)
     assert sorted(row.seed for row in found) == list(range(16)) and all(row.status == "ok" for row in found)
@@ -382,7 +455,7 @@ def test_a_corrupt_journal_is_named(graphs, tmp_path):
     ],
 )
 def test_wrong_types_in_a_journal_are_named(graphs, folder, tmp_path, old, new, what):
-    journal = (folder / "journal.jsonl").read_text()
+    journal = SUM.sub("}", (folder / "journal.jsonl").read_text())  # as versions without checksums wrote it
     assert old in journal
     (tmp_path / "journal.jsonl").write_text(journal.replace(old, new))
     with pytest.raises(InvalidInput, match=f"journal.jsonl: .*{what}"):
@@ -390,9 +463,26 @@ def test_wrong_types_in_a_journal_are_named(graphs, folder, tmp_path, old, new, 
 
 
 def test_one_bench_at_a_time_in_a_folder(graphs, tmp_path):
-    with bench.locked(tmp_path), pytest.raises(InvalidInput, match="another bench is writing"):
+    with locked(tmp_path), pytest.raises(InvalidInput, match="another bench is writing"):
         run(graphs[:1], ["single-gpu"], tmp_path)
     assert run(graphs[:1], ["single-gpu"], tmp_path)
+
+
+def test_a_dirty_tree_is_a_warning_and_unfinished_files_are_removed(graphs, tmp_path, monkeypatch):
+    monkeypatch.setattr("simdev.bench.provenance.commit", lambda: "abc-dirty")
+    (tmp_path / "placements").mkdir()
+    left = [tmp_path / ".results.csv.abcdefgh", tmp_path / "placements" / ".x.npz.12345678"]
+    left = [path.with_name(path.name + TEMPORARY) for path in left]
+    for path in left:
+        path.write_text("unfinished")
+    notes = []
+
+    class Listener(Observer):
+        note = staticmethod(notes.append)
+
+    run(graphs[:1], ["single-gpu"], tmp_path, observer=Listener())
+    assert "uncommitted changes (abc-dirty)" in notes[0]
+    assert not any(path.exists() for path in left) and (tmp_path / "results.csv").is_file()
 
 
 def test_a_file_in_place_of_the_folder(graphs, tmp_path):
@@ -504,23 +594,3 @@ def test_verify_a_sample(folder):
     assert seen == [(1, 3), (2, 3), (3, 3)]
     with pytest.raises(InvalidInput):
         verify.verify(folder, sample=0)
-
-
-def test_a_worker_that_starts_after_its_pool_ended_says_nothing(capsys):
-    """Its pool's semaphores are gone by then; any other failure to start is shown."""
-    hook = sys.excepthook
-    try:
-        from simdev.bench.warm import say_unless_too_late
-    finally:
-        sys.excepthook = hook
-    for start, told in (
-        (lambda: SemLock.__new__(SemLock).__setstate__((0, 1, 1, "/simdev-gone")), ""),
-        (lambda: open("/simdev-gone"), "No such file"),
-        (lambda: int("x"), "ValueError"),
-    ):
-        try:
-            start()
-        except (OSError, ValueError) as error:
-            say_unless_too_late(type(error), error, error.__traceback__)
-        said = capsys.readouterr().err
-        assert told in said and bool(told) == bool(said)

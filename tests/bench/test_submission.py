@@ -8,7 +8,7 @@ import pytest
 from test_bench import LIMITS, ODD, make_graph
 
 from simdev.bench import rows
-from simdev.bench import run as bench
+from simdev.bench.bench import bench as execute_all
 from simdev.bench.plan import plan
 from simdev.bench.submission import submit, unpacked
 from simdev.bench.verify import verify
@@ -43,7 +43,7 @@ def own(tmp_path_factory):
     shutil.copy(ODD, home / "placers.py")
     placers = ["expert", "heft", f"{home / 'placers.py'}:walk", f"{home / 'placers.py'}:shy"]
     runs = plan([graph, "transformer-xl-2"], [str(home / "mine.toml"), "p100x2"], placers, budget="evaluations=10")
-    found = bench.bench(runs, home / "results", jobs=2, limits=LIMITS)
+    found = execute_all(runs, home / "results", jobs=2, limits=LIMITS)
     out = tmp_path_factory.mktemp("out") / "mine.zip"
     assert submit(home / "results", out) == len(found) == 16
     shutil.rmtree(home)

@@ -389,7 +389,7 @@ def test_an_unwritable_place_is_told_before_the_work(simdev, graph, tmp_path):
 
 
 def test_a_locked_folder(simdev, graph, tmp_path):
-    from simdev.bench.run import locked
+    from simdev.bench.bench import locked
 
     with locked(tmp_path):
         assert_refused(simdev("bench", "-w", graph, "-t", "p100x2", "-o", tmp_path), "another bench is writing")

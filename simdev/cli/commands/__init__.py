@@ -22,7 +22,7 @@ Examples:
   simdev explain found.json
 
 \b
-Exit codes: 0 done, 1 a check found differences, 2 wrong input, 130 interrupted.
+Exit codes: 0 done, 1 a check found differences, 2 wrong input, 3 runs were lost, 130 interrupted.
 """
 
 app = typer.Typer(

@@ -59,17 +59,18 @@ def bench(
 ) -> None:
     """Run placers on workloads and machines; write and print the leaderboard.
 
-    Stopped at any time, the same command goes on where it was.
+    If the command is interrupted, even by a crash, the same command resumes it.
     """
     from simdev.bench import plan
-    from simdev.bench import run as harness
+    from simdev.bench.bench import Incomplete
+    from simdev.bench.bench import bench as execute_all
     from simdev.bench.dask_cluster import dask_backend
     from simdev.bench.workers import Limits
     from simdev.cli import progress
 
     away = use_dask(backend, scheduler)
     named = plan.BUDGETS.get(budget, plan.BUDGETS["quick"])
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill is Ctrl-C: what is finished is written
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: finished runs are written first
     limits = Limits(
         positive(time_limit, "--time-limit") or plan.time_limit(budget),
         int((positive(memory_limit, "--memory-limit") or named.memory_bytes / 2**30) * 2**30),
@@ -81,13 +82,16 @@ def bench(
     out = out or Path("leaderboard") / (budget if budget in plan.BUDGETS else "custom")
     with progress.observer(len(runs)) as observer:
         try:
-            found = harness.bench(
+            found = execute_all(
                 runs, out, jobs=jobs, limits=limits, retry=retry, observer=observer,
                 backend=dask_backend(scheduler) if away else None,
             )  # fmt: skip
         except KeyboardInterrupt:
-            print(f"simdev: interrupted; finished runs are kept in {out}, the same command goes on", file=sys.stderr)
+            print(f"simdev: interrupted; {out} keeps all finished runs, the same command resumes", file=sys.stderr)
             raise typer.Exit(130) from None
+        except Incomplete as error:
+            print(f"simdev: {error}", file=sys.stderr)
+            raise typer.Exit(3) from None
     print_board(found, out)
 
 

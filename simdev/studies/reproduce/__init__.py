@@ -10,7 +10,7 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-from simdev.bench.run import Observer
+from simdev.bench.bench import Observer
 from simdev.errors import UnknownName
 from simdev.studies.reproduce.lab import Lab
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simdev.bench import run as bench
+from simdev.bench.bench import Observer, locked
 from simdev.bench.journal import Results
 from simdev.bench.plan import DEFAULT_RULES, Run, parse_rules
 from simdev.bench.provenance import circumstances
 from simdev.bench.rows import Row, write_csv
 from simdev.bench.stored import kept_graph
+from simdev.bench.workers import environment
 from simdev.errors import InvalidInput
 from simdev.files import write_text
 from simdev.placers import registry
@@ -62,14 +64,14 @@ class Lab:
     Runs happen in this process, one after the other: compiled policies are shared, and times are comparable.
     """
 
-    def __init__(self, folder: Path, size, observer: bench.Observer):
+    def __init__(self, folder: Path, size, observer: Observer):
         self.folder, self.size, self.observer = folder.absolute(), size, observer
         self._stack = contextlib.ExitStack()
         self._instances: dict[Case, bench.Instance] = {}
 
     def __enter__(self) -> Lab:
-        self._stack.enter_context(bench.locked(self.folder))
-        self._stack.enter_context(bench.environment())
+        self._stack.enter_context(locked(self.folder))
+        self._stack.enter_context(environment())
         self._results = Results(self.folder)
         self._stack.callback(self._results.close)
         return self

@@ -1,6 +1,7 @@
 """Hardware as data: device kinds, devices, switches and links, and the fixed route between each two devices.
 
-A topology is a TOML file (``simdev/problem/devices/*.toml`` or the user's own). Sizes and rates carry their unit in the key::
+A topology is a TOML file (``simdev/problem/devices/*.toml`` or the user's own). Sizes and rates carry their unit in the
+key::
 
     name = "two-gpus"
     switches = ["pcie0"]
@@ -21,6 +22,9 @@ A topology is a TOML file (``simdev/problem/devices/*.toml`` or the user's own).
         { from_bytes = 65536, latency_us = 9.0, gb_per_s = 12.4 },
     ]
 
+With ``nodes = N`` the file describes one node, and the topology has N copies of it: ``n0.gpu0``, ``n1.gpu0`` ... Only
+the switch ``network`` exists once; the links to it join the nodes.
+
 A transfer over several links takes the sum of their latencies and the smallest of their rates, as each has them for its
 size. A range's latency is where its line meets zero bytes, and may be negative. Routes are chosen, and bandwidth is
 shared (contention ``fair``), by ``gb_per_s`` and ``latency_us`` alone.
@@ -32,7 +36,7 @@ import hashlib
 import heapq
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -42,6 +46,7 @@ from simdev.errors import InvalidInput, UnknownName, quoted
 from simdev.files import read_toml
 
 DEVICES_DIR = Path(__file__).parent / "devices"
+NETWORK = "network"  # the switch that all nodes share
 ROUTE_PROBE_BYTES = 1 << 20  # routes are the fastest for a transfer of 1 MiB (execution model)
 # Bounds that keep every sum of the engines inside 64 bits.
 MAX_DEVICES, MAX_SLOTS, MAX_DELAY_NS, MAX_SIZE, MAX_RATE = 1024, 1 << 16, 1 << 42, 1 << 60, 1 << 60
@@ -52,8 +57,8 @@ class DeviceKind:
     """What all devices of one kind share. Rates in FLOP/s and bytes/s, times in ns.
 
     ``peak_flops`` maps a dtype (``f32``, ``tf32``, ``bf16``, ``f16`` ...) to FLOP/s. ``compute_efficiency`` and
-    ``memory_efficiency`` map an op class (see :mod:`simdev.problem.costs`) to the reachable share of peak and of bandwidth;
-    the key ``default`` serves the rest. ``unsupported`` lists op kinds that have no kernel there.
+    ``memory_efficiency`` map an op class (see :mod:`simdev.problem.costs`) to the reachable share of peak and of
+    bandwidth; the key ``default`` serves the rest. ``unsupported`` lists op kinds that have no kernel there.
     ``dispatch_ns`` is what issuing one op costs the host thread in the ``eager`` runtime. ``multiprocessors`` counts
     those that share an op (the key was ``units`` before), and ``calibrated`` names a device file
     (see :mod:`simdev.problem.opcost.device`) whose measurements cost the ops that it knows.
@@ -79,6 +84,7 @@ class Device:
     name: str
     kind: DeviceKind
     host: bool = False  # issues work in the eager runtime, and passes transfers on between links (host staging)
+    node: int = 0  # number of the node, in a topology of several
 
 
 @dataclass(frozen=True)
@@ -285,16 +291,24 @@ def topology_names() -> list[str]:
 def load_topology(name_or_path: str | Path, *, kept: bool = False) -> Topology:
     """A shipped topology by name, or a TOML file by path (anything with a slash or ending in ``.toml``).
 
+    ``NAME[nodes=N]`` sets the number of nodes.
+
     Pass ``kept`` for a file of a result folder: the device files that it names are then the ones beside it (see
     :func:`kept_device_file`), and no other file is read.
     """
     text = str(name_or_path)
     path = Path(text)
+    many = re.fullmatch(r"(.+)\[nodes=(\d+)\]", text)
+    if many:
+        path = Path(text := many[1])
     if "/" not in text and path.suffix != ".toml":
         path = DEVICES_DIR / f"{text}.toml"
         if text == "kinds" or not path.is_file():
             raise UnknownName("topology", text, topology_names())
-    return parse_topology(read_toml(path), source=str(name_or_path), kept=kept)
+    data = read_toml(path)
+    if many:
+        data["nodes"] = int(many[2])
+    return parse_topology(data, source=str(name_or_path), kept=kept)
 
 
 def load_kinds() -> dict[str, DeviceKind]:
@@ -333,6 +347,11 @@ def parse_topology(data: dict, *, source: str, kept: bool = False) -> Topology:
                 )
             links.append(Link((pair[0], pair[1]), rate, latency, duplex, ranges))
         row.finish()
+    if "nodes" in data:
+        count = read("nodes", int)
+        if not 1 <= count <= MAX_DEVICES:
+            raise InvalidInput(f"expected a whole number from 1 to {MAX_DEVICES}", source=source, field="nodes")
+        devices, switches, links = _of_nodes(devices, switches, links, count)
     try:
         topology = Topology(
             read("name", str), tuple(devices), tuple(links), tuple(switches), read("description", str, default="")
@@ -348,6 +367,23 @@ def parse_topology(data: dict, *, source: str, kept: bool = False) -> Topology:
                     source=source, field="link",
                 )  # fmt: skip
     return topology
+
+
+def _of_nodes(devices: list, switches: list, links: list, count: int) -> tuple[list, list, list]:
+    """``count`` copies of a node, joined by the switch ``network``."""
+    if count == 1:
+        return devices, switches, links
+
+    def name(node: int, text: str) -> str:
+        return text if text == NETWORK else f"n{node}.{text}"
+
+    nodes = range(count)
+    shared = [NETWORK] if NETWORK in switches else []
+    return (
+        [replace(device, name=name(node, device.name), node=node) for node in nodes for device in devices],
+        [name(node, switch) for node in nodes for switch in switches if switch != NETWORK] + shared,
+        [replace(link, ends=(name(node, link.ends[0]), name(node, link.ends[1]))) for node in nodes for link in links],
+    )
 
 
 def _ranges(row: _Fields, source: str, number: int) -> tuple[tuple[int, int, int], ...]:

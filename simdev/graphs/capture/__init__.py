@@ -106,7 +106,7 @@ def file_step(target: str) -> tuple[Callable[[], TrainingStep], str, dict]:
         raise InvalidInput("expected FILE.py:FUNCTION", source=target)
     if not Path(path).is_file():
         raise InvalidInput("no such file", source=path)
-    module = _import(Path(path))
+    module = import_file(Path(path))
     make = getattr(module, function, None)
     if not callable(make):
         raise InvalidInput("no such function", source=path, field=function)
@@ -123,7 +123,7 @@ def file_step(target: str) -> tuple[Callable[[], TrainingStep], str, dict]:
     return build, Path(path).stem, {"source": Path(path).name, "function": function}
 
 
-def _import(path: Path):
+def import_file(path: Path):
     spec = importlib.util.spec_from_file_location(f"_captured_{uuid.uuid4().hex}", path)
     if spec is None:
         raise InvalidInput("not a Python file", source=path)

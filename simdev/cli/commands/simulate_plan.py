@@ -1,0 +1,72 @@
+"""``simdev simulate-plan``: a step of a training job on a cluster, without the cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.cli.commands import JsonOption, command, in_a_folder, print_table
+
+
+@command("simulate-plan")
+def simulate_plan(
+    model: Annotated[str, typer.Argument(help="Model, size and parameters: llama3-70b, gpt-3.6b[microbatch=4].")],
+    cluster: Annotated[str, typer.Argument(help="Topology of a node, or file: dgx-h100, dgx-h100[nodes=8].")],
+    mesh: Annotated[str, typer.Option(help="Sizes of the mesh axes: dp_shard=8,tp=8,pp=4.")],
+    microbatches: Annotated[int, typer.Option(help="Microbatches of each replica in a step.")] = 1,
+    schedule: Annotated[str, typer.Option(help="gpipe, 1f1b, interleaved, zero-bubble, zbv or looped-bfs.")] = "1f1b",
+    stages_per_rank: Annotated[int, typer.Option(help="Stages on a pipeline rank (interleaved schedules).")] = 1,
+    host: Annotated[str, typer.Option(help="What issues kernels: eager or compiled.")] = "eager",
+    unfolded: Annotated[bool, typer.Option("--unfolded", help="Simulate every rank, not one for each stage.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Write a Perfetto trace.", callback=in_a_folder)] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write a picture (SVG) of the pipeline.", callback=in_a_folder)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Step time, tokens/s, MFU and memory of a parallel training job.
+
+    The program of one rank of each pipeline stage is captured from PyTorch on a fake process group; no GPU is needed.
+    The first capture of a model takes up to two minutes; it is kept.
+    """
+    from simdev.parallel import Plan, find_model, load_cluster, parse_mesh
+    from simdev.parallel import simulate_plan as simulate
+    from simdev.parallel.hosts import find_host
+
+    spec, parameters = find_model(model)
+    plan = Plan(spec, parameters, load_cluster(cluster), parse_mesh(mesh), microbatches, schedule, stages_per_rank,
+                find_host(host))  # fmt: skip
+    report = simulate(plan, unfolded=unfolded)
+    if trace is not None:
+        from simdev.report.perfetto import trace_events, write_trace
+
+        found = report.unrolled
+        write_trace(trace, trace_events(found.problem.graph, found.problem.topology, found.placement.devices,
+                                        report.schedule, found.problem.graph.name))  # fmt: skip
+    if picture is not None:
+        from simdev.files import write_text
+        from simdev.parallel.picture import pipeline_svg
+
+        write_text(picture, pipeline_svg(report))
+    if as_json:
+        print(json.dumps(report.summary(), indent=1))
+        return
+    print_report(report.summary())
+
+
+def print_report(found: dict) -> None:
+    """The figures of a plan as text."""
+    print(f"{found['model']} on {found['ranks']} x {found['cluster']}, {found['mesh']}, {found['schedule']}")
+    print(f"step time         {found['step_time_s'] * 1e3:,.1f} ms, global batch {found['global_batch']:,} sequences")
+    print(f"throughput        {found['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, MFU {found['mfu']:.1%}")
+    if not found["fits"]:
+        print(f"OUT OF MEMORY     more than {found['capacity_bytes'] / 2**30:.1f} GiB")
+    rows = [
+        [f"{row['rank']}", f"{row['peak_memory_bytes'] / 2**30:.1f}", f"{row['compute_share']:.1%}",
+         f"{row['exposed_communication_share']:.1%}", f"{row['idle_share']:.1%}"]
+        for row in found["pipeline_ranks"]
+    ]  # fmt: skip
+    print_table(["pipeline rank", "peak GiB", "computes", "exposed communication", "idle (bubble, host)"], rows)

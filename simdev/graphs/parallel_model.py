@@ -1,0 +1,105 @@
+"""What a parallel model is: a function that builds one pipeline stage of a model on one rank, with PyTorch's own
+parallel libraries. Files of ``workloads/parallel/`` register such functions::
+
+    @parallel_model("gpt", sizes={"3.6b": {"width": 3072, ...}}, defaults={"length": 2048, ...})
+    def gpt(mesh, part, *, width, ...):
+        import torch
+        ...
+        return Stage(module, inputs, optimizer)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from simdev.errors import InvalidInput, UnknownName
+
+SHELF: dict[str, ParallelModel] = {}
+
+
+@dataclass(frozen=True)
+class Part:
+    """The piece of a model that one pipeline stage holds: ``layers`` consecutive layers; the ``first`` piece also
+    embeds the tokens, the ``last`` one also computes the loss."""
+
+    layers: int
+    first: bool = True
+    last: bool = True
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage on one rank, ready to be captured.
+
+    ``module`` maps the stage's input to its output (the last stage: the loss). Its parameters are on ``meta``.
+    ``inputs`` builds the tensors of one microbatch; it is called on fake tensors. ``targets`` does the same for further
+    arguments of the module. ``optimizer`` builds the optimizer from the module. ``sync(module, last)`` is called before
+    each microbatch's backward pass and says whether it is the step's last one (FSDP reduces gradients then);
+    ``finish(module)`` runs after the last backward pass and before the optimizer (gradient reductions of the program's
+    own). ``context()`` is entered around everything that is recorded.
+    """
+
+    module: Any
+    inputs: Callable[[], tuple]
+    optimizer: Callable[[Any], Any]
+    sync: Callable[[Any, bool], None] | None = None
+    finish: Callable[[Any], None] | None = None
+    context: Callable[[], AbstractContextManager] = nullcontext
+
+
+@dataclass(frozen=True, eq=False)
+class ParallelModel:
+    """A registered model. ``sizes`` maps the name of a published size to parameters; ``defaults`` are the others.
+
+    ``axes`` are the mesh axes that the function knows, besides ``pp``. ``flops(parameters)`` counts the model FLOPs of
+    one sequence, forward and backward, without recomputation: what MFU is measured against. ``checks(parameters,
+    mesh)`` raises :class:`InvalidInput` where a dimension does not divide.
+    """
+
+    name: str
+    function: Callable[..., Stage]
+    sizes: Mapping[str, Mapping[str, object]]
+    defaults: Mapping[str, object]
+    axes: tuple[str, ...]
+    flops: Callable[[Mapping[str, Any]], float]
+    source: str = ""
+    checks: Callable[[Mapping[str, Any], Any], None] | None = None
+
+    def parameters(self, size: str, changes: Mapping[str, object]) -> dict[str, Any]:
+        """The parameters of ``size`` with ``changes``. Raises :class:`UnknownName` or :class:`InvalidInput`."""
+        if size and size not in self.sizes:
+            raise UnknownName("size", size, self.sizes, source=self.name)
+        chosen = {**self.defaults, **(self.sizes[size] if size else {})}
+        for key, value in changes.items():
+            if key not in chosen:
+                raise UnknownName("parameter", key, chosen, source=self.name)
+            if type(value) is not type(chosen[key]):
+                wanted = type(chosen[key]).__name__
+                raise InvalidInput(f"expected {wanted}, got {value!r}", source=self.name, field=key)
+            if isinstance(value, int) and not isinstance(value, bool) and value < (1 if chosen[key] else 0):
+                raise InvalidInput(f"{value} is out of range", source=self.name, field=key)
+        return {**chosen, **changes}
+
+
+def parallel_model(
+    name: str,
+    *,
+    sizes: Mapping[str, Mapping[str, object]],
+    defaults: Mapping[str, object],
+    axes: tuple[str, ...],
+    flops: Callable[[Mapping[str, Any]], float],
+    source: str = "",
+    checks: Callable[[Mapping[str, Any], Any], None] | None = None,
+) -> Callable[[Callable[..., Stage]], Callable[..., Stage]]:
+    """Register a parallel model under ``name``."""
+
+    def register(function):
+        if name in SHELF and SHELF[name].function.__module__ != function.__module__:
+            raise InvalidInput(f"parallel model {name!r} is registered twice", source=function.__module__)
+        SHELF[name] = ParallelModel(name, function, sizes, defaults, axes, flops, source, checks)
+        return function
+
+    return register

@@ -1,0 +1,232 @@
+"""Capture of a stage: its forward and backward segments and the end of the step, from PyTorch on a fake process group.
+
+Meshes, sharding and FSDP wrapping happen outside of the fake mode with parameters on ``meta``; then the parameters
+become fake tensors and the stage runs microbatches as a pipeline schedule would: forward and backward, gradients
+accumulated, reduced with the last one. The stage is captured with three and with four layers; further layers repeat the
+additional one (:func:`simdev.parallel.program.stretch`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from dataclasses import dataclass
+from functools import lru_cache
+
+from simdev.errors import InvalidInput, SimdevError, Unsupported
+from simdev.graphs.parallel_model import ParallelModel, Part
+from simdev.parallel import kept
+from simdev.parallel.mesh import Mesh
+from simdev.parallel.program import COMPUTE, Call, NotRepeating, Segment, stretch
+
+FEW = 3  # layers in the shorter capture: a first one, a last one, and one in between
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """The segments of one stage: ``forward``; ``backward`` of the first microbatch, of a further one and of the last
+    one (of the only one, where there is one); ``finish``, after the last backward pass. ``resident_bytes`` are
+    parameters, optimizer state and inputs; ``output_bytes`` is what the stage sends to the next one for each
+    microbatch."""
+
+    forward: Segment
+    backward: tuple[Segment, Segment, Segment, Segment]
+    finish: Segment
+    resident_bytes: int
+    output_bytes: int
+    parameters: int
+
+    FIRST, FURTHER, LAST, ONLY = range(4)
+
+
+def capture_stage(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> StageProgram:
+    """The program of one rank of the stage ``part``. Raises :class:`Unsupported` without PyTorch, :class:`InvalidInput`
+    for a model that cannot be built on ``mesh``."""
+    if importlib.util.find_spec("torch") is None:
+        raise Unsupported("capturing a parallel model needs PyTorch: pip install 'simdev[capture]'")
+    key = tuple(sorted(parameters.items()))
+    if part.layers < FEW + 2:
+        return _captured(model, key, mesh, part)
+    short, long = (_captured(model, key, mesh, Part(n, part.first, part.last)) for n in (FEW, FEW + 1))
+    more = part.layers - FEW
+    try:
+        return StageProgram(
+            stretch(short.forward, long.forward, FEW, more),
+            tuple(stretch(a, b, FEW, more) for a, b in zip(short.backward, long.backward, strict=True)),
+            stretch(short.finish, long.finish, FEW, more),
+            short.resident_bytes + (long.resident_bytes - short.resident_bytes) * more,
+            short.output_bytes,
+            short.parameters + (long.parameters - short.parameters) * more,
+        )
+    except NotRepeating:
+        return _captured(model, key, mesh, part)
+
+
+@lru_cache(maxsize=256)
+def _captured(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part) -> StageProgram:
+    name = kept.fingerprint(model, dict(parameters), mesh, part)
+    found = kept.load(name)
+    if found is not None:
+        forward, *backward, finish = found.pop("segments")
+        return StageProgram(forward, tuple(backward), finish, **found)
+    try:
+        program = _capture(model, dict(parameters), mesh, part)
+        figures = {key: getattr(program, key) for key in ("resident_bytes", "output_bytes", "parameters")}
+        kept.save(name, [program.forward, *program.backward, program.finish], figures)
+        return program
+    except SimdevError:
+        raise
+    except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
+        text = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        raise InvalidInput(f"cannot be built on {mesh}: {type(error).__name__}: {text}", source=model.name) from error
+
+
+def _capture(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> StageProgram:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from simdev.parallel.record import Recorder
+
+    default = torch.get_default_dtype()
+    with _fake_process_group(mesh) as torch_mesh:
+        try:
+            segments: dict[str, Segment] = {}
+            stage = model.function(torch_mesh, part, **parameters)
+            for microbatches in (1, 3):
+                if microbatches == 3:
+                    stage = model.function(torch_mesh, part, **parameters)
+                with FakeTensorMode(allow_non_fake_inputs=True):
+                    stage.module.to_empty(device="cpu")
+                    recorder = Recorder()
+                    run = _Run(stage, recorder, mesh, segments)
+                    program = run.step(microbatches, part)
+        finally:
+            torch.set_default_dtype(default)
+    return StageProgram(
+        segments["forward"], tuple(segments[f"backward {n}"] for n in ("first", "further", "last", "only")),
+        segments["finish"], *program,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _fake_process_group(mesh: Mesh):
+    """The PyTorch mesh of one stage on a fake process group, seen by rank 0."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise Unsupported("a process group exists already; a rank program is captured in a process without one")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=mesh.stage_ranks)
+    try:
+        names, shape = zip(*(mesh.inner or (("dp_shard", 1),)), strict=True)
+        yield init_device_mesh("cpu", shape, mesh_dim_names=names)
+    finally:
+        dist.destroy_process_group()
+
+
+class _Run:
+    """Runs the microbatches of a stage and cuts what is recorded into segments."""
+
+    def __init__(self, stage, recorder, mesh: Mesh, segments: dict[str, Segment]):
+        self.stage, self.recorder, self.mesh, self.segments = stage, recorder, mesh, segments
+        self._begin = 0
+
+    def step(self, microbatches: int, part: Part) -> tuple[int, int, int]:
+        import torch
+
+        stage, module, recorder = self.stage, self.stage.module, self.recorder
+        for tensor in (*module.parameters(), *module.buffers()):
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            recorder.see(local)
+        optimizer = stage.optimizer(module)
+        count = sum(_local(p).numel() for p in module.parameters())
+        self._warm(optimizer, module)
+        batches = [stage.inputs() for _ in range(microbatches)]
+        output_bytes = 0
+        with stage.context(), recorder:
+            for number, inputs in enumerate(batches):
+                last = number == microbatches - 1
+                base, self._begin = recorder.live_bytes, len(recorder.entries)
+                output = module(*inputs)
+                self._cut("forward", base)
+                output_bytes = _local(output).numel() * _local(output).element_size()
+                gradient = None if part.last else torch.empty_like(output, requires_grad=False)
+                base = recorder.live_bytes
+                if stage.sync is not None:
+                    stage.sync(module, last)
+                output.backward(gradient)
+                batches[number] = None
+                del output, gradient, inputs
+                self._cut(f"backward {_name(number, microbatches)}", base)
+            base = recorder.live_bytes
+            if stage.finish is not None:
+                stage.finish(module)
+            optimizer.step()
+            optimizer.zero_grad()
+            self._cut("finish", base)
+        state = sum(_local(t).numel() * _local(t).element_size()
+                    for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor))  # fmt: skip
+        weights = sum(_local(p).numel() * _local(p).element_size() for p in module.parameters())
+        return weights + state, output_bytes, count
+
+    def _warm(self, optimizer, module) -> None:
+        """A step before the recorded one, so that the optimizer has its state."""
+        import torch
+
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def _cut(self, name: str, base: int) -> None:
+        entries = self.recorder.entries
+        first, self._begin = self._begin, len(entries)
+        self.segments[name] = _segment(name, entries, first, self.mesh, base, self.recorder.live_bytes)
+
+
+def _local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _name(number: int, microbatches: int) -> str:
+    if microbatches == 1:
+        return "only"
+    return "last" if number == microbatches - 1 else "first" if number == 0 else "further"
+
+
+def _segment(name: str, entries: list, first: int, mesh: Mesh, base: int, live: int) -> Segment:
+    """The entries from ``first`` on as a segment."""
+    issued: dict[str, int] = {}  # calls of each stream so far
+    place: dict[int, tuple[str, int]] = {}  # entry -> its stream and its position there
+    waited: dict[tuple[str, str], int] = {}  # (stream, other) -> the latest position waited for
+    calls = []
+    for number in range(first, len(entries)):
+        entry = entries[number]
+        axes = mesh.axes_of(entry.ranks) if entry.ranks else ()
+        stream = "+".join(axes) if axes else COMPUTE if entry.stream == 0 else f"stream {entry.stream}"
+        waits = {}
+        for other in entry.waits:
+            if other < first:
+                before = entries[other]
+                there = _stream_of(before, mesh)
+                position = -1
+            else:
+                there, position = place[other]
+            if there == stream or waited.get((stream, there), -2) >= position:
+                continue
+            waited[stream, there] = position
+            count = issued.get(there, 0)
+            waits[there] = max(0, count - 1 - position) if position >= 0 else count
+        place[number] = stream, issued.get(stream, 0)
+        issued[stream] = issued.get(stream, 0) + 1
+        calls.append(Call(
+            stream, entry.kind, entry.signature, entry.flops, entry.read, entry.written, tuple(sorted(waits.items())),
+            axes, entry.bytes, entry.live_bytes - base,
+        ))  # fmt: skip
+    return Segment(name, tuple(calls), live - base)
+
+
+def _stream_of(entry, mesh: Mesh) -> str:
+    axes = mesh.axes_of(entry.ranks) if entry.ranks else ()
+    return "+".join(axes) if axes else COMPUTE if entry.stream == 0 else f"stream {entry.stream}"

@@ -1,0 +1,86 @@
+"""Captured stages kept on disk, so that a plan that was captured once is simulated at once.
+
+A stage is kept as JSON under the user's cache folder. Its name is the fingerprint of everything that the capture
+depends on: the model's source file, its parameters, the mesh of a stage, the part, PyTorch's version and the code that
+captures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import inspect
+import json
+import os
+from dataclasses import asdict
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from simdev.files import replacing
+from simdev.graphs.parallel_model import ParallelModel, Part
+from simdev.parallel.mesh import Mesh
+from simdev.parallel.program import Call, Segment
+
+FORMAT = 1
+
+
+def folder() -> Path:
+    """Where captures are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "simdev" / "captures"
+
+
+def fingerprint(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> str:
+    """SHA-256 (hex, 32 characters) of what a capture depends on."""
+    parts = [FORMAT, model.name, _source(model.function), sorted(parameters.items()), str(mesh), asdict(part), _code()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def load(name: str) -> dict | None:
+    """The kept figures and segments of a stage; None where there are none that can be read."""
+    try:
+        document = json.loads(gzip.decompress((folder() / f"{name}.json.gz").read_bytes()))
+        document["segments"] = [_segment(row) for row in document["segments"]]
+        return document
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+
+
+def save(name: str, segments: list[Segment], figures: dict[str, int]) -> None:
+    """Keep a stage; nothing happens where the folder cannot be written to."""
+    rows = [[s.name, s.live_bytes, [_row(call) for call in s.calls]] for s in segments]
+    with contextlib.suppress(OSError):
+        folder().mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"segments": rows, **figures}, separators=(",", ":"))
+        with replacing(folder() / f"{name}.json.gz") as file:
+            file.write(gzip.compress(text.encode(), 6, mtime=0))
+
+
+def _row(c: Call) -> list:
+    return [c.stream, c.kind, c.signature, c.flops, c.bytes_read, c.bytes_written, c.waits, c.axes, c.payload_bytes,
+            c.live_bytes]  # fmt: skip
+
+
+def _segment(row: list) -> Segment:
+    name, live, calls = row
+    return Segment(name, tuple(
+        Call(stream, kind, signature, flops, read, written, tuple((s, b) for s, b in waits), tuple(axes), payload, live)
+        for stream, kind, signature, flops, read, written, waits, axes, payload, live in calls
+    ), live)  # fmt: skip
+
+
+@cache
+def _code() -> str:
+    """Of PyTorch's version and of the files that decide what a capture holds."""
+    here = Path(__file__).parent
+    digest = hashlib.sha256(version("torch").encode())
+    for path in (here / "record.py", here / "capture.py", here / "program.py", here / "kept.py"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _source(function) -> str:
+    path = inspect.getsourcefile(function)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else repr(function)

@@ -1,0 +1,277 @@
+"""A plan of a training job, and what simulating it answers.
+
+A plan is everything that decides what each rank executes: model and size, mesh, microbatches, schedule, recomputation.
+The simulation answers step time, tokens per second, model FLOPs utilisation, memory, bubble and exposed communication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+from simdev.graphs.parallel_model import ParallelModel, Part
+from simdev.parallel.capture import StageProgram, capture_stage
+from simdev.parallel.cluster import Cluster
+from simdev.parallel.collectives import send_ns
+from simdev.parallel.mesh import Mesh
+from simdev.parallel.orders import Action, pipeline_order, stage_rank
+from simdev.parallel.timing import Host, Prices, Template, make_template
+from simdev.parallel.unroll import Unrolled, Unroller, execution_order
+from simdev.problem.costs import peak_flops
+from simdev.sim import Schedule, simulate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``microbatches`` is how many microbatches each data-parallel replica processes in a step; ``stages_per_rank`` is
+    the number of stages on a pipeline rank (virtual stages)."""
+
+    model: ParallelModel
+    parameters: Mapping[str, object]
+    cluster: Cluster
+    mesh: Mesh
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    stages_per_rank: int = 1
+    host: Host = field(default_factory=Host)
+
+    def __post_init__(self):
+        for axis, _ in self.mesh.inner:
+            if axis not in self.model.axes:
+                known = ", ".join((*self.model.axes, "pp"))
+                raise InvalidInput(
+                    f"{self.model.name} is not parallelised along it; known: {known}", source="mesh", field=axis
+                )
+        if self.microbatches < 1:
+            raise InvalidInput(
+                f"expected a whole number from 1 on, got {self.microbatches}", source="plan", field="microbatches"
+            )
+        self.cluster.check(self.mesh.ranks)
+        if self.model.checks is not None:
+            self.model.checks(self.parameters, self.mesh)
+
+    @property
+    def stages(self) -> int:
+        return self.mesh["pp"] * self.stages_per_rank
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The piece of the model on each stage: layers are spread evenly, earlier stages take what is left over."""
+        layers, stages = int(self.parameters["layers"]), self.stages
+        if layers < stages:
+            raise InvalidInput(
+                f"{layers} layers on {stages} stages leave a stage without work", source="plan", field="pp"
+            )
+        share, more = divmod(layers, stages)
+        return tuple(Part(share + (s < more), s == 0, s == stages - 1) for s in range(stages))
+
+    @property
+    def sequences(self) -> int:
+        """Sequences in a step, over all replicas (the global batch)."""
+        return int(self.parameters["microbatch"]) * self.microbatches * self.mesh.replicas
+
+
+@dataclass(frozen=True, eq=False)
+class PlanReport:
+    """What a plan does in one step.
+
+    ``peak_bytes``, ``compute_ns``, ``exposed_ns`` and ``bubble_ns`` are int64 per pipeline rank: most memory in use;
+    time in which its compute stream runs kernels; time in which that stream is idle while one of the rank's collectives
+    runs; the rest of the step.
+    """
+
+    plan: Plan
+    step_ns: int
+    peak_bytes: np.ndarray
+    compute_ns: np.ndarray
+    exposed_ns: np.ndarray
+    bubble_ns: np.ndarray
+    unrolled: Unrolled
+    schedule: Schedule
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.plan.sequences * int(self.plan.parameters["length"]) / self.step_ns * 1e9
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs over what the accelerators' datasheet allows in the step (bf16)."""
+        flops = self.plan.model.flops(self.plan.parameters) * self.plan.sequences
+        return flops / (self.step_ns / 1e9 * self.plan.mesh.ranks * peak_flops(self.plan.cluster.kind, "bf16"))
+
+    @property
+    def fits(self) -> bool:
+        return bool((self.peak_bytes <= self.plan.cluster.kind.memory_bytes).all())
+
+    def summary(self) -> dict[str, object]:
+        """The figures, ready for JSON."""
+        plan = self.plan
+        return {
+            "model": plan.model.name, "cluster": plan.cluster.name, "mesh": str(plan.mesh), "ranks": plan.mesh.ranks,
+            "microbatches": plan.microbatches, "schedule": plan.schedule, "global_batch": plan.sequences,
+            "step_ns": self.step_ns, "step_time_s": self.step_ns / 1e9, "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s / plan.mesh.ranks, "mfu": self.mfu, "fits": self.fits,
+            "capacity_bytes": plan.cluster.kind.memory_bytes,
+            "pipeline_ranks": [
+                {"rank": rank, "peak_memory_bytes": int(peak), "compute_share": compute / self.step_ns,
+                 "exposed_communication_share": exposed / self.step_ns, "idle_share": idle / self.step_ns}
+                for rank, (peak, compute, exposed, idle) in enumerate(zip(
+                    self.peak_bytes.tolist(), self.compute_ns.tolist(), self.exposed_ns.tolist(),
+                    self.bubble_ns.tolist(), strict=True))
+            ],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class PlanProgram:
+    """A plan's stages, captured and timed: what a simulation puts in order."""
+
+    plan: Plan
+    stages: tuple[StageProgram, ...]
+    forward: tuple[Template, ...]
+    backward: tuple[tuple[Template, ...], ...]
+    finish: tuple[Template, ...]
+
+
+def prepare(plan: Plan, prices: Prices | None = None, merge: bool = True) -> PlanProgram:
+    """Capture the stages of ``plan`` and time their segments."""
+    prices = prices or Prices(plan.cluster)
+    programs = tuple(capture_stage(plan.model, dict(plan.parameters), _inner(plan.mesh), part) for part in plan.parts)
+    timed: dict[tuple, Template] = {}
+
+    def time(segment, stage):
+        rank = stage_rank(plan.schedule, plan.mesh["pp"], stage)
+        key = id(segment), rank * plan.mesh.stage_ranks % plan.cluster.gpus
+        if key not in timed:
+            timed[key] = make_template(segment, plan.cluster, plan.mesh, rank, plan.host, prices, merge)
+        return timed[key]
+
+    return PlanProgram(
+        plan, programs,
+        tuple(time(program.forward, s) for s, program in enumerate(programs)),
+        tuple(tuple(time(segment, s) for segment in program.backward) for s, program in enumerate(programs)),
+        tuple(time(program.finish, s) for s, program in enumerate(programs)),
+    )  # fmt: skip
+
+
+def _inner(mesh: Mesh) -> Mesh:
+    """The mesh of one stage: what the capture depends on."""
+    return Mesh(dict(mesh.inner))
+
+
+def simulate_plan(
+    plan: Plan, prices: Prices | None = None, *, unfolded: bool = False, engine: str = "fast"
+) -> PlanReport:
+    """Capture, time and simulate one step of ``plan``. ``unfolded`` simulates every rank, not one for each stage.
+
+    Raises :class:`InvalidInput` where the mesh does not fit model or cluster, or ranks would wait for each other for
+    ever.
+    """
+    return simulate_program(prepare(plan, prices), unfolded=unfolded, engine=engine)
+
+
+def simulate_program(program: PlanProgram, *, unfolded: bool = False, engine: str = "fast") -> PlanReport:
+    """:func:`simulate_plan` of stages that are captured already."""
+    plan = program.plan
+    ranks = plan.mesh["pp"]
+    orders = pipeline_order(plan.schedule, ranks, plan.microbatches, plan.stages_per_rank)
+    unroller = Unroller(plan.mesh, ranks, plan.mesh.stage_ranks if unfolded else 1)
+    which = _backward_kinds(orders, plan.microbatches)
+    arrived: dict[Action, np.ndarray] = {}
+    for rank, action in execution_order(orders, plan.stages):
+        what, stage, microbatch = action
+        after = [arrived.pop(action)] if action in arrived else []
+        unroller.add(rank, action, _template(program, action, which), after)
+        following = {"F": ("F", stage + 1, microbatch), "B": ("B", stage - 1, microbatch)}.get(what)
+        if following and 0 <= following[1] < plan.stages:
+            target = stage_rank(plan.schedule, ranks, following[1])
+            ops = unroller.last(rank, "compute")
+            if target != rank:
+                size = program.stages[min(stage, following[1])].output_bytes
+                ns = _send(plan, size, rank, target)
+                ops = unroller.send(rank, target, ns, "send")
+            arrived[following] = ops
+    for rank in range(ranks):
+        for stage in sorted({action[1] for action in orders[rank]}):
+            unroller.add(rank, ("U", stage, 0), program.finish[stage], [])
+    unrolled = unroller.build(f"{plan.model.name} {plan.mesh}")
+    schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)
+    return _report(program, orders, which, unrolled, schedule)
+
+
+def _send(plan: Plan, size: int, source: int, target: int) -> int:
+    """The longest of the sends between the copies of two pipeline ranks."""
+    width = plan.mesh.stage_ranks
+    return max(send_ns(size, source * width + copy, target * width + copy, plan.cluster) for copy in {0, width - 1})
+
+
+def _backward_kinds(orders, microbatches: int) -> dict[Action, int]:
+    """Which of a stage's backward segments each backward action runs."""
+    kinds: dict[Action, int] = {}
+    seen: dict[int, list[Action]] = {}
+    for actions in orders:
+        for action in actions:
+            if action[0] in ("B", "I"):
+                seen.setdefault(action[1], []).append(action)
+    for actions in seen.values():
+        for number, action in enumerate(actions):
+            last = number == len(actions) - 1
+            kind = StageProgram.ONLY if len(actions) == 1 else StageProgram.LAST if last else min(number, 1)
+            kinds[action] = kind
+    return kinds
+
+
+def _template(program: PlanProgram, action: Action, which: dict[Action, int]) -> Template:
+    what, stage, _ = action
+    if what == "F":
+        return program.forward[stage]
+    if what == "B":
+        return program.backward[stage][which[action]]
+    raise InvalidInput(
+        f"schedule {program.plan.schedule!r} splits backward passes, which stages do not yet", source="plan"
+    )
+
+
+def _report(program: PlanProgram, orders, which, unrolled: Unrolled, schedule: Schedule) -> PlanReport:
+    plan = program.plan
+    ranks, width = plan.mesh["pp"], plan.mesh.stage_ranks
+    copies = 1 if len(np.unique(unrolled.rank)) <= ranks and unrolled.rank.max() < ranks else width
+    compute, exposed = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    for rank in range(ranks):
+        mine = unrolled.rank == rank * copies
+        busy = mine & unrolled.is_compute
+        compute[rank] = int((schedule.op_finish[busy] - schedule.op_start[busy]).sum())
+        either = busy | (mine & unrolled.is_communication)
+        exposed[rank] = _covered(schedule.op_start[either], schedule.op_finish[either]) - compute[rank]
+    peak = np.array([_peak(program, orders[rank], which) for rank in range(ranks)], np.int64)
+    return PlanReport(plan, int(schedule.step_ns), peak, compute, exposed, schedule.step_ns - compute - exposed,
+                      unrolled, schedule)  # fmt: skip
+
+
+def _covered(start: np.ndarray, finish: np.ndarray) -> int:
+    """Length of the union of intervals."""
+    if not len(start):
+        return 0
+    order = np.argsort(start, kind="stable")
+    begin, end = start[order], np.maximum.accumulate(finish[order])
+    gap = np.maximum(begin[1:] - end[:-1], 0).sum()
+    return int(end[-1] - begin[0] - gap)
+
+
+def _peak(program: PlanProgram, actions: tuple[Action, ...], which: dict[Action, int]) -> int:
+    """Most bytes in use on a pipeline rank: kernels are issued in program order, and so is their memory."""
+    stages = sorted({action[1] for action in actions})
+    live = sum(program.stages[stage].resident_bytes for stage in stages)
+    peak = live
+    for action in actions:
+        template = _template(program, action, which)
+        peak = max(peak, live + template.peak_bytes)
+        live += template.live_bytes
+    for stage in stages:
+        peak = max(peak, live + program.finish[stage].peak_bytes)
+        live += program.finish[stage].live_bytes
+    return peak

@@ -1,0 +1,95 @@
+"""Rank programs: the calls that one rank issues, as segments that a schedule puts in order.
+
+A *call* is a kernel on a stream or a collective on a communicator. A *segment* is what a rank issues without a choice
+of its schedule: the forward pass of a microbatch, its backward pass, the end of the step. Waits inside a segment are
+relative, so that segments can be put in any order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from simdev.errors import SimdevError
+
+COMPUTE = "compute"
+
+
+class NotRepeating(SimdevError):
+    """The program with one more layer is not the program with one layer inserted."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel or collective.
+
+    ``stream`` is ``compute``, another stream's name, or for a collective the name of its communicator (its mesh axes,
+    joined by ``+``). ``waits`` are pairs ``(stream, back)``: the call starts after the call on that stream after which
+    ``back`` others were issued to it; where that lies before the segment, after the stream's last call before the
+    segment. ``axes`` and ``payload_bytes`` (the largest buffer on one rank) are those of a collective. ``live_bytes``
+    is by how much the memory in use has grown since the begin of the segment.
+    """
+
+    stream: str
+    kind: str
+    signature: str
+    flops: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    waits: tuple[tuple[str, int], ...] = ()
+    axes: tuple[str, ...] = ()
+    payload_bytes: int = 0
+    live_bytes: int = field(default=0, compare=False)
+
+    @property
+    def is_collective(self) -> bool:
+        return bool(self.axes)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Calls in the order in which the host issues them; ``live_bytes`` is by how much memory in use grows over it."""
+
+    name: str
+    calls: tuple[Call, ...]
+    live_bytes: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """By how much memory in use grows at most, from the begin of the segment."""
+        return max((call.live_bytes for call in self.calls), default=0)
+
+
+def stretch(short: Segment, long: Segment, layers: int, more: int) -> Segment:
+    """``short`` was captured with ``layers`` layers, ``long`` with one more: the segment with ``layers + more`` layers.
+
+    Where the additional layer appears as one block of calls, the block is repeated; where both have the same calls,
+    their sizes grow linearly (one call over all parameters). Raises :class:`NotRepeating` otherwise.
+    """
+    if more == 0:
+        return short
+    if len(short.calls) == len(long.calls):
+        return _linear(short, long, more)
+    a, b = short.calls, long.calls
+    head = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+    if b[len(b) - (len(a) - head) :] != a[head:]:
+        raise NotRepeating(f"{short.name}: a further layer changes the calls of the others")
+    block = b[head : head + len(b) - len(a)]
+    grown = block[-1].live_bytes - (b[head - 1].live_bytes if head else 0)
+    blocks = [replace(call, live_bytes=call.live_bytes + grown * i) for i in range(more) for call in block]
+    tail = [replace(call, live_bytes=call.live_bytes + grown * (more - 1)) for call in b[head + len(block) :]]
+    total = short.live_bytes + (long.live_bytes - short.live_bytes) * more
+    return Segment(short.name, (*b[:head], *blocks, *tail), total)
+
+
+def _linear(short: Segment, long: Segment, more: int) -> Segment:
+    calls = []
+    for x, y in zip(short.calls, long.calls, strict=True):
+        if (x.kind, x.stream, x.waits) != (y.kind, y.stream, y.waits):
+            raise NotRepeating(f"{short.name}: a further layer changes call {x.kind!r}")
+        if x == y:
+            calls.append(replace(x, live_bytes=x.live_bytes + (y.live_bytes - x.live_bytes) * more))
+            continue
+        numbers = {name: getattr(x, name) + (getattr(y, name) - getattr(x, name)) * more
+                   for name in ("flops", "bytes_read", "bytes_written", "payload_bytes", "live_bytes")}  # fmt: skip
+        calls.append(replace(x, signature=x.kind, **numbers))
+    return Segment(short.name, tuple(calls), short.live_bytes + (long.live_bytes - short.live_bytes) * more)

@@ -1,0 +1,282 @@
+"""A step of a parallel program as a problem: every stream, communicator and host is a device, every item an op.
+
+The devices run their ops in order of op number (rule ``program``), links have no contention, and messages between
+devices have no bytes: they take the least transfer time of 1 ns. A collective is one op on the device of its
+communicator; it waits for the last item of each member and every member's next item waits for it. A send from stage to
+stage is an op on a device of its own. Folded, each stage has one rank, and collectives are priced for their real
+groups. Unfolded, all ranks are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+from simdev.parallel.mesh import Mesh
+from simdev.parallel.orders import Action
+from simdev.parallel.timing import Template
+from simdev.problem.costs import CostTable
+from simdev.problem.graph import ComputationGraph
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
+from simdev.problem.topology import Device, DeviceKind, Topology
+
+HOP_NS = 1  # the least time of a message between two devices (R4)
+STREAM = DeviceKind("stream", 1 << 50, {"f32": 1e12}, 1e12)
+
+
+@dataclass(frozen=True, eq=False)
+class Unrolled:
+    """A step as a problem, and where its ops come from.
+
+    Per op int32 ``(n,)``: ``rank`` (pipeline rank when folded, else global rank; of a collective its first member),
+    ``action`` into ``actions`` ``(what, stage, microbatch)``; ``is_compute``, ``is_communication`` bool.
+    """
+
+    problem: Problem
+    placement: Placement
+    rank: np.ndarray
+    action: np.ndarray
+    actions: tuple[Action, ...]
+    is_compute: np.ndarray
+    is_communication: np.ndarray
+
+
+def execution_order(orders: tuple[tuple[Action, ...], ...], stages: int) -> list[tuple[int, Action]]:
+    """``(rank, action)`` of all ranks in an order in which each finds its inputs.
+
+    Raises :class:`InvalidInput` naming ranks and actions where ranks wait for each other for ever.
+    """
+    done: set[Action] = set()
+    place, result = [0] * len(orders), []
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(orders):
+            while place[rank] < len(actions) and set(_inputs(actions[place[rank]], stages)) <= done:
+                done.add(actions[place[rank]])
+                if actions[place[rank]][0] == "B":
+                    done |= {("I", *actions[place[rank]][1:])}
+                result.append((rank, actions[place[rank]]))
+                place[rank], moved = place[rank] + 1, True
+    stuck = [rank for rank, actions in enumerate(orders) if place[rank] < len(actions)]
+    if stuck:
+        waits = []
+        for rank in stuck:
+            action = orders[rank][place[rank]]
+            missing = next(need for need in _inputs(action, stages) if need not in done)
+            waits.append(f"rank {rank} at {name_of(action)} waits for {name_of(missing)}")
+        raise InvalidInput(f"the pipeline ranks wait for each other: {'; '.join(waits[:4])}", source="schedule")
+    return result
+
+
+def name_of(action: Action) -> str:
+    """``F3.0``: forward of stage 3, microbatch 0."""
+    return f"{action[0]}{action[1]}.{action[2]}"
+
+
+def _inputs(action: Action, stages: int) -> list[Action]:
+    what, stage, microbatch = action
+    if what == "F":
+        return [("F", stage - 1, microbatch)] if stage else []
+    if what == "W":
+        return [("I", stage, microbatch)]
+    if what in ("B", "I"):
+        later = [("I", stage + 1, microbatch)] if stage + 1 < stages else []
+        return [("F", stage, microbatch), *later]
+    return []
+
+
+class Unroller:
+    """Collects the items of all actions and makes the problem of them."""
+
+    def __init__(self, mesh: Mesh, pipeline_ranks: int, copies: int):
+        self.mesh, self.copies, self.pipeline_ranks = mesh, copies, pipeline_ranks
+        self._devices: dict[tuple, int] = {}
+        self._names: list[str] = []
+        self._device: list[np.ndarray] = []
+        self._ns: list[np.ndarray] = []
+        self._kind: list[np.ndarray] = []
+        self._rank: list[np.ndarray] = []
+        self._action: list[np.ndarray] = []
+        self._flags: list[np.ndarray] = []
+        self._edges: list[np.ndarray] = []
+        self._kinds: dict[str, int] = {}
+        self._count = 0
+        self._actions: list[Action] = []
+        self._last: dict[tuple[int, str], np.ndarray] = {}  # (pipeline rank, stream) -> its last op on each copy
+        self._groups: dict[tuple[str, ...], np.ndarray] = {}
+        self._prepared: dict[int, tuple] = {}
+
+    def last(self, rank: int, stream: str) -> np.ndarray | None:
+        """The last op of a stream on each copy of a pipeline rank."""
+        return self._last.get((rank, stream))
+
+    def add(self, rank: int, action: Action, template: Template, after: list[np.ndarray]) -> None:
+        """Append an action on all copies of a pipeline rank; its first items also wait for the ops ``after``."""
+        self._actions.append(action)
+        number, copies = len(self._actions) - 1, self.copies
+        width, kind, host_first, host_rest = self._shape(template)
+        group_of = [self._group(axes) for axes in template.axes]
+        n = len(template.ns)
+        if n == 0:
+            raise InvalidInput(f"{name_of(action)} has no work", source="stage", field=str(action[1]))
+        # Numbers: for each item its first host op, the item, its second host op, each on every copy (or group).
+        size = width + copies * (host_first.astype(np.int64) + host_rest)
+        start = self._count + np.concatenate([[0], np.cumsum(size)])[:-1]
+        item = start + copies * host_first
+        total = int(size.sum())
+        device, ns = np.empty(total, np.int32), np.empty(total, np.int64)
+        kinds, ranks, flags = np.empty(total, np.int32), np.empty(total, np.int32), np.zeros(total, np.int8)
+        copy = np.arange(copies)
+        base = self._count
+        global_rank = rank if copies == 1 else rank * copies + copy
+        for stream, group in enumerate(group_of):
+            rows = np.flatnonzero(template.stream == stream)
+            if not len(rows):
+                continue
+            members = int(group.max()) + 1
+            where = (item[rows][:, None] + np.arange(members) - base).ravel()
+            name, axes = template.streams[stream], template.axes[stream]
+            device[where] = np.tile([self._device_of(rank, name, axes, member) for member in range(members)], len(rows))
+            ns[where] = np.repeat(template.ns[rows], members)
+            kinds[where] = np.repeat(kind[rows], members)
+            first = np.array([int(np.flatnonzero(group == g)[0]) for g in range(members)])
+            ranks[where] = np.tile(rank if copies == 1 else rank * copies + first, len(rows))
+            flags[where] = 2 if template.axes[stream] else 1 if stream == 0 else 0
+        host_kind = self._kinds.setdefault("issue", len(self._kinds))
+        for mask, values, offset in (
+            (host_first, template.issue_ns, start),
+            (host_rest, template.rest_ns, item + width),
+        ):
+            rows = np.flatnonzero(mask)
+            if len(rows):
+                where = (offset[rows][:, None] + copy - base).ravel()
+                device[where] = np.tile([self._device_of(rank, "host", (), c) for c in range(copies)], len(rows))
+                ns[where] = np.repeat(values[rows], copies)
+                kinds[where] = host_kind
+                ranks[where] = np.tile(global_rank, len(rows))
+        edges = []
+        rows = np.flatnonzero(host_first)
+        for stream, group in enumerate(group_of):
+            mine = rows[template.stream[rows] == stream]
+            edges.append(_pairs(start[mine][:, None] + copy, item[mine][:, None] + group))
+        source, target = template.wait_for, template.wait_item
+        for stream, group in enumerate(group_of):
+            here = template.stream[target] == stream
+            for other, others in enumerate(group_of):
+                inside = here & (source >= 0) & (template.stream[np.maximum(source, 0)] == other)
+                edges.append(_pairs(item[source[inside]][:, None] + others, item[target[inside]][:, None] + group))
+                before = here & (source == -1 - other)
+                past = self._last.get((rank, template.streams[other]))
+                if past is not None and before.any():
+                    rows = target[before]
+                    edges.append(_pairs(np.broadcast_to(past, (len(rows), copies)), item[rows][:, None] + group))
+        begins = int(item[0]) + group_of[int(template.stream[0])]
+        edges += [_pairs(ops, begins) for ops in after]
+        for stream, group in enumerate(group_of):
+            rows = np.flatnonzero(template.stream == stream)
+            if len(rows):
+                self._last[rank, template.streams[stream]] = item[rows[-1]] + group
+        self._count += total
+        self._device.append(device)
+        self._ns.append(ns)
+        self._kind.append(kinds)
+        self._rank.append(ranks)
+        self._flags.append(flags)
+        self._action.append(np.full(total, number, np.int32))
+        self._edges += [pair for pair in edges if pair.size]
+
+    def send(self, source: int, target: int, ns: int, name: str) -> np.ndarray:
+        """A send from each copy of one pipeline rank to the same copy of another; returns its ops."""
+        copies = self.copies
+        ops = self._count + np.arange(copies)
+        devices = [self._device_of(source, f"send to {target}", (), copy) for copy in range(copies)]
+        self._device.append(np.array(devices, np.int32))
+        self._ns.append(np.full(copies, max(1, ns), np.int64))
+        self._kind.append(np.full(copies, self._kinds.setdefault("send", len(self._kinds)), np.int32))
+        self._rank.append((np.array([source]) if copies == 1 else source * copies + np.arange(copies)).astype(np.int32))
+        self._flags.append(np.full(copies, 2, np.int8))
+        self._action.append(np.full(copies, len(self._actions) - 1, np.int32))
+        self._edges.append(_pairs(self._last[source, "compute"], ops))
+        self._count += copies
+        return ops
+
+    def build(self, name: str) -> Unrolled:
+        """The problem of all that was added."""
+        n = self._count
+        edges = np.concatenate(self._edges, axis=1) if self._edges else np.zeros((2, 0), np.int64)
+        device = np.concatenate(self._device)
+        keep = device[edges[0]] != device[edges[1]]
+        key = np.unique(edges[0, keep] * n + edges[1, keep])
+        source, target = key // n, key % n
+        first = np.flatnonzero(np.diff(source, prepend=-1))
+        producers = source[first]
+        m = len(first)
+        kinds = list(self._kinds)
+        kind = np.concatenate(self._kind)
+        action = np.concatenate(self._action)
+        zeros = np.zeros(n, np.int64)
+        labels = [name_of(a) for a in self._actions]
+        layers = list(dict.fromkeys(labels))
+        number = {label: position for position, label in enumerate(layers)}
+        graph = ComputationGraph(
+            name, tuple(kinds), ("",), tuple(layers), tuple(np.array(kinds, object)[kind].tolist()), kind,
+            np.zeros(n, np.int32), np.array([number[label] for label in labels], np.int32)[action],
+            np.array([_phase(a) for a in self._actions], np.int8)[action], zeros, zeros, zeros, zeros, zeros,
+            np.full(n, -1, np.int32), producers.astype(np.int32), np.zeros(m, np.int64), np.zeros(m, bool),
+            np.zeros(m, bool), np.append(first, len(source)).astype(np.int32), target.astype(np.int32),
+        )  # fmt: skip
+        count = len(self._names)
+        topology = Topology(name, tuple(Device(text, STREAM) for text in self._names))
+        costs = CostTable(
+            np.concatenate(self._ns)[None], np.zeros(count, np.int32), np.full((1, m), HOP_NS, np.int64),
+            np.where(np.eye(count, dtype=bool), -1, 0).astype(np.int32), zeros,
+        )  # fmt: skip
+        problem = Problem(graph, topology, costs, Rules("program", "none"))
+        flags = np.concatenate(self._flags)
+        return Unrolled(problem, Placement(device), np.concatenate(self._rank), action, tuple(self._actions),
+                        flags == 1, flags == 2)  # fmt: skip
+
+    def _shape(self, template: Template) -> tuple:
+        """How many ops each item is, and what it is called, remembered by template."""
+        known = self._prepared.get(id(template))
+        if known is None:
+            members = np.array([self._group(axes).max() + 1 for axes in template.axes])
+            width = members[template.stream] if len(template.stream) else np.zeros(0, np.int64)
+            kind = np.array([self._kinds.setdefault(k, len(self._kinds)) for k in template.kinds])[template.kind]
+            known = width, kind, template.issue_ns > 0, template.rest_ns > 0, template
+            self._prepared[id(template)] = known
+        return known[:4]
+
+    def _group(self, axes: tuple[str, ...]) -> np.ndarray:
+        """int64 ``(copies,)``: the number of each copy's group along ``axes``; kernels are groups of one."""
+        if axes not in self._groups:
+            groups = np.arange(self.copies)
+            if axes and self.copies == 1:
+                groups = np.zeros(1, np.int64)
+            elif axes:
+                for number, line in enumerate(self.mesh.lines(axes)):
+                    groups[line] = number
+            self._groups[axes] = groups
+        return self._groups[axes]
+
+    def _device_of(self, rank: int, stream: str, axes: tuple[str, ...], member: int) -> int:
+        key = rank, stream, member
+        if key not in self._devices:
+            self._devices[key] = len(self._names)
+            what = f"group {member}" if axes and self.copies > 1 else f"copy {member}" if self.copies > 1 else ""
+            self._names.append(" ".join(filter(None, (f"rank {rank}", what, stream))))
+        return self._devices[key]
+
+
+def _phase(action: Action) -> int:
+    return {"F": 0, "B": 1, "I": 1, "W": 1}.get(action[0], 2)
+
+
+def _pairs(source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """int64 ``(2, k)``: edges from each source to the target at the same place."""
+    a, b = np.broadcast_arrays(source, target)
+    return np.stack([a.ravel(), b.ravel()]).astype(np.int64)

@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+
+from simdev.errors import InvalidInput
+from simdev.graphs.parallel_model import Part
+from simdev.parallel import Host, Plan, find_model, load_cluster, parse_mesh
+from simdev.parallel.capture import _captured, capture_stage
+from simdev.parallel.plan import prepare, simulate_program
+from simdev.sim import validate
+
+pytest.importorskip("torch")
+TINY = "llama3-8b[width=64,layers=5,heads=4,kv_heads=2,hidden=128,vocabulary=256,length=32]"
+EAGER = Host(3000, 2000, 1000, 9000)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def captures(tmp_path_factory):
+    """Captures are kept for this file alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def plan_of(mesh, microbatches=4, model=TINY, host=EAGER, **more):
+    spec, parameters = find_model(model)
+    return Plan(spec, parameters, load_cluster("dgx-h100"), parse_mesh(mesh), microbatches, host=host, **more)
+
+
+@pytest.fixture(scope="module")
+def program():
+    return prepare(plan_of("dp_shard=2,tp=2,pp=2"))
+
+
+def test_repeated_layers_are_the_captured_ones():
+    spec, parameters = find_model(TINY)
+    mesh = parse_mesh("dp_shard=2,tp=2")
+    stretched = capture_stage(spec, parameters, mesh, Part(5))
+    whole = _captured(spec, tuple(sorted(parameters.items())), mesh, Part(5))
+    for ours, theirs in zip(stretched.backward, whole.backward, strict=True):
+        assert ours.calls == theirs.calls and ours.live_bytes == theirs.live_bytes
+    assert stretched.forward.calls == whole.forward.calls
+    assert [c.live_bytes for c in stretched.forward.calls] == [c.live_bytes for c in whole.forward.calls]
+    assert stretched.resident_bytes == whole.resident_bytes and stretched.parameters == whole.parameters
+
+
+def test_fsdp_gathers_each_layer_and_prefetches_backward(program):
+    stage = program.stages[0]
+    gathers = [call for call in stage.forward.calls if call.stream == "dp_shard"]
+    assert len(gathers) == 3 + 1 and {call.kind for call in gathers} == {"all_gather"}
+    last = [call.kind for call in stage.backward[stage.LAST].calls if call.stream == "dp_shard"]
+    assert last.count("reduce_scatter") == 3 + 1
+    further = [call.kind for call in stage.backward[stage.FURTHER].calls if call.stream == "dp_shard"]
+    assert "reduce_scatter" not in further
+    assert last.index("reduce_scatter") > 1  # the next layer's gather is issued before the first scatter
+
+
+def test_tensor_parallel_products_have_local_shapes(program):
+    shapes = {call.signature for call in program.stages[0].forward.calls if call.kind == "mm"}
+    assert "mm(bf16[32,64],bf16[64,64])->bf16[32,64]" in shapes  # hidden 128 on two ranks
+    assert not any("128" in text for text in shapes)
+
+
+def test_folded_unfolded_merged_and_both_engines_agree(program):
+    folded = simulate_program(program)
+    unfolded = simulate_program(program, unfolded=True)
+    single = simulate_program(prepare(program.plan, merge=False))
+    reference = simulate_program(program, engine="reference")
+    assert folded.step_ns == unfolded.step_ns == single.step_ns == reference.step_ns
+    assert np.array_equal(folded.compute_ns, unfolded.compute_ns)
+    found = unfolded.unrolled
+    validate(found.problem, found.placement, unfolded.schedule)
+
+
+@pytest.mark.parametrize("mesh", ["dp_replicate=2,dp_shard=2,tp=2,pp=2", "tp=2,pp=4", "dp_shard=16,tp=2,pp=2"])
+def test_folded_and_unfolded_agree_on_larger_meshes(mesh):
+    program = prepare(plan_of(mesh))
+    assert simulate_program(program).step_ns == simulate_program(program, unfolded=True).step_ns
+
+
+def test_without_a_host_the_step_is_not_longer(program):
+    quick = simulate_program(prepare(plan_of("dp_shard=2,tp=2,pp=2", host=Host())))
+    assert quick.step_ns < simulate_program(program).step_ns
+
+
+def test_the_first_stage_of_1f1b_holds_more_activations_than_the_last():
+    program = prepare(plan_of("pp=4", microbatches=8, model=TINY.replace("layers=5", "layers=4")))
+    one, gpipe = simulate_program(program), simulate_program(prepare(plan_of("pp=4", 8, schedule="gpipe")))
+    assert one.peak_bytes[1] > one.peak_bytes[2]
+    assert gpipe.peak_bytes[1] > one.peak_bytes[1]
+
+
+def test_figures_add_up(program):
+    report = simulate_program(program)
+    assert np.array_equal(report.compute_ns + report.exposed_ns + report.bubble_ns, np.full(2, report.step_ns))
+    assert (report.bubble_ns >= 0).all() and (report.exposed_ns >= 0).all()
+    assert report.plan.sequences == 8
+    assert report.tokens_per_s == pytest.approx(8 * 32 / (report.step_ns / 1e9))
+
+
+@pytest.mark.parametrize(
+    "mesh, message",
+    [
+        ("tp=8", "heads: 4 does not divide by 8"),
+        ("pp=8", "leave a stage without work"),
+        ("ep=2", "not parallelised along it"),
+        ("dp_shard=12", "do not fill nodes of 8"),
+    ],
+)
+def test_plans_that_cannot_be_are_refused(mesh, message):
+    with pytest.raises(InvalidInput, match=message):
+        prepare(plan_of(mesh))
+
+
+def test_unknown_models_and_sizes_are_named():
+    for entry, message in (("llama4", "did you mean"), ("llama3-9b", "size"), ("llama3-8b[width=x]", "width")):
+        with pytest.raises(InvalidInput, match=message):
+            find_model(entry)

@@ -1,0 +1,177 @@
+"""Llama 3 (Grattafiori et al. 2024), parallelised as torchtitan does: DTensor tensor and sequence parallelism within a
+layer, FSDP2 around each layer, activation checkpointing by layer if asked for.
+
+Weights and gradients are bfloat16 in computation and float32 in storage (FSDP's mixed precision); AdamW is fused.
+"""
+
+from __future__ import annotations
+
+from simdev.errors import InvalidInput, UnknownName
+from simdev.graphs.parallel_model import Part, Stage, parallel_model
+
+SIZES = {
+    "8b": {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "hidden": 14336},
+    "70b": {"width": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "hidden": 28672},
+    "405b": {"width": 16384, "layers": 126, "heads": 128, "kv_heads": 8, "hidden": 53248},
+}
+DEFAULTS = {**SIZES["8b"], "vocabulary": 128_256, "length": 8192, "microbatch": 1, "recompute": "none"}
+
+
+def llama3_flops(p) -> float:
+    """Model FLOPs of one sequence, forward and backward: 6 per parameter and token, and causal attention in full."""
+    key_value = p["width"] * p["kv_heads"] // p["heads"]
+    layer = 2 * p["width"] ** 2 + 2 * p["width"] * key_value + 3 * p["width"] * p["hidden"]
+    parameters = p["layers"] * layer + p["width"] * p["vocabulary"]
+    return p["length"] * (6.0 * parameters + 12.0 * p["layers"] * p["width"] * p["length"])
+
+
+def llama3_checks(p, mesh) -> None:
+    """Raise :class:`InvalidInput` where heads, hidden units or tokens do not divide by the tensor-parallel ranks."""
+    for name in ("heads", "kv_heads", "hidden", "length", "vocabulary"):
+        if p[name] % mesh["tp"]:
+            message = f"{p[name]} does not divide by {mesh['tp']} tensor-parallel ranks"
+            raise InvalidInput(message, source="llama3", field=name)
+    if p["recompute"] not in ("none", "full"):
+        raise UnknownName("recompute", str(p["recompute"]), ("none", "full"), source="llama3")
+
+
+@parallel_model("llama3", sizes=SIZES, defaults=DEFAULTS, axes=("dp_replicate", "dp_shard", "tp"), flops=llama3_flops,
+                source="Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3; pytorch/torchtitan",
+                checks=llama3_checks)  # fmt: skip
+def llama3(mesh, part: Part, *, width, layers, heads, kv_heads, hidden, vocabulary, length, microbatch, recompute):
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    tp = mesh["tp"] if "tp" in mesh.mesh_dim_names else None
+    ways = tp.size() if tp else 1
+    head = width // heads
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.o = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+            self.k, self.v = (nn.Linear(width, kv_heads * head, bias=False) for _ in range(2))
+
+        def forward(self, x, rotation):
+            batch, tokens, _ = x.shape
+            q = self.q(x).view(batch, tokens, heads // ways, head)
+            k, v = (f(x).view(batch, tokens, kv_heads // ways, head) for f in (self.k, self.v))
+            q, k = rotate(q, rotation), rotate(k, rotation)
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kv_heads != heads)
+            return self.o(y.transpose(1, 2).reshape(batch, tokens, width // ways))
+
+    class FeedForward(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+            self.down = nn.Linear(hidden, width, bias=False)
+
+        def forward(self, x):
+            return self.down(F.silu(self.gate(x)) * self.up(x))
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention_norm, self.norm = nn.RMSNorm(width), nn.RMSNorm(width)
+            self.attention, self.feed_forward = Attention(), FeedForward()
+
+        def forward(self, x, rotation):
+            x = x + self.attention(self.attention_norm(x), rotation)
+            return x + self.feed_forward(self.norm(x))
+
+    class Llama(nn.Module):
+        def __init__(self):
+            super().__init__()
+            if part.first:
+                self.embedding = nn.Embedding(vocabulary, width)
+            self.layers = nn.ModuleList([Layer() for _ in range(part.layers)])
+            if part.last:
+                self.norm, self.output = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+        def forward(self, x, rotation, target=None):
+            x = self.embedding(x) if part.first else x
+            for layer in self.layers:
+                x = layer(x, rotation)
+            if not part.last:
+                return x
+            logits = self.output(self.norm(x))
+            return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(0, 1))
+
+    def rotate(x, rotation):
+        real = x.float().reshape(*x.shape[:-1], -1, 2)
+        return (torch.view_as_real(torch.view_as_complex(real) * rotation).flatten(3)).type_as(x)
+
+    with torch.device("meta"):
+        model = Llama()
+    _parallelise(model, mesh, part, tp, recompute)
+
+    def inputs():
+        rotation = torch.zeros(1, length, 1, head // 2, dtype=torch.complex64)
+        tokens = torch.zeros(microbatch, length, dtype=torch.int64)
+        shape = (
+            microbatch,
+            length // ways,
+            width,
+        )  # between layers the sequence is split over the tensor-parallel ranks
+        x = tokens if part.first else torch.zeros(*shape, dtype=torch.bfloat16, requires_grad=True)
+        return (x, rotation, tokens) if part.last else (x, rotation)
+
+    def sync(module, last):
+        if hasattr(module, "set_requires_gradient_sync"):
+            module.set_is_last_backward(last)
+            module.set_requires_gradient_sync(last)
+
+    from contextlib import nullcontext
+
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    context = loss_parallel if tp and part.last else nullcontext
+    return Stage(model, inputs, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True), sync, context=context)
+
+
+def _parallelise(model, mesh, part, tp, recompute):
+    """torchtitan's order: tensor parallelism, activation checkpointing, FSDP."""
+    import torch
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    if tp:
+        whole = {}
+        if part.first:
+            whole["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+        if part.last:
+            whole["norm"] = SequenceParallel()
+            whole["output"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+        parallelize_module(model, tp, whole)
+        for layer in model.layers:
+            columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
+            parallelize_module(layer, tp, {
+                "attention_norm": SequenceParallel(), "norm": SequenceParallel(),
+                "attention": PrepareModuleInput(input_layouts=(Shard(1), None),
+                                                desired_input_layouts=(Replicate(), None)),
+                "attention.q": columns, "attention.k": columns, "attention.v": columns, "attention.o": rows,
+                "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+                "feed_forward.gate": columns, "feed_forward.up": columns, "feed_forward.down": rows,
+            })  # fmt: skip
+    if recompute == "full":
+        for number, layer in enumerate(model.layers):
+            model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)
+    names = [name for name in ("dp_replicate", "dp_shard") if name in mesh.mesh_dim_names]
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if "dp_shard" in names:
+        data = mesh[tuple(names)] if len(names) > 1 else mesh[names[0]]
+        for layer in model.layers:
+            fully_shard(layer, mesh=data, mp_policy=policy)
+        fully_shard(model, mesh=data, mp_policy=policy)
+    else:
+        model.to(torch.bfloat16)

@@ -14,7 +14,6 @@ from simdev.analysis.levels import average_transfers, b_level, fastest_durations
 from simdev.baselines._units import choices, used_devices
 from simdev.errors import InvalidInput
 from simdev.problem.graph import ComputationGraph
-from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 
 KINDS = 32  # buckets that kinds are hashed into: unseen kinds have one too
@@ -242,10 +241,3 @@ def _padded(values: np.ndarray, length: int, fill) -> np.ndarray:
     padded = np.full((length, *values.shape[1:]), fill, values.dtype)
     padded[: len(values)] = values
     return padded
-
-
-def checked(case: Case, devices: np.ndarray) -> Placement:
-    """A placement of all ops, int ``(n,)``, checked."""
-    placement = Placement(devices)
-    placement.check(case.problem)
-    return placement

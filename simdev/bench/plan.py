@@ -99,7 +99,7 @@ def plan(
     topologies = _expand(topologies, named.topologies, topology_names)
     placers = _expand(placers, ("all",), registry.placers)
     for workload in workloads:
-        if not registry.is_graph_file(workload):
+        if not registry.is_file(workload):
             registry.find_workload(workload)
     for topology in topologies:
         load_topology(topology)

@@ -54,7 +54,7 @@ def keep_machine(topology: str, out: Path) -> None:
 
 def ships(workload: str) -> bool:
     """Whether the graph of a workload id comes with simdev. Raises :class:`UnknownName` for one that does not exist."""
-    if registry.is_graph_file(workload):
+    if registry.is_file(workload):
         return False
     spec, params = registry.find_workload(workload)
     return (
@@ -64,7 +64,7 @@ def ships(workload: str) -> bool:
 
 def registered_graph(workload: str) -> ComputationGraph | None:
     """The graph of a workload id if it comes with simdev or is drawn from a family; None for every other text."""
-    if registry.is_graph_file(workload):
+    if registry.is_file(workload):
         return None
     try:
         return registry.load_workload(workload) if registry.is_member(workload) or ships(workload) else None
@@ -78,7 +78,7 @@ def stored_graph(out: Path, row: Row) -> ComputationGraph:
     graph = registered_graph(row.workload)
     if graph is not None:
         return graph
-    if not registry.is_graph_file(row.workload):
+    if not registry.is_file(row.workload):
         registry.find_workload(row.workload)  # with other parameters than those of the shipped graph
     path = kept_graph(out, row.fingerprint)
     if not path.is_file():

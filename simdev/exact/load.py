@@ -176,30 +176,6 @@ def read_load_problem(path: str | os.PathLike, *, fix_units: bool = False) -> Lo
     )
 
 
-def read_split(path: str | os.PathLike, problem: LoadProblem) -> np.ndarray:
-    """Read a published split (``fpgas`` and ``cpus``, each with ``nodes``): int ``(n,)`` machines.
-
-    Nodes that it does not list follow their colour class, as the backward nodes of the training experts do.
-    """
-    document = json_object(read_input(path), path)
-    index = {name: row for row, name in enumerate(problem.node_ids)}
-    machine = np.full(problem.n_nodes, -1)
-    for key, first in (("fpgas", 0), ("cpus", problem.accelerators)):
-        for offset, part in enumerate(document.rows(key)):
-            for name in part.items("nodes", []):
-                if not isinstance(name, int) or name not in index:
-                    raise part.fail(f"{name!r} is not a node of {problem.name}", "nodes")
-                machine[index[name]] = first + offset
-    known = np.flatnonzero(machine >= 0)
-    home = np.full(problem.class_of.max() + 1, -1)
-    home[problem.class_of[known]] = machine[known]
-    machine = np.where(machine < 0, home[problem.class_of], machine)
-    if machine.min() < 0:
-        missing = problem.node_ids[int(np.argmin(machine))]
-        raise InvalidInput("on no machine, nor is its colour class", source=path, field=f"node {missing}")
-    return machine
-
-
 def _unit_slip(edges: list[Fields]) -> bool:
     rates = [edge.number("size", 0) / edge.number("cost") for edge in edges if edge.number("cost")]
     rates = [rate for rate in rates if rate]

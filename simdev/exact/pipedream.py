@@ -16,7 +16,6 @@ are the states.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,26 +57,6 @@ class Plan:
     stages: tuple[Stage, ...]
     states: int
     linear: bool
-
-
-def read_profile(path: str | os.PathLike) -> Profile:
-    """Read a ``graph.txt`` profile. Input layers are left out, and so are ``__getitem__`` layers that nobody reads."""
-    from simdev.files import text_of
-    from simdev.graphs.importers.pipedream import read_layers
-    from simdev.graphs.importers.reading import name_of, read_input
-
-    layers, inputs = read_layers(text_of(read_input(path), path), path)
-    read = {before for befores in inputs.values() for before in befores}
-    names = [name for name in layers if name in read or not layers[name].text.startswith("__getitem__")]
-    index = {name: number for number, name in enumerate(names)}
-    return Profile(
-        name=name_of(path),
-        layers=tuple(names),
-        seconds=np.array([layers[name].forward_ns + layers[name].backward_ns for name in names]) / 1e9,
-        activation=np.array([sum(layers[name].activations) for name in names], float),
-        parameter=np.array([layers[name].parameters for name in names], float),
-        predecessors=tuple(frozenset(index[before] for before in inputs[name]) for name in names),
-    )
 
 
 def plan(

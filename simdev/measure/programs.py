@@ -50,7 +50,7 @@ def load_program(entry: str, *, small: bool = False, seed: int = 0) -> Program:
     from simdev.graphs.capture import file_step, workload_step
     from simdev.measure.execute.record import record
 
-    if ".py:" in entry:
+    if registry.is_step_file(entry):
         return record(*file_step(entry), seed=seed)
     if registry.is_graph_file(entry):
         raise InvalidInput(

@@ -89,14 +89,12 @@ def load_workload(entry: str) -> ComputationGraph:
     The default parameters come from the shipped file; others are captured now, which needs PyTorch (the ``capture``
     extra).
     """
-    if entry.endswith(".npz"):
-        return load_graph(entry)
-    if ".py:" in entry:
+    if is_step_file(entry):
         from simdev.graphs.capture import capture_file
 
         return capture_file(entry)
     if is_graph_file(entry):
-        return import_graph(entry).graph
+        return load_graph(entry) if entry.endswith(".npz") else import_graph(entry).graph
     member = _MEMBER.fullmatch(entry)
     if member:
         return family_graph(member["family"], int(member["seed"]))
@@ -108,9 +106,19 @@ def load_workload(entry: str) -> ComputationGraph:
     return capture_workload(spec, params)
 
 
+def is_step_file(entry: str) -> bool:
+    """Whether an entry names a training step in a file of the user: ``my_model.py:make_step``."""
+    return ".py:" in entry
+
+
 def is_graph_file(entry: str) -> bool:
-    """Whether an entry names a file rather than a workload."""
-    return ".py:" in entry or entry.endswith((".npz", ".json", ".csv", ".onnx", ".txt"))
+    """Whether an entry names a graph file, by the end of its name."""
+    return not is_step_file(entry) and entry.endswith((".npz", ".json", ".csv", ".onnx", ".txt"))
+
+
+def is_file(entry: str) -> bool:
+    """Whether an entry names a file of either kind, and not a workload."""
+    return is_step_file(entry) or is_graph_file(entry)
 
 
 def is_member(entry: str) -> bool:

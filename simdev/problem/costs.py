@@ -32,7 +32,7 @@ from simdev.problem.topology import DeviceKind, Link, Topology
 
 FREE_KINDS = frozenset({"input", "parameter", "constant", "barrier"})  # data that is there already: no kernel runs
 SOURCES = ("free", "table", "fit", "roofline", "unsupported")  # where the cost of an op comes from
-COSTS_VERSION = 3  # raised whenever the same graph and topology would get other costs
+
 MAX_NS = 1 << 42  # over an hour: no op lasts so long, and sums stay far from the end of 64 bits
 
 # Op classes and the kinds in them (ATen names as captured, ONNX and layer names as imported, in lower case): the first
@@ -126,16 +126,6 @@ class CostModel:
     measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tf32: tuple[str, ...] = TF32_CLASSES
     calibrated: bool = True
-
-    @cached_property
-    def identity(self) -> str:
-        """Names the model in results; equal names, equal costs: ``calibrated-3``, and a hash of what is not default."""
-        name = f"{'calibrated' if self.calibrated else 'roofline'}-{COSTS_VERSION}"
-        if not self.measured and self.tf32 == TF32_CLASSES:
-            return name
-        rows = [[kind, sorted(table.items())] for kind, table in sorted(self.measured.items()) if table]
-        text = json.dumps([sorted(self.tf32), rows])
-        return f"{name}+{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
     def table(self, graph: ComputationGraph, topology: Topology) -> CostTable:
         """Cost every op on every device kind and every tensor on every route.

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput, Unsupported
-from simdev.exact.pipedream import Profile, plan, read_profile
+from simdev.exact.pipedream import Profile, plan
+from simdev.files import text_of
+from simdev.graphs.importers.pipedream import read_layers
+from simdev.graphs.importers.reading import name_of, read_input
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[3] / "shared" / "data")) / "pipedream"
 published = pytest.mark.skipif(not DATA.is_dir(), reason="SIMDEV_DATA names no folder with pipedream")
@@ -21,6 +24,22 @@ def profile(seconds, *, activation=None, parameter=None, predecessors=None):
         "hand", tuple(map(str, range(n))), np.array(seconds, float), np.array(activation or zero, float),
         np.array(parameter or zero, float), tuple(predecessors or chain),
     )  # fmt: skip
+
+
+def read_profile(path):
+    """A published ``graph.txt`` profile without input layers and without ``__getitem__`` layers that nobody reads."""
+    layers, inputs = read_layers(text_of(read_input(path), path), path)
+    read = {before for befores in inputs.values() for before in befores}
+    names = [name for name in layers if name in read or not layers[name].text.startswith("__getitem__")]
+    index = {name: number for number, name in enumerate(names)}
+    return Profile(
+        name=name_of(path),
+        layers=tuple(names),
+        seconds=np.array([layers[name].forward_ns + layers[name].backward_ns for name in names]) / 1e9,
+        activation=np.array([sum(layers[name].activations) for name in names], float),
+        parameter=np.array([layers[name].parameters for name in names], float),
+        predecessors=tuple(frozenset(index[before] for before in inputs[name]) for name in names),
+    )
 
 
 def test_replicas_cost_the_exchange_of_parameters():

@@ -12,6 +12,17 @@ from simdev.errors import InvalidInput
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.sim.inputs import default_rank, priority_rank, problem_arrays
+from simdev.sim.kernels.state import (
+    FAIR_LOOP,
+    FIFO_LOOP,
+    GENERAL_LOOP,
+    IN_ORDER_LOOP,
+    PRIORITY_LOOP,
+    Timeline,
+    Workspace,
+    new_timeline,
+    new_workspace,
+)
 from simdev.sim.schedule import Outcomes, Schedule
 
 NO_LIMIT = int(np.iinfo(np.int64).max)
@@ -22,17 +33,17 @@ def simulate_fast(problem: Problem, placement: Placement) -> Schedule:
     """See :func:`simdev.sim.simulate`."""
     placement.check(problem)
     devices = placement.devices
-    timeline, scratch = room(problem)
-    step, peak, _ = run_rows(problem, devices[None].astype(np.uint32), placement.priority, timeline, scratch)
+    timeline, workspace = new_buffers(problem)
+    step, peak, _ = run_rows(problem, devices[None].astype(np.uint32), placement.priority, timeline, workspace)
     count = int(timeline.count[0])
     order = np.lexsort((timeline.x_target[:count], timeline.x_tensor[:count]))
     tensor, target = (column[:count][order].view(np.int32) for column in (timeline.x_tensor, timeline.x_target))
     start, finish = timeline.x_start[:count][order], timeline.x_finish[:count][order]
     overflow_op = np.full(problem.topology.n_devices, -1, np.int32)
-    for device in np.flatnonzero(scratch.over_time >= 0):
-        copies = tensor[(target == device) & (start == scratch.over_time[device])]
-        starting = np.flatnonzero((devices == device) & (timeline.op_start == scratch.over_time[device]))
-        overflow_op[device] = _first_overflow(problem, device, scratch.over_base[device], starting, copies)
+    for device in np.flatnonzero(workspace.over_time >= 0):
+        copies = tensor[(target == device) & (start == workspace.over_time[device])]
+        starting = np.flatnonzero((devices == device) & (timeline.op_start == workspace.over_time[device]))
+        overflow_op[device] = _first_overflow(problem, device, workspace.over_base[device], starting, copies)
     return Schedule(
         step_ns=int(step[0]),
         op_start=timeline.op_start,
@@ -69,7 +80,7 @@ def simulate_many_fast(
     problem_arrays(problem)  # once, before any thread asks
 
     def work(first: int, stop: int) -> int:
-        return _run(problem, placements, first, stop, None, limit, *_kept_room(problem), step, peak, overflow)
+        return _run(problem, placements, first, stop, None, limit, *_kept_buffers(problem), step, peak, overflow)
 
     bounds = [k * part // workers for part in range(workers + 1)]
     if workers == 1:
@@ -84,63 +95,72 @@ def simulate_many_fast(
     return Outcomes(step, peak, overflow)
 
 
-def run_rows(problem: Problem, placements: np.ndarray, priority, timeline, scratch):
+def run_rows(problem: Problem, placements: np.ndarray, priority, timeline, workspace):
     """Step times, peaks and overflows of valid placements uint32 ``(k, n)``; the last one's timeline is left."""
     step, overflow, peak = _answers(problem, len(placements))
-    if _run(problem, placements, 0, len(placements), priority, NO_LIMIT, timeline, scratch, step, peak, overflow) >= 0:
+    if (
+        _run(problem, placements, 0, len(placements), priority, NO_LIMIT, timeline, workspace, step, peak, overflow)
+        >= 0
+    ):
         raise InvalidInput("an op can never run", source=problem.graph.name)
     return step, peak, overflow
 
 
-def _run(problem: Problem, placements, first, stop, priority, below, timeline, scratch, step, peak, overflow) -> int:
+def _run(problem: Problem, placements, first, stop, priority, below, timeline, workspace, step, peak, overflow) -> int:
     """Simulate the rows ``first:stop`` with the kernel for the problem's rules; the first row that failed, or -1."""
-    p = problem_arrays(problem)
-    if p.plain:
+    inputs = problem_arrays(problem)
+    if inputs.loop == FIFO_LOOP:
         from simdev.sim.kernels.fifo import run_many_fifo
 
-        return run_many_fifo(p, placements, first, stop, below, timeline, scratch, step, peak, overflow, False)
-    if p.fair:
+        return run_many_fifo(inputs, placements, first, stop, below, timeline, workspace, step, peak, overflow, False)
+    if inputs.loop == FAIR_LOOP:
         from simdev.sim.kernels.fair import run_many_fair
 
-        return run_many_fair(p, placements, first, stop, below, timeline, scratch, step, peak, overflow)
+        return run_many_fair(inputs, placements, first, stop, below, timeline, workspace, step, peak, overflow)
     rank = np.zeros(0, np.int64)
     if problem.rules.order == "priority":
         rank = default_rank(problem) if priority is None else priority_rank(priority)
-    if p.priority:
+    if inputs.loop == PRIORITY_LOOP:
         from simdev.sim.kernels.priority import run_many_priority as run_many
-    elif p.stream:
-        from simdev.sim.kernels.in_order import run_many_stream as run_many
+    elif inputs.loop == IN_ORDER_LOOP:
+        from simdev.sim.kernels.in_order import run_many_in_order as run_many
     else:
         from simdev.sim.kernels.general import run_many
-    return run_many(p, placements, first, stop, rank, below, timeline, scratch, step, peak, overflow)
+    return run_many(inputs, placements, first, stop, rank, below, timeline, workspace, step, peak, overflow)
 
 
-def room(problem: Problem):
-    """Where one thread writes: a timeline and working arrays."""
-    from simdev.sim.kernels.general import new_scratch, new_timeline
+def new_buffers(problem: Problem) -> tuple[Timeline, Workspace]:
+    """What one thread writes to: a timeline, and the workspace of the loop that serves the problem."""
+    graph, topology, loop = problem.graph, problem.topology, problem_arrays(problem).loop
+    n_ops, n_edges, n_devices, n_channels = graph.n_ops, graph.n_edges, topology.n_devices, len(topology.channels)
+    own = None
+    if loop == FAIR_LOOP:
+        from simdev.sim.kernels.fair import new_fair
 
-    graph, topology = problem.graph, problem.topology
-    sizes = graph.n_ops, graph.n_tensors, graph.n_edges, topology.n_devices, len(topology.channels)
-    p = problem_arrays(problem)
-    if p.fair:
-        from simdev.sim.kernels.fair import new_fair_room
+        own = new_fair(problem)
+    elif loop == PRIORITY_LOOP:
+        from simdev.sim.kernels.priority import new_by_priority
 
-        return new_timeline(graph.n_ops, graph.n_edges), new_fair_room(problem, *sizes, int(topology.slots.sum()))
-    if p.plain or p.priority or p.stream:
-        from simdev.sim.kernels.fifo import new_room
+        own = new_by_priority(n_ops, n_devices)
+    elif loop == IN_ORDER_LOOP:
+        from simdev.sim.kernels.in_order import new_in_order
 
-        own = {"eager": problem.rules.runtime == "eager", "priority": p.priority}
-        return new_timeline(graph.n_ops, graph.n_edges), new_room(*sizes, int(topology.slots.sum()), **own)
-    return new_timeline(graph.n_ops, graph.n_edges), new_scratch(*sizes, problem.rules.contention == "fair")
+        own = new_in_order(n_ops, n_edges, n_devices, eager=problem.rules.runtime == "eager")
+    elif loop == GENERAL_LOOP:
+        from simdev.sim.kernels.general import new_general
+
+        own = new_general(n_ops, n_edges, n_devices, n_channels, fair=problem.rules.contention == "fair")
+    sizes = n_ops, graph.n_tensors, n_edges, n_devices, n_channels, int(topology.slots.sum())
+    return new_timeline(n_ops, n_edges), new_workspace(*sizes, own)
 
 
-def _kept_room(problem: Problem):
-    """The room of this thread, kept as long as the problem: a search evaluates placements one by one."""
-    if not hasattr(_KEPT, "rooms"):
-        _KEPT.rooms = WeakKeyDictionary()
-    if problem not in _KEPT.rooms:
-        _KEPT.rooms[problem] = room(problem)
-    return _KEPT.rooms[problem]
+def _kept_buffers(problem: Problem) -> tuple[Timeline, Workspace]:
+    """The buffers of this thread, kept as long as the problem: a search evaluates placements one by one."""
+    if not hasattr(_KEPT, "buffers"):
+        _KEPT.buffers = WeakKeyDictionary()
+    if problem not in _KEPT.buffers:
+        _KEPT.buffers[problem] = new_buffers(problem)
+    return _KEPT.buffers[problem]
 
 
 def _answers(problem: Problem, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

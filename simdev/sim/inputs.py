@@ -1,64 +1,21 @@
-"""A problem as the flat arrays that the kernels read: made once per problem, shared by all runs and threads."""
+"""A problem as the flat arrays that the kernels read: built once per problem, shared by all runs and threads."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from simdev.analysis.levels import average_durations, b_level
 from simdev.errors import InvalidInput
-from simdev.problem.problem import CONTENTIONS, ORDERS, Problem
+from simdev.problem.problem import CONTENTIONS, ORDERS, Problem, Rules
+from simdev.sim.kernels.state import FAIR_LOOP, FIFO_LOOP, GENERAL_LOOP, IN_ORDER_LOOP, PRIORITY_LOOP, Inputs
 
 MAX_TIME_NS = 1 << 62
 MAX_KEY_TIME_NS = (1 << 43) - 1  # a time below it and an op number share one key
-MAX_KEY_INPUTS = (1 << 20) - 1  # a time and the number of inputs that an op lacks share one, too
+MAX_KEY_INPUTS = (1 << 20) - 1  # so do a time and the number of inputs that an op misses
 MAX_FAIR_BYTES = 8 << 30  # bytes * 1e9 must fit in 63 bits
 MAX_FAIR_RATE = 1 << 58
-
-
-class Inputs(NamedTuple):
-    """Everything a kernel reads but the placement. ``G`` distinct granularities; the rest as in Problem's parts."""
-
-    plain: bool  # the default rules, and times that fit a key: fifo.py serves
-    fair: bool  # the same under fair contention: fair.py serves
-    priority: bool  # the same under priority, on devices of one slot: priority.py serves
-    stream: bool  # the same under program or in the eager runtime, on devices of one slot: in_order.py serves
-    anywhere: bool  # every device runs every op, and no op has to be with another
-    all_routed: bool  # every two devices have a route
-    policy: int  # index into ORDERS
-    contention: int  # index into CONTENTIONS
-    host: int  # the issuing host in the eager runtime, else -1
-    op_ns: np.ndarray
-    device_row: np.ndarray
-    transfer_ns: np.ndarray
-    pair_class: np.ndarray
-    dispatch_ns: np.ndarray
-    gap_ns: np.ndarray
-    output_ptr: np.ndarray
-    input_ptr: np.ndarray
-    inputs: np.ndarray
-    tensor_producer: np.ndarray
-    tensor_bytes: np.ndarray
-    tensor_result: np.ndarray
-    consumer_ptr: np.ndarray
-    consumers: np.ndarray
-    unit_first: np.ndarray  # int32 (n,): the first op of the op's colocation group
-    slots: np.ndarray
-    slot_ptr: np.ndarray  # int64 (D + 1,): sums of slots
-    alone: np.ndarray  # bool (D,): of one slot, or without contention, and its sends never wait for another's
-    route_ptr: np.ndarray
-    route: np.ndarray
-    pair_latency: np.ndarray
-    channel_rate: np.ndarray
-    granule: np.ndarray  # int32 (D,): the row of the three tables below
-    tensor_size: np.ndarray  # int64 (G, m): rounded bytes of a copy
-    home_size: np.ndarray  # int64 (G, m): rounded bytes at home (0 where the tensor is persistent)
-    start_size: np.ndarray  # int64 (G, n): outputs and workspace, allocated when the op starts
-    workspace_size: np.ndarray  # int64 (G, n)
-    persistent_size: np.ndarray  # int64 (G, n)
-    capacity: np.ndarray
 
 
 _CACHE: WeakKeyDictionary[Problem, Inputs] = WeakKeyDictionary()
@@ -107,8 +64,6 @@ def _build(problem: Problem) -> Inputs:
     slots = np.ones_like(topology.slots) if rules.runtime == "eager" else topology.slots
     first = np.full(graph.n_units, graph.n_ops, np.int32)
     np.minimum.at(first, graph.unit_of_op, np.arange(graph.n_ops, dtype=np.int32))
-    eager = rules.runtime == "eager"
-    single = bool((slots == 1).all())
     fair = rules.contention == "fair"
     # In whole bytes/s a channel gives at least half of its bandwidth, so that a step takes at most twice as long.
     usual = (
@@ -117,13 +72,10 @@ def _build(problem: Problem) -> Inputs:
         and bool(np.diff(graph.input_ptr).max(initial=0) < MAX_KEY_INPUTS)
     )
     return Inputs(
-        plain=usual and not fair and not eager and rules.order == "fifo",
-        fair=usual and fair and not eager and rules.order == "fifo",
-        priority=usual and not fair and not eager and rules.order == "priority" and single,
-        stream=usual and not fair and (eager or rules.order == "program") and single,
+        loop=_loop(rules, bool((slots == 1).all())) if usual else GENERAL_LOOP,
         anywhere=graph.n_units == graph.n_ops and bool((costs.op_ns >= 0).all()),
         all_routed=bool(((costs.pair_class >= 0) | np.eye(topology.n_devices, dtype=bool)).all()),
-        policy=ORDERS.index("program" if rules.runtime == "eager" else rules.order),
+        order=ORDERS.index("program" if rules.runtime == "eager" else rules.order),
         contention=CONTENTIONS.index(rules.contention),
         host=topology.host if rules.runtime == "eager" else -1,
         op_ns=costs.op_ns,
@@ -156,6 +108,16 @@ def _build(problem: Problem) -> Inputs:
         persistent_size=_rounded(graph.op_persistent_bytes, granularities),
         capacity=topology.memory_bytes,
     )
+
+
+def _loop(rules: Rules, single: bool) -> int:
+    """The loop that serves ``rules``; ``single``: every device has one slot."""
+    fair, eager = rules.contention == "fair", rules.runtime == "eager"
+    if rules.order == "fifo" and not eager:
+        return FAIR_LOOP if fair else FIFO_LOOP
+    if fair or not single:
+        return GENERAL_LOOP
+    return PRIORITY_LOOP if rules.order == "priority" and not eager else IN_ORDER_LOOP
 
 
 def _alone(problem: Problem, slots: np.ndarray) -> np.ndarray:

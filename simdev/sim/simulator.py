@@ -10,8 +10,9 @@ from simdev.analysis.levels import b_level, fastest_durations
 from simdev.errors import InvalidInput
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
-from simdev.sim.fast import NO_LIMIT, room, run_rows
+from simdev.sim.fast import NO_LIMIT, new_buffers, run_rows
 from simdev.sim.inputs import problem_arrays
+from simdev.sim.kernels.state import FIFO_LOOP
 
 AT_ONCE = 64  # full runs in one call, each with a copy of the placement
 
@@ -43,8 +44,8 @@ class Simulator:
         graph = problem.graph
         self._unit_ops = np.argsort(graph.unit_of_op, kind="stable").astype(np.uint32)
         self._unit_ptr = np.searchsorted(graph.unit_of_op[self._unit_ops], np.arange(graph.n_units + 1))
-        self._windows = self._inputs.plain and bool((problem.topology.slots == 1).all()) and graph.n_ops > 0
-        self._room = room(problem)
+        self._windows = self._inputs.loop == FIFO_LOOP and bool((problem.topology.slots == 1).all()) and graph.n_ops > 0
+        self._buffers = new_buffers(problem)
         if self._windows:
             self._prepare()
         self._forget()
@@ -122,7 +123,7 @@ class Simulator:
                 moved = slice(ptr[row], ptr[row + 1])
                 placement[ops[moved]] = targets[moved]
             step[rows] = self._runs(tried)[0]
-            self._in_room = False
+            self._in_buffers = False
         return step
 
     def accept(self) -> None:
@@ -156,7 +157,7 @@ class Simulator:
         return self._graph, self._base, self._window, self._accepted, self._devices
 
     def _forget(self) -> None:
-        self._step, self._peak, self._in_room = None, None, False
+        self._step, self._peak, self._in_buffers = None, None, False
 
     def _rebase(self) -> None:
         """The following moves start from the present placement."""
@@ -169,29 +170,38 @@ class Simulator:
         """Record the run of the accepted placement, if that has not been done."""
         from simdev.sim.kernels.incremental import record
 
-        if not self._in_room or self._moved:
+        if not self._in_buffers or self._moved:
             self._run(self._accepted)
-        timeline, room = self._room
-        record(self._graph, self._accepted, timeline, room.state, room.base, room.line, self._base, self._window)
+        timeline, workspace = self._buffers
+        record(
+            self._graph,
+            self._accepted,
+            timeline,
+            workspace.state,
+            workspace.base,
+            workspace.line,
+            self._base,
+            self._window,
+        )
         self._recorded = True
         if not self._moved:
-            self._step, self._in_room = int(self._base.early[3]), True
+            self._step, self._in_buffers = int(self._base.early[3]), True
 
     def _run(self, devices: np.ndarray) -> int:
-        """Step time of one full run, which is left in the room."""
+        """Step time of one full run, which is left in the buffers."""
         step = int(self._runs(devices[None])[0][0])
-        self._in_room = devices is self._devices
+        self._in_buffers = devices is self._devices
         return step
 
     def _runs(self, placements: np.ndarray, below: int = 0, known: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Step times of full runs, and peaks where they are ``below``. The last run is left in the room;
+        """Step times of full runs, and peaks where they are ``below``. The last run is left in the buffers;
         ``known``: the only one is there already."""
         from simdev.sim.kernels.fifo import run_many_fifo
 
         k = len(placements)
         step, overflow = np.empty(k, np.int64), np.empty(k, np.int64)
         peak = np.empty((k, self.problem.topology.n_devices), np.int64)
-        run_many_fifo(self._inputs, placements, 0, k, below, *self._room, step, peak, overflow, known)
+        run_many_fifo(self._inputs, placements, 0, k, below, *self._buffers, step, peak, overflow, known)
         return step, peak
 
     def _step_after(self, below: int) -> int:
@@ -221,8 +231,8 @@ class Simulator:
         if not self._windows:
             self._full_run()
             return
-        self._peak = self._runs(self._devices[None], NO_LIMIT, self._in_room)[1][0]
-        self._in_room = True
+        self._peak = self._runs(self._devices[None], NO_LIMIT, self._in_buffers)[1][0]
+        self._in_buffers = True
         if not self._moved:
             self._accepted_peak = self._peak
 
@@ -263,7 +273,7 @@ class Simulator:
         return self._unit_ops[np.arange(end[-1] if len(end) else 0) + np.repeat(first - end + size, size)], size
 
     def _full_run(self) -> int:
-        step, peak, _ = run_rows(self.problem, self._devices[None], self._priority, *self._room)
+        step, peak, _ = run_rows(self.problem, self._devices[None], self._priority, *self._buffers)
         self._step, self._peak = int(step[0]), peak[0]
         return self._step
 

@@ -28,9 +28,9 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology
 from simdev.sim import Simulator, simulate, simulate_many
-from simdev.sim.kernels.fifo import run_many_fifo
+from simdev.sim.fast import NO_LIMIT, new_buffers
 from simdev.sim.inputs import problem_arrays
-from simdev.sim.fast import NO_LIMIT, room
+from simdev.sim.kernels.fifo import run_many_fifo
 from simdev.studies import perf
 
 HERE = Path(__file__).parent
@@ -255,7 +255,7 @@ def batches(yardstick) -> list[dict]:
         rng = np.random.default_rng(0)
         problem = Problem.build(training_graph(rng, blocks), load_topology("p100x4"))
         rows = np.tile(perf.placements(rng, problem, "random"), (8, 1))
-        p, here, placements, k = problem_arrays(problem), room(problem), rows.astype(np.uint32), len(rows)
+        p, here, placements, k = problem_arrays(problem), new_buffers(problem), rows.astype(np.uint32), len(rows)
         answers = np.empty(k, np.int64), np.empty((k, problem.topology.n_devices), np.int64), np.empty(k, np.int64)
         functions = {
             "bare kernel": lambda: run_many_fifo(p, placements, 0, k, NO_LIMIT, *here, *answers, False),  # noqa: B023

@@ -22,6 +22,7 @@ from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 from simdev.sim import inputs, simulate, simulate_many, validate
 from simdev.sim.inputs import problem_arrays
+from simdev.sim.kernels.state import FAIR_LOOP, FIFO_LOOP, GENERAL_LOOP, IN_ORDER_LOOP, PRIORITY_LOOP
 
 
 @cache
@@ -112,9 +113,9 @@ def test_the_general_kernel_agrees_with_the_one_for_the_default_rules(monkeypatc
         rng = np.random.default_rng(seed)
         p = random_problem(rng, max_ops=60, rules=Rules(contention=str(rng.choice(["fifo", "none"]))))
         placement = random_placement(rng, p)
-        compared += problem_arrays(p).plain
+        compared += problem_arrays(p).loop == FIFO_LOOP
         schedule = simulate(p, placement)
-        monkeypatch.setitem(inputs._CACHE, p, problem_arrays(p)._replace(plain=False))
+        monkeypatch.setitem(inputs._CACHE, p, problem_arrays(p)._replace(loop=GENERAL_LOOP))
         assert_same_schedule(schedule, simulate(p, placement))
     assert compared > 50
 
@@ -125,7 +126,8 @@ def test_times_too_large_for_a_key_take_the_general_kernel():
     b.op("y", "op", inputs=x)
     b.op("z", "op", inputs=x)
     p = problem(b, machine(2), [1 << 50, 1 << 40, 5])
-    assert not problem_arrays(p).plain and problem_arrays(problem(b, machine(2), [1, 1, 1])).plain
+    assert problem_arrays(p).loop == GENERAL_LOOP
+    assert problem_arrays(problem(b, machine(2), [1, 1, 1])).loop == FIFO_LOOP
     assert agree(p, [0, 1, 1]).step_ns == (1 << 50) + 13 + (1 << 40) + 5
 
 
@@ -227,11 +229,11 @@ def test_other_rules_on_devices_of_one_slot(rules):
         rules = Rules(policy, str(rng.choice(["fifo", "none"])), runtime)
         p = random_problem(rng, max_ops=int(rng.choice([5, 25, 120])), rules=rules)
         kernels = problem_arrays(p)
-        if not (kernels.priority or kernels.stream):
+        if kernels.loop not in (PRIORITY_LOOP, IN_ORDER_LOOP):
             continue
         placement = random_placement(rng, p)
         general = Problem(p.graph, p.topology, p.costs, rules)
-        inputs._CACHE[general] = kernels._replace(priority=False, stream=False)
+        inputs._CACHE[general] = kernels._replace(loop=GENERAL_LOOP)
         schedule = simulate(p, placement)
         assert_same_schedule(schedule, simulate(general, placement))
         assert_same_schedule(schedule, simulate(p, placement, engine="reference"))
@@ -243,11 +245,11 @@ def test_fair_contention_under_the_usual_rules():
     while seen < 60:
         rules = Rules(contention="fair")
         p = random_problem(rng, max_ops=int(rng.choice([5, 25, 120])), rules=rules)
-        if not problem_arrays(p).fair:
+        if problem_arrays(p).loop != FAIR_LOOP:
             continue
         placement = random_placement(rng, p)
         general = Problem(p.graph, p.topology, p.costs, rules)
-        inputs._CACHE[general] = problem_arrays(p)._replace(fair=False)
+        inputs._CACHE[general] = problem_arrays(p)._replace(loop=GENERAL_LOOP)
         schedule = simulate(p, placement)
         assert_same_schedule(schedule, simulate(general, placement))
         assert_same_schedule(schedule, simulate(p, placement, engine="reference"))

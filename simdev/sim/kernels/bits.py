@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-from simdev.sim.kernels.heap import part
+from simdev.sim.kernels.compiled import part
 
 WORD, IN_WORD = np.uint64(6), np.uint64(63)  # a number's word, and its bit there
 NONE, ONE = np.uint64(0), np.uint64(1)

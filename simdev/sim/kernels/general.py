@@ -1,7 +1,12 @@
-"""The event-driven kernel: every rule, policy, contention and runtime (R1-R8, R11) over flat arrays.
+"""The general loop: every policy, contention and runtime, on devices of any number of slots (R1-R6, R11).
 
-One heap of (time, event) drives it; at each instant first all completions, then the sends they asked for in (tensor,
-destination) order, then the starts (R5). Compiled by Numba; import this module only when a simulation runs.
+It is the textbook discrete-event simulation and the twin that the other loops are tested against. One heap of (time,
+event) drives it. At each instant, all completions come first; then ops that are ready now enter the queue of their
+device; then the requests, in the order of (tensor, destination); then the starts (R5).
+
+Invariant: when an instant ``now`` is processed, every completion at or before ``now`` is in the heap or is the end of a
+flow. Everything that starts at ``now`` ends later, because it lasts at least 1 ns; so one pass over an instant
+suffices.
 """
 
 from __future__ import annotations
@@ -10,502 +15,373 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.sim.inputs import Inputs
+from simdev.sim.kernels.compiled import inlined, kernel, part
 from simdev.sim.kernels.flows import Flows, advance, join, new_flows, next_end, pop_ended, reset, share
-from simdev.sim.kernels.heap import kernel, part, pop, push, sort_pairs
+from simdev.sim.kernels.heap import pop, push, sort_pairs
+from simdev.sim.kernels.memory import measure
+from simdev.sim.kernels.placement import is_valid
+from simdev.sim.kernels.send import lay_out, log, transfer
+from simdev.sim.kernels.state import FAIR, OK, PRIORITY, PROGRAM, STUCK, Inputs, Timeline, Workspace
 
-FIFO, PRIORITY, PROGRAM = 0, 1, 2  # positions in ORDERS
-SHARED, FREE, FAIR = 0, 1, 2  # positions in CONTENTIONS: fifo, none, fair
-
-OK, BAD_PLACEMENT, STUCK = 0, 1, 2
-UNKNOWN = -1  # memory that has not been worked out
-
-
-class Timeline(NamedTuple):
-    """What one run writes. ``count`` int64 ``(2,)``: transfers made, step time in ns. Transfers are in the order they
-    were requested; ``start_order`` and ``finish_order`` are the ops by start and by finish."""
-
-    op_start: np.ndarray
-    op_finish: np.ndarray
-    start_order: np.ndarray
-    finish_order: np.ndarray
-    x_tensor: np.ndarray
-    x_target: np.ndarray
-    x_start: np.ndarray
-    x_finish: np.ndarray
-    count: np.ndarray
+# Events: the finish of op v is v, its issue n + v, that it is ready 2 n + v; the beginning of the flow of transfer k is
+# 3 n + k; the end of the gap after op v is -1 - v. At one time they are taken in the order of these numbers, so ops
+# finish in order of op number, and their requests come in order of tensor number (R3).
 
 
-class Scratch(NamedTuple):
-    """Working arrays of one thread; nothing in them outlives a run."""
+class General(NamedTuple):
+    """``event_time`` and ``event_id``: the heap of events. ``ready_key`` and ``ready_op``: per device, at its ``base``,
+    a heap of ``ready_size`` ready ops. ``program_next``: per device, the place of the lowest-numbered op not yet
+    started. ``missing``, ``ready_time``, ``issued``, ``done``: per op, inputs missing, latest arrival so far, and what
+    happened. ``fresh``: ops that are ready now. ``request``: tensor * D + destination. ``touched``: devices to look at,
+    where ``is_touched``. ``stamp``: the mark of the tensor last sent to a device, which arrives there at ``there``.
+    ``count``: the lengths of the lists, at the places named below."""
 
     event_time: np.ndarray
     event_id: np.ndarray
     ready_key: np.ndarray
     ready_op: np.ndarray
-    ready_base: np.ndarray
     ready_size: np.ndarray
     program: np.ndarray
     program_next: np.ndarray
     free_slots: np.ndarray
     missing: np.ndarray
     ready_time: np.ndarray
-    fresh: np.ndarray
     issued: np.ndarray
     done: np.ndarray
-    channel_end: np.ndarray
+    fresh: np.ndarray
     request: np.ndarray
-    stamp: np.ndarray
-    arrival: np.ndarray
+    request_item: np.ndarray
     touched: np.ndarray
     is_touched: np.ndarray
+    stamp: np.ndarray
+    there: np.ndarray
     flows: Flows
-    freed_by_op: np.ndarray
-    freed_by_transfer: np.ndarray
-    sent_until: np.ndarray
-    sent_last: np.ndarray
-    last_op: np.ndarray
-    level: np.ndarray
-    instant: np.ndarray
-    before: np.ndarray
-    over_time: np.ndarray
-    over_base: np.ndarray
-    in_time: np.ndarray
-    in_size: np.ndarray
-    out_time: np.ndarray
-    out_size: np.ndarray
+    count: np.ndarray
 
 
-def new_timeline(n_ops: int, n_edges: int) -> Timeline:
-    """Room for the run of a graph of ``n_ops`` ops and ``n_edges`` tensor-to-consumer pairs."""
-    ops, edges = (lambda: np.empty(n_ops, np.int64)), (lambda: np.empty(n_edges, np.int64))
-    return Timeline(
-        ops(), ops(), np.empty(n_ops, np.uint32), np.empty(n_ops, np.uint32), np.empty(n_edges, np.uint32),
-        np.empty(n_edges, np.uint32), edges(), edges(), np.zeros(2, np.int64),
-    )  # fmt: skip
+EVENTS, FRESH, REQUESTS, TOUCHED, TRANSFERS, FLOWS, STARTED, FINISHED, MARK, STEP, CHANGED = range(11)
 
 
-def new_scratch(n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, fair: bool) -> Scratch:
-    """Working arrays for one thread."""
+def new_general(n_ops: int, n_edges: int, n_devices: int, n_channels: int, *, fair: bool) -> General:
+    """Arrays for one thread."""
     events, requests = 4 * n_ops + n_edges + 8, max(n_edges, n_devices)
 
     def ints(length, dtype=np.int64):
         return np.zeros(length, dtype)
 
-    return Scratch(
+    return General(
         event_time=ints(events), event_id=ints(events), ready_key=ints(n_ops), ready_op=ints(n_ops, np.int32),
-        ready_base=ints(n_devices + 1), ready_size=ints(n_devices), program=ints(n_ops, np.int32),
-        program_next=ints(n_devices), free_slots=ints(n_devices), missing=ints(n_ops), ready_time=ints(n_ops),
-        fresh=ints(n_ops, np.uint32), issued=ints(n_ops, np.bool_), done=ints(n_ops, np.bool_),
-        channel_end=ints(n_channels), request=ints(requests),
-        stamp=ints(n_devices), arrival=ints(n_devices), touched=ints(n_devices), is_touched=ints(n_devices, np.bool_),
-        flows=new_flows(n_edges if fair else 0, n_devices, n_channels),
-        freed_by_op=ints(n_ops), freed_by_transfer=ints(n_edges),
-        sent_until=ints(n_tensors), sent_last=ints(n_tensors), last_op=ints(n_devices), level=ints(n_devices),
-        instant=ints(n_devices), before=ints(n_devices), over_time=ints(n_devices), over_base=ints(n_devices),
-        in_time=ints(n_edges), in_size=ints(n_edges), out_time=ints(n_edges), out_size=ints(n_edges),
+        ready_size=ints(n_devices), program=ints(n_ops, np.int32), program_next=ints(n_devices),
+        free_slots=ints(n_devices), missing=ints(n_ops), ready_time=ints(n_ops), issued=ints(n_ops, np.bool_),
+        done=ints(n_ops, np.bool_), fresh=ints(n_ops, np.uint32), request=ints(requests), request_item=ints(requests),
+        touched=ints(n_devices), is_touched=ints(n_devices, np.bool_), stamp=ints(n_devices), there=ints(n_devices),
+        flows=new_flows(n_edges if fair else 0, n_devices, n_channels), count=ints(11),
     )  # fmt: skip
 
 
-@part
-def check_devices(p: Inputs, devices):
-    """True where every op is on a device that runs it (that it exists has been seen to), with its group, and every
-    tensor has a route."""
-    if not p.anywhere:
-        for op in range(len(devices)):
-            device = devices[op]
-            if p.op_ns[p.device_row[device], op] < 0 or devices[p.unit_first[op]] != device:
-                return False
-    if p.all_routed:
-        return True
-    for tensor in range(len(p.tensor_producer)):
-        source = devices[p.tensor_producer[tensor]]
-        for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-            target = devices[p.consumers[edge]]
-            if target != source and p.pair_class[source, target] < 0:
-                return False
-    return True
+@inlined
+def at(own: General, time, event):
+    """Add an event."""
+    own.count[EVENTS] = push(own.event_time, own.event_id, np.int64(0), own.count[EVENTS], time, event)
 
 
-@part
-def run(p: Inputs, devices, rank, x: Timeline, s: Scratch):
-    """Simulate one placement (uint32 ``(n,)``, checked); return :data:`OK`, or :data:`STUCK` where an op never ran.
+@inlined
+def touch(own: General, device):
+    """Look at a device when this instant starts ops."""
+    if not own.is_touched[device]:
+        own.is_touched[device] = True
+        own.touched[own.count[TOUCHED]] = device
+        own.count[TOUCHED] += 1
 
-    ``rank`` int64 ``(n,)`` orders the ready ops under the ``priority`` policy.
-    Event ids: finish of op v = v, issue of v done = n + v, v is ready = 2 n + v, flow of transfer k joins = 3 n + k,
-    slot of v open again = -1 - v.
-    """
-    n, n_devices = len(devices), len(p.slots)
-    fair, shared, eager = p.contention == FAIR, p.contention == SHARED, p.host >= 0
-    ready_key, ready_op, ready_base, ready_size = s.ready_key, s.ready_op, s.ready_base, s.ready_size
-    event_time, event_id, missing, ready_time = s.event_time, s.event_id, s.missing, s.ready_time
-    touched, is_touched, stamp, arrival, request = s.touched, s.is_touched, s.stamp, s.arrival, s.request
-    flows, fresh = s.flows, s.fresh
-    zero = np.int64(0)  # a plain 0 is a type of its own, for which Numba compiles called functions again
-    n_events = n_flows = n_transfers = n_started = n_finished = n_touched = n_fresh = mark = zero
 
-    ready_base[:] = 0
-    for op in range(n):
-        ready_base[devices[op] + 1] += 1
-    for device in range(n_devices):
-        ready_base[device + 1] += ready_base[device]
-        ready_size[device] = 0
-        s.program_next[device] = ready_base[device]
-        s.free_slots[device] = p.slots[device]
-        stamp[device] = -1
-        is_touched[device] = False
+@inlined
+def receive(own: General, op, now, then, n):
+    """An op gets an input, or is issued, at ``then``, which is known at ``now``. If it misses nothing more it is fresh
+    now, or becomes ready later."""
+    own.missing[op] -= 1
+    own.ready_time[op] = max(own.ready_time[op], then)
+    if own.missing[op] > 0:
+        return
+    if own.ready_time[op] == now:
+        own.fresh[own.count[FRESH]] = op
+        own.count[FRESH] += 1
+    else:
+        at(own, own.ready_time[op], 2 * n + op)
+
+
+@inlined
+def prepare(inputs: Inputs, devices, workspace: Workspace):
+    """Before a run. Ops without inputs are ready at time 0, or when they are issued."""
+    own, n, eager = workspace.own, len(devices), inputs.host >= 0
+    lay_out(inputs, devices, workspace, 0)
+    for index in range(len(own.count)):
+        own.count[index] = 0
+    for device in range(len(inputs.slots)):
+        own.ready_size[device] = 0
+        own.program_next[device] = workspace.base[device]
+        own.free_slots[device] = inputs.slots[device]
+        own.stamp[device] = -1
+        own.is_touched[device] = False
+    for tensor in range(len(workspace.sent_until)):
+        workspace.sent_until[tensor] = -1
     for op in range(n):
         device = devices[op]
-        s.program[s.program_next[device]] = op
-        s.program_next[device] += 1
-        missing[op] = p.input_ptr[op + 1] - p.input_ptr[op] + (1 if eager else 0)
-        ready_time[op] = 0
-        s.issued[op] = not eager
-        s.done[op] = False
-    for device in range(n_devices):
-        s.program_next[device] = ready_base[device]
-    s.channel_end[:] = 0
-    if fair:
-        reset(p, devices, flows)
-
-    now = step = zero
-    flow_end = np.int64(-1)
+        own.program[own.program_next[device]] = op
+        own.program_next[device] += 1
+        own.missing[op] = inputs.input_ptr[op + 1] - inputs.input_ptr[op] + (1 if eager else 0)
+        own.ready_time[op] = 0
+        own.issued[op], own.done[op] = not eager, False
+        if own.missing[op] == 0:
+            at(own, np.int64(0), np.int64(2 * n + op))
+    for device in range(len(inputs.slots)):
+        own.program_next[device] = workspace.base[device]
+    if inputs.contention == FAIR:
+        reset(inputs, devices, own.flows)
     if eager:
-        n_events = push(event_time, event_id, zero, n_events, p.dispatch_ns[0], n)
+        at(own, inputs.dispatch_ns[0], np.int64(n))
+
+
+@inlined
+def end_flows(inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace):
+    """End the flows that have no work left ``now``: their tensors arrive (R4)."""
+    own, n = workspace.own, len(devices)
+    while True:
+        number = pop_ended(own.flows)
+        if number < 0:
+            return
+        own.count[CHANGED] = 1
+        own.count[FLOWS] -= 1
+        own.count[STEP] = max(own.count[STEP], now)
+        tensor, target = timeline.x_tensor[number], timeline.x_target[number]
+        log(timeline, workspace, number, tensor, target, timeline.x_start[number], now)
+        for edge in range(inputs.consumer_ptr[tensor], inputs.consumer_ptr[tensor + 1]):
+            op = np.int64(inputs.consumers[edge])
+            if devices[op] == target:
+                receive(own, op, now, now, n)
+
+
+@inlined
+def finish_op(inputs: Inputs, devices, op, now, workspace: Workspace):
+    """The finish of an op: it frees its slot, perhaps after a gap (R1), its tensors are at home, and it requests their
+    transfers (R3)."""
+    own, n, n_devices, eager = workspace.own, len(devices), len(inputs.slots), inputs.host >= 0
+    device = devices[op]
+    workspace.line[workspace.head[device]] = op
+    workspace.head[device] += 1
+    own.count[FINISHED] += 1
+    own.done[op] = True
+    if inputs.gap_ns[op] > 0:
+        at(own, now + inputs.gap_ns[op], -1 - op)
     else:
-        for op in range(n):
-            if missing[op] == 0:
-                n_events = push(event_time, event_id, zero, n_events, zero, 2 * n + op)
+        own.free_slots[device] += 1
+    touch(own, device)
+    if eager and device == inputs.host and op + 1 < n:  # R11: the host runs its own op before it issues the next
+        at(own, now + inputs.dispatch_ns[op + 1], n + op + 1)
+    for tensor in range(inputs.output_ptr[op], inputs.output_ptr[op + 1]):
+        own.count[MARK] += 1
+        first = own.count[REQUESTS]
+        for edge in range(inputs.consumer_ptr[tensor], inputs.consumer_ptr[tensor + 1]):
+            consumer = np.int64(inputs.consumers[edge])
+            target = devices[consumer]
+            if target == device:
+                receive(own, consumer, now, now, n)
+            elif own.stamp[target] != own.count[MARK]:
+                own.stamp[target] = own.count[MARK]
+                if own.issued[consumer]:  # R11: else the issue of this first consumer requests it
+                    wanted, hole = np.int64(tensor) * n_devices + target, own.count[REQUESTS]
+                    while hole > first and own.request[hole - 1] > wanted:
+                        own.request[hole] = own.request[hole - 1]
+                        hole -= 1
+                    own.request[hole] = wanted
+                    own.count[REQUESTS] += 1
 
-    while n_events > 0 or n_flows > 0:
-        before = now
-        if n_events > 0 and (n_flows == 0 or event_time[0] <= flow_end):
-            now = event_time[0]
+
+@inlined
+def issue_op(inputs: Inputs, devices, op, now, workspace: Workspace):
+    """The host has issued an op (R11): it may start, and the copies of which it is the first consumer are requested."""
+    own, n, n_devices = workspace.own, len(devices), len(inputs.slots)
+    device = devices[op]
+    own.issued[op] = True
+    receive(own, op, now, now, n)
+    if device != inputs.host and op + 1 < n:
+        at(own, now + inputs.dispatch_ns[op + 1], n + op + 1)
+    for slot in range(inputs.input_ptr[op], inputs.input_ptr[op + 1]):
+        tensor = inputs.inputs[slot]
+        producer = inputs.tensor_producer[tensor]
+        if devices[producer] == device or not own.done[producer]:
+            continue
+        edge = inputs.consumer_ptr[tensor]
+        while devices[inputs.consumers[edge]] != device:
+            edge += 1
+        if inputs.consumers[edge] == op:
+            own.request[own.count[REQUESTS]] = np.int64(tensor) * n_devices + device
+            own.count[REQUESTS] += 1
+
+
+@inlined
+def complete(inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace):
+    """All completions at ``now`` that are in the heap (R5)."""
+    own, n = workspace.own, len(devices)
+    while own.count[EVENTS] > 0 and own.event_time[0] == now:
+        event = own.event_id[0]
+        own.count[EVENTS] = pop(own.event_time, own.event_id, np.int64(0), own.count[EVENTS])
+        if event < 0:
+            device = devices[-1 - event]
+            own.free_slots[device] += 1
+            touch(own, device)
+        elif event < n:
+            finish_op(inputs, devices, event, now, workspace)
+        elif event < 2 * n:
+            issue_op(inputs, devices, event - n, now, workspace)
+        elif event < 3 * n:
+            own.fresh[own.count[FRESH]] = event - 2 * n
+            own.count[FRESH] += 1
         else:
-            now = flow_end
-        n_requests = zero
-        flows_changed = False
+            begin_flow(inputs, devices, event - 3 * n, timeline, own)
 
-        # Flows that end now (R4, fair).
-        if fair:
-            advance(flows, now - before)
-            while True:
-                transfer = pop_ended(flows)
-                if transfer < 0:
-                    break
-                flows_changed = True
-                n_flows -= 1
-                x.x_finish[transfer] = now
-                tensor, target = x.x_tensor[transfer], x.x_target[transfer]
-                for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                    op = p.consumers[edge]
-                    if devices[op] == target:
-                        missing[op] -= 1
-                        if missing[op] == 0:
-                            # A control edge's arrival is known ahead and may lie later.
-                            n_events = push(event_time, event_id, zero, n_events, max(now, ready_time[op]), 2 * n + op)
-                if now > step:
-                    step = now
 
-        # Completions (R5): finishing ops come in op order, so their sends are asked for in tensor order (R3).
-        while n_events > 0 and event_time[0] == now:
-            event = event_id[0]
-            n_events = pop(event_time, event_id, zero, n_events)
-            if event < 0:  # the gap after an op is over (R1)
-                device = devices[-1 - event]
-                s.free_slots[device] += 1
-                if not is_touched[device]:
-                    is_touched[device] = True
-                    touched[n_touched] = device
-                    n_touched += 1
-            elif event < n:
-                op = event
-                device = devices[op]
-                x.finish_order[n_finished] = op
-                n_finished += 1
-                s.done[op] = True
-                if p.gap_ns[op] > 0:
-                    n_events = push(event_time, event_id, zero, n_events, now + p.gap_ns[op], -1 - op)
-                else:
-                    s.free_slots[device] += 1
-                if not is_touched[device]:
-                    is_touched[device] = True
-                    touched[n_touched] = device
-                    n_touched += 1
-                if eager and device == p.host and op + 1 < n:
-                    n_events = push(event_time, event_id, zero, n_events, now + p.dispatch_ns[op + 1], n + op + 1)
-                for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
-                    mark += 1
-                    first_request = n_requests
-                    for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                        consumer = p.consumers[edge]
-                        target = devices[consumer]
-                        if target == device:
-                            missing[consumer] -= 1
-                            if now > ready_time[consumer]:
-                                ready_time[consumer] = now
-                            if missing[consumer] > 0:
-                                continue
-                            there = ready_time[consumer]
-                            if there == now:
-                                fresh[n_fresh] = consumer
-                                n_fresh += 1
-                            else:
-                                n_events = push(event_time, event_id, zero, n_events, there, 2 * n + consumer)
-                        elif stamp[target] != mark:
-                            stamp[target] = mark
-                            if s.issued[consumer]:
-                                wanted = np.int64(tensor) * n_devices + target
-                                hole = n_requests
-                                while hole > first_request and request[hole - 1] > wanted:
-                                    request[hole] = request[hole - 1]
-                                    hole -= 1
-                                request[hole] = wanted
-                                n_requests += 1
-            elif event < 2 * n:  # the host has issued an op (R11)
-                op = event - n
-                device = devices[op]
-                s.issued[op] = True
-                missing[op] -= 1
-                if now > ready_time[op]:
-                    ready_time[op] = now
-                if missing[op] == 0 and ready_time[op] == now:
-                    fresh[n_fresh] = op
-                    n_fresh += 1
-                elif missing[op] == 0:
-                    n_events = push(event_time, event_id, zero, n_events, ready_time[op], 2 * n + op)
-                if device != p.host and op + 1 < n:
-                    n_events = push(event_time, event_id, zero, n_events, now + p.dispatch_ns[op + 1], n + op + 1)
-                for slot in range(p.input_ptr[op], p.input_ptr[op + 1]):
-                    tensor = p.inputs[slot]
-                    producer = p.tensor_producer[tensor]
-                    if devices[producer] == device or not s.done[producer]:
-                        continue
-                    edge = p.consumer_ptr[tensor]
-                    while devices[p.consumers[edge]] != device:
-                        edge += 1
-                    if p.consumers[edge] == op:  # the first consumer there: the copy is issued with it
-                        request[n_requests] = np.int64(tensor) * n_devices + device
-                        n_requests += 1
-            elif event < 3 * n:
-                fresh[n_fresh] = event - 2 * n
-                n_fresh += 1
+@inlined
+def begin_flow(inputs: Inputs, devices, number, timeline: Timeline, own: General):
+    """The latency of a transfer has passed: it shares bandwidth from now on (R4)."""
+    tensor = timeline.x_tensor[number]
+    source = devices[inputs.tensor_producer[tensor]]
+    pair = np.int64(source * len(inputs.slots) + timeline.x_target[number])
+    join(own.flows, pair, number, inputs.tensor_bytes[tensor])
+    own.count[CHANGED] = 1
+    own.count[FLOWS] += 1
+
+
+@inlined
+def queue_up(inputs: Inputs, devices, rank, now, workspace: Workspace):
+    """Ops that are ready now enter the queue of their device, in the order of the policy (R2)."""
+    own = workspace.own
+    for index in range(own.count[FRESH]):
+        op = own.fresh[index]
+        device = devices[op]
+        key = now
+        if inputs.order == PRIORITY:
+            key = rank[op]
+        elif inputs.order == PROGRAM:
+            key = np.int64(op)
+        own.ready_size[device] = push(
+            own.ready_key, own.ready_op, workspace.base[device], own.ready_size[device], key, op
+        )
+        touch(own, device)
+    own.count[FRESH] = 0
+
+
+@inlined
+def send_all(inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace):
+    """The requests of an instant become transfers, in the order of (tensor, destination) (R3, R4)."""
+    own, n, n_devices, fair = workspace.own, len(devices), len(inputs.slots), inputs.contention == FAIR
+    if inputs.host >= 0 and own.count[REQUESTS] > 1:
+        sort_pairs(own.request, own.request_item, np.int64(0), own.count[REQUESTS])
+    first = 0
+    while first < own.count[REQUESTS]:
+        tensor = own.request[first] // n_devices
+        source = devices[inputs.tensor_producer[tensor]]
+        own.count[MARK] += 1
+        flows = fair and inputs.tensor_bytes[tensor] > 0
+        while first < own.count[REQUESTS] and own.request[first] // n_devices == tensor:
+            target, number = np.uint32(own.request[first] % n_devices), own.count[TRANSFERS]
+            start = finish = now
+            if not fair:
+                start, finish = transfer(inputs, workspace.channel_end, source, target, tensor, now)
             else:
-                transfer = event - 3 * n
-                tensor = x.x_tensor[transfer]
-                source = devices[p.tensor_producer[tensor]]
-                join(flows, source * n_devices + x.x_target[transfer], transfer, p.tensor_bytes[tensor])
-                flows_changed = True
-                n_flows += 1
+                finish = now + inputs.pair_latency[source, target]
+                if not flows:
+                    finish = max(finish, now + 1)
+            if flows:  # its end is not known yet
+                timeline.x_tensor[number], timeline.x_target[number], timeline.x_start[number] = tensor, target, now
+                if finish > now:
+                    at(own, finish, 3 * n + number)
+                else:
+                    begin_flow(inputs, devices, number, timeline, own)
+            else:
+                log(timeline, workspace, number, tensor, target, start, finish)
+                own.count[STEP] = max(own.count[STEP], finish)
+            own.count[TRANSFERS] += 1
+            own.stamp[target], own.there[target] = own.count[MARK], finish
+            first += 1
+        if not flows:
+            for edge in range(inputs.consumer_ptr[tensor], inputs.consumer_ptr[tensor + 1]):
+                consumer = np.int64(inputs.consumers[edge])
+                if own.stamp[devices[consumer]] == own.count[MARK]:
+                    receive(own, consumer, now, own.there[devices[consumer]], n)
+    own.count[REQUESTS] = 0
 
-        # Ops that are ready from now on, into the queues of their devices (R2).
-        for index in range(n_fresh):
-            op = fresh[index]
-            device = devices[op]
-            key = now
-            if p.policy == PRIORITY:
-                key = rank[op]
-            elif p.policy == PROGRAM:
-                key = np.int64(op)
-            ready_size[device] = push(ready_key, ready_op, ready_base[device], ready_size[device], key, op)
-            if not is_touched[device]:
-                is_touched[device] = True
-                touched[n_touched] = device
-                n_touched += 1
-        n_fresh = 0
 
-        # Sends (R3, R4), in order of tensor and destination.
-        if eager and n_requests > 1:
-            sort_pairs(request, s.freed_by_transfer, zero, n_requests)  # the items are of no account
-        first_request = 0
-        while first_request < n_requests:
-            tensor = request[first_request] // n_devices
-            source = devices[p.tensor_producer[tensor]]
-            mark += 1
-            last_request = first_request
-            while last_request < n_requests and request[last_request] // n_devices == tensor:
-                target = request[last_request] % n_devices
-                pair = source * n_devices + target
-                start = now
-                if shared:
-                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-                        start = max(start, s.channel_end[p.route[hop]])
-                finish = start + p.transfer_ns[p.pair_class[source, target], tensor]
-                if shared:
-                    for hop in range(p.route_ptr[pair], p.route_ptr[pair + 1]):
-                        s.channel_end[p.route[hop]] = finish
-                if fair:
-                    finish = now + p.pair_latency[source, target]
-                    if p.tensor_bytes[tensor] == 0:
-                        finish = max(finish, now + 1)
-                    elif finish > now:
-                        n_events = push(event_time, event_id, zero, n_events, finish, 3 * n + n_transfers)
-                    else:
-                        join(flows, pair, n_transfers, p.tensor_bytes[tensor])
-                        flows_changed = True
-                        n_flows += 1
-                x.x_tensor[n_transfers], x.x_target[n_transfers] = tensor, target
-                x.x_start[n_transfers], x.x_finish[n_transfers] = start, finish
-                n_transfers += 1
-                stamp[target], arrival[target] = mark, finish
-                last_request += 1
-            if not fair or p.tensor_bytes[tensor] == 0:
-                for edge in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                    consumer = p.consumers[edge]
-                    target = devices[consumer]
-                    if stamp[target] == mark:
-                        missing[consumer] -= 1
-                        if arrival[target] > ready_time[consumer]:
-                            ready_time[consumer] = arrival[target]
-                        if arrival[target] > step:
-                            step = arrival[target]
-                        if missing[consumer] == 0:
-                            n_events = push(
-                                event_time, event_id, zero, n_events, ready_time[consumer], 2 * n + consumer
-                            )
-            first_request = last_request
-
-        # Starts (R1, R2).
-        for index in range(n_touched):
-            device = touched[index]
-            is_touched[device] = False
-            base = ready_base[device]
-            while s.free_slots[device] > 0 and ready_size[device] > 0:
-                op = ready_op[base]
-                if p.policy == PROGRAM:
-                    if op != s.program[s.program_next[device]]:
-                        break
-                    s.program_next[device] += 1
-                ready_size[device] = pop(ready_key, ready_op, base, ready_size[device])
-                s.free_slots[device] -= 1
-                finish = now + p.op_ns[p.device_row[device], op]
-                x.op_start[op], x.op_finish[op] = now, finish
-                x.start_order[n_started] = op
-                n_started += 1
-                if finish > step:
-                    step = finish
-                n_events = push(event_time, event_id, zero, n_events, finish, np.int64(op))
-        n_touched = 0
-
-        if flows_changed and n_flows > 0:
-            share(p.route_ptr, p.route, p.channel_rate, flows)
-        if n_flows > 0:
-            flow_end = next_end(flows, now)
-
-    x.count[0], x.count[1] = n_transfers, step
-    return OK if n_finished == n else STUCK
+@inlined
+def start_ops(inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace):
+    """Fill the free slots of the devices where something changed (R1, R2)."""
+    own, started = workspace.own, workspace.started
+    for index in range(own.count[TOUCHED]):
+        device = own.touched[index]
+        own.is_touched[device] = False
+        base = workspace.base[device]
+        while own.free_slots[device] > 0 and own.ready_size[device] > 0:
+            op = own.ready_op[base]
+            if inputs.order == PROGRAM:
+                if op != own.program[own.program_next[device]]:
+                    break
+                own.program_next[device] += 1
+            own.ready_size[device] = pop(own.ready_key, own.ready_op, base, own.ready_size[device])
+            own.free_slots[device] -= 1
+            finish = now + inputs.op_ns[inputs.device_row[device], op]
+            timeline.op_start[op], timeline.op_finish[op] = now, finish
+            timeline.start_order[started[device]] = op
+            started[device] += 1
+            own.count[STARTED] += 1
+            own.count[STEP] = max(own.count[STEP], finish)  # R6
+            at(own, finish, np.int64(op))
+    own.count[TOUCHED] = 0
 
 
 @part
-def sweep_memory(p: Inputs, devices, x: Timeline, s: Scratch, peak):
-    """Peak memory per device from a finished timeline (R7), by a sweep over all allocations and frees in time order.
+def run(inputs: Inputs, devices, rank, timeline: Timeline, workspace: Workspace):
+    """Simulate one placement, uint32 ``(n,)`` and valid; return OK, or STUCK if an op never ran.
 
-    Writes ``peak`` int64 ``(D,)`` and, into the scratch, ``over_time``, the first instant above capacity (-1: never,
-    -2: by the persistent bytes alone), and ``over_base``, the memory in use before that instant's allocations.
+    ``rank`` int64 ``(n,)``: the position of each op in the order of the priorities (policy ``priority`` only).
     """
-    n, n_devices, n_transfers = len(devices), len(p.slots), x.count[0]
-    level, freed_by_op, freed_by_transfer, last_op = s.level, s.freed_by_op, s.freed_by_transfer, s.last_op
-    over_time, over_base = s.over_time, s.over_base
-    level[:] = 0
-    last_op[:] = -1
-    s.instant[:] = -1
-    s.sent_last[:] = -1
-    s.sent_until[:] = -1
-    for op in range(n):
-        granule = p.granule[devices[op]]
-        freed_by_op[op] = p.workspace_size[granule, op]
-        level[devices[op]] += p.persistent_size[granule, op]
-    for device in range(n_devices):
-        peak[device] = level[device]
-        over_time[device] = -2 if level[device] > p.capacity[device] else -1
-        over_base[device] = 0
-    for transfer in range(n_transfers):
-        freed_by_transfer[transfer] = 0
-        tensor = x.x_tensor[transfer]
-        if x.x_finish[transfer] > s.sent_until[tensor]:
-            s.sent_until[tensor] = x.x_finish[transfer]
-            s.sent_last[tensor] = transfer
-
-    # Each instance is freed with the completion that ends its life: an op's on its own device, or a transfer's.
-    for tensor in range(len(p.tensor_producer)):
-        producer = p.tensor_producer[tensor]
-        home = devices[producer]
-        last_op[home] = producer
-        first, stop = p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]
-        for edge in range(first, stop):
-            op = p.consumers[edge]
-            device = devices[op]
-            if last_op[device] < 0 or x.op_finish[op] > x.op_finish[last_op[device]]:
-                last_op[device] = op
-        if not p.tensor_result[tensor]:
-            size = p.home_size[p.granule[home], tensor]
-            if s.sent_until[tensor] > x.op_finish[last_op[home]]:
-                freed_by_transfer[s.sent_last[tensor]] += size
-            else:
-                freed_by_op[last_op[home]] += size
-        last_op[home] = -1
-        for edge in range(first, stop):
-            device = devices[p.consumers[edge]]
-            if last_op[device] >= 0:
-                freed_by_op[last_op[device]] += p.tensor_size[p.granule[device], tensor]
-                last_op[device] = -1
-
-    start_time, by_start, finish_time, by_finish = s.in_time, s.in_size, s.out_time, s.out_size
-    for transfer in range(n_transfers):
-        start_time[transfer], finish_time[transfer] = x.x_start[transfer], x.x_finish[transfer]
-        by_start[transfer] = by_finish[transfer] = transfer
-    sort_pairs(start_time, by_start, np.int64(0), n_transfers)
-    sort_pairs(finish_time, by_finish, np.int64(0), n_transfers)
-    started = finished = sent = arrived = 0
-    last = np.iinfo(np.int64).max
-    while started < n or sent < n_transfers:
-        op_time = x.op_start[x.start_order[started]] if started < n else last
-        send_time = x.x_start[by_start[sent]] if sent < n_transfers else last
-        now = min(op_time, send_time)
-        while finished < n and x.op_finish[x.finish_order[finished]] <= now:
-            op = x.finish_order[finished]
-            level[devices[op]] -= freed_by_op[op]
-            finished += 1
-        while arrived < n_transfers and x.x_finish[by_finish[arrived]] <= now:
-            transfer = by_finish[arrived]
-            level[devices[p.tensor_producer[x.x_tensor[transfer]]]] -= freed_by_transfer[transfer]
-            arrived += 1
-        if op_time == now:
-            op = x.start_order[started]
-            device = devices[op]
-            size = p.start_size[p.granule[device], op]
-            started += 1
-        else:
-            transfer = by_start[sent]
-            device = np.int64(x.x_target[transfer])
-            size = p.tensor_size[p.granule[device], x.x_tensor[transfer]]
-            sent += 1
-        if s.instant[device] != now:
-            s.instant[device], s.before[device] = now, level[device]
-        level[device] += size
-        if level[device] > peak[device]:
-            peak[device] = level[device]
-            if over_time[device] == -1 and level[device] > p.capacity[device]:
-                over_time[device], over_base[device] = now, s.before[device]
+    own, count, event_time = workspace.own, workspace.own.count, workspace.own.event_time
+    prepare(inputs, devices, workspace)
+    now, flow_end = np.int64(0), np.int64(-1)
+    while count[EVENTS] > 0 or count[FLOWS] > 0:
+        before = now
+        now = flow_end
+        if count[EVENTS] > 0 and (count[FLOWS] == 0 or event_time[0] <= flow_end):
+            now = event_time[0]
+        count[CHANGED] = 0
+        if inputs.contention == FAIR:
+            advance(own.flows, now - before)
+            end_flows(inputs, devices, now, timeline, workspace)
+        complete(inputs, devices, now, timeline, workspace)
+        queue_up(inputs, devices, rank, now, workspace)
+        send_all(inputs, devices, now, timeline, workspace)
+        start_ops(inputs, devices, now, timeline, workspace)
+        if count[CHANGED] > 0 and count[FLOWS] > 0:
+            share(inputs.route_ptr, inputs.route, inputs.channel_rate, own.flows)
+        if count[FLOWS] > 0:
+            flow_end = next_end(own.flows, now)
+    timeline.count[0], timeline.count[1] = count[TRANSFERS], count[STEP]
+    return OK if count[FINISHED] == len(devices) else STUCK
 
 
 @kernel
-def run_many(p: Inputs, placements, first, stop, rank, below, x: Timeline, s: Scratch, step, peak, overflow):
-    """Simulate the rows ``first:stop`` of ``placements`` ``(k, n)``; return the first row that failed, or -1. Memory is
-    :data:`UNKNOWN` where the step time is not ``below``.
+def run_many(
+    inputs: Inputs, placements, first, stop, rank, below, timeline: Timeline, workspace: Workspace,
+    step, peak, overflow,
+):  # fmt: skip
+    """Simulate the rows ``first:stop`` of ``placements`` uint32 ``(k, n)``; return the first row that failed, or -1.
 
-    ``x`` and the overflow instants in ``s`` are left as the last row's.
+    Writes ``step`` int64 ``(k,)``, ``peak`` int64 ``(k, D)`` and ``overflow`` int64 ``(k,)``; the last two are UNKNOWN
+    for rows whose step time is not less than ``below``. The last row's run stays in ``timeline``, and the instants at
+    which it exceeds the capacities in ``workspace``.
     """
-    n_devices = len(p.slots)
     for row in range(first, stop):
-        if not check_devices(p, placements[row]) or run(p, placements[row], rank, x, s) != OK:
+        if not is_valid(inputs, placements[row]):
             return row
-        step[row] = x.count[1]
-        if step[row] >= below:
-            peak[row] = overflow[row] = UNKNOWN
-            continue
-        sweep_memory(p, placements[row], x, s, peak[row])
-        overflow[row] = 0
-        for device in range(n_devices):
-            overflow[row] += max(0, peak[row, device] - p.capacity[device])
+        if run(inputs, placements[row], rank, timeline, workspace) != OK:
+            return row
+        measure(inputs, placements[row], row, below, timeline, workspace, step, peak, overflow)
     return -1

@@ -1,18 +1,10 @@
-"""How kernels are compiled; and for them binary heaps of keys, or of (key, item) pairs in two arrays, and sorting."""
+"""Binary heaps of keys, or of (key, item) pairs in two arrays; and sorting in place."""
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
-from numba.core.options import DefaultOptions
 
-# Kernels make no arrays, so no references need be counted, which was a third of the time of a move and a second of each
-# compilation. (Numba's manual does not name this option; without it all is the same, but slower.)
-UNCOUNTED = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
-kernel = njit(cache=True, nogil=True, no_cfunc_wrapper=True, **UNCOUNTED)
-# For functions that kernels call: without a way in from Python, they compile in half of the time. (A call would crash.)
-PART = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True, **UNCOUNTED}
-part, inlined = njit(**PART), njit(forceinline=True, **PART)
+from simdev.sim.kernels.compiled import part
 
 ONE, RUN = np.uint64(1), np.uint64(16)
 

@@ -1,124 +1,164 @@
-"""The kernels for devices of one slot that run their ops by number: the policy ``program`` and the ``eager`` runtime
-(no ``fair`` contention, no gaps).
+"""The loops for devices of one slot that run their ops by number: the policy ``program`` and the runtime ``eager``
+(contention ``fifo`` or ``none``, no gaps).
 
-An op's start is settled as soon as its inputs are, so each device, and the host that issues ops, goes on until it lacks
-an input. What is left then are sends: all that are not yet asked for will be asked for later than the earliest of those
-that are, so that one is next.
+Which op a device runs next is known from the start, so the start of an op follows from its inputs and its predecessor
+as soon as all inputs have known arrivals, in whatever order the devices are visited. Each device therefore runs ahead
+until its next op misses an input; ``todo`` is a stack of devices that may be able to run on.
+
+Invariant: when the stack is empty, every device waits for a transfer that is not yet requested. Any request still to be
+made then follows from an op that waits for such a transfer, so it is later than the earliest request that is known:
+that one is next, which is the order that R4 demands. If no request is left and ops are, they wait in a circle: STUCK.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from simdev.sim.inputs import Inputs
-from simdev.sim.kernels.fifo import MASK, NEVER, NONE, ONE, SHIFT, Room, answer, send
-from simdev.sim.kernels.general import OK, SHARED, STUCK, Timeline, check_devices
-from simdev.sim.kernels.heap import kernel, part, pop, push
+from simdev.sim.kernels.compiled import inlined, kernel, part
+from simdev.sim.kernels.heap import pop, push
+from simdev.sim.kernels.memory import measure
+from simdev.sim.kernels.placement import is_valid
+from simdev.sim.kernels.send import earliest, lay_out, leaves, log, send, take_next, transfer
+from simdev.sim.kernels.state import MASK, NEVER, NONE, OK, ONE, SHIFT, STUCK, Inputs, Timeline, Workspace
+
+
+class InOrder(NamedTuple):
+    """``todo``: a stack of devices, ``listed`` whether a device is on it. Under ``eager`` also ``issue`` ``(n,)``, the
+    time I(v) of R11; a heap of requests, ``wanted`` the times and ``what`` tensor * D + destination; and ``seen``, per
+    device the mark of the tensor that was last asked about."""
+
+    todo: np.ndarray
+    listed: np.ndarray
+    issue: np.ndarray
+    wanted: np.ndarray
+    what: np.ndarray
+    seen: np.ndarray
+
+
+def new_in_order(n_ops: int, n_edges: int, n_devices: int, *, eager: bool) -> InOrder:
+    """Arrays for one thread."""
+    lengths = n_devices, n_devices, n_ops * eager, n_edges * eager, n_edges * eager, n_devices
+    return InOrder(*(np.zeros(length, np.int64) for length in lengths))
 
 
 @part
-def run_program(p: Inputs, devices, x: Timeline, s: Room):
-    """Simulate one placement (uint32 ``(n,)``, checked) under ``program``; return :data:`OK`, or :data:`STUCK` where an
-    op never ran."""
-    n, n_devices = len(devices), len(p.slots)
-    state, line, sends, sequence, base = s.state, s.line, s.sends, x.start_order, s.base
-    started, head, end, first_send = s.started, s.head, s.end, s.first_send
-    n_todo = _reset(p, devices, 0, x, s)
-    for device in range(n_devices):
-        head[device] = end[device] = base[device]
-        first_send[device] = NEVER
-    todo, listed = s.todo, s.listed  # devices that may be able to go on
+def _start_all(inputs: Inputs, devices, more, timeline: Timeline, workspace: Workspace):
+    """Before a run: ``start_order`` is the ops by device and number, each missing its inputs and ``more``; all devices
+    are on the stack. Returns their number."""
+    own, started = workspace.own, workspace.started
+    lay_out(inputs, devices, workspace, more)
+    for op in range(len(devices)):
+        timeline.start_order[started[devices[op]]] = op
+        started[devices[op]] += 1
+    for device in range(len(inputs.slots)):
+        started[device] = workspace.base[device]
+        own.todo[device], own.listed[device] = device, 1
+    return len(inputs.slots)
+
+
+@inlined
+def _receive(state, consumer, now):
+    """An op gets an input, or is issued, at ``now``. True if it misses nothing any more."""
+    was = state[consumer]
+    state[consumer] = max(was, (now << SHIFT) | (was & MASK)) - 1
+    return (was & MASK) == 1
+
+
+@inlined
+def _visit(own, device, n_todo):
+    """Put a device on the stack unless it is there; return the height of the stack."""
+    if own.listed[device] != 0:
+        return n_todo
+    own.todo[n_todo], own.listed[device] = device, 1
+    return n_todo + 1
+
+
+@inlined
+def _waits(workspace: Workspace, start_order, source):
+    """True if the next op of a device misses something, or there is none."""
+    place = np.uint64(workspace.started[source])
+    done = place == np.uint64(workspace.base[source + 1])
+    return done or (workspace.state[start_order[place]] & MASK) > 0
+
+
+@inlined
+def _start(inputs: Inputs, timeline: Timeline, workspace: Workspace, source):
+    """Start the next op of a device (R1, R2, R11); return it and its finish."""
+    place = np.uint64(workspace.started[source])
+    op = timeline.start_order[place]
+    start = max(workspace.state[op] >> SHIFT, workspace.free[source])
+    now = start + inputs.op_ns[inputs.device_row[source], op]
+    timeline.op_start[op], timeline.op_finish[op], workspace.free[source] = start, now, now
+    workspace.line[place] = (now << SHIFT) | op
+    workspace.started[source] += 1
+    return op, now
+
+
+@part
+def run_program(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace):
+    """Simulate one placement, uint32 ``(n,)`` and valid, under ``program``; return OK, or STUCK if an op never ran."""
+    own, state, start_order, started = workspace.own, workspace.state, timeline.start_order, workspace.started
+    sends, end = workspace.sends, workspace.end
+    n_todo = _start_all(inputs, devices, 0, timeline, workspace)
     n_transfers, n_started, step = NONE, 0, np.int64(0)
 
     while True:
         if n_todo > 0:
-            source = np.uint32(todo[n_todo - 1])
-            spot = np.uint64(started[source])
-            if spot == np.uint64(base[source + 1]) or (state[sequence[spot]] & MASK) > 0:
+            source = np.uint32(own.todo[n_todo - 1])
+            if _waits(workspace, start_order, source):
                 n_todo -= 1
-                listed[source] = 0
+                own.listed[source] = 0
                 continue
-            op = sequence[spot]
-            start = max(state[op] >> SHIFT, s.free[source])
-            now = start + p.op_ns[p.device_row[source], op]
-            x.op_start[op], x.op_finish[op], s.free[source] = start, now, now
-            key = (now << SHIFT) | op
-            line[spot] = key
-            started[source] += 1
+            op, now = _start(inputs, timeline, workspace, source)
             n_started += 1
-            step = max(step, now)
-            away = np.uint32(0)
-            for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
-                away |= devices[p.consumers[where]] ^ source
-            if away != 0 and not p.alone[source]:
-                sends[end[source]] = key
-                if head[source] == end[source]:
-                    first_send[source] = key
+            step = max(step, now)  # R6
+            away = leaves(inputs, devices, op, source)
+            if away != 0 and not inputs.alone[source]:
+                # One slot: the ops of a device finish in the order of their starts.
+                sends[end[source]] = (now << SHIFT) | op
+                if workspace.head[source] == end[source]:
+                    workspace.first_send[source] = (now << SHIFT) | op
                 end[source] += 1
                 continue
         else:
-            next_send = np.int64(NEVER)
-            for device in range(n_devices):
-                next_send = min(next_send, first_send[device])
+            # R3: the next request.
+            next_send = earliest(workspace.first_send)
             if next_send == NEVER:
                 break
             op, now, away = np.uint32(next_send & MASK), next_send >> SHIFT, np.uint32(1)
             source = devices[op]
-            head[source] += 1
-            first_send[source] = sends[head[source]] if head[source] < end[source] else NEVER
-        s.arrival[source] = now << SHIFT
-        for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
-            s.sent_until[tensor] = -1
+            take_next(workspace, source)
+        # R3, R4: the op's tensors are at home, and sent if this is their turn.
+        workspace.arrival[source] = now << SHIFT
+        for tensor in range(inputs.output_ptr[op], inputs.output_ptr[op + 1]):
+            workspace.sent_until[tensor] = -1
             if away != 0:
-                n_transfers, step = send(p, devices, tensor, source, now, x, s, n_transfers, step)
-            for where in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                consumer = p.consumers[where]
+                n_transfers, step = send(inputs, devices, tensor, source, now, timeline, workspace, n_transfers, step)
+            for where in range(inputs.consumer_ptr[tensor], inputs.consumer_ptr[tensor + 1]):
+                consumer = inputs.consumers[where]
                 target = devices[consumer]
                 was = state[consumer]
-                state[consumer] = max(was, s.arrival[target] | (was & MASK)) - 1
-                if (was & MASK) == 1 and listed[target] == 0 and consumer == sequence[started[target]]:
-                    todo[n_todo], listed[target] = target, 1
+                state[consumer] = max(was, workspace.arrival[target] | (was & MASK)) - 1
+                if (was & MASK) == 1 and own.listed[target] == 0 and consumer == start_order[started[target]]:
+                    own.todo[n_todo], own.listed[target] = target, 1
                     n_todo += 1
-    x.count[0], x.count[1] = n_transfers, step
-    return OK if n_started == n else STUCK
+    timeline.count[0], timeline.count[1] = n_transfers, step
+    return OK if n_started == len(devices) else STUCK
 
 
 @part
-def _reset(p: Inputs, devices, more, x: Timeline, s: Room):
-    """Before a run: ops by device and number, each lacking its inputs and ``more``; all devices are to be looked at.
-    Returns their number."""
-    n_devices = len(p.slots)
-    s.channel_end[:] = 0
-    for device in range(n_devices + 1):
-        s.base[device] = 0
-    for op in range(len(devices)):
-        s.base[devices[op] + 1] += 1
-        s.state[op] = p.input_ptr[op + 1] - p.input_ptr[op] + more
-    for device in range(n_devices):
-        s.base[device + 1] += s.base[device]
-        s.started[device] = s.base[device]
-        s.free[device] = 0
-        s.todo[device], s.listed[device] = device, 1
-    for op in range(len(devices)):
-        x.start_order[s.started[devices[op]]] = op
-        s.started[devices[op]] += 1
-    for device in range(n_devices):
-        s.started[device] = s.base[device]
-    return n_devices
+def run_eager(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace):
+    """Simulate one placement, uint32 ``(n,)`` and valid, under ``eager`` (R11); return OK, or STUCK if an op never ran.
 
-
-@part
-def run_eager(p: Inputs, devices, x: Timeline, s: Room):
-    """Simulate one placement (uint32 ``(n,)``, checked) in the ``eager`` runtime (R11); return :data:`OK`, or
-    :data:`STUCK` where an op never ran.
-
-    A copy is asked for when its tensor is finished and its first reader there is issued, whichever is later.
+    A copy is requested when its tensor is finished and its first consumer there is issued, whichever is later: the
+    later of the two pushes the request.
     """
-    n, n_devices = len(devices), len(p.slots)
-    state, sequence, base, started = s.state, x.start_order, s.base, s.started
-    op_finish, issue, wanted, what, seen = x.op_finish, s.sends, s.request, s.requested, s.first_send
-    n_todo = _reset(p, devices, 1, x, s)
-    todo, listed = s.todo, s.listed
+    n, n_devices = len(devices), len(inputs.slots)
+    own, state, start_order, op_finish = workspace.own, workspace.state, timeline.start_order, timeline.op_finish
+    issue, wanted, what, seen = own.issue, own.wanted, own.what, own.seen
+    n_todo = _start_all(inputs, devices, 1, timeline, workspace)
     for op in range(n):
         op_finish[op] = -1
     for device in range(n_devices):
@@ -127,61 +167,51 @@ def run_eager(p: Inputs, devices, x: Timeline, s: Room):
     n_transfers, n_started, n_wanted, step, mark = NONE, 0, 0, np.int64(0), 0
 
     while True:
-        # The host issues ops until one of its own has to run first.
+        # R11: the host issues ops until it has to run one of its own first.
         while n_issued < n:
             op = n_issued
             if op == 0:
-                now = p.dispatch_ns[0]
-            elif devices[op - 1] != p.host:
-                now = issue[op - 1] + p.dispatch_ns[op]
+                now = inputs.dispatch_ns[0]
+            elif devices[op - 1] != inputs.host:
+                now = issue[op - 1] + inputs.dispatch_ns[op]
             elif op_finish[op - 1] >= 0:
-                now = op_finish[op - 1] + p.dispatch_ns[op]
+                now = op_finish[op - 1] + inputs.dispatch_ns[op]
             else:
                 break
             issue[op] = now
             n_issued += np.uint32(1)
             device = devices[op]
-            was = state[op]
-            state[op] = max(was, (now << SHIFT) | (was & MASK)) - 1
-            if (was & MASK) == 1 and listed[device] == 0:
-                todo[n_todo], listed[device] = device, 1
-                n_todo += 1
-            for slot in range(p.input_ptr[op], p.input_ptr[op + 1]):
-                tensor = p.inputs[slot]
-                producer = p.tensor_producer[tensor]
+            if _receive(state, op, now):
+                n_todo = _visit(own, device, n_todo)
+            for slot in range(inputs.input_ptr[op], inputs.input_ptr[op + 1]):
+                tensor = inputs.inputs[slot]
+                producer = inputs.tensor_producer[tensor]
                 if devices[producer] == device or op_finish[producer] < 0:
                     continue
-                where = p.consumer_ptr[tensor]
-                while devices[p.consumers[where]] != device:
+                where = inputs.consumer_ptr[tensor]
+                while devices[inputs.consumers[where]] != device:
                     where += np.uint32(1)
-                if p.consumers[where] == op:
+                if inputs.consumers[where] == op:
                     pair = np.int64(tensor) * n_devices + device
                     n_wanted = push(wanted, what, 0, n_wanted, max(now, op_finish[producer]), pair)
 
         if n_todo > 0:
-            source = np.uint32(todo[n_todo - 1])
-            spot = np.uint64(started[source])
-            if spot == np.uint64(base[source + 1]) or (state[sequence[spot]] & MASK) > 0:
+            source = np.uint32(own.todo[n_todo - 1])
+            if _waits(workspace, start_order, source):
                 n_todo -= 1
-                listed[source] = 0
+                own.listed[source] = 0
                 continue
-            op = sequence[spot]
-            start = max(state[op] >> SHIFT, s.free[source])
-            now = start + p.op_ns[p.device_row[source], op]
-            x.op_start[op], op_finish[op], s.free[source] = start, now, now
-            s.line[spot] = (now << SHIFT) | op
-            started[source] += 1
+            op, now = _start(inputs, timeline, workspace, source)
             n_started += 1
-            step = max(step, now)
-            for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
-                s.sent_until[tensor] = -1
+            step = max(step, now)  # R6
+            for tensor in range(inputs.output_ptr[op], inputs.output_ptr[op + 1]):
+                workspace.sent_until[tensor] = -1
                 mark += 1
-                for where in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                    consumer = p.consumers[where]
+                for where in range(inputs.consumer_ptr[tensor], inputs.consumer_ptr[tensor + 1]):
+                    consumer = inputs.consumers[where]
                     target = devices[consumer]
                     if target == source:
-                        was = state[consumer]
-                        state[consumer] = max(was, (now << SHIFT) | (was & MASK)) - 1
+                        _receive(state, consumer, now)
                     elif seen[target] != mark:
                         seen[target] = mark
                         if consumer < n_issued:
@@ -191,45 +221,36 @@ def run_eager(p: Inputs, devices, x: Timeline, s: Room):
         if n_wanted == 0:
             break
 
-        # The next send (R3, R4).
+        # R3, R4: the next request.
         now, tensor, target = wanted[0], np.uint32(what[0] // n_devices), np.uint32(what[0] % n_devices)
         n_wanted = pop(wanted, what, 0, n_wanted)
-        source = devices[p.tensor_producer[tensor]]
-        pair = np.uint32(source * n_devices + target)
-        start = now
-        if p.contention == SHARED:
-            for hop in range(p.route_ptr[pair], p.route_ptr[pair + ONE]):
-                start = max(start, s.channel_end[p.route[hop]])
-        finish = start + p.transfer_ns[p.pair_class[source, target], tensor]
-        if p.contention == SHARED:
-            for hop in range(p.route_ptr[pair], p.route_ptr[pair + ONE]):
-                s.channel_end[p.route[hop]] = finish
-        x.x_tensor[n_transfers], x.x_target[n_transfers] = tensor, target
-        x.x_start[n_transfers], x.x_finish[n_transfers] = start, finish
-        if finish > s.sent_until[tensor]:
-            s.sent_until[tensor], s.sent_last[tensor] = finish, n_transfers
+        source = devices[inputs.tensor_producer[tensor]]
+        start, finish = transfer(inputs, workspace.channel_end, source, target, tensor, now)
+        log(timeline, workspace, n_transfers, tensor, target, start, finish)
         step = max(step, finish)
         n_transfers += ONE
-        for where in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-            consumer = p.consumers[where]
-            if devices[consumer] == target:
-                was = state[consumer]
-                state[consumer] = max(was, (finish << SHIFT) | (was & MASK)) - 1
-        if listed[target] == 0:
-            todo[n_todo], listed[target] = target, 1
-            n_todo += 1
-    x.count[0], x.count[1] = n_transfers, step
+        for where in range(inputs.consumer_ptr[tensor], inputs.consumer_ptr[tensor + 1]):
+            if devices[inputs.consumers[where]] == target:
+                _receive(state, inputs.consumers[where], finish)
+        n_todo = _visit(own, target, n_todo)
+    timeline.count[0], timeline.count[1] = n_transfers, step
     return OK if n_started == n else STUCK
 
 
 @kernel
-def run_many_stream(p: Inputs, placements, first, stop, rank, below, x: Timeline, s: Room, step, peak, overflow):
-    """What :func:`simdev.sim.kernels.general.run_many` does, under these rules."""
+def run_many_in_order(
+    inputs: Inputs, placements, first, stop, rank, below, timeline: Timeline, workspace: Workspace,
+    step, peak, overflow,
+):  # fmt: skip
+    """See :func:`simdev.sim.kernels.general.run_many`. ``rank`` is not read."""
     for row in range(first, stop):
-        if not check_devices(p, placements[row]):
+        if not is_valid(inputs, placements[row]):
             return row
-        done = run_eager(p, placements[row], x, s) if p.host >= 0 else run_program(p, placements[row], x, s)
+        if inputs.host >= 0:
+            done = run_eager(inputs, placements[row], timeline, workspace)
+        else:
+            done = run_program(inputs, placements[row], timeline, workspace)
         if done != OK:
             return row
-        answer(p, placements[row], row, below, x, s, step, peak, overflow)
+        measure(inputs, placements[row], row, below, timeline, workspace, step, peak, overflow)
     return -1

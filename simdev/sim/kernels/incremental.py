@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.sim.kernels.fifo import MASK, NEVER, SHIFT
-from simdev.sim.kernels.general import Timeline
-from simdev.sim.kernels.heap import inlined, kernel, part, pop_key, push_key
+from simdev.sim.kernels.compiled import inlined, kernel, part
+from simdev.sim.kernels.heap import pop_key, push_key
+from simdev.sim.kernels.state import MASK, NEVER, SHIFT, Timeline
 
 EVERY = 64  # finishes between two snapshots
-NEAR = 32  # as in fifo
+NEAR = 32  # as in queue.py
 NIL = -1
 FULL_RUN = -1
 WINDOW_COST = 4  # in finishes
@@ -53,10 +53,10 @@ EDGE = _rows("epoch arrival")
 
 
 class Graph(NamedTuple):
-    """What does not change. Besides what :class:`simdev.sim.inputs.Inputs` has: ``producer`` and ``edge`` of each input
-    of each op; ``sources`` the ops without inputs, in order; ``rest_ns[k]`` the least duration of all ops but the first
-    ``k`` sources; ``seeds`` the ops that read from sources alone, then all sources, last first; ``tail`` a lower bound
-    of the time from the end of an op to that of the step; ``shared`` whether channels are ever busy."""
+    """What does not change. Besides what :class:`simdev.sim.kernels.state.Inputs` has: ``producer`` and ``edge`` of
+    each input of each op; ``sources`` the ops without inputs, in order; ``rest_ns[k]`` the least duration of all ops
+    but the first ``k`` sources; ``seeds`` the ops that read from sources alone, then all sources, last first; ``tail``
+    a lower bound of the time from the end of an op to that of the step; ``shared`` whether channels are ever busy."""
 
     op_ns: np.ndarray
     device_row: np.ndarray

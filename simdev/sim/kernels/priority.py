@@ -1,80 +1,84 @@
-"""The kernel of the policy ``priority`` on devices of one slot (dataflow, no ``fair`` contention, no gaps).
+"""The loop of the policy ``priority`` on devices of one slot: dataflow, contention ``fifo`` or ``none``, no gaps.
 
-As in :mod:`simdev.sim.kernels.fifo`, sends are dealt with in the order of (finish, op), and what waits for nobody is
-settled with an op's start. An op waits in one queue until it is ready, and then in the set of ready ranks of its device, which
-takes the least when it is free and all that comes before is known.
+As in :mod:`simdev.sim.kernels.fifo`, requests are processed in the order (finish, op), and what waits for nobody is
+settled when its op starts. Here, however, a ready op does not know its place on its device: a more urgent op may become
+ready before the device is free. So an op waits twice, in the ready queue until its ready time is reached, and then in
+the set of ready ranks of its device until the device takes the least.
+
+Each turn takes the earliest of three events: a request, an op that becomes ready, a free device that has a ready op. At
+the same instant requests and ready ops precede starts (R5), so a device chooses when all ops that are ready at that
+instant are in its set (R2).
+
+Invariant: everything before the earliest of the three is in the timeline. An event taken at ``t`` creates only later
+ones: ops and transfers last at least 1 ns.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from simdev.sim.inputs import Inputs
-from simdev.sim.kernels.bits import ONE, add, take_least
-from simdev.sim.kernels.fifo import MASK, NEAR, NEVER, NONE, SHIFT, Room, answer, send
-from simdev.sim.kernels.general import OK, STUCK, Timeline, check_devices
-from simdev.sim.kernels.heap import kernel, part, pop_key, push_key
+from simdev.sim.kernels.bits import add, set_words, take_least
+from simdev.sim.kernels.compiled import kernel, part
+from simdev.sim.kernels.memory import measure
+from simdev.sim.kernels.placement import is_valid
+from simdev.sim.kernels.queue import deliver, drop, enqueue_sources, peek
+from simdev.sim.kernels.send import earliest, lay_out, leaves, send, take_next
+from simdev.sim.kernels.state import MASK, NEVER, NONE, OK, SHIFT, STUCK, Inputs, Timeline, Workspace
+
+
+class ByPriority(NamedTuple):
+    """``by_rank`` ``(n,)``: the ops by rank. ``ready`` holds a set of ranks per device (:mod:`.bits`), ``n_ready`` its
+    size. ``due``: the key (time, device) at which a device takes an op."""
+
+    by_rank: np.ndarray
+    ready: np.ndarray
+    n_ready: np.ndarray
+    due: np.ndarray
+
+
+def new_by_priority(n_ops: int, n_devices: int) -> ByPriority:
+    """Arrays for one thread."""
+    per_device = np.zeros(n_devices, np.int64), np.zeros(n_devices, np.int64)
+    return ByPriority(np.zeros(n_ops, np.uint32), np.zeros(set_words(n_ops) * n_devices, np.uint64), *per_device)
 
 
 @part
-def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
-    """Simulate one placement (uint32 ``(n,)``, checked); return :data:`OK`, or :data:`STUCK` where an op never ran.
+def run_priority(inputs: Inputs, devices, rank, timeline: Timeline, workspace: Workspace):
+    """Simulate one placement, uint32 ``(n,)`` and valid; return OK, or STUCK if an op never ran.
 
-    ``rank`` int64 ``(n,)`` orders the ready ops.
+    ``rank`` int64 ``(n,)``: the position of each op in the order of the priorities.
     """
-    n, n_devices = len(devices), len(p.slots)
-    queue, heap, line, sends, state, arrival = s.queue, s.heap, s.line, s.sends, s.state, s.arrival
-    base, started, head, end, first_send, free = s.base, s.started, s.head, s.end, s.first_send, s.free
-    # Arrays that only the sweep and the general kernel need: ops by rank, how many are ready, when one is taken.
-    by_rank, n_ready, due = x.finish_order, s.level, s.last_op
-    bits, width = s.ready_ranks, np.uint64(len(s.ready_ranks) // n_devices)
-
-    for device in range(n_devices + 1):
-        base[device] = 0
-    for op in range(n):
-        base[devices[op] + 1] += 1
+    n, n_devices = len(devices), len(inputs.slots)
+    by_rank, ready_ranks = workspace.own.by_rank, workspace.own.ready
+    n_ready, due, width = workspace.own.n_ready, workspace.own.due, np.uint64(len(ready_ranks) // n_devices)
+    queue, heap, line, free = workspace.queue, workspace.heap, workspace.line, workspace.free
+    sends, end, started = workspace.sends, workspace.end, workspace.started
+    lay_out(inputs, devices, workspace, 0)
+    last = enqueue_sources(workspace, n)
     for device in range(n_devices):
-        base[device + 1] += base[device]
-        started[device] = head[device] = end[device] = base[device]
-        first_send[device] = due[device] = NEVER
-        free[device] = n_ready[device] = 0
-    for channel in range(len(s.channel_end)):
-        s.channel_end[channel] = 0
-    for word in range(len(bits)):
-        bits[word] = 0
-    first = last = n_transfers = NONE
-    n_heap = n_started = 0
+        n_ready[device], due[device] = 0, NEVER
+    for word in range(len(ready_ranks)):
+        ready_ranks[word] = 0
     for op in range(n):
-        state[op] = p.input_ptr[op + 1] - p.input_ptr[op]
         by_rank[rank[op]] = op
-        if state[op] == 0:
-            queue[last] = op
-            last += ONE
+    first, n_heap, n_transfers, n_started = NONE, 0, NONE, 0
     step, next_due, next_send = np.int64(0), np.int64(NEVER), np.int64(NEVER)
 
     while True:
-        ready = queue[first] if first < last else np.int64(NEVER)
-        from_heap = False
-        if n_heap > 0 and heap[0] < ready:
-            ready = heap[0]
-            from_heap = True
+        ready, from_heap = peek(queue, heap, first, last, n_heap)
         if next_send < ready and (next_send >> SHIFT) <= (next_due >> SHIFT):
-            # The next sends (R5).
+            # R3, R5: the next request.
             op, now, away = np.uint32(next_send & MASK), next_send >> SHIFT, np.uint32(1)
             source = devices[op]
-            head[source] += 1
-            first_send[source] = sends[head[source]] if head[source] < end[source] else NEVER
-            next_send = np.int64(NEVER)
-            for device in range(n_devices):
-                next_send = min(next_send, first_send[device])
+            next_send = take_next(workspace, source)
         elif (ready >> SHIFT) <= (next_due >> SHIFT) and ready != NEVER:
-            if from_heap:
-                n_heap = pop_key(heap, n_heap)
-            else:
-                first += ONE
+            # R2: an op is ready now. Its device takes one as soon as it is free.
+            first, n_heap = drop(heap, first, n_heap, from_heap)
             op = np.uint32(ready & MASK)
             device = devices[op]
-            add(bits, np.uint64(device) * width, n, np.uint64(rank[op]))
+            add(ready_ranks, np.uint64(device) * width, n, np.uint64(rank[op]))
             n_ready[device] += 1
             if n_ready[device] == 1:
                 due[device] = (max(ready >> SHIFT, free[device]) << SHIFT) | device
@@ -83,64 +87,50 @@ def run_priority(p: Inputs, devices, rank, x: Timeline, s: Room):
         elif next_due == NEVER:
             break
         else:
-            # A device takes the first of its ready ops (R1, R2).
+            # R1, R2: a device takes the most urgent of its ready ops.
             source, start = np.uint32(next_due & MASK), next_due >> SHIFT
-            op = by_rank[take_least(bits, np.uint64(source) * width, n)]
+            op = by_rank[take_least(ready_ranks, np.uint64(source) * width, n)]
             n_ready[source] -= 1
-            now = start + p.op_ns[p.device_row[source], op]
-            spot = started[source]
-            x.start_order[spot], x.op_start[op], x.op_finish[op] = op, start, now
+            now = start + inputs.op_ns[inputs.device_row[source], op]
+            place = started[source]
+            timeline.start_order[place], timeline.op_start[op], timeline.op_finish[op] = op, start, now
             key = (now << SHIFT) | op
-            line[spot], free[source] = key, now
+            line[place], free[source] = key, now
             started[source] += 1
             n_started += 1
-            step = max(step, now)
+            step = max(step, now)  # R6
             due[source] = (now << SHIFT) | source if n_ready[source] > 0 else NEVER
-            next_due = np.int64(NEVER)
-            for device in range(n_devices):
-                next_due = min(next_due, due[device])
-            away = np.uint32(0)
-            for where in range(p.consumer_ptr[p.output_ptr[op]], p.consumer_ptr[p.output_ptr[op + 1]]):
-                away |= devices[p.consumers[where]] ^ source
-            if away != 0 and not p.alone[source]:
+            next_due = earliest(due)
+            away = leaves(inputs, devices, op, source)
+            if away != 0 and not inputs.alone[source]:
+                # One slot: the ops of a device finish in the order of their starts.
                 sends[end[source]] = key
-                if head[source] == end[source]:
-                    first_send[source] = key
+                if workspace.head[source] == end[source]:
+                    workspace.first_send[source] = key
                     next_send = min(next_send, key)
                 end[source] += 1
                 continue
-        arrival[source] = now << SHIFT
-        for tensor in range(p.output_ptr[op], p.output_ptr[op + 1]):
-            s.sent_until[tensor] = -1
+        # R3, R4: the op's tensors are at home, and sent if this is their turn.
+        workspace.arrival[source] = now << SHIFT
+        for tensor in range(inputs.output_ptr[op], inputs.output_ptr[op + 1]):
+            workspace.sent_until[tensor] = -1
             if away != 0:
-                n_transfers, step = send(p, devices, tensor, source, now, x, s, n_transfers, step)
-            for where in range(p.consumer_ptr[tensor], p.consumer_ptr[tensor + 1]):
-                consumer = p.consumers[where]
-                was = state[consumer]
-                was = max(was, arrival[devices[consumer]] | (was & MASK)) - 1
-                state[consumer] = was
-                if (was & MASK) > 0:
-                    continue
-                key = was | consumer
-                nearest = last - NEAR if last - first > NEAR else first
-                if nearest > first and queue[nearest - ONE] > key:
-                    n_heap = push_key(heap, n_heap, key)
-                    continue
-                spot = last
-                while spot > nearest and queue[spot - ONE] > key:
-                    queue[spot] = queue[spot - ONE]
-                    spot -= ONE
-                queue[spot] = key
-                last += ONE
-    x.count[0], x.count[1] = n_transfers, step
+                n_transfers, step = send(inputs, devices, tensor, source, now, timeline, workspace, n_transfers, step)
+            last, n_heap = deliver(inputs, devices, tensor, workspace, first, last, n_heap)
+    timeline.count[0], timeline.count[1] = n_transfers, step
     return OK if n_started == n else STUCK
 
 
 @kernel
-def run_many_priority(p: Inputs, placements, first, stop, rank, below, x: Timeline, s: Room, step, peak, overflow):
-    """What :func:`simdev.sim.kernels.general.run_many` does, under this policy."""
+def run_many_priority(
+    inputs: Inputs, placements, first, stop, rank, below, timeline: Timeline, workspace: Workspace,
+    step, peak, overflow,
+):  # fmt: skip
+    """See :func:`simdev.sim.kernels.general.run_many`."""
     for row in range(first, stop):
-        if not check_devices(p, placements[row]) or run_priority(p, placements[row], rank, x, s) != OK:
+        if not is_valid(inputs, placements[row]):
             return row
-        answer(p, placements[row], row, below, x, s, step, peak, overflow)
+        if run_priority(inputs, placements[row], rank, timeline, workspace) != OK:
+            return row
+        measure(inputs, placements[row], row, below, timeline, workspace, step, peak, overflow)
     return -1

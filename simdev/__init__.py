@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from simdev import _cache
 
 if TYPE_CHECKING:  # what type checkers and editors see; _HOME says the same to the interpreter
-    from simdev.analysis.levels import lower_bound as lower_bound
+    from simdev.analysis.bounds import lower_bound as lower_bound
     from simdev.errors import InvalidInput as InvalidInput
     from simdev.errors import SimdevError as SimdevError
     from simdev.errors import Unsupported as Unsupported
@@ -66,7 +66,7 @@ _HOME = {
     "load_graph": "problem.graph_file",
     "load_topology": "problem.topology",
     "load_workload": "placers.registry",
-    "lower_bound": "analysis.levels",
+    "lower_bound": "analysis.bounds",
     "placer": "placers.placer",
     "save_graph": "problem.graph_file",
     "simulate": "sim",

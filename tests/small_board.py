@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from drawn import chain
 
-from simdev.analysis.levels import lower_bound
+from simdev.analysis.bounds import lower_bound
 from simdev.bench import run as bench
 from simdev.bench import stored
 from simdev.bench.journal import Results

@@ -1,6 +1,7 @@
-"""Kernel of the bound from paths and transfers (see :func:`simdev.analysis.bounds.gathered`).
+"""The compiled loops of the bound from paths and transfers (:func:`simdev.analysis.transfers.gathered` has the
+argument).
 
-Plain loops: NumPy's functions would do the same in fewer lines, but take several times as long to compile.
+NumPy's functions would say the same in fewer lines, but take several times as long to compile.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from numba import njit
 NEVER = np.int64(1) << 59
 OPEN, HERE, AWAY = 0, 1, 2
 
-part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)  # for kernels to call, never Python
+part = njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)  # called by kernels only
 
 
 @njit(cache=True)
 def raise_heads(head, fastest, first_input, source, sending, tie, work, size, slots, memory, most):
-    """Raise ``head`` int64 ``(n,)`` in place; ops are in a topological order.
+    """Raise ``head`` int64 ``(n,)`` in place. Ops are in a topological order.
 
-    ``source`` and ``sending``: of op ``v``'s inputs ``first_input[v]:first_input[v + 1]``, the op that makes it and the
-    least time to send it. Ops of equal ``tie`` share a device. ``work``, ``size`` int64 ``(k, n)`` on each of ``k``
-    device types (-1: no kernel), with ``slots`` and ``memory``. At most ``most`` ops are looked at for each op.
+    The inputs of op ``v`` are ``first_input[v]:first_input[v + 1]``; ``source`` and ``sending`` are the producer of
+    each input and the least time to send it. Ops with equal ``tie`` share a device. ``work`` and ``size`` int64 ``(k,
+    n)`` are ns (-1: no kernel) and persistent bytes on each of ``k`` device types, which have ``slots`` and ``memory``.
+    At most ``most`` ancestors of each op are considered.
     """
     n, k = len(head), len(work)
     place, along, apart = np.full(n, -1, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)
@@ -31,7 +33,7 @@ def raise_heads(head, fastest, first_input, source, sending, tie, work, size, sl
         count = _around(v, head[v], head, fastest, first_input, source, sending, tie, near, place, along, apart)
         if not count:
             continue
-        # A graph of its own: the ops around in topological order, v last.
+        # These ancestors in topological order, with v as the last, are a graph of their own.
         ops, heads, length = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)
         its_work, its_size = np.empty((k, count + 1), np.int64), np.empty((k, count + 1), np.int64)
         ties, side = np.empty(count + 1, np.bool_), np.empty(count + 1, np.int64)
@@ -45,7 +47,7 @@ def raise_heads(head, fastest, first_input, source, sending, tie, work, size, sl
         while not _settle(high, ties, side, heads, length, first, begin, cost, its_work, its_size, slots, memory):
             low, step = high, max(2 * step, head[v] >> 10)
             high += step
-            if step > NEVER >> 4:  # no device takes them: no placement at all
+            if step > NEVER >> 4:  # no device can run them all: no placement exists
                 low, high = head[v] - 1, head[v]
                 break
         while high - low > 1 + (high >> 18):
@@ -59,7 +61,9 @@ def raise_heads(head, fastest, first_input, source, sending, tie, work, size, sl
 
 @part
 def _around(v, known, head, fastest, first_input, source, sending, tie, near, place, along, apart):
-    """The ancestors of ``v`` that would come later than ``known`` from another device, last first, in ``near``."""
+    """Write to ``near``, last first, the ancestors of ``v`` whose results would arrive later than ``known`` from
+    another device; return their number. ``along`` and ``apart``: the longest way to ``v``, and its length if it is sent
+    once."""
     low, count, u = v, 0, v
     along[v], apart[v], place[v] = 0, NEVER, 0
     while u >= low and count < len(near):
@@ -68,7 +72,7 @@ def _around(v, known, head, fastest, first_input, source, sending, tie, near, pl
             if tie[u] == tie[v]:
                 apart[u] = NEVER
             alone = NEVER if u == v else min(NEVER, fastest[u] + apart[u])
-            if u == v or head[u] + alone > known:  # otherwise whatever reaches v through u is in time as well
+            if u == v or head[u] + alone > known:  # otherwise all that reaches v through u is in time as well
                 if u != v:
                     along[u] += fastest[u]
                     near[count] = u
@@ -82,14 +86,15 @@ def _around(v, known, head, fastest, first_input, source, sending, tie, near, pl
                     else:
                         along[x], apart[x] = max(along[x], along[u]), max(apart[x], late)
         u -= 1
-    for i in range(low, u + 1):  # met, but not looked at
+    for i in range(low, u + 1):  # met, but not considered
         place[i] = -1
     return count
 
 
 @part
 def _edges(ops, first_input, source, sending, tie, place):
-    """The edges among ``ops`` by reader, by place in ``ops``: ``first``, ``begin`` and what it costs to send."""
+    """The edges among ``ops``, by reader: ``first`` (where those of each reader begin), ``begin`` (the place of the
+    producer in ``ops``) and ``cost`` (the least time to send)."""
     most = 0
     for j in range(len(ops)):
         place[ops[j]] = j
@@ -111,8 +116,8 @@ def _edges(ops, first_input, source, sending, tie, place):
 
 @part
 def _settle(limit, ties, side, heads, length, first, begin, cost, work, size, slots, memory):
-    """Settle in ``side`` which ops are on the last op's device, as those in ``ties`` are, if it starts by ``limit``;
-    False: it cannot."""
+    """Decide in ``side`` which ops must be on the last op's device, as those in ``ties`` are, if the last op starts by
+    ``limit``. Returns False if it cannot start by then."""
     n = len(side)
     for j in range(n):
         side[j] = HERE if ties[j] else OPEN
@@ -185,7 +190,7 @@ def _settle(limit, ties, side, heads, length, first, begin, cost, work, size, sl
 
 @part
 def _sort(item, count, key, spare):
-    """Sort ``item[:count]`` by ``key[item]``, equal ones as they are, by merging runs."""
+    """Sort ``item[:count]`` by ``key[item]`` by merging runs; equal keys keep their order."""
     width = 1
     while width < count:
         for first in range(0, count, 2 * width):

@@ -1,171 +1,113 @@
-"""Bounds on the step time from transfers: what is too dear to send stays together, and then takes its time there."""
+"""Lower bounds on the step time: times that no placement beats (R12)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from simdev.analysis.levels import b_level, fastest_durations, t_level
+from simdev.analysis.load import LoadModel
+from simdev.analysis.transfers import gathered, stay_or_send
 from simdev.problem.problem import Problem
 
-STEPS = 24  # bisections: the bound is found to the relative accuracy of 2^-24 of the range
-MOST = 1024  # ops that are looked at around each op; fewer weaken the bound and keep it valid
+
+@dataclass(frozen=True)
+class Bound:
+    """A step time in ns that no placement beats, and the name of the argument that proves it (see
+    :func:`lower_bounds`). ``fits`` is False if no placement can hold the persistent bytes: then every run is
+    infeasible."""
+
+    ns: int
+    method: str
+    fits: bool = True
 
 
-def gathered(
-    problem: Problem, head: np.ndarray, tail: np.ndarray, fastest: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Heads and tails int64 ``(n,)`` in ns with transfers counted: no op starts before its head, and from its end to
-    the end of the step its tail passes. ``head``, ``tail``: what is known without transfers (:func:`t_level` ...).
+def lower_bound(problem: Problem) -> Bound:
+    """The largest of :func:`lower_bounds`; of equal ones, the first."""
+    return max(lower_bounds(problem), key=lambda bound: bound.ns)
 
-    Let ``v`` start by ``t``. Each of its ancestors is on ``v``'s device or not, and for either case there is an
-    earliest start and a least time from its end to ``v``'s start: a neighbour on the same side follows at once, one on
-    the other side after the quickest transfer at least (what is not with ``v`` may be on one device or on many), and
-    where the neighbour's side is open, the lesser of the two. Where start, duration and rest exceed ``t`` for one side,
-    the op is on the other; where for both, or where no device has kernels and memory for all ops that must be with
-    ``v``, and time to do them one after the other, each between its earliest start and its rest, ``v`` cannot start by
-    ``t``. Bisection finds the least ``t`` not refuted, or a little less. In topological order this gives the heads; in
-    the reversed graph, the tails. (After Papadimitriou and Yannakakis, "Towards an architecture-independent analysis of
-    parallel algorithms", SIAM J. Comput. 1990, who have one delay for all transfers.)
+
+def lower_bounds(problem: Problem) -> list[Bound]:
+    """All bounds on the step time of a problem (R12), each with the argument that proves it.
+
+    * *critical path*: an op starts after all ops of any chain before it, and no op is faster than on its fastest
+      device. Transfers count nothing.
+    * *load*: a device with ``s`` slots does at most ``s`` ns of work in a ns. Divide every colocation unit over devices
+      at will, with the persistent bytes of the shares within each device's memory (the relaxed max-load of Tarnawski
+      et al. 2020). A feasible placement is one such division, so the least possible largest load bounds it.
+    * *path and transfers*: an op waits for the tensors that are sent to its device, and its device itself runs, in
+      turn, the ancestors whose results would arrive too late (:func:`simdev.analysis.transfers.gathered`). This gives
+      the head of each op, before which it cannot start, and its tail, which follows its end. The next two use them.
+    * *path and load*: the ops with a head of at least ``a`` and a tail of at least ``b`` do all their work between
+      ``a`` and ``b`` before the end. So ``a + b +`` the load of these ops is a bound, for the best ``a`` and ``b``.
+    * *stay or send*: tensors that are too expensive to send tie ops to one device, which needs its time for all of
+      them (:func:`simdev.analysis.transfers.stay_or_send`). It is at least the largest of the other bounds.
+    * *issue* (``eager`` only): op v starts no earlier than the sum of the dispatch times up to v, and the longest chain
+      from v on follows. These sums are heads, too.
+
+    Transfers take at least the times of :func:`simdev.analysis.transfers.least_transfers`, which follow the contention.
+
+    The bounds are proven although a linear program is solved in floating point: its dual prices are rounded to
+    integers, and weak duality is evaluated in whole numbers, so that poor prices can only lower the bound. Bounds from
+    loads keep 24 significant bits, rounded down, so that they do not depend on the version of the solver.
     """
-    model = _Alike(problem)
-    source, target, tensor = problem.graph.edge_source, problem.graph.consumers, problem.graph.edge_tensor
-    last = problem.graph.n_ops - 1
-    heads = _gather(model, head, fastest, source, target, tensor, slice(None))
-    tails = _gather(model, tail, fastest, last - target, last - source, tensor, slice(None, None, -1))
-    return heads, tails
+    fastest = fastest_durations(problem)
+    below, head = b_level(problem.graph, fastest), t_level(problem.graph, fastest)
+    bounds = [(int(below.max()), "critical path")]
+    if problem.rules.runtime == "eager":
+        issued = np.cumsum(problem.costs.dispatch_ns)
+        bounds.append((int((issued + below).max()), "issue"))
+        head = np.maximum(head, issued)
+    if (problem.unit_op_ns < 0).all(axis=0).any():  # colocated ops without a common device: no placement exists
+        return [Bound(ns, method, False) for ns, method in bounds]
+    load = LoadModel.of(problem)
+    prices = load.prices()
+    fits = prices is not None
+    if fits:
+        bounds.append((_trimmed(load.dual_value(*prices)), "load"))
+    if not fits or any(prices[1]):
+        load = load.without_memory()
+        prices = load.prices()
+        bounds.append((_trimmed(load.dual_value(*prices)), "load"))
+    head, tail = gathered(problem, head, below - fastest, fastest)
+    bounds.append((int((head + fastest + tail).max()), "path and transfers"))
+    bounds.append((_trimmed(_window_bound(problem, head, tail, load, prices[0])), "path and load"))
+    known = max(ns for ns, _ in bounds)
+    bounds.append((stay_or_send(problem, head, tail + fastest, fastest, known), "stay or send"))
+    return [Bound(ns, method, fits) for ns, method in bounds]
 
 
-def _gather(model: _Alike, head, fastest, source, target, tensor, way: slice) -> np.ndarray:
-    from simdev.analysis.arrivals import raise_heads
-
-    order = np.lexsort((source, target))
-    first_input = np.searchsorted(target[order], np.arange(len(head) + 1))
-    head = head[way].copy()
-    raise_heads(
-        head, np.ascontiguousarray(fastest[way]), first_input.astype(np.int64), source[order].astype(np.int64),
-        model.quickest[tensor[order]].astype(np.int64), np.ascontiguousarray(model.unit[way]).astype(np.int64),
-        np.ascontiguousarray(model.op_work[:, way]), np.ascontiguousarray(model.op_size[:, way]), model.slots,
-        model.memory, MOST,
-    )  # fmt: skip
-    return head[way].copy()
+def _trimmed(ns: int) -> int:
+    """``ns`` rounded down to 24 significant bits."""
+    return ns >> (drop := max(0, ns.bit_length() - 24)) << drop
 
 
-def stay_or_send(problem: Problem, head: np.ndarray, below: np.ndarray, fastest: np.ndarray, known: int) -> int:
-    """A step time in ns that no placement beats, at least ``known`` (a bound already proven).
+def _window_bound(problem: Problem, head: np.ndarray, tail: np.ndarray, load: LoadModel, price: list[int]) -> int:
+    """The largest ``a + b +`` load of the ops with head >= a and tail >= b, over up to 256 values of each.
 
-    ``head`` int64 ``(n,)``: no op starts earlier; ``below``: from an op's start to the end of the step no less;
-    ``fastest``: durations on the fastest device.
-
-    Suppose that a placement takes at most ``T``. A tensor of ``u`` read by ``v`` on another device arrives no sooner
-    than ``head(u) + fastest(u) + its quickest transfer``, and ``below(v)`` follows; where that exceeds ``T``, ``u`` and
-    ``v`` share a device. So do the ops of a colocation group. Let ``C`` be a set of ops tied together in this way: its
-    device works on those with ``head >= a`` and ``tail >= b`` between ``a`` and ``T - b``, so ``a + b`` and their work
-    there, divided by the slots, is at most ``T``. If that fails on every device with kernels for all of ``C`` and
-    memory for its persistent bytes, or if more sets than there are device slots take more than half of ``T`` each, the
-    placement does not exist. A larger ``T`` ties less and allows more, so bisection finds the least ``T`` not refuted.
+    The load is bounded by weak duality with the prices of the whole problem: each op costs at least the price of its
+    cheapest group.
     """
-    alternatives = _Refuter(problem, head, below, fastest)
-    low, high = known, alternatives.serial_ns
-    if high <= low or not alternatives.refutes(low):
-        return low
-    for _ in range(STEPS):
-        middle = (low + high) // 2
-        if middle == low:
-            break
-        if alternatives.refutes(middle):
-            low = middle
-        else:
-            high = middle
-    return low + 1  # low is refuted
+    durations = problem.costs.device_op_ns[[devices[0] for devices in load.groups]]
+    # The prices get so few bits that no sum of priced work reaches 2**62.
+    most_price = (1 << 62) // max(1, int(np.maximum(durations, 0).max(axis=0).astype(object).sum()))
+    most = max(price)
+    if not most or not most_price:
+        return 0
+    whole = np.array([unit * min(most_price, 1 << 40) // most for unit in price], np.int64)
+    scale = sum(int(unit) * slots for unit, slots in zip(whole, load.slots, strict=True))
+    never = np.iinfo(np.int64).max
+    cost = np.where(durations >= 0, np.maximum(durations, 0) * whole[:, None], never).min(axis=0)
+    a, b = _thresholds(head), _thresholds(tail)
+    table = np.zeros((len(a), len(b)), np.int64)
+    np.add.at(table, (np.searchsorted(a, head, "right") - 1, np.searchsorted(b, tail, "right") - 1), cost)
+    table = table[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]
+    bound = a[:, None] + b[None, :] + -(-table // scale)
+    return int(np.where(table > 0, bound, 0).max())
 
 
-class _Alike:
-    """Devices that are alike as types, with each op's work and persistent bytes on them, and each tensor's quickest
-    transfer."""
-
-    def __init__(self, problem: Problem):
-        graph, costs, topology = problem.graph, problem.costs, problem.topology
-        classes = np.unique(costs.pair_class[~np.eye(topology.n_devices, dtype=bool)])
-        classes = classes[classes >= 0]
-        self.quickest = costs.transfer_ns[classes].min(axis=0) if len(classes) else np.full(graph.n_tensors, 1 << 60)
-        slots = np.ones_like(topology.slots) if problem.rules.runtime == "eager" else topology.slots
-        alike = np.stack([costs.device_row, topology.memory_bytes, slots, topology.granularity], axis=1)
-        first = np.unique(alike, axis=0, return_index=True)[1]
-        self.slots, self.memory = slots[first].astype(np.int64), topology.memory_bytes[first]
-        self.all_slots = int(slots.sum())
-        self.op_work, self.work = costs.device_op_ns[first], problem.unit_op_ns[first]
-        grain = topology.granularity[first][:, None]
-        self.op_size = -(-graph.op_persistent_bytes // grain) * grain
-        self.unit, self.n_units = graph.unit_of_op, graph.n_units
-
-
-class _Refuter(_Alike):
-    def __init__(self, problem: Problem, head: np.ndarray, below: np.ndarray, fastest: np.ndarray):
-        super().__init__(problem)
-        graph, unit = problem.graph, self.unit
-        source, target = graph.edge_source, graph.consumers
-        sent = head[source] + fastest[source] + self.quickest[graph.edge_tensor] + below[target]
-        apart = unit[source] != unit[target]
-        self.source, self.target, self.sent = unit[source[apart]], unit[target[apart]], sent[apart]
-        order = np.argsort(-self.sent, kind="stable")
-        self.source, self.target, self.sent = self.source[order], self.target[order], self.sent[order]
-        self.size = np.zeros((len(self.slots), graph.n_units), np.int64)
-        for row, sizes in enumerate(self.op_size):
-            np.add.at(self.size[row], unit, sizes)
-        self.head, self.tail = head, below - fastest
-        self.unit_head = np.full(graph.n_units, np.iinfo(np.int64).max)
-        self.unit_tail = self.unit_head.copy()
-        np.minimum.at(self.unit_head, unit, self.head)
-        np.minimum.at(self.unit_tail, unit, self.tail)
-        # Beyond this T nothing is tied: bisect no further.
-        self.serial_ns = int(self.sent.max(initial=0)) + int(np.maximum(self.work, 0).max(axis=0).sum())
-
-    def refutes(self, limit: int) -> bool:
-        """Whether no placement takes at most ``limit`` ns."""
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
-        tied = int(np.searchsorted(-self.sent, -limit, side="left"))  # the edges with sent > limit come first
-        shape = (self.n_units, self.n_units)
-        arcs = coo_array((np.ones(tied, np.int8), (self.source[:tied], self.target[:tied])), shape)
-        count, label = connected_components(arcs, directed=False)
-        least = np.full(count, np.iinfo(np.int64).max)  # time that each set takes on its best device, per slot
-        first = least.copy()
-        last = least.copy()
-        np.minimum.at(first, label, self.unit_head)
-        np.minimum.at(last, label, self.unit_tail)
-        possible = np.zeros(count, bool)
-        for row in range(len(self.slots)):
-            time, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
-            np.add.at(time, label, np.maximum(self.work[row], 0))
-            np.add.at(size, label, self.size[row])
-            barred = size > self.memory[row]
-            barred[label[self.work[row] < 0]] = True
-            share = -(-time // self.slots[row])
-            least[~barred] = np.minimum(least[~barred], share[~barred])
-            possible |= ~barred & (share + first + last <= limit)
-        if not possible.all():
-            return True
-        whole = self.slots.max() == 1
-        if whole and np.count_nonzero(2 * least > limit) > self.all_slots:
-            return True
-        largest = np.argsort(-least, kind="stable")[:4]
-        return any(self._late(np.flatnonzero((label == number)[self.unit]), limit) for number in largest)
-
-    def _late(self, ops: np.ndarray, limit: int) -> bool:
-        """Whether ``ops`` on one device take longer than ``limit`` on every device, for the best ``a`` or ``b``."""
-        for row in range(len(self.slots)):
-            work = self.op_work[row][ops]
-            if (work < 0).any() or self.size[row][np.unique(self.unit[ops])].sum() > self.memory[row]:
-                continue
-            if self._window(ops, work, int(self.slots[row])) <= limit:
-                return False
-        return True
-
-    def _window(self, ops: np.ndarray, work: np.ndarray, slots: int) -> int:
-        """Largest ``a + b + work / slots`` of the ops with head >= a (b the least of their tails), or the reverse."""
-        value = 0
-        for near, far in ((self.head[ops], self.tail[ops]), (self.tail[ops], self.head[ops])):
-            order = np.argsort(-near, kind="stable")
-            done = np.cumsum(work[order])
-            value = max(value, int((near[order] + np.minimum.accumulate(far[order]) - (-done // slots)).max()))
-        return value
+def _thresholds(values: np.ndarray) -> np.ndarray:
+    """Up to 256 of the values, ascending; the least is among them."""
+    found = np.unique(values)
+    return found[np.unique(np.linspace(0, len(found) - 1, 256).astype(np.int64))]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.analysis.levels import check_feasible
+from simdev.analysis.feasible import check_feasible
 from simdev.bench.plan import Run, parse_budget, parse_rules
 from simdev.bench.provenance import circumstances
 from simdev.bench.rows import Row
@@ -171,7 +171,7 @@ def find_instance(workload: str, topology: str, rules: str, out: str) -> Instanc
 
 
 def find_bound(instance: Instance, limits: Limits) -> tuple[int, str]:
-    from simdev.analysis.levels import lower_bound
+    from simdev.analysis.bounds import lower_bound
 
     limit_process(limits)
     bound = lower_bound(load_problem(instance.workload, instance.topology, instance.rules, instance.graph_file))

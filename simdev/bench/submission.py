@@ -52,7 +52,7 @@ def submit(folder: str | os.PathLike, out: str | os.PathLike, *, name: str = "")
 
 def _score_files(files: list[Path], name: str, out: Path) -> None:
     """Rows for placement files, each simulated here, as a result folder in ``out``."""
-    from simdev.analysis.levels import lower_bound
+    from simdev.analysis.bounds import lower_bound
     from simdev.sim import simulate
 
     (out / "placements").mkdir()

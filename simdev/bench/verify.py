@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.analysis.levels import Bound, check_feasible
+from simdev.analysis.bounds import Bound
+from simdev.analysis.feasible import check_feasible
 from simdev.bench import provenance, rows, stored, workers
 from simdev.bench import run as bench
 from simdev.bench import score as leaderboard
@@ -214,7 +215,7 @@ def _bounded(row: Row, problem: Problem) -> Row:
         return replace(row, lower_bound_ns=None)
     key = problem.graph.fingerprint, problem.costs.hash, row.rules
     if key not in _BOUNDS:
-        from simdev.analysis.levels import lower_bound
+        from simdev.analysis.bounds import lower_bound
 
         _BOUNDS[key] = lower_bound(problem)
     bound = _BOUNDS[key]

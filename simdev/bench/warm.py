@@ -14,7 +14,7 @@ def warm() -> None:
     simulate(problem, tiny_placement(problem))
     simulate_many(problem, np.zeros((1, problem.graph.n_ops), np.int32))
     registry.placers()
-    from simdev.analysis.levels import lower_bound
+    from simdev.analysis.bounds import lower_bound
 
     lower_bound(problem)
 

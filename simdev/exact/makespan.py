@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simdev.analysis.levels import b_level, fastest_durations, t_level
+from simdev.analysis.transfers import NEVER_NS, least_transfers
 from simdev.errors import InvalidInput, Unsupported
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
@@ -112,7 +113,9 @@ def _serial(problem: Problem, allowed: np.ndarray) -> int:
     """Everything one after the other on the slowest device that is allowed, every tensor sent everywhere."""
     graph = problem.graph
     slowest = np.where(allowed[:, graph.unit_of_op], problem.costs.device_op_ns, 0).max(axis=0)
-    sends = problem.costs.transfer_ns.max(axis=0, initial=0).sum() * problem.topology.n_devices
+    least = least_transfers(problem)
+    slow = np.maximum(problem.costs.transfer_ns, np.where(least < NEVER_NS, least, 0))
+    sends = slow.max(axis=0, initial=0).sum() * problem.topology.n_devices
     return int(slowest.sum() + sends + problem.costs.dispatch_ns.sum()) + 1
 
 
@@ -190,7 +193,7 @@ class _Builder:
             self.end.append(end)
 
     def _transfers(self) -> None:
-        graph, costs = self.problem.graph, self.problem.costs
+        graph = self.problem.graph
         self.channel: dict[int, list] = {}
         ptr, consumers = graph.consumer_ptr.tolist(), graph.consumers.tolist()
         # Tensors of one op with the same readers leave together and are needed together: one transfer, that lasts as
@@ -198,9 +201,9 @@ class _Builder:
         alike: dict[tuple[int, ...], list[int]] = {}
         for tensor, producer in enumerate(graph.tensor_producer.tolist()):
             alike.setdefault((producer, *consumers[ptr[tensor] : ptr[tensor + 1]]), []).append(tensor)
-        in_turn = self.problem.rules.contention == "fifo"
+        in_turn, least = self.problem.rules.contention == "fifo", least_transfers(self.problem)
         for (producer, *reading), tensors in alike.items():
-            floor = costs.transfer_ns[:, tensors]
+            floor = least[:, tensors]
             length = (floor.sum(axis=1) if in_turn else floor.max(axis=1)) // self.tick
             readers: dict[int, list[int]] = {}
             for consumer in reading:

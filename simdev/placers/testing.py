@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from simdev.errors import InvalidInput, Unsupported
 from simdev.placers.budget import Budget
 from simdev.placers.placer import PlacerSpec
-from simdev.problem.costs import CostTable, transfer_durations
+from simdev.problem.costs import MAX_NS, CostTable, transfer_durations
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import CONTENTIONS, ORDERS, RUNTIMES, Problem, Rules
@@ -68,15 +70,29 @@ def random_topology(rng: np.random.Generator, max_devices: int = 5) -> Topology:
         )
         for pair in ends
     ]  # fmt: skip
+    more = rng.spawn(1)[0]  # leaves the draws of callers as they are
+    if more.random() < 0.3:
+        links = [replace(link, ranges=_random_ranges(more)) if more.random() < 0.7 else link for link in links]
     return Topology("random", tuple(devices), tuple(links), tuple(switches))
 
 
+def _random_ranges(rng: np.random.Generator) -> tuple[tuple[int, int, int], ...]:
+    """What measured links have: a latency and a bandwidth for each range of sizes, here mostly slower than the link."""
+    begins = [0, *sorted(rng.choice([3, 20, 500, 2000], int(rng.integers(0, 3)), replace=False).tolist())]
+    return tuple((begin, int(rng.choice([0, 9, 400])), int(rng.choice([10**9, 10**8, 10**6, 5]))) for begin in begins)
+
+
 def random_costs(rng: np.random.Generator, graph: ComputationGraph, topology: Topology) -> CostTable:
-    """Whole-number durations with many ties, some ops without a kernel on all kinds but the first."""
+    """Whole-number durations with many ties; some ops have a kernel on the first kind only. Now and then the transfers
+    are slower or faster than the topology says, as measured ones are."""
     longest = int(rng.choice([1, 3, 30, 10**6]))
     op_ns = rng.integers(1, longest + 1, (len(topology.kinds), graph.n_ops))
     op_ns[1:][rng.random(op_ns[1:].shape) < 0.1] = -1
     transfer_ns, pair_class = transfer_durations(graph.tensor_bytes, topology)
+    more = rng.spawn(1)[0]
+    if more.random() < 0.3:
+        scaled = transfer_ns * more.choice([1, 2, 30], transfer_ns.shape) // int(more.choice([1, 1, 3]))
+        transfer_ns = np.clip(scaled, 1, MAX_NS)
     dispatch = rng.integers(0, longest + 1, graph.n_ops) * (rng.random(graph.n_ops) < 0.7)
     return CostTable(op_ns, topology.device_kind, transfer_ns, pair_class, dispatch)
 

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from simdev.analysis.levels import average_durations, b_level
+from simdev.analysis.transfers import MAX_FAIR_BYTES
 from simdev.errors import InvalidInput
 from simdev.problem.problem import CONTENTIONS, ORDERS, Problem, Rules
 from simdev.sim.kernels.state import FAIR_LOOP, FIFO_LOOP, GENERAL_LOOP, IN_ORDER_LOOP, PRIORITY_LOOP, Inputs
@@ -14,7 +15,6 @@ from simdev.sim.kernels.state import FAIR_LOOP, FIFO_LOOP, GENERAL_LOOP, IN_ORDE
 MAX_TIME_NS = 1 << 62
 MAX_KEY_TIME_NS = (1 << 43) - 1  # a time below it and an op number share one key
 MAX_KEY_INPUTS = (1 << 20) - 1  # so do a time and the number of inputs that an op misses
-MAX_FAIR_BYTES = 8 << 30  # bytes * 1e9 must fit in 63 bits
 MAX_FAIR_RATE = 1 << 58
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from drawn import chain, machine, problem
 
+from simdev.analysis.bounds import lower_bound, lower_bounds
 from simdev.analysis.levels import (
     average_durations,
     average_transfers,
@@ -12,8 +13,6 @@ from simdev.analysis.levels import (
     critical_path,
     fastest_durations,
     levels,
-    lower_bound,
-    lower_bounds,
     t_level,
 )
 from simdev.placers.testing import random_graph, random_placement, random_problem

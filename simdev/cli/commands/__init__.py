@@ -139,7 +139,7 @@ def run_placer(problem, entry: str, evaluations: int, seed: int, **more):
     """The placement that the placer ``entry``, with ``more`` parameters, finds within ``evaluations`` simulations."""
     import numpy as np
 
-    from simdev.analysis.levels import check_feasible
+    from simdev.analysis.feasible import check_feasible
     from simdev.placers import registry
     from simdev.placers.budget import Budget
 

@@ -156,7 +156,7 @@ def bound(
     as_json: JsonOption = False,
 ) -> None:
     """A step time that no placement can beat."""
-    from simdev.analysis.levels import lower_bounds
+    from simdev.analysis.bounds import lower_bounds
 
     problem = build_problem(graph, topology, order, contention, runtime, costs)
     proven = [] if seconds is None else [solver_bound(problem, seconds)]
@@ -174,7 +174,8 @@ def bound(
 def solver_bound(problem, seconds: float):
     """The bound that CP-SAT proves for the whole graph by the clock: bench rows, which must be the same anywhere, have
     none of these."""
-    from simdev.analysis.levels import Bound, check_feasible
+    from simdev.analysis.bounds import Bound
+    from simdev.analysis.feasible import check_feasible
     from simdev.exact.makespan import solve_makespan
 
     most = 3000

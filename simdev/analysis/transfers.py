@@ -1,0 +1,203 @@
+"""What transfers add to the bounds on the step time: ops whose tensors are too expensive to send share a device, and
+that device needs its time for all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.problem.problem import Problem
+
+STEPS = 24  # bisections: the bound is found to the relative accuracy of 2^-24 of the range
+MOST = 1024  # ops that are considered around each op; with fewer, the bound is weaker and still valid
+NEVER_NS = 1 << 60  # no route
+MAX_FAIR_BYTES = 8 << 30  # bytes * 1e9 fits 63 bits (R4)
+
+
+def least_transfers(problem: Problem) -> np.ndarray:
+    """int64 ``(c, m)``: for each class of routes in the cost table, the least time in ns in which each tensor passes,
+    whatever the placement.
+
+    Under ``fifo`` and ``none`` (R4) these are the durations of the cost table. Under ``fair`` the cost table is not
+    used: a transfer takes the summed latency of its route, and then its bytes at a rate that never exceeds the capacity
+    of any channel of the route. If links have ``ranges``, the cost table can be slower than that.
+    """
+    graph, costs, topology = problem.graph, problem.costs, problem.topology
+    if problem.rules.contention != "fair":
+        return costs.transfer_ns
+    ptr, route = topology.route_csr
+    capacity = np.array([channel[3] for channel in topology.channels], np.int64)
+    kinds = set()
+    for pair in np.flatnonzero((costs.pair_class.ravel() >= 0) & (np.diff(ptr) > 0)):
+        rate = capacity[route[ptr[pair] : ptr[pair + 1]]].min()
+        kinds.add((costs.pair_class.flat[pair], topology.pair_latency_ns.flat[pair], rate))
+    least = np.full_like(costs.transfer_ns, NEVER_NS)
+    size = np.minimum(graph.tensor_bytes, MAX_FAIR_BYTES)  # the simulator refuses larger ones
+    for number, latency, rate in kinds:
+        least[number] = np.minimum(least[number], np.maximum(latency - (-size * 10**9 // rate), 1))
+    return least
+
+
+def gathered(
+    problem: Problem, head: np.ndarray, tail: np.ndarray, fastest: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Heads and tails, int64 ``(n,)`` in ns, that count transfers: no op starts before its head, and at least its tail
+    passes between its end and the end of the step. ``head`` and ``tail`` are those without transfers
+    (:func:`simdev.analysis.levels.t_level`); ``fastest`` are the durations on the fastest device.
+
+    *Argument.* Suppose that op ``v`` starts by ``t``. Each ancestor of ``v`` is on ``v``'s device or on another one.
+    For either case it has an earliest start and a least time from its end to ``v``'s start: a neighbour on the same
+    side may follow at once, a neighbour on the other side follows after the quickest transfer at least (the ops that
+    are not with ``v`` may be on one device or on many), and if the neighbour's side is open, the lesser of the two
+    counts. If start, duration and rest exceed ``t`` for one side, the ancestor is on the other side. If they exceed
+    ``t`` for both sides, ``v`` cannot start by ``t``. Nor can it if no device has kernels and memory for all ops that
+    must be with ``v``, and time to run them in turn, each between its earliest start and its rest. Bisection finds the
+    least ``t`` that is not refuted, or a little less. In topological order this gives the heads, in the reversed graph
+    the tails.
+
+    After Papadimitriou and Yannakakis, "Towards an architecture-independent analysis of parallel algorithms", SIAM J.
+    Comput. 1990, where all transfers have one delay.
+    """
+    model = _Alike(problem)
+    source, target, tensor = problem.graph.edge_source, problem.graph.consumers, problem.graph.edge_tensor
+    last = problem.graph.n_ops - 1
+    heads = _gather(model, head, fastest, source, target, tensor, slice(None))
+    tails = _gather(model, tail, fastest, last - target, last - source, tensor, slice(None, None, -1))
+    return heads, tails
+
+
+def _gather(model: _Alike, head, fastest, source, target, tensor, way: slice) -> np.ndarray:
+    from simdev.analysis.arrivals import raise_heads
+
+    order = np.lexsort((source, target))
+    first_input = np.searchsorted(target[order], np.arange(len(head) + 1))
+    head = head[way].copy()
+    raise_heads(
+        head, np.ascontiguousarray(fastest[way]), first_input.astype(np.int64), source[order].astype(np.int64),
+        model.quickest[tensor[order]].astype(np.int64), np.ascontiguousarray(model.unit[way]).astype(np.int64),
+        np.ascontiguousarray(model.op_work[:, way]), np.ascontiguousarray(model.op_size[:, way]), model.slots,
+        model.memory, MOST,
+    )  # fmt: skip
+    return head[way].copy()
+
+
+def stay_or_send(problem: Problem, head: np.ndarray, below: np.ndarray, fastest: np.ndarray, known: int) -> int:
+    """A bound on the step time in ns, at least ``known``, which is a bound already proven.
+
+    ``head`` int64 ``(n,)``: no op starts earlier. ``below``: at least so much passes from an op's start to the end of
+    the step. ``fastest``: durations on the fastest device.
+
+    *Argument.* Suppose that a placement takes at most ``T``. If op ``v`` reads a tensor of op ``u`` on another device,
+    the tensor arrives no sooner than ``head(u) + fastest(u) + its least transfer``, and ``below(v)`` follows. If the
+    sum exceeds ``T``, ``u`` and ``v`` share a device, as the ops of a colocation group do. Let ``C`` be a set of ops
+    that are tied together in this way. Its device runs those with ``head >= a`` and ``tail >= b`` between ``a`` and ``T
+    - b``; so ``a + b`` plus their work there, divided by the slots, is at most ``T``. The placement does not exist if
+    this fails on every device with kernels for all of ``C`` and memory for its persistent bytes, or if more sets than
+    there are slots take more than half of ``T`` each. A larger ``T`` ties less and allows more, so bisection finds the
+    least ``T`` that is not refuted.
+    """
+    alternatives = _Refuter(problem, head, below, fastest)
+    low, high = known, alternatives.serial_ns
+    if high <= low or not alternatives.refutes(low):
+        return low
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        if middle == low:
+            break
+        if alternatives.refutes(middle):
+            low = middle
+        else:
+            high = middle
+    return low + 1  # low is refuted
+
+
+class _Alike:
+    """Devices that are alike as types, the work and persistent bytes of each op on them, and the least transfer of each
+    tensor."""
+
+    def __init__(self, problem: Problem):
+        graph, costs, topology = problem.graph, problem.costs, problem.topology
+        classes = np.unique(costs.pair_class[~np.eye(topology.n_devices, dtype=bool)])
+        classes, least = classes[classes >= 0], least_transfers(problem)
+        self.quickest = least[classes].min(axis=0) if len(classes) else np.full(graph.n_tensors, NEVER_NS)
+        slots = np.ones_like(topology.slots) if problem.rules.runtime == "eager" else topology.slots
+        alike = np.stack([costs.device_row, topology.memory_bytes, slots, topology.granularity], axis=1)
+        first = np.unique(alike, axis=0, return_index=True)[1]
+        self.slots, self.memory = slots[first].astype(np.int64), topology.memory_bytes[first]
+        self.all_slots = int(slots.sum())
+        self.op_work, self.work = costs.device_op_ns[first], problem.unit_op_ns[first]
+        grain = topology.granularity[first][:, None]
+        self.op_size = -(-graph.op_persistent_bytes // grain) * grain
+        self.unit, self.n_units = graph.unit_of_op, graph.n_units
+
+
+class _Refuter(_Alike):
+    def __init__(self, problem: Problem, head: np.ndarray, below: np.ndarray, fastest: np.ndarray):
+        super().__init__(problem)
+        graph, unit = problem.graph, self.unit
+        source, target = graph.edge_source, graph.consumers
+        sent = head[source] + fastest[source] + self.quickest[graph.edge_tensor] + below[target]
+        apart = unit[source] != unit[target]
+        self.source, self.target, self.sent = unit[source[apart]], unit[target[apart]], sent[apart]
+        order = np.argsort(-self.sent, kind="stable")
+        self.source, self.target, self.sent = self.source[order], self.target[order], self.sent[order]
+        self.size = np.zeros((len(self.slots), graph.n_units), np.int64)
+        for row, sizes in enumerate(self.op_size):
+            np.add.at(self.size[row], unit, sizes)
+        self.head, self.tail = head, below - fastest
+        self.unit_head = np.full(graph.n_units, np.iinfo(np.int64).max)
+        self.unit_tail = self.unit_head.copy()
+        np.minimum.at(self.unit_head, unit, self.head)
+        np.minimum.at(self.unit_tail, unit, self.tail)
+        # Beyond this T nothing is tied.
+        self.serial_ns = int(self.sent.max(initial=0)) + int(np.maximum(self.work, 0).max(axis=0).sum())
+
+    def refutes(self, limit: int) -> bool:
+        """Whether no placement takes at most ``limit`` ns."""
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        tied = int(np.searchsorted(-self.sent, -limit, side="left"))  # the edges with sent > limit come first
+        shape = (self.n_units, self.n_units)
+        arcs = coo_array((np.ones(tied, np.int8), (self.source[:tied], self.target[:tied])), shape)
+        count, label = connected_components(arcs, directed=False)
+        least = np.full(count, np.iinfo(np.int64).max)  # time of each set on its best device, per slot
+        first = least.copy()
+        last = least.copy()
+        np.minimum.at(first, label, self.unit_head)
+        np.minimum.at(last, label, self.unit_tail)
+        possible = np.zeros(count, bool)
+        for row in range(len(self.slots)):
+            time, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
+            np.add.at(time, label, np.maximum(self.work[row], 0))
+            np.add.at(size, label, self.size[row])
+            barred = size > self.memory[row]
+            barred[label[self.work[row] < 0]] = True
+            share = -(-time // self.slots[row])
+            least[~barred] = np.minimum(least[~barred], share[~barred])
+            possible |= ~barred & (share + first + last <= limit)
+        if not possible.all():
+            return True
+        whole = self.slots.max() == 1
+        if whole and np.count_nonzero(2 * least > limit) > self.all_slots:
+            return True
+        largest = np.argsort(-least, kind="stable")[:4]
+        return any(self._late(np.flatnonzero((label == number)[self.unit]), limit) for number in largest)
+
+    def _late(self, ops: np.ndarray, limit: int) -> bool:
+        """Whether ``ops`` on one device take longer than ``limit`` on every device, for the best ``a`` or ``b``."""
+        for row in range(len(self.slots)):
+            work = self.op_work[row][ops]
+            if (work < 0).any() or self.size[row][np.unique(self.unit[ops])].sum() > self.memory[row]:
+                continue
+            if self._window(ops, work, int(self.slots[row])) <= limit:
+                return False
+        return True
+
+    def _window(self, ops: np.ndarray, work: np.ndarray, slots: int) -> int:
+        """Largest ``a + b + work / slots`` of the ops with head >= a (b the least of their tails), or the reverse."""
+        value = 0
+        for near, far in ((self.head[ops], self.tail[ops]), (self.tail[ops], self.head[ops])):
+            order = np.argsort(-near, kind="stable")
+            done = np.cumsum(work[order])
+            value = max(value, int((near[order] + np.minimum.accumulate(far[order]) - (-done // slots)).max()))
+        return value

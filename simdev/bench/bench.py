@@ -135,8 +135,8 @@ class _Session:
 
     An instance is loaded, then bounded; a placer is warmed up, one at a time, because processes that compile the same
     function at the same time would spoil each other's cache. A run starts as soon as its instance has a bound and its
-    placer is warm, while other placers are still warming up. Placers without searches are warmed up first: most of
-    them compile nothing.
+    placer is warm, while other placers are still warming up. Placers that do not search come first, because most of
+    them compile nothing and end in a moment; learned placers come last.
     """
 
     def __init__(self, runs, results: Results, pool: Pool, submit: Submit, jobs: int, limits: Limits, retry, observer):
@@ -174,7 +174,7 @@ class _Session:
             if run.instance == name and not self._held(run):
                 self.estimate.expect(run, instance.n_ops)
                 if run.entry not in self.warm:
-                    (self.cold if _needs_warm_up(run.entry) else self.warm).add(run.entry)
+                    self.cold.add(run.entry)
         known = self.results.bounds.get(instance.problem)
         if not instance.cost_hash:
             self._bounded(name, None, "", keep=False)
@@ -225,6 +225,9 @@ class _Session:
         entry = min(self.cold, key=_warm_order)
         self.cold.remove(entry)
         self.warming = True
+        if not _needs_warm_up(entry):
+            self._warmed(entry)
+            return
         rank = (0,) if self.jobs > 1 else (2,)  # beside the runs of other placers, or after them
         limit = min(WARM_UP_S, self.limits.seconds)
         task = self.pool.schedule(warm_one, (entry, self.limits), timeout=limit, rank=rank)
@@ -282,4 +285,4 @@ def _needs_warm_up(entry: str) -> bool:
 
 def _warm_order(entry: str) -> tuple:
     spec, _ = registry.find_placer(entry)
-    return (spec.searches, entry)
+    return (spec.learner is not None, spec.searches, entry)

@@ -8,19 +8,19 @@ import pkgutil
 import sys
 
 from simdev.cli import commands
+from simdev.cli.app import EXAMPLES, app
 from simdev.errors import SimdevError
 
 for _found in pkgutil.iter_modules(commands.__path__):
     importlib.import_module(f"simdev.cli.commands.{_found.name}")
 
-app = commands.app
 # The first screen of help has room for what most users need; the rest is named below it.
 _more = ", ".join(sorted(found.name for found in app.registered_commands if found.hidden and found.name))
-app.info.epilog = f"More commands, each with --help: {_more}.\n\n{commands.EXAMPLES}"
+app.info.epilog = f"More commands, each with --help: {_more}.\n\n{EXAMPLES}"
 
 
 def main() -> None:
-    """Entry point: errors of the user's input are one line on stderr and exit code 2; Ctrl-C is 130."""
+    """Entry point. A mistake in the input is one line on stderr with exit code 2; an interruption exits with 130."""
     try:
         app()
     except SimdevError as error:

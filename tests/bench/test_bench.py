@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simdev.bench import rows, verify, workers
-from simdev.bench import run as bench
-from simdev.bench import score as leaderboard
+from simdev.bench import rows, score, verify, workers
 from simdev.bench.bench import Observer, locked
 from simdev.bench.bench import bench as execute_all
 from simdev.bench.journal import journal_line
 from simdev.bench.plan import BUDGETS, Run, plan, time_limit
+from simdev.bench.run import Instance, execute, load_problem
 from simdev.bench.workers import Limits
 from simdev.errors import InvalidInput, UnknownName
 from simdev.files import TEMPORARY
@@ -309,12 +308,12 @@ def test_seeds_differ(folder):
 
 def test_a_row_can_be_made_alone(folder, graphs):
     row = next(r for r in rows.read_rows(folder / "results.csv") if r.placer.endswith("walk"))
-    problem = bench.load_problem(row.workload, row.topology, row.rules)
-    instance = bench.Instance(
+    problem = load_problem(row.workload, row.topology, row.rules)
+    instance = Instance(
         row.workload, row.topology, row.rules, problem.graph.fingerprint, problem.costs.hash, 12, None,
         row.lower_bound_ns, row.bound_method,
     )  # fmt: skip
-    assert bench.execute(Run(*row.key), instance).row.digest == row.digest
+    assert execute(Run(*row.key), instance).row.digest == row.digest
 
 
 # resume
@@ -513,7 +512,7 @@ def alter(folder, tmp_path, which, column, value, *, forge):
         table[which]["digest"] = rows.parse_row(table[which], path, 0).digest
     rows.write_csv(path, rows.COLUMNS, table)
     if forge:
-        leaderboard.write(copy, rows.read_rows(path))
+        score.write(copy, rows.read_rows(path))
     return copy
 
 

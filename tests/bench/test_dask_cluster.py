@@ -8,13 +8,13 @@ import pytest
 from test_bench import LIMITS, ODD, make_graph
 
 from simdev.bench import rows
-from simdev.bench import run as bench
 from simdev.bench.bench import Observer
 from simdev.bench.bench import bench as execute_all
 from simdev.bench.dask_cluster import dask_backend, dask_simulator, execute_apart
 from simdev.bench.plan import plan
+from simdev.bench.run import find_instance
 from simdev.bench.workers import Limits
-from simdev.cli.commands import build_problem
+from simdev.cli.problems import build_problem
 from simdev.errors import InvalidInput
 from simdev.placers.registry import find_placer
 
@@ -115,7 +115,7 @@ def test_another_simdev_on_a_worker_is_refused(cluster, tmp_path, monkeypatch):
 def test_limits_hold_on_a_worker(tmp_path, name, status):
     graph = make_graph(tmp_path / "small.npz")
     (run,) = plan([graph], ["p100x2"], [f"{ODD}:{name}"], budget="evaluations=1")
-    instance = bench.find_instance(*run.instance, str(tmp_path))
+    instance = find_instance(*run.instance, str(tmp_path))
     limits = Limits(5 if status == "timeout" else 300, 1 << 30)
     outcome = execute_apart(run, instance, limits, Path(instance.graph_file).read_bytes(), os.getcwd())
     assert outcome.row.status == status and outcome.row.error

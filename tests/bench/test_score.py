@@ -2,8 +2,7 @@ import math
 
 import pytest
 
-from simdev.bench import rows
-from simdev.bench import score as leaderboard
+from simdev.bench import rows, score
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput
 from simdev.report import summary as board
@@ -24,7 +23,7 @@ TWO = [
 
 
 def lines(found):
-    return {(line["workload"], line["placer"]): line for line in leaderboard.leaderboard(found)}
+    return {(line["workload"], line["placer"]): line for line in score.leaderboard(found)}
 
 
 def test_gap_ratios_and_ranks_by_hand():
@@ -47,13 +46,13 @@ def test_runs_without_a_score_have_no_numbers():
 def test_gaps_by_hand():
     rows = [row("a", "x", 2_000_000, bound=1_000_000, bound_method="load"), row("a", "y", 1_500_000, bound=1_000_000)]
     rows += [row("b", "x", bound=3_000_000), row("b", "y", status="timeout", bound=None)]
-    first, second = leaderboard.gaps(rows)
+    first, second = score.gaps(rows)
     assert list(first.values()) == ["a", "t", "fifo/fifo/dataflow", "y", "1.500", "1.000", "load", "50.0%"]
     assert list(second.values()) == ["b", "t", "fifo/fifo/dataflow", "", "", "3.000", "", ""]
 
 
 def test_ranking_by_hand():
-    found = {line["placer"]: line for line in leaderboard.ranking(TWO)}
+    found = {line["placer"]: line for line in score.ranking(TWO)}
     expected = {"expert": math.sqrt(1.25), "new": math.sqrt(10), "single-gpu": math.sqrt(2.5 * 10)}
     for placer, mean in expected.items():
         assert found[placer]["geomean_ratio_to_best"] == f"{mean:.4f}"
@@ -65,14 +64,14 @@ def test_ranking_by_hand():
 @pytest.mark.parametrize("replacement", [None, row("b", "expert"), row("b", "expert", status="error")])
 def test_leaving_out_or_failing_a_run_never_improves_a_mean(replacement):
     worse = [r for r in TWO if (r.workload, r.placer) != ("b", "expert")] + ([replacement] if replacement else [])
-    mean = {line["placer"]: float(line["geomean_ratio_to_best"]) for line in leaderboard.ranking(TWO)}
-    then = {line["placer"]: float(line["geomean_ratio_to_best"]) for line in leaderboard.ranking([*worse, TWO[0]])}
+    mean = {line["placer"]: float(line["geomean_ratio_to_best"]) for line in score.ranking(TWO)}
+    then = {line["placer"]: float(line["geomean_ratio_to_best"]) for line in score.ranking([*worse, TWO[0]])}
     assert then["expert"] > mean["expert"]
 
 
 def test_a_very_slow_run_counts_like_a_failure():
     slow, failed = ([row("a", "x", 10), row("a", "y", step)] for step in (10_000, None))
-    means = [{line["placer"]: line["geomean_ratio_to_best"] for line in leaderboard.ranking(r)} for r in (slow, failed)]
+    means = [{line["placer"]: line["geomean_ratio_to_best"] for line in score.ranking(r)} for r in (slow, failed)]
     assert means[0] == means[1] == {"x": "1.0000", "y": "10.0000"}
 
 
@@ -91,7 +90,7 @@ def test_equal_times_share_a_rank():
 
 
 def test_budgets_rank_apart_but_share_the_best_known():
-    found = leaderboard.leaderboard([row("a", "x", 10), row("a", "x", 5, budget="evaluations=2")])
+    found = score.leaderboard([row("a", "x", 10), row("a", "x", 5, budget="evaluations=2")])
     assert [(line["rank"], line["ratio_to_best"]) for line in found] == [("1", "2.0000"), ("1", "1.0000")]
 
 
@@ -155,7 +154,7 @@ def test_compare_tells_better_from_worse(tmp_path):
     for name, found in (("before", TWO), ("after", after)):
         (tmp_path / name).mkdir()
         rows.write_rows(tmp_path / name / "results.csv", found)
-    found = leaderboard.compare(tmp_path / "before", tmp_path / "after")
+    found = score.compare(tmp_path / "before", tmp_path / "after")
     assert [(line["workload"], line["placer"], line["verdict"], line["change"]) for line in found] == [
         ("a", "expert", "worse", "0.5000"),
         ("a", "new", "better", "-0.5000"),

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from simdev.bench import rows
-from simdev.bench import score as leaderboard
+from simdev.bench import rows, score
 from simdev.bench.verify import verify
 
 FOLDER = Path(__file__).parents[2] / "leaderboard" / "standard"
@@ -40,10 +39,10 @@ def result_table(text):
 def expected_lines(workloads, topology="p100x4"):
     """The lines of such a table as they follow from the rows: step times in ms, mean ratio to the best, what fits."""
     found = rows.read_rows(FOLDER / "results.csv")
-    case = {(line["workload"], line["placer"]): line for line in leaderboard.leaderboard(found)
+    case = {(line["workload"], line["placer"]): line for line in score.leaderboard(found)
             if line["topology"] == topology and line["params"] == "{}"}  # fmt: skip
     lines = {}
-    for place in leaderboard.ranking(found):
+    for place in score.ranking(found):
         name = place["placer"]
         cells = [milliseconds(case[workload, name], "step_time_s") for workload in workloads]
         cells += [f"{float(place['geomean_ratio_to_best']):.3f}", f"{place['solved']}/{place['instances']}"]

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from simdev.bench import rows
-from simdev.bench import score as leaderboard
+from simdev.bench import rows, score
 from simdev.bench.journal import CURVES
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, UnknownName
@@ -22,7 +21,7 @@ def row(placer, step_ns, *, seed=0, evaluations=10, seconds=2.0, topology="t", b
 
 def folder(tmp_path, found, curves):
     rows.write_rows(tmp_path / "results.csv", found)
-    leaderboard.write(tmp_path, found)
+    score.write(tmp_path, found)
     lines = [
         dict(zip(CURVES, (*key, used, f"{seconds:.3f}", rows.seconds_text(ns)), strict=True))
         for key, points in curves.items() for used, seconds, ns in points

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from simdev.bench.bench import Observer
 from simdev.bench.rows import Row
-from simdev.bench.run import Observer
 from simdev.errors import UnknownName
 from simdev.studies.reproduce import gdp, mirhoseini, placeto, reproduce, stats
 from simdev.studies.reproduce.lab import Case, Found, Lab

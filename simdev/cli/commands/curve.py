@@ -1,4 +1,4 @@
-"""curve: how placers' results came with evaluations and seconds."""
+"""``simdev curve``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.commands import JsonOption, command, in_a_folder, print_table
+from simdev.cli.app import command
+from simdev.cli.options import JsonOption, in_a_folder
+from simdev.cli.tables import print_table
 
 
 @command("curve")
@@ -16,16 +18,17 @@ def curve(
     folder: Annotated[Path, typer.Argument(help="Result folder of a bench.")],
     workload: Annotated[str, typer.Option("--workload", "-w", help="Workload, as in the results.")],
     topology: Annotated[str, typer.Option("--topology", "-t", help="Topology, as in the results.")],
-    budget: Annotated[
-        str | None, typer.Option("--budget", "-b", help="Budget, where the results hold several.")
-    ] = None,
+    budget: Annotated[str | None, typer.Option("--budget", "-b", help="Budget, if the results hold several.")] = None,
     placer: Annotated[list[str] | None, typer.Option("--placer", "-p", help="Placer id (default: all).")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Draw it (PNG, SVG or PDF).", callback=in_a_folder)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What each placer's search cost on a case; quality against evaluations and against seconds, drawn."""
+    """Show how good each search was after how much work.
+
+    Step time against evaluations and against seconds, as a table and (with --out) as a picture.
+    """
     from simdev.report.curve import HEADER, draw, searches, table
 
     found = searches(folder, workload, topology, budget=budget, placers=placer or ())

@@ -1,15 +1,20 @@
-"""doctor: the state of this installation."""
+"""``simdev doctor``."""
 
 from __future__ import annotations
 
 import json
 
-from simdev.cli.commands import JsonOption, command
+from simdev.cli.app import command
+from simdev.cli.options import JsonOption
 
 
 @command("doctor")
 def doctor(as_json: JsonOption = False) -> None:
-    """What is installed, which placers and solvers work here and why not, and the cache of compiled kernels."""
+    """Check this installation.
+
+    Lists the installed packages, the placers and solvers that cannot run here with the reason, and the cache of
+    compiled kernels.
+    """
     from simdev.cli.doctor import diagnose, report
 
     found = diagnose()

@@ -1,33 +1,18 @@
-"""execute, profile, compare-real, measured: placements on the devices of this computer."""
+"""``simdev execute``."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from simdev.cli.commands import (
-    JsonOption,
-    Order,
-    OrderOption,
-    PlacerOption,
-    command,
-    in_a_folder,
-    positive,
-    print_table,
-    run_placer,
-)
+from simdev.cli.app import command
+from simdev.cli.options import JsonOption, Order, OrderOption, PlacerOption, in_a_folder, positive
+from simdev.cli.problems import run_placer
+from simdev.cli.steps import MachineArgument, RepeatsOption, SeedOption, SmallOption, StepArgument
 from simdev.errors import InvalidInput
-
-StepArgument = Annotated[str, typer.Argument(help="Workload id, or my_model.py:make_step.")]
-MachineArgument = Annotated[str, typer.Argument(help="Topology of this computer (simdev profile writes one).")]
-SmallOption = Annotated[bool, typer.Option("--small", help="Use a size at which a step takes 0.1 to 2 s on one core.")]
-RepeatsOption = Annotated[int, typer.Option(help="Number of measured steps.")]
-SeedOption = Annotated[int, typer.Option(help="Seed of the parameters, the batch and the placements.")]
-FolderOption = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.", callback=in_a_folder)]
 
 
 @command("execute")
@@ -74,75 +59,3 @@ def execute(
         print(line)
     if trace is not None:
         print(f"{trace}: open it at https://ui.perfetto.dev")
-
-
-@command("profile", hidden=True)
-def profile(
-    out: FolderOption,
-    steps: Annotated[list[str] | None, typer.Argument(help="Workload ids, or my_model.py:make_step.")] = None,
-    ops: Annotated[
-        Path | None,
-        typer.Option(help="Cost table, or text with one op signature per line: measure these ops, each alone."),
-    ] = None,
-    device: Annotated[
-        list[str] | None,
-        typer.Option("--device", help="cpu:CORE or cuda:GPU; may be repeated. cpu and cuda name the first of each."),
-    ] = None,
-    repeats: RepeatsOption = 10,
-    small: SmallOption = False,
-    seed: SeedOption = 0,
-) -> None:
-    """Measure ops and transfers on this computer; writes a topology file and a cost table."""
-    from simdev.measure.profiles import profile_file, profile_machine
-    from simdev.measure.programs import workers_named
-
-    positive(repeats, "--repeats")
-    if bool(steps) == (ops is not None):
-        raise InvalidInput("give either steps or --ops")
-    workers = workers_named(device or ["cpu"])
-    if ops is None:
-        found, left_out = profile_machine(steps, workers, out, repeats=repeats, small=small, seed=seed), []
-    else:
-        found, left_out = profile_file(ops, workers, out, repeats=repeats, seed=seed)
-    for line in found:
-        print(line)
-    for line in left_out:
-        print(line, file=sys.stderr)
-
-
-@command("compare-real", hidden=True)
-def compare_real(
-    step: StepArgument,
-    machine: MachineArgument,
-    out: FolderOption,
-    placements: Annotated[int, typer.Option(help="Number of placements.")] = 40,
-    repeats: RepeatsOption = 10,
-    rounds: Annotated[int, typer.Option(help="Number of rounds; each runs all placements in another order.")] = 1,
-    small: SmallOption = False,
-    seed: SeedOption = 0,
-) -> None:
-    """Simulate and run many placements of a step on this computer, and report how far apart the two are."""
-    from simdev.measure.compare import compare_placements
-    from simdev.measure.report import report
-
-    for value, option in ((placements, "--placements"), (repeats, "--repeats"), (rounds, "--rounds")):
-        positive(value, option)
-    compare_placements(
-        step, machine, out, placements=placements, repeats=repeats, rounds=rounds, seed=seed, small=small
-    )
-    lines = report([out], out)
-    print_table(list(lines[0]), [list(line.values()) for line in lines])
-    print(f"{out / 'report.md'}, {out / 'scatter.png'}")
-
-
-@command("measured", hidden=True)
-def measured(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that simdev compare-real wrote.")],
-    out: FolderOption,
-) -> None:
-    """Write one report, with pictures, over several comparisons with real runs."""
-    from simdev.measure.report import report
-
-    lines = report(folders, out)
-    print_table(list(lines[0]), [list(line.values()) for line in lines])
-    print(f"{out / 'report.md'}, {out / 'figures.csv'}, {out / 'scatter.png'}, {out / 'parts.png'}")

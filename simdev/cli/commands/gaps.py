@@ -1,4 +1,4 @@
-"""gaps: how far the best placement of each instance is from its proven bound."""
+"""``simdev gaps``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.commands import JsonOption, command
+from simdev.cli.app import command
+from simdev.cli.options import JsonOption
 
 
 @command("gaps", hidden=True)
@@ -16,15 +17,14 @@ def gaps(
     folder: Annotated[Path, typer.Argument(help="Result folder of a bench.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Print, for each workload on each machine, the best step time, the proven bound and the gap between them."""
-    from simdev.bench import rows
-    from simdev.bench import score as leaderboard
+    """Print the gap between best result and proven bound, for each case."""
+    from simdev.bench import rows, score
 
-    found = leaderboard.gaps(rows.read_rows(folder / "results.csv"))
+    found = score.gaps(rows.read_rows(folder / "results.csv"))
     if as_json:
         print(json.dumps(found, indent=1))
         return
-    print("| " + " | ".join(leaderboard.GAPS) + " |")
-    print("|" + "---|" * len(leaderboard.GAPS))
+    print("| " + " | ".join(score.GAPS) + " |")
+    print("|" + "---|" * len(score.GAPS))
     for line in found:
         print("| " + " | ".join(line.values()) + " |")

@@ -1,4 +1,4 @@
-"""leaderboard: the board of a result folder, as text or as a page."""
+"""``simdev leaderboard``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.commands import JsonOption, command, in_a_folder
+from simdev.cli.app import command
+from simdev.cli.board import print_board
+from simdev.cli.options import JsonOption, in_a_folder
 
 
 @command("leaderboard")
@@ -17,10 +19,8 @@ def leaderboard(
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.", callback=in_a_folder)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the leaderboard of a result folder, or write it as a page."""
-    from simdev.bench import rows
-    from simdev.bench import score as leaderboard
-    from simdev.cli.commands.bench import print_board
+    """Print a leaderboard, or write it as a page."""
+    from simdev.bench import rows, score
 
     if html is not None:
         from simdev.report.page import write_page
@@ -30,8 +30,6 @@ def leaderboard(
         return
     found = rows.read_rows(folder / "results.csv")
     if as_json:
-        print(
-            json.dumps({"ranking": leaderboard.ranking(found), "leaderboard": leaderboard.leaderboard(found)}, indent=1)
-        )
+        print(json.dumps({"ranking": score.ranking(found), "leaderboard": score.leaderboard(found)}, indent=1))
         return
     print_board(found, folder)

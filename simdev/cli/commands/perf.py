@@ -1,4 +1,4 @@
-"""perf: the engines, timed."""
+"""``simdev perf``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.commands import OutOption, command, positive, print_table
+from simdev.cli.app import command
+from simdev.cli.options import OutOption, positive
+from simdev.cli.tables import print_table
 
 
 @command("perf", hidden=True)
 def perf(
     ops: Annotated[list[int] | None, typer.Option("--ops", help="About how many ops a graph has.")] = None,
     topology: Annotated[str, typer.Option("--topology", "-t", help="Topology name or TOML file.")] = "p100x4",
-    rounds: Annotated[int, typer.Option(help="How often each is timed; the least counts.")] = 3,
+    rounds: Annotated[int, typer.Option(help="How many times each is timed; the shortest time counts.")] = 3,
     out: OutOption = Path("perf"),
 ) -> None:
     """Time the engines side by side on graphs shaped like training steps; write perf.csv and perf.png."""

@@ -1,4 +1,4 @@
-"""reproduce: the papers' experiments."""
+"""``simdev reproduce``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.commands import command
+from simdev.cli.app import command
 
 
 @command("reproduce", hidden=True)
@@ -18,7 +18,10 @@ def reproduce(
     ] = None,
     scale: Annotated[str, typer.Option(help="tiny (seconds), small (as committed) or full (hours).")] = "small",
 ) -> None:
-    """Make an experiment of a paper again: tables, pictures and a report; stopped at any time, it goes on."""
+    """Repeat an experiment of a paper: tables, pictures and a report.
+
+    If the command is interrupted, the same command resumes it.
+    """
     from simdev.cli import progress
     from simdev.studies.reproduce import reproduce as make
 

@@ -1,4 +1,4 @@
-"""``simdev simulate-plan``: a step of a training job on a cluster, without the cluster."""
+"""``simdev simulate-plan``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.commands import JsonOption, command, in_a_folder, print_table
+from simdev.cli.app import command
+from simdev.cli.options import JsonOption, in_a_folder
+from simdev.cli.tables import print_table
 
 
 @command("simulate-plan")
@@ -27,7 +29,7 @@ def simulate_plan(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Step time, tokens/s, MFU and memory of a parallel training job.
+    """Predict speed and memory of a parallel training job.
 
     The program of one rank of each pipeline stage is captured from PyTorch on a fake process group; no GPU is needed.
     The first capture of a model takes up to two minutes; it is kept.

@@ -1,4 +1,4 @@
-"""submit: results for others to judge."""
+"""``simdev submit``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.commands import OutOption, command
+from simdev.cli.app import command
+from simdev.cli.options import OutOption
 
 
 @command("submit")
@@ -16,7 +17,10 @@ def submit(
     out: OutOption,
     name: Annotated[str, typer.Option(help="Name of the placer, for placement files.")] = "",
 ) -> None:
-    """Pack results or placements into one archive, which simdev verify judges without running anybody's code."""
+    """Pack results or placements into one archive.
+
+    simdev verify checks such an archive without running any code of its author.
+    """
     from simdev.bench.submission import submit as pack
 
     print(f"{out}: {pack(folder, out, name=name)} rows; simdev verify {out} recomputes them")

@@ -1,4 +1,4 @@
-"""train: a policy of a learned placer, for `simdev place --policy`."""
+"""``simdev train``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.commands import Backend, BackendOption, SchedulerOption, build_problem, command, positive, use_dask
+from simdev.cli.app import command
+from simdev.cli.options import Backend, BackendOption, SchedulerOption, positive, use_dask
+from simdev.cli.problems import build_problem
 from simdev.errors import InvalidInput
 
 SECONDS_BETWEEN_LINES = 2.0
@@ -27,9 +29,12 @@ def train(
     backend: BackendOption = Backend.local,
     scheduler: SchedulerOption = None,
 ) -> None:
-    """Train a policy on every workload on every topology, in turn.
+    """Train a policy of a learned placer.
 
-    Stopped at any time, the same command goes on where it was, and with more --evaluations it goes on further.
+    The training takes every workload on every topology in turn.
+
+    If the command is interrupted, even by a crash, the same command resumes it. With more --evaluations it continues a
+    finished training.
     """
     from simdev.bench.dask_cluster import dask_simulator
     from simdev.placers import registry
@@ -39,7 +44,7 @@ def train(
         raise InvalidInput("cannot be negative", source="--seed")
     spec, params = registry.find_placer(placer)
     if spec.learner is None:
-        raise InvalidInput("does not learn", source=f"placer {spec.name}")
+        raise InvalidInput("is not a learned placer", source=f"placer {spec.name}")
     problems = [build_problem(graph, machine) for graph in workload for machine in topology]
     learner = spec.learner(
         problems, **{key: value for key, value in {**spec.defaults, **params}.items() if key != "policy"}
@@ -50,13 +55,13 @@ def train(
         with away as simulate:
             learner.train(problems, seed=seed, evaluations=evaluations, out=out, progress=lines, simulate=simulate)
     except KeyboardInterrupt:
-        print(f"simdev: interrupted; the same command goes on from {out}", file=sys.stderr)
+        print(f"simdev: interrupted; the same command resumes the training in {out}", file=sys.stderr)
         raise typer.Exit(130) from None
     print(f"{out}: a policy of {spec.name}, {lines.samples} samples")
 
 
 class Lines:
-    """Prints how the training goes on, now and then: samples, the best step time of the case, entropy."""
+    """Prints the progress every few seconds: samples, best step time of the case, mean reward, entropy."""
 
     def __init__(self, evaluations: int):
         self.evaluations, self.samples, self.printed = evaluations, 0, 0.0
@@ -66,7 +71,9 @@ class Lines:
         if time.monotonic() - self.printed < SECONDS_BETWEEN_LINES:
             return
         self.printed = time.monotonic()
-        best = "none fits yet" if row["best_step_ns"] is None else f"best {row['best_step_ns'] / 1e6:.1f} ms"
+        best = (
+            "no feasible placement yet" if row["best_step_ns"] is None else f"best {row['best_step_ns'] / 1e6:.1f} ms"
+        )
         print(
             f"[{self.samples}/{self.evaluations}] {row['workload']} on {row['topology']}: {best}, "
             f"mean reward {row['mean_reward']:.3f}, entropy {row['entropy']:.3f}",

@@ -1,20 +1,10 @@
-"""view, explain: one run, in pictures and in words."""
+"""``simdev view``."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from simdev.cli.commands import JsonOption, OutOption, command
-from simdev.errors import InvalidInput, UnknownName
-
-RunArgument = Annotated[Path, typer.Argument(help="Result folder of a bench, or placement file.")]
-WorkloadOption = Annotated[str | None, typer.Option("--workload", "-w", help="Workload or graph file.")]
-MachineOption = Annotated[str | None, typer.Option("--topology", "-t", help="Topology name or TOML file.")]
-EntryOption = Annotated[str | None, typer.Option("--placer", "-p", help="Placer, in a folder (default: the best).")]
+from simdev.cli.app import command
+from simdev.cli.chosen_run import EntryOption, MachineOption, RunArgument, WorkloadOption, chosen_run
+from simdev.cli.options import OutOption
 
 
 @command("view")
@@ -25,11 +15,13 @@ def view(
     topology: MachineOption = None,
     placer: EntryOption = None,
 ) -> None:
-    """Draw a run: devices, links and memory over time, what the step waits for, and the placement on the graph.
+    """Draw a run.
+
+    Shows devices, links and memory over time, what the step waits for, and the placement on the graph.
 
     A name that ends in .json is a trace for Perfetto (ui.perfetto.dev) instead.
     """
-    story = _story(run, workload, topology, placer)
+    story = chosen_run(run, workload, topology, placer)
     if out.suffix == ".json":
         from simdev.report.perfetto import trace_events, write_trace
 
@@ -40,72 +32,3 @@ def view(
 
         draw(story, out)
     print(out)
-
-
-@command("explain")
-def explain(
-    run: RunArgument,
-    workload: WorkloadOption = None,
-    topology: MachineOption = None,
-    placer: EntryOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Say in words what a run spends its time on, and which single changes would help."""
-    from simdev.report.explain import explain as findings
-
-    story = _story(run, workload, topology, placer)
-    found = findings(story)
-    if as_json:
-        told = [{"seconds": finding.ns / 1e9, "text": finding.text} for finding in found]
-        print(json.dumps({"step_time_s": story.schedule.step_time_s, "findings": told}, indent=1))
-        return
-    print(f"{story.graph.name} on {story.topology.name}: {story.schedule.step_ns / 1e6:.3f} ms")
-    for number, finding in enumerate(found, 1):
-        print(f"{number:3}. {finding.text}")
-
-
-def _story(run: Path, workload: str | None, topology: str | None, placer: str | None):
-    from simdev import sim
-    from simdev.report.explain import Story
-
-    problem, placement = (_from_folder if run.is_dir() else _from_file)(run, workload, topology, placer)
-    return Story(problem, placement, sim.simulate(problem, placement))
-
-
-def _from_folder(folder: Path, workload: str | None, topology: str | None, placer: str | None):
-    """The best stored run of a result folder among those that the options name."""
-    from simdev.bench import rows, stored
-
-    found = rows.read_rows(folder / "results.csv")
-    for column, wanted in (("workload", workload), ("topology", topology), ("entry", placer)):
-        names = sorted({getattr(row, column) for row in found})
-        if wanted is None and column != "entry" and len(names) > 1:
-            raise InvalidInput(f"has several: choose one with --{column} ({', '.join(names)})", source=folder)
-        if wanted is not None and wanted not in names:
-            raise UnknownName(column.replace("entry", "placer"), wanted, names, source=folder)
-        found = [row for row in found if wanted is None or getattr(row, column) == wanted]
-    found = [row for row in found if row.placement]
-    if not found:
-        raise InvalidInput("no such run has a placement", source=folder)
-    row = min(found, key=lambda row: (row.step_ns is None, row.simulated_ns, row.key))
-    problem = stored.stored_problem(folder, row)
-    placement = rows.stored_placement(folder, row.placement)
-    placement.check(problem, source=rows.placement_path(folder, row.placement))
-    return problem, placement
-
-
-def _from_file(path: Path, workload: str | None, topology: str | None, placer: str | None):
-    """A placement file, on the graph and the machine that the options name, else on those that the file names."""
-    from simdev.bench import stored
-    from simdev.placers import registry
-    from simdev.problem.placement import Placement
-    from simdev.problem.problem import Problem
-    from simdev.problem.topology import load_topology
-
-    if placer is not None:
-        raise InvalidInput("--placer chooses a run of a folder", source=path)
-    names = ("", "") if workload and topology else stored.named_in(path)
-    graph = registry.load_workload(workload) if workload else stored.registered_workload(names[0])
-    machine = load_topology(topology) if topology else stored.registered_machine(names[1])
-    problem = Problem.build(graph, machine)
-    return problem, Placement.load(path, problem)

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simdev.bench import run as bench
 from simdev.bench.bench import Observer, locked
 from simdev.bench.journal import Results
 from simdev.bench.plan import DEFAULT_RULES, Run, parse_rules
 from simdev.bench.provenance import circumstances
 from simdev.bench.rows import Row, write_csv
+from simdev.bench.run import Instance, execute
 from simdev.bench.stored import kept_graph
 from simdev.bench.workers import environment
 from simdev.errors import InvalidInput
@@ -67,7 +67,7 @@ class Lab:
     def __init__(self, folder: Path, size, observer: Observer):
         self.folder, self.size, self.observer = folder.absolute(), size, observer
         self._stack = contextlib.ExitStack()
-        self._instances: dict[Case, bench.Instance] = {}
+        self._instances: dict[Case, Instance] = {}
 
     def __enter__(self) -> Lab:
         self._stack.enter_context(locked(self.folder))
@@ -107,7 +107,7 @@ class Lab:
         ):  # fmt: skip
             self.observer.tick(done - 1, total, [str(run)])
             with contextlib.chdir(self.folder):  # a policy's folder is relative: the key of a run is the same anywhere
-                outcome = bench.execute(run, instance)
+                outcome = execute(run, instance)
             row = replace(outcome.row, **circumstances())
             self._results.add(row, outcome.placement, outcome.curve)
             self.observer.row(done, total, row)
@@ -116,7 +116,7 @@ class Lab:
             points += ((row.evaluations or 0, row.place_seconds or 0.0, row.step_ns),)
         return Found(row, points)
 
-    def _instance(self, case: Case) -> bench.Instance:
+    def _instance(self, case: Case) -> Instance:
         if case not in self._instances:
             problem, path = case.problem(), None
             if case.graph is not None:
@@ -124,7 +124,7 @@ class Lab:
                 path.parent.mkdir(exist_ok=True)
                 if not path.is_file():
                     save_graph(problem.graph, path)
-            self._instances[case] = bench.Instance(
+            self._instances[case] = Instance(
                 case.workload, case.topology, case.rules, problem.graph.fingerprint, problem.costs.hash,
                 problem.graph.n_ops, None if path is None else str(path),
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""capture, import: graphs from elsewhere."""
+"""``simdev import``."""
 
 from __future__ import annotations
 
@@ -8,36 +8,30 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.commands import OutOption, command
+from simdev.cli.app import command
+from simdev.cli.options import OutOption
 from simdev.errors import InvalidInput
-
-
-@command("capture")
-def capture(
-    step: Annotated[str, typer.Argument(help="my_model.py:make_step, a function that returns a TrainingStep.")],
-    out: OutOption,
-) -> None:
-    """Turn a PyTorch training step into a graph file."""
-    from simdev.graphs.capture import capture_file
-    from simdev.problem.graph_file import save_graph
-
-    graph = capture_file(step)
-    save_graph(graph, out)
-    print(f"{out}: {graph.n_ops} ops, {graph.n_tensors} tensors, {graph.n_edges} edges")
 
 
 @command("import")
 def import_(
     file: Annotated[Path, typer.Argument(help="ONNX, PipeDream text, dnn-partitioning or Piper JSON, JSON or CSV.")],
     out: OutOption,
-    file_format: Annotated[str | None, typer.Option("--format", "-f", help="Format, where it cannot be told.")] = None,
+    file_format: Annotated[
+        str | None, typer.Option("--format", "-f", help="Format, if the file name does not show it.")
+    ] = None,
     costs: Annotated[Path | None, typer.Option(help="Where to write the measured times of the file.")] = None,
-    device_kind: Annotated[str, typer.Option(help="What they were measured on, if it does not say.")] = "accelerator",
+    device_kind: Annotated[
+        str, typer.Option(help="Device kind of the measured times, if the file does not name it.")
+    ] = "accelerator",
     fix_units: Annotated[
-        bool, typer.Option("--fix-units", help="dnn-partitioning: edge costs x1000 where too small.")
+        bool, typer.Option("--fix-units", help="dnn-partitioning: multiply edge costs by 1000 if they are too small.")
     ] = False,
 ) -> None:
-    """Turn a graph of another tool, or a profiler trace (-f kineto), into a graph file."""
+    """Convert a graph or trace of another tool.
+
+    Reads the formats listed below and profiler traces (-f kineto), and writes a graph file.
+    """
     from simdev.graphs.importers import import_graph
     from simdev.problem.costs import save_measured
     from simdev.problem.graph_file import save_graph
@@ -60,4 +54,4 @@ def import_(
         save_measured(found.measured, costs)
         print(f"{costs}: times on {', '.join(sorted(found.measured))}")
     elif found.measured:
-        print(f"measured times on {', '.join(sorted(found.measured))} left out: --costs FILE keeps them")
+        print(f"measured times on {', '.join(sorted(found.measured))} are not kept; --costs FILE writes them")

@@ -1,39 +1,15 @@
-"""show, list: what there is."""
+"""``simdev list``."""
 
 from __future__ import annotations
 
 import json
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from simdev.cli.commands import JsonOption, command
-from simdev.errors import InvalidInput
-
-
-@command("show")
-def show(
-    what: Annotated[str, typer.Argument(help="Workload id, graph file, topology name or TOML file.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw a topology (PNG, SVG or PDF).")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Summarise a graph, or describe and draw a topology."""
-    from simdev.placers import registry
-    from simdev.problem.topology import load_topology, topology_names
-    from simdev.report import describe as showing
-
-    if what.endswith(".toml") or what in topology_names():
-        topology = load_topology(what)
-        if out is not None:
-            showing.draw_topology(topology, out)
-        summary, text = showing.describe_topology(topology), showing.topology_text
-    else:
-        if out is not None:
-            raise InvalidInput("only topologies are drawn", source=what)
-        summary, text = showing.summarise_graph(registry.load_workload(what)), showing.graph_text
-    print(json.dumps(summary, indent=1) if as_json else text(summary))
+from simdev.cli.app import command
+from simdev.cli.options import JsonOption
 
 
 class Shelf(StrEnum):
@@ -47,7 +23,7 @@ def list_(
     what: Annotated[Shelf | None, typer.Argument(help="Which shelf (default: all).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What can be named: workloads, topologies, placers."""
+    """List workloads, topologies and placers."""
     listing = {shelf: _LISTS[shelf]() for shelf in ([what.value] if what else _LISTS)}
     if as_json:
         print(json.dumps(listing, indent=1))

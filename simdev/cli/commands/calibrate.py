@@ -1,0 +1,59 @@
+"""``simdev calibrate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.cli.app import command
+from simdev.cli.options import OutOption
+from simdev.cli.tables import print_table
+from simdev.errors import InvalidInput, UnknownName
+
+
+@command("calibrate")
+def calibrate(
+    data: Annotated[
+        list[Path], typer.Argument(help="Measured files, or folders: NeuSight, DeepBench, PyTorch traces.")
+    ],
+    out: OutOption = Path("device.toml"),
+    model: Annotated[str | None, typer.Option(help="Which device model of the data (default: all).")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the fits.")] = 0,
+) -> None:
+    """Fit a device file to measured times of ops.
+
+    A fifth of all shapes is held out of the fit; the errors are measured on it. A device kind of a topology file uses
+    the device file by calibrated = "device.toml". If --out is a folder, every device model of the data gets a file.
+    """
+    from simdev.measure.calibrate.build import build_one, read_tables, samples_by_model, save_calibration, with_host
+
+    found = read_tables(data)
+    grouped = samples_by_model(found)
+    if model is not None and model not in grouped:
+        raise UnknownName("device model", model, grouped, source="data")
+    if model is None and len(grouped) > 1 and not out.is_dir():
+        choices = ", ".join(sorted(grouped))
+        text = f"several device models: choose one with --model, or give a folder as --out: {choices}"
+        raise InvalidInput(text, source="data")
+    for chosen in [model] if model else sorted(grouped):
+        calibration = with_host(build_one(chosen, grouped, seed), found)
+        path = out / f"{chosen}.toml" if out.is_dir() else out
+        save_calibration(calibration, path)
+        _print_fits(calibration)
+        for what, why in calibration.notes.items():
+            if str(why).startswith("left out"):
+                print(f"{what} {why}")
+        print(path)
+    for problem in found.report():
+        print(f"left out: {problem}")
+
+
+def _print_fits(calibration) -> None:
+    lines = [
+        [name, str(fit.rows), f"{fit.efficiency:.3f}", f"{100 * fit.error_mean:.1f}", f"{100 * fit.error_median:.1f}",
+         fit.source[:60]]
+        for name, fit in calibration.classes.items()
+    ]  # fmt: skip
+    print_table(["class", "rows", "efficiency", "held-out mean %", "median %", "source"], lines)

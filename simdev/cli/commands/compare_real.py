@@ -1,0 +1,37 @@
+"""``simdev compare-real``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from simdev.cli.app import command
+from simdev.cli.options import positive
+from simdev.cli.steps import FolderOption, MachineArgument, RepeatsOption, SeedOption, SmallOption, StepArgument
+from simdev.cli.tables import print_table
+
+
+@command("compare-real", hidden=True)
+def compare_real(
+    step: StepArgument,
+    machine: MachineArgument,
+    out: FolderOption,
+    placements: Annotated[int, typer.Option(help="Number of placements.")] = 40,
+    repeats: RepeatsOption = 10,
+    rounds: Annotated[int, typer.Option(help="Number of rounds; each runs all placements in another order.")] = 1,
+    small: SmallOption = False,
+    seed: SeedOption = 0,
+) -> None:
+    """Simulate and run many placements of a step on this computer, and report how far apart the two are."""
+    from simdev.measure.compare import compare_placements
+    from simdev.measure.report import report
+
+    for value, option in ((placements, "--placements"), (repeats, "--repeats"), (rounds, "--rounds")):
+        positive(value, option)
+    compare_placements(
+        step, machine, out, placements=placements, repeats=repeats, rounds=rounds, seed=seed, small=small
+    )
+    lines = report([out], out)
+    print_table(list(lines[0]), [list(line.values()) for line in lines])
+    print(f"{out / 'report.md'}, {out / 'scatter.png'}")

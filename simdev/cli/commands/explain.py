@@ -1,0 +1,31 @@
+"""``simdev explain``."""
+
+from __future__ import annotations
+
+import json
+
+from simdev.cli.app import command
+from simdev.cli.chosen_run import EntryOption, MachineOption, RunArgument, WorkloadOption, chosen_run
+from simdev.cli.options import JsonOption
+
+
+@command("explain")
+def explain(
+    run: RunArgument,
+    workload: WorkloadOption = None,
+    topology: MachineOption = None,
+    placer: EntryOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a step spends its time on, and what would help."""
+    from simdev.report.explain import explain as findings
+
+    story = chosen_run(run, workload, topology, placer)
+    found = findings(story)
+    if as_json:
+        told = [{"seconds": finding.ns / 1e9, "text": finding.text} for finding in found]
+        print(json.dumps({"step_time_s": story.schedule.step_time_s, "findings": told}, indent=1))
+        return
+    print(f"{story.graph.name} on {story.topology.name}: {story.schedule.step_ns / 1e6:.3f} ms")
+    for number, finding in enumerate(found, 1):
+        print(f"{number:3}. {finding.text}")

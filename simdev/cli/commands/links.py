@@ -1,0 +1,29 @@
+"""``simdev links``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.cli.app import command
+from simdev.cli.options import positive
+
+
+@command("links", hidden=True)
+def links(
+    files: Annotated[list[Path], typer.Argument(help="Tables of vidur, vTrain or nccl-tests.")],
+    hops: Annotated[int, typer.Option(help="Number of links on the measured route.")] = 1,
+    ranges: Annotated[int, typer.Option(help="Largest number of size ranges.")] = 4,
+) -> None:
+    """Fit a link's latency and bandwidth in ranges of sizes; print them as a machine's file takes them."""
+    from simdev.measure.calibrate.links import fit_table, ranges_toml, read_links
+
+    positive(hops, "--hops")
+    positive(ranges, "--ranges")
+    for file in files:
+        for table in read_links(file):
+            found = fit_table(table, ranges)
+            print(f"# {table.name}, {table.operation}: {100 * found.error:.1f} % on sizes not fitted to")
+            print(ranges_toml(found, hops))

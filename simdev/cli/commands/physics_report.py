@@ -1,0 +1,28 @@
+"""``simdev physics-report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.cli.app import command
+from simdev.cli.options import OutOption
+from simdev.cli.tables import print_table
+
+
+@command("physics-report", hidden=True)
+def physics_report(
+    folder: Annotated[Path, typer.Argument(help="Result folder of simdev bench.")] = Path("leaderboard/standard"),
+    out: OutOption = Path("physics"),
+) -> None:
+    """Rank stored placements under the rules of other simulators; write how far the rankings agree."""
+    import sys
+
+    from simdev.studies import physics as report
+
+    cases, notes = report.read_cases(folder, lambda text: print(text, file=sys.stderr))
+    report.write(cases, notes, out)
+    print_table(report.SUMMARY, report.summary(cases))
+    print(f"{out / 'README.md'}, {out / 'physics.csv'}, {out / 'times.csv'}")

@@ -1,0 +1,48 @@
+"""``simdev profile``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.cli.app import command
+from simdev.cli.options import positive
+from simdev.cli.steps import FolderOption, RepeatsOption, SeedOption, SmallOption
+from simdev.errors import InvalidInput
+
+
+@command("profile", hidden=True)
+def profile(
+    out: FolderOption,
+    steps: Annotated[list[str] | None, typer.Argument(help="Workload ids, or my_model.py:make_step.")] = None,
+    ops: Annotated[
+        Path | None,
+        typer.Option(help="Cost table, or text with one op signature per line: measure these ops, each alone."),
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", help="cpu:CORE or cuda:GPU; may be repeated. cpu and cuda name the first of each."),
+    ] = None,
+    repeats: RepeatsOption = 10,
+    small: SmallOption = False,
+    seed: SeedOption = 0,
+) -> None:
+    """Measure ops and transfers on this computer; writes a topology file and a cost table."""
+    from simdev.measure.profiles import profile_file, profile_machine
+    from simdev.measure.programs import workers_named
+
+    positive(repeats, "--repeats")
+    if bool(steps) == (ops is not None):
+        raise InvalidInput("give either steps or --ops")
+    workers = workers_named(device or ["cpu"])
+    if ops is None:
+        found, left_out = profile_machine(steps, workers, out, repeats=repeats, small=small, seed=seed), []
+    else:
+        found, left_out = profile_file(ops, workers, out, repeats=repeats, seed=seed)
+    for line in found:
+        print(line)
+    for line in left_out:
+        print(line, file=sys.stderr)

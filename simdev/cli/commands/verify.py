@@ -1,0 +1,57 @@
+"""``simdev verify``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    pass
+from simdev.cli.app import command
+from simdev.cli.options import Engine, JsonOption
+
+
+@command("verify")
+def verify(
+    folder: Annotated[Path, typer.Argument(help="Result folder of a bench, or submission.")],
+    engine: Annotated[Engine, typer.Option(help="Which engine recomputes the rows.")] = Engine.reference,
+    sample: Annotated[int | None, typer.Option(help="Check that many rows, drawn evenly.")] = None,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Also execute the placers again.")] = False,
+    placer: Annotated[
+        list[str] | None,
+        typer.Option("--placer", "-p", help="Placer of your own that --rerun may execute, FILE.py:NAME."),
+    ] = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Rows at a time (default: one a core).")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Recompute every row of a result folder.
+
+    Nothing that a row names is executed: no placer from a file unless you name it with --placer.
+    """
+    from collections import Counter
+
+    from simdev.bench.verify import verify as recompute
+    from simdev.cli import progress
+
+    skipped: Counter = Counter()
+    with progress.counter("verifying") as on_row:
+        differences = recompute(
+            folder, engine=engine, sample=sample, rerun=rerun, placers=placer or (), jobs=jobs, on_row=on_row,
+            on_skip=lambda title, reason: skipped.update([reason]),
+        )  # fmt: skip
+    for reason, count in skipped.most_common():
+        print(f"not executed again: {count} rows: {reason}", file=sys.stderr)
+    if as_json:
+        print(json.dumps([asdict(difference) for difference in differences], indent=1))
+        raise typer.Exit(1 if differences else 0)
+    for difference in differences:
+        print(difference)
+    if differences:
+        print(f"{folder}: {len(differences)} differences", file=sys.stderr)
+        raise typer.Exit(1)
+    print(f"{folder}: every row holds ({engine} engine)")

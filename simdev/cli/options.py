@@ -1,0 +1,73 @@
+"""Arguments and options that several commands take, and their checks."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.errors import InvalidInput
+
+
+class Engine(StrEnum):
+    fast = "fast"
+    reference = "reference"
+
+
+class Order(StrEnum):
+    fifo = "fifo"
+    priority = "priority"
+    program = "program"
+
+
+class Contention(StrEnum):
+    fifo = "fifo"
+    none = "none"
+    fair = "fair"
+
+
+class Runtime(StrEnum):
+    dataflow = "dataflow"
+    eager = "eager"
+
+
+class Backend(StrEnum):
+    local = "local"
+    dask = "dask"
+
+
+def in_a_folder(out: Path | None) -> Path | None:
+    """Refuse a path that cannot be written to before the work is done, not after it."""
+    if out is not None and not os.access(out.parent, os.W_OK):
+        raise InvalidInput("Permission denied" if out.parent.is_dir() else "No such file or directory", source=out)
+    return out
+
+
+def positive(value: float | None, option: str) -> float | None:
+    """``value``. Raises :class:`InvalidInput` that names the option if the value is not above zero."""
+    if value is not None and not 0 < value < float("inf"):
+        raise InvalidInput(f"{value} is not positive", source=option)
+    return value
+
+
+def use_dask(backend: Backend, scheduler: str | None) -> bool:
+    """Whether a Dask cluster is wanted. Raises :class:`InvalidInput` if only one of the two options is given."""
+    if (backend == Backend.dask) != (scheduler is not None):
+        raise InvalidInput("--backend dask and --scheduler ADDRESS go together")
+    return backend == Backend.dask
+
+
+GraphArgument = Annotated[str, typer.Argument(help="Workload id, graph file, or my_model.py:make_step.")]
+TopologyArgument = Annotated[str, typer.Argument(help="Topology name (simdev list topologies) or TOML file.")]
+PlacerOption = Annotated[str | None, typer.Option("--placer", "-p", help="Placer id: name or name[param=value].")]
+OrderOption = Annotated[Order, typer.Option(help="The order in which a device takes its ready ops.")]
+ContentionOption = Annotated[Contention, typer.Option(help="How transfers share a link.")]
+RuntimeOption = Annotated[Runtime, typer.Option(help="What decides when an op may start.")]
+CostsOption = Annotated[Path | None, typer.Option(help="Measured costs (simdev import --costs), before the model's.")]
+BackendOption = Annotated[Backend, typer.Option(help="Processes of this machine, or a Dask cluster.")]
+SchedulerOption = Annotated[str | None, typer.Option(help="Address of the Dask scheduler.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where to write.", callback=in_a_folder)]

@@ -1,0 +1,33 @@
+"""The problem that a command names, and the placement that a placer finds for it."""
+
+from __future__ import annotations
+
+from simdev.errors import InvalidInput
+
+
+def build_problem(graph, topology, order="fifo", contention="fifo", runtime="dataflow", costs=None):
+    """The problem that a command's arguments name."""
+    from simdev.placers import registry
+    from simdev.problem.costs import CostModel, load_measured
+    from simdev.problem.problem import Problem, Rules
+    from simdev.problem.topology import load_topology
+
+    model = CostModel() if costs is None else CostModel(measured=load_measured(costs))
+    rules = Rules(order, contention, runtime)
+    return Problem.build(registry.load_workload(graph), load_topology(topology), model, rules)
+
+
+def run_placer(problem, entry: str, evaluations: int, seed: int, **more):
+    """The placement that the placer ``entry``, with ``more`` parameters, finds within ``evaluations`` simulations."""
+    import numpy as np
+
+    from simdev.analysis.feasible import check_feasible
+    from simdev.placers import registry
+    from simdev.placers.budget import Budget
+
+    if evaluations < 0 or seed < 0:
+        raise InvalidInput("evaluations and seed cannot be negative")
+    spec, params = registry.find_placer(entry)
+    check_feasible(problem)
+    budget = Budget(problem, evaluations=evaluations)
+    return spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **{**params, **more})

@@ -11,7 +11,6 @@ import typer
 EXAMPLES = """\b
 Examples:
   simdev bench --placer all
-  simdev leaderboard leaderboard/quick --html board.html
   simdev capture my_model.py:make_step -o my_model.npz
   simdev place my_model.npz my_machine.toml -p local-search -o found.json
   simdev explain found.json

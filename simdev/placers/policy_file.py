@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.files import replacing, write_text
+from simdev.files import parse_json, read_bytes, replacing, write_text
 
 FORMAT = 1
 MOST_BYTES = 1 << 30
@@ -106,23 +106,13 @@ def notes_of(blob: bytes, source: object) -> dict:
 
 
 def read_blob(path: Path) -> bytes:
-    """The bytes of a file of reasonable size."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise InvalidInput(f"larger than {MOST_BYTES} bytes", source=path)
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
+    """The bytes of a file of at most :data:`MOST_BYTES`."""
+    return read_bytes(path, MOST_BYTES)
 
 
 def read_json(path: Path) -> dict:
     """The object of a JSON file."""
-    try:
-        document = json.loads(read_blob(path).decode())
-    except InvalidInput:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"not JSON ({error})", source=path) from None
+    document = parse_json(read_blob(path), path)
     if not isinstance(document, dict):
         raise InvalidInput("expected an object", source=path)
     return document

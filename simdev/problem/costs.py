@@ -17,12 +17,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from pathlib import Path
 
 import numpy as np
 
-from simdev.errors import Infeasible, InvalidInput
-from simdev.files import write_text
+from simdev.errors import Infeasible, InvalidInput, quoted
+from simdev.files import guarded, parse_json, read_text, unguarded, write_text
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.opcost.device import load_calibration
 from simdev.problem.opcost.parts import Part, parts_of
@@ -271,12 +270,7 @@ def load_measured(path: str | os.PathLike) -> dict[str, dict[str, float]]:
     ``ns``. Raises :class:`InvalidInput` naming the file and the line (or key) of a duration that is negative, NaN or
     not a number, and of a signature given twice.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"not text ({error.reason})", source=path) from None
+    text = read_text(path)
     rows = _json_rows(text, path) if str(path).endswith(".json") else _csv_rows(text, path)
     measured: dict[str, dict[str, float]] = {}
     for where, signature, kind, value in rows:
@@ -297,7 +291,7 @@ def save_measured(measured: Mapping[str, Mapping[str, float]], path: str | os.Pa
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["signature", "device_kind", "ns"])
     for kind, table in sorted(measured.items()):
-        writer.writerows([signature, kind, ns] for signature, ns in sorted(table.items()))
+        writer.writerows([guarded(signature), guarded(kind), ns] for signature, ns in sorted(table.items()))
     write_text(path, text.getvalue())
 
 
@@ -312,7 +306,7 @@ def _csv_rows(text: str, path) -> Iterable[tuple[str, str, str, float]]:
             if None in row or None in row.values():
                 raise InvalidInput("wrong number of columns", source=path, field=where)
             try:
-                yield where, row["signature"], row["device_kind"], float(row["ns"])
+                yield where, unguarded(row["signature"]), unguarded(row["device_kind"]), float(row["ns"])
             except ValueError:
                 raise InvalidInput(f"{row['ns']!r} is not a number", source=path, field=f"{where}: ns") from None
     except csv.Error as error:
@@ -320,10 +314,7 @@ def _csv_rows(text: str, path) -> Iterable[tuple[str, str, str, float]]:
 
 
 def _json_rows(text: str, path) -> Iterable[tuple[str, str, str, float]]:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"not JSON ({error})", source=path) from None
+    document = parse_json(text, path)
     if not isinstance(document, dict) or not all(isinstance(table, dict) for table in document.values()):
         raise InvalidInput("expected {device kind: {signature: ns}}", source=path)
     for kind, table in document.items():
@@ -334,7 +325,7 @@ def _json_rows(text: str, path) -> Iterable[tuple[str, str, str, float]]:
 def _duration(value: object, source: object, where: str) -> int:
     """``value`` in whole ns, at least 1."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 <= value <= MAX_NS:  # or NaN
-        raise InvalidInput(f"{value!r} is not a duration in ns", source=source, field=where)
+        raise InvalidInput(f"{quoted(value)} is not a duration in ns", source=source, field=where)
     return max(1, round(float(value)))
 
 

@@ -8,12 +8,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
-from simdev.errors import InvalidInput, UnknownName
-from simdev.files import write_text
+from simdev.errors import InvalidInput, UnknownName, quoted
+from simdev.files import read_json, write_text
 from simdev.problem.problem import Problem
 
 
@@ -111,12 +110,7 @@ class Placement:
 
         ``devices`` may be a list (number or device name per op) or an object from op name to device name or number.
         """
-        try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidInput(error.strerror or str(error), source=path) from None
-        except (ValueError, RecursionError) as error:
-            raise InvalidInput(f"not JSON ({error})", source=path) from None
+        document = read_json(path)
         if not isinstance(document, dict) or "devices" not in document:
             raise InvalidInput("expected an object with 'devices'", source=path)
         found = document.get("fingerprint", problem.graph.fingerprint)
@@ -152,5 +146,5 @@ def _device_number(value: object, problem: Problem, source: object) -> int:
             raise UnknownName("device", value, index, source=source, field="devices")
         return index[value]
     if type(value) is not int or not 0 <= value < problem.topology.n_devices:
-        raise InvalidInput(f"{value!r} is not a device of {problem.topology.name}", source=source, field="devices")
+        raise InvalidInput(f"{quoted(value)} is not a device of {problem.topology.name}", source=source, field="devices")
     return value

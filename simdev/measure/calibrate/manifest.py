@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simdev.errors import InvalidInput
-from simdev.files import write_text
+from simdev.files import read_text, write_text
 
 ROLES = ("calibrate", "validate", "split")
 SHIPPED = Path(__file__).parent / "manifest.csv"
@@ -42,10 +42,7 @@ def held_out(key: str) -> bool:
 
 def load_manifest(path: str | os.PathLike = SHIPPED) -> dict[str, Entry]:
     """The manifest by file name. Raises :class:`InvalidInput` naming the line of a wrong role or a file given twice."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
+    lines = read_text(path).splitlines()
     reader = csv.DictReader(lines)
     if tuple(reader.fieldnames or ()) != COLUMNS:
         raise InvalidInput(f"expected the columns {', '.join(COLUMNS)}", source=path, field="line 1")

@@ -22,11 +22,16 @@ from typing import IO
 
 import numpy as np
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, quoted
+from simdev.files import Bounded
 
 PIECE = 1 << 20
 MAX_VALUE = 1 << 26  # one event, or one field before the events, in characters
 MAX_EVENTS = 1 << 25
+MAX_UNPACKED = 8 << 30  # bytes of a trace, or of an archive of traces
+MAX_MEMBERS = 100_000  # of an archive
+MAX_NUMBER = 1 << 62  # ns since 1970 are below 2^61
+HEAD = ("deviceProperties", "distributedInfo")  # fields beside the events that are read
 
 # Categories of older and newer profilers, and what they are here.
 CATEGORIES = {
@@ -37,7 +42,7 @@ CATEGORIES = {
 IGNORED = frozenset({"async", "ac2g", "fwdbwd", "trace", "cuda_sync", "gpu_user_annotation", "python_function",
                      "overhead", "async_cpu_to_gpu", "async_gpu", "cuda_profiler_range", "iteration"})  # fmt: skip
 DEVICE_KINDS = ("kernel", "copy", "set")
-STEP = re.compile(r"ProfilerStep#?\s*(\d+)")
+STEP = re.compile(r"ProfilerStep#?\s*(\d{1,9})")
 CUT = ("the compressed file ends too early or is damaged; what came before was read",
        "the file stops inside an event; what came before was read", "the list of events does not end")  # fmt: skip
 OPTIMIZER = re.compile(r"Optimizer\.step#")
@@ -114,7 +119,7 @@ def read_trace(path: str | os.PathLike) -> Trace:
     """Read one trace: plain or gzipped JSON. Raises :class:`InvalidInput` where there is no event to be had."""
     try:
         with open(path, "rb") as file:
-            return _read(_unzipped(file), Path(path).name, path)
+            return _read(_unzipped(file, path), Path(path).name, path)
     except OSError as error:
         raise InvalidInput(error.strerror or str(error), source=path) from None
 
@@ -125,11 +130,16 @@ def read_traces(path: str | os.PathLike) -> list[Trace]:
         return [read_trace(path)]
     traces = []
     try:
-        with tarfile.open(path) as archive:
-            for member in archive:
+        with open(path, "rb") as file, tarfile.open(fileobj=_unzipped(file, path), mode="r|") as archive:
+            for number, member in enumerate(archive):
+                if number == MAX_MEMBERS:
+                    raise InvalidInput(f"more than {MAX_MEMBERS} members", source=path)
                 if member.isfile() and re.search(r"\.json(\.gz)?$", member.name):
-                    traces.append(_read(_unzipped(archive.extractfile(member)), Path(member.name).name, path))
-    except (OSError, tarfile.TarError, zlib.error, EOFError) as error:
+                    inside = _unzipped(archive.extractfile(member), path)
+                    traces.append(_read(inside, Path(member.name).name, path))
+    except (OSError, tarfile.TarError, zlib.error, EOFError, ValueError, LookupError) as error:
+        if isinstance(error, InvalidInput):
+            raise
         raise InvalidInput(f"not a readable archive ({error})", source=path) from None
     if not traces:
         raise InvalidInput("no trace in the archive", source=path)
@@ -141,10 +151,9 @@ def report_problems(trace: Trace) -> list[str]:
     return [f"{count} x {what}" for what, count in Counter(trace.problems).most_common()]
 
 
-def _unzipped(file: IO[bytes]) -> IO[bytes] | _Gunzip:
-    head = file.read(2)
-    file.seek(-len(head), io.SEEK_CUR)
-    return _Gunzip(file) if head == b"\x1f\x8b" else file
+def _unzipped(file: io.BufferedReader, source: object) -> Bounded:
+    """The content of a plain or gzipped file, at most :data:`MAX_UNPACKED` bytes of it."""
+    return Bounded(_Gunzip(file) if file.peek(2)[:2] == b"\x1f\x8b" else file, MAX_UNPACKED, source)
 
 
 class _Gunzip:
@@ -229,7 +238,9 @@ def _events(text: _Text, head: dict) -> Iterator[object]:
             text.at += 1
             yield from _elements(text)
         else:
-            head[key] = text.value()
+            value = text.value()
+            if key in HEAD:
+                head[key] = value
 
 
 def _elements(text: _Text) -> Iterator[object]:
@@ -287,7 +298,7 @@ def _file_event(event, tables, names, threads, streams, details, problems) -> No
     kind = CATEGORIES.get(category)
     if kind is None:
         if category not in IGNORED:
-            problems[f"event of the unknown category {category!r}"] += 1
+            problems[f"event of the unknown category {quoted(category, 40)}"] += 1
         return
     try:
         begin = _ns(event["ts"])
@@ -297,13 +308,14 @@ def _file_event(event, tables, names, threads, streams, details, problems) -> No
             raise ValueError
         if kind in DEVICE_KINDS:
             stream = args["stream"] if "stream" in args else _number(event["tid"])
-            place = streams[int(args.get("device", event["pid"])), int(stream)]
-            row = (begin, end, names[label], place, int(args.get("correlation", -1)), int(float(args.get("bytes", 0))))
+            place = streams[_whole(args.get("device", event["pid"])), _whole(stream)]
+            size = _whole(float(args.get("bytes", 0)))
+            row = (begin, end, names[label], place, _whole(args.get("correlation", -1)), size)
             tables["work"].append((*row, DEVICE_KINDS.index(kind)))
             return
         thread = threads[f"{event['pid']}/{event['tid']}"]
         if kind == "call":
-            tables["call"].append((begin, end, names[label], thread, int(args["correlation"]), 0))
+            tables["call"].append((begin, end, names[label], thread, _whole(args["correlation"]), 0))
             return
         step = STEP.match(label)
         if step:
@@ -319,24 +331,35 @@ def _file_event(event, tables, names, threads, streams, details, problems) -> No
 
 def _memory_event(event, args, tables, problems) -> None:
     try:
-        device = int(args["Device Id"]) if int(args["Device Type"]) == 1 else -1
-        totals = int(args.get("Total Allocated", -1)), int(args.get("Total Reserved", -1))
-        row = _ns(event["ts"]), int(args.get("Ev Idx", 0)), device, int(args.get("Addr", 0)), int(args["Bytes"])
+        device = _whole(args["Device Id"]) if _whole(args["Device Type"]) == 1 else -1
+        totals = _whole(args.get("Total Allocated", -1)), _whole(args.get("Total Reserved", -1))
+        place = device, _whole(args.get("Addr", 0)), _whole(args["Bytes"])
+        row = _ns(event["ts"]), _whole(args.get("Ev Idx", 0)), *place
         tables["memory"].append((*row, *totals))
     except KeyError as error:
         problems[f"memory event without {error.args[0]!r}"] += 1
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         problems["memory event with a field of the wrong type"] += 1
 
 
 def _external(args: dict) -> int:
     value = args.get("External id", -1)
-    return int(value) if isinstance(value, int) or str(value).isdigit() else -1
+    return _whole(value) if isinstance(value, int) or str(value).isdecimal() else -1
+
+
+def _whole(value: object) -> int:
+    """A number as a whole one that fits the columns. Raises :class:`ValueError` for a larger one."""
+    if isinstance(value, str) and len(value) > 20:
+        raise ValueError
+    number = int(value)
+    if abs(number) > MAX_NUMBER:
+        raise ValueError
+    return number
 
 
 def _number(value: object) -> int:
     """The number in a thread's or stream's label (``7``, ``"25738"``, ``"stream 7"``)."""
-    found = re.search(r"-?\d+$", str(value))
+    found = re.search(r"-?\d+$", str(value)[-20:])
     if not found:
         raise ValueError
     return int(found[0])
@@ -347,12 +370,12 @@ def _ns(value: object) -> int:
     if isinstance(value, bool):
         raise TypeError
     if isinstance(value, int):
-        return value * 1000
+        return _whole(value * 1000)
     whole, _, fraction = str(value).partition(".")
-    if not fraction.isdigit():  # an exponent, or no number at all
-        return round(float(value) * 1000)
+    if not fraction.isdecimal() or not whole:  # an exponent, or no number at all
+        return _whole(round(float(value) * 1000))
     sign = -1 if whole.startswith("-") else 1
-    return int(whole) * 1000 + sign * int((fraction + "000")[:3])
+    return _whole(_whole(whole) * 1000 + sign * int((fraction + "000")[:3]))
 
 
 def _columns(rows: list, count: int) -> list[np.ndarray]:

@@ -31,7 +31,6 @@ A device file is a TOML document; the trees that correct the physics lie in an `
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -39,7 +38,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.errors import InvalidInput, UnknownName
+from simdev.errors import InvalidInput, UnknownName, quoted
+from simdev.files import read_toml
 from simdev.problem.graph_file import read_npz
 from simdev.problem.opcost.parts import DIMENSIONS, Part
 from simdev.problem.opcost.physics import PRODUCTS, Datasheet, baseline_s, features, on_matrix_units
@@ -164,14 +164,9 @@ def _shipped(name: str) -> Calibration:
 
 def read_calibration(path: Path) -> Calibration:
     """Read a device file. Raises :class:`InvalidInput` naming the file and the field of what is wrong."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"not TOML ({error})", source=path) from None
+    data = read_toml(path)
     if data.get("format") != FORMAT:
-        raise InvalidInput(f"format {data.get('format')!r}, expected {FORMAT}", source=path, field="format")
+        raise InvalidInput(f"format {quoted(data.get('format'))}, expected {FORMAT}", source=path, field="format")
     classes = data.get("class", {})
     if not isinstance(classes, dict) or not all(isinstance(row, dict) for row in classes.values()):
         raise InvalidInput("expected a table of tables", source=path, field="class")
@@ -239,7 +234,7 @@ def _number(row: Mapping, name: str, path: Path, where: str = "") -> float:
     value = row.get(name)
     field_name = f"{where}: {name}" if where else name
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
-        raise InvalidInput(f"{value!r} is not a positive number", source=path, field=field_name)
+        raise InvalidInput(f"{quoted(value)} is not a positive number", source=path, field=field_name)
     return float(value)
 
 

@@ -65,7 +65,9 @@ def mutate_bytes(data: bytes, draw: random.Random) -> bytes:
             case 1:
                 del data[at : at + draw.choice([1, 2, 10, len(data)])]
             case 2:
-                data[at:at] = draw.choice([b"\x00", b"\xff" * 8, b"9" * 30, b"\xed\xa0\x80", b"[", b'"', b"\n", b"{" * 5000])
+                data[at:at] = draw.choice(
+                    [b"\x00", b"\xff" * 8, b"9" * 30, b"\xed\xa0\x80", b"[", b'"', b"\n", b"{" * 5000]
+                )
             case 3:
                 data[at:at] = data[at : at + draw.choice([1, 8, 100])]
             case 4 if data:
@@ -158,7 +160,9 @@ def mutate_toml(data: bytes, draw: random.Random) -> bytes:
             case 1:
                 lines.insert(at, lines[draw.randrange(len(lines))])
             case 2:
-                lines.insert(at, f"{draw.choice(['calibrated', 'slots', 'units', 'x', 'duplex'])} = {draw.choice(TOML_VALUES)}")
+                lines.insert(
+                    at, f"{draw.choice(['calibrated', 'slots', 'units', 'x', 'duplex'])} = {draw.choice(TOML_VALUES)}"
+                )
             case _ if equals:
                 lines[at] = f"{key} = {draw.choice(TOML_VALUES)}"
         lines = lines or [""]
@@ -185,7 +189,10 @@ def mutate_npz(data: bytes, draw: random.Random) -> bytes:
     files = seeds.members(data)
     for _ in range(draw.randint(1, 2)):
         name = draw.choice(sorted(files))
-        array = np.lib.format.read_array(io.BytesIO(files[name])) if files[name] else np.zeros(0, np.int64)
+        try:
+            array = np.lib.format.read_array(io.BytesIO(files[name]))
+        except Exception:  # damaged by the mutation before
+            continue
         match draw.randrange(8):
             case 0:
                 del files[name]
@@ -209,7 +216,23 @@ def mutate_npz(data: bytes, draw: random.Random) -> bytes:
         out = io.BytesIO()
         np.lib.format.write_array(out, array)
         files[name] = out.getvalue()
-    return _zipped(files, draw)
+    return _zipped(_refingerprinted(files), draw)
+
+
+def _refingerprinted(files: dict[str, bytes]) -> dict[str, bytes]:
+    """The files of a graph with the fingerprint that they now have, if they are still a graph."""
+    from simdev.problem.graph import ComputationGraph
+
+    try:
+        arrays = {name[:-4]: np.lib.format.read_array(io.BytesIO(data)) for name, data in files.items()}
+        header = json.loads(arrays.pop("header").tobytes())
+        strings = {name: header[name] for name in ComputationGraph.STRINGS}
+        graph = ComputationGraph(name=header["name"], meta=header["meta"], **arrays, **strings)
+        out, header["fingerprint"] = io.BytesIO(), graph.fingerprint
+        np.lib.format.write_array(out, np.frombuffer(json.dumps(header).encode(), np.uint8))
+        return {**files, "header.npy": out.getvalue()}
+    except Exception:  # no graph, or none any more
+        return files
 
 
 def mutate_submission(data: bytes, draw: random.Random) -> bytes:

@@ -8,13 +8,12 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from decimal import Decimal
 from pathlib import Path
 
 from simdev.bench import rows, score
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput
-from simdev.files import writing
+from simdev.files import parse_json, read_lines, writing
 from simdev.problem.placement import Placement
 
 CURVES = (*rows.KEY, "evaluations", "seconds", "step_time_s")
@@ -53,10 +52,11 @@ class Journal:
     def _read(self) -> Iterator[dict]:
         if not self.path.is_file():
             return
-        lines = self.path.read_bytes().split(b"\n")
-        for number, line in enumerate(lines[:-1], 1):
+        for number, line in enumerate(read_lines(self.path), 1):
+            if not line.endswith(b"\n"):  # cut short
+                return
             try:
-                yield read_journal_line(line)
+                yield read_journal_line(line[:-1])
             except (ValueError, RecursionError) as error:
                 raise InvalidInput(
                     f"not a journal entry ({error}); delete the line to execute its run again",
@@ -83,7 +83,7 @@ def read_journal_line(line: bytes) -> dict:
     found = SUM.fullmatch(line)
     if found and _sum(found[1]) != found[2].decode():
         raise ValueError("the checksum does not match")
-    entry = json.loads(line)
+    entry = parse_json(line, "line")
     if not isinstance(entry, dict) or "kind" not in entry:
         raise ValueError("expected an object with 'kind'")
     if found:
@@ -166,10 +166,12 @@ class Results:
         try:
             if entry["kind"] == "bound":
                 ns = entry["ns"]
-                self.bounds[tuple(entry["of"])] = None if ns is None else int(ns), str(entry["method"])
+                of = tuple(map(str, entry["of"]))
+                self.bounds[of] = None if ns is None else int(rows.within(ns)), str(entry["method"])
             else:
                 row = rows.row_from_json(entry["row"], path)
-                curve = [[int(used), float(seconds), int(ns)] for used, seconds, ns in entry["curve"]]
+                points = [[rows.within(number) for number in point] for point in entry["curve"]]
+                curve = [[int(used), float(seconds), int(ns)] for used, seconds, ns in points]
                 self._rows[row.key], self._curves[row.key] = row, curve
         except InvalidInput:
             raise
@@ -191,9 +193,9 @@ def read_curves(path: Path) -> dict[tuple, list[tuple[int, float, int]]]:
     curves: dict[tuple, list] = {}
     for line, cells in rows.read_csv(path, CURVES):
         try:
-            key = (*(cells[name] for name in rows.KEY[:-1]), int(cells["seed"]))
-            step_ns = int(Decimal(cells["step_time_s"]) * 10**9)
-            curves.setdefault(key, []).append((int(cells["evaluations"]), float(cells["seconds"]), step_ns))
+            key = (*(cells[name] for name in rows.KEY[:-1]), rows.read_whole(cells["seed"]))
+            seconds, step_ns = rows.read_fraction(cells["seconds"]), rows.read_time(cells["step_time_s"])
+            curves.setdefault(key, []).append((rows.read_whole(cells["evaluations"]), seconds, step_ns))
         except (ValueError, ArithmeticError):
             raise InvalidInput("not a number", source=path, field=f"line {line}") from None
     return curves

@@ -183,6 +183,8 @@ def row_from_json(entry: dict, path: Path) -> Row:
 
     Journals of version 0.1.0 have nanoseconds under the names of the columns (:data:`FIELD`); they are read too.
     """
+    if not isinstance(entry, dict):
+        raise InvalidInput(f"{quoted(entry)} is not a row", source=path)
     try:
         row = Row(**{FIELD.get(name, name): value for name, value in entry.items()})
     except TypeError as error:
@@ -258,20 +260,37 @@ def _read_cell(name: str, kind: str, text: str):
         if text not in ("true", "false"):
             raise ValueError(f"{quoted(text)} is neither true nor false")
         return text == "true"
+    if kind.startswith("float"):
+        return read_fraction(text)
+    return read_time(text) if name in FIELD else read_whole(text)
+
+
+def read_whole(text: str) -> int:
+    """A whole number from 0 to 2^63 of a cell. Raises :class:`ValueError` for anything else."""
+    return within(int(_short(text)))
+
+
+def read_fraction(text: str) -> float:
+    """A number from 0 to 2^63 of a cell. Raises :class:`ValueError` for anything else."""
+    return within(float(_short(text)))
+
+
+def read_time(text: str) -> int:
+    """Whole nanoseconds from a cell in seconds. Raises :class:`ValueError` or :class:`ArithmeticError`."""
+    value = within(Decimal(_short(text)) * 10**9)
+    if value != int(value):
+        raise ValueError(f"{quoted(text)} is not a whole number of nanoseconds")
+    return int(value)
+
+
+def within(value):
+    """``value``, a number from 0 to 2^63. Raises :class:`ValueError` for anything else."""
+    if isinstance(value, (bool, str)) or not 0 <= value < 1 << 63:
+        raise ValueError(f"{quoted(value)} is not a number from 0 to 2^63")
+    return value
+
+
+def _short(text: str) -> str:
     if len(text) > LONGEST_NUMBER:
         raise ValueError(f"{quoted(text)} is too long for a number")
-    if kind.startswith("float"):
-        return _within(float(text), text)
-    if name in FIELD:
-        value = _within(Decimal(text) * 10**9, text)
-        if value != int(value):
-            raise ValueError(f"{quoted(text)} is not a whole number of nanoseconds")
-        return int(value)
-    return _within(int(text), text)
-
-
-def _within(value, text: str):
-    """``value``, a number that is neither negative nor beyond 63 bits."""
-    if not 0 <= value < 1 << 63:
-        raise ValueError(f"{quoted(text)} is not a number from 0 to 2^63")
-    return value
+    return text

@@ -146,5 +146,7 @@ def _device_number(value: object, problem: Problem, source: object) -> int:
             raise UnknownName("device", value, index, source=source, field="devices")
         return index[value]
     if type(value) is not int or not 0 <= value < problem.topology.n_devices:
-        raise InvalidInput(f"{quoted(value)} is not a device of {problem.topology.name}", source=source, field="devices")
+        raise InvalidInput(
+            f"{quoted(value)} is not a device of {problem.topology.name}", source=source, field="devices"
+        )
     return value

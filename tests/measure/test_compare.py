@@ -395,8 +395,8 @@ SHARES = ["noise", "error", "worst", "bias", "pairs", "regret", "peak error", "m
 def test_committed_figures_are_what_the_committed_measurements_give(folder):
     import pandas
 
-    from simdev.measure.report import COLUMNS, PREDICTORS
     from simdev.measure.execute.figures import figures, over_rounds
+    from simdev.measure.report import COLUMNS, PREDICTORS
 
     table = pandas.read_csv(MEASURED / folder / "figures.csv")
     assert list(table.columns) == list(COLUMNS) and not table.isna().any().any()

@@ -143,7 +143,7 @@ def test_measured_costs_survive_a_file(tmp_path, name):
         ("m.csv", b"\xff\xfe", "m.csv: not text"),
         ("m.csv", 'signature,device_kind,ns\n"a', "m.csv: not CSV"),
         ("m.json", '{"gpu": {"a": -1}}', "m.json: gpu: a: -1 is not a duration"),
-        ("m.json", '{"gpu": {"a": NaN}}', "m.json: gpu: a: nan is not a duration"),
+        ("m.json", '{"gpu": {"a": NaN}}', "m.json: not JSON (NaN is not JSON)"),
         ("m.json", '{"gpu": {"a": "1"}}', "m.json: gpu: a: '1' is not a duration"),
         ("m.json", '{"gpu": [1]}', "m.json: expected {device kind: {signature: ns}}"),
         ("m.json", "[" * 10000, "m.json: not JSON"),

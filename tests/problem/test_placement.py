@@ -90,7 +90,7 @@ def test_files_may_name_devices_and_ops(problem, tmp_path, devices):
         ('{"devices": 3}', "devices: expected a list or an object"),
         ('{"devices": [0, 0]}', "devices: length 2, expected 3"),
         ('{"devices": [0, 0, 0], "priority": [1, 2]}', "priority: length 2, expected 3"),
-        ('{"devices": [0, 0, 0], "priority": [1, 2, NaN]}', "priority: expected a list of whole numbers"),
+        ('{"devices": [0, 0, 0], "priority": [1, 2, NaN]}', "not JSON (NaN is not JSON)"),
         ('{"devices": [0, 0, 0], "fingerprint": "feed"}', "fingerprint: made for graph 'feed', not"),
         ("[0, 0, 0]", "expected an object with 'devices'"),
         ('{"devices"', "not JSON"),

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, quoted
 from simdev.files import read_text, write_text
 
 ROLES = ("calibrate", "validate", "split")
@@ -43,7 +43,13 @@ def held_out(key: str) -> bool:
 def load_manifest(path: str | os.PathLike = SHIPPED) -> dict[str, Entry]:
     """The manifest by file name. Raises :class:`InvalidInput` naming the line of a wrong role or a file given twice."""
     lines = read_text(path).splitlines()
-    reader = csv.DictReader(lines)
+    try:
+        return _entries(csv.DictReader(lines, strict=True), path)
+    except csv.Error as error:
+        raise InvalidInput(f"not CSV ({error})", source=path) from None
+
+
+def _entries(reader: csv.DictReader, path) -> dict[str, Entry]:
     if tuple(reader.fieldnames or ()) != COLUMNS:
         raise InvalidInput(f"expected the columns {', '.join(COLUMNS)}", source=path, field="line 1")
     entries: dict[str, Entry] = {}
@@ -52,9 +58,9 @@ def load_manifest(path: str | os.PathLike = SHIPPED) -> dict[str, Entry]:
         if None in row or None in row.values():
             raise InvalidInput("wrong number of columns", source=path, field=where)
         if row["role"] not in ROLES:
-            raise InvalidInput(f"role {row['role']!r} is none of {', '.join(ROLES)}", source=path, field=where)
+            raise InvalidInput(f"role {quoted(row['role'])} is none of {', '.join(ROLES)}", source=path, field=where)
         if row["file"] in entries:
-            raise InvalidInput(f"{row['file']!r} is listed twice", source=path, field=where)
+            raise InvalidInput(f"{quoted(row['file'])} is listed twice", source=path, field=where)
         entries[row["file"]] = Entry(**row)
     return entries
 

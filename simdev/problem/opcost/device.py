@@ -31,6 +31,7 @@ A device file is a TOML document; the trees that correct the physics lie in an `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -47,6 +48,7 @@ from simdev.problem.opcost.tensor_cores import TENSOR_DTYPES
 from simdev.problem.opcost.trees import Trees, trees_from
 
 FORMAT = 1
+NAME = re.compile(r"[\w.+-]+")  # of a device file; no path
 SHELF = Path(__file__).parent.parent / "devices" / "calibrated"
 # A part without a fit of its own is as far from its physics as another one: the same kernels, more passes.
 LIKE = {"gemm": "linear", "softmax_backward": "softmax", "layer_norm_backward": "layer_norm"}
@@ -162,8 +164,11 @@ def _shipped(name: str) -> Calibration:
     return read_calibration(SHELF / f"{name}.toml")
 
 
-def read_calibration(path: Path) -> Calibration:
-    """Read a device file. Raises :class:`InvalidInput` naming the file and the field of what is wrong."""
+def read_calibration(path: Path, *, shares: bool = True) -> Calibration:
+    """Read a device file. Raises :class:`InvalidInput` naming the file and the field of what is wrong.
+
+    ``shares`` is False for a file that another one is ``like``: it must hold its classes itself.
+    """
     data = read_toml(path)
     if data.get("format") != FORMAT:
         raise InvalidInput(f"format {quoted(data.get('format'))}, expected {FORMAT}", source=path, field="format")
@@ -182,6 +187,11 @@ def read_calibration(path: Path) -> Calibration:
         int(_number(datasheet, old, path)), tuple(rates.items()),
     )  # fmt: skip
     like = data.get("like", "")
+    if like and (not shares or not isinstance(like, str) or not NAME.fullmatch(like)):
+        raise InvalidInput(f"{quoted(like)} is not the name of a device file with classes", source=path, field="like")
+    notes = data.get("notes", {})
+    if not isinstance(notes, dict):
+        raise InvalidInput("expected a table", source=path, field="notes")
     shared = _beside(path, str(like)).classes if like else {}
     return Calibration(
         name=str(data.get("name", path.stem)),
@@ -191,7 +201,7 @@ def read_calibration(path: Path) -> Calibration:
         steps=_table(data.get("steps", {}), path, "steps"),
         like=str(like),
         table=_table(data.get("table", {}), path, "table"),
-        notes=data.get("notes", {}),
+        notes=notes,
         dispatch_ns={kind: 1e3 * us for kind, us in _table(data.get("dispatch", {}), path, "dispatch").items()},
     )
 
@@ -199,7 +209,9 @@ def read_calibration(path: Path) -> Calibration:
 def _beside(path: Path, name: str) -> Calibration:
     """The device file ``name`` in the folder of the one at ``path``, or the shipped one."""
     beside = path.with_name(f"{name}.toml")
-    return read_calibration(beside) if beside.is_file() and path.parent != SHELF else load_calibration(name)
+    return (
+        read_calibration(beside, shares=False) if beside.is_file() and path.parent != SHELF else load_calibration(name)
+    )
 
 
 def _class(name: str, row: dict, sheet: Datasheet, arrays: dict, path: Path) -> ClassFit:
@@ -217,9 +229,9 @@ def _class(name: str, row: dict, sheet: Datasheet, arrays: dict, path: Path) -> 
         efficiency=_number(row, "efficiency", path, where),
         trees=trees,
         source=str(row.get("source", "")),
-        rows=int(row.get("rows", 0)),
-        error_mean=float(row.get("error_mean", 0)),
-        error_median=float(row.get("error_median", 0)),
+        rows=int(_number(row, "rows", path, where, least=0)) if "rows" in row else 0,
+        error_mean=_number(row, "error_mean", path, where, least=0) if "error_mean" in row else 0.0,
+        error_median=_number(row, "error_median", path, where, least=0) if "error_median" in row else 0.0,
         trees_of=row["trees"] if isinstance(row.get("trees"), str) else "",
     )
 
@@ -230,11 +242,12 @@ def _table(table: object, path: Path, where: str) -> dict[str, float]:
     return {key: _number(table, key, path, where) for key in table}
 
 
-def _number(row: Mapping, name: str, path: Path, where: str = "") -> float:
+def _number(row: Mapping, name: str, path: Path, where: str = "", least: float = 1e-18) -> float:
     value = row.get(name)
     field_name = f"{where}: {name}" if where else name
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
-        raise InvalidInput(f"{quoted(value)} is not a positive number", source=path, field=field_name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < 1e18:
+        sort = "a positive number" if least else "a number of 0 or more"
+        raise InvalidInput(f"{quoted(value)} is not {sort}", source=path, field=field_name)
     return float(value)
 
 

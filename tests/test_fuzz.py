@@ -1,0 +1,67 @@
+"""Whatever a file holds, every reader answers with data or one short sentence (tests/fuzz.py, for about a minute)."""
+
+import os
+
+import fuzz
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+NAMES = (
+    "results", "curves", "journal", "submission", "placement", "placement file", "topology", "device file",
+    "device trees", "measured costs", "measured costs json", "kineto", "kineto tar", "manifest", "policy header",
+    "load problem", "pipedream profile", "import npz", "import json", "import csv", "import networkx", "import pipedream",
+    "import dnn-partitioning", "import piper", "import baechi", "import cost-graph", "import execution-trace",
+    "import chakra", "import chakra protobuf", "import onnx",
+)  # fmt: skip
+# The number of files for each reader. More by hand: SIMDEV_FUZZ=10000 pytest tests/test_fuzz.py
+EXAMPLES = int(os.environ.get("SIMDEV_FUZZ", "100"))
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory):
+    return {reader.name: reader for reader in fuzz.readers(tmp_path_factory.mktemp("seeds"))}
+
+
+def test_every_reader_is_listed(readers):
+    assert {*readers, "import onnx"} == set(NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mutated_file_is_read_or_refused(readers, name):
+    if name not in readers:
+        pytest.skip("needs the package onnx")
+    fuzz.try_seed(readers[name])
+
+    @seed(7)
+    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(draw=st.randoms(use_true_random=False))
+    def check(draw):
+        fuzz.try_file(readers[name], readers[name].mutate(readers[name].seed, draw))
+
+    check()
+
+
+def test_the_fuzzer_finds_a_traceback(readers, tmp_path, capsys):
+    """A control: a reader that fails on some files is reported, with the file."""
+
+    def careless(path):
+        int(path.read_bytes()[:4], 16)
+
+    broken = fuzz.Reader("careless", "a.txt", b"12ab", fuzz.mutate_bytes, careless)
+    table = fuzz.run([broken], 0.5, 0, tmp_path / "kept")
+    assert table["careless"]["failed"] and table["careless"]["read"]
+    assert "careless: ValueError" in capsys.readouterr().err and list((tmp_path / "kept").iterdir())
+
+
+def test_long_messages_are_failures(readers):
+    reader = fuzz.Reader("talkative", "a.txt", b"x", fuzz.mutate_bytes, lambda path: talk())
+    with pytest.raises(AssertionError, match="600 characters"):
+        fuzz.try_file(reader, b"y")
+
+
+def talk():
+    from simdev.errors import SimdevError
+
+    raise SimdevError("x" * 600)

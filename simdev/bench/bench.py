@@ -87,10 +87,8 @@ def bench(
                 results.write()
             results.close()
     if session.lost:
-        raise Incomplete(
-            f"{len(session.lost)} of {len(runs)} runs were lost ({session.lost[0]}): the same command executes them",
-            source=out,
-        )
+        what = f"{len(session.lost)} of {len(runs)} runs were lost ({session.lost[0]})"
+        raise Incomplete(f"{out}: {what}: the same command executes them")
     wanted = {run.key for run in runs}
     return [row for row in results.rows if row.key in wanted]
 

@@ -1,14 +1,17 @@
 """A bench on a Dask cluster of several processes here: the same rows as at home, also when a worker is killed."""
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from test_bench import LIMITS, ODD, make_graph
 
 from simdev.bench import rows
-from simdev.bench.bench import Observer
+from simdev.bench.bench import Incomplete, Observer
 from simdev.bench.bench import bench as execute_all
 from simdev.bench.dask_cluster import dask_backend, dask_simulator, execute_apart
 from simdev.bench.plan import plan
@@ -19,6 +22,7 @@ from simdev.errors import InvalidInput
 from simdev.placers.registry import find_placer
 
 distributed = pytest.importorskip("distributed")
+dask = pytest.importorskip("dask")
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +97,49 @@ def test_training_on_a_cluster_writes_the_same_policy_also_when_a_worker_is_kill
         away = train(tmp_path / "away", simulate=watched)
     assert killed and sum(batches) >= 40
     assert away == train(tmp_path / "home")
+
+
+SCHEDULER = """
+import sys, time
+from distributed import LocalCluster
+if __name__ == "__main__":
+    cluster = LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50)
+    print(cluster.scheduler_address, flush=True)
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.slow
+def test_runs_lost_with_the_scheduler_are_no_rows_and_are_executed_by_the_same_bench(tmp_path):
+    graph = make_graph(tmp_path / "small.npz")
+    (tmp_path / "scheduler.py").write_text(SCHEDULER)
+    log = tmp_path / "log"
+    runs = plan([graph], ["p100x2"], [f"{ODD}:slow[log={log}]"], budget="evaluations=1", seeds=8)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "scheduler.py")], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        address = process.stdout.readline().strip()
+
+        class Killer(Observer):
+            def row(self, done, total, row):
+                if done == 2:
+                    os.killpg(process.pid, signal.SIGKILL)
+
+        with (
+            dask.config.set({"distributed.comm.timeouts.connect": "2s"}),
+            pytest.raises(Incomplete, match="of 8 runs were lost"),
+        ):
+            execute_all(runs, tmp_path / "out", limits=LIMITS, observer=Killer(), backend=dask_backend(address))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    kept = rows.read_rows(tmp_path / "out" / "results.csv")
+    assert 2 <= len(kept) < 8 and all(row.status == "ok" for row in kept)
+    found = execute_all(runs, tmp_path / "out", jobs=2, limits=LIMITS)
+    assert len(found) == 8 and all(row.status == "ok" for row in found)
+    assert set(kept) <= set(found)
 
 
 def test_no_scheduler_is_one_sentence(tmp_path, monkeypatch):

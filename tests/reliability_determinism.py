@@ -12,7 +12,7 @@ from pathlib import Path
 from simdev.bench import rows
 
 ROOT = Path(__file__).parents[1]
-PLACERS = ("heft", "local-search", "genetic", "min-cut", "scotch", "cp-sat", "gdp", "colocrl")
+PLACERS = ("heft", "local-search", "cp-sat", "gdp", "genetic", "min-cut", "scotch", "colocrl")
 BENCH = ["bench", "-w", "transformer-xl-2", "-t", "p100x4", "-b", "evaluations=50"]
 PATIENCE_S = 3600
 

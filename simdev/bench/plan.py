@@ -61,7 +61,7 @@ class Run:
 
     @property
     def key(self) -> tuple:
-        """The same as the key of its row."""
+        """The key of its row."""
         return tuple(getattr(self, name) for name in rows.KEY)
 
     @property

@@ -1,4 +1,4 @@
-"""A row: what one run of the bench found out, as a record of ``results.csv``; with its placement file.
+"""A row: the result of one run of the bench, as a record of ``results.csv``, and its placement file.
 
 Columns in :data:`EXACT` are the same on every machine and are compared on verification; the rest are circumstantial.
 A field ``*_ns`` of a :class:`Row` holds whole nanoseconds. Its column ``*_s`` (:data:`FIELD`) holds the same time in
@@ -115,8 +115,8 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_rows(path: Path, *, check_digest: bool = True) -> list[Row]:
-    """Read ``results.csv``. Raises :class:`InvalidInput` naming line and column of whatever is malformed, and where
-    ``check_digest`` a row whose cells do not match its digest."""
+    """Read ``results.csv``. Raises :class:`InvalidInput` that names line and column of a malformed cell and, with
+    ``check_digest``, the line of a row that does not match its digest."""
     rows, seen = [], set()
     for line, cells in read_csv(path, COLUMNS):
         row = parse_row(cells, path, line)
@@ -219,7 +219,7 @@ def store_placement(folder: Path, placement: Placement) -> None:
 
 
 def stored_placement(folder: Path, key: str) -> Placement:
-    """Read a placement by hash. Raises :class:`InvalidInput` where it is missing or is not the one that was stored."""
+    """Read a placement by hash. Raises :class:`InvalidInput` if the file is missing or was altered."""
     path = placement_path(folder, key)
     arrays = read_npz(path)
     if "devices" not in arrays or set(arrays) - {"devices", "priority"}:

@@ -26,7 +26,8 @@ from simdev.problem.topology import load_topology
 
 @dataclass(frozen=True)
 class Instance:
-    """A workload on a topology as found now. ``graph_file`` is set where the graph does not ship with simdev."""
+    """A workload on a topology, with their present fingerprints. ``graph_file`` is set if the graph does not ship with
+    simdev."""
 
     workload: str
     topology: str
@@ -40,7 +41,7 @@ class Instance:
 
     @property
     def problem(self) -> tuple[str, str, str]:
-        """What a lower bound belongs to."""
+        """The identity of the problem: a lower bound holds for all instances that share it."""
         return self.fingerprint, self.cost_hash, self.rules
 
 
@@ -60,8 +61,10 @@ def load_problem(workload: str, topology: str, rules: str, graph_file: str | Non
 
 
 def execute(run: Run, instance: Instance, problem: Problem | None = None) -> Outcome:
-    """Place and simulate, here and now, without limits. What a placer raises becomes the row's status. ``problem``
-    is the run's, if it is loaded already."""
+    """Place and simulate in this process, without limits. An exception of the placer becomes the row's status.
+
+    ``problem`` is the problem of the run, if it is loaded already.
+    """
     spec, params = registry.find_placer(run.entry)
     blank = blank_row(run, instance, spec.version)
     missing = [package for package in spec.needs if find_spec(package) is None]
@@ -122,7 +125,7 @@ def _failure(blank: Row, error: BaseException) -> Outcome:
 
 
 def blank_row(run: Run, instance: Instance, placer_version: int) -> Row:
-    """A row with what is known before the run."""
+    """The row of a run before the run: an error without a message."""
     return Row(
         workload=run.workload, topology=run.topology, rules=run.rules, placer=run.placer, version=placer_version,
         params=run.params, budget=run.budget, seed=run.seed, fingerprint=instance.fingerprint,

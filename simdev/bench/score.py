@@ -1,4 +1,4 @@
-"""The leaderboard: what follows from the raw rows. Derived only, never edited.
+"""The leaderboard: tables that are derived from the rows and never edited.
 
 A run without a score (out of memory, skipped, failed, missing) counts as :data:`CAP` times the best known step time,
 and so does every slower one: leaving a run out, or failing it, improves no mean.
@@ -113,7 +113,7 @@ def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
 
 def gaps(rows: Iterable[Row]) -> list[dict[str, str]]:
     """A line for each instance, by workload and topology: the best run of any placer and budget, the proven lower
-    bound, and how far the one is from the other (``GAPS``); a cell is empty where there is none."""
+    bound, and the gap between them (``GAPS``). A cell is empty if there is no such value."""
     found: dict[tuple, list[Row]] = {}
     for row in rows:
         found.setdefault((row.workload, row.topology, row.rules), []).append(row)
@@ -138,8 +138,10 @@ def write(out: Path, rows: list[Row]) -> None:
 
 
 def compare(left: Path, right: Path) -> list[dict[str, str]]:
-    """Run by run, what changed from the result folder ``left`` to ``right``: only runs that differ in score, status or
-    problem. ``change`` is the step time of ``right`` over that of ``left``, minus one."""
+    """The runs whose score, status or problem differs between the result folders ``left`` and ``right``.
+
+    ``change`` is the step time of ``right`` over that of ``left``, minus one.
+    """
     before, after = ({row.key: row for row in read_rows(folder / "results.csv")} for folder in (left, right))
     if not before.keys() & after.keys():
         raise InvalidInput(f"has no run in common with {right}", source=left)

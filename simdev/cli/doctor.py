@@ -1,4 +1,4 @@
-"""What is installed, what works and what does not, and why."""
+"""The state of an installation: what is installed, what cannot run, and why."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _solvers() -> dict[str, str]:
             found[name] = "available"
         except (AttributeError, RuntimeError, ValueError, NotImplementedError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            found[name] = "not here: needs its library and a licence" if name == "GUROBI" else reason[:100]
+            found[name] = "not available: needs its library and a licence" if name == "GUROBI" else reason[:100]
     return found
 
 
@@ -98,21 +98,21 @@ def _kernels() -> dict:
 
 
 def _problems(found: dict) -> list[str]:
-    told = []
+    problems = []
     if any(not number for number in found["packages"].get("main", {}).values()):
         lost = [name for name, number in found["packages"]["main"].items() if not number]
-        told.append(f"required packages are missing: {', '.join(lost)} (pip install .)")
+        problems.append(f"required packages are missing: {', '.join(lost)} (pip install .)")
     if found["solvers"]["HIGHS"] != "available":
-        told.append("the integer programs' default solver HiGHS does not answer")
+        problems.append("HiGHS, the default solver of integer programs, is not available")
     if not found["kernels"]["compiled"]:
-        told.append("no compiled kernel is cached yet: the first simulation compiles for some seconds")
+        problems.append("no compiled kernel is cached yet: the first simulation takes about ten seconds more")
     if shutil.disk_usage(Path.cwd()).free < 1 << 30:
-        told.append("less than 1 GiB of disk is free here")
-    return told
+        problems.append("less than 1 GiB of disk space is free in the current folder")
+    return problems
 
 
 def report(found: dict) -> str:
-    """:func:`diagnose` for people."""
+    """The result of :func:`diagnose` as text."""
     system, kernels = found["system"], found["kernels"]
     lines = [f"{system['machine']}, Python {system['python']}, commit {system['commit'] or 'unknown'}", versions(), ""]
     for extra, packages in found["packages"].items():
@@ -122,5 +122,5 @@ def report(found: dict) -> str:
     lines += [f"{name:>12}  {why}" for name, why in found["placers"]["unavailable"].items()]
     lines += [f"{name:>12}  {state}" for name, state in found["solvers"].items()]
     lines.append(f"{'kernels':>12}  {kernels['compiled']} compiled, {kernels['bytes'] / 2**20:.1f} MiB")
-    lines += ["", *(found["problems"] or ["nothing is wrong"])]
+    lines += ["", *(found["problems"] or ["no problem found"])]
     return "\n".join(lines)

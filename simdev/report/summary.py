@@ -15,8 +15,11 @@ Table = tuple[str, list[str], list[list[str]]]
 
 
 def board(rows: Iterable[Row]) -> list[Table]:
-    """Title, header and lines for each topology, rule set and budget: step times in ms, the best marked, and the
-    speed-up over the placer ``single-gpu`` in brackets."""
+    """A table for each topology, rule set and budget: title, header and lines.
+
+    A cell holds the step time in ms, a star if it is the best of its workload, and in brackets the speed-up over the
+    placer ``single-gpu``.
+    """
     rows = list(rows)
     places = {(line["rules"], line["budget"], line["placer"], line["params"]): line for line in ranking(rows)}
     return [_table(*key, table, places) for key, table in scores(rows).groupby(["topology", "rules", "budget"])]
@@ -61,12 +64,12 @@ def cell(row: Row | None) -> str:
 
 
 def failures(rows: Iterable[Row]) -> list[str]:
-    """A line for each run that was skipped or failed, with the reason; equal reasons of a placer are told once."""
-    told: dict[tuple[str, str, str], list[str]] = {}
+    """A line for each run that was skipped or failed, with the reason; equal reasons of a placer share a line."""
+    found: dict[tuple[str, str, str], list[str]] = {}
     for row in rows:
         if row.status != "ok":
-            told.setdefault((row.entry, row.status, row.error), []).append(row.workload)
-    return [f"{entry}: {status} on {', '.join(on)}: {why}" for (entry, status, why), on in sorted(told.items())]
+            found.setdefault((row.entry, row.status, row.error), []).append(row.workload)
+    return [f"{entry}: {status} on {', '.join(on)}: {why}" for (entry, status, why), on in sorted(found.items())]
 
 
 def headline(rows: list[Row], out: Path) -> str:
@@ -74,8 +77,8 @@ def headline(rows: list[Row], out: Path) -> str:
     counts: dict[str, int] = {}
     for line in leaderboard(rows):
         counts[line["status"]] = counts.get(line["status"], 0) + 1
-    told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    return f"\n{len(rows)} runs ({told}); results.csv, leaderboard.csv, ranking.csv and placements are in {out}"
+    text = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    return f"\n{len(rows)} runs ({text}); results.csv, leaderboard.csv, ranking.csv and placements are in {out}"
 
 
 def _milliseconds(ns: int) -> str:

@@ -23,8 +23,8 @@ def explain(
     story = chosen_run(run, workload, topology, placer)
     found = findings(story)
     if as_json:
-        told = [{"seconds": finding.ns / 1e9, "text": finding.text} for finding in found]
-        print(json.dumps({"step_time_s": story.schedule.step_time_s, "findings": told}, indent=1))
+        answers = [{"seconds": finding.ns / 1e9, "text": finding.text} for finding in found]
+        print(json.dumps({"step_time_s": story.schedule.step_time_s, "findings": answers}, indent=1))
         return
     print(f"{story.graph.name} on {story.topology.name}: {story.schedule.step_ns / 1e6:.3f} ms")
     for number, finding in enumerate(found, 1):

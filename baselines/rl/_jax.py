@@ -10,20 +10,26 @@ import os
 import sys
 from pathlib import Path
 
+# XLA divides the sums of a program among as many tasks as there are cores, however few threads it has: floating-point
+# results then depend on the number of cores. It takes this variable for that number. The shipped rows were made with 2.
+CORES = {"NPROC": "2"}
 FLAGS = ("--xla_cpu_multi_thread_eigen=false", "--xla_cpu_max_isa=AVX2")
 
 
 def _set_up() -> None:
-    """One thread: sums are added up in one order. One instruction set: on any processor that has it."""
+    """Fix what decides the order and the rounding of sums: the threads, the tasks that a program is divided into, and
+    the instruction set, on any processor that has it."""
     if "jax" in sys.modules:  # the user's process has its own settings
         return
     given = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = " ".join([given, *(flag for flag in FLAGS if flag.split("=")[0] not in given)]).strip()
+    os.environ.update(CORES)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import jax
 
     jax.config.update("jax_platforms", "cpu")
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "simdev" / "jax"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    folder = cache / "simdev" / f"jax-{CORES['NPROC']}"  # a compiled program knows its number of tasks
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # without a home, programs are compiled anew in each process

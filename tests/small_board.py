@@ -34,7 +34,7 @@ latency_us = 1
 """
 
 
-def small_board(folder, *, workload="mine.npz", machine="mine.toml", placers=("single-gpu", "single-cpu"), **changed):
+def small_board(folder, *, workload="mine.npz", topology="mine.toml", placers=("single-gpu", "single-cpu"), **changed):
     """Write rows of ``placers`` to ``folder``, one placement each, and return them. The columns in ``changed`` are
     written as given, with the digest and the tables that belong to them."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def small_board(folder, *, workload="mine.npz", machine="mine.toml", placers=("s
     kept = stored.kept_graph(folder, graph.fingerprint)
     kept.parent.mkdir(exist_ok=True)
     save_graph(graph, kept)
-    where = stored.kept_machine(folder, machine)
+    where = stored.kept_machine(folder, topology)
     where.parent.mkdir(exist_ok=True)
     where.write_text(MACHINE, encoding="utf-8")
     (folder / "placements").mkdir(exist_ok=True)
@@ -50,9 +50,9 @@ def small_board(folder, *, workload="mine.npz", machine="mine.toml", placers=("s
     bound, results = lower_bound(problem), Results(folder)
     for number, placer in enumerate(placers):
         placement = Placement(np.array([0, 0, 1] if number % 2 else [0, 0, 0]))
-        run = Run(workload, machine, DEFAULT_RULES, placer, "{}", "evaluations=10", 0)
+        run = Run(workload, topology, DEFAULT_RULES, placer, "{}", "evaluations=10", 0)
         instance = bench.Instance(
-            workload, machine, DEFAULT_RULES, graph.fingerprint, problem.costs.hash, graph.n_ops,
+            workload, topology, DEFAULT_RULES, graph.fingerprint, problem.costs.hash, graph.n_ops,
             bound_ns=int(bound.ns), bound_method=str(bound.method),
         )  # fmt: skip
         version = registry.placers()[placer].version if placer in registry.placers() else 1

@@ -157,3 +157,88 @@ def test_bombs_and_damage_are_refused(tmp_path, monkeypatch):
             pass
     with pytest.raises(InvalidInput, match="holds no results"), unpacked(archive(tmp_path / "no.zip", results=False)):
         pass
+
+
+def bomb(path, member, size):
+    """A submission whose ``member`` unpacks to ``size`` zero bytes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        with file.open(member, "w") as out:
+            for _ in range(size >> 20):
+                out.write(bytes(1 << 20))
+        if member != "results.csv":
+            file.writestr("results.csv", "")
+    return path
+
+
+def test_a_bomb_is_refused_before_it_fills_disk_or_memory(tmp_path):
+    import tracemalloc
+
+    path = bomb(tmp_path / "bomb.zip", "results.csv", 200 << 20)
+    tracemalloc.start()
+    with pytest.raises(InvalidInput, match="results.csv: larger than 134217728 bytes: refused"), unpacked(path):
+        raise AssertionError("was unpacked")
+    assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    tracemalloc.stop()
+
+
+def test_an_archive_that_lies_about_sizes_is_refused(tmp_path):
+    path = bomb(tmp_path / "bomb.zip", "results.csv", 1 << 20)
+    data = bytearray(path.read_bytes())
+    for mark, place in ((b"PK\3\4", 22), (b"PK\1\2", 24)):  # "10 bytes", says the archive
+        at = data.index(mark) + place
+        data[at : at + 4] = (10).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(InvalidInput, match="bomb.zip"), unpacked(path):
+        raise AssertionError("was unpacked")
+
+
+def test_a_table_of_contents_that_fills_the_memory_is_not_read(tmp_path):
+    path = archive(tmp_path / "big.zip")
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\5\6") + 12
+    data[at : at + 4] = (1 << 30).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(InvalidInput, match="table of contents is larger"), unpacked(path):
+        pass
+
+
+HUGE = "".join(
+    f'[[device]]\nname = "d{n}"\nkind = "k"\n[[link]]\nends = ["d{n}", "s"]\ngb_per_s = {n + 1}\nlatency_us = {n % 7}\n'
+    for n in range(1000)
+)
+
+
+def test_a_machine_that_takes_for_ever_is_given_up(tmp_path):
+    from small_board import MACHINE as SMALL
+    from small_board import small_board
+
+    from simdev.bench import stored
+    from simdev.bench.workers import Limits
+
+    small_board(tmp_path / "board")
+    kind = SMALL[SMALL.index("[kind") : SMALL.index("[[device]]")]
+    machine = f'name = "huge"\nswitches = ["s"]\n{kind}{HUGE}'
+    stored.kept_machine(tmp_path / "board", "mine.toml").write_text(machine, encoding="utf-8")
+    submit(tmp_path / "board", tmp_path / "huge.zip")
+    found = verify(tmp_path / "huge.zip", jobs=1, limits=Limits(2, 4 << 30))
+    assert [difference.found for difference in found] == ["no answer within 2 s"] * 2
+
+
+def test_a_row_that_needs_too_much_memory_is_given_up(tmp_path):
+    from small_board import small_board
+
+    from simdev.bench.workers import Limits
+
+    small_board(tmp_path / "board")
+    wrong = verify(tmp_path / "board", jobs=1, limits=Limits(100, 1 << 20))
+    assert wrong and all(difference.column == "" for difference in wrong)
+
+
+def test_another_processor_is_said_and_is_no_difference(tmp_path):
+    from small_board import small_board
+
+    small_board(tmp_path / "board", placers=("gdp",), machine="Abacus 1, 4 cores, Linux")
+    skipped = []
+    assert verify(tmp_path / "board", rerun=True, jobs=1, on_skip=lambda *why: skipped.append(why)) == []
+    ((title, reason),) = skipped
+    assert "gdp" in title and reason.startswith("different processor")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; _HOME says the same to 
     from simdev.graphs.importers import import_graph as import_graph
     from simdev.graphs.importers.networkx_graph import from_networkx as from_networkx
     from simdev.graphs.importers.networkx_graph import to_networkx as to_networkx
+    from simdev.graphs.workload import CustomStep as CustomStep
+    from simdev.graphs.workload import InferenceStep as InferenceStep
     from simdev.graphs.workload import TrainingStep as TrainingStep
     from simdev.graphs.workload import workload as workload
     from simdev.placers.budget import Budget as Budget
@@ -49,7 +51,9 @@ _HOME = {
     "ComputationGraph": "problem.graph",
     "CostModel": "problem.costs",
     "CostTable": "problem.costs",
+    "CustomStep": "graphs.workload",
     "GraphBuilder": "problem.graph",
+    "InferenceStep": "graphs.workload",
     "InvalidInput": "errors",
     "Placement": "problem.placement",
     "Problem": "problem.problem",

@@ -1,4 +1,4 @@
-"""What a workload is: a training step of a PyTorch model, by name and parameters, with the published figures.
+"""What a workload is: a step of a PyTorch model, by name and parameters, with the published figures.
 
 A workload is one file of ``workloads/`` (a family may register several)::
 
@@ -27,7 +27,7 @@ class TrainingStep:
     """One training step: ``loss(model, *inputs)`` forward and backward, then ``optimizer.step()``.
 
     ``model`` is a ``torch.nn.Module``, ``inputs`` a tuple of tensors, ``optimizer`` a ``torch.optim.Optimizer`` over
-    the model's parameters, or None for forward and backward alone.
+    the model's parameters, a list of such optimizers, or None for forward and backward alone.
     """
 
     model: Any
@@ -37,13 +37,43 @@ class TrainingStep:
 
 
 @dataclass(frozen=True)
+class InferenceStep:
+    """One forward pass without gradients: ``forward(model, *inputs)``, or ``model(*inputs)`` if ``forward`` is None.
+
+    The tensors that it returns (also inside dictionaries, tuples and key-value caches) leave the step. Switch the
+    model to ``eval()`` first: simdev runs it as it is.
+    """
+
+    model: Any
+    inputs: tuple
+    forward: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class CustomStep:
+    """One step of a training loop, written out: ``run(model, *inputs)`` calls ``backward()``, clips, steps the
+    optimizers and the schedulers, clears the gradients, averages weights.
+
+    ``run`` is called twice: the first call creates the optimizer state, the second call is captured. If several models
+    are trained, ``model`` is a ``torch.nn.ModuleDict`` of them.
+    """
+
+    model: Any
+    inputs: tuple
+    run: Callable[..., Any]
+
+
+Step = TrainingStep | InferenceStep | CustomStep
+
+
+@dataclass(frozen=True)
 class WorkloadSpec:
     """A registered workload. ``published`` holds the figures of the paper (``parameters``, ``flops`` ...) and
     ``source`` cites it."""
 
     name: str
     family: str
-    function: Callable[..., TrainingStep]
+    function: Callable[..., Step]
     defaults: Mapping[str, object] = field(default_factory=dict)
     published: Mapping[str, object] = field(default_factory=dict)
     source: str = ""
@@ -70,7 +100,7 @@ def workload(
     defaults: Mapping[str, object] | None = None,
     published: Mapping[str, object] | None = None,
     source: str = "",
-) -> Callable[[Callable[..., TrainingStep]], Callable[..., TrainingStep]]:
+) -> Callable[[Callable[..., Step]], Callable[..., Step]]:
     """Register a workload under ``name``; one function may be registered several times with other defaults."""
 
     def register(function):

@@ -93,6 +93,11 @@ def load_workload(entry: str) -> ComputationGraph:
         from simdev.graphs.capture import capture_file
 
         return capture_file(entry)
+    if ":" in entry:
+        from simdev.graphs.capture import capture_package, is_package_model
+
+        if is_package_model(entry):
+            return capture_package(entry)
     if is_graph_file(entry):
         return load_graph(entry) if entry.endswith(".npz") else import_graph(entry).graph
     member = _MEMBER.fullmatch(entry)

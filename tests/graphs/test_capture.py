@@ -336,9 +336,9 @@ def test_recomputation_belongs_to_the_backward_pass():
 def test_converted_models_and_tied_weights_stay_tied():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from simdev.graphs.capture.run import _fake_conversions
+    from simdev.graphs.capture.rewrites import fake_construction
 
-    with FakeTensorMode(), _fake_conversions():
+    with FakeTensorMode(), fake_construction():
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
         model[1].weight = model[0].weight
         model.to(torch.bfloat16).to("cpu")
@@ -377,6 +377,9 @@ def vector():
 def shapes():
     model = torch.nn.Linear(4, 2)
     return TrainingStep(model, (torch.zeros(3, 5),), lambda m, x: m(x).sum())
+def large():
+    model = torch.nn.Linear(1 << 15, 1 << 15)
+    return TrainingStep(model, (torch.zeros(3, 1 << 15),), data().loss)
 def not_a_model():
     return TrainingStep(None, (), lambda m: 0)
 """
@@ -391,8 +394,9 @@ def user_file(tmp_path):
 
 def test_a_users_file(user_file):
     graph = capture_file(f"{user_file}:make_step")
-    assert graph.name == "my_model" and graph.meta["parameters"] == 10
-    script = f"from simdev.graphs.capture import capture_file; print(capture_file({str(user_file) + ':make_step'!r}).fingerprint)"
+    assert graph.name == "my_model-make_step" and graph.meta["parameters"] == 10
+    target = f"{user_file}:make_step"
+    script = f"from simdev.graphs.capture import capture_file; print(capture_file({target!r}).fingerprint)"
     again = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert again.stdout.strip() == graph.fingerprint, "another process captures the same graph"
 
@@ -400,12 +404,13 @@ def test_a_users_file(user_file):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("wrong", "returned int, expected simdev.graphs.workload.TrainingStep"),
+        ("wrong", "returned int, expected a TrainingStep, an InferenceStep or a CustomStep"),
         ("breaks", "no such layer"),
         ("absent", "no such function"),
-        ("data", "depends on the values"),
+        ("large", "line 24, in loss: .*depends on the values .*torch.where"),
         ("vector", "must return one number"),
-        ("shapes", "RuntimeError"),
+        ("breaks", "line 19, in breaks: building the model failed, also on real tensors: KeyError"),
+        ("shapes", "line 31, in <lambda>: the model was built, but running its step failed: RuntimeError"),
         ("not_a_model", "expected a torch.nn.Module"),
         ("not a name", "expected FILE.py:FUNCTION"),
     ],
@@ -419,7 +424,7 @@ def test_a_users_mistakes_are_named(user_file, function, message):
 def test_a_file_that_cannot_be_imported(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text(textwrap.dedent("import no_such_package\n"))
-    with pytest.raises(InvalidInput, match="broken.py: cannot be imported: ModuleNotFoundError"):
+    with pytest.raises(InvalidInput, match="broken.py: line 1, in <module>: cannot be imported: ModuleNotFoundError"):
         capture_file(f"{path}:make")
     with pytest.raises(InvalidInput, match="no such file"):
         capture_file(f"{tmp_path}/absent.py:make")

@@ -1,8 +1,8 @@
-"""A training step of a PyTorch model, captured as a computation graph.
+"""A step of a PyTorch model, captured as a computation graph.
 
 The step runs once on fake tensors: no memory, no arithmetic, no accelerator (a device that the model asks for becomes
 the CPU). Every ATen op that PyTorch dispatches becomes an op of the graph: forward, loss, backward and optimiser
-update.
+update. A step that depends on the values of large tensors runs for real.
 
 * Views, aliases and detached tensors are folded into the tensor whose storage they share. A consumer of a slice reads
   the slice's bytes, but depends on (and, on another device, receives) the whole tensor.
@@ -15,6 +15,8 @@ update.
   implementations run it.
 * A backward op has the layer of the forward op that it belongs to; the sum of a tensor's gradients has that of the
   last one added.
+* An op that an activation checkpoint computes again is in the backward phase and has a name that ends in
+  ``.recomputed``. Mixed precision (``torch.autocast``, ``GradScaler``) is captured with the casts of a GPU.
 * FLOPs are PyTorch's own count for matrix products, convolutions and attention, none for data movement, else one per
   element of the largest tensor. Bytes are those that a kernel over the arguments touches.
 * Ops are those that PyTorch's CPU backend dispatches, which are the ATen ops of other backends but for a few; of
@@ -25,25 +27,28 @@ update.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+import traceback
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simdev.errors import InvalidInput, SimdevError, Unsupported
+from simdev.errors import InvalidInput, Unsupported
 from simdev.problem.graph import ComputationGraph
 
 if TYPE_CHECKING:
-    from simdev.graphs.workload import TrainingStep, WorkloadSpec
+    from simdev.graphs.workload import Step, WorkloadSpec
 
 
-def capture(step: TrainingStep, name: str, meta: dict | None = None) -> ComputationGraph:
-    """Capture one training step.
+def capture(step: Step, name: str, meta: dict | None = None) -> ComputationGraph:
+    """Capture one step: a ``TrainingStep``, an ``InferenceStep`` or a ``CustomStep``.
 
     ``step`` may be built from real tensors (it is copied, not touched) or under a ``FakeTensorMode``. ``meta`` is
-    added to the graph's own: torch version, precision, optimizer, parameters (count), bytes, flops.
-    Raises :class:`Unsupported` without PyTorch, or for a step that depends on the values of its tensors.
+    added to the graph's own: torch version, precision (of the parameters and of each class of ops), optimizer,
+    parameters (count), bytes, flops. Raises :class:`Unsupported` without PyTorch, or for a step that depends on the
+    values of its tensors.
     """
     _need_torch()
     from simdev.graphs.capture.run import run
@@ -57,18 +62,19 @@ def capture_workload(spec: WorkloadSpec, params: dict | None = None) -> Computat
     Raises :class:`InvalidInput` for values that are out of range or do not go together.
     """
     _need_torch()
+    from simdev.graphs.capture.build import BuildFailed
     from simdev.graphs.capture.run import run
 
     make, name, meta = workload_step(spec, params or {})
     try:
         return run(make, name, meta)
-    except (RuntimeError, TypeError, ValueError) as error:
-        if meta["params"] == dict(spec.defaults) or isinstance(error, SimdevError):
+    except (BuildFailed, RuntimeError, TypeError, ValueError) as error:
+        if meta["params"] == dict(spec.defaults) or isinstance(error, (InvalidInput, Unsupported)):
             raise
-        raise InvalidInput(f"cannot be built: {_sentence(error)}", source=name) from error
+        raise InvalidInput(f"cannot be built: {sentence(error)}", source=name) from error
 
 
-def workload_step(spec: WorkloadSpec, params: dict) -> tuple[Callable[[], TrainingStep], str, dict]:
+def workload_step(spec: WorkloadSpec, params: dict) -> tuple[Callable[[], Step], str, dict]:
     """What builds the step of a workload with ``params`` in place of its defaults, the graph's name and its meta."""
     chosen = spec.parameters(params)
     changed = {key: value for key, value in chosen.items() if value != spec.defaults[key]}
@@ -77,54 +83,105 @@ def workload_step(spec: WorkloadSpec, params: dict) -> tuple[Callable[[], Traini
     return lambda: spec.function(**chosen), name, meta
 
 
-def capture_file(target: str) -> ComputationGraph:
-    """Capture ``my_model.py:make_step``: a function of no arguments that returns a ``TrainingStep``.
+def capture_file(target: str, *, name: str | None = None) -> ComputationGraph:
+    """Capture ``my_model.py:make_step``: a function of no arguments that returns a step. The file is executed.
 
-    The file is executed. Raises :class:`InvalidInput` naming the file and what is wrong with it.
+    The graph is named after file and function, or ``name``. Raises :class:`InvalidInput` naming the file, the line of
+    it where building the model or running the step failed, and what is wrong.
     """
     _need_torch()
+    build, own_name, meta = file_step(target)
+    path, function = target.rpartition(":")[::2]
+    return _captured(build, name or own_name, meta, path, function)
+
+
+def capture_package(target: str, *, name: str | None = None, **choices) -> ComputationGraph:
+    """Capture a model of an installed package by its id, such as ``timm:resnet50``; ``choices`` are those of
+    :func:`simdev.graphs.capture.packages.package_step`."""
+    _need_torch()
+    from simdev.graphs.capture.packages import package_step
+
+    build, own_name, meta = package_step(target, **choices)
+    return _captured(build, name or own_name, meta, target, None)
+
+
+def is_package_model(target: str) -> bool:
+    """Whether ``target`` is an id such as ``transformers:GPT2LMHeadModel``."""
+    from simdev.graphs.capture.packages import PACKAGES
+
+    return target.partition(":")[0] in PACKAGES
+
+
+def _captured(build, name: str, meta: dict, source: str, function: str | None) -> ComputationGraph:
+    """Capture, with every failure as one sentence."""
+    from simdev.graphs.capture.build import BuildFailed
     from simdev.graphs.capture.run import run
 
-    build, name, meta = file_step(target)
-    path, function = target.rpartition(":")[::2]
     try:
         return run(build, name, meta)
+    except BuildFailed as error:
+        what, cause = "building the model failed, also on real tensors", error.__cause__
+        raise InvalidInput(
+            f"{what}: {sentence(cause)}", source=source, field=_place(cause, source, function)
+        ) from error
     except InvalidInput as error:
-        raise InvalidInput(error.message, source=path, field=error.field) from error
+        raise InvalidInput(error.message, source=source, field=error.field) from error
     except Unsupported as error:
-        raise InvalidInput(str(error), source=path, field=function) from error
+        message = str(error).removeprefix(f"{name}: ")
+        raise InvalidInput(message, source=source, field=_place(error, source, function)) from error
     except Exception as error:  # the user's own code failed
-        raise InvalidInput(_sentence(error), source=path, field=function) from error
+        message = f"the model was built, but running its step failed: {sentence(error)}"
+        raise InvalidInput(message, source=source, field=_place(error, source, function)) from error
 
 
-def file_step(target: str) -> tuple[Callable[[], TrainingStep], str, dict]:
-    """What builds the step of ``my_model.py:make_step``, the graph's name and its meta. The file is executed."""
-    from simdev.graphs.workload import TrainingStep
+def _place(error: BaseException, path: str, function: str | None) -> str | None:
+    """``line 12, in forward`` of the user's file, or else of the file in which the error arose."""
+    frames = []
+    while error is not None and not frames:
+        frames = traceback.extract_tb(error.__traceback__)
+        mine = [frame for frame in frames if Path(frame.filename) == Path(path).resolve()]
+        if mine:
+            return f"line {mine[-1].lineno}, in {mine[-1].name}"
+        theirs = [
+            frame for frame in frames if not re.search(r"[/\\](torch|simdev|contextlib|_?pytree)[/\\.]", frame.filename)
+        ]
+        if theirs and function is None:
+            file = "/".join(Path(theirs[-1].filename).parts[-3:])
+            return f"{file} line {theirs[-1].lineno}, in {theirs[-1].name}"
+        frames, error = [], error.__cause__
+    return function
+
+
+def file_step(target: str) -> tuple[Callable[[], Step], str, dict]:
+    """What builds the step of ``my_model.py:make_step``, the graph's name (``my_model-make_step``) and its meta. The
+    file is executed."""
+    from simdev.graphs.workload import Step
 
     path, _, function = target.rpartition(":")
     if not path or not function.isidentifier():
         raise InvalidInput("expected FILE.py:FUNCTION", source=target)
     if not Path(path).is_file():
         raise InvalidInput("no such file", source=path)
-    module = import_file(Path(path))
+    from simdev.graphs.capture.autocast import gpu_autocast
+
+    with gpu_autocast():  # also for decorators
+        module = import_file(Path(path))
     make = getattr(module, function, None)
     if not callable(make):
         raise InvalidInput("no such function", source=path, field=function)
 
     def build():
         step = make()
-        if not isinstance(step, TrainingStep):
-            found = type(step).__name__
-            raise InvalidInput(
-                f"{function}() returned {found}, expected simdev.graphs.workload.TrainingStep", source=path
-            )
+        if not isinstance(step, Step):
+            wanted = "expected a TrainingStep, an InferenceStep or a CustomStep of simdev"
+            raise InvalidInput(f"{function}() returned {type(step).__name__}, {wanted}", source=path)
         return step
 
-    return build, Path(path).stem, {"source": Path(path).name, "function": function}
+    return build, f"{Path(path).stem}-{function}", {"source": Path(path).name, "function": function}
 
 
 def import_file(path: Path):
-    spec = importlib.util.spec_from_file_location(f"_captured_{uuid.uuid4().hex}", path)
+    spec = importlib.util.spec_from_file_location(f"_captured_{uuid.uuid4().hex}", path.resolve())
     if spec is None:
         raise InvalidInput("not a Python file", source=path)
     module = importlib.util.module_from_spec(spec)
@@ -133,14 +190,17 @@ def import_file(path: Path):
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InvalidInput(f"cannot be imported: {_sentence(error)}", source=path) from error
+        message = f"cannot be imported: {sentence(error)}"
+        raise InvalidInput(message, source=path, field=_place(error, str(path), None)) from error
     finally:
         sys.path.pop(0)
     return module
 
 
-def _sentence(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}".strip(": ")
+def sentence(error: BaseException) -> str:
+    """The type and the first line of an error."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}".strip(": ")
 
 
 def _need_torch() -> None:

@@ -21,15 +21,15 @@ class Assembly:
 
 
 def assemble(
-    tape: Tape, name: str, *, results: set[int], gradients: dict[int, int], optimizer: str, meta: dict
+    tape: Tape, name: str, *, results: set[int], gradients: dict[int, int], updates: dict[int, str], meta: dict
 ) -> Assembly:
     """Build the graph.
 
     ``results`` are the values that leave the step; ``gradients`` maps the op of a parameter to the value of its final
-    gradient; ``optimizer`` is the kind of the update ops.
+    gradient, and ``updates`` to the kind of its update op (``adam``).
     """
     alive = _alive(tape, results)
-    alive, merged = _merge_updates(tape, alive, optimizer)
+    alive, merged = _merge_updates(tape, alive, updates)
     readers = defaultdict(list)
     for number in alive:
         for value in tape.ops[number].reads:
@@ -83,7 +83,9 @@ def _alive(tape: Tape, results: set[int]) -> list[int]:
     return sorted(alive)
 
 
-def _merge_updates(tape: Tape, alive: list[int], optimizer: str) -> tuple[list[int], dict[int, tuple[int, ...]]]:
+def _merge_updates(
+    tape: Tape, alive: list[int], updates: dict[int, str]
+) -> tuple[list[int], dict[int, tuple[int, ...]]]:
     """Replace the ops that update one parameter by one op at the place of the last; returns the ops left, and the parts
     of the replaced.
 
@@ -107,7 +109,7 @@ def _merge_updates(tape: Tape, alive: list[int], optimizer: str) -> tuple[list[i
         if number in owner:
             members[owner[number]].append(number)
     for home, parts in members.items():
-        ops[parts[-1]] = _merge(tape, home, parts, optimizer, users)
+        ops[parts[-1]] = _merge(tape, home, parts, updates.get(home, "update"), users)
         for value in ops[parts[-1]].makes:
             values[value].producer = parts[-1]
     last = {parts[-1]: tuple(parts) for parts in members.values()}

@@ -1,183 +1,294 @@
-"""Runs a training step once on fake tensors under the tape."""
+"""Runs a step once under the tape: on fake tensors, or for real where the step depends on values."""
 
 from __future__ import annotations
 
-import copy
-import re
+import random
+import sys
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeCopyMode,
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch.nn import functional
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from simdev.errors import InvalidInput, Unsupported
 from simdev.graphs.capture.assemble import Assembly, assemble
+from simdev.graphs.capture.build import build_fake, build_real, named_tensors, optimizers_of
+from simdev.graphs.capture.precision import precision_of_classes, precision_of_parameters
+from simdev.graphs.capture.rewrites import as_on_gpu
 from simdev.graphs.capture.trace import Tape, storage_bytes
+from simdev.graphs.workload import CustomStep, InferenceStep, Step
 from simdev.problem.graph import ComputationGraph
 
+ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+MOST_REAL_BYTES = 2 << 30  # of parameters: larger models are not run for real
 
-def run(make, name: str, meta: dict) -> ComputationGraph:
-    """Capture a step, or a function that builds one (then nothing is ever allocated)."""
+
+@dataclass(frozen=True)
+class Ran:
+    """What a step leaves: the values that leave it, the value of each parameter's final gradient (by the op of the
+    parameter), and the gradients' bytes."""
+
+    results: set
+    final: dict[int, int]
+    gradient_bytes: int
+
+
+def run(make: Callable[[], Step] | Step, name: str, meta: dict) -> ComputationGraph:
+    """Capture a step, or a function that builds one (then large tensors are never allocated).
+
+    A step that depends on the values of its tensors is built and run for real, unless its parameters are too large.
+    """
+    with _seeded():
+        built = build_fake(make, name)
     try:
-        return _run(make, name, meta)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise Unsupported(f"{name}: the step depends on the values of its tensors ({error})") from error
+        return _run_fake(built, name, meta)
+    except ON_VALUES as error:
+        held = sum(storage_bytes(parameter) for parameter in built.step.model.parameters())
+        if held > MOST_REAL_BYTES or not isinstance(make, Callable):
+            raise Unsupported(f"{name}: {values_sentence(error)}") from error
+    with _seeded():
+        step = build_real(make, name)
+        return capture_step(Tape(), step, name, {**meta, "values": "real"}).graph
 
 
-def _run(make, name: str, meta: dict) -> ComputationGraph:
-    with FakeTensorMode(allow_non_fake_inputs=True), _fake_conversions(), _Rewrites():
-        step = make() if isinstance(make, Callable) else make
-        _check(step, name)
-    fake = _mode_of(step) or FakeTensorMode(allow_non_fake_inputs=True)
-    fake.allow_non_fake_inputs = True
-    if any(not isinstance(tensor, FakeTensor) for tensor in _tensors(step)):
-        with FakeCopyMode(fake):
-            model, inputs, loss, optimizer = copy.deepcopy((step.model, step.inputs, step.loss, step.optimizer))
-    else:
-        model, inputs, loss, optimizer = step.model, step.inputs, step.loss, step.optimizer
-    with fake, _without_onednn():
-        return _capture(Tape(), model, inputs, loss, optimizer, name, meta).graph
+def _run_fake(built, name: str, meta: dict) -> ComputationGraph:
+    if isinstance(built.step, CustomStep) and not any(
+        isinstance(parameter, FakeTensor) for parameter in built.step.model.parameters()
+    ):
+        with _seeded():
+            return capture_step(Tape(), built.step, name, {**meta, "values": "real"}).graph
+    with _seeded(), built.mode, built.shadows:
+        return capture_step(Tape(), built.step, name, meta, quiet=built.shadows).graph
 
 
 def run_real(make, name: str, meta: dict, tape: Tape) -> Assembly:
     """Run the step that ``make`` builds once under ``tape``, on real tensors: the same graph, with values."""
-    with _Rewrites():
-        step = make()
-        _check(step, name)
-    with _without_onednn():
-        return _capture(tape, step.model, step.inputs, step.loss, step.optimizer, name, meta)
+    return capture_step(tape, build_real(make, name), name, meta)
 
 
-def _capture(tape: Tape, model, inputs, loss, optimizer, name: str, meta: dict) -> Assembly:
-    named = _parameters(model, optimizer)
-    if optimizer is not None:
-        _make_state(optimizer)
-    homes = {parameter: tape.persistent(parameter, label) for label, parameter in named.items()}
-    buffers = {label: buffer for label, buffer in model.named_buffers() if buffer.numel() > 1}
-    for label, buffer in buffers.items():
-        tape.persistent(buffer, label)
-    state_bytes = _register_state(tape, optimizer, homes)
-    for label, tensor in _named_inputs(inputs):
-        tape.input(tensor, label)
+def values_sentence(error: BaseException) -> str:
+    """Why a step cannot be captured without values, and what to do."""
+    call = str(getattr(error, "func", error)).removeprefix("aten.").removesuffix(".default")
+    asked = {"_local_scalar_dense": "reads a number out of a tensor", "nonzero": "counts the non-zeros of a tensor"}
+    does = asked.get(call, f"calls {call}, whose result has a size that the values decide")
+    return (
+        f"the step depends on the values of its tensors: it {does}; use torch.where or fixed sizes there, or capture a "
+        "smaller model, which simdev runs for real"
+    )
 
-    with tape, _layers(tape, model), _Rewrites():
-        outcome = loss(model, *inputs)
-        if not isinstance(outcome, torch.Tensor) or outcome.numel() != 1 or not outcome.requires_grad:
-            raise InvalidInput("must return one number that depends on the parameters", source=name, field="loss")
-        tape.phase = "backward"
-        trained = [parameter for parameter in named.values() if parameter.requires_grad]
-        gradients = torch.autograd.grad(outcome, trained, allow_unused=True)
-        tape.phase = "update"
-        for parameter, gradient in zip(trained, gradients, strict=True):
-            parameter.grad = gradient
-        final = {
-            homes[parameter]: tape.value_of(gradient)
-            for parameter, gradient in zip(trained, gradients, strict=True)
-            if gradient is not None
-        }
-        if optimizer is not None:
-            optimizer.step()
-    results = {tape.value_of(outcome)}
-    if optimizer is None:
-        results |= set(final.values())
-    kind = type(optimizer).__name__.lower() if optimizer is not None else "none"
+
+def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None) -> Assembly:
+    """Run ``step`` under ``tape``. ``quiet`` are shadows, which rest after the forward pass."""
+    model, optimizers = step.model, optimizers_of(step)
+    with ExitStack() as stack:
+        stack.enter_context(as_on_gpu())
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if isinstance(step, CustomStep):
+            optimizers = _warm_up(step)
+        named = _parameters(model, optimizers)
+        for optimizer in optimizers:
+            if not isinstance(step, CustomStep):
+                _make_state(optimizer)
+        homes = {parameter: tape.persistent(parameter, label) for label, parameter in named.items()}
+        buffers = {label: buffer for label, buffer in model.named_buffers() if buffer.numel() > 1}
+        for label, buffer in buffers.items():
+            tape.persistent(buffer, label)
+        state_bytes = sum(_register_state(tape, optimizer, homes) for optimizer in optimizers)
+        for label, tensor in _inputs(step.inputs):
+            tape.input(tensor, label)
+        stack.enter_context(tape)
+        stack.enter_context(_layers(tape, model))
+        if isinstance(step, InferenceStep):
+            ran = _infer(tape, step, name)
+        elif isinstance(step, CustomStep):
+            ran = _loop(tape, step, homes)
+        else:
+            ran = _train(tape, step, named, homes, name, quiet)
+    kind = "+".join(dict.fromkeys(map(_kind, optimizers))) or "none"
+    kinds = {homes[parameter]: _kind(optimizer) for optimizer in optimizers for parameter in _trained(optimizer)}
     facts = {
         "torch": torch.__version__.split("+")[0],
-        "precision": _precision(named.values()),
+        "precision": precision_of_parameters(named.values()),
         "optimizer": kind,
         "parameters": sum(parameter.numel() for parameter in named.values()),
         "parameter_bytes": sum(storage_bytes(parameter) for parameter in named.values()),
-        "gradient_bytes": sum(g.numel() * g.element_size() for g in gradients if g is not None),
+        "gradient_bytes": ran.gradient_bytes,
         "optimizer_state_bytes": state_bytes,
         "buffer_bytes": sum(storage_bytes(buffer) for buffer in buffers.values()),
     }
     assembly = assemble(
-        tape, name, results=results - {None}, gradients=final, optimizer=kind, meta={**facts, **meta}
-    )  # fmt: skip
-    assembly.graph.meta["flops"] = int(assembly.graph.op_flops.sum())
+        tape, name, results=ran.results - {None}, gradients=ran.final, updates=kinds, meta={**facts, **meta}
+    )
+    graph = assembly.graph
+    graph.meta["flops"] = int(graph.op_flops.sum())
+    graph.meta["precision_of_classes"] = precision_of_classes(graph)
+    recomputed = np.array([".recomputed" in label for label in graph.op_names])
+    if recomputed.any():
+        graph.meta["recomputed_ops"] = int(recomputed.sum())
+        graph.meta["recomputed_flops"] = int(graph.op_flops[recomputed].sum())
     return assembly
 
 
-def _check(step, name: str) -> None:
-    if not isinstance(getattr(step, "model", None), torch.nn.Module):
-        raise InvalidInput(f"expected a torch.nn.Module, got {type(step.model).__name__}", source=name, field="model")
-    if not callable(step.loss):
-        raise InvalidInput("expected a function", source=name, field="loss")
-    if not isinstance(step.inputs, (tuple, list)):
-        raise InvalidInput("expected a tuple of tensors", source=name, field="inputs")
-    if step.optimizer is not None and not isinstance(step.optimizer, torch.optim.Optimizer):
-        raise InvalidInput("expected a torch.optim.Optimizer or None", source=name, field="optimizer")
+def _train(tape: Tape, step, named: dict, homes: dict, name: str, quiet) -> Ran:
+    outcome = step.loss(step.model, *step.inputs)
+    if not isinstance(outcome, torch.Tensor) or outcome.numel() != 1 or not outcome.requires_grad:
+        raise InvalidInput("must return one number that depends on the parameters", source=name, field="loss")
+    tape.phase = "backward"
+    if quiet is not None:
+        quiet.active = False
+    trained = [parameter for parameter in named.values() if parameter.requires_grad]
+    if _hides_parameters(outcome):
+        outcome.backward()
+        gradients = [parameter.grad for parameter in trained]
+    else:
+        gradients = torch.autograd.grad(outcome, trained, allow_unused=True)
+    tape.phase = "update"
+    final = {}
+    for parameter, gradient in zip(trained, gradients, strict=True):
+        parameter.grad = gradient
+        if gradient is not None:
+            final[homes[parameter]] = tape.value_of(gradient)
+    optimizers = optimizers_of(step)
+    for optimizer in optimizers:
+        optimizer.step()
+    results = {tape.value_of(outcome)}
+    if not optimizers:
+        results |= set(final.values())
+    size = sum(gradient.numel() * gradient.element_size() for gradient in gradients if gradient is not None)
+    return Ran(results, final, size)
 
 
-def _tensors(step):
-    yield from step.model.parameters()
-    yield from step.model.buffers()
-    for _, tensor in _named_inputs(step.inputs):
-        yield tensor
+def _hides_parameters(outcome) -> bool:
+    """Whether a reentrant checkpoint made ``outcome``: ``torch.autograd.grad`` finds no parameter behind one."""
+    stack, seen = [outcome.grad_fn], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        if "CheckpointFunction" in node.name():
+            return True
+        seen.add(node)
+        stack += [parent for parent, _ in node.next_functions]
+    return False
 
 
-def _mode_of(step):
-    return next((tensor.fake_mode for tensor in _tensors(step) if isinstance(tensor, FakeTensor)), None)
+def _infer(tape: Tape, step: InferenceStep, name: str) -> Ran:
+    with torch.no_grad():
+        outcome = step.forward(step.model, *step.inputs) if step.forward else step.model(*step.inputs)
+    results = {tape.value_of(tensor) for _, tensor in named_tensors(outcome, "output")}
+    if not results - {None}:
+        raise InvalidInput("returned no tensor", source=name, field="forward")
+    return Ran(results, {}, 0)
 
 
-def _named_inputs(inputs):
+def _loop(tape: Tape, step: CustomStep, homes: dict) -> Ran:
+    """The recorded call of a written-out step: each op's phase follows from who calls it."""
+    final: dict[int, int] = {}
+    sizes: dict[int, int] = {}
+
+    def before(optimizer, *_):
+        for parameter in _trained(optimizer):
+            if parameter.grad is not None and parameter in homes:
+                final[homes[parameter]] = tape.value_of(parameter.grad)
+                sizes[homes[parameter]] = parameter.grad.numel() * parameter.grad.element_size()
+        tape.updating += 1
+
+    def after(*_):
+        tape.updating -= 1
+
+    tape.phase = "loop"
+    with _optimizer_hooks(before, after):
+        outcome = step.run(step.model, *step.inputs)
+    left = [parameter.grad for parameter in homes if parameter.grad is not None]
+    results = {tape.value_of(tensor) for _, tensor in named_tensors(outcome, "output")}
+    results |= {tape.value_of(gradient) for gradient in left}
+    return Ran(results, {home: value for home, value in final.items() if value is not None}, sum(sizes.values()))
+
+
+def _warm_up(step: CustomStep) -> list:
+    """Run a written-out step once without recording it; the optimizers that it stepped, with their state."""
+    found: dict[int, torch.optim.Optimizer] = {}
+    quiet = Tape()
+    quiet.phase, quiet.recording = "loop", False
+
+    def before(optimizer, *_):
+        found.setdefault(id(optimizer), optimizer)
+        _one_by_one(optimizer)
+        quiet.updating += 1
+
+    def after(*_):
+        quiet.updating -= 1
+
+    with quiet, _optimizer_hooks(before, after):
+        step.run(step.model, *step.inputs)
+    return list(found.values())
+
+
+@contextmanager
+def _optimizer_hooks(before, after):
+    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _inputs(inputs):
     for number, item in enumerate(inputs):
-        yield from _flatten(item, f"input.{number}")
+        yield from named_tensors(item, f"input.{number}")
 
 
-def _flatten(item, label):
-    if isinstance(item, torch.Tensor):
-        yield label, item
-    elif isinstance(item, dict):
-        for key, value in item.items():
-            yield from _flatten(value, f"{label}.{key}")
-    elif isinstance(item, (tuple, list)):
-        for number, value in enumerate(item):
-            yield from _flatten(value, f"{label}.{number}")
-
-
-def _parameters(model, optimizer) -> dict[str, torch.Tensor]:
-    """Parameters by module path; those that only the optimiser knows come last."""
+def _parameters(model, optimizers) -> dict[str, torch.Tensor]:
+    """Parameters by module path; those that only an optimizer knows come last."""
     named = dict(model.named_parameters())
     known = {id(parameter) for parameter in named.values()}
-    for group in optimizer.param_groups if optimizer is not None else ():
-        for parameter in group["params"]:
+    for optimizer in optimizers:
+        for parameter in _trained(optimizer):
             if id(parameter) not in known:
                 known.add(id(parameter))
                 named[f"optimizer.parameter{len(named)}"] = parameter
     return named
 
 
-def _make_state(optimizer) -> None:
-    """Let the optimiser make its state, as after its first step, and take the implementation with one op after
-    another per parameter: those that join all parameters in one call hide what belongs to which."""
+def _kind(optimizer) -> str:
+    return type(optimizer).__name__.lower()
+
+
+def _trained(optimizer) -> list:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _one_by_one(optimizer) -> None:
+    """Take the implementation with one op after another per parameter: those that join all parameters in one call hide
+    what belongs to which."""
     for group in optimizer.param_groups:
         group.update({key: False for key in ("foreach", "fused", "capturable") if key in group})
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
+
+
+def _make_state(optimizer) -> None:
+    """Let the optimizer make its state, as after its first step."""
+    _one_by_one(optimizer)
+    for parameter in _trained(optimizer):
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
     warm = Tape()
     warm.phase, warm.recording = "update", False
     with warm:
         optimizer.step()
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
+    for parameter in _trained(optimizer):
+        parameter.grad = None
 
 
 def _register_state(tape: Tape, optimizer, homes: dict) -> int:
-    """Tell the tape which tensors are optimiser state; returns their bytes (without step counters)."""
+    """Tell the tape which tensors are optimizer state; returns their bytes (without step counters)."""
     total = 0
-    for parameter, state in optimizer.state.items() if optimizer is not None else ():
+    for parameter, state in optimizer.state.items():
         for tensor in state.values():
             if isinstance(tensor, torch.Tensor) and parameter in homes:
                 tape.state(tensor, homes[parameter])
@@ -185,88 +296,19 @@ def _register_state(tape: Tape, optimizer, homes: dict) -> int:
     return total
 
 
-def _precision(parameters) -> str:
-    """The dtype that most parameter bytes have."""
-    from simdev.graphs.capture.trace import DTYPES
-
-    total: dict[str, int] = {}
-    for parameter in parameters:
-        dtype = DTYPES.get(parameter.dtype, str(parameter.dtype))
-        total[dtype] = total.get(dtype, 0) + storage_bytes(parameter)
-    return max(sorted(total), key=total.get) if total else "f32"
-
-
-class _Rewrites(TorchFunctionMode):
-    """Whatever device a model asks for, it gets fake tensors of the CPU. Dropout is the one op that it is on
-    accelerators, and attention is always one op (its dropout left out)."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        args, kwargs = tuple(_host(item) for item in args), {key: _host(item) for key, item in (kwargs or {}).items()}
-        if func is torch.Tensor.cuda:
-            return args[0]
-        if func is functional.dropout:
-            return self._dropout(*args, **kwargs)
-        if func is functional.scaled_dot_product_attention:
-            if len(args) > 4:
-                args = (*args[:4], 0.0, *args[5:])
-            kwargs.pop("dropout_p", None)
-        return func(*args, **kwargs)
-
-    @staticmethod
-    def _dropout(input, p=0.5, training=True, inplace=False):
-        if not training or p == 0 or inplace:
-            return functional.dropout(input, p, training, inplace)
-        return torch.native_dropout(input, p, True)[0]
-
-
-def _host(item):
-    """The CPU in place of any other device that holds data."""
-    named = isinstance(item, str) and re.fullmatch(r"(cuda|mps|xpu|hpu)(:\d+)?", item)
-    return torch.device("cpu") if named or (isinstance(item, torch.device) and item.type != "meta") else item
-
-
 @contextmanager
-def _without_onednn():
-    """With it an LSTM would be one op that only CPUs have."""
-    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.enabled = before
-
-
-@contextmanager
-def _fake_conversions():
-    """Let ``Module.to`` and its like replace parameters: PyTorch cannot exchange the contents of fake tensors."""
-    original, replaced = torch.nn.Module._apply, {}
-
-    def convert(module, function, recurse=True):
-        if not any(isinstance(tensor, FakeTensor) for tensor in module.parameters()):
-            return original(module, function, recurse)
-        for child in module.children() if recurse else ():
-            convert(child, function)
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                module._parameters[name] = replacement(parameter, function)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = function(buffer)
-        return module
-
-    def replacement(parameter, function):
-        if id(parameter) not in replaced:  # a tied weight stays tied
-            with torch.no_grad():
-                changed = function(parameter)
-            if changed is parameter:
-                return parameter
-            replaced[id(parameter)] = parameter, torch.nn.Parameter(changed, parameter.requires_grad)
-        return replaced[id(parameter)][1]
-
-    torch.nn.Module._apply = convert
-    try:
-        yield
-    finally:
-        torch.nn.Module._apply = original
+def _seeded():
+    """Steps that draw sizes at random are the same at every capture; the generators are left as they were."""
+    before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
 
 
 @contextmanager
@@ -282,7 +324,8 @@ def _layers(tape: Tape, model):
         if id(module) in path:
             tape.leave()
 
-    handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after)]
+    # A module that a checkpoint stops early is left, too.
+    handles = [register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)]
     try:
         yield
     finally:

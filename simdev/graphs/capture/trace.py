@@ -20,7 +20,7 @@ from simdev.errors import Unsupported
 DTYPES = {
     torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
     torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
-    torch.complex64: "c64", torch.complex128: "c128",
+    torch.complex64: "c64", torch.complex128: "c128", torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2",
 }  # fmt: skip
 
 # Kinds that move data and compute nothing.
@@ -37,6 +37,7 @@ SCATTERS = frozenset({"index_put_", "scatter_", "scatter_add_", "index_add_", "i
 OVERWRITES = frozenset("copy_ zero_ fill_ bernoulli_ normal_ uniform_ random_ exponential_ log_normal_".split())
 EMPTIES = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
 BATCH_NORMS = {"native_batch_norm": (3, 4), "_batch_norm_with_update": (3, 4)}  # statistics written without notice
+TOGETHER = frozenset({"_amp_foreach_non_finite_check_and_unscale_"})  # multi-tensor kernels beside _foreach_*
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 SKIPPED_ARGUMENTS = frozenset({"size", "dtype", "layout", "device", "pin_memory", "memory_format", "input_sizes"})
 
@@ -77,13 +78,17 @@ class Value:
 
 
 class Tape(TorchDispatchMode):
-    """Records while active. :attr:`ops` and :attr:`values` are the result."""
+    """Records while active. :attr:`ops` and :attr:`values` are the result.
+
+    Set :attr:`phase` to ``forward``, ``backward`` or ``update``; or to ``loop``, where the phase of each op follows
+    from who calls it, and count the optimizers that are at work in :attr:`updating`.
+    """
 
     def __init__(self):
         super().__init__()
         self.ops: list[Op] = []
         self.values: list[Value] = []
-        self.phase, self.recording = "forward", True
+        self.phase, self.recording, self.updating = "forward", True, 0
         self._value: dict[int, int | None] = {}  # storage -> value; None: allocated, nothing written yet
         self._home: dict[int, int] = {}  # storage of a parameter, buffer or optimiser state -> op of kind parameter
         self._alive: list = []  # storages kept, so that no address is used twice
@@ -144,13 +149,22 @@ class Tape(TorchDispatchMode):
     def _layer(self) -> str:
         return self._layers[-1] if self._layers else "loss"
 
-    def _layer_now(self) -> str:
-        if self._layers or self.phase == "forward":
+    def _phase_now(self) -> str:
+        if self.phase != "loop":
+            return self.phase
+        if self.updating:
+            return "update"
+        if torch._C._current_autograd_node() is not None:
+            return "backward"
+        return "forward" if torch.is_grad_enabled() or self._layers else "update"
+
+    def _layer_now(self, phase: str) -> str:
+        if self._layers or phase == "forward":
             return self._layer()
         node = torch._C._current_autograd_node()
         number = node._sequence_nr() if node is not None else 1 << 63
         if number >= 1 << 63:  # the seed of the backward pass, or the end of a path
-            return "loss" if self.phase == "backward" else ""
+            return "loss" if phase == "backward" else ""
         return self._marks[1][bisect.bisect_right(self._marks[0], number) - 1]
 
     # Ops -------------------------------------------------------------------------------------------------------
@@ -159,9 +173,12 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace not in ("aten", "prims") and not _moves_tensors(func):
             return func(*args, **kwargs)
-        if func is torch.ops.aten._local_scalar_dense.default and self.phase == "update":
-            # A step counter that the optimiser reads to work out a scalar; its value changes no shape.
+        if func is torch.ops.aten._local_scalar_dense.default and self._phase_now() == "update":
+            # A step counter from which the optimiser computes a scalar; its value changes no shape.
             return 1000.0 if args[0].is_floating_point() else 1000
+        if func._opname in TOGETHER or func._opname.startswith("_foreach_"):
+            with self:  # the single calls are recorded
+                return one_by_one(func, args, kwargs)
         before = self._inputs(func, args, kwargs) if self.recording else None
         out = func(*args, **kwargs)
         if self.recording:
@@ -209,8 +226,11 @@ class Tape(TorchDispatchMode):
         self._append(func, kind, args, kwargs, inputs, fresh, writes, out)
 
     def _append(self, func, kind, args, kwargs, inputs, fresh, writes, out):
-        number = len(self.ops)
-        op = Op(kind.replace("_for_cpu", ""), "", self._layer_now(), self.phase, 0, 0, 0)
+        number, phase = len(self.ops), self._phase_now()
+        op = Op(kind.replace("_for_cpu", ""), "", self._layer_now(phase), phase, 0, 0, 0)
+        if phase == "backward" and torch.is_grad_enabled() and torch._C._current_autograd_node() is not None:
+            # Backward nodes compute without gradients; only a checkpoint that runs its forward pass again has them.
+            op.label = f"{op.kind}.recomputed"
         seen: dict[int, int] = {}
         out_bytes = sum(storage_bytes(tensor) for tensor in fresh)
         for position, (tensor, written) in enumerate(inputs):
@@ -231,7 +251,7 @@ class Tape(TorchDispatchMode):
         source = touched_bytes(inputs[-1][0]) if inputs else 0
         op.signature = signature(func, args, kwargs, out)
         op.flops = flops(func, args, kwargs, out, [tensor for tensor, _ in inputs], fresh)
-        if self.phase == "update" and op.flops == 1:
+        if phase == "update" and op.flops == 1:
             op.flops = 0  # a step counter, kept by the host
         self.ops.append(op)
         if kind in ("index_add_", "scatter_add_"):
@@ -286,6 +306,47 @@ class Tape(TorchDispatchMode):
         if key not in self._value and key not in self._home:
             self._alive.append(storage)
         return key
+
+
+# Multi-tensor kernels ------------------------------------------------------------------------------------------
+
+
+def one_by_one(func, args, kwargs):
+    """A multi-tensor kernel as one call per tensor: what all tensors share in one call has no single place.
+
+    Raises :class:`Unsupported` for a kernel that has no single-tensor form.
+    """
+    if func._opname in TOGETHER:
+        gradients, _, inverse_scale = args
+        for gradient in gradients:
+            gradient.mul_(inverse_scale)
+        return None
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    rows = len(given[names[0]])
+    lists = {name for name, value in given.items() if isinstance(value, (list, tuple)) and len(value) == rows}
+    single = func._opname.removeprefix("_foreach_")
+    call = {"norm": torch.linalg.vector_norm}.get(single)
+    inplace = single.endswith("_")
+    made = []
+    for row in range(rows):
+        one = {name: value[row] if name in lists else value for name, value in given.items()}
+        made.append(_single_call(single, call, one))
+    return None if inplace else made
+
+
+def _single_call(name: str, call, given: dict):
+    positional, named = list(given.values()), {}
+    if name.rstrip("_") in ("addcdiv", "addcmul"):
+        positional, named = positional[:3], {"value": positional[3]} if len(positional) > 3 else {}
+    elif "alpha" in given:
+        positional, named = [value for key, value in given.items() if key != "alpha"], {"alpha": given["alpha"]}
+    elif name in ("norm", "copy_"):
+        positional = positional[:2]
+    found = call or getattr(torch, name, None) or getattr(torch.Tensor, name, None)
+    if found is None:
+        raise Unsupported(f"the multi-tensor kernel _foreach_{name} has no single-tensor form; pass foreach=False")
+    return found(*positional, **named)
 
 
 # Arguments -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,355 @@
+"""Steps of models that installed packages build: ``timm:resnet50``, ``transformers:GPT2LMHeadModel``.
+
+Weights are random (nothing is downloaded); a Hugging Face model has the default configuration of its class, changed by
+fields in brackets: ``transformers:LlamaForCausalLM[num_hidden_layers=8,hidden_size=1024]``. Inputs are made up from the
+configuration.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import re
+from collections.abc import Callable
+
+from simdev.errors import InvalidInput, UnknownName, Unsupported
+from simdev.graphs.workload import InferenceStep, Step, TrainingStep
+
+PACKAGES = ("timm", "torchvision", "transformers", "diffusers")
+MODES = ("train", "inference", "prefill", "decode")
+_TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>[^\]]*)\])?")
+
+
+def package_step(
+    target: str, *, mode: str = "train", batch: int | None = None, length: int | None = None
+) -> tuple[Callable[[], Step], str, dict]:
+    """What builds the step of a package's model, the graph's name and its meta.
+
+    ``mode`` is ``train`` (forward, loss, backward, AdamW), ``inference`` (forward), or, for causal language models,
+    ``prefill`` (forward that fills the key-value cache) and ``decode`` (one token after ``length`` cached ones).
+    ``batch`` and ``length`` (tokens) default to what the modality usually has. Raises :class:`InvalidInput` for an id,
+    a field or a mode that does not exist, :class:`Unsupported` if the package is not installed.
+    """
+    match = _TARGET.fullmatch(target)
+    if not match or match["package"] not in PACKAGES:
+        raise InvalidInput(f"expected PACKAGE:MODEL with a package of {', '.join(PACKAGES)}", source=target)
+    package, model = match["package"], match["model"]
+    if mode not in MODES:
+        raise UnknownName("mode", mode, MODES, source=target)
+    if mode in ("prefill", "decode") and package != "transformers":
+        raise InvalidInput("only language models of transformers have a key-value cache", source=target, field="mode")
+    if importlib.util.find_spec(package) is None:
+        raise Unsupported(f"{target} needs the package {package}: pip install {package}")
+    make = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers, "diffusers": _diffusers}[package]
+    build = make(target, model, _fields(match["fields"], target), mode, batch, length)
+    changed = "".join(f"-{value}" for value in (mode if mode != "train" else None, match["fields"]) if value)
+    return build, f"{model}{changed}", {"source": target, "mode": mode, "batch": batch}
+
+
+def _fields(text: str | None, target: str) -> dict:
+    fields = {}
+    for part in filter(None, (text or "").split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InvalidInput(f"{part!r} is not field=value", source=target)
+        try:
+            fields[key.strip()] = json.loads(value)
+        except ValueError:
+            fields[key.strip()] = value.strip()
+    return fields
+
+
+def _training(model, inputs: tuple, loss) -> TrainingStep:
+    import torch
+
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return TrainingStep(model.train(), inputs, loss, torch.optim.AdamW(trained, lr=1e-4))
+
+
+def _mean_of(outcome):
+    """A loss over the first tensor of a model's result, where the package defines none."""
+    from simdev.graphs.capture.build import named_tensors
+
+    found = (tensor for _, tensor in named_tensors(outcome, "output") if tensor.is_floating_point())
+    return next(found).float().mean()
+
+
+# Images --------------------------------------------------------------------------------------------------------
+
+
+def _timm(target, name, fields, mode, batch, length):
+    import timm
+
+    if not timm.is_model(name):
+        raise UnknownName("model", name, timm.list_models(), source=target)
+
+    def build():
+        import torch
+
+        model = timm.create_model(name, pretrained=False, **fields)
+        images = torch.randn(batch or 8, *model.pretrained_cfg["input_size"])
+        return _classifier(model, images, mode)
+
+    return build
+
+
+def _classifier(model, images, mode):
+    import torch
+
+    if mode == "inference":
+        return InferenceStep(model.eval(), (images,))
+    labels = torch.randint(0, 10, (len(images),))
+
+    def loss(model, images, labels):
+        logits = model(images)
+        if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
+            return _mean_of(logits)
+        return torch.nn.functional.cross_entropy(logits, labels)
+
+    return _training(model, (images, labels), loss)
+
+
+def _torchvision(target, name, fields, mode, batch, length):
+    import torchvision
+
+    if name not in torchvision.models.list_models():
+        raise UnknownName("model", name, torchvision.models.list_models(), source=target)
+
+    def build():
+        import torch
+
+        extra = (
+            {"weights_backbone": None} if name in torchvision.models.list_models(torchvision.models.detection) else {}
+        )
+        if name in torchvision.models.list_models(torchvision.models.segmentation):
+            extra = {"weights_backbone": None}
+        model = torchvision.models.get_model(name, weights=None, **extra, **fields)
+        module = type(model).__module__
+        if ".detection" in module:
+            return _detector(model, mode, batch or 2)
+        if ".optical_flow" in module:
+            images = torch.randn(batch or 2, 3, 128, 128)
+            return _unary(model, (images, images.clone()), mode)
+        if ".video" in module:
+            size = 224 if "mvit" in name or "swin" in name else 112
+            return _classifier(model, torch.randn(batch or 2, 3, 16, size, size), mode)
+        size = _resolution(torchvision, name)
+        return _classifier(model, torch.randn(batch or 8, 3, size, size), mode)
+
+    return build
+
+
+def _resolution(torchvision, name: str) -> int:
+    weights = torchvision.models.get_model_weights(name)
+    crops = [getattr(member.transforms.keywords.get("crop_size", 224), "real", 224) for member in weights
+             if hasattr(member.transforms, "keywords")]  # fmt: skip
+    return crops[-1] if crops else 224
+
+
+def _detector(model, mode, batch):
+    import torch
+
+    images = [torch.rand(3, 320, 320) for _ in range(batch)]
+    if mode == "inference":
+        return InferenceStep(model.eval(), (images,))
+    box, label = torch.tensor([[20.0, 30.0, 200.0, 220.0]]), torch.ones(1, dtype=torch.int64)
+    targets = [{"boxes": box.clone(), "labels": label.clone(), "masks": torch.ones(1, 320, 320, dtype=torch.uint8),
+                "keypoints": torch.ones(1, 17, 3)} for _ in range(batch)]  # fmt: skip
+
+    def loss(model, images, targets):
+        return sum(model(images, targets).values())
+
+    return _training(model, (images, targets), loss)
+
+
+def _unary(model, inputs, mode):
+    if mode == "inference":
+        return InferenceStep(model.eval(), inputs)
+    return _training(model, inputs, lambda model, *inputs: _mean_of(model(*inputs)))
+
+
+# transformers --------------------------------------------------------------------------------------------------
+
+
+def _transformers(target, name, fields, mode, batch, length):
+    import transformers
+
+    cls = getattr(transformers, name, None)
+    if not inspect.isclass(cls) or not hasattr(cls, "config_class"):
+        raise UnknownName("model", name, [key for key in dir(transformers) if key[:1].isupper()], source=target)
+    config_class = cls.config_class
+
+    def build():
+        config = config_class()
+        own = config.get_text_config()
+        for key, value in fields.items():
+            if not hasattr(config, key) and not hasattr(own, key):
+                raise UnknownName("field", key, vars(config), source=target)
+            setattr(config if hasattr(config, key) else own, key, value)
+        if getattr(own, "pad_token_id", None) is None:
+            own.pad_token_id = config.pad_token_id = 0
+        if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = own.pad_token_id
+        model = cls(config)
+        inputs = _hf_inputs(model, config, batch, length)
+        if mode in ("prefill", "decode"):
+            return _generation(model.eval(), inputs["input_ids"], mode, target)
+        if mode == "inference":
+            return InferenceStep(model.eval(), (inputs,), lambda model, inputs: model(**inputs))
+        inputs |= _hf_labels(model, config, inputs)
+
+        def loss(model, inputs):
+            outcome = model(**inputs)
+            found = getattr(outcome, "loss", None)
+            return _mean_of(outcome) if found is None else found
+
+        return _training(model, (inputs,), loss)
+
+    return build
+
+
+def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
+    """The arguments that a model's forward needs, by its main input and its configuration."""
+    import torch
+
+    own = config.get_text_config()
+    takes = inspect.signature(model.forward).parameters
+    tokens = length or min(getattr(own, "max_position_embeddings", None) or 512, 512)
+    vocabulary = getattr(own, "vocab_size", None) or 1000
+    count = batch or (8 if model.main_input_name == "pixel_values" else 4)
+    inputs = {}
+    if model.main_input_name == "pixel_values" or ("pixel_values" in takes and "input_ids" in takes):
+        inputs["pixel_values"] = torch.randn(count, *_image_shape(config))
+    if model.main_input_name == "input_features":
+        bins = getattr(config, "num_mel_bins", None) or getattr(config, "feature_size", 80)
+        frames = 2 * getattr(config, "max_source_positions", 500)
+        inputs["input_features"] = torch.randn(count, bins, min(frames, 3000))
+    if model.main_input_name == "input_values":
+        inputs["input_values"] = torch.randn(count, *_sound_shape(config))
+    if "input_ids" in takes and model.main_input_name in ("input_ids", "pixel_values"):
+        text = getattr(config, "text_config", None)
+        tokens = min(tokens, getattr(text, "max_position_embeddings", tokens) or tokens)
+        inputs["input_ids"] = torch.randint(3, max(4, vocabulary - 1), (count, tokens))
+    if "decoder_input_ids" in takes and config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.randint(3, max(4, vocabulary - 1), (count, min(tokens, 128)))
+    if "bbox" in takes:
+        inputs["bbox"] = torch.zeros(count, tokens, 4, dtype=torch.int64)
+    if "bool_masked_pos" in takes and "Masked" in type(model).__name__:
+        side = config.image_size // config.patch_size
+        inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
+    return inputs
+
+
+def _image_shape(config) -> tuple[int, int, int]:
+    vision = next((getattr(config, key) for key in ("vision_config", "encoder") if hasattr(config, key)), config)
+    size = getattr(vision, "image_size", None) or 224
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return getattr(vision, "num_channels", None) or 3, height, width
+
+
+def _sound_shape(config) -> tuple[int, ...]:
+    if hasattr(config, "num_mel_bins"):  # spectrograms
+        return getattr(config, "max_length", 1024), config.num_mel_bins
+    return (16_000,)
+
+
+def _hf_labels(model, config, inputs: dict) -> dict:
+    import torch
+
+    takes, name = inspect.signature(model.forward).parameters, type(model).__name__
+    rows = len(next(iter(inputs.values())))
+    if "start_positions" in takes:
+        return {"start_positions": torch.zeros(rows, dtype=torch.int64), "end_positions": torch.ones(rows).long()}
+    if "labels" not in takes:
+        return {"return_loss": True} if "return_loss" in takes and len(inputs) > 1 else {}
+    if "Classification" in name and "Token" not in name:
+        return {"labels": torch.zeros(rows, dtype=torch.int64)}
+    if "MultipleChoice" in name or "NextSentence" in name or "Segmentation" in name or "Detection" in name:
+        return {}
+    if "decoder_input_ids" in inputs:
+        return {"labels": inputs.pop("decoder_input_ids")}
+    if "CTC" in name:
+        return {"labels": torch.randint(1, 20, (rows, 20))}
+    if "input_ids" in inputs:
+        ids = inputs["input_ids"]
+        return {"labels": torch.zeros_like(ids) if "Token" in name else ids.clone()}
+    return {}
+
+
+def _generation(model, tokens, mode: str, target: str) -> InferenceStep:
+    """Prefill of a prompt, or one decode step after it. The cache is part of the inputs and of what leaves the step."""
+    import torch
+
+    if "past_key_values" not in inspect.signature(model.forward).parameters and not model.can_generate():
+        raise InvalidInput("the model has no key-value cache", source=target, field="mode")
+    if mode == "prefill":
+        return InferenceStep(model, (tokens,), lambda model, tokens: model(input_ids=tokens, use_cache=True))
+    with torch.no_grad():
+        cache = model(input_ids=tokens, use_cache=True).past_key_values
+    if cache is None:
+        raise InvalidInput("the model returned no key-value cache", source=target, field="mode")
+
+    def forward(model, token, cache):
+        return model(input_ids=token, past_key_values=cache, use_cache=True)
+
+    return InferenceStep(model, (tokens[:, -1:].clone(), cache), forward)
+
+
+# diffusers -----------------------------------------------------------------------------------------------------
+
+
+def _diffusers(target, name, fields, mode, batch, length):
+    import diffusers
+
+    cls = getattr(diffusers, name, None)
+    if not inspect.isclass(cls) or not hasattr(cls, "forward"):
+        raise UnknownName(
+            "model", name, [key for key in dir(diffusers) if "Model" in key or "Auto" in key], source=target
+        )
+
+    def build():
+        model = cls(**fields)
+        return _unary_named(model, _diffusion_inputs(model, batch or 1), mode)
+
+    return build
+
+
+def _unary_named(model, inputs: dict, mode):
+    if mode == "inference":
+        return InferenceStep(model.eval(), (inputs,), lambda model, inputs: model(**inputs))
+    return _training(model, (inputs,), lambda model, inputs: _mean_of(model(**inputs)))
+
+
+def _diffusion_inputs(model, batch: int) -> dict:
+    """Latents, time steps and conditions, as far as the model's forward takes them."""
+    import torch
+
+    config, takes = model.config, inspect.signature(model.forward).parameters
+    size = config.get("sample_size") or 32
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    frames = (
+        (config.get("sample_frames") or 2,)
+        if "3D" in type(model).__name__ or "Temporal" in type(model).__name__
+        else ()
+    )
+    shape = (batch, config.get("in_channels") or 3, *frames, height, width)
+    if "sample" in takes or "x" in takes:
+        inputs = {"sample" if "sample" in takes else "x": torch.randn(shape)}
+    else:
+        inputs = {"hidden_states": torch.randn(shape)}
+    if "timestep" in takes:
+        inputs["timestep"] = torch.ones(batch, dtype=torch.int64)
+    if "encoder_hidden_states" in takes:
+        width = next((config.get(key) for key in ("cross_attention_dim", "joint_attention_dim", "caption_channels",
+                      "encoder_hid_dim") if config.get(key)), None)  # fmt: skip
+        if width:
+            inputs["encoder_hidden_states"] = torch.randn(
+                batch, 77, width[0] if isinstance(width, (list, tuple)) else width
+            )
+    if "pooled_projections" in takes:
+        inputs["pooled_projections"] = torch.randn(batch, config["pooled_projection_dim"])
+    if "class_labels" in takes and (config.get("num_embeds_ada_norm") or config.get("num_class_embeds")):
+        inputs["class_labels"] = torch.zeros(batch, dtype=torch.int64)
+    return inputs

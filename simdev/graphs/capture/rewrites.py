@@ -1,0 +1,106 @@
+"""What a capture changes in PyTorch while a model is built and run, and changes back afterwards."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from simdev.graphs.capture.autocast import gpu_autocast
+
+
+@contextmanager
+def as_on_gpu():
+    """Code that asks for an accelerator runs on CPU tensors as it would run there."""
+    with ExitStack() as stack:
+        stack.enter_context(gpu_autocast())
+        stack.enter_context(Rewrites())
+        stack.enter_context(_eager())
+        yield
+
+
+class Rewrites(TorchFunctionMode):
+    """Whatever device a model asks for, it gets tensors of the CPU. Dropout is the one op that it is on accelerators,
+    and attention is always one op (its dropout left out)."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        args, kwargs = tuple(_host(item) for item in args), {key: _host(item) for key, item in (kwargs or {}).items()}
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is functional.dropout:
+            return self._dropout(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            kwargs.pop("dropout_p", None)
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _dropout(input, p=0.5, training=True, inplace=False):
+        if not training or p == 0 or inplace:
+            return functional.dropout(input, p, training, inplace)
+        return torch.native_dropout(input, p, True)[0]
+
+
+def _host(item):
+    """The CPU in place of any other device that holds data."""
+    named = isinstance(item, str) and re.fullmatch(r"(cuda|mps|xpu|hpu)(:\d+)?", item)
+    return torch.device("cpu") if named or (isinstance(item, torch.device) and item.type != "meta") else item
+
+
+@contextmanager
+def _eager():
+    """Compiled models run op by op: their kernels are fused afterwards, if that is asked for."""
+    with ExitStack() as stack:
+        before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False  # one op that only CPUs have: LSTM
+        stack.callback(setattr, torch.backends.mkldnn, "enabled", before)
+        yield
+
+
+@contextmanager
+def fake_construction():
+    """Let models be built from fake tensors.
+
+    PyTorch cannot exchange the contents of fake tensors: ``Module.to`` and its like replace parameters instead. The
+    truncated normal distribution looks at its draws: the parameter is left as it is.
+    """
+    with ExitStack() as stack:
+        apply, replaced = torch.nn.Module._apply, {}
+
+        def convert(module, function, recurse=True):
+            if not any(isinstance(tensor, FakeTensor) for tensor in module.parameters()):
+                return apply(module, function, recurse)
+            for child in module.children() if recurse else ():
+                convert(child, function)
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = replacement(parameter, function)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = function(buffer)
+            return module
+
+        def replacement(parameter, function):
+            if id(parameter) not in replaced:  # a tied weight stays tied
+                with torch.no_grad():
+                    changed = function(parameter)
+                if changed is parameter:
+                    return parameter
+                replaced[id(parameter)] = parameter, torch.nn.Parameter(changed, parameter.requires_grad)
+            return replaced[id(parameter)][1]
+
+        def truncated(tensor, *args, **kwargs):
+            return tensor if isinstance(tensor, FakeTensor) else normal(tensor, *args, **kwargs)
+
+        normal = torch.nn.init._no_grad_trunc_normal_
+        for owner, name, value in (
+            (torch.nn.Module, "_apply", convert),
+            (torch.nn.init, "_no_grad_trunc_normal_", truncated),
+        ):
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield

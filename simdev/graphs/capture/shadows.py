@@ -1,0 +1,79 @@
+"""Values of small tensors, computed beside the fake ones, for code that looks at them.
+
+Constructors call ``torch.linspace(...).tolist()`` and ``relative_position_index.max().item()``; steps branch on lengths
+and masks. A fake tensor has no values. :class:`Shadows` keeps a real copy of every small tensor that follows from small
+real tensors alone, and answers such questions from it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
+
+MOST_ELEMENTS = 1 << 16  # larger tensors have no shadow
+
+
+class Shadows(TorchDispatchMode):
+    """Active inside a ``FakeTensorMode``. Set :attr:`active` to False where nobody looks at values (backward)."""
+
+    def __init__(self):
+        super().__init__()
+        self.active = True
+        self._real = WeakTensorKeyDictionary()
+        self._stale: set[int] = set()  # storages of shadows that missed a write
+        self._kept: list = []  # those storages, so that no address is used twice
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:
+            real = self.of(args[0])
+            return func(*args, **kwargs) if real is None else real.item()
+        out = func(*args, **kwargs)
+        if self.active:
+            self._follow(func, args, kwargs, out)
+        return out
+
+    def of(self, tensor) -> torch.Tensor | None:
+        """The real copy of ``tensor``; None if there is none."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor
+        real = self._real.get(tensor)
+        return None if real is None or real.untyped_storage()._cdata in self._stale else real
+
+    def adopt(self, fake, real) -> None:
+        """Let ``real``, if it is small, be the value of its copy ``fake``."""
+        if fake is not real and not isinstance(real, FakeTensor) and real.numel() <= MOST_ELEMENTS:
+            self._real[fake] = real.detach().clone()
+
+    def _follow(self, func, args, kwargs, out) -> None:
+        leaves, shape = tree_flatten((args, kwargs))
+        outputs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, FakeTensor)]
+        reals = [self.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        known = all(real is not None or leaf is None for real, leaf in zip(reals, leaves, strict=True))
+        small = all(tensor.numel() <= MOST_ELEMENTS for tensor in outputs)
+        if known and small and (outputs or any(isinstance(leaf, FakeTensor) for leaf in leaves)):
+            try:
+                with unset_fake_temporarily():
+                    real_args, real_kwargs = tree_unflatten(reals, shape)
+                    found = func(*real_args, **real_kwargs)
+            except Exception:  # the fake call was accepted: only its values stay unknown
+                self._forget(func, args)
+                return
+            real_outputs = [leaf for leaf in tree_flatten(found)[0] if isinstance(leaf, torch.Tensor)]
+            for fake, real in zip(outputs, real_outputs, strict=False):
+                self._real[fake] = real
+        else:
+            self._forget(func, args)
+
+    def _forget(self, func, args) -> None:
+        """The shadows of what ``func`` overwrites no longer hold."""
+        for position, argument in enumerate(func._schema.arguments[: len(args)]):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for leaf in tree_flatten(args[position])[0]:
+                    real = self._real.get(leaf) if isinstance(leaf, FakeTensor) else None
+                    if real is not None:
+                        self._stale.add(real.untyped_storage()._cdata)
+                        self._kept.append(real.untyped_storage())

@@ -1,0 +1,288 @@
+"""Steps as people train: mixed precision, checkpoints, loops of their own, inference; each small enough to count."""
+
+import numpy as np
+import pytest
+
+from simdev.errors import InvalidInput, Unsupported
+from simdev.graphs.capture import capture, capture_file
+from simdev.graphs.workload import CustomStep, InferenceStep, TrainingStep
+from simdev.report.describe import peak_bytes
+
+torch = pytest.importorskip("torch")
+nn, functional = torch.nn, torch.nn.functional
+
+
+def kinds(graph, phase=None):
+    return [
+        graph.kinds[kind]
+        for kind, of in zip(graph.op_kind, graph.op_phase, strict=True)
+        if phase in (None, ("forward", "backward", "update")[of])
+    ]
+
+
+def signatures(graph, kind):
+    return [
+        graph.signatures[signature]
+        for signature, op in zip(graph.op_signature, graph.op_kind, strict=True)
+        if graph.kinds[op] == kind
+    ]
+
+
+def classifier():
+    return nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4))
+
+
+def classify(model, x, y):
+    return functional.cross_entropy(model(x), y)
+
+
+DATA = torch.zeros(2, 8), torch.zeros(2, dtype=torch.int64)
+
+
+# Construction --------------------------------------------------------------------------------------------------
+
+
+def test_constructors_may_look_at_small_tensors_and_draw_truncated_normals():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            rates = torch.linspace(0, 4, 3).tolist()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(int(rates[-1])))
+            self.table = nn.Parameter(torch.empty(300, 300))
+            nn.init.trunc_normal_(self.table, std=0.02)
+            index = torch.arange(4)[:, None] - torch.arange(4)
+            self.width = int(index.max().item())
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x[:, : self.width] @ self.table[:3]
+
+    from simdev.graphs.capture.run import run
+
+    graph = run(lambda: TrainingStep(Odd(), (torch.zeros(2, 8),), lambda model, x: model(x).sum()), "odd", {})
+    assert kinds(graph, "forward").count("addmm") == 4
+    assert graph.meta["parameters"] == 4 * 72 + 300 * 300
+
+
+def test_a_step_that_branches_on_small_given_values_takes_that_branch():
+    def loss(model, x, lengths):
+        return sum(model(x[:, :length]).sum() for length in lengths.tolist())
+
+    from simdev.graphs.capture.run import run
+
+    def make(lengths=(2, 5, 8)):
+        model = nn.Sequential(nn.LazyLinear(4)) if not lengths else nn.Conv1d(1, 1, 1)
+        return TrainingStep(model, (torch.zeros(1, 8), torch.tensor(lengths)), loss)
+
+    graph = run(make, "lengths", {})
+    assert kinds(graph, "forward").count("convolution") == 3
+
+
+def test_a_model_that_cannot_be_built_from_fake_tensors_is_built_for_real():
+    def make():
+        model = nn.Linear(8, int((torch.zeros(1 << 17) + 1).sum().item()) >> 15)  # the sum of a large tensor
+        return TrainingStep(model, (torch.zeros(2, 8),), lambda model, x: model(x).sum())
+
+    from simdev.graphs.capture.run import run
+
+    assert run(make, "real", {}).meta["parameters"] == 8 * 4 + 4
+
+
+# Mixed precision -----------------------------------------------------------------------------------------------
+
+
+def autocast_loss(device, dtype):
+    def loss(model, x, y):
+        with torch.autocast(device, dtype):
+            return classify(model, x, y)
+
+    return loss
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_autocast_casts_as_a_gpu_does(device, dtype):
+    model = classifier()
+    named = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
+    step = TrainingStep(model, DATA, autocast_loss(device, named), torch.optim.SGD(model.parameters()))
+    graph = capture(step, "mixed")
+    assert all(text.startswith(f"addmm({dtype}[") for text in signatures(graph, "addmm"))
+    assert all(text.startswith("native_layer_norm(f32[") for text in signatures(graph, "native_layer_norm"))
+    assert all(text.startswith(f"gelu({dtype}[") or text.startswith("gelu(f32[") for text in signatures(graph, "gelu"))
+    # PyTorch's cross_entropy names the dtype of its logarithms: a GPU computes them in that of the logits.
+    assert signatures(graph, "_log_softmax")[0].startswith(f"_log_softmax({dtype}[")
+    assert signatures(graph, "nll_loss_forward")[0].startswith("nll_loss_forward(f32[")
+    casts = signatures(graph, "_to_copy")
+    assert f"_to_copy(f32[8,8])->{dtype}[8,8]" in casts and f"_to_copy({dtype}[8,8])->f32[8,8]" in casts
+    assert graph.meta["precision_of_classes"]["gemm"] == {dtype: 5}
+    assert graph.meta["precision_of_classes"]["norm"] == {"f32": 1}
+    plain = capture(TrainingStep(model, DATA, classify, torch.optim.SGD(model.parameters())), "mixed")
+    assert plain.fingerprint != graph.fingerprint and "_to_copy" not in plain.kinds
+
+
+def test_the_table_of_casts_is_that_of_pytorch():
+    from simdev.graphs.capture import autocast
+
+    known = {*autocast.LOWER, *autocast.SINGLE, *autocast.SINGLE_RESULT, *autocast.WIDEST}
+    names = [name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    missing = {name for name in names if autocast._casts(name, "AutocastCUDA")} - known
+    # An error, and kernels that only CUDA tensors reach.
+    beside = {"binary_cross_entropy", "_cudnn_rnn", "cudnn_convolution", "cudnn_convolution_transpose"}
+    assert not missing - beside - {"linalg_matrix_sqrth"}
+
+
+def test_autocast_of_the_cpu_is_as_before_after_a_capture():
+    capture(TrainingStep(classifier(), DATA, autocast_loss("cuda", torch.bfloat16)), "mixed")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.softmax(torch.ones(2, dtype=torch.bfloat16), 0).dtype == torch.bfloat16
+    assert torch.autocast("cpu").device == "cpu"
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------
+
+
+class Deep(nn.Module):
+    def __init__(self, checkpointing=None, width=64):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(8))
+        self.checkpointing = checkpointing
+
+    def forward(self, x):
+        from torch.utils.checkpoint import checkpoint
+
+        for layer in self.layers:
+            x = checkpoint(layer, x, **self.checkpointing) if self.checkpointing else layer(x)
+        return x
+
+
+def only_products(ctx, op, *args, **kwargs):
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    kept = op in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
+    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def deep_step(checkpointing):
+    model = Deep(checkpointing)
+    x = torch.zeros(512, 64, requires_grad=bool(checkpointing and checkpointing["use_reentrant"]))
+    return TrainingStep(model, (x,), lambda model, x: model(x).sum(), torch.optim.SGD(model.parameters()))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_compute_again_and_save_memory(reentrant):
+    plain, saved = capture(deep_step(None), "deep"), capture(deep_step({"use_reentrant": reentrant}), "deep")
+    again = [name for name in saved.op_names if ".recomputed" in name]
+    assert {name.rpartition("/")[0] for name in again} >= {f"layers.{i}.0" for i in range(8)}
+    assert saved.meta["recomputed_ops"] == len(again) and saved.meta["recomputed_flops"] >= 8 * 2 * 512 * 64 * 64
+    phases = {int(saved.op_phase[saved.op_names.index(name)]) for name in again}
+    assert phases == {1}
+    assert kinds(saved, "backward").count("mm") == kinds(plain, "backward").count("mm")
+    assert peak_bytes(saved) < 0.65 * peak_bytes(plain)
+
+
+def test_selective_checkpoints_keep_what_the_policy_keeps():
+    from functools import partial
+
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    context = partial(create_selective_checkpoint_contexts, only_products)
+    graph = capture(deep_step({"use_reentrant": False, "context_fn": context}), "deep")
+    again = [name.rpartition("/")[2] for name in graph.op_names if ".recomputed" in name]
+    assert not any(name.startswith("addmm") for name in again)
+
+
+# Inference -----------------------------------------------------------------------------------------------------
+
+
+def test_a_forward_pass_alone():
+    graph = capture(InferenceStep(classifier().eval(), (DATA[0],)), "inference")
+    assert set(kinds(graph)) == {"parameter", "input", "addmm", "native_layer_norm", "gelu"}
+    assert graph.meta["optimizer"] == "none" and graph.tensor_result.sum() == 1
+    assert set(graph.op_phase.tolist()) == {0}
+    named = capture(InferenceStep(classifier(), (DATA[0],), lambda model, x: {"logits": model(x), "x": [x]}), "named")
+    assert named.tensor_result.sum() == 2, "tensors inside dictionaries and lists leave the step"
+    with pytest.raises(InvalidInput, match="forward: returned no tensor"):
+        capture(InferenceStep(classifier(), (DATA[0],), lambda model, x: None), "nothing")
+
+
+# Loops of one's own --------------------------------------------------------------------------------------------
+
+
+def loop(**options):
+    """Two micro-batches with a gradient scaler, clipping, two optimizers, a schedule and averaged weights."""
+    model = classifier()
+    first = torch.optim.AdamW(model[0].parameters(), **options)
+    second = torch.optim.SGD(model[3].parameters(), momentum=0.9)
+    scaler = torch.amp.GradScaler("cuda")
+    schedule = torch.optim.lr_scheduler.StepLR(first, 1)
+    averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+
+    def run(model, x, y):
+        for _ in range(2):
+            with torch.autocast("cuda", torch.float16):
+                loss = classify(model, x, y) / 2
+            scaler.scale(loss).backward()
+        scaler.unscale_(first)
+        scaler.unscale_(second)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(first)
+        scaler.step(second)
+        scaler.update()
+        schedule.step()
+        averaged.update_parameters(model)
+        first.zero_grad()
+        second.zero_grad()
+        model[1].zero_grad()
+
+    return CustomStep(model, DATA, run)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}])
+def test_a_written_out_step(options):
+    from simdev.graphs.capture.run import run
+
+    graph = run(lambda: loop(**options), "loop", {})
+    names = list(graph.op_names)
+    assert kinds(graph, "forward").count("addmm") == 4, "two micro-batches"
+    assert graph.meta["optimizer"] == "adamw+sgd"
+    assert {f"0/{name}/adamw" for name in ("weight", "bias")} | {f"3/{name}/sgd" for name in ("weight", "bias")} <= {
+        *names
+    }
+    state = 2 * (64 + 8) + 32 + 4
+    assert graph.meta["optimizer_state_bytes"] == 4 * state
+    assert {"stack", "linalg_vector_norm"} <= set(kinds(graph, "update")), "the norm that clips"
+    assert graph.n_units > 12, "multi-tensor kernels join nothing"
+    assert sum(name.startswith("constant") and "/update" in name for name in names) == 6, "averaged weights"
+    assert not np.any(graph.tensor_result & (graph.tensor_bytes > 64)), "no gradient is left behind"
+
+
+def test_optimizers_in_a_list():
+    model = classifier()
+    optimizers = [torch.optim.SGD(model[0].parameters()), torch.optim.Adam(model[3].parameters())]
+    graph = capture(TrainingStep(model, DATA, classify, optimizers), "two")
+    assert graph.meta["optimizer"] == "sgd+adam" and graph.meta["optimizer_state_bytes"] == 2 * 36 * 4
+
+
+def test_a_compiled_model_is_captured_op_by_op():
+    model = classifier()
+    compiled = capture(TrainingStep(torch.compile(model), DATA, classify), "compiled")
+    assert compiled.fingerprint == capture(TrainingStep(model, DATA, classify), "compiled").fingerprint
+
+
+def test_what_cannot_be_captured_says_so():
+    model = classifier()
+    with pytest.raises(Unsupported, match="LBFGS evaluates the loss"):
+        capture(TrainingStep(model, DATA, classify, torch.optim.LBFGS(model.parameters())), "lbfgs")
+    with pytest.raises(InvalidInput, match="InferenceStep"):
+        capture(TrainingStep(model, DATA, None), "no loss")
+
+
+def test_a_graph_is_named_as_asked(tmp_path):
+    path = tmp_path / "nets.py"
+    path.write_text(
+        "import torch\nfrom simdev import InferenceStep\n"
+        "def small():\n    return InferenceStep(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))\n"
+    )
+    assert capture_file(f"{path}:small").name == "nets-small"
+    assert capture_file(f"{path}:small", name="mine").name == "mine"

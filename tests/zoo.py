@@ -1,0 +1,208 @@
+"""Captures models of timm, torchvision, transformers and diffusers and compares them with PyTorch's own counts.
+
+``python tests/zoo.py OUT.jsonl [PATTERN]`` captures every configuration below that OUT does not have yet, each in a
+process of its own, and appends a row per model. ``python tests/zoo.py OUT.jsonl --report zoo.md`` writes the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import sys
+import time
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+TIMM = """
+resnet50 resnext50_32x4d wide_resnet50_2 seresnet50 resnetv2_50 densenet121 vgg16 inception_v4 xception41
+efficientnet_b0 efficientnetv2_rw_s mobilenetv3_large_100 mobilenetv4_conv_small regnety_032 convnext_tiny convnextv2_tiny
+vit_base_patch16_224 vit_small_patch14_dinov2 deit3_small_patch16_224 beit_base_patch16_224 eva02_small_patch14_224
+swin_tiny_patch4_window7_224 swinv2_tiny_window8_256 maxvit_tiny_tf_224 coatnet_0_rw_224 pvt_v2_b2 mobilevit_s
+mixer_b16_224 nfnet_f0 ghostnet_100 hrnet_w18 repvgg_b0 cspdarknet53 levit_128s xcit_tiny_12_p16_224 cait_xxs24_224
+crossvit_tiny_240 edgenext_small fastvit_t8 volo_d1_224 twins_svt_small poolformer_s12 davit_tiny tiny_vit_5m_224
+hiera_tiny_224 dla34
+""".split()
+TORCHVISION = """
+alexnet googlenet inception_v3 squeezenet1_1 shufflenet_v2_x1_0 mnasnet1_0 vit_b_16 swin_t swin_v2_t convnext_tiny
+maxvit_t regnet_y_8gf deeplabv3_resnet50 fcn_resnet50 lraspp_mobilenet_v3_large r3d_18 mvit_v2_s raft_small
+fasterrcnn_mobilenet_v3_large_fpn retinanet_resnet50_fpn ssdlite320_mobilenet_v3_large
+""".split()
+TRANSFORMERS = """
+GPT2LMHeadModel BertForMaskedLM BertForSequenceClassification RobertaForTokenClassification
+DistilBertForQuestionAnswering AlbertForMaskedLM ElectraForPreTraining DebertaV2ForMaskedLM T5ForConditionalGeneration BartForConditionalGeneration
+PegasusForConditionalGeneration MarianMTModel MBartForConditionalGeneration
+LlamaForCausalLM[num_hidden_layers=4] MistralForCausalLM[num_hidden_layers=4] Qwen2ForCausalLM[num_hidden_layers=4]
+Qwen3ForCausalLM[num_hidden_layers=4] GemmaForCausalLM[num_hidden_layers=4] Gemma2ForCausalLM[num_hidden_layers=4]
+PhiForCausalLM[num_hidden_layers=4] GPTNeoXForCausalLM[num_hidden_layers=4] OPTForCausalLM
+BloomForCausalLM FalconForCausalLM[num_hidden_layers=4] MixtralForCausalLM[num_hidden_layers=2]
+Qwen3MoeForCausalLM[num_hidden_layers=2,num_experts=16] MambaForCausalLM[num_hidden_layers=4]
+RwkvForCausalLM[num_hidden_layers=4] ViTForImageClassification DeiTForImageClassification SwinForImageClassification ConvNextForImageClassification
+BeitForImageClassification SegformerForSemanticSegmentation ViTMAEForPreTraining Dinov2Model CLIPModel SiglipModel
+BlipForConditionalGeneration WhisperForConditionalGeneration Wav2Vec2ForCTC HubertForCTC ASTForAudioClassification
+LayoutLMForTokenClassification
+""".split()
+DIFFUSERS = """
+UNet2DModel UNet2DConditionModel AutoencoderKL VQModel DiTTransformer2DModel PixArtTransformer2DModel
+SD3Transformer2DModel[num_layers=4] UNet1DModel ConsistencyDecoderVAE
+""".split()
+MODELS = [
+    *(f"timm:{name}" for name in TIMM),
+    *(f"torchvision:{name}" for name in TORCHVISION),
+    *(f"transformers:{name}" for name in TRANSFORMERS),
+    *(f"diffusers:{name}" for name in DIFFUSERS),
+]
+SECONDS = 600  # wall time after which a model is given up
+
+
+def measure(target: str) -> dict:
+    """Capture one model and count it again with PyTorch."""
+    import torch
+
+    from simdev.graphs.capture import capture_package
+
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    torch.set_num_threads(1)
+    graph = capture_package(target)
+    seconds, after = time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    row = {
+        "model": target,
+        "ops": graph.n_ops,
+        "parameters": graph.meta["parameters"],
+        "flops": product_flops(graph),
+        "seconds": round(seconds, 2),
+        "mb": (after - before) // 1024,
+        "values": graph.meta.get("values", "fake"),
+    }
+    return row | recounted(target)
+
+
+def import_package(target: str) -> None:
+    """Import the package beforehand: its import is not part of the capture."""
+    import importlib
+
+    import simdev.graphs.capture.run  # noqa: F401
+
+    package = target.partition(":")[0]
+    module = importlib.import_module(package)
+    if package in ("transformers", "diffusers"):
+        getattr(module, target.partition(":")[2].partition("[")[0], None)
+
+
+def product_flops(graph) -> int:
+    """FLOPs of the ops that PyTorch's counter knows: products, convolutions, attention."""
+    import numpy as np
+    from torch.utils.flop_counter import flop_registry
+
+    known = {packet.__name__ for packet in flop_registry} | {"_scaled_dot_product_flash_attention"}
+    known |= {f"{name}_backward" for name in known if "dot_product" in name}
+    return int(graph.op_flops[np.array([kind in known for kind in graph.kinds])[graph.op_kind]].sum())
+
+
+def recounted(target: str) -> dict:
+    """Parameters and FLOPs of a training step of the model, built for real and counted by ``FlopCounterMode``.
+
+    PyTorch's formula for the backward of grouped convolutions counts every filter as if it read every channel; here it
+    is twice the forward's. Attention is counted without its dropout, with which the CPU has no kernel for all of it.
+    """
+    import copy
+
+    import torch
+    from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode, conv_backward_flop
+
+    from simdev.graphs.capture.packages import package_step
+    from simdev.graphs.capture.trace import grouped_backward_flops
+
+    def backward(gradient, image, weight, *rest, out_val=None, **kwargs):
+        groups, mask = rest[6], rest[7]
+        if groups > 1:
+            return grouped_backward_flops(image, gradient, weight, mask)
+        return conv_backward_flop(gradient, image, weight, *rest, out_val=out_val)
+
+    backward._get_raw = True
+    torch.manual_seed(0)
+    step = package_step(target)[0]()
+    counted = {"pytorch_parameters": sum(parameter.numel() for parameter in step.model.parameters())}
+    mapping = {torch.ops.aten.convolution_backward: backward}
+
+    def count(model, inputs):
+        with whole_attention(), FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+            step.loss(model, *inputs).backward()
+        return counter.get_total_flops()
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with FakeCopyMode(mode):
+            model, inputs = copy.deepcopy((step.model, step.inputs))
+        with mode:
+            return counted | {"pytorch_flops": count(model, inputs)}
+    except Exception:  # it looks at values
+        return counted | {"pytorch_flops": count(step.model, step.inputs)}
+
+
+@contextmanager
+def whole_attention():
+    from torch.nn import functional
+
+    original = functional.scaled_dot_product_attention
+
+    def attention(query, key, value, attn_mask=None, dropout_p=0.0, **options):
+        return original(query, key, value, attn_mask, 0.0, **options)
+
+    functional.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = original
+
+
+def run(out: Path, pattern: str) -> None:
+    done = {json.loads(line)["model"] for line in out.read_text().splitlines()} if out.exists() else set()
+    for target in MODELS:
+        if target in done or not re.search(pattern, target):
+            continue
+        import_package(target)
+        row = in_a_fork(lambda model=target: measure(model)) | {"model": target}
+        with out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+
+
+def in_a_fork(work) -> dict:
+    """What ``work`` returns in a child process that has the packages loaded, or its error."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(SECONDS)
+        try:
+            row = work()
+        except BaseException as error:
+            row = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        os.write(write, json.dumps(row).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else {"error": f"killed, or more than {SECONDS} s"}
+
+
+def main(arguments: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    if "--report" in arguments:
+        rows = [json.loads(line) for line in Path(arguments[0]).read_text().splitlines()]
+        Path(arguments[2]).write_text(report(rows), encoding="utf-8")
+    else:
+        run(Path(arguments[0]), arguments[1] if len(arguments) > 1 else "")
+
+
+def report(rows: list[dict]) -> str:
+    return ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

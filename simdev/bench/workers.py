@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from threading import Lock, Thread
 from typing import Any
@@ -21,6 +22,7 @@ from simdev.errors import InvalidInput
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 GRACE_S = 10.0  # for a guard to end what it guards
+STARTS = 5  # attempts to start a worker
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Pool:
         The future raises what the function raises, :class:`TimeoutError` if the task takes more than ``timeout``
         seconds, and :class:`WorkerDied` if the process ends without an answer.
         """
+        forkserver.ensure_running()  # here, as it ends with the thread that starts it (see simdev.bench.preload)
         future: Future = Future()
         with self._lock:
             heapq.heappush(self._queue, (rank, next(self._numbers), (future, function, args, timeout)))
@@ -144,12 +147,20 @@ class Pool:
             future.set_exception(error)
 
     def _start(self) -> _Worker:
-        own, other = multiprocessing.Pipe()
-        process = self._context.Process(target=_serve_tasks, args=(other,))
-        process.start()
-        other.close()
-        self._workers.append(_Worker(process, own, self._tasks))
-        return self._workers[-1]
+        for left in reversed(range(STARTS)):
+            own, other = multiprocessing.Pipe()
+            process = self._context.Process(target=_serve_tasks, args=(other,))
+            try:
+                process.start()
+            except (EOFError, ConnectionError):  # the fork server was killed: the next start makes another one
+                if not left:
+                    raise
+                time.sleep(0.2)
+                continue
+            other.close()
+            self._workers.append(_Worker(process, own, self._tasks))
+            return self._workers[-1]
+        raise AssertionError("unreachable")
 
     def _listen(self) -> None:
         """Wait until a worker has an answer or has ended, a task has taken too long, or there is something to do."""

@@ -169,6 +169,16 @@ def test_no_placer_stops_the_bench_and_each_row_has_its_true_status(graphs, tmp_
     assert run(graphs[:1], placers, tmp_path) == found == rows.read_rows(tmp_path / "results.csv")
 
 
+def test_rows_come_while_other_placers_are_warming_up(graphs, tmp_path):
+    class Marker(Observer):
+        def row(self, done, total, row):
+            (tmp_path / "row").touch()
+
+    found = run(graphs[:1], ["single-gpu", f"{ODD}:patient[folder={tmp_path}]"], tmp_path / "out", observer=Marker())
+    assert [row.status for row in found] == ["ok", "ok"]
+    assert (tmp_path / "seen").exists()
+
+
 def alive(pid):
     """Whether a process is there and no zombie."""
     try:

@@ -98,7 +98,7 @@ def test_rows_round_trip_through_csv(tmp_path):
     path = tmp_path / "results.csv"
     full = row(
         "a,b", "x", 123456789012, error='say "no"', simulated_ns=1, overflow="gpu0:3", peak_memory_bytes=1 << 50,
-        comm_bytes=7, evaluations=3, placement="p", place_seconds=0.25, machine="m", versions="v",
+        comm_bytes=7, evaluations=3, placement="f00", place_seconds=0.25, machine="m", versions="v",
     )  # fmt: skip
     rows.write_rows(path, [*TWO, full])
     assert rows.read_rows(path) == sorted([*TWO, full], key=lambda r: r.key)

@@ -1,0 +1,69 @@
+"""The pool of worker processes. Its tasks are functions of the standard library, which every worker can import."""
+
+import operator
+import os
+import time
+from concurrent.futures import CancelledError
+
+import pytest
+
+from simdev.bench.workers import Pool, WorkerDied, death, running
+
+
+@pytest.fixture
+def pool():
+    found = Pool(1)
+    with running(found):
+        yield found
+
+
+def test_every_task_has_a_process_of_its_own_unless_tasks_are_shared(pool):
+    pids = [pool.schedule(os.getpid).result() for _ in range(3)]
+    assert len({*pids, os.getpid()}) == 4
+    shared = Pool(1, tasks=3)
+    with running(shared):
+        pids = [future.result() for future in [shared.schedule(os.getpid) for _ in range(4)]]
+    assert len(set(pids)) == 2
+
+
+def test_what_a_task_raises_and_how_it_dies(pool):
+    with pytest.raises(ZeroDivisionError):
+        pool.schedule(operator.truediv, (1, 0)).result()
+    for function, args, code in ((os._exit, (0,), 0), (os._exit, (3,), 3), (os.abort, (), -6)):
+        with pytest.raises(WorkerDied) as caught:
+            pool.schedule(function, args).result()
+        assert caught.value.exitcode == code and str(caught.value) == death(code)
+    with pytest.raises(Exception, match="pickle"):
+        pool.schedule(lambda: None).result()
+    assert pool.schedule(operator.add, (1, 2)).result() == 3
+
+
+def test_a_task_that_takes_too_long_is_ended_and_the_next_one_runs(pool):
+    slow = pool.schedule(time.sleep, (600,), timeout=0.5)
+    after = pool.schedule(operator.add, (1, 2))
+    with pytest.raises(TimeoutError):
+        slow.result()
+    assert after.result() == 3
+
+
+def test_tasks_wait_in_the_order_of_their_rank(pool):
+    order = []
+    first = pool.schedule(time.sleep, (2,))
+    for rank in ((2, -5), (1,), (2, -9), (0, True), (0, False)):
+        pool.schedule(os.getpid, rank=rank).add_done_callback(lambda _, rank=rank: order.append(rank))
+    first.result()
+    last = pool.schedule(os.getpid, rank=(9,))
+    last.result()
+    assert order == [(0, False), (0, True), (1,), (2, -9), (2, -5)]
+
+
+def test_a_pool_that_is_stopped_ends_what_runs_and_cancels_what_waits():
+    pool = Pool(1)
+    with pytest.raises(KeyboardInterrupt), running(pool):
+        runs, waits = pool.schedule(time.sleep, (600,)), pool.schedule(time.sleep, (600,))
+        while not runs.running():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    assert isinstance(runs.exception(), WorkerDied)
+    with pytest.raises(CancelledError):
+        waits.result()

@@ -3,6 +3,8 @@ that device needs its time for all of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from simdev.problem.problem import Problem
@@ -21,20 +23,27 @@ def least_transfers(problem: Problem) -> np.ndarray:
     used: a transfer takes the summed latency of its route, and then its bytes at a rate that never exceeds the capacity
     of any channel of the route. If links have ``ranges``, the cost table can be slower than that.
     """
-    graph, costs, topology = problem.graph, problem.costs, problem.topology
     if problem.rules.contention != "fair":
-        return costs.transfer_ns
+        return problem.costs.transfer_ns
+    least = np.full_like(problem.costs.transfer_ns, NEVER_NS)
+    for number, alone in times_alone(problem):
+        least[number] = np.minimum(least[number], alone)
+    return least
+
+
+def times_alone(problem: Problem) -> Iterator[tuple[int, np.ndarray]]:
+    """Under ``fair``: for each kind of route, its class in the cost table, and int64 ``(m,)`` the ns of a transfer of
+    each tensor that shares no channel."""
+    costs, topology = problem.costs, problem.topology
     ptr, route = topology.route_csr
     capacity = np.array([channel[3] for channel in topology.channels], np.int64)
     kinds = set()
     for pair in np.flatnonzero((costs.pair_class.ravel() >= 0) & (np.diff(ptr) > 0)):
-        rate = capacity[route[ptr[pair] : ptr[pair + 1]]].min()
-        kinds.add((costs.pair_class.flat[pair], topology.pair_latency_ns.flat[pair], rate))
-    least = np.full_like(costs.transfer_ns, NEVER_NS)
-    size = np.minimum(graph.tensor_bytes, MAX_FAIR_BYTES)  # the simulator refuses larger ones
-    for number, latency, rate in kinds:
-        least[number] = np.minimum(least[number], np.maximum(latency - (-size * 10**9 // rate), 1))
-    return least
+        rate = int(capacity[route[ptr[pair] : ptr[pair + 1]]].min())
+        kinds.add((int(costs.pair_class.flat[pair]), int(topology.pair_latency_ns.flat[pair]), rate))
+    size = np.minimum(problem.graph.tensor_bytes, MAX_FAIR_BYTES)  # the simulator refuses larger tensors
+    for number, latency, rate in sorted(kinds):
+        yield number, np.maximum(latency - (-size * 10**9 // rate), 1)
 
 
 def gathered(

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from simdev.analysis.levels import average_durations, b_level
-from simdev.analysis.transfers import MAX_FAIR_BYTES
+from simdev.analysis.transfers import MAX_FAIR_BYTES, times_alone
 from simdev.errors import InvalidInput
 from simdev.problem.problem import CONTENTIONS, ORDERS, Problem, Rules
 from simdev.sim.kernels.state import FAIR_LOOP, FIFO_LOOP, GENERAL_LOOP, IN_ORDER_LOOP, PRIORITY_LOOP, Inputs
@@ -23,15 +23,15 @@ _RANKS: WeakKeyDictionary[Problem, np.ndarray] = WeakKeyDictionary()
 
 
 def problem_arrays(problem: Problem) -> Inputs:
-    """The kernels' view of ``problem``. Raises :class:`InvalidInput` where a step could overflow 63-bit time, or the
-    ``fair`` mode its arithmetic."""
+    """The arrays of ``problem``. Raises :class:`InvalidInput` if times or sizes could exceed 62 bits, or if a problem
+    under ``fair`` exceeds the limits of that contention (R4)."""
     if problem not in _CACHE:
         _CACHE[problem] = _build(problem)
     return _CACHE[problem]
 
 
 def default_priority(problem: Problem) -> np.ndarray:
-    """int64 ``(n,)``: the b-level with average durations and free communication (R2)."""
+    """int64 ``(n,)``: b-levels with average durations and without transfers (R2)."""
     return b_level(problem.graph, average_durations(problem))
 
 
@@ -43,7 +43,7 @@ def default_rank(problem: Problem) -> np.ndarray:
 
 
 def priority_rank(priority: np.ndarray) -> np.ndarray:
-    """int64 ``(n,)``: position of each op in the order highest priority, then lowest op number."""
+    """int64 ``(n,)``: the position of each op in the order (highest priority, lowest op number)."""
     rank = np.empty(len(priority), np.int64)
     # ~p reverses the order of int64 without overflow (-p would overflow at the minimum).
     rank[np.argsort(~priority.astype(np.int64), kind="stable")] = np.arange(len(priority))
@@ -65,7 +65,8 @@ def _build(problem: Problem) -> Inputs:
     first = np.full(graph.n_units, graph.n_ops, np.int32)
     np.minimum.at(first, graph.unit_of_op, np.arange(graph.n_ops, dtype=np.int32))
     fair = rules.contention == "fair"
-    # In whole bytes/s a channel gives at least half of its bandwidth, so that a step takes at most twice as long.
+    # Rates are rounded down to whole bytes/s. A channel still gives at least half of its bandwidth, so that a step
+    # takes at most twice as long.
     usual = (
         not costs.gap_ns.any()
         and longest << fair < MAX_KEY_TIME_NS
@@ -121,7 +122,8 @@ def _loop(rules: Rules, single: bool) -> int:
 
 
 def _alone(problem: Problem, slots: np.ndarray) -> np.ndarray:
-    """bool ``(D,)``: the sends of the device are settled once its ops before are, whatever other devices do."""
+    """bool ``(D,)``: True if no other device sends over the channels that this device sends over, and it has one slot:
+    then its transfers follow from its own ops."""
     if problem.rules.contention == "none":
         return np.ones(len(slots), bool)
     ptr, route = problem.topology.route_csr
@@ -135,8 +137,9 @@ def _alone(problem: Problem, slots: np.ndarray) -> np.ndarray:
 
 
 def _even_routes(ptr: np.ndarray, route: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same waiting in line with routes all equally long, which kernels loop over faster. A channel goes where every
-    route over it also takes another: it is never the last to be free. Short routes then take a channel again."""
+    """Routes of equal length with the same waiting times; the kernels loop over them faster. A channel is left out if
+    all routes over it share another channel, because it is never the last to be free. Then short routes repeat a
+    channel."""
     pair = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
     routes: dict[int, set[int]] = {}
     for channel, number in zip(route.tolist(), pair.tolist(), strict=True):
@@ -161,28 +164,42 @@ def _rounded(size: np.ndarray, granularities: np.ndarray) -> np.ndarray:
 
 
 def _check_range(problem: Problem) -> int:
-    """Refuse sums that do not fit; return a bound on the step time in ns."""
+    """Refuse problems whose sums could exceed 62 bits; return an upper bound on the step time in ns."""
     graph, topology, costs = problem.graph, problem.topology, problem.costs
-    # No schedule outlasts all its work in turn: each op and its issue, each tensor to every device that may read it.
-    longest = np.maximum(costs.op_ns.max(axis=0), 0).astype(object).sum() + costs.dispatch_ns.astype(object).sum()
-    longest += costs.gap_ns.astype(object).sum()
-    if len(costs.transfer_ns):
-        readers = np.minimum(np.diff(graph.consumer_ptr), topology.n_devices - 1)
-        longest += (costs.transfer_ns.max(axis=0).astype(object) * readers).sum()
-    if longest >= MAX_TIME_NS:
-        raise InvalidInput(f"the durations sum to {longest} ns; a step must stay below 2**62 ns", source=graph.name)
     if problem.rules.contention == "fair":
         if graph.tensor_bytes.max(initial=0) > MAX_FAIR_BYTES:
-            raise InvalidInput("a tensor above 8 GiB cannot be sent under fair contention", source=graph.name)
+            raise InvalidInput(
+                "a tensor is larger than 8 GiB, which the contention 'fair' does not support", source=graph.name
+            )
         if any(link.bytes_per_s > MAX_FAIR_RATE for link in topology.links):
-            raise InvalidInput("bandwidth above 2**58 bytes/s under fair contention", source=topology.name)
+            raise InvalidInput(
+                "a link is faster than 2**58 bytes/s, which the contention 'fair' does not support",
+                source=topology.name,
+            )
         routed = np.diff(topology.route_csr[0]).reshape(topology.n_devices, -1) > 0
         if np.any((costs.pair_class >= 0) & ~routed & ~np.eye(topology.n_devices, dtype=bool)):
-            raise InvalidInput("fair contention needs a route for every pair with a cost", source=topology.name)
+            raise InvalidInput(
+                "two devices have a transfer cost but no route, which the contention 'fair' does not support",
+                source=topology.name,
+            )
+    # No schedule lasts longer than all its work in turn: every op, every issue, every tensor to every device.
+    longest = np.maximum(costs.op_ns.max(axis=0), 0).astype(object).sum() + costs.dispatch_ns.astype(object).sum()
+    longest += costs.gap_ns.astype(object).sum()
+    slowest = (
+        costs.transfer_ns.max(axis=0, initial=0) if len(costs.transfer_ns) else np.zeros(graph.n_tensors, np.int64)
+    )
+    if problem.rules.contention == "fair":  # the cost table is not used (R4)
+        slowest = np.zeros(graph.n_tensors, np.int64)
+        for _, alone in times_alone(problem):
+            slowest = np.maximum(slowest, alone)
+    readers = np.minimum(np.diff(graph.consumer_ptr), topology.n_devices - 1)
+    longest += (slowest.astype(object) * readers).sum()
+    if longest >= MAX_TIME_NS:
+        raise InvalidInput(f"the durations sum to {longest} ns; a step must take less than 2**62 ns", source=graph.name)
     total = graph.op_persistent_bytes.astype(object).sum() + graph.op_workspace_bytes.astype(object).sum()
     total += graph.tensor_bytes.astype(object).sum() + int(topology.granularity.max()) * (
         2 * graph.n_ops + graph.n_tensors
     )
     if total >= MAX_TIME_NS:
-        raise InvalidInput(f"{total} bytes in all; the sum must stay below 2**62", source=graph.name)
+        raise InvalidInput(f"the sizes sum to {total} bytes; the sum must be less than 2**62", source=graph.name)
     return int(longest)

@@ -1,4 +1,4 @@
-"""What a simulation answers: when each op and transfer ran, and what memory each device needed."""
+"""Results of simulations: when each op and transfer ran, and how much memory each device needed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Schedule:
     * ``op_start``, ``op_finish`` int64 ``(n,)``.
     * ``transfer_tensor``, ``transfer_source``, ``transfer_target`` int32 ``(x,)`` and ``transfer_start``,
       ``transfer_finish`` int64 ``(x,)``: one row per tensor and destination device, sorted by (tensor, target).
-    * ``peak_bytes`` int64 ``(D,)``: most memory in use at one time (R7); ``overflow_bytes`` int64 ``(D,)``: by how much
-      the peak exceeds the device's capacity, 0 where it fits (R8).
-    * ``overflow_op`` int32 ``(D,)``: the op whose allocation first exceeded the capacity (for the copy of a tensor its
-      producer); -1 where none did, or where the persistent bytes alone exceed it.
-    * ``comm_bytes``: bytes sent between devices.
+    * ``peak_bytes`` int64 ``(D,)``: the most memory in use at one time (R7). ``overflow_bytes`` int64 ``(D,)``: the
+      peak minus the device's capacity, or 0 if it fits (R8).
+    * ``overflow_op`` int32 ``(D,)``: the op whose allocation first exceeded the capacity (for the copy of a tensor, the
+      producer); -1 if there is none, or if the persistent bytes alone exceed the capacity.
+    * ``comm_bytes``: the bytes sent between devices.
     """
 
     step_ns: int
@@ -54,7 +54,7 @@ class Schedule:
 
     @property
     def feasible(self) -> bool:
-        """True where every device's peak fits its memory."""
+        """True if the peak of every device fits in its memory."""
         return not self.overflow_bytes.any()
 
     @property
@@ -63,7 +63,7 @@ class Schedule:
         return self.step_ns / 1e9
 
     def busy_ns(self, devices: np.ndarray, n_devices: int) -> np.ndarray:
-        """int64 ``(D,)``: summed op durations per device, for ``devices`` ``(n,)``, the placement simulated."""
+        """int64 ``(D,)``: the sum of op durations per device. ``devices`` ``(n,)`` is the placement simulated."""
         busy = np.zeros(n_devices, np.int64)
         np.add.at(busy, devices, self.op_finish - self.op_start)
         return busy
@@ -71,9 +71,24 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """Step times and memory of ``k`` placements: ``step_ns`` int64 ``(k,)``, ``peak_bytes`` int64 ``(k, D)``,
-    ``overflow_bytes`` int64 ``(k,)``, summed over devices (0 is feasible)."""
+    """Step times and memory of ``k`` placements.
+
+    * ``step_ns`` int64 ``(k,)``: always computed.
+    * ``peak_bytes`` int64 ``(k, D)`` and ``overflow_bytes`` int64 ``(k,)``, the sum over the devices. If memory was
+      skipped for a row (``below`` of :func:`simdev.sim.simulate_many`), its entries are -1, which is no amount of
+      bytes: do not compare them. :attr:`known` tells the rows apart, and :attr:`fits` is False for unknown rows.
+    """
 
     step_ns: np.ndarray
     peak_bytes: np.ndarray
     overflow_bytes: np.ndarray
+
+    @property
+    def known(self) -> np.ndarray:
+        """bool ``(k,)``: True for rows whose peaks and overflow were computed."""
+        return self.overflow_bytes >= 0
+
+    @property
+    def fits(self) -> np.ndarray:
+        """bool ``(k,)``: True for placements that are known to fit in memory."""
+        return self.overflow_bytes == 0

@@ -131,6 +131,25 @@ def test_times_too_large_for_a_key_take_the_general_kernel():
     assert agree(p, [0, 1, 1]).step_ns == (1 << 50) + 13 + (1 << 40) + 5
 
 
+def test_a_cost_table_faster_than_the_links_does_not_hide_long_flows():
+    # The table says 1 ns. At 10 MB/s, 8 GiB take 14 minutes; at 1 kB/s, more ns than a key holds.
+    b = GraphBuilder("slow link")
+    x = b.outputs(b.op("x", "op", outputs=[8 << 30]))
+    b.op("y", "op", inputs=x)
+    slow = Topology("slow", machine(2, memory=1 << 40).devices, (Link(("d0", "d1"), 10**7, 10),))
+    graph, one = b.build(), np.array([[1, 1]])
+    costs = CostTable(
+        one, np.zeros(2, np.int32), np.array([[1]]), np.array([[-1, 0], [0, -1]], np.int32), np.zeros(2, np.int64)
+    )
+    p = Problem(graph, slow, costs, Rules(contention="fair"))
+    assert agree(p, [0, 1]).step_ns == 12 + (8 << 30) * 100
+    assert problem_arrays(p).loop == FAIR_LOOP
+    assert problem_arrays(Problem(graph, slow, costs)).loop == FIFO_LOOP
+    slower = Topology("slower", slow.devices, (Link(("d0", "d1"), 10**3, 10),))
+    p = Problem(graph, slower, costs, Rules(contention="fair"))
+    assert problem_arrays(p).loop == GENERAL_LOOP and agree(p, [0, 1]).step_ns == 12 + (8 << 30) * 10**6
+
+
 def test_fair_flows_that_outlast_the_count_of_work_served():
     # 8 GiB at 1 GB/s is 8.6 s; small tensors follow each other on the same pair the while.
     b = GraphBuilder("long flow")
@@ -220,6 +239,8 @@ def test_memory_of_slow_placements_may_be_left_out(rules):
     assert np.array_equal(some.step_ns, full.step_ns) and 0 < known.sum() < len(rows)
     assert np.array_equal(some.peak_bytes, np.where(known[:, None], full.peak_bytes, -1))
     assert np.array_equal(some.overflow_bytes, np.where(known, full.overflow_bytes, -1))
+    assert np.array_equal(some.known, known) and full.known.all()
+    assert np.array_equal(some.fits, known & (full.overflow_bytes == 0))
 
 
 @pytest.mark.parametrize("rules", [("priority", "dataflow"), ("program", "dataflow"), ("fifo", "eager")], ids="-".join)

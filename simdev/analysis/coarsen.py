@@ -1,4 +1,4 @@
-"""Coarsening: fewer, larger ops with the same dependences, and the way back to a full placement.
+"""Coarsening: a graph of fewer, larger ops with the same dependences, and the way back to a full placement.
 
 A *clustering* is int ``(n,)``: a cluster number per op. :func:`coarse_problem` makes each cluster one op, whose costs
 are sums; a placement of the coarse problem is a placement of the whole by :func:`expand`.
@@ -15,10 +15,10 @@ from simdev.problem.problem import Problem
 
 
 def fuse_chains(graph: ComputationGraph) -> np.ndarray:
-    """int32 ``(n,)``: each op with the op before it, if that has no other successor and it has no other predecessor.
+    """int32 ``(n,)``: clusters that join each op to its predecessor if the two have no other successor or predecessor.
 
-    No cluster holds ops of two colocation groups, so fusing ties nothing together that was free before, and the
-    clusters of an acyclic graph are acyclic.
+    No cluster contains ops of two colocation groups, so that fusing makes no groups share a device. The clusters of an
+    acyclic graph are acyclic.
     """
     source, target, _ = _op_pairs(graph)
     alone = (np.bincount(source, minlength=graph.n_ops)[source] == 1) & (
@@ -28,13 +28,13 @@ def fuse_chains(graph: ComputationGraph) -> np.ndarray:
 
 
 def contract(graph: ComputationGraph, weight: np.ndarray, k: int) -> np.ndarray:
-    """int32 ``(n,)``: clusters found by merging pairs along edges until ``k`` are left or nothing more can merge.
+    """int32 ``(n,)``: clusters, merged in pairs along edges until ``k`` are left or no further pair can merge.
 
-    A pair spans two neighbouring levels and is refused where it could close a cycle (the idea of Herrmann et al.,
+    A pair spans two neighbouring levels and is refused if it could close a cycle (the idea of Herrmann et al.,
     "Multilevel algorithms for acyclic partitioning of directed acyclic graphs", SIAM J. Sci. Comput. 2019), so clusters
-    stay acyclic. Heaviest traffic first; ``weight`` float ``(n,)`` of a cluster stays under four times the mean of
-    ``k`` clusters, and no cluster holds ops of two colocation groups: a graph with more than ``k`` groups keeps more
-    than ``k`` clusters (see :func:`cut`).
+    stay acyclic. Pairs with the most traffic merge first. The ``weight``, float ``(n,)``, of a cluster stays under four
+    times the average of ``k`` clusters. No cluster contains ops of two colocation groups, so a graph with more than
+    ``k`` groups keeps more than ``k`` clusters (see :func:`cut`).
     """
     cluster, weight = fuse_chains(graph), np.asarray(weight, float)
     limit, idle, parity = 4 * weight.sum() / k, 0, 0
@@ -119,10 +119,11 @@ def cut(graph: ComputationGraph, weight: np.ndarray, k: int) -> np.ndarray:
 def group_units(graph: ComputationGraph, weight: np.ndarray, k: int) -> np.ndarray:
     """int32 ``(n,)``: at most ``k`` groups of whole placement units, for placers and agents that place groups.
 
-    Rounds of matchings along the heaviest traffic (the coarsening of Karypis and Kumar, "A fast and high quality
-    multilevel scheme for partitioning irregular graphs", SIAM J. Sci. Comput. 1998); ``weight`` float ``(n,)`` of a
-    group stays under twice the mean of ``k`` groups for as long as any pair can merge so. Groups may depend on one
-    another in cycles: they are placed together, not run as one op. Numbered by their first op.
+    Units merge in rounds of matchings along the heaviest traffic (the coarsening of Karypis and Kumar, "A fast and high
+    quality multilevel scheme for partitioning irregular graphs", SIAM J. Sci. Comput. 1998). The ``weight``, float
+    ``(n,)``, of a group stays under twice the average of ``k`` groups as long as some pair can merge within this limit.
+    Groups may depend on one another in cycles, because they are placed together and not run as one op. They are
+    numbered by their first op.
     """
     if k < 1:
         raise InvalidInput(f"{k} is not a number of groups", source=graph.name, field="groups")
@@ -140,7 +141,8 @@ def group_units(graph: ComputationGraph, weight: np.ndarray, k: int) -> np.ndarr
 
 
 def _matched(source, target, size, weight, limit, most) -> np.ndarray | None:
-    """Label of each group after merging at most ``most`` disjoint pairs, heaviest traffic first, or None."""
+    """The label of each group after merging at most ``most`` disjoint pairs, heaviest traffic first; None if no pair
+    merges."""
     low, high = np.minimum(source, target), np.maximum(source, target)
     pairs, inverse = np.unique(low * len(weight) + high, return_inverse=True)
     size = _total(size, inverse, len(pairs))
@@ -159,9 +161,10 @@ def _matched(source, target, size, weight, limit, most) -> np.ndarray | None:
 
 
 def coarse_graph(graph: ComputationGraph, cluster: np.ndarray) -> ComputationGraph:
-    """The quotient graph. An op per cluster, in the order of :func:`coarse_numbers`: FLOPs, bytes and persistent bytes
-    are sums, workspace the largest; a tensor read outside its cluster stays, one read only inside goes. Clusters that
-    share a colocation group are colocated.
+    """The quotient graph: one op per cluster, in the order of :func:`coarse_numbers`.
+
+    FLOPs, bytes and persistent bytes are sums, the workspace is the largest one. Tensors that are read outside their
+    cluster are kept, the others are dropped. Clusters that share a colocation group are colocated.
 
     Raises :class:`InvalidInput` if the clusters depend on one another in a cycle.
     """
@@ -197,7 +200,7 @@ def coarse_graph(graph: ComputationGraph, cluster: np.ndarray) -> ComputationGra
 
 
 def outer_tensors(graph: ComputationGraph, cluster: np.ndarray) -> np.ndarray:
-    """The tensors that a coarse graph keeps: read in another cluster, or results."""
+    """The tensors that a coarse graph keeps: those read in another cluster, and results."""
     outside = cluster[graph.edge_source] != cluster[graph.consumers]
     kept = graph.tensor_result.copy()
     kept[graph.edge_tensor[outside]] = True
@@ -207,8 +210,9 @@ def outer_tensors(graph: ComputationGraph, cluster: np.ndarray) -> np.ndarray:
 def coarse_problem(problem: Problem, cluster: np.ndarray) -> tuple[Problem, np.ndarray]:
     """The problem of placing clusters, and the clustering renumbered by its ops (for :func:`expand`).
 
-    A cluster takes the sum of its ops' durations, and has a kernel where they all have one; transfers cost what they
-    did. Step times of the two problems differ: a cluster waits for all its inputs and lets nothing go before its end.
+    The duration of a cluster is the sum of its ops' durations, and a device has a kernel for it if it has kernels for
+    all of them. Transfers keep their costs. The step times of the two problems differ, because a cluster waits for all
+    its inputs and sends nothing before its end.
     """
     graph = problem.graph
     numbers = coarse_numbers(graph, cluster)
@@ -227,7 +231,7 @@ def coarse_problem(problem: Problem, cluster: np.ndarray) -> tuple[Problem, np.n
 
 
 def coarse_numbers(graph: ComputationGraph, cluster: np.ndarray) -> np.ndarray:
-    """``cluster`` numbered topologically, int32 ``(n,)``. Raises :class:`InvalidInput` where clusters form a cycle."""
+    """``cluster`` numbered topologically, int32 ``(n,)``. Raises :class:`InvalidInput` if clusters form a cycle."""
     cluster = _checked(graph, _by_first(cluster))
     count = int(cluster.max()) + 1
     source, target, _ = _op_pairs(graph, cluster)
@@ -259,7 +263,7 @@ def _op_pairs(graph: ComputationGraph, cluster: np.ndarray | None = None):
 
 
 def _merge(graph, source, target) -> np.ndarray:
-    """Union pairs of ops in order, keeping colocation groups apart; int32 ``(n,)``."""
+    """int32 ``(n,)``: clusters from joining pairs of ops in order, without joining colocation groups."""
     parent, group = list(range(graph.n_ops)), graph.op_group.tolist()
 
     def root(number):
@@ -277,7 +281,7 @@ def _merge(graph, source, target) -> np.ndarray:
 
 
 def _by_first(labels: np.ndarray) -> np.ndarray:
-    """Labels renumbered from 0 by first use, int32."""
+    """int32: labels renumbered from 0 in the order of their first use."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int32)
     rank[np.argsort(first, kind="stable")] = np.arange(len(first), dtype=np.int32)
@@ -285,7 +289,7 @@ def _by_first(labels: np.ndarray) -> np.ndarray:
 
 
 def _colocated(graph, cluster, count) -> np.ndarray:
-    """Colocation group of each cluster, or -1: clusters that share a group of the graph have one."""
+    """The colocation group of each cluster, or -1. Clusters that share a group of the graph share a group."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 

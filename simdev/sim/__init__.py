@@ -1,4 +1,9 @@
-"""The simulator: how long a step takes under a placement, and whether it fits (the rules are in MODEL.md)."""
+"""The simulator: how long a training step takes under a placement, and whether it fits in memory.
+
+MODEL.md states the rules; two engines follow them, the compiled one (``fast``) and the readable one (``reference``),
+and a validator checks finished schedules. :func:`simulate` and :func:`simulate_many` run placements, :class:`Simulator`
+evaluates small moves.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +24,9 @@ ENGINES = ("fast", "reference")
 def simulate(problem: Problem, placement: Placement, *, engine: str = "fast") -> Schedule:
     """Simulate one step of ``problem`` under ``placement``.
 
-    Both engines follow MODEL.md and agree bit for bit: ``fast`` is compiled, ``reference`` is written to be read.
-    Raises :class:`InvalidInput` where the placement breaks its contract (see :meth:`Placement.check`).
+    The two engines agree bit for bit: ``fast`` is compiled, ``reference`` is written to be read. Raises
+    :class:`InvalidInput` if the placement breaks its contract (see :meth:`Placement.check`), and :class:`UnknownName`
+    for another engine.
     """
     if engine == "fast":
         from simdev.sim.fast import simulate_fast
@@ -36,11 +42,12 @@ def simulate(problem: Problem, placement: Placement, *, engine: str = "fast") ->
 def simulate_many(
     problem: Problem, devices: np.ndarray, *, threads: int | None = None, below: int | None = None
 ) -> Outcomes:
-    """Simulate ``k`` placements, ``devices`` int ``(k, n)``, in ``threads`` threads (default one).
+    """Simulate ``k`` placements, ``devices`` int ``(k, n)``, in ``threads`` threads (default: one).
 
-    The answer does not depend on ``threads``. Under the ``priority`` policy the priorities are the default ones. Memory
-    takes half of the time: where the step time, in ns, is not ``below``, it is not worked out and given as -1.
-    Raises :class:`InvalidInput` naming the first placement that breaks its contract.
+    Computing memory doubles the cost. Pass ``below`` (ns) to skip it for placements whose step time is not less: their
+    rows of the result are unknown (see :class:`Outcomes`). The result does not depend on ``threads``. Under the order
+    ``priority`` the default priorities are used. Raises :class:`InvalidInput`, which names the first placement that
+    breaks its contract.
     """
     from simdev.sim.fast import simulate_many_fast
 

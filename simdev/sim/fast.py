@@ -1,4 +1,4 @@
-"""The fast engine: one placement, or many at once, through the compiled kernels."""
+"""The fast engine: runs one placement, or many at once, through the compiled loops in :mod:`simdev.sim.kernels`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def simulate_many_fast(
     k, workers = len(placements), max(1, min(threads or 1, len(placements)))
     limit = NO_LIMIT if below is None else below
     step, overflow, peak = _answers(problem, k)
-    problem_arrays(problem)  # once, before any thread asks
+    problem_arrays(problem)  # built once, before several threads ask for it
 
     def work(first: int, stop: int) -> int:
         return _run(problem, placements, first, stop, None, limit, *_kept_buffers(problem), step, peak, overflow)
@@ -96,7 +96,7 @@ def simulate_many_fast(
 
 
 def run_rows(problem: Problem, placements: np.ndarray, priority, timeline, workspace):
-    """Step times, peaks and overflows of valid placements uint32 ``(k, n)``; the last one's timeline is left."""
+    """Step times, peaks and overflows of valid placements, uint32 ``(k, n)``. The last run stays in ``timeline``."""
     step, overflow, peak = _answers(problem, len(placements))
     if (
         _run(problem, placements, 0, len(placements), priority, NO_LIMIT, timeline, workspace, step, peak, overflow)
@@ -107,7 +107,8 @@ def run_rows(problem: Problem, placements: np.ndarray, priority, timeline, works
 
 
 def _run(problem: Problem, placements, first, stop, priority, below, timeline, workspace, step, peak, overflow) -> int:
-    """Simulate the rows ``first:stop`` with the kernel for the problem's rules; the first row that failed, or -1."""
+    """Simulate the rows ``first:stop`` with the loop for the problem's rules; return the first row that failed, or
+    -1."""
     inputs = problem_arrays(problem)
     if inputs.loop == FIFO_LOOP:
         from simdev.sim.kernels.fifo import run_many_fifo
@@ -169,8 +170,8 @@ def _answers(problem: Problem, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def _first_overflow(problem: Problem, device: int, used: int, starting: np.ndarray, copies: np.ndarray) -> int:
-    """The op whose allocation first exceeds the capacity of ``device``, where ``used`` bytes are in use and the ops
-    ``starting``, then the copies of tensors ``copies``, allocate in order of number (R8)."""
+    """The op at fault on ``device`` (R8): ``used`` bytes are in use, then the ops ``starting`` allocate in order of op
+    number, and then the copies of the tensors ``copies`` in order of tensor number."""
     p = problem_arrays(problem)
     row = p.granule[device]
     owners = np.concatenate([starting, problem.graph.tensor_producer[copies]])

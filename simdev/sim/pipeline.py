@@ -1,9 +1,9 @@
-"""Pipelined microbatches (R10): the step's graph unrolled over microbatches and run by the same engines.
+"""Pipelined microbatches (R10): the graph of a step is unrolled over microbatches and run by the same engines.
 
-The problem describes one microbatch. Forward and backward ops are copied per microbatch; parameters and other ops
-without inputs that hold persistent bytes exist once, and so do the ops of the update phase, which wait for every
-microbatch. Gradients are accumulated in place: the first microbatch's tensor is the buffer; a zero-cost ``accumulate``
-op per further microbatch reads its gradient, frees it, and lets the update wait for it.
+The problem describes one microbatch. Forward and backward ops are copied per microbatch. Parameters, other ops without
+inputs that hold persistent bytes, and the ops of the update phase exist once; updates wait for every microbatch.
+Gradients are accumulated in place: the first microbatch's tensor is the buffer. For each further microbatch, an
+``accumulate`` op of 1 ns reads that microbatch's gradient, after which it is freed; the update waits for this op.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ FORWARD, BACKWARD, UPDATE = range(len(PHASES))
 
 @dataclass(frozen=True, eq=False)
 class PipelineReport:
-    """What M microbatches took.
+    """The result of a run of M microbatches.
 
     * ``total_ns``: from the start to the last completion, update included.
-    * ``steady_ns``: ns per microbatch once the pipeline is full: the mean distance between completions of successive
-      microbatches over the later half of them (``gpipe``: of their forward parts plus of their backward parts, as the
-      two pass through the pipeline apart). ``total_ns`` where there are fewer than three microbatches.
-    * ``bubble_fraction``: share of the stages' slot time until ``total_ns`` in which they ran nothing.
+    * ``steady_ns``: ns per microbatch once the pipeline is full: the average distance between completions of successive
+      microbatches over the later half of them. For ``gpipe``, this distance of the forward parts plus that of the
+      backward parts, because the two pass through the pipeline apart. With fewer than three microbatches, ``total_ns``.
+    * ``bubble_fraction``: the share of the stages' slot time until ``total_ns`` in which they were idle.
     * ``stages``: device numbers in pipeline order. ``peak_bytes``, ``overflow_bytes`` int64 ``(D,)``.
     * ``problem``, ``placement``, ``schedule``: the unrolled run, as :func:`simdev.sim.validate` takes them;
       ``microbatch`` int32 per unrolled op, -1 for ops that exist once.
@@ -50,7 +50,7 @@ class PipelineReport:
 
     @property
     def feasible(self) -> bool:
-        """True where every device's peak fits its memory."""
+        """True if the peak of every device fits in its memory."""
         return not self.overflow_bytes.any()
 
 
@@ -59,20 +59,20 @@ def simulate_pipeline(
 ) -> PipelineReport:
     """Send ``microbatches`` microbatches of ``problem`` through ``placement``.
 
-    ``gpipe`` (Huang et al. 2019): on each device all forward work comes before any backward work. ``1f1b`` (Narayanan
-    et al. 2019): backward work first, and at most ``S - s`` microbatches under way on stage ``s`` of ``S``. Stages are
-    the devices with forward and backward work (forward work, where there is no backward), by their first forward op.
-    Raises :class:`InvalidInput` for fewer than one microbatch, the ``eager`` runtime, or a graph in which forward work
-    waits for backward work or backward work for updates.
+    Under ``gpipe`` (Huang et al. 2019), each device does all forward work before any backward work. Under ``1f1b``
+    (Narayanan et al. 2019), backward work comes first, and at most ``S - s`` microbatches are in progress on stage
+    ``s`` of ``S``. The stages are the devices with forward and backward work (without backward work in the graph: with
+    forward work), in the order of their first forward op. Raises :class:`InvalidInput` for fewer than one microbatch,
+    the runtime ``eager``, or a graph in which forward work waits for backward work or backward work for updates.
     """
     from simdev.sim import simulate
 
     if order not in ORDERS:
         raise UnknownName("pipeline order", str(order), ORDERS)
     if not isinstance(microbatches, (int, np.integer)) or microbatches < 1:
-        raise InvalidInput(f"expected a whole number from 1 on, got {microbatches!r}", source="microbatches")
+        raise InvalidInput(f"expected a whole number of at least 1, got {microbatches!r}", source="microbatches")
     if problem.rules.runtime != "dataflow":
-        raise InvalidInput("pipelines run under the dataflow runtime only", source="rules", field="runtime")
+        raise InvalidInput("pipelines need the runtime 'dataflow'", source="rules", field="runtime")
     placement.check(problem)
     stages = _stages(problem.graph, placement.devices)
     unrolled = _Unrolled(problem, placement.devices, int(microbatches))
@@ -83,11 +83,11 @@ def simulate_pipeline(
     run, devices, microbatch = unrolled.build(order)
     schedule = simulate(run, devices, engine=engine)
     busy = schedule.busy_ns(devices.devices, problem.topology.n_devices)[list(stages)].sum()
-    room = schedule.step_ns * problem.topology.slots[list(stages)].sum()
+    slot_ns = schedule.step_ns * problem.topology.slots[list(stages)].sum()
     return PipelineReport(
         total_ns=schedule.step_ns,
         steady_ns=_steady_ns(schedule, run.graph, microbatch, int(microbatches), order),
-        bubble_fraction=float(1 - busy / room) if room else 0.0,
+        bubble_fraction=float(1 - busy / slot_ns) if slot_ns else 0.0,
         stages=stages,
         peak_bytes=schedule.peak_bytes,
         overflow_bytes=schedule.overflow_bytes,
@@ -112,7 +112,7 @@ def _is_free(graph: ComputationGraph) -> np.ndarray:
 
 
 class _Unrolled:
-    """The graph over all microbatches, under construction; handles are the builder's."""
+    """The graph of all microbatches while it is built. Handles are those of the builder."""
 
     def __init__(self, problem: Problem, devices: np.ndarray, microbatches: int):
         self.problem, self.graph, self.microbatches = problem, problem.graph, microbatches
@@ -167,7 +167,8 @@ class _Unrolled:
         return self.graph.inputs[self.graph.input_ptr[op] : self.graph.input_ptr[op + 1]].tolist()
 
     def _update(self, op: int) -> None:
-        """An update waits for every microbatch of what it reads; data is accumulated into the first's tensor."""
+        """An update waits for its inputs from every microbatch; data is accumulated into the first microbatch's
+        tensor."""
         handle = self._copy(op, 0)
         for tensor in self._reads(op):
             producer = int(self.graph.tensor_producer[tensor])
@@ -191,7 +192,7 @@ class _Unrolled:
         return self.control[key]
 
     def _control(self, handle: int) -> int:
-        """The control tensor of an op (made when first needed)."""
+        """The control tensor of an op, created on first use."""
         if handle not in self.control:
             self.control[handle] = self.builder.tensor(handle, 0)
             self.made[handle].append(-1)
@@ -204,7 +205,7 @@ class _Unrolled:
                 self.builder.connect(self._control(barrier), handle)
 
     def _ends(self, device: int, phase: int) -> tuple[list[int], list[int]]:
-        """First and last ops of a phase on a device: without a predecessor, or successor, in the same set."""
+        """The first and last ops of a phase on a device: those without a predecessor, or successor, in the same set."""
         graph, microbatch_ops = self.graph, ~self.once
         inside = microbatch_ops & (np.array(self.device) == device) & (graph.op_phase == phase)
         source, target = graph.edge_source, graph.consumers
@@ -215,7 +216,7 @@ class _Unrolled:
         return np.flatnonzero(first).tolist(), np.flatnonzero(last).tolist()
 
     def forward_first(self, stages: tuple[int, ...]) -> None:
-        """GPipe: on each stage, all forwards before any backward."""
+        """GPipe: on each stage, all forward ops come before any backward op."""
         for device in stages:
             _, last = self._ends(device, FORWARD)
             first, _ = self._ends(device, BACKWARD)
@@ -226,7 +227,7 @@ class _Unrolled:
             )  # fmt: skip
 
     def limit_in_flight(self, stages: tuple[int, ...]) -> None:
-        """1F1B: stage s begins microbatch m when it has finished microbatch m - (S - s)."""
+        """1F1B: stage s begins microbatch m after it has finished microbatch m - (S - s)."""
         for number, device in enumerate(stages):
             first, _ = self._ends(device, FORWARD)
             _, last = self._ends(device, BACKWARD)
@@ -272,8 +273,8 @@ def _unrolled_costs(problem: Problem, op: np.ndarray, origin: np.ndarray) -> Cos
 
 
 def _priority(graph: ComputationGraph, op: np.ndarray, microbatch: np.ndarray, order: str) -> np.ndarray:
-    """Barriers first; then forwards before backwards (gpipe) or backwards before forwards (1f1b), each by microbatch
-    and op number; updates last."""
+    """Barriers come first; then forward before backward ops (gpipe) or backward before forward ops (1f1b), each by
+    microbatch and op number; updates come last."""
     rank = {"gpipe": {FORWARD: 1, BACKWARD: 2, UPDATE: 3}, "1f1b": {BACKWARD: 1, FORWARD: 2, UPDATE: 3}}[order]
     turn = np.array([rank[phase] for phase in graph.op_phase.tolist()])
     turn[op < 0] = 0

@@ -1,17 +1,17 @@
-"""The rules of other simulators, as presets of this one: the same placement, timed as they would time it.
+"""The rules of other simulators as presets of this one: they time the same placement as those simulators would.
 
-A preset turns a problem and a placement into another problem and placement for the same engine. Step times are
-compared; memory is not part of a preset.
+A preset turns a problem and a placement into another problem and placement for the same engine. Presets are meant for
+step times; they do not model memory.
 
-* ``placeto`` (Addanki et al. 2019; the simulator in Park): an op costs the same everywhere (here: what it costs on the
-  first accelerator) and keeps its device closed for 5.7 us after it. A device has one outgoing bus: a tensor goes over
-  it once, whoever reads it, at 7,600 bytes/us, and the bus stays closed for 25 us after it. Queues are first come,
-  first served; nothing waits on the receiving side.
-* ``baechi`` (Jeon et al. 2020): one channel per device for both directions, 134 us and 0.0001754 us per byte in all. A
-  tensor is sent once to each device that reads it.
-* ``load`` (Tarnawski et al. 2020): the largest load. An accelerator bears its ops and each tensor that crosses its
-  border, once in and once out; a host bears its ops. Nothing waits for anything. A crossing costs what a transfer
-  between device and host costs (without a host, the dearest transfer from the device).
+* ``placeto`` (Addanki et al. 2019; the simulator in Park): an op costs the same on every device (here: its duration on
+  the first accelerator), and its device stays closed for 5.7 us after it. A device has one outgoing bus. A tensor
+  crosses the bus once, however many devices read it, at 7,600 bytes/us, and the bus stays closed for 25 us after it.
+  Queues are first come, first served; nothing waits at the receiver.
+* ``baechi`` (Jeon et al. 2020): each device has one channel for both directions, with 134 us and 0.0001754 us per byte
+  in total. A tensor is sent once to each device that reads it.
+* ``load`` (Tarnawski et al. 2020): the largest load. The load of an accelerator is its ops and each tensor that crosses
+  its border, once for in and once for out; the load of a host is its ops. Nothing waits. A crossing costs as much as a
+  transfer between the device and the host (without a host, the most expensive transfer from the device).
 * ``ideal-links`` (GiPH, 2023; Doppler, 2026): transfers never wait for each other.
 """
 
@@ -34,8 +34,8 @@ BAECHI_LATENCY_NS, BAECHI_NS_PER_BYTE = 134_000, 0.1754
 
 
 def under(problem: Problem, placement: Placement, preset: str) -> tuple[Problem, Placement]:
-    """What the engine simulates for ``placement`` under a preset. Raises :class:`UnknownName` for another name, and
-    :class:`InvalidInput` where the placement is not one of ``problem``."""
+    """The problem and placement that the engine simulates for ``placement`` under a preset. Raises :class:`UnknownName`
+    for an unknown preset, and :class:`InvalidInput` if the placement is not valid for ``problem``."""
     if preset not in PRESETS:
         raise UnknownName("physics", preset, PRESETS)
     placement.check(problem)
@@ -48,12 +48,12 @@ def step_ns(problem: Problem, placement: Placement, preset: str, engine: str = "
 
 
 def placeto(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
-    """Each device gets a bus, a device of its own on which the sends of the device are ops."""
+    """Each device gets a bus: a device of its own, on which the transfers from the device are ops."""
     graph, n_devices = problem.graph, problem.topology.n_devices
     n, home = graph.n_ops, placement.devices[graph.tensor_producer]
     away = placement.devices[graph.consumers] != home[graph.edge_tensor]
     sent = np.unique(graph.edge_tensor[away])  # tensors that leave their device
-    # A bus op is numbered behind the producer of its tensor; its own tensor is read by all who read from elsewhere.
+    # The number of a bus op follows that of its tensor's producer; consumers on other devices read the bus op's tensor.
     owner = np.concatenate([np.arange(n), graph.tensor_producer[sent]])
     order = np.argsort(owner, kind="stable")
     number = np.empty(len(order), np.int64)
@@ -84,7 +84,7 @@ def placeto(problem: Problem, placement: Placement) -> tuple[Problem, Placement]
 
 
 def baechi(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
-    """Each device hangs on one half-duplex link, which it holds at both ends of a transfer."""
+    """Each device has one half-duplex link; a transfer occupies the links of both of its ends."""
     rate = round(1e9 / BAECHI_NS_PER_BYTE)
     topology = _hub("baechi", list(problem.topology.devices), Link(("", ""), rate, BAECHI_LATENCY_NS // 2, "half"))
     costs = problem.costs
@@ -94,7 +94,7 @@ def baechi(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
 
 
 def load(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
-    """Every op and every crossing is an op without inputs on the device that bears it."""
+    """Every op and every crossing becomes an op without inputs, on the device whose load it is."""
     graph, topology, n_devices = problem.graph, problem.topology, problem.topology.n_devices
     home = placement.devices[graph.tensor_producer]
     target = placement.devices[graph.consumers]
@@ -117,7 +117,7 @@ def load(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
 
 
 def ideal_links(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
-    """No contention."""
+    """The same problem without contention."""
     return Problem(problem.graph, problem.topology, problem.costs, Rules(contention="none")), Placement(
         placement.devices
     )
@@ -142,7 +142,8 @@ def _durations(problem: Problem) -> np.ndarray:
 
 
 def _crossing_ns(problem: Problem, hosts: list[int]) -> np.ndarray:
-    """int64 ``(D, m)``: sending each tensor from a device to the host, or else over its dearest route."""
+    """int64 ``(D, m)``: the time to send each tensor from a device to the host; without a host, over its slowest
+    route."""
     costs, topology = problem.costs, problem.topology
     rows = []
     for device in range(topology.n_devices):
@@ -154,8 +155,8 @@ def _crossing_ns(problem: Problem, hosts: list[int]) -> np.ndarray:
 
 
 def _graph(name: str, n: int, producer, size, tensor, reader) -> ComputationGraph:
-    """``n`` ops that are known by their numbers alone; tensors ``producer`` and ``size`` ``(m,)`` in any order, and the
-    edges ``tensor`` (into them), ``reader`` ``(e,)``."""
+    """A graph of ``n`` ops named by their numbers. ``producer`` and ``size`` ``(m,)`` are its tensors, in any order;
+    ``tensor`` (an index into them) and ``reader`` ``(e,)`` are its edges."""
     order = np.argsort(producer, kind="stable")
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -171,7 +172,7 @@ def _graph(name: str, n: int, producer, size, tensor, reader) -> ComputationGrap
 
 
 def _hub(name: str, devices: list[Device], like: Link) -> Topology:
-    """All devices around one switch, each on a link as ``like``."""
+    """All devices around one switch, each on a link like ``like``."""
     if any(device.name == "hub" for device in devices):
         raise InvalidInput("a device is named 'hub'", source=name)
     links = tuple(Link((device.name, "hub"), like.bytes_per_s, like.latency_ns, like.duplex) for device in devices)

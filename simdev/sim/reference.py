@@ -1,7 +1,7 @@
-"""The reference engine: MODEL.md as SimPy processes, written to be read. Rule numbers stand beside the code.
+"""The reference engine: MODEL.md as SimPy processes, written to be read. Each method cites the rule that it follows.
 
-Ops, transfers and the issuing host are processes; channels are queues. Whatever completes at an instant asks for a
-*settling* of that instant, an event of lower priority than any completion, in which sends and starts are decided (R5).
+Ops, transfers and the issuing host are processes; channels are queues. Each completion schedules a *settling* of its
+instant: an event with a lower priority than any completion, which decides the requests and starts of that instant (R5).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def simulate_reference(problem: Problem, placement: Placement) -> Schedule:
     placement.check(problem)
     problem_arrays(problem)  # refuses what the fast engine refuses
     collects = gc.isenabled()
-    gc.disable()  # the events of a step live as long as the step: looking for garbage would double the time
+    gc.disable()  # the events of a step live as long as the step, so a search for garbage only doubles the time
     try:
         return _Step(problem, placement).run()
     finally:
@@ -43,7 +43,7 @@ class _Step:
         self.problem, self.graph, self.topology, self.rules = problem, problem.graph, problem.topology, problem.rules
         self.device = placement.devices.tolist()
         self.eager = self.rules.runtime == "eager"
-        self.key = self._policy_keys(placement)
+        self.key = self._order_keys(placement)
         graph, n, n_devices = self.graph, self.graph.n_ops, self.topology.n_devices
 
         self.env = simpy.Environment()
@@ -72,8 +72,8 @@ class _Step:
         self.overflow_op = [-1] * n_devices
         self.overflowed = [used > capacity for used, capacity in zip(self.used, self.capacity, strict=True)]
 
-    def _policy_keys(self, placement: Placement) -> list[int]:
-        """Under ``priority`` the smallest key is the first choice; other policies do not need it (R2)."""
+    def _order_keys(self, placement: Placement) -> list[int]:
+        """R2: under ``priority``, the op with the smallest key starts first. The other orders need no key."""
         if self.rules.order != "priority":
             return [0] * self.graph.n_ops
         given = placement.priority if placement.priority is not None else default_priority(self.problem)
@@ -105,7 +105,7 @@ class _Step:
     # Processes ------------------------------------------------------------------------------------------------------
 
     def _op(self, op: int):
-        """R1: wait for the inputs (and the issue), then for a slot; run; hand out what it made."""
+        """R1: wait for the inputs (and the issue), then for a slot; run; make the outputs available."""
         graph, device = self.graph, self.device[op]
         reads = graph.inputs[graph.input_ptr[op] : graph.input_ptr[op + 1]].tolist()
         writes = range(graph.output_ptr[op], graph.output_ptr[op + 1])
@@ -134,13 +134,13 @@ class _Step:
         self._settle()
 
     def _gap(self, device: int, gap: int):
-        """R1: the slot opens again only after the op's gap."""
+        """R1: open the slot again after the op's gap."""
         yield self.env.timeout(gap)
         self.free_slots[device] += 1
         self._settle()
 
     def _send(self, tensor: int, target: int, first_reader: int):
-        """R3: ask for the transfer when the producer has finished (R11: and its first reader there is issued)."""
+        """R3: request the transfer when the producer has finished (R11: and the first consumer there is issued)."""
         causes = [self.finished[self.graph.tensor_producer[tensor]]]
         if self.eager:
             causes.append(self.issued[first_reader])
@@ -149,7 +149,7 @@ class _Step:
         self._settle()
 
     def _host(self):
-        """R11: one thread issues the ops in order and runs its own inline."""
+        """R11: one thread issues the ops in order, and runs those of the host inline."""
         for op in range(self.graph.n_ops):
             yield self.env.timeout(int(self.problem.costs.dispatch_ns[op]))
             self.issued[op].succeed()
@@ -166,7 +166,7 @@ class _Step:
         self.transfer_done(tensor, target)
 
     def transfer_done(self, tensor: int, target: int) -> None:
-        """A transfer has ended: the copy is there, the original is no longer needed for it."""
+        """The end of a transfer: the copy has arrived, and the transfer no longer needs the tensor at home."""
         self.transfers[tensor, target][1] = self.env.now
         self._release(tensor, self._home(tensor))
         self.arrived[tensor, target].succeed()
@@ -183,14 +183,15 @@ class _Step:
             self.env.schedule(event, priority=SETTLE)
 
     def _settled(self, _) -> None:
-        """R5: all completions of this instant are known; now send, then start."""
+        """R5: all completions of this instant have happened; process the requests, then the starts."""
         self.settling = False
         sent = self._start_transfers()
         started = [op for device in range(self.topology.n_devices) for op in self._start_ops(device)]
         self._allocate(sorted(started), sorted(sent))
 
     def _start_transfers(self) -> list[tuple[int, int]]:
-        """R3, R4: queue this instant's requests in order; start those first in line on every channel of the route."""
+        """R3, R4: queue the requests of this instant in order; start those that are first on every channel of their
+        route."""
         now, requests = self.env.now, sorted(self.requests)
         self.requests = []
         if self.rules.contention == "fifo":
@@ -215,7 +216,7 @@ class _Step:
         return starting
 
     def _start_ops(self, device: int) -> list[int]:
-        """R1, R2: give each free slot the first ready op by the policy."""
+        """R1, R2: start the first ready ops, by the order of the rules, on the open slots."""
         started, ready = [], self.ready[device]
         while self.free_slots[device] and ready:
             op = ready[0][-1]
@@ -234,7 +235,7 @@ class _Step:
         return self.eager or self.rules.order == "program"
 
     def _allocate(self, ops: list[int], transfers: list[tuple[int, int]]) -> None:
-        """R7, R8: outputs and workspaces of starting ops, then copies; note where a capacity is first exceeded."""
+        """R7, R8: allocate outputs and workspaces of starting ops, then copies; record who first exceeds a capacity."""
         graph = self.graph
         for op in ops:
             device = self.device[op]
@@ -253,7 +254,7 @@ class _Step:
             self.overflow_op[device] = op
 
     def _release(self, tensor: int, device: int) -> None:
-        """R7: one reason less to keep the instance; the last one frees it."""
+        """R7: remove one reason to keep a tensor on a device; without reasons, free it."""
         self.holds[tensor, device] -= 1
         if self.holds[tensor, device] == 0:
             self.used[device] -= self._size(tensor, device)
@@ -297,7 +298,7 @@ class _Step:
 
 
 class _Flows:
-    """R4, ``fair``: the transfers under way share the channels max-min fairly, in whole bytes per second."""
+    """R4, ``fair``: flows share the channels max-min fairly, in whole bytes per second."""
 
     def __init__(self, step: _Step):
         self.step = step
@@ -308,7 +309,7 @@ class _Flows:
         self.generation = 0
 
     def transfer(self, tensor: int, target: int):
-        """Wait for the latency, then flow until nothing is left."""
+        """Wait for the latency, then flow until no work is left."""
         step = self.step
         latency = int(step.topology.pair_latency_ns[step._home(tensor), target])
         size = int(step.graph.tensor_bytes[tensor])
@@ -322,13 +323,14 @@ class _Flows:
         self._change()
 
     def _advance(self) -> None:
-        """What flowed since the rates were last looked at."""
+        """Subtract the work done since the last call."""
         elapsed, self.since = self.step.env.now - self.since, self.step.env.now
         for flow in self.left:
             self.left[flow] -= self.rate[flow] * elapsed
 
     def _change(self) -> None:
-        """Ask for new rates once this instant is over (after all its completions, sends and joins)."""
+        """Compute the rates anew at the end of this instant, after all its completions, requests and begins of
+        flows."""
         if not self.changed:
             self.changed = True
             event = simpy.Event(self.step.env)
@@ -337,7 +339,7 @@ class _Flows:
             self.step.env.schedule(event, priority=SETTLE + 1)
 
     def _share(self, _) -> None:
-        """Progressive filling: the narrowest channel freezes its flows at an equal whole share, again and again."""
+        """Progressive filling: the narrowest channel fixes the rates of its flows at equal whole shares; repeat."""
         self.changed = False
         self._advance()
         left = {number: channel[3] for number, channel in enumerate(self.step.topology.channels)}
@@ -355,7 +357,7 @@ class _Flows:
             self.step.env.process(self._end(wait, self.generation))
 
     def _end(self, wait: int, generation: int):
-        """Finish the flows that have nothing left, unless the rates changed before."""
+        """Finish the flows without work left, unless the rates have changed since this end was computed."""
         yield self.step.env.timeout(wait)
         if generation != self.generation:
             return

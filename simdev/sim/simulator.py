@@ -1,4 +1,4 @@
-"""Step times of placements that differ from the present one by a few moves, for searches."""
+"""Exact step times after a few moves, for searches that change a placement step by step."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Simulator:
     ... else:
     ...     simulator.undo()
 
-    A unit is a placement unit: an op with its colocation group (``problem.graph.unit_of_op``). Every answer is bit for
-    bit that of :func:`simdev.sim.simulate`. Under the default rules only the part of the schedule that a move changes
-    is simulated; memory is worked out when it is asked for. Under other rules every answer is a full run.
-    Raises :class:`InvalidInput` where the placement or a move breaks the contract of :meth:`Placement.check`.
+    A unit is a placement unit: an op with its colocation group (``problem.graph.unit_of_op``). Every result is bit for
+    bit that of :func:`simdev.sim.simulate`. Under the default rules, only the part of the schedule that a move changes
+    is simulated, and memory is computed on demand. Under other rules, every result takes a full run. Raises
+    :class:`InvalidInput` if the placement or a move breaks the contract of :meth:`Placement.check`.
     """
 
     def __init__(self, problem: Problem, placement: Placement):
         placement.check(problem)
         self.problem, self._priority = problem, placement.priority
-        self._devices = placement.devices.astype(np.uint32)  # with the moves not yet accepted
+        self._devices = placement.devices.astype(np.uint32)  # includes moves that are not yet accepted
         self._accepted = self._devices.copy()
         self._moved: list[np.ndarray] = []
-        # What a run leaves is read in the order of requests: nothing may be settled ahead of its turn.
+        # The kernel of the moves reads a run in the order of its requests, so no send may be settled ahead of its turn.
         inputs = problem_arrays(problem)
         self._inputs = inputs._replace(alone=np.zeros_like(inputs.alone))
         graph = problem.graph
@@ -53,7 +53,7 @@ class Simulator:
 
     @property
     def placement(self) -> Placement:
-        """The placement, with the moves not yet accepted."""
+        """The placement, including moves that are not yet accepted."""
         return Placement(self._devices.astype(np.int32), self._priority)
 
     @property
@@ -72,14 +72,14 @@ class Simulator:
 
     @property
     def overflow_bytes(self) -> int:
-        """Bytes above capacity under :attr:`placement`, summed over devices: 0 is feasible."""
+        """Bytes above capacity under :attr:`placement`, summed over the devices; 0 if it fits."""
         return int(np.maximum(self.peak_bytes - self.problem.topology.memory_bytes, 0).sum())
 
     def move(self, units, devices, *, below: int = NO_LIMIT) -> int:
-        """Move a unit, or several at once; the step time of all moves since the last :meth:`accept`.
+        """Move one unit, or several at once; return the step time of the placement with all moves since :meth:`accept`.
 
-        ``units`` and ``devices`` are whole numbers, or int ``(k,)`` each. Where the step time is ``below`` or more, the
-        answer may be any lower bound of it that is at least ``below``, which takes less time to find.
+        ``units`` and ``devices`` are whole numbers, or int ``(k,)`` each. If the step time is ``below`` (ns) or more,
+        the result may be any lower bound of it that is at least ``below``, which is found faster.
         """
         units, devices = self._checked(units, devices)
         ops, size = self._ops_of(units)
@@ -101,8 +101,9 @@ class Simulator:
         return step
 
     def try_moves(self, units: np.ndarray, devices: np.ndarray, *, below: int = NO_LIMIT) -> np.ndarray:
-        """int64 ``(k,)``: the step time after each of ``k`` moves alone, ``units`` and ``devices`` int ``(k,)``; none
-        stays made. ``below`` as in :meth:`move`. Moves not yet accepted are accepted first."""
+        """int64 ``(k,)``: the step time after each of ``k`` moves by itself, ``units`` and ``devices`` int ``(k,)``.
+        The placement stays as it is, but moves that are not yet accepted are accepted first. ``below``: see
+        :meth:`move`."""
         units, devices = self._checked(units, devices)
         if self._moved:
             self.accept()
@@ -127,14 +128,14 @@ class Simulator:
         return step
 
     def accept(self) -> None:
-        """Keep the moves: :meth:`undo` no longer takes them back."""
+        """Keep the moves made so far; :meth:`undo` no longer reverts them."""
         if self._moved:
             self._accepted[:] = self._devices
             self._moved = []
             self._rebase()
 
     def undo(self) -> None:
-        """Take back all moves since the last :meth:`accept`."""
+        """Revert all moves since the last :meth:`accept`."""
         if self._moved:
             self._devices[:] = self._accepted
             self._moved = []
@@ -153,21 +154,21 @@ class Simulator:
             self._graph = _GRAPHS[self.problem] = _window_graph(self.problem)
 
     def _state(self) -> tuple:
-        """What the kernels are called with."""
+        """The first arguments of the kernels."""
         return self._graph, self._base, self._window, self._accepted, self._devices
 
     def _forget(self) -> None:
         self._step, self._peak, self._in_buffers = None, None, False
 
     def _rebase(self) -> None:
-        """The following moves start from the present placement."""
+        """Let the following moves start from the present placement."""
         self._recorded = False
         if self._windows and not self._window.fate[1]:
             self._record()
         self._accepted_step, self._accepted_peak = self.step_ns, self._peak
 
     def _record(self) -> None:
-        """Record the run of the accepted placement, if that has not been done."""
+        """Record the run of the accepted placement for the kernel of the moves."""
         from simdev.sim.kernels.incremental import record
 
         if not self._in_buffers or self._moved:
@@ -188,14 +189,14 @@ class Simulator:
             self._step, self._in_buffers = int(self._base.early[3]), True
 
     def _run(self, devices: np.ndarray) -> int:
-        """Step time of one full run, which is left in the buffers."""
+        """The step time of one full run, which stays in the buffers."""
         step = int(self._runs(devices[None])[0][0])
         self._in_buffers = devices is self._devices
         return step
 
     def _runs(self, placements: np.ndarray, below: int = 0, known: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Step times of full runs, and peaks where they are ``below``. The last run is left in the buffers;
-        ``known``: the only one is there already."""
+        """Step times of full runs, and peaks of those whose step time is less than ``below``. The last run stays in the
+        buffers. ``known``: there is one run, and it is in the buffers already."""
         from simdev.sim.kernels.fifo import run_many_fifo
 
         k = len(placements)
@@ -205,7 +206,7 @@ class Simulator:
         return step, peak
 
     def _step_after(self, below: int) -> int:
-        """Step time of the present placement, from the recorded run of the accepted one where that may pay."""
+        """The step time of the present placement, from the recorded run of the accepted one if that may be faster."""
         if not self._moved:
             return self._run(self._devices)
         from simdev.sim.kernels.incremental import FULL_RUN, MANY, steps_after
@@ -227,7 +228,7 @@ class Simulator:
         return self._run(self._devices) if step[0] == FULL_RUN else int(step[0])
 
     def _sweep(self) -> None:
-        """Work out the peaks of the present placement."""
+        """Compute the peaks of the present placement."""
         if not self._windows:
             self._full_run()
             return
@@ -242,8 +243,8 @@ class Simulator:
         return step
 
     def _checked(self, units, devices) -> tuple[np.ndarray, np.ndarray]:
-        """Moves as int64 and uint32 arrays. Raises :class:`InvalidInput` unless there are as many units as devices,
-        both exist, and the devices run the units."""
+        """The moves as int64 and uint32 arrays. Raises :class:`InvalidInput` unless there are as many units as devices,
+        all of them exist, and the devices have kernels for the units."""
         graph, topology = self.problem.graph, self.problem.topology
         units, devices = np.atleast_1d(np.asarray(units)), np.atleast_1d(np.asarray(devices))
         if units.shape != devices.shape or units.ndim != 1 or {units.dtype.kind, devices.dtype.kind} - set("iu"):
@@ -254,7 +255,7 @@ class Simulator:
         return units.astype(np.int64), devices.astype(np.uint32)
 
     def _refuse(self, units: np.ndarray, devices: np.ndarray) -> None:
-        """Say what is wrong with the first move that cannot be made."""
+        """Raise an error that names the first impossible move."""
         graph, topology = self.problem.graph, self.problem.topology
         for unit, device in zip(units.tolist(), devices.tolist(), strict=True):
             if not 0 <= unit < graph.n_units:
@@ -266,7 +267,7 @@ class Simulator:
                 raise InvalidInput(f"the unit of op {name!r} has no kernel on {device!r}", source="move")
 
     def _ops_of(self, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The ops of units, one unit after the other, and how many each has."""
+        """The ops of ``units``, unit by unit, and the number of ops of each."""
         first = self._unit_ptr[units]
         size = self._unit_ptr[units + 1] - first
         end = np.cumsum(size)
@@ -278,11 +279,11 @@ class Simulator:
         return self._step
 
 
-_GRAPHS: WeakKeyDictionary = WeakKeyDictionary()  # what all simulators of a problem share
+_GRAPHS: WeakKeyDictionary = WeakKeyDictionary()  # shared by all simulators of a problem
 
 
 def _window_graph(problem: Problem):
-    """The parts of a problem that do not depend on a placement, as :mod:`simdev.sim.kernels.incremental` reads them."""
+    """The parts of a problem that do not depend on a placement, for :mod:`simdev.sim.kernels.incremental`."""
     from simdev.sim.kernels.incremental import Graph
 
     graph = problem.graph

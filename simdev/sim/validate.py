@@ -1,4 +1,4 @@
-"""The third check: does a finished schedule obey the rules of MODEL.md? Shares no code with either engine."""
+"""The validator: checks that a finished schedule obeys the rules of MODEL.md. It shares no code with the engines."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ class InvalidSchedule(SimdevError):
 
 
 def validate(problem: Problem, placement: Placement, schedule: Schedule) -> None:
-    """Raise :class:`InvalidSchedule`, naming rule and op, unless ``schedule`` is what the rules R1-R8 and R11 make of
-    ``placement``. Raises :class:`InvalidInput` for a placement that breaks its contract."""
+    """Check that ``schedule`` is the one that the rules R1-R8 and R11 give for ``placement``.
+
+    Raises :class:`InvalidSchedule`, which names the rule and the op, if it is not, and :class:`InvalidInput` for a
+    placement that breaks its contract.
+    """
     placement.check(problem)
     check = _Check(problem, placement, schedule)
     check.shapes()
@@ -36,13 +39,14 @@ def validate(problem: Problem, placement: Placement, schedule: Schedule) -> None
     else:
         check.slots()
         check.no_idle_slot()
-        check.policy()
+        check.order()
     check.totals()
     check.memory()
 
 
 class _Check:
-    """A schedule beside what it is checked against. ``ready`` is when all inputs of an op are on its device."""
+    """A schedule and what it is checked against. ``ready`` is the time at which all inputs of an op are on its
+    device."""
 
     def __init__(self, problem: Problem, placement: Placement, schedule: Schedule):
         self.problem, self.graph, self.topology, self.costs = problem, problem.graph, problem.topology, problem.costs
@@ -55,7 +59,7 @@ class _Check:
         raise InvalidSchedule(rule, f"op {self.graph.op_names[op]!r} (number {op}) {message}")
 
     def fail_where(self, rule: str, bad: np.ndarray, ops: np.ndarray, message: str):
-        """Fail for the first True of ``bad``, which runs beside ``ops``."""
+        """Fail for the op in ``ops`` at the first True of ``bad``."""
         if bad.any():
             self.fail(rule, int(ops[np.argmax(bad)]), message)
 
@@ -70,14 +74,14 @@ class _Check:
                 )
 
     def durations(self) -> None:
-        """R1: an op holds its slot for its duration, from time 0 on."""
+        """R1: an op occupies its slot for its duration, and none starts before time 0."""
         s, ops = self.schedule, np.arange(self.graph.n_ops)
         self.fail_where("R1", s.op_start < 0, ops, "starts before time 0")
         duration = self.costs.device_op_ns[self.device, ops]
         self.fail_where("R1", s.op_finish - s.op_start != duration, ops, "does not run for its duration")
 
     def sends(self) -> None:
-        """R3: each tensor once to each other device that reads it, and nothing else."""
+        """R3: each tensor is sent once to each other device with a consumer, and there is no other transfer."""
         graph, s, d = self.graph, self.schedule, self.topology.n_devices
         target = self.device[graph.consumers]
         remote = target != self.home[graph.edge_tensor]
@@ -113,7 +117,7 @@ class _Check:
             self.issue = self._issue_times()
 
     def _issue_times(self) -> np.ndarray:
-        """R11: the host issues in op order; an op of its own holds up the next issue until it has finished."""
+        """R11: the host issues in op order; after an op of its own, it issues the next one at the finish of that op."""
         free, issue = 0, np.zeros(self.graph.n_ops, np.int64)
         on_host = (self.device == self.topology.host).tolist()
         for op, dispatch in enumerate(self.costs.dispatch_ns.tolist()):
@@ -124,7 +128,7 @@ class _Check:
         return issue
 
     def _requests(self) -> np.ndarray:
-        """R3, R11: when each transfer is asked for."""
+        """R3, R11: the time at which each transfer is requested."""
         graph, s = self.graph, self.schedule
         request = s.op_finish[graph.tensor_producer[s.transfer_tensor]].copy()
         if self.eager:
@@ -137,11 +141,11 @@ class _Check:
         return request
 
     def links(self) -> None:
-        """R4: durations, and the contention of the channels."""
+        """R4: the durations of transfers, and the contention for channels."""
         s, rules = self.schedule, self.problem.rules
         owner = self.graph.tensor_producer[s.transfer_tensor]
         request = self._requests()
-        self.fail_where("R4", s.transfer_start < request, owner, "has a transfer that starts before it is asked for")
+        self.fail_where("R4", s.transfer_start < request, owner, "has a transfer that starts before its request")
         if rules.contention == "fair":
             self.fail_where("R4", s.transfer_start != request, owner, "has a transfer that waits under fair contention")
             self._fair_links(owner)
@@ -156,7 +160,7 @@ class _Check:
         line = np.lexsort((s.transfer_target, s.transfer_tensor, request))
         held_up = s.transfer_start == request
         for users in self._channel_users():
-            users = users[np.argsort(np.argsort(line)[users])]  # in the order in which they were asked for
+            users = users[np.argsort(np.argsort(line)[users])]  # in the order of their requests
             before, after = users[:-1], users[1:]
             early = s.transfer_start[after] < s.transfer_finish[before]
             self.fail_where("R4", early, owner[after], "has a transfer that overtakes or overlaps on a channel")
@@ -173,7 +177,7 @@ class _Check:
         return [np.array(list_, np.int64) for list_ in users]
 
     def _fair_links(self, owner: np.ndarray) -> None:
-        """R4, ``fair``: integrate the max-min rates over the flows that the schedule shows under way."""
+        """R4, ``fair``: integrate the max-min rates over the flows that the schedule contains."""
         s, topology = self.schedule, self.topology
         join = s.transfer_start + topology.pair_latency_ns[s.transfer_source, s.transfer_target]
         size = self.graph.tensor_bytes[s.transfer_tensor]
@@ -231,7 +235,7 @@ class _Check:
         return instants, np.cumsum(np.bincount(where, change, len(instants))).astype(np.int64)
 
     def slots(self) -> None:
-        """R1: no more ops at once than slots."""
+        """R1: a device never runs more ops at once than it has slots."""
         for device in range(self.topology.n_devices):
             ops = np.flatnonzero(self.device == device)
             instants, busy = self._busy(ops)
@@ -240,7 +244,7 @@ class _Check:
                 self.fail_where("R1", self.schedule.op_start[ops] == now, ops, "starts without a free slot")
 
     def no_idle_slot(self) -> None:
-        """R1, R2: while an op that may run waits, every slot of its device is busy."""
+        """R1, R2: while an op that may start waits, every slot of its device is busy."""
         s = self.schedule
         for device in range(self.topology.n_devices):
             ops = np.flatnonzero(self.device == device)
@@ -264,10 +268,10 @@ class _Check:
             waited = idle_before(s.op_start[ops]) > idle_before(since)
             self.fail_where("R2", waited, ops, "waits although its device has a free slot")
 
-    def policy(self) -> None:
-        """R2: the ops that start at an instant are the first of those ready, by the policy."""
+    def order(self) -> None:
+        """R2: the ops that start at an instant are the first of the ready ops, by the order of the rules."""
         if self.problem.rules.order == "program":
-            return  # the order was checked with the idle slots
+            return  # no_idle_slot has checked it
         start, ready = self.schedule.op_start.tolist(), self.ready.tolist()
         key = ready
         if self.problem.rules.order == "priority":
@@ -294,7 +298,7 @@ class _Check:
                 first = stop
 
     def totals(self) -> None:
-        """R6 and the bytes sent."""
+        """R6, and the sum of the bytes sent."""
         s = self.schedule
         last = int(max(s.op_finish.max(), s.transfer_finish.max(initial=0)))
         if s.step_ns != last:
@@ -304,7 +308,7 @@ class _Check:
             raise InvalidSchedule("R3", f"comm_bytes is {s.comm_bytes}, the transfers carry {sent}")
 
     def memory(self) -> None:
-        """R7, R8: list every instance with its life, and add up what lives at each allocation."""
+        """R7, R8: list every allocation with its interval, and sum those in use at each begin."""
         for device in range(self.topology.n_devices):
             size, born, freed, owner, turn = self._instances(device)
             base = int(self._rounded(self.graph.op_persistent_bytes[self.device == device], device).sum())
@@ -338,7 +342,7 @@ class _Check:
                 raise InvalidSchedule("R8", f"overflow_op of device {name!r} is not op {culprit}")
 
     def _instances(self, device: int) -> tuple[np.ndarray, ...]:
-        """Size, birth, death, owning op and turn among equals of all that is ever allocated on ``device``."""
+        """All allocations on ``device``: size, begin, end, owning op, and rank among those of the same instant (R8)."""
         graph, s = self.graph, self.schedule
         ops = np.flatnonzero(self.device == device)
         workspace = self._rounded(graph.op_workspace_bytes[ops], device)

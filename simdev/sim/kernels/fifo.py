@@ -9,7 +9,8 @@ It needs no queue of events. Three facts make it exact.
    the earliest postponed request, no op can still get in before it: its start follows from the slots of its device.
 2. *Requests in order settle transfers.* Every channel serves requests in the order in which they are made (R4). If
    requests are processed in the order (finish, op), then tensor and destination, each transfer's start is the latest of
-   its request and the ends of the transfers before it on its channels, all of which are known.
+   its request and the ends of the transfers before it on its channels, all of which are known. The earliest postponed
+   request is next once no op is ready before it: ops that start at its time or later finish, and send, after it.
 3. *What waits for nobody needs no turn.* Tensors that stay on their device arrive at the finish of their op; and no
    other device's send can delay a send whose channels no other device uses. Both are settled when the op starts.
 

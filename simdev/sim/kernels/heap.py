@@ -117,7 +117,7 @@ def sort_pairs(key, item, first, stop):
 @part
 def sort_by(time, order, spare, first, stop):
     """Sort the numbers ``order[first:stop]`` by ``time[number]`` in place, fast where they are nearly in order: short
-    runs by insertion, which are then merged where they overlap. ``spare`` has room for as many numbers."""
+    runs by insertion, which are then merged where they overlap. ``spare`` is an array for as many numbers."""
     first, stop = np.uint64(first), np.uint64(stop)
     for start in range(first, stop, RUN):
         for index in range(start + ONE, min(start + RUN, stop)):

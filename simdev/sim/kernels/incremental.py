@@ -1,20 +1,20 @@
-"""The kernel behind :class:`simdev.sim.Simulator`: the step time after a few ops changed device, without a full run.
+"""The loop behind :class:`simdev.sim.Simulator`: the step time after a few ops changed device, without a full run.
 
-Until the first finish of a producer of a moved op nothing differs from the recorded run (the *base*). From there a
-window is simulated, until everything that the future depends on is what it was in the base, some time ``shift`` earlier
-or later: the same ops have finished, and every device stands as it stood, shifted. Then the rest of the base holds as
-well, shifted, up to where something that still differs is met: the next producer of a moved op, a channel that is free
-at another time, or an op with an input that arrived at another time. There the next window begins. No transfer outlasts
-the consumer it is for, so the shifts sum to the change of the step time. Times inside a window are those of the base:
-what earlier windows shifted is added at the end.
+Nothing differs from the recorded run (the *base*) before the first finish of a producer of a moved op. From there, a
+*window* is simulated until the state is that of the base again, a time ``shift`` earlier or later: the same ops have
+finished, and everything that the future depends on is the same but for the shift. The rest of the base then holds too,
+shifted, up to the next difference: the next producer of a moved op, a channel that is free at another time, or an op
+with an input that arrived at another time. There the next window begins. Every transfer ends before its consumer, so
+the shifts sum to the change of the step time. Times inside a window are those of the base; the shifts of earlier
+windows are added at the end.
 
-Ops without inputs (parameters) come first on their devices, and those that are over before any other op can be are
-the *prologue*: finishes ``0`` to ``early`` of any placement. What a move changes there is worked out without events,
-send by send. What arrives at another time than in the base, and after a shift all that is still on its way, makes the
-next window begin where an op would be ready at another time for it. Only where an op that reads from nothing else is
-touched does a window begin at once.
+Ops without inputs (parameters) come first on their devices. Those that finish before any other op can finish are the
+*prologue*: finishes ``0`` to ``early`` of every placement. The changes of a move there are computed without events,
+send by send. If a tensor of the prologue arrives at another time than in the base, or is still on its way after a
+shift, the next window begins where an op becomes ready at another time because of it. A window begins at once only if a
+change affects an op that reads from the prologue alone.
 
-Holds for the default rules (see :mod:`simdev.sim.kernels.fifo`) on devices of one slot.
+This holds for the default rules (:mod:`simdev.sim.kernels.fifo`) on devices of one slot.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ EDGE = _rows("epoch arrival")
 
 
 class Graph(NamedTuple):
-    """What does not change. Besides what :class:`simdev.sim.kernels.state.Inputs` has: ``producer`` and ``edge`` of
-    each input of each op; ``sources`` the ops without inputs, in order; ``rest_ns[k]`` the least duration of all ops
-    but the first ``k`` sources; ``seeds`` the ops that read from sources alone, then all sources, last first; ``tail``
-    a lower bound of the time from the end of an op to that of the step; ``shared`` whether channels are ever busy."""
+    """The parts that do not depend on a placement. Besides arrays of :class:`simdev.sim.kernels.state.Inputs`:
+    ``producer`` and ``edge`` of each input of each op; ``sources`` the ops without inputs, in order; ``rest_ns[k]`` the
+    least duration of all ops but the first ``k`` sources; ``seeds`` the ops that read from sources alone, then all
+    sources, last first; ``tail`` a lower bound of the time from the end of an op to that of the step; ``shared``
+    whether channels are ever busy."""
 
     op_ns: np.ndarray
     device_row: np.ndarray
@@ -130,7 +131,7 @@ class Window(NamedTuple):
 
 
 def new_base(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Base:
-    """Room for the record of one run."""
+    """Arrays for the record of one run."""
     long, short, rows = np.int64, np.uint32, n_ops // EVERY + 1
     return Base(
         np.zeros(n_ops, BASE_OP), np.zeros(n_ops, short), np.zeros(n_ops, short), np.zeros(n_ops, short),
@@ -267,8 +268,9 @@ def _to_come(input_ptr, producer, edge, position, arrival, op, number):
 
 @inlined
 def _received(input_ptr, producer, edges, position, arrival, op, first, early, changed, prologue, total):
-    """How many inputs ``op`` lacks before finish ``first`` of the base, and when the last of the others arrives. What
-    the prologue sends (before finish ``early``) is not ``total`` later, as all else is, and ``changed`` in places."""
+    """The number of inputs that ``op`` misses before finish ``first`` of the base, and the arrival of the last of the
+    others. Inputs from the prologue (before finish ``early``) arrive without the shift ``total`` that all others have,
+    some at a ``changed`` time."""
     missing, ready = 0, np.int64(0)
     for slot in range(input_ptr[op], input_ptr[op + 1]):
         place, edge = position[producer[slot]], edges[slot]
@@ -283,7 +285,7 @@ def _received(input_ptr, producer, edges, position, arrival, op, first, early, c
 
 @inlined
 def _follow(ops, dirty, n_dirty, op, epoch, missing, ready):
-    """From now on ``op`` may stand otherwise than in the base; how many do."""
+    """Note that the state of ``op`` may differ from the base from now on; return the number of such ops."""
     at = ops[op]
     at.missing, at.ready, at.loaded, at.finish, at.in_dirty = missing, ready, epoch, -1, 1
     dirty[n_dirty] = op
@@ -292,7 +294,8 @@ def _follow(ops, dirty, n_dirty, op, epoch, missing, ready):
 
 @inlined
 def _wait(ops, dirty, heap, n_waiting, op, epoch, ready):
-    """The same of an op that lacks nothing and will be ready; these, and nothing else, wait so far."""
+    """Enqueue an op that has all its inputs, ready at ``ready``, and follow it. Before the first event of a window, the
+    followed ops are exactly those in the queue, so ``n_waiting`` counts both."""
     push_key(heap, n_waiting, (ready << SHIFT) | op)
     return _follow(ops, dirty, n_waiting, op, epoch, 0, ready)
 
@@ -301,7 +304,7 @@ def _wait(ops, dirty, heap, n_waiting, op, epoch, ready):
 def _readers_wait(
     consumer_ptr, consumers, ops_before, before, ops, dirty, heap, n_waiting, tensor, target, epoch, first
 ):
-    """The same of all ops on ``target`` that read a tensor and have all inputs before finish ``first``."""
+    """Enqueue and follow all ops on ``target`` that read a tensor and have all their inputs before finish ``first``."""
     for edge in range(consumer_ptr[tensor], consumer_ptr[tensor + 1]):
         op = consumers[edge]
         if before[op] == target and ops_before[op].complete < first and ops[op].loaded != epoch:
@@ -311,7 +314,7 @@ def _readers_wait(
 
 @inlined
 def _enqueue(queue, heap, head, tail, n_heap, key):
-    """Into the sorted queue, or where it would be moved up far, into the heap behind it; where both end then."""
+    """As :func:`simdev.sim.kernels.queue.enqueue`, with signed indices."""
     nearest = max(head, tail - NEAR)
     if nearest > head and queue[nearest - 1] > key:
         return tail, push_key(heap, n_heap, key)
@@ -325,7 +328,7 @@ def _enqueue(queue, heap, head, tail, n_heap, key):
 
 @inlined
 def _requests(consumer_ptr, consumers, devices, here, tensor, source, mark):
-    """The devices that a tensor is sent to, in order, into ``here.request``; how many."""
+    """Write the destinations of a tensor, in order, to ``here.request`` (R3); return their number."""
     count = 0
     for where in range(consumer_ptr[tensor], consumer_ptr[tensor + 1]):
         target = devices[consumers[where]]
@@ -342,7 +345,7 @@ def _requests(consumer_ptr, consumers, devices, here, tensor, source, mark):
 
 @inlined
 def _send(route_ptr, route, channel_end, pair_class, transfer_ns, shared, tensor, source, target, now):
-    """When a tensor has been sent (R3, R4)."""
+    """The finish of a transfer requested ``now`` (R4)."""
     pair, start = source * len(pair_class) + target, now
     if shared:
         for hop in range(route_ptr[pair], route_ptr[pair + 1]):
@@ -355,7 +358,7 @@ def _send(route_ptr, route, channel_end, pair_class, transfer_ns, shared, tensor
 
 @part
 def _next_change(input_ptr, producer, position, moved, first):
-    """The first finish from ``first`` on that is of a producer of a moved op; the number of ops where there is none."""
+    """The first finish, from ``first`` on, of a producer of a moved op; the number of ops if there is none."""
     found = len(position)
     for op in moved:
         for slot in range(input_ptr[op], input_ptr[op + 1]):
@@ -367,8 +370,8 @@ def _next_change(input_ptr, producer, position, moved, first):
 
 @part
 def _not_before(position, ops, moved, number):
-    """``number`` where all moved ops have either finished or lack an input before finish ``number`` of the base; else
-    the first finish at which that may be so."""
+    """``number`` if every moved op either has finished or misses an input before finish ``number`` of the base; else
+    the first finish at which that may hold."""
     for op in moved:
         if ops[op].complete < number <= position[op]:
             return np.int64(position[op]) + 1

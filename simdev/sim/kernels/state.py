@@ -90,15 +90,17 @@ class Timeline(NamedTuple):
 class Workspace(NamedTuple):
     """The working arrays of one thread, for all loops. A run fills them anew.
 
-    *Ops.* ``state`` ``(n,)``: see above. ``queue`` and ``heap`` ``(n,)``: the ready queue (:mod:`.queue`). *Devices.*
-    The ops of device ``d`` occupy the places ``base[d]:base[d + 1]`` of ``line``, as keys of (finish, op) in that
-    order; ``started[d]`` is the next free place. ``free[d]`` (one slot) and ``slot_free`` (several) are the times at
-    which slots open. ``arrival[d] << SHIFT`` is when the tensor at hand is on ``d``. *Sends* (:mod:`.send`).
-    ``sends[head[d]:end[d]]``: keys of the finished ops of ``d`` whose sends are not yet requested; ``first_send[d]`` is
-    the first of them. ``channel_end``: when each channel is free. ``sent_until`` and ``sent_last`` ``(m,)``: the end
-    and the number of the tensor's last transfer; ``sent_until`` is -1 without transfers. *Memory.* The other arrays but
-    the last belong to :mod:`.memory`. ``over_time`` and ``over_base`` ``(D,)`` are results (R8). ``own``: what a single
-    loop needs besides; None for the default rules.
+    * Ops: ``state`` ``(n,)``, see above. ``queue`` and ``heap`` ``(n,)``: the ready queue (:mod:`.queue`).
+    * Devices: the ops of device ``d`` occupy the places ``base[d]:base[d + 1]`` of ``line``, in the order of their
+      finishes. The entries are keys of (finish, op); the general loop leaves the time out. ``started[d]`` is the next
+      free place. ``free[d]`` (one slot) and ``slot_free`` (several) are the times at which slots open. ``arrival[d]``
+      is when the tensor at hand is on ``d``, shifted like a key.
+    * Sends (:mod:`.send`): ``sends[head[d]:end[d]]`` are the keys of the ops of ``d`` whose sends are not yet
+      requested, and ``first_send[d]`` is the first of them. ``channel_end``: when each channel is free.
+      ``sent_until`` and ``sent_last`` ``(m,)``: the end and the number of the tensor's last transfer; -1 without
+      transfers.
+    * Memory (:mod:`.memory`): the other arrays. ``over_time`` and ``over_base`` ``(D,)`` are results (R8).
+    * ``own``: what a single loop needs besides; None for the default rules.
     """
 
     state: np.ndarray

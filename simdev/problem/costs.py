@@ -23,10 +23,11 @@ import numpy as np
 from simdev.errors import Infeasible, InvalidInput, quoted
 from simdev.files import guarded, parse_json, read_text, unguarded, write_text
 from simdev.problem.graph import ComputationGraph
-from simdev.problem.opcost.device import load_calibration
+from simdev.problem.opcost.device import Calibration, load_calibration
 from simdev.problem.opcost.parts import Part, parts_of
 from simdev.problem.opcost.physics import GEMM_LIKE, Datasheet
 from simdev.problem.opcost.signature import parse_signature
+from simdev.problem.opcost.stand_in import Board, stand_in
 from simdev.problem.topology import DeviceKind, Link, Topology
 
 FREE_KINDS = frozenset({"input", "parameter", "constant", "barrier"})  # data that is there already: no kernel runs
@@ -144,7 +145,7 @@ class CostModel:
         dispatch = np.full(graph.n_ops, host.dispatch_ns, np.int64)
         free = np.array([kind in FREE_KINDS for kind in graph.kinds])
         for kind in topology.kinds if self.calibrated else ():
-            measured = load_calibration(kind.calibrated).dispatch_ns if kind.calibrated else {}
+            measured = calibration_of(kind).dispatch_ns if kind.calibrated else {}
             if measured:  # the host's time by op kind, on a machine with this device
                 known = [round(measured.get(name, host.dispatch_ns)) for name in graph.kinds]
                 dispatch = np.array(known, np.int64)[graph.op_kind]
@@ -198,7 +199,7 @@ def calibrated_ns(
             as_tf32 = "tf32" in kind.peak_flops and op_class(name) in tf32
             parts += [_at_rate_of(kind, part, as_tf32) for part in found]
             owner += [row] * len(found)
-    calibration = load_calibration(kind.calibrated)
+    calibration = calibration_of(kind)
     part_ns, part_source = calibration.durations(parts, datasheet_of(kind), kind.launch_ns)
     ns, known = np.zeros(len(rows)), np.bincount(owner, minlength=len(rows)) > 0
     for row, value in zip(owner, part_ns, strict=True):  # in this order: floating-point sums depend on it
@@ -218,6 +219,19 @@ def _at_rate_of(kind: DeviceKind, part: Part, as_tf32: bool) -> Part:
     if part.dtype == "f32" and as_tf32:
         return replace(part, dtype="tf32")
     return part if part.dtype in kind.peak_flops else replace(part, dtype="f32")
+
+
+def calibration_of(kind: DeviceKind) -> Calibration:
+    """The device file of ``kind``, or what stands in for it (``auto``). Raises :class:`InvalidInput` if nothing can."""
+    if kind.calibrated != "auto":
+        return load_calibration(kind.calibrated)
+    if not kind.watts:
+        raise InvalidInput('calibrated = "auto" needs the board\'s watts', source=kind.name, field="watts")
+    matrix = kind.peak_flops.get("bf16", kind.peak_flops.get("f16", 0.0))
+    found = stand_in(Board(kind.watts, kind.capability, kind.vendor, matrix))
+    if found is None:
+        raise InvalidInput("no device file can stand in", source=kind.name, field="calibrated")
+    return found
 
 
 def datasheet_of(kind: DeviceKind) -> Datasheet:

@@ -61,7 +61,9 @@ class DeviceKind:
     bandwidth; the key ``default`` serves the rest. ``unsupported`` lists op kinds that have no kernel there.
     ``dispatch_ns`` is what issuing one op costs the host thread in the ``eager`` runtime. ``multiprocessors`` counts
     those that share an op (the key was ``units`` before), and ``calibrated`` names a device file
-    (see :mod:`simdev.problem.opcost.device`) whose measurements cost the ops that it knows.
+    (see :mod:`simdev.problem.opcost.device`) whose measurements cost the ops that it knows. For ``auto`` the rule of
+    :mod:`simdev.problem.opcost.stand_in` chooses the file by ``watts`` (power limit), ``capability`` (CUDA's compute
+    capability; 0 if not CUDA) and ``vendor``.
     """
 
     name: str
@@ -77,6 +79,9 @@ class DeviceKind:
     unsupported: tuple[str, ...] = ()
     multiprocessors: int = 1
     calibrated: str = ""
+    watts: float = 0.0
+    capability: float = 0.0
+    vendor: str = "nvidia"
 
 
 @dataclass(frozen=True)
@@ -409,6 +414,9 @@ def _kind(name: str, table: object, source: str, kept: bool = False) -> DeviceKi
         dispatch_ns=round(1e3 * row.number("dispatch_us", default=0)),
         compute_efficiency=row.numbers("compute_efficiency", default={}),
         memory_efficiency=row.numbers("memory_efficiency", default={}),
+        watts=row.number("watts", default=0),
+        capability=row.number("capability", default=0),
+        vendor=row("vendor", str, default="nvidia"),
         multiprocessors=round(row.number("multiprocessors", default=row.number("units", default=1))),
         calibrated=_device_file(row("calibrated", str, default=""), source, kept),
         unsupported=tuple(str(item) for item in row("unsupported", list, default=[])),

@@ -1,12 +1,14 @@
 """Op costs: signatures, parts and physics by hand, trees, device files and their mistakes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.problem.costs import SOURCES, CostModel
+from simdev.problem.costs import SOURCES, CostModel, calibration_of
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.opcost.device import (
     Calibration,
@@ -19,6 +21,7 @@ from simdev.problem.opcost.device import (
 from simdev.problem.opcost.parts import _MAKERS, Part, parts_of
 from simdev.problem.opcost.physics import Datasheet, baseline_s, features, moved_bytes, work_flops
 from simdev.problem.opcost.signature import Tensor, parse_signature
+from simdev.problem.opcost.stand_in import Board, stand_in
 from simdev.problem.opcost.trees import UNIT, Trees, arrays_of, power_of_two, trees_from
 from simdev.problem.topology import DeviceKind, load_kinds
 
@@ -88,6 +91,7 @@ NOISE = st.sampled_from(
 )
 
 
+@settings(deadline=None)  # a slow computer is no failure
 @given(st.sampled_from(sorted({*_MAKERS, "relu", "sum"})), TENSORS, TENSORS, NOISE)
 def test_no_signature_of_a_foreign_graph_breaks_the_costs(kind, ins, outs, noise):
     shown = [",".join(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in side) for side in (ins, outs)]
@@ -241,7 +245,24 @@ def test_sources_of_a_small_graph():
 
 def test_kinds_of_the_shelf_name_device_files_that_exist():
     for kind in load_kinds().values():
-        assert not kind.calibrated or (kind.calibrated in calibration_names() and kind.multiprocessors > 1)
+        assert kind.calibrated in ("", "auto", *calibration_names()), kind.name
+        assert not kind.calibrated or (kind.multiprocessors > 1 and calibration_of(kind).classes), kind.name
+
+
+def test_a_board_without_a_file_takes_the_one_of_the_most_similar_power(tmp_path):
+    graph = GraphBuilder("g")
+    text = "mm(bf16[4096,4096],bf16[4096,4096])->bf16[4096,4096]"
+    graph.op("mm", "mm", flops=2 * 4096**3, outputs=[4096 * 4096 * 2], signature=text)
+    kind = DeviceKind("my", 1 << 40, {"f32": 50e12, "bf16": 3e14}, 2e12, multiprocessors=108, calibrated="auto")
+    kind = replace(kind, watts=390, capability=8.0)
+    ns, source = CostModel().op_costs(graph.build(), kind)
+    assert SOURCES[source[0]] == "fit" and 0.5 < 2 * 4096**3 / ns[0] / 1e-9 / 3e14 < 1
+    assert calibration_of(kind).name == "a100"
+    small = calibration_of(replace(kind, watts=70))
+    assert small.classes["product bf16"].efficiency < calibration_of(kind).classes["product bf16"].efficiency
+    with pytest.raises(InvalidInput, match="watts"):
+        calibration_of(replace(kind, watts=0.0))
+    assert stand_in(Board(300, 0, "amd", 1.8e14)).name == "a100 and mi300x"
 
 
 def test_features_are_those_of_any_row_alone():

@@ -24,9 +24,14 @@ from simdev.problem.opcost.device import Calibration, ClassFit, device_text, loa
 from simdev.problem.opcost.physics import Datasheet
 from simdev.problem.opcost.trees import arrays_of
 
-CLASSES = ("linear", "gemm", "bmm", "conv3x3", "conv", "conv_dgrad", "conv_wgrad", "rnn", "rnn_dgrad", "rnn_wgrad",
+CLASSES = ("bmm", "linear", "gemm", "conv3x3", "conv", "conv_dgrad", "conv_wgrad", "rnn", "rnn_dgrad", "rnn_wgrad",
            "vector", "softmax", "layer_norm")  # fmt: skip
-BESIDE = {"conv": "conv3x3", "conv_dgrad": "conv3x3", "conv_wgrad": "conv3x3"}
+# A class that a device lacks is taught by other devices, with an efficiency in proportion to this class.
+BESIDE = {"linear": "bmm", "conv": "conv3x3", "conv_dgrad": "conv3x3", "conv_wgrad": "conv3x3"}
+# Tables that contradict other tables of the same board, and why: nothing is fitted to them.
+THROTTLED = {
+    ("Tesla_P4", "linear"): "left out: at most 1.08 TFLOP/s, and 4.25 in the same authors' test table of this board",
+}
 # Tables of some dozens of real layers beside tables of thousands of random shapes: a row counts for several.
 FEW_ROWS, FEW_WEIGHT = 200, 8.0
 
@@ -40,6 +45,7 @@ class Sheet:
     launch_s: float
     watts: int
     capability: float
+    vendor: str = "nvidia"
 
 
 @cache
@@ -58,6 +64,7 @@ def datasheets() -> dict[str, Sheet]:
             row["launch_us"] * 1e-6,
             row["watts"],
             row["capability"],
+            row.get("vendor", "nvidia"),
         )
         for name, row in data.items()
     }
@@ -115,7 +122,7 @@ def samples_by_model(found: Found) -> dict[str, dict[str, list[Sample]]]:
         tables = [rows for rows in found.tables if rows.device == device]
         event = event_seconds(tables, known.launch_s) or _sister_event(found, known, device)
         for rows in tables:
-            if rows.dtype != "f32":
+            if rows.dtype != "f32" or (device, rows.name) in THROTTLED:
                 continue
             weight = FEW_WEIGHT if len(rows.seconds) < FEW_ROWS and not rows.host_floor else 1.0
             sample = Sample(rows, known.sheet, timer_of(rows, event, known.sheet), known.launch_s, weight)
@@ -147,7 +154,7 @@ def build_one(model: str, grouped: dict[str, dict[str, list[Sample]]], seed: int
     """Fit every class of ``model``; a class without rows of its own is taught by the other devices, where they have."""
     own = grouped[model]
     classes: dict[str, ClassFit] = {}
-    hidden: dict[str, str] = {}
+    hidden = {f"class {name}": why for (device, name), why in THROTTLED.items() if datasheets()[device].model == model}
     for name in CLASSES:
         others = {
             other: classes_of[name] for other, classes_of in grouped.items() if other != model and name in classes_of

@@ -15,19 +15,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.measure.calibrate.build import Sheet, build_one, datasheets, read_tables, samples_by_model
+from simdev.measure.calibrate.build import (
+    Sheet,
+    build_one,
+    datasheets,
+    read_tables,
+    samples_by_model,
+    save_calibration,
+)
 from simdev.measure.calibrate.fit import Sample, fit_class, relative_error, shows_kernels, split
+from simdev.measure.calibrate.label_graph import graph_of, time_graph
 from simdev.measure.calibrate.labels import Label, find_labels, read_label, without_nodes
 from simdev.measure.calibrate.manifest import load_manifest, role_of
 from simdev.problem.opcost.device import Calibration, calibration_names, load_calibration
-from simdev.problem.opcost.parts import Part
-from simdev.problem.opcost.physics import GEMM_LIKE, moved_bytes, work_flops
+from simdev.problem.opcost.physics import moved_bytes, work_flops
+from simdev.problem.opcost.stand_in import Board, stand_in
 
 GOAL_OF = {
     **dict.fromkeys(("linear", "gemm", "bmm"), "F5 gemm"),
@@ -35,7 +43,6 @@ GOAL_OF = {
     **dict.fromkeys(("rnn", "rnn_dgrad", "rnn_wgrad"), "recurrent"),
     **dict.fromkeys(("vector", "softmax", "layer_norm"), "F5 other"),
 }
-SMALL_WATTS = 100
 CONTRADICTORY = 0.25  # a label whose own nodes' times are so far from its whole is left out
 
 
@@ -156,75 +163,64 @@ def _passes_s(name: str, dims: np.ndarray, sample: Sample) -> np.ndarray:
 
 def model_cases(data: Path, notes: list[str], built: dict[str, Calibration]) -> list[dict]:
     """F3 and F4: every whole model under ``data``."""
-    cases = []
     notes += [f"{path}: a whole model's time, but no list of its ops beside it" for path in without_nodes(data)]
-    for path in find_labels(data):
-        try:
-            label = read_label(path)
-        except InvalidInput as error:
-            notes.append(str(error))
-            continue
-        known = datasheets().get(label.device)
-        if known is None:
-            notes.append(f"{path}: device {label.device!r} has no datasheet")
-            continue
-        notes += [f"{path}: {reason}: {count}" for reason, count in label.skipped.items()]
-        own = load_calibration(known.model) if known.model in calibration_names() else built.get(known.model)
-        if own is not None:
-            cases += _label_cases(f"F3, {known.model}", label, known, own)
-        stand_in = teacher_of(known)
-        if stand_in is not None:
-            cases += _label_cases(f"F4, {known.model} from {stand_in.name}", label, known, stand_in)
-    return cases
+    with TemporaryDirectory() as folder:
+        files = _DeviceFiles(Path(folder), built)
+        return [case for path in find_labels(data) for case in _cases_of_label(path, files, notes)]
+
+
+class _DeviceFiles:
+    """Device files by name or path: shipped ones, and others written to ``folder``."""
+
+    def __init__(self, folder: Path, built: dict[str, Calibration]):
+        self.folder, self.built = folder, built
+
+    def own(self, known: Sheet) -> str:
+        """The file of a board's model; empty if there is none."""
+        if known.model in calibration_names():
+            return known.model
+        return self._written(known.model, self.built[known.model]) if known.model in self.built else ""
+
+    def stand_in(self, known: Sheet) -> tuple[str, str]:
+        """``(file, name)`` of what stands in for a board; empty if nothing can."""
+        found = teacher_of(known)
+        return (self._written(f"for {known.model}", found), found.name) if found else ("", "")
+
+    def _written(self, name: str, calibration: Calibration) -> str:
+        path = self.folder / f"{name}.toml"
+        if not path.exists():
+            save_calibration(calibration, path)
+        return str(path)
+
+
+def _cases_of_label(path: Path, files: _DeviceFiles, notes: list[str]) -> list[dict]:
+    try:
+        label = read_label(path)
+    except InvalidInput as error:
+        notes.append(str(error))
+        return []
+    known = datasheets().get(label.device)
+    if known is None:
+        notes.append(f"{path}: device {label.device!r} has no datasheet")
+        return []
+    notes += [f"{path}: {reason}: {count}" for reason, count in label.skipped.items()]
+    own, (other, name) = files.own(known), files.stand_in(known)
+    cases = _label_cases(f"F3, {known.model}", label, known, own) if own else []
+    return cases + (_label_cases(f"F4, {known.model} from {name}", label, known, other) if other else [])
 
 
 def teacher_of(known: Sheet) -> Calibration | None:
-    """What stands in for a device without measurements: for a training board the newest device file of another one;
-    for a board of under :data:`SMALL_WATTS` the next newer one of its kind, or else :func:`_slowed`."""
-    sheets = {sheet.model: sheet for sheet in reversed(datasheets().values())}
-    others = [name for name in calibration_names() if name != known.model and name in sheets]
-    others.sort(key=lambda name: sheets[name].capability)
-    large = [name for name in others if sheets[name].watts > SMALL_WATTS]
-    small = [name for name in others if name not in large]
-    newer = [name for name in small if sheets[name].capability >= known.capability]
-    if known.watts > SMALL_WATTS:
-        return load_calibration(large[-1]) if large else None
-    if newer or not large:
-        return load_calibration((newer or small)[0]) if small else None
-    return _slowed(_sister(known, large, sheets), {name: _sister(sheets[name], large, sheets) for name in small})
+    """What stands in for a device as if it had no file: the rule of ``calibrated = "auto"``."""
+    matrix = dict(known.sheet.rates).get("bf16", 0.0)
+    return stand_in(Board(known.watts, known.capability, known.vendor, matrix), without=known.model)
 
 
-def _sister(known: Sheet, large: Sequence[str], sheets: dict[str, Sheet]) -> str:
-    """The training board of a small board's generation: of equal major capability, or the newest before it."""
-    return max(large, key=lambda name: (int(sheets[name].capability) <= int(known.capability), sheets[name].capability))
-
-
-def _slowed(sister: str, small: dict[str, str]) -> Calibration:
-    """The device file of ``sister``, for a newer small board than those of ``small`` (board: training board of its
-    generation, oldest first): a small board has not the power to hold its clock in products, so they reach less of
-    the peak, by the median over ``small`` of that class. All else is as on the newest of ``small``."""
-    large = load_calibration(sister)
-    classes = dict(large.classes)
-    pairs = [(load_calibration(board).classes, load_calibration(other).classes) for board, other in small.items()]
-    for name in classes:
-        both = [(mine, theirs, name if name in mine and name in theirs else "linear") for mine, theirs in pairs]
-        ratios = [mine[key].efficiency / theirs[key].efficiency for mine, theirs, key in both]
-        if name in GEMM_LIKE and ratios:
-            classes[name] = replace(classes[name], efficiency=classes[name].efficiency * float(np.median(ratios)))
-        elif pairs and name in pairs[-1][0]:
-            classes[name] = pairs[-1][0][name]
-    return replace(large, name=" and ".join([sister, *small]), classes=classes, table={})
-
-
-def _label_cases(group: str, label: Label, known: Sheet, calibration: Calibration) -> list[dict]:
-    """The whole training step, or the inference, of one label."""
+def _label_cases(group: str, label: Label, known: Sheet, device_file: str) -> list[dict]:
+    """The whole training step, or the inference, of one label: its graph, costed and simulated as the bench does."""
     parts = label.forward + label.backward
-    seconds, source = predict_s(parts, known, calibration)
-    counts = np.array([count for _, count in parts], np.float64)
-    total = float((seconds * counts).sum())
-    if not total or not label.forward_s + label.backward_s:
+    if not parts or not label.forward_s + label.backward_s:
         return []
-    share = {name: float((seconds * counts)[source == name].sum()) / total for name in ("table", "fit", "fallback")}
+    timing = time_graph(graph_of(label.case, parts), known, device_file)
     return [
         {
             "group": group,
@@ -232,10 +228,12 @@ def _label_cases(group: str, label: Label, known: Sheet, calibration: Calibratio
             "role": "validate",
             "noise": float("nan"),
             "measured_s": label.forward_s + label.backward_s,
-            "predicted_s": total,
-            **{f"{name}_share": value for name, value in share.items()},
+            "predicted_s": timing.seconds,
+            "table_share": timing.shares["table"],
+            "fit_share": timing.shares["fit"],
+            "fallback_share": timing.shares["roofline"],
             "sum_of_ops_s": label.nodes_s,
-            "roofline_s": float((roofline_s(parts, known) * counts).sum()),
+            "roofline_s": timing.roofline_s,
             "left_out": _reason(label),
         }
     ]
@@ -246,23 +244,3 @@ def _reason(label: Label) -> str:
     if label.nodes_s and abs(label.nodes_s / whole - 1) > CONTRADICTORY:
         return "its own ops' times contradict it by over 25 %"
     return ""
-
-
-def predict_s(
-    parts: Sequence[tuple[Part, int]], known: Sheet, calibration: Calibration
-) -> tuple[np.ndarray, np.ndarray]:
-    """``(seconds, source)`` of each part; the physics alone (``fallback``) where the device file is silent."""
-    ns, source = calibration.durations([part for part, _ in parts], known.sheet, round(1e9 * known.launch_s))
-    physics = roofline_s(parts, known)
-    seconds = np.where(np.isnan(ns), physics, ns / 1e9)
-    return seconds, np.array([name or "fallback" for name in source])
-
-
-def roofline_s(parts: Sequence[tuple[Part, int]], known: Sheet) -> np.ndarray:
-    """Seconds of each part by the datasheet alone: the larger of its operations and its bytes."""
-    seconds = []
-    for part, _ in parts:
-        dims = np.array([part.dims], np.int64)
-        work = work_flops(part.name, dims)[0] / known.sheet.flops if part.name in GEMM_LIKE else 0.0
-        seconds.append(max(work, moved_bytes(part.name, dims)[0] / known.sheet.bandwidth))
-    return np.array(seconds)

@@ -64,9 +64,12 @@ def event_seconds(tables: list[Observations], launch_s: float) -> float:
 
 
 def timer_of(rows: Observations, event_s: float, sheet: Datasheet) -> Timer:
-    """The host's time: the median reading of kernels far too short to be seen; without ten such, the least."""
+    """The host's time: the median reading of kernels far too short to be seen, or the least reading if there are not ten
+    such; of rows that are not held out."""
     if not rows.host_floor:
         return Timer()
+    seen = rows.where(~split(rows))
+    rows = seen if len(seen.seconds) else rows
     tiny = baseline_s(rows.name, rows.dims, sheet) < TINY_S
     return Timer(event_s, float(np.median(rows.seconds[tiny]) if tiny.sum() >= 10 else rows.seconds.min()))
 

@@ -24,6 +24,7 @@ from simdev.problem.opcost.physics import PRODUCTS, Datasheet, baseline_s, featu
 SIZES = {"product": (120, 12, 30), "attention": (100, 12, 20)}
 LEARNING_RATE = 0.08
 SHORT_S = 2e-6  # a kernel so short counts a quarter
+MOST_ROWS = 12_000  # of one table: more change little
 LARGE, SMALL_WEIGHT = 512, 1 / 3  # a product with a side under this counts a third
 # FlashAttention 2, which PyTorch runs by default, against the vendor's kernels: 1 on an A100, where both are the same;
 # 1.5 to 2 times as slow forward and 1.5 to 1.75 times backward on Hopper (Shah et al. 2024, arXiv 2407.08608, abstract).
@@ -46,6 +47,7 @@ def fit_matrix_class(tables: Sequence[Observations], seed: int = 0) -> ClassFit:
     """Fit one class of one device model to ``tables``, all of that class."""
     x, target, weight = [], [], []
     for rows in tables:
+        rows = _sampled(rows, seed)
         sheet, launch_s = datasheets()[rows.device].sheet, datasheets()[rows.device].launch_s
         physics = baseline_s(rows.name, rows.dims, sheet, rows.dtype)
         kernel = np.maximum(rows.seconds - launch_s, 0.1 * physics)
@@ -62,6 +64,14 @@ def fit_matrix_class(tables: Sequence[Observations], seed: int = 0) -> ClassFit:
         x, target - centre, weight, SIZES["attention" if tables[0].name == "attention" else "product"], seed
     )
     return ClassFit(2.0**-centre, trees, sources, len(target))
+
+
+def _sampled(rows: Observations, seed: int) -> Observations:
+    """At most :data:`MOST_ROWS` of the rows, drawn at random."""
+    if len(rows.seconds) <= MOST_ROWS:
+        return rows
+    chosen = np.random.default_rng(seed).choice(len(rows.seconds), MOST_ROWS, replace=False)
+    return rows.where(np.isin(np.arange(len(rows.seconds)), chosen))
 
 
 def _forest(x: np.ndarray, target: np.ndarray, weight: np.ndarray, size: tuple[int, int, int], seed: int):

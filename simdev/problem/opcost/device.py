@@ -5,6 +5,8 @@ A device file is a TOML document; the trees that correct the physics lie in an `
     format = 1
     name = "v100-pcie-32gb"
     launch_us = 2.7
+    watts = 250                 # the board's power limit, CUDA's compute capability, and the vendor: by these
+    capability = 7.0            # simdev.problem.opcost.stand_in finds the file for a board without one
     like = "a100"               # another device file, which serves the classes that this one lacks
     [datasheet]
     peak_tflops = 14.0          # f32
@@ -81,7 +83,8 @@ class ClassFit:
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """A device file in memory. ``steps`` maps a precision to the factor by which whole steps were measured to be slower
-    than their fits say; it scales every fit of that precision."""
+    than their fits say; it scales every fit of that precision. ``own`` are the classes of the file itself, without those
+    of ``like``; ``watts`` is the board's power limit, ``capability`` that of CUDA (0: another vendor)."""
 
     name: str
     sheet: Datasheet
@@ -92,6 +95,10 @@ class Calibration:
     dispatch_ns: Mapping[str, float] = field(default_factory=dict)
     steps: Mapping[str, float] = field(default_factory=dict)
     like: str = ""
+    watts: float = 0.0
+    capability: float = 0.0
+    vendor: str = "nvidia"
+    own: frozenset[str] = frozenset()
 
     def fit_of(self, part: Part) -> ClassFit | None:
         """The fit that serves ``part``; None if its class or dtype was not measured."""
@@ -200,6 +207,10 @@ def read_calibration(path: Path, *, shares: bool = True) -> Calibration:
         classes={**shared, **{name: _class(name, row, sheet, arrays, path) for name, row in classes.items()}},
         steps=_table(data.get("steps", {}), path, "steps"),
         like=str(like),
+        watts=_number(data, "watts", path) if "watts" in data else 0.0,
+        capability=_number(data, "capability", path) if "capability" in data else 0.0,
+        vendor=str(data.get("vendor", "nvidia")),
+        own=frozenset(classes),
         table=_table(data.get("table", {}), path, "table"),
         notes=notes,
         dispatch_ns={kind: 1e3 * us for kind, us in _table(data.get("dispatch", {}), path, "dispatch").items()},
@@ -256,6 +267,8 @@ def device_text(calibration: Calibration, comments: Iterable[str] = ()) -> str:
     lines = [f"# {line}" for line in comments]
     sheet = calibration.sheet
     lines += [f"format = {FORMAT}", f'name = "{calibration.name}"', f"launch_us = {calibration.launch_ns / 1e3:.10g}"]
+    lines += [f"{key} = {getattr(calibration, key):g}" for key in ("watts", "capability") if getattr(calibration, key)]
+    lines += [f"vendor = {_quoted(calibration.vendor)}"] if calibration.vendor != "nvidia" else []
     lines += [f"like = {_quoted(calibration.like)}"] if calibration.like else []
     lines += ["", "[datasheet]", f"peak_tflops = {sheet.flops / 1e12:.10g}"]
     lines += [f"memory_gb_per_s = {sheet.bandwidth / 1e9:.10g}", f"multiprocessors = {sheet.multiprocessors}"]

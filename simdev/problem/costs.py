@@ -237,7 +237,7 @@ def calibration_of(kind: DeviceKind) -> Calibration:
 def datasheet_of(kind: DeviceKind) -> Datasheet:
     """The rates of ``kind`` that its device file's physics needs."""
     rates = tuple(sorted(kind.peak_flops.items()))
-    return Datasheet(peak_flops(kind, "f32"), kind.memory_bandwidth, kind.multiprocessors, rates)
+    return Datasheet(peak_flops(kind, "f32"), kind.memory_bandwidth, kind.multiprocessors, rates, kind.watts)
 
 
 def roofline_ns(graph: ComputationGraph, kind: DeviceKind, tf32: Iterable[str] = TF32_CLASSES) -> np.ndarray:

@@ -45,7 +45,7 @@ from simdev.errors import InvalidInput, UnknownName, quoted
 from simdev.files import read_toml
 from simdev.problem.graph_file import read_npz
 from simdev.problem.opcost.parts import DIMENSIONS, Part
-from simdev.problem.opcost.physics import PRODUCTS, Datasheet, baseline_s, features, on_matrix_units
+from simdev.problem.opcost.physics import GEMM_LIKE, PRODUCTS, Datasheet, baseline_s, features, on_matrix_units
 from simdev.problem.opcost.tensor_cores import TENSOR_DTYPES
 from simdev.problem.opcost.trees import Trees, trees_from
 
@@ -100,6 +100,12 @@ class Calibration:
     vendor: str = "nvidia"
     own: frozenset[str] = frozenset()
 
+    def clock_ratio(self, sheet: Datasheet) -> float:
+        """The clock of the measured board over that of a board with the datasheet ``sheet`` in long products on matrix
+        units, which power limits: its cube grows as the power, as frequency and voltage rise together. At least 1."""
+        known = self.watts and sheet.watts
+        return max(1.0, self.watts / sheet.watts) ** (1 / 3) if known else 1.0
+
     def fit_of(self, part: Part) -> ClassFit | None:
         """The fit that serves ``part``; None if its class or dtype was not measured."""
         if on_matrix_units(part.name, part.dtype):
@@ -136,7 +142,8 @@ class Calibration:
         for (name, dtype), members in groups.items():
             dims = np.array([parts[number].dims for number in members], np.int64)
             fit = self.fit_of(parts[members[0]])
-            slower = self.steps.get(dtype, 1.0)
+            slower = self.steps.get(dtype, self.steps.get("bf16", 1.0) if dtype == "f16" else 1.0)
+            slower *= self.clock_ratio(sheet) if on_matrix_units(name, dtype) and name in GEMM_LIKE else 1.0
             ns[members] = launch_ns + 1e9 * fitted_s(fit, name, dims, sheet, dtype) * slower
             for number in members:
                 source[number] = "fit"

@@ -31,12 +31,13 @@ SPLIT_DEPTH = 512  # a product deeper than this may be split along its depth, wh
 @dataclass(frozen=True)
 class Datasheet:
     """Rates of a device: f32 FLOP/s, bytes/s, and the number of multiprocessors; ``rates`` are ``(dtype, FLOP/s)`` of
-    other precisions, and do not count when two datasheets are compared."""
+    other precisions, ``watts`` is the power limit (0: not known); neither counts when two datasheets are compared."""
 
     flops: float
     bandwidth: float
     multiprocessors: int
     rates: tuple[tuple[str, float], ...] = field(default=(), compare=False)
+    watts: float = field(default=0.0, compare=False)
 
     def rate(self, dtype: str) -> float:
         """Peak FLOP/s for ``dtype``; f16 and bf16 stand for each other, and an unlisted dtype runs as f32."""

@@ -36,7 +36,10 @@ class Board:
 
 @cache
 def stand_in(board: Board, without: str = "") -> Calibration | None:
-    """The calibration that stands in for ``board``, as if there were no device file ``without``; None if no file can."""
+    """The calibration that stands in for ``board``, as if there were no device file ``without``; None if no file can.
+
+    It has no ``watts``: the rule has allowed for power already.
+    """
     files = [load_calibration(name) for name in calibration_names() if name != without]
     measured = [file for file in files if "linear" in file.own and file.capability]
     f32 = _f32(board, sorted(measured, key=lambda file: file.capability)) if board.capability else None
@@ -46,10 +49,10 @@ def stand_in(board: Board, without: str = "") -> Calibration | None:
     plain = {name: fit for name, fit in f32.classes.items() if " " not in name}
     teacher = _matrix_teacher(board, files)
     if teacher is None:
-        return replace(f32, classes=plain, table={})
+        return replace(f32, classes=plain, table={}, watts=0.0)
     slower = _small_share(measured) if board.watts <= SMALL_WATTS else 1.0
     units = {name: _scaled(fit, slower) for name, fit in teacher.classes.items() if " " in name}
-    return replace(f32, name=" and ".join(dict.fromkeys((f32.name, teacher.name))), classes=plain | units, table={})
+    return replace(f32, name=" and ".join(dict.fromkeys((f32.name, teacher.name))), classes=plain | units, table={}, watts=0.0)
 
 
 def _scaled(fit: ClassFit, share: float) -> ClassFit:

@@ -303,10 +303,10 @@ def test_who_stands_in_for_an_unmeasured_device():
     assert names["NVIDIA_H100_80GB_HBM3"] == names[DEVICE] == "a100"
     assert names["NVIDIA_A100-PCIE-40GB"].split(" and ")[0] == "v100"  # and matrix units of another board
     assert names["M40"] == names["TitanXp"] == "a100"
-    assert names["Tesla_P4"] == "t4" and names["NVIDIA_L4"].startswith("a100 and p4 and t4")
+    assert names["Tesla_P4"] == "t4" and names["NVIDIA_L4"].startswith("a100 and t4")
     stand_in, large, small, sister = teacher_of(datasheets()["T4"]), *map(load_calibration, ("v100", "p4", "p100"))
     slower = small.classes["linear"].efficiency / sister.classes["linear"].efficiency
-    assert stand_in.name == "v100 and p4" and slower < 0.6
+    assert stand_in.name == "v100 and p4" and slower < 0.9
     assert stand_in.classes["linear"].efficiency == pytest.approx(slower * large.classes["linear"].efficiency)
     assert stand_in.classes["gemm"].efficiency == pytest.approx(slower * large.classes["gemm"].efficiency)
     assert stand_in.classes["vector"] is small.classes["vector"] and stand_in.table == {}

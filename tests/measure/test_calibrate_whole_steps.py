@@ -16,11 +16,15 @@ from simdev.problem.opcost.physics import PRODUCTS, work_flops
 from simdev.problem.topology import load_kinds
 
 ROW = "7b,2048,8,h100_80gb,6,2,10643,amp_bf16,{}\n"
-HEADER = "Model,SeqLen (T),# GPUs,GPU,MicroBatchSize,GradAccum,Throughput (T/s/GPU),Precision,Activation Checkpointing\n"
+HEADER = (
+    "Model,SeqLen (T),# GPUs,GPU,MicroBatchSize,GradAccum,Throughput (T/s/GPU),Precision,Activation Checkpointing\n"
+)
 
 
 def products(parts):
-    return sum(count * work_flops(part.name, np.array([part.dims]))[0] for part, count in parts if part.name in PRODUCTS)
+    return sum(
+        count * work_flops(part.name, np.array([part.dims]))[0] for part, count in parts if part.name in PRODUCTS
+    )
 
 
 def test_a_step_does_six_operations_for_each_parameter_and_token():

@@ -16,16 +16,22 @@ from simdev.cli.tables import print_table
 def fidelity(
     data: Annotated[Path | None, typer.Option(help="Folder of public measured data (or SIMDEV_DATA).")] = None,
     out: OutOption = Path("report"),
+    cache: Annotated[Path | None, typer.Option(help="Folder that keeps the cases of unchanged files.")] = None,
 ) -> None:
     """Compare predictions with public measurements; write cases, goals met and missed, and a picture."""
     from simdev.studies import fidelity as report
 
-    cases, notes = report.all_cases(report.data_folder(data))
+    cases, notes = report.all_cases(report.data_folder(data), cache or report.cache_folder())
     report.write(cases, notes, out)
     header = ["goal", "group", "cases", "left out", "mean %", "worst %", "goal %", "met"]
     lines = []
     for group in report.groups(cases):
         numbers = [f"{100 * value:.2f}" if value == value else "" for value in (group.error, group.worst, group.limit)]
-        lines.append([group.goal, group.group, str(group.cases), str(group.left_out), *numbers, group.met])
+        lines.append([group.goal, group.group, str(group.cases), str(group.left_out), *numbers, _bold(group.met)])
     print_table(header, lines)
     print(f"{out / 'README.md'}, {out / 'cases.csv'}, {out / 'groups.csv'}, {out / 'scatter.png'}")
+
+
+def _bold(met: str) -> str:
+    """A missed goal in bold."""
+    return "**no**" if met == "no" else met

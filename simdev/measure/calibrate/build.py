@@ -27,7 +27,7 @@ from simdev.problem.opcost.trees import arrays_of
 CLASSES = ("bmm", "linear", "gemm", "conv3x3", "conv", "conv_dgrad", "conv_wgrad", "rnn", "rnn_dgrad", "rnn_wgrad",
            "vector", "softmax", "layer_norm")  # fmt: skip
 # A class that a device lacks is taught by other devices, with an efficiency in proportion to this class.
-BESIDE = {"linear": "bmm", "conv": "conv3x3", "conv_dgrad": "conv3x3", "conv_wgrad": "conv3x3"}
+BESIDE = {"conv": "conv3x3", "conv_dgrad": "conv3x3", "conv_wgrad": "conv3x3"}
 # Tables that contradict other tables of the same board, and why: nothing is fitted to them.
 THROTTLED = {
     ("Tesla_P4", "linear"): "left out: at most 1.08 TFLOP/s, and 4.25 in the same authors' test table of this board",
@@ -163,6 +163,8 @@ def build_one(model: str, grouped: dict[str, dict[str, list[Sample]]], seed: int
             hidden[f"class {name}"] = "left out: the host's time hides every kernel"
         elif name in own:
             classes[name] = fit_class(own[name], seed=seed, source=_source(own[name]))
+        elif name == "linear" and others and "bmm" in classes:
+            classes[name] = _linear_as_bmm(classes["bmm"], grouped, others, seed)
         elif others and BESIDE.get(name) in classes:
             classes[name] = _borrowed(name, classes[BESIDE[name]], others, grouped, seed)
     first = min((s for samples in own.values() for s in samples), key=lambda s: not s.rows.host_floor)
@@ -187,6 +189,17 @@ def measured_table(samples: Iterable[Sample], sheet: Datasheet) -> dict[str, flo
             for key, seconds in zip(rows.keys(), rows.seconds.tolist(), strict=True):
                 readings.setdefault(key, []).append(1e9 * seconds)
     return {key: float(np.median(values)) for key, values in readings.items()}
+
+
+def _linear_as_bmm(bmm: ClassFit, grouped: dict, others: dict, seed: int) -> ClassFit:
+    """``linear`` of a device without a usable table: its batched products, times the ratio of both on other devices."""
+    ratios = []
+    for other, samples in others.items():
+        if "bmm" in grouped[other]:
+            mine, theirs = (fit_class(s, seed=seed, trees=False).efficiency for s in (samples, grouped[other]["bmm"]))
+            ratios.append(mine / theirs)
+    efficiency = bmm.efficiency * (float(np.median(ratios)) if ratios else 1.0)
+    return ClassFit(efficiency, bmm.trees, f"as bmm, times the ratio on {', '.join(sorted(others))}", trees_of="bmm")
 
 
 def _borrowed(name: str, beside: ClassFit, others: dict, grouped: dict, seed: int) -> ClassFit:

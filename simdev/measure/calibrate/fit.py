@@ -64,8 +64,8 @@ def event_seconds(tables: list[Observations], launch_s: float) -> float:
 
 
 def timer_of(rows: Observations, event_s: float, sheet: Datasheet) -> Timer:
-    """The host's time: the median reading of kernels far too short to be seen, or the least reading if there are not ten
-    such; of rows that are not held out."""
+    """The host's time: the median reading of kernels far too short to be seen, or the least reading without ten such
+    kernels; of rows that are not held out."""
     if not rows.host_floor:
         return Timer()
     seen = rows.where(~split(rows))

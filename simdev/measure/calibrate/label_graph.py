@@ -1,4 +1,4 @@
-"""A measured model's list of kernels as a simdev graph, timed by the path that the bench uses: costs, then simulation."""
+"""A measured model's list of kernels as a simdev graph, timed as the bench times graphs: costs, then simulation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Timing:
 
 
 def graph_of(name: str, parts: Sequence[tuple[Part, int]]) -> ComputationGraph:
-    """A chain of ops: each of ``parts`` ``(part, how often)`` in turn, under the signature that a capture would give."""
+    """A chain of ops: each of ``parts`` ``(part, how often)`` in turn, with the signature that a capture gives."""
     builder = GraphBuilder(name, meta={"source": "label"})
     last, number = None, 0
     for part, count in parts:

@@ -26,8 +26,8 @@ LEARNING_RATE = 0.08
 SHORT_S = 2e-6  # a kernel so short counts a quarter
 MOST_ROWS = 12_000  # of one table: more change little
 LARGE, SMALL_WEIGHT = 512, 1 / 3  # a product with a side under this counts a third
-# FlashAttention 2, which PyTorch runs by default, against the vendor's kernels: 1 on an A100, where both are the same;
-# 1.5 to 2 times as slow forward and 1.5 to 1.75 times backward on Hopper (Shah et al. 2024, arXiv 2407.08608, abstract).
+# FlashAttention 2, which PyTorch runs by default, against the vendor's kernels: on an A100 both are the same;
+# 1.5 to 2 times as slow forward and 1.5 to 1.75 times backward on Hopper (Shah et al. 2024, arXiv 2407.08608).
 FLASH = {"h100": (1.75, 1.625), "h200": (1.75, 1.625)}
 PRECISION = {"f16": "bf16"}  # 16-bit formats run alike
 

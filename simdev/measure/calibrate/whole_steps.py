@@ -17,9 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.problem.opcost.device import load_calibration
 from simdev.problem.opcost.parts import Part
-from simdev.problem.opcost.physics import Datasheet
 from simdev.problem.topology import DeviceKind, load_kinds
 
 # llm-foundry's figures are of 2023's attention in Triton; FlashAttention 2 is 1.3 to 2.5 times as fast (Dao 2023, arXiv
@@ -45,7 +43,10 @@ class Transformer:
     def parameters(self) -> int:
         head = self.width // self.heads
         attention = self.width * (self.width + 2 * self.kv_heads * head) + self.width**2
-        return self.layers * (attention + (3 if self.gated else 2) * self.width * self.inner) + self.vocabulary * self.width
+        return (
+            self.layers * (attention + (3 if self.gated else 2) * self.width * self.inner)
+            + self.vocabulary * self.width
+        )
 
 
 def _mpt(layers: int, width: int, heads: int) -> Transformer:
@@ -130,7 +131,12 @@ def read_llm_foundry(path: Path) -> list[MeasuredStep]:
     with open(path, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             model = MODELS.get(row["Model"])
-            if model is None or row["GPU"] not in LLM_FOUNDRY_KINDS or row["# GPUs"] != "8" or "bf16" not in row["Precision"]:
+            if (
+                model is None
+                or row["GPU"] not in LLM_FOUNDRY_KINDS
+                or row["# GPUs"] != "8"
+                or "bf16" not in row["Precision"]
+            ):
                 continue
             batch, sequence, rounds = (int(row[key]) for key in ("MicroBatchSize", "SeqLen (T)", "GradAccum"))
             recompute = "full" if row["Activation Checkpointing"] == "True" else "none"

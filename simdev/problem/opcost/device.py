@@ -83,8 +83,8 @@ class ClassFit:
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """A device file in memory. ``steps`` maps a precision to the factor by which whole steps were measured to be slower
-    than their fits say; it scales every fit of that precision. ``own`` are the classes of the file itself, without those
-    of ``like``; ``watts`` is the board's power limit, ``capability`` that of CUDA (0: another vendor)."""
+    than their fits say; it scales every fit of that precision. ``own`` are the classes of the file itself, without
+    those of ``like``; ``watts`` is the board's power limit, ``capability`` that of CUDA (0: another vendor)."""
 
     name: str
     sheet: Datasheet

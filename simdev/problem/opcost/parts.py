@@ -50,7 +50,8 @@ class Part:
 def parts_of(op: Signature, op_class: str, bytes_read: int, bytes_written: int) -> tuple[Part, ...]:
     """The parts of an op, empty where its kind or shapes are of no class.
 
-    ``op_class`` is the op's class as :func:`simdev.problem.costs.op_class` names it; bytes are what the op moves in the graph.
+    ``op_class`` is the op's class as :func:`simdev.problem.costs.op_class` names it; bytes are what the op moves in the
+    graph.
     """
     make = _MAKERS.get(op.kind)
     if make is not None:

@@ -2,7 +2,7 @@
 
 f32 and elementwise kernels: the file of the newest other training board serves a training board. A board of under
 :data:`SMALL_WATTS` takes the next newer small board, or else the training board of its generation, slowed in products
-as the older small boards are against the training boards of theirs, because it has not the power to hold its clock.
+as the newest older small board is against the training board of its own, because it has not the power to hold its clock.
 
 Matrix units (bf16, f16, TF32, FP8): power limits the clock of these products, so the file whose board has the most
 similar power per peak FLOP/s serves, of the same vendor.
@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import log
-
-import numpy as np
 
 from simdev.problem.opcost.device import Calibration, ClassFit, calibration_names, load_calibration
 from simdev.problem.opcost.physics import GEMM_LIKE
@@ -52,7 +50,9 @@ def stand_in(board: Board, without: str = "") -> Calibration | None:
         return replace(f32, classes=plain, table={}, watts=0.0)
     slower = _small_share(measured) if board.watts <= SMALL_WATTS else 1.0
     units = {name: _scaled(fit, slower) for name, fit in teacher.classes.items() if " " in name}
-    return replace(f32, name=" and ".join(dict.fromkeys((f32.name, teacher.name))), classes=plain | units, table={}, watts=0.0)
+    return replace(
+        f32, name=" and ".join(dict.fromkeys((f32.name, teacher.name))), classes=plain | units, table={}, watts=0.0
+    )
 
 
 def _scaled(fit: ClassFit, share: float) -> ClassFit:
@@ -85,29 +85,28 @@ def _sister(capability: float, large: Sequence[Calibration]) -> Calibration:
     return max(large, key=lambda file: (int(file.capability) <= int(capability), file.capability))
 
 
-def _ratios(name: str, pairs: Sequence[tuple[Calibration, Calibration]]) -> list[float]:
-    """A class's efficiency on small boards over that on their training boards; of ``linear`` if one lacks the class."""
-    both = [(mine.classes, other.classes) for mine, other in pairs]
-    keys = [name if name in mine and name in other else "linear" for mine, other in both]
-    return [mine[key].efficiency / other[key].efficiency for (mine, other), key in zip(both, keys, strict=True)]
+def _ratio(name: str, small: Calibration, large: Calibration) -> float:
+    """A class's efficiency on a small board over that on a training board; of ``linear`` if one lacks the class."""
+    key = name if name in small.classes and name in large.classes else "linear"
+    return small.classes[key].efficiency / large.classes[key].efficiency
 
 
 def _slowed(large: Calibration, pairs: Sequence[tuple[Calibration, Calibration]]) -> Calibration:
-    """``large`` with the products of a small board: the median ratio over ``pairs`` (small board, training board of
-    its generation), oldest first. All else is as on the newest small board."""
+    """``large`` with the products of a small board: by the ratio of the newest of ``pairs`` (small board, training
+    board of its generation; oldest first). All else is as on the newest small board."""
     classes = dict(large.classes)
     for name in classes:
-        ratios = _ratios(name, pairs)
-        if name in GEMM_LIKE and ratios:
-            classes[name] = replace(classes[name], efficiency=classes[name].efficiency * float(np.median(ratios)))
+        if name in GEMM_LIKE and pairs:
+            classes[name] = replace(classes[name], efficiency=classes[name].efficiency * _ratio(name, *pairs[-1]))
         elif pairs and name in pairs[-1][0].classes:
             classes[name] = pairs[-1][0].classes[name]
-    return replace(large, name=" and ".join([large.name, *(file.name for file, _ in pairs)]), classes=classes, table={})
+    return replace(
+        large, name=" and ".join([large.name, *(file.name for file, _ in pairs[-1:])]), classes=classes, table={}
+    )
 
 
 def _small_share(files: Sequence[Calibration]) -> float:
-    """What share of a training board's efficiency in products small boards reach."""
+    """What share of a training board's efficiency in products the newest small board reaches."""
     large = [file for file in files if file.watts > SMALL_WATTS]
     small = [file for file in files if file.watts <= SMALL_WATTS]
-    ratios = _ratios("linear", [(file, _sister(file.capability, large)) for file in small]) if large else []
-    return float(np.median(ratios)) if ratios else 1.0
+    return _ratio("linear", small[-1], _sister(small[-1].capability, large)) if small and large else 1.0

@@ -1,0 +1,132 @@
+"""Cases of the fidelity report on matrix units: kernels of sources that were not fitted to, whole training steps, and
+peak memory of training steps."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+from simdev.measure.calibrate.build import datasheets
+from simdev.measure.calibrate.kernel_tables import fitted, read_kernel_tables
+from simdev.measure.calibrate.matrix_units import predicted_s
+from simdev.measure.calibrate.observations import Observations
+from simdev.measure.calibrate.step_memory import peak_bytes
+from simdev.measure.calibrate.whole_steps import (
+    MODELS,
+    MeasuredStep,
+    leave_one_out,
+    read_llm_foundry,
+    step_parts,
+    step_seconds,
+)
+from simdev.problem.opcost.device import calibration_names, load_calibration
+from simdev.problem.opcost.physics import PRODUCTS, baseline_s
+from simdev.problem.topology import load_kinds
+
+LARGE = 1024  # the least side of a product that the goal is about
+VISIBLE_S = 50e-6  # other kernels that are shorter are not judged: launches decide
+HOST_TIMED = ("EleutherAI", "LLMCompass")  # sources that time single calls: their products must be as long, too
+TORCHTITAN_KIND = "h100-sxm5-96gb-hbm2e"
+
+
+def kernel_cases(data: Path, notes: list[str]) -> list[dict]:
+    """A case for each table of kernels under ``data`` and each device file."""
+    try:
+        tables = read_kernel_tables([data])
+    except InvalidInput as error:
+        notes.append(f"kernel tables: {error}")
+        return []
+    return [case for rows in tables for case in _table_case(rows)]
+
+
+def _table_case(rows: Observations) -> list[dict]:
+    known = datasheets().get(rows.device)
+    if known is None or known.model not in calibration_names() or not len(rows.seconds):
+        return []
+    large = rows.dims[:, 1:].min(axis=1) >= LARGE if rows.name in PRODUCTS else rows.seconds > VISIBLE_S
+    if rows.source in HOST_TIMED:
+        large &= rows.seconds > VISIBLE_S
+    if not large.any():
+        return []
+    rows = rows.where(large)
+    predicted = predicted_s(load_calibration(known.model), rows, known.sheet, known.launch_s)
+    if np.isnan(predicted).any():
+        return []
+    rate = known.sheet.rate(rows.dtype)
+    work = 2 * np.prod(rows.dims.astype(float), axis=1) if rows.name in PRODUCTS else np.zeros(len(predicted))
+    impossible = float((work / rows.seconds).max()) > 1.02 * rate
+    left_out = "fitted to" if fitted(rows) else "above the datasheet's peak" if impossible else ""
+    what = "products" if rows.name in PRODUCTS else rows.name
+    goal = f"F5 {rows.dtype if rows.dtype != 'f16' else 'bf16'} " if what == "products" else "other sources: "
+    return [
+        {
+            "group": f"{goal}{what}, {known.model}",
+            "case": f"{rows.source}: {rows.name} {rows.dtype}, {len(predicted)} shapes",
+            "role": "calibrate" if fitted(rows) else "validate",
+            "measured_s": float(rows.seconds.sum()),
+            "predicted_s": float(predicted.sum()),
+            "mean_error": float(np.abs(predicted / rows.seconds - 1).mean()),
+            "roofline_s": float(baseline_s(rows.name, rows.dims, known.sheet, rows.dtype).sum()),
+            "fit_share": 1.0,
+            "left_out": left_out,
+        }
+    ]
+
+
+def step_cases(data: Path) -> list[dict]:
+    """F7: whole bf16 training steps, unscaled, and by the factor of the other steps of the same kind."""
+    cases = []
+    for path in sorted(data.rglob("llm_foundry.csv")):
+        steps = read_llm_foundry(path)
+        for kind in dict.fromkeys(step.kind for step in steps):
+            mine = [step for step in steps if step.kind == kind]
+            cases += [_step(f"bf16 steps without a factor, {kind}", step, step.predicted_s) for step in mine]
+            predictions = leave_one_out(mine)
+            cases += [_step(f"F7 bf16, {kind}", *pair) for pair in zip(mine, predictions.tolist(), strict=True)]
+    for path in sorted(data.rglob("torchtitan.csv")):
+        cases += [_step(f"F7 unseen {TORCHTITAN_KIND}", step, step.predicted_s) for step in _torchtitan_steps(path)]
+    return cases
+
+
+def _step(group: str, step: MeasuredStep, predicted: float) -> dict:
+    return {"group": group, "case": step.case, "role": "validate", "measured_s": step.measured_s,
+            "predicted_s": predicted, "fit_share": 1.0}  # fmt: skip
+
+
+def _rows_of_torchtitan(path: Path) -> Iterable[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            plain = row["tp"] == row["pp"] == row["cp"] == "1" and row["float8"] == "no"
+            if plain and row["model"] in MODELS and row["gpu"] == TORCHTITAN_KIND.replace("-sxm5", "") + "-500w":
+                yield row
+
+
+def _torchtitan_steps(path: Path) -> list[MeasuredStep]:
+    steps, kind = [], load_kinds()[TORCHTITAN_KIND]
+    for row in _rows_of_torchtitan(path):
+        batch, sequence = int(row["local_batch"]), int(row["sequence"])
+        parts = step_parts(
+            MODELS[row["model"]], batch, sequence, recompute=row["recompute"], shards=int(row["dp_shard"])
+        )
+        measured = batch * sequence / float(row["tokens_per_s_per_gpu"])
+        case = f"{row['model']} {sequence} x {batch}{' compiled' if row['compile'] == 'yes' else ''}"
+        steps.append(MeasuredStep(case, kind.name, "bf16", measured, step_seconds(parts, kind)))
+    return steps
+
+
+def memory_cases(data: Path) -> list[dict]:
+    """F9: the peak of the fullest rank, in MiB."""
+    cases = []
+    for path in sorted(data.rglob("torchtitan.csv")):
+        for row in _rows_of_torchtitan(path):
+            batch, sequence, shards = (int(row[key]) for key in ("local_batch", "sequence", "dp_shard"))
+            peak = peak_bytes(
+                MODELS[row["model"]], batch, sequence, shards=shards, recompute=row["recompute"], embeddings=2
+            )
+            case = f"{row['model']} {sequence} x {batch}{' compiled' if row['compile'] == 'yes' else ''}"
+            cases.append({"case": case, "measured_mib": float(row["memory_gib"]) * 1024, "predicted_mib": peak / 2**20})
+    return cases

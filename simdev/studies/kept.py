@@ -1,0 +1,59 @@
+"""Cases of the fidelity report that are kept between runs: a JSON file for each measured file and state of simdev."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import simdev
+from simdev.files import write_text
+from simdev.measure.calibrate.manifest import sha256_of
+
+PACKAGE = Path(simdev.__file__).parent
+
+
+class Kept:
+    """``folder`` None: nothing is kept."""
+
+    def __init__(self, folder: Path | None):
+        self.folder = folder
+
+    @cached_property
+    def code(self) -> str:
+        """SHA-256 (hex) of simdev's sources and device files: other code may give other cases."""
+        digest = hashlib.sha256()
+        for path in sorted(PACKAGE.rglob("*")):
+            if path.suffix in (".py", ".toml", ".npz", ".csv") and path.is_file():
+                digest.update(f"{path.relative_to(PACKAGE).as_posix()} {sha256_of(path)}\n".encode())
+        return digest.hexdigest()
+
+    def cases(self, name: str, files: Iterable[Path], make: Callable[[list[str]], Sequence], notes: list[str]) -> list:
+        """What ``make(notes)`` gives (cases, and sentences added to ``notes``), from the folder if it has them."""
+        if self.folder is None:
+            return list(make(notes))
+        content = "".join(f"{path} {sha256_of(path)}\n" for path in files)
+        key = hashlib.sha256(f"{self.code}\n{name}\n{content}".encode()).hexdigest()[:32]
+        path = self.folder / f"{key}.json"
+        found = _read(path)
+        if found is None:
+            said: list[str] = []
+            made = list(make(said))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps({"cases": [vars(case) for case in made], "notes": said}))
+            found = made, said
+        notes += found[1]
+        return found[0]
+
+
+def _read(path: Path) -> tuple[list, list[str]] | None:
+    """The cases and notes of a kept file; None if it is absent or damaged."""
+    from simdev.studies.fidelity import Case
+
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return [Case(**row) for row in document["cases"]], [str(note) for note in document["notes"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

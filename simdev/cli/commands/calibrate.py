@@ -15,9 +15,7 @@ from simdev.errors import InvalidInput, UnknownName
 
 @command("calibrate")
 def calibrate(
-    data: Annotated[
-        list[Path], typer.Argument(help="Measured files, or folders: NeuSight, DeepBench, PyTorch traces.")
-    ],
+    data: Annotated[list[Path], typer.Argument(help="Measured files or folders: NeuSight, DeepBench, vidur ...")],
     out: OutOption = Path("device.toml"),
     model: Annotated[str | None, typer.Option(help="Which device model of the data (default: all).")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the fits.")] = 0,
@@ -27,18 +25,32 @@ def calibrate(
     A fifth of all shapes is held out of the fit; the errors are measured on it. A device kind of a topology file uses
     the device file by calibrated = "device.toml". If --out is a folder, every device model of the data gets a file.
     """
-    from simdev.measure.calibrate.build import build_one, read_tables, samples_by_model, save_calibration, with_host
+    from simdev.measure.calibrate import matrix_units
+    from simdev.measure.calibrate.build import (
+        build_one,
+        has_op_tables,
+        read_tables,
+        samples_by_model,
+        save_calibration,
+        with_host,
+    )
+    from simdev.measure.calibrate.kernel_tables import read_kernel_tables
 
-    found = read_tables(data)
-    grouped = samples_by_model(found)
-    if model is not None and model not in grouped:
-        raise UnknownName("device model", model, grouped, source="data")
-    if model is None and len(grouped) > 1 and not out.is_dir():
-        choices = ", ".join(sorted(grouped))
+    kernels = read_kernel_tables(data)
+    found = read_tables(data) if has_op_tables(data) or not kernels else None
+    grouped = samples_by_model(found) if found else {}
+    models = sorted({*grouped, *matrix_units.models_of(kernels)})
+    if model is not None and model not in models:
+        raise UnknownName("device model", model, models, source="data")
+    if model is None and len(models) > 1 and not out.is_dir():
+        choices = ", ".join(models)
         text = f"several device models: choose one with --model, or give a folder as --out: {choices}"
         raise InvalidInput(text, source="data")
-    for chosen in [model] if model else sorted(grouped):
-        calibration = with_host(build_one(chosen, grouped, seed), found)
+    for chosen in [model] if model else models:
+        measured = (
+            with_host(build_one(chosen, grouped, seed), found) if chosen in grouped else matrix_units.bare(chosen)
+        )
+        calibration = matrix_units.with_matrix_units(measured, kernels, seed)
         path = out / f"{chosen}.toml" if out.is_dir() else out
         save_calibration(calibration, path)
         _print_fits(calibration)
@@ -46,7 +58,7 @@ def calibrate(
             if str(why).startswith("left out"):
                 print(f"{what} {why}")
         print(path)
-    for problem in found.report():
+    for problem in found.report() if found else ():
         print(f"left out: {problem}")
 
 

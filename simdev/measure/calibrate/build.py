@@ -98,6 +98,12 @@ def read_tables(paths: Iterable[str | os.PathLike]) -> Found:
     return found
 
 
+def has_op_tables(paths: Iterable[str | os.PathLike]) -> bool:
+    """Whether :func:`read_tables` would find a table or a named trace among ``paths``."""
+    files = [file for path in map(Path, paths) for file in (path.rglob("*") if path.is_dir() else [path])]
+    return any(is_op_table(file) or is_workbook(file) for file in files if file.is_file())
+
+
 def _read_file(file: Path, found: Found, named: bool) -> None:
     before = len(found.tables)
     if named and file.name.endswith((".json", ".json.gz")):
@@ -167,6 +173,7 @@ def build_one(model: str, grouped: dict[str, dict[str, list[Sample]]], seed: int
             classes[name] = _linear_as_bmm(classes["bmm"], grouped, others, seed)
         elif others and BESIDE.get(name) in classes:
             classes[name] = _borrowed(name, classes[BESIDE[name]], others, grouped, seed)
+    known = next(sheet for sheet in datasheets().values() if sheet.model == model)
     first = min((s for samples in own.values() for s in samples), key=lambda s: not s.rows.host_floor)
     timers = {
         f"event_us of {s.rows.device}": 1e6 * s.timer.event_s for ss in own.values() for s in ss if s.timer.host_s
@@ -176,7 +183,11 @@ def build_one(model: str, grouped: dict[str, dict[str, list[Sample]]], seed: int
         for samples in own.values() for s in samples if s.timer.host_s
     }  # fmt: skip
     table = measured_table((s for samples in own.values() for s in samples), first.sheet)
-    return Calibration(model, first.sheet, round(1e9 * first.launch_s), classes, table, {**timers, **floors, **hidden})
+    notes = {**timers, **floors, **hidden}
+    return Calibration(
+        model, first.sheet, round(1e9 * first.launch_s), classes, table, notes, watts=known.watts,
+        capability=known.capability, vendor=known.vendor,
+    )  # fmt: skip
 
 
 def measured_table(samples: Iterable[Sample], sheet: Datasheet) -> dict[str, float]:

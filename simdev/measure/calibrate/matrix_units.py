@@ -17,7 +17,7 @@ from simdev.measure.calibrate.build import datasheets
 from simdev.measure.calibrate.fit import flatten
 from simdev.measure.calibrate.kernel_tables import fitted
 from simdev.measure.calibrate.observations import Observations
-from simdev.problem.opcost.device import BACKWARD, Calibration, ClassFit, fitted_s
+from simdev.problem.opcost.device import BACKWARD, Calibration, ClassFit, fitted_s, load_calibration
 from simdev.problem.opcost.physics import PRODUCTS, Datasheet, baseline_s, features
 
 # (trees, leaves of each, rows in a leaf at least)
@@ -115,6 +115,22 @@ def with_matrix_units(calibration: Calibration, tables: Sequence[Observations], 
     if calibration.name in FLASH and "attention bf16" in classes:
         classes |= _flash(classes["attention bf16"], *FLASH[calibration.name])
     return replace(calibration, classes=classes)
+
+
+def bare(model: str) -> Calibration:
+    """A device file without measured f32 kernels: those of A100 serve, with the board's own datasheet."""
+    known = next(sheet for sheet in datasheets().values() if sheet.model == model)
+    classes = {name: fit for name, fit in load_calibration("a100").classes.items() if " " not in name}
+    return Calibration(
+        model, known.sheet, round(1e9 * known.launch_s), classes, like="a100", watts=known.watts,
+        capability=known.capability, vendor=known.vendor,
+    )  # fmt: skip
+
+
+def models_of(tables: Iterable[Observations]) -> list[str]:
+    """The device models that ``tables`` have products of, by name."""
+    sheets = datasheets()
+    return sorted({sheets[rows.device].model for rows in tables if rows.name in PRODUCTS and rows.device in sheets})
 
 
 def _flash(attention: ClassFit, forward: float, backward: float) -> dict[str, ClassFit]:

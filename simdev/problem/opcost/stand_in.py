@@ -2,7 +2,7 @@
 
 f32 and elementwise kernels: the file of the newest other training board serves a training board. A board of under
 :data:`SMALL_WATTS` takes the next newer small board, or else the training board of its generation, slowed in products
-as the newest older small board is against the training board of its own, because it has not the power to hold its clock.
+as the newest older small board is against the training board of its own: it has not the power to hold its clock.
 
 Matrix units (bf16, f16, TF32, FP8): power limits the clock of these products, so the file whose board has the most
 similar power per peak FLOP/s serves, of the same vendor.
@@ -100,9 +100,8 @@ def _slowed(large: Calibration, pairs: Sequence[tuple[Calibration, Calibration]]
             classes[name] = replace(classes[name], efficiency=classes[name].efficiency * _ratio(name, *pairs[-1]))
         elif pairs and name in pairs[-1][0].classes:
             classes[name] = pairs[-1][0].classes[name]
-    return replace(
-        large, name=" and ".join([large.name, *(file.name for file, _ in pairs[-1:])]), classes=classes, table={}
-    )
+    name = " and ".join([large.name, *(file.name for file, _ in pairs[-1:])])
+    return replace(large, name=name, classes=classes, table={})
 
 
 def _small_share(files: Sequence[Calibration]) -> float:

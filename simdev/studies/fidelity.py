@@ -94,7 +94,7 @@ def all_cases(data: Path, cache: Path | None = None) -> tuple[list[Case], list[s
     """
     if not data.is_dir():
         raise InvalidInput("no such folder: the report needs the public measured data", source=data)
-    manifest, kept, notes = load_manifest(), Kept(cache), []
+    manifest, kept, notes = load_manifest(), Kept(cache, Case), []
     cases: list[Case] = []
     files = sorted(path for path in data.rglob("*") if path.is_file())
     for path in files:

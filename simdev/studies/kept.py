@@ -16,10 +16,10 @@ PACKAGE = Path(simdev.__file__).parent
 
 
 class Kept:
-    """``folder`` None: nothing is kept."""
+    """Keeps cases, each an instance of the dataclass ``case``, in ``folder``. ``folder`` None: nothing is kept."""
 
-    def __init__(self, folder: Path | None):
-        self.folder = folder
+    def __init__(self, folder: Path | None, case: type):
+        self.folder, self.case = folder, case
 
     @cached_property
     def code(self) -> str:
@@ -37,7 +37,7 @@ class Kept:
         content = "".join(f"{path} {sha256_of(path)}\n" for path in files)
         key = hashlib.sha256(f"{self.code}\n{name}\n{content}".encode()).hexdigest()[:32]
         path = self.folder / f"{key}.json"
-        found = _read(path)
+        found = self._read(path)
         if found is None:
             said: list[str] = []
             made = list(make(said))
@@ -47,13 +47,10 @@ class Kept:
         notes += found[1]
         return found[0]
 
-
-def _read(path: Path) -> tuple[list, list[str]] | None:
-    """The cases and notes of a kept file; None if it is absent or damaged."""
-    from simdev.studies.fidelity import Case
-
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return [Case(**row) for row in document["cases"]], [str(note) for note in document["notes"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    def _read(self, path: Path) -> tuple[list, list[str]] | None:
+        """The cases and notes of a kept file; None if it is absent or damaged."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+            return [self.case(**row) for row in document["cases"]], [str(note) for note in document["notes"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None

@@ -8,6 +8,7 @@ import pytest
 from simdev.errors import InvalidInput
 from simdev.studies import fidelity
 from simdev.studies.fidelity import Case, all_cases, bootstrap, groups, markdown
+from simdev.studies.kept import Kept
 
 
 def case(goal, predicted, **more):
@@ -102,3 +103,25 @@ def test_no_folder_is_said(tmp_path, monkeypatch):
         fidelity.data_folder(None)
     with pytest.raises(InvalidInput, match="no such folder"):
         all_cases(tmp_path / "nothing")
+
+
+def test_cases_are_kept_until_a_file_changes(tmp_path):
+    data, calls = tmp_path / "data.csv", []
+
+    def make(notes):
+        calls.append(1)
+        notes.append("a note")
+        return [case("F1", 100.0 + len(calls))]
+
+    data.write_text("1")
+    found = []
+    for _ in range(2):
+        notes = []
+        found.append(Kept(tmp_path / "kept", Case).cases("name", [data], make, notes))
+        assert notes == ["a note"]
+    assert len(calls) == 1 and found[0][0].predicted == found[1][0].predicted == 101.0
+    data.write_text("2")
+    assert Kept(tmp_path / "kept", Case).cases("name", [data], make, [])[0].predicted == 102.0
+    for path in (tmp_path / "kept").iterdir():
+        path.write_text("{")  # a damaged file is made again
+    assert Kept(tmp_path / "kept", Case).cases("name", [data], make, [])[0].predicted == 103.0

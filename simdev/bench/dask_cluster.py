@@ -139,7 +139,7 @@ def _check_workers(client, scheduler: str) -> None:
 
 
 def _prepare() -> str:
-    subprocess.run([sys.executable, "-c", "import simdev.bench.warm"], check=False)
+    subprocess.run([sys.executable, "-c", "from simdev.bench.warm import warm; warm()"], check=False)
     return source_digest()
 
 

@@ -123,7 +123,7 @@ def _connected(scheduler: str) -> Iterator[Client]:
         try:
             client = Client(scheduler, timeout=PATIENCE_S, set_as_default=False)
             client.wait_for_workers(1, timeout=PATIENCE_S)
-        except (OSError, TimeoutError, ValueError) as error:
+        except (OSError, TimeoutError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
             raise InvalidInput(f"no Dask scheduler with a worker ({error})", source=scheduler) from None
     with client:
         _check_workers(client, scheduler)

@@ -1,41 +1,45 @@
-"""Placement as a Gymnasium environment.
+"""Placement as a Gymnasium environment, for agents of reinforcement learning.
 
->>> import gymnasium, simdev.integrations.gymnasium                                                                  # doctest: +SKIP
->>> env = gymnasium.make("simdev/Placement-v0", workload="nmt", topology="p100x4", nodes=64)     # doctest: +SKIP
+Importing this module registers two environments. Gymnasium can also import the module itself, by the prefix of a name::
 
-Two forms, registered when this module is imported:
+    import gymnasium
+    import simdev.integrations.gymnasium
 
-* ``simdev/Placement-v0``, *progressive* (the decision process of Placeto, Addanki et al. 2019): an episode starts from
-  a full placement and visits each node once, in order of the first op; an action is the device of the current node,
-  its reward how much shorter the simulated step becomes.
-* ``simdev/PlacementOneShot-v0``, *one-shot* (Mirhoseini et al. 2017): an action is the devices of all nodes, an
-  episode one action long, its reward minus the square root of the step time.
+    env = gymnasium.make("simdev/Placement-v0", workload="nmt", topology="p100x4", nodes=64)
+    env = gymnasium.make("simdev.integrations.gymnasium:simdev/Placement-v0", workload="nmt")  # needs no second import
 
-A *node* is what one action places: a group of placement units (``nodes=64``: at most that many), one placement unit
-(``nodes="units"``) or one op (``nodes="ops"``). Times are simulated and relative to the *work*: the sum of all ops'
-durations, each on its fastest device. A placement that does not fit counts as ``memory_penalty_s_per_gib`` seconds
-slower for each GiB above capacity (Placeto's rule and number).
+* ``simdev/Placement-v0`` is *progressive*: the decision process of Placeto (Addanki et al. 2019). An episode starts
+from
+  a full placement and visits each node once, in the order of their first ops. An action is the device of the current
+  node. Its reward is the reduction of the simulated step time.
+* ``simdev/PlacementOneShot-v0`` is *one-shot* (Mirhoseini et al. 2017). An episode is one action, which holds the
+  devices of all nodes. Its reward is minus the square root of the step time.
 
-Observations are a Dict for N nodes, E edges between them and D devices:
+A *node* is what one action places: a group of placement units (``nodes=64``: at most 64 groups), one placement unit
+(``nodes="units"``) or one op (``nodes="ops"``). Times in rewards are relative to the *work*, which is the sum of all
+durations, each op on its fastest device. A placement that does not fit counts as ``memory_penalty_s_per_gib`` seconds
+slower for each GiB above capacity (the rule and the number of Placeto).
+
+An observation is a Dict, for N nodes, E edges between them and D devices:
 
 ============= =================== ============================================================================
-``nodes``      float32 (N, D + 5)  duration on each device and persistent bytes, output bytes, levels from the start
-                                  and to the end, number of ops: each over the column's largest
-``edges``      int32 (E, 2)        producing node, reading node: distinct pairs
-``edge_bytes`` float32 (E,)        bytes that the edge carries, over the largest
-``devices``    float32 (D, 2)      speed and memory, over the largest
-``transfers``  float32 (D, D)      time of the mean tensor from device to device, over the largest
-``colocation`` int32 (N,)          the node whose device each node must share: itself, but for ``nodes="ops"``
+``nodes``      float32 (N, D + 5)  duration on each device, persistent bytes, output bytes, t-level, b-level, number
+                                  of ops; each column is divided by its largest value
+``edges``      int32 (E, 2)        distinct pairs of a producing node and a reading node
+``edge_bytes`` float32 (E,)        bytes that the edge carries, divided by the largest value
+``devices``    float32 (D, 2)      speed and memory, each divided by its largest value
+``transfers``  float32 (D, D)      mean time of a tensor between two devices, divided by the largest value
+``colocation`` int32 (N,)          the node whose device each node must share; itself unless ``nodes="ops"``
 ``placement``  int64 (N,)          device of each node
-``current``    int64 ()            the node that is placed next (progressive only)
-``visited``    int8 (N,)           1 where the episode has placed the node (progressive only)
-``action_mask`` int8               (D,) progressive or (N, D) one-shot: 1 where the device has kernels for the node,
-                                  holds the persistent bytes of the node and what is on it (progressive), and is that
-                                  of the colocation group (progressive); never all 0
+``current``    int64 ()            the node to place next (progressive only)
+``visited``    int8 (N,)           1 if the episode has placed the node (progressive only)
+``action_mask`` int8               (D,) progressive or (N, D) one-shot: 1 if the device supports all ops of the node.
+                                  In the progressive form its memory must also hold the node's persistent bytes, and
+                                  it must be the device of the node's colocation group. At least one entry is 1
 ============= =================== ============================================================================
 
-Actions against the mask are allowed: a device without kernels leaves the node where it was, a node of a colocation
-group follows the group's first node, and too many bytes cost the memory penalty.
+Actions against the mask are allowed. If the device does not support the node, the node stays where it is. A node of a
+colocation group follows the group's first node. Bytes above capacity cost the memory penalty.
 """
 
 from __future__ import annotations
@@ -62,8 +66,8 @@ STARTS = ("single", "random")
 IDS = {"simdev/Placement-v0": "progressive", "simdev/PlacementOneShot-v0": "one-shot"}
 
 
-class Board:
-    """What is the same in every episode: nodes, devices, masks and the constant part of the observations."""
+class Scenario:
+    """Everything that does not change between episodes: nodes, devices, masks, and the constant observations."""
 
     def __init__(self, problem: Problem, nodes: int | str, form: str, hosts: bool):
         if form not in FORMS:
@@ -87,7 +91,7 @@ class Board:
         self.n_devices = len(self.devices)
         self.supported = supported[self.devices][:, self.leader].T
         if not self.supported.any(axis=1).all():
-            raise Unsupported("a node has no device that runs all its ops: more nodes may help")
+            raise Unsupported("no device supports all ops of a node; more nodes may help")
         self.persistent = np.zeros(self.n_nodes, np.int64)
         np.add.at(self.persistent, party, graph.op_persistent_bytes)
         self.capacity = np.asarray(problem.topology.memory_bytes, np.int64)[self.devices]
@@ -112,7 +116,7 @@ class Board:
         rest = [_sums(graph.op_persistent_bytes, node), outputs, first, last, np.bincount(node)]
         columns += [column / max(1, column.max()) for column in rest]
         edges, size = _edges(graph, node)
-        if not len(edges):  # a Box needs a row: nothing from the first node to itself
+        if not len(edges):  # a Box needs a row: an edge of 0 bytes from the first node to itself
             edges, size = np.zeros((1, 2), np.int32), np.zeros(1, np.int64)
         routes = costs.pair_class[np.ix_(self.devices, self.devices)]
         mean = [row.mean() if len(row) else 0.0 for row in costs.transfer_ns]
@@ -148,7 +152,7 @@ class Board:
         return spaces.Dict(parts)
 
     def mask(self, node: int, placement: np.ndarray, resident: np.ndarray, visited: np.ndarray) -> np.ndarray:
-        """bool ``(k, D)``: the devices that ``node`` may take in each of ``k`` placements int ``(k, N)``."""
+        """bool ``(k, D)``: the devices that the mask allows for ``node`` in each of ``k`` placements int ``(k, N)``."""
         rows, leader = np.arange(len(placement)), self.leader[node]
         mask = np.repeat(self.supported[node][None], len(rows), axis=0)
         if leader != node and visited[leader]:
@@ -170,82 +174,86 @@ class Board:
         return total
 
 
-class Episodes:
-    """``k`` episodes on one board in lock step; what the environment and its vectorised form share."""
+class EpisodeBatch:
+    """``k`` episodes of one scenario in lock step; the environment and its vectorised form share this class."""
 
-    def __init__(self, board: Board, count: int, start: str, memory_penalty_s_per_gib: float):
+    def __init__(self, scenario: Scenario, count: int, start: str, memory_penalty_s_per_gib: float):
         if start not in STARTS:
             raise UnknownName("start", start, STARTS)
         if not 0 <= memory_penalty_s_per_gib < float("inf"):
             raise InvalidInput("expected a number of seconds", source="memory_penalty_s_per_gib")
-        self.board, self.count, self.start, self.penalty = board, count, start, memory_penalty_s_per_gib
+        self.scenario, self.count, self.start, self.penalty = scenario, count, start, memory_penalty_s_per_gib
         self.evaluations, self.best_ns, self.best = 0, None, None
 
     def reset(self, rng: np.random.Generator, given: Placement | None = None) -> None:
-        board = self.board
-        self.visited, self.node = np.zeros(board.n_nodes, bool), 0
+        """Begin new episodes, all from placement ``given`` or else as ``start`` says."""
+        scenario = self.scenario
+        self.visited, self.node = np.zeros(scenario.n_nodes, bool), 0
         if given is not None:
-            given.check(board.problem, source="options: placement")
-            place = np.searchsorted(board.devices, given.devices)
-            first = np.unique(board.node_of_op, return_index=True)[1]
-            row = np.minimum(place[first], board.n_devices - 1)
-            if not (board.devices[row][board.node_of_op] == given.devices).all():
-                raise InvalidInput("a node is split over devices, or on none of this environment", source="options")
+            given.check(scenario.problem, source="options: placement")
+            place = np.searchsorted(scenario.devices, given.devices)
+            first = np.unique(scenario.node_of_op, return_index=True)[1]
+            row = np.minimum(place[first], scenario.n_devices - 1)
+            if not (scenario.devices[row][scenario.node_of_op] == given.devices).all():
+                raise InvalidInput(
+                    "the placement splits a node, or uses a device that this environment does not have",
+                    source="options",
+                )
             self.placement = np.repeat(row[None], self.count, axis=0)
         elif self.start == "random":
-            draw = rng.random((self.count, *board.supported.shape))
-            self.placement = np.where(board.supported, draw, -1).argmax(axis=2)[:, board.leader]
+            draw = rng.random((self.count, *scenario.supported.shape))
+            self.placement = np.where(scenario.supported, draw, -1).argmax(axis=2)[:, scenario.leader]
         else:
-            self.placement = np.repeat(board.supported.argmax(axis=1)[None], self.count, axis=0)
+            self.placement = np.repeat(scenario.supported.argmax(axis=1)[None], self.count, axis=0)
         self._simulate(np.ones(self.count, bool))
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Rewards float64 ``(k,)``, and whether the episodes are over."""
-        before, cost, board = self.placement.copy(), self.cost.copy(), self.board
-        if board.form == "one-shot":
-            actions = np.asarray(actions, np.int64).reshape(self.count, board.n_nodes)[:, board.leader]
-            possible = board.supported[np.arange(board.n_nodes), actions]
+        """Apply int actions ``(k,)`` or ``(k, N)``; rewards float64 ``(k,)``, and whether the episodes have ended."""
+        before, cost, scenario = self.placement.copy(), self.cost.copy(), self.scenario
+        if scenario.form == "one-shot":
+            actions = np.asarray(actions, np.int64).reshape(self.count, scenario.n_nodes)[:, scenario.leader]
+            possible = scenario.supported[np.arange(scenario.n_nodes), actions]
             self.placement = np.where(possible, actions, self.placement)
         else:
             actions = np.asarray(actions, np.int64).reshape(self.count)
-            follows = board.leader[self.node] != self.node and self.visited[board.leader[self.node]]
-            possible = board.supported[self.node, actions] & (not follows)
-            party = board.leader == board.leader[self.node]
+            follows = scenario.leader[self.node] != self.node and self.visited[scenario.leader[self.node]]
+            possible = scenario.supported[self.node, actions] & (not follows)
+            party = scenario.leader == scenario.leader[self.node]
             self.placement[:, party] = np.where(possible, actions, before[:, self.node])[:, None]
             self.visited[self.node] = True
         self._simulate((self.placement != before).any(axis=1))
-        if board.form == "one-shot":
+        if scenario.form == "one-shot":
             return -np.sqrt(self.cost), True
         done = bool(self.visited.all())
         self.node = 0 if done else self.node + 1
         return cost - self.cost, done
 
     def _simulate(self, changed: np.ndarray) -> None:
-        board, rows = self.board, np.flatnonzero(changed)
+        scenario, rows = self.scenario, np.flatnonzero(changed)
         if not hasattr(self, "cost"):
             self.step_ns, self.overflow = np.zeros(self.count, np.int64), np.zeros(self.count, np.int64)
         if len(rows):
-            devices = board.devices[self.placement[rows]][:, board.node_of_op]
-            found = simulate_many(board.problem, devices.astype(np.int32))
+            devices = scenario.devices[self.placement[rows]][:, scenario.node_of_op]
+            found = simulate_many(scenario.problem, devices.astype(np.int32))
             self.step_ns[rows], self.overflow[rows] = found.step_ns, found.overflow_bytes
             self.evaluations += len(rows)
             for row in rows[self.overflow[rows] == 0]:
                 if self.best_ns is None or self.step_ns[row] < self.best_ns:
                     self.best_ns, self.best = int(self.step_ns[row]), self.placement[row].copy()
         penalty_ns = self.penalty * 1e9 * self.overflow / 2**30
-        self.cost = (self.step_ns + penalty_ns) / board.work_ns
+        self.cost = (self.step_ns + penalty_ns) / scenario.work_ns
 
     def observe(self) -> dict[str, np.ndarray]:
-        """The observations, each with a leading axis ``k``."""
-        board, n = self.board, self.count
-        found = {name: np.repeat(value[None], n, axis=0) for name, value in board.constant.items()}
+        """The current observations, each with a leading axis ``k``."""
+        scenario, n = self.scenario, self.count
+        found = {name: np.repeat(value[None], n, axis=0) for name, value in scenario.constant.items()}
         found["placement"] = self.placement.astype(np.int64)
-        if board.form == "progressive":
+        if scenario.form == "progressive":
             found["current"] = np.full(n, self.node, np.int64)
             found["visited"] = np.repeat(self.visited[None], n, axis=0).astype(np.int8)
-            mask = board.mask(self.node, self.placement, board.resident(self.placement), self.visited)
+            mask = scenario.mask(self.node, self.placement, scenario.resident(self.placement), self.visited)
         else:
-            mask = np.repeat(board.supported[None], n, axis=0)
+            mask = np.repeat(scenario.supported[None], n, axis=0)
         found["action_mask"] = mask.astype(np.int8)
         return found
 
@@ -255,15 +263,16 @@ class Episodes:
 
 
 class PlacementEnv(gymnasium.Env):
-    """One episode at a time; see the module's head for spaces and rewards.
+    """One episode at a time. The docstring of this module describes observations, actions and rewards.
 
-    ``workload`` is a workload id or graph file, ``topology`` a name or TOML file; or give ``problem``. ``nodes`` is a
-    number of groups, ``"units"`` or ``"ops"``; ``start`` the placement that an episode starts from: ``"single"`` (each
-    node on the first device that runs it) or ``"random"``; ``hosts`` adds the hosts to the devices. ``reset`` takes
-    ``options={"placement": Placement}``. ``info`` has ``step_time_s`` and ``overflow_bytes``.
+    ``workload`` is a workload id or graph file, and ``topology`` a name or TOML file; ``problem`` replaces both.
+    ``nodes`` is a number of groups, ``"units"`` or ``"ops"``. ``start`` is the placement from which an episode starts:
+    ``"single"`` (each node on the first device that supports it) or ``"random"``. ``hosts`` adds the hosts to the
+    devices. ``reset`` accepts ``options={"placement": Placement}``. ``info`` holds ``step_time_s`` and
+    ``overflow_bytes``.
 
-    Raises :class:`InvalidInput` or :class:`UnknownName` for arguments that name nothing, :class:`Unsupported` where a
-    node has no device or a pair of devices no route.
+    Raises :class:`InvalidInput` or :class:`UnknownName` for an invalid argument, and :class:`Unsupported` if no device
+    supports a node or if two devices have no route.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}
@@ -282,23 +291,23 @@ class PlacementEnv(gymnasium.Env):
         render_mode: str | None = None,
     ):
         self.render_mode = render_mode
-        self._board = Board(problem or _problem(workload, topology), nodes, form, hosts)
-        self._episodes = Episodes(self._board, 1, start, memory_penalty_s_per_gib)
-        self.observation_space, self.action_space = self._board.observation_space, self._board.action_space
+        self._scenario = Scenario(problem or _problem(workload, topology), nodes, form, hosts)
+        self._episodes = EpisodeBatch(self._scenario, 1, start, memory_penalty_s_per_gib)
+        self.observation_space, self.action_space = self._scenario.observation_space, self._scenario.action_space
 
     @property
     def problem(self) -> Problem:
-        return self._board.problem
+        return self._scenario.problem
 
     @property
     def placement(self) -> Placement:
-        """The present placement of all ops."""
-        return _full(self._board, self._episodes.placement[0])
+        """The current placement of all ops."""
+        return _full(self._scenario, self._episodes.placement[0])
 
     @property
     def best(self) -> Placement | None:
         """The fastest placement that fits, of all episodes so far."""
-        return None if self._episodes.best is None else _full(self._board, self._episodes.best)
+        return None if self._episodes.best is None else _full(self._scenario, self._episodes.best)
 
     @property
     def evaluations(self) -> int:
@@ -317,13 +326,13 @@ class PlacementEnv(gymnasium.Env):
         return self._observation(), float(reward[0]), done, False, self._info()
 
     def action_masks(self) -> np.ndarray:
-        """bool, flat: the mask of the present observation, under the name that agents with masks look for."""
+        """bool, flat: the mask of the current observation. Agents that use masks call this method by its name."""
         return self._episodes.observe()["action_mask"][0].astype(bool).ravel()
 
     def render(self) -> str:
-        """A line: step time, and how many nodes each device has."""
-        counts = np.bincount(self._episodes.placement[0], minlength=self._board.n_devices)
-        names = [self.problem.topology.devices[device].name for device in self._board.devices]
+        """One line: the step time, and the number of nodes on each device."""
+        counts = np.bincount(self._episodes.placement[0], minlength=self._scenario.n_devices)
+        names = [self.problem.topology.devices[device].name for device in self._scenario.devices]
         shares = ", ".join(f"{name} {count}" for name, count in zip(names, counts, strict=True))
         return f"{self._episodes.step_ns[0] / 1e6:.3f} ms; nodes: {shares}"
 
@@ -336,11 +345,12 @@ class PlacementEnv(gymnasium.Env):
 
 
 class PlacementVectorEnv(VectorEnv):
-    """``num_envs`` episodes in lock step, simulated together; arguments as :class:`PlacementEnv`.
+    """``num_envs`` episodes in lock step, which are simulated together. The arguments are those of
+    :class:`PlacementEnv`.
 
-    All episodes are equally long, so all end at once; the next ones then begin in the same step
-    (``AutoresetMode.SAME_STEP``): ``infos["final_obs"]`` is the last observation, ``infos["final_info"]`` the last
-    info, each with a leading axis ``num_envs``.
+    All episodes are equally long and end at the same time. The next ones begin in the same step
+    (``AutoresetMode.SAME_STEP``): ``infos["final_obs"]`` then holds the last observations and ``infos["final_info"]``
+    the last infos, each with a leading axis ``num_envs``.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
@@ -349,20 +359,20 @@ class PlacementVectorEnv(VectorEnv):
         self, num_envs: int = 1, *arguments, start: str = "single", memory_penalty_s_per_gib: float = 2.0, **k
     ):
         single = PlacementEnv(*arguments, **k)
-        self.num_envs, self._board = num_envs, single._board
-        self._episodes = Episodes(self._board, num_envs, start, memory_penalty_s_per_gib)
+        self.num_envs, self._scenario = num_envs, single._scenario
+        self._episodes = EpisodeBatch(self._scenario, num_envs, start, memory_penalty_s_per_gib)
         self.single_observation_space, self.single_action_space = single.observation_space, single.action_space
         self.observation_space = batch_space(single.observation_space, num_envs)
         self.action_space = batch_space(single.action_space, num_envs)
 
     @property
     def problem(self) -> Problem:
-        return self._board.problem
+        return self._scenario.problem
 
     @property
     def best(self) -> Placement | None:
         """The fastest placement that fits, of all episodes so far."""
-        return None if self._episodes.best is None else _full(self._board, self._episodes.best)
+        return None if self._episodes.best is None else _full(self._scenario, self._episodes.best)
 
     @property
     def evaluations(self) -> int:
@@ -372,21 +382,21 @@ class PlacementVectorEnv(VectorEnv):
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict | None = None):
         super().reset(seed=seed if seed is None or isinstance(seed, int) else seed[0])
         self._episodes.reset(self.np_random, (options or {}).get("placement"))
-        return self._episodes.observe(), _told(self._episodes.info())
+        return self._episodes.observe(), _with_masks(self._episodes.info())
 
     def step(self, actions):
         rewards, done = self._episodes.step(actions)
         info = self._episodes.info()
         more = {}
         if done:
-            more = {"final_obs": self._episodes.observe(), "final_info": _told(info)}
+            more = {"final_obs": self._episodes.observe(), "final_info": _with_masks(info)}
             self._episodes.reset(self.np_random)
         flags = np.full(self.num_envs, done)
-        return self._episodes.observe(), rewards, flags, np.zeros(self.num_envs, bool), _told({**info, **more})
+        return self._episodes.observe(), rewards, flags, np.zeros(self.num_envs, bool), _with_masks({**info, **more})
 
 
 def register_envs() -> None:
-    """Register :data:`IDS` with Gymnasium."""
+    """Register the environments :data:`IDS` with Gymnasium; registering again changes nothing."""
     for name, form in IDS.items():
         if name not in gymnasium.registry:
             gymnasium.register(
@@ -401,12 +411,12 @@ def _problem(workload: str, topology: str) -> Problem:
     return Problem.build(registry.load_workload(workload), load_topology(topology))
 
 
-def _full(board: Board, placement: np.ndarray) -> Placement:
-    return Placement(board.devices[placement][board.node_of_op].astype(np.int32))
+def _full(scenario: Scenario, placement: np.ndarray) -> Placement:
+    return Placement(scenario.devices[placement][scenario.node_of_op].astype(np.int32))
 
 
-def _told(info: dict) -> dict:
-    """An info with the masks that say for which sub-environments a key counts: all."""
+def _with_masks(info: dict) -> dict:
+    """``info`` with Gymnasium's masks, which say for which sub-environments a key is valid: for all."""
     count = len(info["step_time_s"])
     return {**info, **{f"_{key}": np.ones(count, bool) for key in info}}
 

@@ -1,8 +1,8 @@
-"""Speed of the simulator, side by side in one run: ``simdev perf``.
+"""Measures the speed of the simulator and of its alternatives in one run (``simdev perf``).
 
-Contenders take turns in rounds, and a figure is the least of its rounds: the machine may be shared. Times are of the
-processor, except for several threads, where they are of the clock. All but the reference cycle through many
-placements, as one placement repeated would teach the branch predictor.
+The contenders take turns in rounds, and each figure is the minimum over the rounds, because other processes may run on
+the same computer. Times are processor times, except with several threads, where they are wall times. All contenders
+except the reference engine cycle through many placements: with a single one, the branch predictor would learn it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import load_topology
 from simdev.sim import Simulator, simulate, simulate_many
 
-OPS_PER_BLOCK = 16  # of training_graph
+OPS_PER_BLOCK = 16  # in training_graph
 PLACEMENTS, MOVES, ROUNDS = 64, 200, 3
-MAX_REFERENCE_OPS = 20_000  # beyond, one round takes seconds
+MAX_REFERENCE_OPS = 20_000  # with more ops, one round takes seconds
 COLUMNS = ("contender", "placement", "ops", "edges", "devices", "us", "ns_per_op", "machine", "versions")
 OTHER_RULES = {
     "no contention": Rules(contention="none"),
@@ -35,9 +35,10 @@ OTHER_RULES = {
 
 
 def measure(ops: list[int], topology: str = "p100x4", *, rounds: int = ROUNDS, seed: int = 0) -> list[dict]:
-    """One row per contender, kind of placement and size: microseconds of one evaluation, and ns per op.
+    """Time every contender on training graphs of about ``ops`` ops each.
 
-    ``ops`` are the sizes of the training graphs, about. Raises :class:`UnknownName` for an unknown topology.
+    Returns one row for each contender, kind of placement and size, with microseconds per evaluation and ns per op.
+    Raises :class:`UnknownName` for an unknown topology.
     """
     machine_with_links, rows = load_topology(topology), []
     for size in ops:
@@ -59,8 +60,11 @@ def measure(ops: list[int], topology: str = "p100x4", *, rounds: int = ROUNDS, s
 
 
 def placements(rng: np.random.Generator, problem: Problem, how: str) -> np.ndarray:
-    """int32 ``(PLACEMENTS, n)``: ops at random over the devices but the host, or (``contiguous``) in runs of random
-    lengths with 5 % of the ops at random."""
+    """Draw placements on all devices except the host, int32 ``(PLACEMENTS, n)``.
+
+    ``how`` is ``random`` (each op on a random device) or ``contiguous`` (runs of ops of random lengths, and 5 % of the
+    ops on random devices).
+    """
     n, usable = problem.graph.n_ops, np.setdiff1d(np.arange(problem.topology.n_devices), [problem.topology.host])
     scattered = rng.choice(usable, (PLACEMENTS, n))
     if how == "random":
@@ -71,7 +75,7 @@ def placements(rng: np.random.Generator, problem: Problem, how: str) -> np.ndarr
 
 
 def contenders(problem: Problem, devices: np.ndarray, rng: np.random.Generator) -> dict[str, Callable[[], float]]:
-    """Functions that evaluate placements and return the seconds of one evaluation; each has run once."""
+    """Functions that evaluate placements and return the seconds that one evaluation takes."""
     found = {
         "fast": lambda: _processor(lambda: simulate_many(problem, devices)) / len(devices),
         "fast, step time only": lambda: _processor(lambda: simulate_many(problem, devices, below=0)) / len(devices),
@@ -93,7 +97,7 @@ def contenders(problem: Problem, devices: np.ndarray, rng: np.random.Generator) 
 
 
 def _moves(problem: Problem, devices: np.ndarray, rng: np.random.Generator) -> Callable[[], float]:
-    """Moves of single units tried from one placement."""
+    """A function that tries moves of single placement units from one placement."""
     simulator = Simulator(problem, Placement(devices))
     units = rng.integers(0, problem.graph.n_units, 4 * MOVES)
     targets = rng.integers(0, problem.topology.n_devices, 4 * MOVES)
@@ -104,7 +108,7 @@ def _moves(problem: Problem, devices: np.ndarray, rng: np.random.Generator) -> C
 
 
 def _longest_path(problem: Problem) -> Callable[[], float]:
-    """What a library of graphs needs for the longest chain alone, without devices."""
+    """A function that computes only the longest path, with networkx and without devices."""
     import networkx as nx
 
     graph = nx.DiGraph()
@@ -135,7 +139,7 @@ def _clock(function: Callable[[], object]) -> float:
 
 
 def write(rows: list[dict], folder: Path) -> None:
-    """``perf.csv`` and ``perf.png``: cost of one evaluation against the size of the graph, both axes logarithmic."""
+    """Write ``perf.csv`` and ``perf.png``, a plot of the time per evaluation against the size of the graph."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "perf.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
@@ -145,7 +149,7 @@ def write(rows: list[dict], folder: Path) -> None:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """One panel per kind of placement, one line per contender."""
+    """Draw one panel for each kind of placement, with one line for each contender."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,8 @@
-"""The same placements ranked under each preset of :mod:`simdev.sim.presets`: which simulator would have picked which?
+"""Shows how the rules of other simulators would rank the same placements (``simdev physics-report``).
 
-The placements are those of a result folder of ``simdev bench``. Every one that fits in memory is timed anew under the
-rules of this project and under each preset; each case (a workload on a machine) is ranked by itself.
+The placements are those of a result folder of ``simdev bench``. Each placement that fits in memory is simulated under
+the full rules and under each preset of :mod:`simdev.sim.presets`. Each case (a workload on a machine) is ranked
+separately.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from simdev.sim import simulate
 from simdev.sim.presets import PRESETS, step_ns
 
 FULL = "simdev"
-GOOD = 1.5  # placements within this factor of the best: telling these apart is what a simulator is for
-LEAST = 5  # placements of a case
+GOOD = 1.5  # good placements are within this factor of the best; a simulator must distinguish these
+LEAST = 5  # a case needs this many placements
 
 
 @dataclass(frozen=True, eq=False)
 class CaseTimes:
-    """One case: ``ns`` maps a preset, and :data:`FULL`, to int64 ``(k,)``, the times of the ``placers``' placements."""
+    """The simulated times of one case: ``ns`` maps :data:`FULL` and each preset to int64 ``(k,)``, one per placer."""
 
     workload: str
     topology: str
@@ -38,8 +39,12 @@ class CaseTimes:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How one preset ranks one case, against the full rules: rank correlations over all placements and over the good
-    ones (NaN where fewer than three are), the time of its favourite over the best, the middle ratio of its times."""
+    """How well the ranking of one case by one preset agrees with the ranking by the full rules.
+
+    ``spearman`` and ``kendall`` are rank correlations over all placements, ``kendall_good`` over the good ones (NaN if
+    there are fewer than three). ``favourite`` is the placer that the preset ranks first, and ``regret`` the time of its
+    placement over the best time. ``ratio`` is the median of the preset's times over the full rules' times.
+    """
 
     workload: str
     topology: str
@@ -54,9 +59,9 @@ class Agreement:
 
 
 def read_cases(folder: Path, on_case: Callable[[str], None] = lambda text: None) -> tuple[list[CaseTimes], list[str]]:
-    """Time the placements of ``folder``; the cases, and what was left aside, one sentence each.
+    """Simulate the placements of ``folder``: the cases, and a sentence for each case that was left out.
 
-    Raises :class:`InvalidInput` where the folder has no case with :data:`LEAST` placements that fit.
+    Raises :class:`InvalidInput` if no case of the folder has :data:`LEAST` placements that fit.
     """
     cases: dict[tuple[str, str], list[Row]] = {}
     for row in read_rows(folder / "results.csv"):
@@ -68,15 +73,15 @@ def read_cases(folder: Path, on_case: Callable[[str], None] = lambda text: None)
         try:
             problem = Problem.build(registry.load_workload(workload), load_topology(topology))
             if problem.graph.fingerprint != rows[0].fingerprint:
-                raise InvalidInput("the graph has changed since the placements were made")
-            found = {row.placement: row for row in reversed(rows)}  # one of those that found the same
+                raise InvalidInput("the graph has changed since the placements were stored")
+            found = {row.placement: row for row in reversed(rows)}  # one row for each different placement
             if len(found) < LEAST:
-                raise InvalidInput(f"only {len(found)} placements that fit")
+                raise InvalidInput(f"only {len(found)} placements fit")
             answer.append(_timed(folder, problem, workload, topology, list(found.values())))
         except SimdevError as error:
             notes.append(f"{workload} on {topology}: {error}")
     if not answer:
-        raise InvalidInput(f"no case to rank ({'; '.join(notes[:3]) or 'no rows that fit'})", source=folder)
+        raise InvalidInput(f"no case can be ranked ({'; '.join(notes[:3]) or 'no placement fits'})", source=folder)
     return answer, notes
 
 
@@ -106,21 +111,21 @@ def _agreement(case: CaseTimes, preset: str) -> Agreement:
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's rank correlation of ``(k,)`` and ``(k,)``; NaN where one of them is constant."""
+    """Spearman's rank correlation of two arrays ``(k,)``; NaN if one of them is constant."""
     from scipy.stats import spearmanr
 
     return float(spearmanr(a, b).statistic) if len(set(a.tolist())) > 1 and len(set(b.tolist())) > 1 else float("nan")
 
 
 def kendall(a: np.ndarray, b: np.ndarray) -> float:
-    """Kendall's tau-b of ``(k,)`` and ``(k,)``; NaN where one of them is constant."""
+    """Kendall's tau-b of two arrays ``(k,)``; NaN if one of them is constant."""
     from scipy.stats import kendalltau
 
     return float(kendalltau(a, b).statistic)
 
 
 def matrix(cases: list[CaseTimes]) -> dict[tuple[str, str], float]:
-    """The mean Kendall correlation of each two sets of rules over the cases that have one."""
+    """The mean Kendall correlation of each pair of rule sets, over the cases in which it is defined."""
     names = [FULL, *PRESETS]
     answer = {}
     for a in names:
@@ -131,7 +136,7 @@ def matrix(cases: list[CaseTimes]) -> dict[tuple[str, str], float]:
 
 
 def write(cases: list[CaseTimes], notes: list[str], folder: Path) -> None:
-    """``physics.csv`` (a row per case and preset), ``times.csv`` (a row per placement) and ``README.md``."""
+    """Write ``physics.csv`` (a row per case and preset), ``times.csv`` (a row per placement) and ``README.md``."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = agreements(cases)
     columns = list(Agreement.__dataclass_fields__)
@@ -146,7 +151,7 @@ def write(cases: list[CaseTimes], notes: list[str], folder: Path) -> None:
 
 
 def summary(cases: list[CaseTimes]) -> list[list[str]]:
-    """A line per preset: its means over the cases."""
+    """One line for each preset: its means over the cases."""
     rows = agreements(cases)
     lines = []
     for preset in PRESETS:
@@ -167,24 +172,20 @@ SUMMARY = ["rules", "Spearman", "Kendall", "least Kendall", f"Kendall within {GO
 
 
 def markdown(cases: list[CaseTimes], notes: list[str]) -> str:
-    """The report as text: the summary, the matrix, and each case."""
+    """The report as Markdown: the summary, the correlation matrix, and a table of the cases."""
     count = sum(len(case.placers) for case in cases)
-    lines = ["# The same placements under other simulators' rules", ""]
-    lines += [
-        f"Written by `simdev physics-report`: {count} placements of {len(cases)} cases, each timed under the rules of"
-    ]
-    lines += [
-        "`simdev/sim/MODEL.md` and under the presets of `simdev/sim/presets.py`. Correlations are of the ranks within a"
-    ]
-    lines += [
-        "case, then meant over cases. *Regret*: by how much the placement that the preset likes best is slower than"
-    ]
-    lines += [
-        "the best, under the full rules (geometric mean). *Time ratio*: the preset's time over the full rules'.",
+    lines = [
+        "# The same placements under other simulators' rules",
+        "",
+        f"`simdev physics-report` wrote this page. It simulates {count} placements of {len(cases)} cases under the",
+        "rules of `simdev/sim/MODEL.md` and the presets of `simdev/sim/presets.py`. Correlations are computed from",
+        "the ranks within a case and then averaged over the cases. *Regret* is how much slower the placement that the",
+        "preset ranks first is than the best one, under the full rules (geometric mean). *Time ratio* is the preset's",
+        "time divided by the full rules' time.",
         "",
     ]
     lines += markdown_table(SUMMARY, summary(cases))
-    lines += ["", "Mean Kendall correlation of each two:", ""]
+    lines += ["", "Mean Kendall correlation of each pair:", ""]
     names, pairs = [FULL, *PRESETS], matrix(cases)
     lines += markdown_table(["", *names], [[a, *(f"{pairs[a, b]:.3f}" for b in names)] for a in names])
     lines += ["", "## Cases", ""]
@@ -197,5 +198,5 @@ def markdown(cases: list[CaseTimes], notes: list[str]) -> str:
         body.append([case.workload, case.topology, str(len(case.placers)), *cells])
     lines += markdown_table(header, body)
     if notes:
-        lines += ["", "Left aside:", "", *(f"* {note}" for note in notes)]
+        lines += ["", "Left out:", "", *(f"* {note}" for note in notes)]
     return "\n".join(lines) + "\n"

@@ -1,5 +1,7 @@
 """The Gymnasium environment: its checker, rewards by hand, masks, and the vectorised form against the single one."""
 
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -36,6 +38,17 @@ def test_gymnasium_accepts_it(name, nodes):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(gym.make(name, workload="transformer-xl-2", nodes=nodes, start="random").unwrapped)
+
+
+def test_gymnasium_finds_it_by_a_name_alone():
+    """A name with the module before it needs no import by the user."""
+    code = """
+import gymnasium
+env = gymnasium.make("simdev.integrations.gymnasium:simdev/Placement-v0", workload="transformer-xl-2", nodes=2)
+assert env.unwrapped.observation_space["visited"].n == 2
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -152,7 +165,7 @@ def test_a_given_start():
     observation, _ = env.reset(seed=0, options={"placement": Placement([1, 0])})
     assert observation["placement"].tolist() == [1, 0]
     grouped = env_module.PlacementEnv(problem=problem, nodes=1)
-    with pytest.raises(InvalidInput, match="a node is split"):
+    with pytest.raises(InvalidInput, match="splits a node"):
         grouped.reset(options={"placement": Placement([1, 0])})
 
 

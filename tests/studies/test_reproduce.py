@@ -9,7 +9,7 @@ from simdev.bench.bench import Observer
 from simdev.bench.rows import Row
 from simdev.errors import UnknownName
 from simdev.studies.reproduce import gdp, mirhoseini, placeto, reproduce, stats
-from simdev.studies.reproduce.lab import Case, Found, Lab
+from simdev.studies.reproduce.lab import Case, Lab, RunResult
 
 
 def found(placer, points, *, seed=0, workload="w", params="{}"):
@@ -18,7 +18,7 @@ def found(placer, points, *, seed=0, workload="w", params="{}"):
         seed=seed, fingerprint="f", cost_hash="c", status="ok", feasible=bool(points),
         step_ns=points[-1][2] if points else None, evaluations=9,
     )  # fmt: skip
-    return Found(row, tuple(points))
+    return RunResult(row, tuple(points))
 
 
 def test_intervals():
@@ -28,7 +28,10 @@ def test_intervals():
     assert stats.interval([1.0, 2.0, 3.0, 4.0, 5.0]) == (mean, low, high)
     assert all(math.isnan(value) for value in stats.interval([]))
     assert stats.geometric([1.0, 4.0])[0] == pytest.approx(2.0)
-    assert stats.told((1234.5, 1.0, 2000.0), 0) == "1,234 [1, 2,000]" and stats.told(stats.interval([])) == "-"
+    assert (
+        stats.interval_text((1234.5, 1.0, 2000.0), 0) == "1,234 [1, 2,000]"
+        and stats.interval_text(stats.interval([])) == "-"
+    )
 
 
 def test_evaluations_until_a_target():
@@ -81,7 +84,7 @@ def test_a_shorter_run_by_its_curve():
     assert none.points == () and math.isnan(none.step_ms)
 
 
-class Told(Observer):
+class Recorder(Observer):
     def __init__(self):
         self.rows = []
 
@@ -90,11 +93,11 @@ class Told(Observer):
 
 
 def test_runs_are_kept_and_not_made_twice(tmp_path):
-    told = Told()
+    observer = Recorder()
     for _ in range(2):
-        with Lab(tmp_path, mirhoseini.SIZES["tiny"], told) as lab:
+        with Lab(tmp_path, mirhoseini.SIZES["tiny"], observer) as lab:
             runs = lab.runs([Case("transformer-xl-2", "p100x4")], ["single-gpu", "local-search"], 5, 2)
-    assert told.rows == [("local-search", 0), ("local-search", 1), ("single-gpu", 0)]
+    assert observer.rows == [("local-search", 0), ("local-search", 1), ("single-gpu", 0)]
     assert [run.row.placer for run in runs] == ["local-search", "local-search", "single-gpu"]
     assert runs[0].points[-1] == (5, runs[0].row.place_seconds, runs[0].row.step_ns)
     assert (tmp_path / "results.csv").is_file()

@@ -1,7 +1,8 @@
-"""Experiments of the papers on learned placement, made again: a file for each, run by :func:`reproduce`.
+"""Repeats the experiments of the papers on learned placement; one file for each experiment.
 
-An experiment plans its runs, a :class:`~simdev.studies.reproduce.lab.Lab` executes what its folder does not hold yet, and the
-tables, pictures and the report are written anew from all of them. What the papers claim stands beside what came out.
+An experiment plans its runs. A :class:`~simdev.studies.reproduce.lab.Lab` executes the runs that its folder does not
+hold yet, and writes tables, pictures and the report from all of them. The report states the claims of the paper beside
+the results.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from simdev.studies.reproduce.lab import Lab
 
 EXPERIMENTS = ("gdp", "mirhoseini", "placeto", "speed")
 SCALES = ("tiny", "small", "full")
-UNFINISHED = "The rest of this experiment has not been run yet; the same command goes on.\n"
+UNFINISHED = "The rest of this experiment has not run yet; the same command resumes it.\n"
 
 
 def reproduce(name: str, out: str | os.PathLike, *, scale: str = "small", observer: Observer | None = None) -> Path:
-    """Run what experiment ``name`` still lacks in folder ``out`` and write its report there; the report's path.
+    """Run experiment ``name`` in folder ``out``, write its report there, and return the path of the report.
 
-    ``scale`` is how much: ``tiny`` (seconds, to try it), ``small`` (what is committed) or ``full`` (hours). Stopped at
-    any time, the same call goes on. Raises :class:`UnknownName` for a name that does not exist.
+    ``scale`` is the size of the experiment: ``tiny`` (seconds, to try it), ``small`` (as shipped) or ``full`` (hours).
+    If the call is interrupted, the same call resumes it. Raises :class:`UnknownName` for an unknown experiment or
+    scale.
     """
     if name not in EXPERIMENTS:
         raise UnknownName("experiment", name, EXPERIMENTS)
@@ -32,7 +34,7 @@ def reproduce(name: str, out: str | os.PathLike, *, scale: str = "small", observ
     experiment = import_module(f"simdev.studies.reproduce.{name}")
     with Lab(Path(out), experiment.SIZES[scale], observer or Observer()) as lab:
         command, parts = f"simdev reproduce {name} --scale {scale}", []
-        for part in experiment.run(lab):  # a report that says so after each part: what is finished is never lost
+        for part in experiment.run(lab):  # write a report after each part, so that finished parts are never lost
             parts += part
             lab.report(experiment.TITLE, command, [*parts, UNFINISHED])
         return lab.report(experiment.TITLE, command, parts)

@@ -1,4 +1,4 @@
-"""GDP (Zhou et al. 2019): against experts and HDP, convergence, and policies trained on other workloads."""
+"""GDP (Zhou et al. 2019): compared with experts and HDP, convergence, and policies trained on other workloads."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from simdev.placers import registry
 from simdev.placers.policy_file import read_header
-from simdev.studies.reproduce.lab import Case, Found, Lab, chosen
+from simdev.studies.reproduce.lab import Case, Lab, RunResult, chosen
 from simdev.studies.reproduce.picture import bars, learning_curves
-from simdev.studies.reproduce.stats import evaluations_to, geometric, interval, told
+from simdev.studies.reproduce.stats import evaluations_to, geometric, interval, interval_text
 
 TITLE = "GDP: Generalized Device Placement for Dataflow Graphs (Zhou et al. 2019)"
 LEARNED = ("gdp", "gdp-batch", "hdp")
@@ -45,7 +45,7 @@ SIZES = {
 
 
 def run(lab: Lab) -> Iterator[list[str]]:
-    """The report's parts."""
+    """The parts of the report."""
     size = lab.size
     cases = [Case(workload, size.topology) for workload in size.workloads]
     alone = {case: lab.runs([case], (*LEARNED, *REFERENCES), size.evaluations, size.seeds) for case in cases}
@@ -55,28 +55,30 @@ def run(lab: Lab) -> Iterator[list[str]]:
     yield _hold_one_out(lab, alone)
 
 
-def _one(lab: Lab, alone: dict[Case, list[Found]]) -> list[str]:
-    """``gdp`` from scratch on each workload."""
+def _one(lab: Lab, alone: dict[Case, list[RunResult]]) -> list[str]:
+    """The section on ``gdp`` trained from scratch on each workload."""
     lines = [line for case, found in alone.items() for line in _compared(case, found, lab.size.evaluations)]
     learning_curves(lab.folder / "curves.png", {case.label: found for case, found in alone.items()}, REFERENCES)
     gains = {name: [gain for found in alone.values() for gain in _gains(found, name)] for name in ("expert", "hdp")}
-    told_gains = {name: told(interval(100 * gain for gain in each)) if each else "-" for name, each in gains.items()}
+    gain_text = {
+        name: interval_text(interval(100 * gain for gain in each)) if each else "-" for name, each in gains.items()
+    }
     return [
         "## One policy for each workload\n",
-        "The paper: 16 % faster on average than human experts, 9.2 % than HDP, converged with 15 times fewer samples. "
-        "`gdp-batch` starts from the policy that ships and is tuned; `baselines/rl/policies/README.md` tells what it "
-        "was trained on. Here every placer has the same evaluations; *gain* is how much shorter the step is than the "
-        "other's, mean over the seeds with 95 % bootstrap interval. Convergence: evaluations until HDP's mean final "
-        "step time.\n",
+        "The paper claims steps 16 % faster on average than those of human experts and 9.2 % faster than those "
+        "of HDP, with 15 times fewer samples. Here all placers have equally many evaluations. `gdp-batch` starts "
+        "from the shipped policy and tunes it; `baselines/rl/policies/README.md` says what it was trained on. *Gain* "
+        "is how much shorter the step is than that of the other placer: the mean over the seeds and its 95 % bootstrap "
+        "interval. The last column is the number of evaluations until HDP's mean final step time.\n",
         lab.table("one", lines),
-        f"Mean gain over all workloads and seeds: {told_gains['expert']} % on the expert, {told_gains['hdp']} % on HDP "
-        "(a negative gain is a longer step; intervals over runs: workloads count as equally likely).\n",
+        f"The mean gain over all workloads and seeds is {gain_text['expert']} % on the expert and {gain_text['hdp']} % "
+        "on HDP. A negative gain means a longer step. The intervals treat all runs as one sample.\n",
         "![learning curves](curves.png)\n",
     ]
 
 
-def _gains(found: Sequence[Found], other: str) -> list[float]:
-    """1 - step time over the other's mean, for each run of ``gdp`` that fits."""
+def _gains(found: Sequence[RunResult], other: str) -> list[float]:
+    """For each run of ``gdp`` that fits: 1 minus its step time over the mean step time of placer ``other``."""
     values = [run.step_ms for run in chosen(found, placer=other) if run.points]
     if not values:
         return []
@@ -84,17 +86,17 @@ def _gains(found: Sequence[Found], other: str) -> list[float]:
     return [1 - run.step_ms / reference for run in chosen(found, placer="gdp", params="{}") if run.points]
 
 
-def _compared(case: Case, found: list[Found], budget: int) -> list[dict]:
+def _compared(case: Case, found: list[RunResult], budget: int) -> list[dict]:
     steps = {
         name: [run.step_ms for run in chosen(found, placer=name) if run.points]
         for name in ("expert", "single-gpu", "scotch", "hdp", "gdp", "gdp-batch")
     }
     line = {"workload": case.workload}
-    line |= {name: (told(interval(values)) if len(values) > 1 else f"{values[0]:,.1f}") if values else "OOM"
+    line |= {name: (interval_text(interval(values)) if len(values) > 1 else f"{values[0]:,.1f}") if values else "OOM"
              for name, values in steps.items()}  # fmt: skip
     for other in ("expert", "hdp"):
         gains = _gains(found, other)
-        line[f"gain on {other}, %"] = told(interval(100 * gain for gain in gains)) if gains else "-"
+        line[f"gain on {other}, %"] = interval_text(interval(100 * gain for gain in gains)) if gains else "-"
     line["evaluations, gdp / hdp"] = "-"
     if steps["hdp"]:
         target = sum(steps["hdp"]) / len(steps["hdp"]) * 1e6
@@ -102,12 +104,12 @@ def _compared(case: Case, found: list[Found], budget: int) -> list[dict]:
             [evaluations_to(run.points, target) or budget for run in chosen(found, placer=name)]
             for name in ("gdp", "hdp")
         ]
-        line["evaluations, gdp / hdp"] = " / ".join(told(interval(values), 0) for values in used if values)
+        line["evaluations, gdp / hdp"] = " / ".join(interval_text(interval(values), 0) for values in used if values)
     return [line]
 
 
-def _shipped(lab: Lab, alone: dict[Case, list[Found]]) -> list[str]:
-    """The policy that ships, on the workloads that it was not trained on."""
+def _shipped(lab: Lab, alone: dict[Case, list[RunResult]]) -> list[str]:
+    """The section on the shipped policy and the workloads that it was not trained on."""
     lines = []
     for case, found in alone.items():
         if case.problem().graph.fingerprint in _seen_by_the_shipped_policy():
@@ -124,16 +126,17 @@ def _shipped(lab: Lab, alone: dict[Case, list[Found]]) -> list[str]:
         })  # fmt: skip
     updates = lab.size.evaluations // _samples()
     return [
-        "## The policy that ships, on workloads that it has not seen\n",
-        f"`gdp-batch` at once (its first evaluation) and tuned in {updates} updates ({lab.size.evaluations} "
-        "evaluations), against `gdp` from scratch with as many. Step times in ms. The policy was trained once: the "
-        "seeds are of the tuning, so that how much trainings differ is not in the intervals.\n",
-        lab.table("shipped", lines) if lines else "It has seen them all.\n",
+        "## The shipped policy on unseen workloads\n",
+        f"`gdp-batch` zero-shot (its first evaluation) and tuned in {updates} updates ({lab.size.evaluations} "
+        "evaluations), compared with `gdp` from scratch with as many evaluations. Step times are in ms. The policy was "
+        "trained once, and the seeds are those of the tuning. The intervals do not show how much one training "
+        "differs from another.\n",
+        lab.table("shipped", lines) if lines else "The policy has seen all workloads.\n",
     ]
 
 
 def _seen_by_the_shipped_policy() -> set[str]:
-    """Fingerprints of the graphs that it was trained on."""
+    """Fingerprints of the graphs on which the shipped policy was trained."""
     import sys
 
     module = sys.modules[registry.find_placer("gdp-batch")[0].function.__module__]
@@ -141,13 +144,13 @@ def _seen_by_the_shipped_policy() -> set[str]:
     return {entry["fingerprint"] for entry in header["trained_on"]}
 
 
-def _hold_one_out(lab: Lab, alone: dict[Case, list[Found]]) -> list[str]:
-    """Policies trained on all workloads but one, and tried on that one."""
+def _hold_one_out(lab: Lab, alone: dict[Case, list[RunResult]]) -> list[str]:
+    """The section on policies that are trained on all workloads except one and tried on that one."""
     size, lines, pictured = lab.size, [], {}
     for case in [case for case in alone if case.workload in size.held_out]:
         found = alone[case]
         others = [other for other in alone if other is not case]
-        runs: dict[str, list[Found]] = {"zero-shot": [], f"under {UPDATES} updates": []}
+        runs: dict[str, list[RunResult]] = {"zero-shot": [], f"under {UPDATES} updates": []}
         for seed in range(size.seeds):
             policy = lab.policy(
                 f"gdp-without-{case.workload}-{seed}",
@@ -166,7 +169,9 @@ def _hold_one_out(lab: Lab, alone: dict[Case, list[Found]]) -> list[str]:
         steps = {name: [run.step_ms for run in group if run.points] for name, group in runs.items()}
         expert = [run.step_ms for run in chosen(found, placer="expert") if run.points]
         line = {"held out": case.workload, "expert": f"{expert[0]:,.1f}" if expert else "OOM"}
-        lines.append(line | {name: told(interval(values)) if values else "OOM" for name, values in steps.items()})
+        lines.append(
+            line | {name: interval_text(interval(values)) if values else "OOM" for name, values in steps.items()}
+        )
         best = min([value for values in steps.values() for value in values], default=1.0)
         pictured[case.workload] = {
             name: geometric(value / best for value in values) for name, values in steps.items() if values
@@ -174,24 +179,24 @@ def _hold_one_out(lab: Lab, alone: dict[Case, list[Found]]) -> list[str]:
     bars(lab.folder / "hold-one-out.png", pictured, ylabel="step time over the best here", level=1.0)
     return [
         "## One workload held out\n",
-        "The paper: trained on other workloads, the policy places a new one well at once and better than the expert "
-        "after fewer than 50 updates. Here a policy for each held-out workload and seed is trained on the other "
-        f"{len(alone) - 1} with {size.training_evaluations} evaluations in all, and fine-tuned with "
-        f"{_tuning_evaluations(size.evaluations)} evaluations ({_samples()} a batch). Step times in ms.\n",
+        "The paper claims that a policy which was trained on other workloads places a new one well at once, and better "
+        "than the expert after fewer than 50 updates. Here a policy for each held-out workload and seed is trained on "
+        f"the other {len(alone) - 1} with {size.training_evaluations} evaluations in all, and fine-tuned with "
+        f"{_tuning_evaluations(size.evaluations)} evaluations ({_samples()} a batch). Step times are in ms.\n",
         lab.table("hold-one-out", lines),
         "![hold one out](hold-one-out.png)\n",
     ]
 
 
 def _training(size: Size, cases: int) -> str:
-    """The placer with the entropy schedule of the policy that ships, as long as this training is."""
+    """The placer, with the entropy schedule of the shipped policy stretched to the length of this training."""
     updates = max(1, size.training_evaluations // _samples() // cases)
     return f"gdp[entropy=0.7,entropy_end=0.1,entropy_updates={updates}]"
 
 
 def _cell(values: Sequence[float]) -> str:
-    """One value, or mean and interval of several; nothing that fits is OOM."""
-    return told(interval(values)) if len(values) > 1 else f"{values[0]:,.1f}" if values else "OOM"
+    """A cell of a table: one value, or the mean of several with its interval, or OOM if no run fits."""
+    return interval_text(interval(values)) if len(values) > 1 else f"{values[0]:,.1f}" if values else "OOM"
 
 
 def _samples() -> int:
@@ -199,27 +204,27 @@ def _samples() -> int:
 
 
 def _tuning_evaluations(most: int) -> int:
-    """One evaluation for the policy's first answer, then fewer than :data:`UPDATES` batches."""
+    """Evaluations of a tuning: one for the zero-shot placement, then fewer than :data:`UPDATES` batches."""
     return min(most, 1 + (UPDATES - 1) * _samples())
 
 
-def _cut(found: Sequence[Found], evaluations: int) -> list[Found]:
-    """What runs would have returned after fewer evaluations, by their curves."""
+def _cut(found: Sequence[RunResult], evaluations: int) -> list[RunResult]:
+    """The results that the runs would have had after fewer evaluations, from their curves."""
     cut = []
     for run in found:
         points = tuple(point for point in run.points if point[0] <= evaluations)
-        cut.append(Found(_at(run, points), points))
+        cut.append(RunResult(_at(run, points), points))
     return cut
 
 
-def _at(run: Found, points):
+def _at(run: RunResult, points):
     from dataclasses import replace
 
     return replace(run.row, step_ns=min((point[2] for point in points), default=None))
 
 
 def _large(lab: Lab) -> list[str]:
-    """More than 50,000 ops: the 8-layer GNMT on eight GPUs."""
+    """The section on a graph of more than 50,000 ops: the 8-layer GNMT on eight GPUs."""
     size = lab.size
     case = Case(size.large, size.large_topology)
     found = lab.runs([case], (*LEARNED, *REFERENCES), size.large_evaluations, size.large_seeds)
@@ -238,7 +243,7 @@ def _large(lab: Lab) -> list[str]:
         })  # fmt: skip
     return [
         f"## {size.large} on {size.large_topology}\n",
-        f"{case.problem().graph.n_ops:,} ops, {size.large_evaluations} evaluations. `gdp-batch` starts from the policy "
-        "that ships, which has seen neither this graph nor this machine.\n",
+        f"{case.problem().graph.n_ops:,} ops, {size.large_evaluations} evaluations. `gdp-batch` starts from the "
+        "shipped policy, which has seen neither this graph nor this machine.\n",
         lab.table("large", lines),
     ]

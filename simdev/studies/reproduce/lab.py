@@ -1,4 +1,4 @@
-"""Where an experiment is made: runs and trained policies on disk, tables, pictures, and the report."""
+"""The folder of an experiment: its runs and trained policies on disk, its tables and its report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from simdev.problem.topology import load_topology
 
 @dataclass(frozen=True)
 class Case:
-    """A workload on a topology; ``graph`` where it is no workload by name (its name then stands for it)."""
+    """A workload on a topology under fixed rules.
+
+    If ``graph`` is given, it is the graph of the case, and ``workload`` is only its name.
+    """
 
     workload: str
     topology: str
@@ -46,22 +49,25 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A run: its row, and the anytime curve with the returned placement as last point."""
+class RunResult:
+    """The result of a run: its row, and the points of its curve.
+
+    A point is ``(evaluations, seconds, step_ns)``; the last one is the placement that the placer returned.
+    """
 
     row: Row
     points: tuple[tuple[int, float, int], ...]
 
     @property
     def step_ms(self) -> float:
-        """Step time, nan where there is no feasible placement."""
+        """Step time in ms, nan if no placement fits."""
         return float("nan") if self.row.step_ns is None else self.row.step_ns / 1e6
 
 
 class Lab:
-    """A folder, how large the experiment is, and who is told how it goes on.
+    """The folder of an experiment, the experiment's size, and the observer that reports progress.
 
-    Runs happen in this process, one after the other: compiled policies are shared, and times are comparable.
+    All runs execute in this process, one at a time. They share compiled policies, and their times are comparable.
     """
 
     def __init__(self, folder: Path, size, observer: Observer):
@@ -81,10 +87,11 @@ class Lab:
             self._results.write()
         self._stack.close()
 
-    def runs(self, cases: Iterable[Case], entries: Iterable[str], evaluations: int, seeds: int) -> list[Found]:
-        """Every case with every placer and seed, executed where the folder does not hold it; sorted by run.
+    def runs(self, cases: Iterable[Case], entries: Iterable[str], evaluations: int, seeds: int) -> list[RunResult]:
+        """Run every case with every placer and seed, and return the results sorted by run.
 
-        Placers whose family does not search run once. A placer that an installation lacks gives no run.
+        Runs that the folder holds already are not repeated. A placer that neither searches nor draws random placements
+        runs with one seed only.
         """
         plan = {}
         for case in cases:
@@ -99,14 +106,14 @@ class Lab:
                     plan[run] = case
         return [self._found(run, plan[run], done, len(plan)) for done, run in enumerate(sorted(plan), 1)]
 
-    def _found(self, run: Run, case: Case, done: int, total: int) -> Found:
+    def _found(self, run: Run, case: Case, done: int, total: int) -> RunResult:
         spec, _ = registry.find_placer(run.entry)
         row, instance = self._results.row(run.key), self._instance(case)
         if row is None or (row.fingerprint, row.cost_hash, row.version) != (
             instance.fingerprint, instance.cost_hash, spec.version,
         ):  # fmt: skip
             self.observer.tick(done - 1, total, [str(run)])
-            with contextlib.chdir(self.folder):  # a policy's folder is relative: the key of a run is the same anywhere
+            with contextlib.chdir(self.folder):  # relative names of policies: a run has the same key anywhere
                 outcome = execute(run, instance)
             row = replace(outcome.row, **circumstances())
             self._results.add(row, outcome.placement, outcome.curve)
@@ -114,7 +121,7 @@ class Lab:
         points = tuple(tuple(point) for point in self._results.curve(run.key))
         if row.step_ns is not None:
             points += ((row.evaluations or 0, row.place_seconds or 0.0, row.step_ns),)
-        return Found(row, points)
+        return RunResult(row, points)
 
     def _instance(self, case: Case) -> Instance:
         if case not in self._instances:
@@ -131,10 +138,10 @@ class Lab:
         return self._instances[case]
 
     def policy(self, name: str, placer: str, cases: Sequence[Case], *, seed: int, evaluations: int) -> str:
-        """Train ``placer`` on ``cases`` unless it is done; the policy's folder, relative to the lab's.
+        """Train ``placer`` on ``cases`` and return the policy's folder, relative to the folder of the lab.
 
-        Training goes on where it was stopped. Raises :class:`InvalidInput` where the folder has a policy of that name
-        that was trained on other graphs.
+        A policy that exists is not trained again, and an interrupted training is resumed. Raises :class:`InvalidInput`
+        if the policy of that name was trained on other graphs.
         """
         folder, problems = Path("policies") / name, [case.problem() for case in cases]
         if not (self.folder / folder / "policy.json").is_file():
@@ -146,11 +153,11 @@ class Lab:
             )
         seen = [entry["fingerprint"] for entry in read_header(self.folder / folder)["trained_on"]]
         if seen != [problem.graph.fingerprint for problem in problems]:
-            raise InvalidInput("was trained on other graphs: use another --out", source=self.folder / folder)
+            raise InvalidInput("the policy was trained on other graphs; use another --out", source=self.folder / folder)
         return str(folder)
 
     def table(self, name: str, lines: Sequence[dict]) -> str:
-        """Write ``name.csv``; the table as Markdown. All lines have the keys of the first."""
+        """Write ``name.csv`` and return the table as Markdown. All lines must have the keys of the first one."""
         header = list(lines[0])
         write_csv(self.folder / f"{name}.csv", header, lines)
         marks = ["|".join(["", *header, ""]), "|".join(["", *["---"] * len(header), ""])]
@@ -158,7 +165,7 @@ class Lab:
         return "\n".join([*marks, *body]) + "\n"
 
     def report(self, title: str, command: str, parts: Sequence[str]) -> Path:
-        """Write ``README.md``: title, how it was made, ``parts``."""
+        """Write ``README.md`` (title, command, sizes, ``parts``) and return its path."""
         sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in dataclasses.asdict(self.size).items())
         head = f"# {title}\n\nMade by `{command}`. Sizes: {sizes}.\n"
         path = self.folder / "README.md"
@@ -166,11 +173,11 @@ class Lab:
         return path
 
 
-def steps_ms(found: Iterable[Found], **columns: str) -> list[float]:
-    """Step times in ms of the runs whose row has these cells; without those that found nothing that fits."""
+def steps_ms(found: Iterable[RunResult], **columns: str) -> list[float]:
+    """Step times in ms of the runs whose row has these cells, without runs whose placement does not fit."""
     return [run.step_ms for run in chosen(found, **columns) if run.row.step_ns is not None]
 
 
-def chosen(found: Iterable[Found], **columns: str) -> list[Found]:
-    """The runs whose row has these cells."""
+def chosen(found: Iterable[RunResult], **columns: str) -> list[RunResult]:
+    """The runs whose row has these cells: ``chosen(results, placer="gdp")``."""
     return [run for run in found if all(getattr(run.row, name) == value for name, value in columns.items())]

@@ -1,4 +1,4 @@
-"""Mirhoseini et al. 2017, table 1: RNNLM, NMT and Inception-V3 on two and four K80s, and which signs come out."""
+"""Mirhoseini et al. 2017, table 1: RNNLM, NMT and Inception-V3 on two and four K80s, and which findings hold here."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from simdev.placers import registry
 from simdev.placers.budget import Budget
 from simdev.sim import simulate
-from simdev.studies.reproduce.lab import Case, Found, Lab, steps_ms
+from simdev.studies.reproduce.lab import Case, Lab, RunResult, steps_ms
 from simdev.studies.reproduce.picture import learning_curves
-from simdev.studies.reproduce.stats import interval, told
+from simdev.studies.reproduce.stats import interval, interval_text
 
 TITLE = "Device Placement Optimization with Reinforcement Learning (Mirhoseini et al. 2017), table 1"
 EAGER = "fifo/fifo/eager"
 DATAFLOW = "fifo/fifo/dataflow"
 RULES = {"overlapped dispatch": DATAFLOW, "one dispatching host": EAGER}
 BASELINES = ("single-cpu", "single-gpu", "scotch", "min-cut", "expert")
-# Seconds a step in the paper: baselines in the order above, then the policy; None is out of memory.
+# Seconds per step in the paper: baselines in the order above, then the policy; None means out of memory.
 PAPER = {
     ("rnnlm", 2): (6.89, 1.57, 13.43, 11.94, 3.81, 1.57),
     ("rnnlm", 4): (6.89, 1.57, 11.52, 10.44, 4.46, 1.57),
@@ -48,12 +48,12 @@ SIZES = {
 
 
 def run(lab: Lab) -> Iterator[list[str]]:
-    """The report's parts."""
+    """The parts of the report."""
     yield [
-        "Simulated step times on `k80x2` and `k80x4` in ms; `colocrl`: mean over the seeds, 95 % bootstrap interval. "
-        "*one dispatching host* is the runtime `eager`: one thread issues all ops in order, as a first step towards "
-        "TensorFlow's cost of an op; *overlapped dispatch* is the default. Speed-up as in the paper: the best of the "
-        "five baselines over `colocrl`, minus one.\n"
+        "The tables show step times on `k80x2` and `k80x4` in ms; for `colocrl`, the mean over the seeds with "
+        "its 95 % bootstrap interval. *One dispatching host* is the runtime `eager`, in which one thread launches all "
+        "ops in order; it approximates the time that TensorFlow needs to launch an op. *Overlapped dispatch* is the "
+        "default. The speed-up is that of the paper: the best of the five baselines over `colocrl`, minus one.\n"
     ]
     for name, rules in RULES.items():
         found = {
@@ -61,22 +61,22 @@ def run(lab: Lab) -> Iterator[list[str]]:
         }
         tag = rules.rpartition("/")[2]
         parts = [f"## Step times, {name}\n", lab.table(f"table1-{tag}", _times(found))]
-        parts += ["What the paper's signs became:\n", lab.table(f"signs-{tag}", signs(_numbers(found)))]
+        parts += ["Which findings of the paper hold here:\n", lab.table(f"signs-{tag}", signs(_numbers(found)))]
         panels = {f"{workload}, {gpus} GPUs": runs for (workload, gpus), runs in found.items()}
         if rules in lab.size.learned_rules:
             learning_curves(lab.folder / f"curves-{tag}.png", panels, BASELINES, title=f"colocrl, {name}")
             parts.append(f"![learning curves](curves-{tag}.png)\n")
         yield parts
-    yield _dearer_transfers(lab)
+    yield _slower_transfers(lab)
 
 
-def _case(lab: Lab, workload: str, gpus: int, rules: str) -> list[Found]:
+def _case(lab: Lab, workload: str, gpus: int, rules: str) -> list[RunResult]:
     case = Case(workload, f"k80x{gpus}", rules=rules)
     learned = ("colocrl",) if rules in lab.size.learned_rules else ()
     return lab.runs([case], (*BASELINES, *learned), lab.size.evaluations, lab.size.seeds)
 
 
-def _times(found: dict[tuple[str, int], list[Found]]) -> list[dict]:
+def _times(found: dict[tuple[str, int], list[RunResult]]) -> list[dict]:
     lines = []
     for (workload, gpus), runs in found.items():
         cells = {name: steps_ms(runs, placer=name) for name in BASELINES}
@@ -86,16 +86,16 @@ def _times(found: dict[tuple[str, int], list[Found]]) -> list[dict]:
         best = min((values[0] for values in cells.values() if values), default=float("nan"))
         gains = [best / value - 1 for value in learned]
         if any(run.row.placer == "colocrl" for run in runs):
-            line["colocrl"] = told(interval(learned), 0) if learned else "OOM"
-            line["speed-up %"] = told(interval(100 * gain for gain in gains)) if gains else ""
+            line["colocrl"] = interval_text(interval(learned), 0) if learned else "OOM"
+            line["speed-up %"] = interval_text(interval(100 * gain for gain in gains)) if gains else ""
         paper = PAPER[workload, gpus]
         line["paper, s"] = " / ".join("OOM" if value is None else f"{value:.2f}" for value in paper)
         lines.append(line)
     return lines
 
 
-def _numbers(found: dict[tuple[str, int], list[Found]]) -> dict[tuple[str, int], tuple[float | None, ...]]:
-    """Step times in the order of :data:`PAPER`; the policy's is the mean over the seeds."""
+def _numbers(found: dict[tuple[str, int], list[RunResult]]) -> dict[tuple[str, int], tuple[float | None, ...]]:
+    """Step times in the order of :data:`PAPER`; the last one, of the policy, is the mean over the seeds."""
     numbers = {}
     for case, runs in found.items():
         values = [steps_ms(runs, placer=name) for name in (*BASELINES, "colocrl")]
@@ -103,8 +103,8 @@ def _numbers(found: dict[tuple[str, int], list[Found]]) -> dict[tuple[str, int],
     return numbers
 
 
-def _dearer_transfers(lab: Lab) -> list[str]:
-    """The findings about baselines, with every transfer a number of times as long."""
+def _slower_transfers(lab: Lab) -> list[str]:
+    """The section on the findings about baselines if every transfer takes a multiple of its time."""
     lines = []
     for factor in lab.size.transfer_factors:
         numbers = {
@@ -115,17 +115,18 @@ def _dearer_transfers(lab: Lab) -> list[str]:
         by_finding = {name: [line["holds"] == "yes" for line in found if line["finding"] == name] for name in names}
         lines.append({"transfers": f"x {factor}"} | {name: f"{sum(h)}/{len(h)}" for name, h in by_finding.items()})
     return [
-        "## With dearer transfers\n",
-        "The same baselines with every transfer taking a number of times as long: on how many of the cases each "
-        "finding about them holds. It shows how far the paper's machine was from "
-        "one whose links run at their rated speed.\n",
+        "## With slower transfers\n",
+        "Every transfer takes a multiple of its time. The table counts the cases in which each finding about the "
+        "baselines holds. It shows how far the paper's machine was from one whose links run at their rated speed.\n",
         lab.table("dearer-transfers", lines),
     ]
 
 
 def _baselines(workload: str, gpus: int, factor: int) -> tuple[float | None, ...]:
-    """Step times in ms of the baselines where transfers take ``factor`` times as long, in the order of
-    :data:`PAPER`, and None for the policy."""
+    """Step times in ms of the baselines if transfers take ``factor`` times as long.
+
+    The order is that of :data:`PAPER`; the entry of the policy is None.
+    """
     problem = Case(workload, f"k80x{gpus}").problem()
     problem = replace(problem, costs=replace(problem.costs, transfer_ns=problem.costs.transfer_ns * factor))
     steps = []
@@ -138,9 +139,10 @@ def _baselines(workload: str, gpus: int, factor: int) -> tuple[float | None, ...
 
 
 def signs(numbers: dict[tuple[str, int], tuple[float | None, ...]]) -> list[dict]:
-    """A line for each qualitative finding of the paper on each case of ``numbers``: whether it holds there.
+    """One line for each qualitative finding of the paper and each case of ``numbers``: does the finding hold there?
 
-    ``numbers`` are step times as in :data:`PAPER`. A comparison with what ran out of memory has no answer ("-").
+    ``numbers`` are step times in the order of :data:`PAPER`. A comparison with a placement that does not fit has no
+    answer ("-").
     """
     lines = []
 

@@ -1,4 +1,4 @@
-"""Pictures of experiments: learning curves, and bars with intervals."""
+"""The pictures of experiments: learning curves, and bars with confidence intervals."""
 
 from __future__ import annotations
 
@@ -8,17 +8,28 @@ from pathlib import Path
 import numpy as np
 
 from simdev.files import replacing
-from simdev.studies.reproduce.lab import Found
+from simdev.studies.reproduce.lab import RunResult
 from simdev.studies.reproduce.stats import best_at, interval
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # Okabe and Ito's, told apart
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#000000",
+)  # the palette of Okabe and Ito, which colour-blind readers can distinguish
 
 
 def learning_curves(
-    path: Path, panels: Mapping[str, Sequence[Found]], references: Sequence[str] = (), *, title: str = ""
+    path: Path, panels: Mapping[str, Sequence[RunResult]], references: Sequence[str] = (), *, title: str = ""
 ) -> None:
-    """A panel for each case: the best step time so far against evaluations, mean of the seeds and bootstrap interval,
-    for each placer that searches; ``references`` are placers drawn as level lines."""
+    """Draw the best step time against evaluations: a panel for each case, a curve for each placer that searches.
+
+    A curve is the mean over the seeds with its bootstrap interval. ``references`` are placers that are drawn as
+    horizontal lines.
+    """
     figure, axes = _figure(len(panels))
     entries = sorted({run.row.entry for runs in panels.values() for run in runs} - set(references))
     for axis, (name, runs) in zip(axes, panels.items(), strict=False):
@@ -32,7 +43,7 @@ def learning_curves(
     _finish(figure, axes, len(panels), "best step time so far (ms)", title, path)
 
 
-def _curve(axis, runs: Sequence[Found], label: str, colour: str, most: int) -> None:
+def _curve(axis, runs: Sequence[RunResult], label: str, colour: str, most: int) -> None:
     if not any(run.points for run in runs):
         return
     grid = np.unique(np.geomspace(1, max(2, most), 60).astype(int))
@@ -46,7 +57,7 @@ def _curve(axis, runs: Sequence[Found], label: str, colour: str, most: int) -> N
 
 
 def _window(axis, levels: Sequence[float]) -> tuple[float, float]:
-    """From just under the least to the highest of the curves and levels, or to 2.2 times the least."""
+    """Limits of the y axis: from just below the lowest curve or level to the highest, at most 2.2 times the lowest."""
     values = np.concatenate([*(np.asarray(line.get_ydata(), float) for line in axis.get_lines()), levels])
     values = values[np.isfinite(values)]
     if not len(values):
@@ -57,7 +68,7 @@ def _window(axis, levels: Sequence[float]) -> tuple[float, float]:
 
 
 def _level_lines(axis, levels: Sequence[tuple[float, str]]) -> None:
-    """A line across for each level within the window; the names of lines too near to one another are joined."""
+    """Draw a horizontal line for each level in the window; lines that are too close share one label."""
     low, high = axis.get_ylim()
     groups: list[list[tuple[float, str]]] = []
     for level in [level for level in levels if low <= level[0] <= high]:
@@ -78,7 +89,7 @@ def bars(
     title: str = "",
     level: float | None = None,
 ) -> None:
-    """Groups of bars, each ``(mean, low, high)`` with its interval; ``level`` is a line across, such as 1."""
+    """Draw groups of bars, each ``(mean, low, high)``; ``level`` draws a horizontal line, such as at 1."""
     figure, axes = _figure(1, width=1.6 + 1.5 * len(groups))
     axis = axes[0]
     names = list(dict.fromkeys(name for group in groups.values() for name in group))

@@ -1,4 +1,5 @@
-"""Placeto (Addanki et al. 2019): evaluations to a step time against RNN placers, and unseen graphs of a family."""
+"""Placeto (Addanki et al. 2019): evaluations until a step time, compared with RNN placers; unseen graphs of a
+family."""
 
 from __future__ import annotations
 
@@ -6,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from simdev.graphs.random_graphs import family_split
-from simdev.studies.reproduce.lab import Case, Found, Lab, chosen
+from simdev.studies.reproduce.lab import Case, Lab, RunResult, chosen
 from simdev.studies.reproduce.picture import bars, learning_curves
-from simdev.studies.reproduce.stats import evaluations_to, geometric, interval, told
+from simdev.studies.reproduce.stats import evaluations_to, geometric, interval, interval_text
 
 TITLE = "Placeto: Learning Generalizable Device Placement Algorithms (Addanki et al. 2019)"
 PLACERS = ("placeto", "colocrl", "hdp")
 REFERENCES = ("single-gpu", "expert", "scotch")
 FAMILIES = ("inception", "nasnet", "nmt")
-TRAINED_BY = "placeto[from_best=false]"  # the paper's episodes, and what a policy meets that is tried at once
+TRAINED_BY = "placeto[from_best=false]"  # the episodes of the paper, which start as a zero-shot placement does
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ SIZES = {
 
 
 def run(lab: Lab) -> Iterator[list[str]]:
-    """The report's parts."""
+    """The parts of the report."""
     yield _efficiency(lab)
     yield from _generalisation(lab)
 
@@ -53,16 +54,17 @@ def _efficiency(lab: Lab) -> list[str]:
     lines = [line for label, found in panels.items() for line in evaluations_needed(label, found, size.evaluations)]
     return [
         "## Evaluations to the same step time\n",
-        "The paper: Placeto needs up to 6.1 times fewer placements than the RNN placer. Here the target of a case is "
-        "the mean final step time of the slowest of the three placers, so that each has a chance to reach it; a run "
-        "that does not counts with the whole budget. Means over the seeds, 95 % bootstrap intervals.\n",
+        "The paper claims that Placeto needs up to 6.1 times fewer placements than the RNN placer. Here the target of "
+        "a case is the mean final step time of the slowest of the three placers, so that each placer has a chance to "
+        "reach it. A run that does not reach it counts with the whole budget. The table shows means over the seeds "
+        "with 95 % bootstrap intervals.\n",
         lab.table("evaluations", lines),
         "![learning curves](curves.png)\n",
     ]
 
 
-def evaluations_needed(label: str, found: Sequence[Found], budget: int) -> list[dict]:
-    """A line for each placer on a case: final step time, and evaluations until the target."""
+def evaluations_needed(label: str, found: Sequence[RunResult], budget: int) -> list[dict]:
+    """One line for each placer on a case: the final step time, and the evaluations until the target."""
     finals = {name: [run.step_ms for run in chosen(found, placer=name) if run.points] for name in PLACERS}
     finals = {name: values for name, values in finals.items() if values}
     if not finals:
@@ -75,10 +77,10 @@ def evaluations_needed(label: str, found: Sequence[Found], budget: int) -> list[
     for name, values in finals.items():
         mean = sum(counted[name]) / len(counted[name])
         lines.append({
-            "case": label, "placer": name, "final step time, ms": told(interval(values)),
+            "case": label, "placer": name, "final step time, ms": interval_text(interval(values)),
             "target, ms": f"{target:,.1f}",
             "reached by": f"{sum(used is not None for used in needed[name])}/{len(needed[name])}",
-            "evaluations": told(interval(counted[name]), 0),
+            "evaluations": interval_text(interval(counted[name]), 0),
             "times placeto's": f"{mean / (sum(base) / len(base)):.2f}" if base else "",
         })  # fmt: skip
     return lines
@@ -88,18 +90,18 @@ def _generalisation(lab: Lab) -> Iterator[list[str]]:
     size, pictured = lab.size, {}
     yield [
         "## Unseen graphs of a family\n",
-        f"One policy for each family and seed is trained on 80 % of {size.graphs_of_a_family} graphs "
-        f"({size.training_evaluations:,} evaluations in all, on `{size.topology}`, every episode from all groups on "
-        "one GPU, as `from_best=false` has it) and tried on the other 20 %: at once "
-        f"(*zero-shot*, {size.zero_shot_evaluations} evaluation), and with {size.per_graph_evaluations} evaluations of "
-        "further training (*fine-tuned*). *Per graph* is trained on the test graph alone with as many, from scratch. "
-        "Step time over the best known of the graph: geometric mean over the test graphs, then over the seeds, 95 % "
-        "bootstrap interval over the seeds. A placement that does not fit counts 10 times.\n",
+        f"For each family and seed, one policy is trained on 80 % of {size.graphs_of_a_family} graphs, with "
+        f"{size.training_evaluations:,} evaluations in all, on `{size.topology}`. Every episode starts with all groups "
+        "on one GPU (`from_best=false`). The policy is tried on the other 20 % of the graphs: without further training "
+        f"(*zero-shot*, {size.zero_shot_evaluations} evaluation) and with {size.per_graph_evaluations} evaluations of "
+        "further training (*fine-tuned*). *Per graph* is trained from scratch on the test graph alone, with as many "
+        "evaluations. The table shows the step time over the best known one: the geometric mean over the test graphs "
+        "and seeds, with a 95 % bootstrap interval over the seeds. A placement that does not fit counts as 10.\n",
     ]
     for family in size.families:
         ratios = _family(lab, family)
         line = {"family": family, "test graphs": len(family_split(family, size.graphs_of_a_family)[1])}
-        line |= {name: told(geometric(values), 3) if values else "-" for name, values in ratios.items()}
+        line |= {name: interval_text(geometric(values), 3) if values else "-" for name, values in ratios.items()}
         pictured[family] = {name: geometric(values) for name, values in ratios.items() if values and name != "random"}
         bars(lab.folder / "generalisation.png", pictured, ylabel="step time over the best known", level=1.0)
         yield [lab.table(f"generalisation-{family}", [line])]
@@ -107,7 +109,7 @@ def _generalisation(lab: Lab) -> Iterator[list[str]]:
 
 
 def _family(lab: Lab, family: str) -> dict[str, list[float]]:
-    """For each way of placing, the mean ratio to the best known of each seed."""
+    """For each way of placing, a mean ratio to the best known step time for each seed."""
     size = lab.size
     training, test = family_split(family, size.graphs_of_a_family)
     seen = [_case(family, seed, size.topology) for seed in training]
@@ -132,9 +134,11 @@ def _case(family: str, seed: int, topology: str) -> Case:
     return Case(f"{family}-family[seed={seed}]", topology)
 
 
-def ratios_to_best(runs: dict[str, list[Found]], cap: float = 10.0) -> dict[str, list[float]]:
-    """For each name, a number per repetition: the geometric mean over the workloads of step time over the best that any
-    run had there, at most ``cap``, which is also what a run without a score counts."""
+def ratios_to_best(runs: dict[str, list[RunResult]], cap: float = 10.0) -> dict[str, list[float]]:
+    """For each name, one number per repetition: the geometric mean over the workloads of the ratio to the best run.
+
+    A ratio is at most ``cap``, and a run without a score counts as ``cap``.
+    """
     every = [run for group in runs.values() for run in group]
     best = {}
     for run in every:

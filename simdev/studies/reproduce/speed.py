@@ -1,4 +1,4 @@
-"""How fast the learned placers are: samples per second, and the share of the time that the simulator takes."""
+"""The speed of the learned placers: samples per second, and the simulator's share of the time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZES = {
 
 
 class TimedBudget(Budget):
-    """A budget that adds up the processor seconds spent in the simulator."""
+    """A budget that also sums up the processor seconds spent in the simulator."""
 
     simulating_s = 0.0
 
@@ -45,19 +45,20 @@ class TimedBudget(Budget):
 
 
 def run(lab: Lab) -> Iterator[list[str]]:
-    """The report's parts."""
+    """The parts of the report."""
     learned = [name for name, spec in registry.placers().items() if spec.family == "learned"]
     lines = [_timed(lab, name, workload) for workload in lab.size.workloads for name in learned]
     yield [
-        f"Processor seconds on one core for {lab.size.evaluations} evaluations on `{lab.size.topology}`. *first* "
-        "includes compiling (or loading what an earlier process compiled), *again* is a second run in the same "
-        "process; samples per second and the simulator's share are of the second.\n",
+        f"The table shows processor seconds on one core for {lab.size.evaluations} evaluations on "
+        f"`{lab.size.topology}`. *First* includes the time to compile (or to load what an earlier process compiled). "
+        "*Again* is a second run in the same process; samples per second and the simulator's share are those of this "
+        "second run.\n",
         lab.table("speed", lines),
     ]
 
 
 def _timed(lab: Lab, name: str, workload: str) -> dict:
-    """A line of the table; measured once, kept in ``speed/``."""
+    """One line of the table. It is measured once and stored in the folder ``speed/``."""
     path = lab.folder / "speed" / f"{name}-{workload}.json"
     if path.is_file():
         return json.loads(path.read_text(encoding="utf-8"))

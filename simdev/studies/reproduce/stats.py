@@ -1,4 +1,4 @@
-"""Means with intervals, and how many evaluations a search needed."""
+"""Means with confidence intervals, and the number of evaluations that a search needed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ RESAMPLES = 10_000
 
 
 def interval(values: Iterable[float], share: float = 0.95) -> tuple[float, float, float]:
-    """Mean of ``values`` and the ends of its bootstrap interval (percentiles of the means of resamples; Efron 1979).
+    """The mean of ``values``, and the lower and upper end of its bootstrap interval.
 
-    nan three times where there are none. The resamples are always the same.
+    The ends are percentiles of the means of resamples (Efron 1979), which are the same in every call. All three are nan
+    if there are no values.
     """
     values = np.asarray(list(values), float)
     if not len(values):
@@ -23,24 +24,24 @@ def interval(values: Iterable[float], share: float = 0.95) -> tuple[float, float
 
 
 def geometric(values: Iterable[float]) -> tuple[float, float, float]:
-    """:func:`interval` of the logarithms, taken back: the geometric mean and its interval."""
+    """The geometric mean and its interval: the exponentials of :func:`interval` of the logarithms."""
     return tuple(float(np.exp(value)) for value in interval(np.log(np.asarray(list(values), float))))
 
 
 def evaluations_to(points: Sequence[tuple[int, float, int]], target_ns: float) -> int | None:
-    """Evaluations after which a search had a step time of at most ``target_ns``; None where it never had.
+    """Number of evaluations after which a search reached ``target_ns``; None if it never did.
 
-    ``points`` are ``(evaluations, seconds, step_ns)``, as in an anytime curve.
+    ``points`` are ``(evaluations, seconds, step_ns)``, as in a curve.
     """
     return next((used for used, _, step_ns in points if step_ns <= target_ns), None)
 
 
 def best_at(points: Sequence[tuple[int, float, int]], evaluations: int) -> int | None:
-    """Best step time in ns within the first ``evaluations``; None where nothing fitted."""
+    """Best step time in ns within the first ``evaluations``; None if no placement fitted by then."""
     return min((step_ns for used, _, step_ns in points if used <= evaluations), default=None)
 
 
-def told(found: tuple[float, float, float], digits: int = 1) -> str:
-    """``12.3 [11.9, 12.8]``."""
-    mean, low, high = (f"{value:,.{digits}f}" for value in found)
+def interval_text(mean_low_high: tuple[float, float, float], digits: int = 1) -> str:
+    """A mean with its interval as text: ``12.3 [11.9, 12.8]``, or ``-`` without a mean."""
+    mean, low, high = (f"{value:,.{digits}f}" for value in mean_low_high)
     return "-" if mean == "nan" else f"{mean} [{low}, {high}]"

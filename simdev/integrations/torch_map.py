@@ -22,6 +22,8 @@ TRIES = 500  # simulations spent on the best placement by modules
 class DeviceMap:
     """A device for each module of the model that a graph was captured from.
 
+    A module of a list or sequence (``encoder.block.3``) stays whole.
+
     ``modules`` maps module paths to device numbers; a path stands for all below it. ``placement`` is the placement of
     ops that follows from it: ops outside any module run where their largest input is. ``step_ns`` is its step time and
     ``placed_ns`` that of the placement it was made from; ``aligned`` is True where every module was on one device
@@ -75,6 +77,7 @@ def device_map(problem: Problem, placement: Placement) -> DeviceMap:
     found = Placement(device[followed])
     found.check(problem)
     modules = {name: int(device[block]) for block, paths in enumerate(names) for name in paths}
+    modules |= _unseen(problem, modules, followed, device)
     used = [int(d) for d in dict.fromkeys(device[followed].tolist())]
     splits, staged = _pipeline(problem, names, followed, weight, used)
     pipeline_ns = int(simulate_many(problem, staged[followed][None]).step_ns[0])
@@ -114,6 +117,11 @@ def _blocks(problem: Problem) -> tuple[np.ndarray, list[list[str]]]:
             number = parent[number]
         return number
 
+    for label, owner in graph.meta.get("tied", {}).items():  # tied weights go together
+        pair = [_place_in(known, _module_of(end)) for end in (label, owner)]
+        if None not in pair:
+            a, b = map(root, pair)
+            parent[max(a, b)] = min(a, b)
     first: dict[int, int] = {}
     for op, name in enumerate(owners):
         if name is not None:
@@ -132,15 +140,67 @@ def _blocks(problem: Problem) -> tuple[np.ndarray, list[list[str]]]:
     return block, names
 
 
+def _place_in(known: dict[str, int], module: str) -> int | None:
+    """The number of ``module``, or of the block that it is in."""
+    return known.get(module, known.get(_block_of(module) or ""))
+
+
 def _modules(problem: Problem) -> list[str | None]:
-    """The module of each op: its layer, where that holds parameters or is inside one that does; None elsewhere."""
+    """The module of each op: the block that its layer is in, or else its layer, where that holds parameters or is
+    inside one that does; None elsewhere."""
     graph = problem.graph
     layers = [graph.layers[number] for number in graph.op_layer]
     owning = {layer for layer, kind in zip(layers, graph.op_kind, strict=True) if graph.kinds[kind] == "parameter"}
+    owning |= {_module_of(label) for label in graph.meta.get("tied", {})}
+    blocks = {block for block in map(_block_of, owning) if block}
+    if len(blocks) < 2 * problem.topology.n_devices:
+        blocks = set()  # a model of few blocks is cut inside them
     inside = {
         layer for layer in set(layers) if layer in owning or any(layer.startswith(f"{own}.") for own in owning if own)
     }
-    return [layer if layer and layer in inside else None for layer in layers]
+
+    def module(layer: str) -> str | None:
+        block = _block_of(layer)
+        return block if block in blocks else layer if layer and layer in inside else None
+
+    return [module(layer) for layer in layers]
+
+
+def _block_of(layer: str) -> str | None:
+    """``encoder.block.3`` for ``encoder.block.3.layer.0.q``: the outermost member of a list or sequence."""
+    parts = layer.split(".")
+    place = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    return None if place is None else ".".join(parts[: place + 1])
+
+
+def _module_of(label: str) -> str:
+    return label.rpartition(".")[0]
+
+
+def _unseen(problem: Problem, modules: dict[str, int], followed: np.ndarray, device: np.ndarray) -> dict[str, int]:
+    """Devices of state that no module of ``modules`` covers: parameters of the model itself, which a map names one by
+    one, tied parameters, and what the step does not read."""
+    graph = problem.graph
+    found: dict[str, int] = {}
+
+    def covered(label: str) -> bool:
+        return any(label == name or label.startswith(f"{name}.") for name in {**modules, **found})
+
+    home = {}
+    for op in np.flatnonzero([graph.kinds[kind] == "parameter" for kind in graph.op_kind]):
+        layer, label = graph.layers[graph.op_layer[op]], graph.op_names[op].replace("/", ".")
+        home[label] = int(device[followed[op]])
+        if not layer:
+            found[label] = home[label]
+    for label, owner in graph.meta.get("tied", {}).items():
+        if not covered(label):
+            found[_module_of(label) or label] = home.get(owner, 0)
+    before = int(device[followed[0]])
+    for label in graph.meta.get("unread_state", ()):
+        if not covered(label):
+            near = [name for name in modules if name.startswith(_module_of(_module_of(label)))]
+            found[_module_of(label) or label] = modules[near[0]] if near else before
+    return found
 
 
 def _weights(problem: Problem, placement: Placement, block: np.ndarray, count: int) -> np.ndarray:

@@ -117,3 +117,49 @@ def test_written_map_names_devices(tmp_path):
     told = json.loads((tmp_path / "map.json").read_text(encoding="utf-8"))
     assert told["device_map"] == {"": 1} and told["devices"] == {"": "gpu1"} and told["aligned"]
     assert told["split_spec"] == {} and told["step_time_s"] == told["placement_step_time_s"]
+
+
+HUGGING_FACE = {
+    "GPT2LMHeadModel": dict(n_layer=6, n_embd=64, n_head=2, vocab_size=100, n_positions=32),
+    "T5ForConditionalGeneration": dict(
+        num_layers=4, num_decoder_layers=4, d_model=32, d_kv=8, d_ff=64, num_heads=2, vocab_size=100
+    ),
+    "BertForSequenceClassification": dict(
+        num_hidden_layers=6, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=100
+    ),
+    "ViTForImageClassification": dict(
+        num_hidden_layers=6, hidden_size=32, num_attention_heads=2, intermediate_size=64, image_size=32, patch_size=16
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_accelerate_loads_the_map(name, tmp_path):
+    torch = pytest.importorskip("torch")
+    accelerate = pytest.importorskip("accelerate")
+    transformers = pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+
+    fields = ",".join(f"{key}={value}" for key, value in HUGGING_FACE[name].items())
+    graph = capture_package(f"transformers:{name}[{fields}]", batch=2, length=16)
+    problem = Problem.build(graph, load_topology("p100x2"))
+    rng = np.random.default_rng(0)
+    found = device_map(problem, Placement.of_units(problem, rng.integers(1, 3, problem.graph.n_units)))
+    write_device_map(tmp_path / "map.json", problem, found)
+    places = json.loads((tmp_path / "map.json").read_text(encoding="utf-8"))["device_map"]
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    model = cls(cls.config_class(**HUGGING_FACE[name])).eval()
+    accelerate.utils.check_device_map(model, places)
+    blocks = {path for path in places if ".0." in path or ".1." in path}
+    assert not blocks, "no block is cut"
+    if name.startswith("ViT"):
+        inputs = {"pixel_values": torch.randn(2, 3, 32, 32)}
+    else:
+        inputs = {"input_ids": torch.randint(0, 99, (2, 16))}
+        if name.startswith("T5"):
+            inputs["decoder_input_ids"] = inputs["input_ids"]
+    with torch.no_grad():
+        wanted = model(**inputs).logits
+        mapped = accelerate.dispatch_model(model, dict.fromkeys(places, "cpu"), main_device="cpu", force_hooks=True)
+        torch.testing.assert_close(mapped(**inputs).logits, wanted)

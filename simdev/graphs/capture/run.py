@@ -120,6 +120,7 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None) -
         "gradient_bytes": ran.gradient_bytes,
         "optimizer_state_bytes": state_bytes,
         "buffer_bytes": sum(storage_bytes(buffer) for buffer in buffers.values()),
+        **_unseen_state(model, {**named, **buffers}),
     }
     assembly = assemble(
         tape, name, results=ran.results - {None}, gradients=ran.final, updates=kinds, meta={**facts, **meta}
@@ -262,6 +263,20 @@ def _kind(optimizer) -> str:
 
 def _trained(optimizer) -> list:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _unseen_state(model, seen: dict) -> dict[str, object]:
+    """State of the model that is no op of the graph, for maps that must name it: ``tied`` is the name of the parameter
+    that each tied parameter is, ``unread_state`` the other names (scalar buffers)."""
+    owner = {id(tensor): label for label, tensor in seen.items()}
+    tied, unread = {}, []
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for label, tensor in tensors:
+        if id(tensor) not in owner:
+            unread.append(label)
+        elif owner[id(tensor)] != label:
+            tied[label] = owner[id(tensor)]
+    return {key: value for key, value in (("tied", tied), ("unread_state", unread)) if value}
 
 
 def _one_by_one(optimizer) -> None:

@@ -69,11 +69,11 @@ def _training(model, inputs: tuple, loss) -> TrainingStep:
 
 
 def _mean_of(outcome):
-    """A loss over the first tensor of a model's result, where the package defines none."""
+    """A loss where the package defines none: over all predictions of a list, else over the first tensor."""
     from simdev.graphs.capture.build import named_tensors
 
-    found = (tensor for _, tensor in named_tensors(outcome, "output") if tensor.is_floating_point())
-    return next(found).float().mean()
+    found = [tensor for _, tensor in named_tensors(outcome, "output") if tensor.is_floating_point()]
+    return sum(tensor.float().mean() for tensor in (found if isinstance(outcome, (list, tuple)) else found[:1]))
 
 
 # Images --------------------------------------------------------------------------------------------------------

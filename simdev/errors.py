@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 LONGEST = 500  # characters of a message
 MOST_KNOWN = 10_000  # names that are searched for one like the unknown one
@@ -45,7 +46,7 @@ class InvalidInput(SimdevError, ValueError):
         super().__init__(f"{where}: {message}" if where else message)
         self.message, self.source, self.field = message, source, field
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
@@ -71,7 +72,7 @@ class BudgetExhausted(SimdevError):
     """Raised by :meth:`simdev.placers.budget.Budget.evaluate` when the evaluations or seconds granted are used up."""
 
 
-def _rebuild(kind, args, state):
+def _rebuild(kind: type[InvalidInput], args: tuple[Any, ...], state: dict[str, Any]) -> InvalidInput:
     # Exceptions cross process borders; their constructors take other arguments than Exception.args.
     error = kind.__new__(kind, *args)
     error.args = args

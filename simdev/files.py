@@ -18,7 +18,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, NoReturn
 
 from simdev.errors import InvalidInput
 
@@ -151,7 +151,7 @@ def open_zip(path: str | os.PathLike) -> Iterator[zipfile.ZipFile]:
         raise InvalidInput(f"truncated or corrupted archive ({reason})", source=path) from None
 
 
-def _check_directory(file: BinaryIO, path) -> None:
+def _check_directory(file: BinaryIO, path: str | os.PathLike) -> None:
     """Refuse an archive that is no regular file, is too large, or whose table of contents would fill the memory."""
     about = os.fstat(file.fileno())
     if not stat.S_ISREG(about.st_mode):
@@ -168,11 +168,11 @@ def _check_directory(file: BinaryIO, path) -> None:
     file.seek(0)
 
 
-def _too_large(path, most: int) -> InvalidInput:
+def _too_large(path: object, most: int) -> InvalidInput:
     return InvalidInput(f"larger than {most} bytes: refused", source=path)
 
 
-def _refuse(constant: str):
+def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 

@@ -64,11 +64,12 @@ def lower_bounds(problem: Problem) -> list[Bound]:
     load = LoadModel.of(problem)
     prices = load.prices()
     fits = prices is not None
-    if fits:
+    if prices is not None:
         bounds.append((_trimmed(load.dual_value(*prices)), "load"))
-    if not fits or any(prices[1]):
+    if prices is None or any(prices[1]):
         load = load.without_memory()
         prices = load.prices()
+        assert prices is not None, "without a limit on memory, work can always be divided"
         bounds.append((_trimmed(load.dual_value(*prices)), "load"))
     head, tail = gathered(problem, head, below - fastest, fastest)
     bounds.append((int((head + fastest + tail).max()), "path and transfers"))

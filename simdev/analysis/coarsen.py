@@ -62,7 +62,7 @@ def _pairs_to_merge(graph, cluster, weight, limit, parity, most) -> list[tuple[i
     group = np.full(count, -1, np.int64)
     np.maximum.at(group, cluster, graph.op_group)
     after_of, before_of = _lists(count, source, target), _lists(count, target, source)
-    paired, pairs = [False] * count, []
+    paired, pairs = [False] * count, list[tuple[int, int]]()
     for edge in np.lexsort((target, source, -size)).tolist():
         before, after = int(source[edge]), int(target[edge])
         if len(pairs) == most:
@@ -91,10 +91,10 @@ def _levels(count, source, target) -> np.ndarray:
             missing[reader] -= 1
             if missing[reader] == 0:
                 ready.append(reader)
-    level = np.array(level)
+    level_of = np.array(level)
     first = np.full(count, np.iinfo(np.int64).max)
-    np.minimum.at(first, source, level[target])
-    return np.where(sources & (first < np.iinfo(np.int64).max), first - 1, level)
+    np.minimum.at(first, source, level_of[target])
+    return np.where(sources & (first < np.iinfo(np.int64).max), first - 1, level_of)
 
 
 def _lists(count, source, target) -> list[list[int]]:
@@ -250,7 +250,7 @@ def expand(numbers: np.ndarray, coarse_devices: np.ndarray) -> np.ndarray:
     return np.asarray(coarse_devices, np.int32)[numbers]
 
 
-def _op_pairs(graph: ComputationGraph, cluster: np.ndarray | None = None):
+def _op_pairs(graph: ComputationGraph, cluster: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Distinct pairs of clusters (ops without clustering) that depend on one another: ``(source, target, bytes)``."""
     source, target = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
     size = graph.tensor_bytes[graph.edge_tensor]

@@ -37,7 +37,7 @@ def all_ideals(predecessors: Sequence[frozenset[int]], limit: int = 200_000) -> 
     for node, before in enumerate(predecessors):
         for p in before:
             successors[p].append(node)
-    ptr, removed, below = [0, 0], [], []
+    ptr, removed, below = [0, 0], list[int](), list[int]()
     level = {0: tuple(v for v in range(n) if not needs[v])}  # ideal -> nodes that may be added
     first, total = 0, 1
     for _ in range(n):

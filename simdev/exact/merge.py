@@ -99,8 +99,8 @@ def regroup(classes: Classes, label: np.ndarray) -> Classes:
 
 def component_arcs(classes: Classes, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Precedence between labels as two arrays, without loops."""
-    arcs = {(int(label[p]), int(label[c])) for c, before in enumerate(classes.predecessors) for p in before}
-    arcs = sorted((a, b) for a, b in arcs if a != b)
+    pairs = {(int(label[p]), int(label[c])) for c, before in enumerate(classes.predecessors) for p in before}
+    arcs = sorted((a, b) for a, b in pairs if a != b)
     before, after = np.array(arcs, np.int64).reshape(-1, 2).T
     return before, after
 

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from simdev.errors import InvalidInput
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 SHELF: dict[str, WorkloadSpec] = {}
 
@@ -100,10 +102,10 @@ def workload(
     defaults: Mapping[str, object] | None = None,
     published: Mapping[str, object] | None = None,
     source: str = "",
-) -> Callable[[Callable[..., Step]], Callable[..., Step]]:
+) -> Callable[[Function], Function]:
     """Register a workload under ``name``; one function may be registered several times with other defaults."""
 
-    def register(function):
+    def register(function: Function) -> Function:
         if name in SHELF and SHELF[name].function.__module__ != function.__module__:
             raise InvalidInput(f"workload {name!r} is registered twice", source=function.__module__)
         SHELF[name] = WorkloadSpec(name, family, function, dict(defaults or {}), dict(published or {}), source)

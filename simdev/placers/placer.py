@@ -6,7 +6,7 @@ A placer is one function in one file of ``baselines/``, or in a file of yours::
 
     @placer("all-on-first", version=1, family="mine")
     def all_on_first(problem, *, rng, budget):
-        return Placement([0] * problem.graph.n_ops)
+        return Placement(np.zeros(problem.graph.n_ops, int))
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ MOST_BYTES = 1 << 30
 ARRAYS, HEADER = "policy.safetensors", "policy.json"
 
 
-def save_policy(folder: str | os.PathLike, header: Mapping, policy) -> None:
+def save_policy(folder: str | os.PathLike, header: Mapping, policy: Any) -> None:
     """Write ``policy`` (a pytree of arrays) and ``header`` (JSON: the placer, its version and settings, what it was
     trained on) to a folder, which is made where it is missing."""
     folder = Path(folder)
@@ -42,7 +43,7 @@ def read_header(folder: str | os.PathLike) -> dict:
     return document
 
 
-def load_policy(folder: str | os.PathLike, like, *, placer: str, version: int):
+def load_policy(folder: str | os.PathLike, like: Any, *, placer: str, version: int) -> Any:
     """The policy of a folder, a pytree shaped as ``like``. Raises :class:`InvalidInput` unless it is a policy of this
     placer and version, whole, with ``like``'s names, shapes and dtypes, and finite."""
     header, path = read_header(folder), Path(folder) / ARRAYS
@@ -55,7 +56,7 @@ def load_policy(folder: str | os.PathLike, like, *, placer: str, version: int):
     return unpack(blob, like, path)
 
 
-def pack(tree, notes: dict | None = None) -> bytes:
+def pack(tree: Any, notes: dict | None = None) -> bytes:
     """The arrays of a pytree as one safetensors file, named by their paths; ``notes`` go into its header, as one entry:
     the writer puts several in any order."""
     from safetensors.numpy import save
@@ -64,7 +65,7 @@ def pack(tree, notes: dict | None = None) -> bytes:
     return save(named, metadata={"notes": json.dumps(notes, sort_keys=True)} if notes else {})
 
 
-def unpack(blob: bytes, like, source: object):
+def unpack(blob: bytes, like: Any, source: object) -> Any:
     """The pytree shaped as ``like`` from :func:`pack`'s bytes. Raises :class:`InvalidInput` for anything else."""
     import jax
     from safetensors.numpy import load
@@ -125,7 +126,7 @@ def _make(folder: Path) -> None:
         raise InvalidInput(error.strerror or str(error), source=folder) from None
 
 
-def _named(tree) -> list[tuple[str, np.ndarray]]:
+def _named(tree: Any) -> list[tuple[str, np.ndarray]]:
     import jax
 
     return [(jax.tree_util.keystr(path), np.asarray(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]

@@ -10,9 +10,11 @@ import importlib.util
 import json
 import pkgutil
 import re
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import TypeVar
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs import workload
@@ -21,6 +23,8 @@ from simdev.graphs.random_graphs import family_graph
 from simdev.placers import placer
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.graph_file import load_graph
+
+Found = TypeVar("Found")
 
 _ID = re.compile(r"(?P<name>[^@\[\]]+)(@(?P<version>\d+))?(\[(?P<params>[^\[\]]*)\])?")
 
@@ -152,6 +156,8 @@ def parse_id(entry: str) -> tuple[str, int | None, dict]:
 def _load_file(path: str) -> dict[str, placer.PlacerSpec]:
     """The placers that a file of the user registers; they leave the shelf as it was."""
     spec = importlib.util.spec_from_file_location(f"simdev_user_{Path(path).stem}", path)
+    if spec is None or spec.loader is None:
+        raise InvalidInput("not a Python file", source=path)
     module = importlib.util.module_from_spec(spec)
     before = dict(placer.SHELF)
     placer.SHELF.clear()
@@ -169,13 +175,13 @@ def _load_file(path: str) -> dict[str, placer.PlacerSpec]:
         placer.SHELF.update(before)
 
 
-def _find(what: str, name: str, known: dict, *, source: str | None = None):
+def _find(what: str, name: str, known: Mapping[str, Found], *, source: str | None = None) -> Found:
     if name not in known:
         raise UnknownName(what, name, known, source=source)
     return known[name]
 
 
-def _known_params(what: str, name: str, params: dict, defaults) -> None:
+def _known_params(what: str, name: str, params: Mapping[str, object], defaults: Mapping[str, object]) -> None:
     for key in params:
         if key not in defaults:
             raise UnknownName("parameter", key, defaults, source=f"{what} {name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,13 +16,16 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import CONTENTIONS, ORDERS, RUNTIMES, Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
+if TYPE_CHECKING:
+    from simdev.sim.schedule import Schedule
+
 
 def random_graph(rng: np.random.Generator, max_ops: int = 25) -> ComputationGraph:
     """A graph of 1 to ``max_ops`` ops: several outputs an op, shared tensors, unread tensors, zero bytes, parameters
     and results, workspaces, colocation groups."""
     n, reach, largest = int(rng.integers(1, max_ops + 1)), int(rng.integers(1, 12)), int(rng.choice([1, 4, 40, 3000]))
     groups = int(rng.integers(0, 4))
-    b, tensors = GraphBuilder("random"), []
+    b, tensors = GraphBuilder("random"), list[int]()
     for op in range(n):
         recent = tensors[-reach:]
         count = min(int(rng.integers(0, 4)), len(recent))
@@ -128,7 +132,7 @@ def random_placement(rng: np.random.Generator, problem: Problem, *, tries: int =
     return Placement(np.zeros(graph.n_ops, np.int64), priority)
 
 
-def assert_same_schedule(first, second) -> None:
+def assert_same_schedule(first: Schedule, second: Schedule) -> None:
     """Raise AssertionError naming the first field in which two schedules differ, or a dtype."""
     for name in (*first.ARRAYS, "step_ns", "comm_bytes"):
         a, b = np.asarray(getattr(first, name)), np.asarray(getattr(second, name))
@@ -137,7 +141,7 @@ def assert_same_schedule(first, second) -> None:
 
 
 def check_placer(
-    spec: PlacerSpec, problem: Problem, *, evaluations: int = 0, seed: int = 0, **params
+    spec: PlacerSpec, problem: Problem, *, evaluations: int = 0, seed: int = 0, **params: Any
 ) -> Placement | None:
     """Raise AssertionError unless a placer keeps the rules on ``problem``; return its placement, or None where it
     raises :class:`Unsupported` with a reason.
@@ -174,7 +178,7 @@ def training_graph(rng: np.random.Generator, blocks: int) -> ComputationGraph:
     trunk = b.outputs(b.op("images", "input", outputs=[size]))[0]
     forward: list[tuple[list[int], list[int], int]] = []
 
-    def cost():
+    def cost() -> dict[str, Any]:
         return {"flops": int(rng.integers(10**7, 10**9)), "outputs": [int(rng.integers(1 << 12, 1 << 20))]}
 
     for block in range(blocks):

@@ -79,9 +79,9 @@ class CostTable:
     transfer_ns: np.ndarray
     pair_class: np.ndarray
     dispatch_ns: np.ndarray
-    gap_ns: np.ndarray | None = None
+    gap_ns: np.ndarray = None  # type: ignore[assignment]  # zeros are filled in
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.gap_ns is None:
             object.__setattr__(self, "gap_ns", np.zeros(np.shape(self.dispatch_ns), np.int64))
         for name, dtype in (("op_ns", np.int64), ("device_row", np.int32), ("transfer_ns", np.int64),
@@ -309,7 +309,7 @@ def save_measured(measured: Mapping[str, Mapping[str, float]], path: str | os.Pa
     write_text(path, text.getvalue())
 
 
-def _csv_rows(text: str, path) -> Iterable[tuple[str, str, str, float]]:
+def _csv_rows(text: str, path: str | os.PathLike) -> Iterable[tuple[str, str, str, float]]:
     try:
         reader = csv.DictReader(text.splitlines(), strict=True)
         missing = {"signature", "device_kind", "ns"} - set(reader.fieldnames or ())
@@ -327,7 +327,7 @@ def _csv_rows(text: str, path) -> Iterable[tuple[str, str, str, float]]:
         raise InvalidInput(f"not CSV ({error})", source=path) from None
 
 
-def _json_rows(text: str, path) -> Iterable[tuple[str, str, str, float]]:
+def _json_rows(text: str, path: str | os.PathLike) -> Iterable[tuple[str, str, str, float]]:
     document = parse_json(text, path)
     if not isinstance(document, dict) or not all(isinstance(table, dict) for table in document.values()):
         raise InvalidInput("expected {device kind: {signature: ns}}", source=path)

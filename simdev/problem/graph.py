@@ -12,6 +12,7 @@ import json
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -91,7 +92,7 @@ class ComputationGraph:
     EDGE_COLUMNS = {"consumer_ptr": np.int32, "consumers": np.int32}
     STRINGS = ("kinds", "signatures", "layers", "op_names")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in self.STRINGS:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name, dtype in {**self.OP_COLUMNS, **self.TENSOR_COLUMNS, **self.EDGE_COLUMNS}.items():
@@ -189,10 +190,10 @@ class ComputationGraph:
     def __repr__(self) -> str:
         return f"<ComputationGraph {self.name}: {self.n_ops} ops, {self.n_tensors} tensors, {self.n_edges} edges>"
 
-    def _fail(self, message: str, field: str):
+    def _fail(self, message: str, field: str) -> NoReturn:
         raise InvalidInput(message, source=self.name, field=field)
 
-    def _check(self):
+    def _check(self) -> None:
         n, m = len(self.op_kind), len(self.tensor_bytes)
         if n == 0:
             self._fail("the graph has no ops", "ops")
@@ -344,9 +345,10 @@ class GraphBuilder:
         order = self._order()
         rank = {op: i for i, op in enumerate(order)}
         kinds, signatures, layers, groups = _Interner(), _Interner(), _Interner(), _Interner()
-        columns: dict[str, list] = {name: [] for name in ComputationGraph.OP_COLUMNS}
-        tensor_rows: dict[str, list] = {name: [] for name in ComputationGraph.TENSOR_COLUMNS}
-        ptr, consumers = [0], []
+        columns: dict[str, Any] = {name: [] for name in ComputationGraph.OP_COLUMNS}
+        tensor_rows: dict[str, Any] = {name: [] for name in ComputationGraph.TENSOR_COLUMNS}
+        ptr: Any = [0]  # the graph makes arrays and tuples of these lists
+        consumers: Any = []
         for op in order:
             record = self._ops[op]
             sizes_in = sum(self._whole(self._tensors[t]["bytes"], record, "bytes") for t in record["inputs"])
@@ -372,12 +374,12 @@ class GraphBuilder:
                 consumers.extend(sorted(rank[c] for c in tensor["consumers"]))
                 ptr.append(len(consumers))
         return ComputationGraph(
-            name=self.name, kinds=kinds.items, signatures=signatures.items, layers=layers.items,
-            op_names=[self._ops[op]["name"] for op in order], **columns, **tensor_rows,
+            name=self.name, kinds=tuple(kinds.items), signatures=tuple(signatures.items), layers=tuple(layers.items),
+            op_names=tuple(self._ops[op]["name"] for op in order), **columns, **tensor_rows,
             consumer_ptr=ptr, consumers=consumers, meta=self.meta,
         )  # fmt: skip
 
-    def _whole(self, value, record: dict, what: str) -> int:
+    def _whole(self, value: Any, record: dict, what: str) -> int:
         where = f"op {record['name']!r}: {what}"
         try:
             whole = int(value)
@@ -421,18 +423,18 @@ class GraphBuilder:
 
 
 class _Interner:
-    def __init__(self):
+    def __init__(self) -> None:
         self.items: list = []
         self._index: dict = {}
 
-    def __getitem__(self, item) -> int:
+    def __getitem__(self, item: Hashable) -> int:
         if item not in self._index:
             self._index[item] = len(self.items)
             self.items.append(item)
         return self._index[item]
 
 
-def _column(values, dtype, source: str, name: str) -> np.ndarray:
+def _column(values: Any, dtype: type, source: str, name: str) -> np.ndarray:
     array = np.asarray(values)
     if array.size == 0:
         array = array.astype(dtype).reshape(-1)

@@ -6,6 +6,7 @@ import json
 import os
 import tokenize
 import zipfile
+from typing import IO, Any
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def load_graph(path: str | os.PathLike) -> ComputationGraph:
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         found = header.get("format") if isinstance(header, dict) else type(header).__name__
         raise InvalidInput(f"format {found!r}, expected {FORMAT}", source=path, field="header: format")
-    columns = {}
+    columns: dict[str, Any] = {}
     for name in _COLUMNS:
         if name not in arrays:
             raise InvalidInput("missing", source=path, field=name)
@@ -87,7 +88,7 @@ def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
         return _read_members(archive, path)
 
 
-def _read_members(archive: zipfile.ZipFile, path) -> dict[str, np.ndarray]:
+def _read_members(archive: zipfile.ZipFile, path: str | os.PathLike) -> dict[str, np.ndarray]:
     members = archive.infolist()
     total = sum(member.file_size for member in members)
     if len(members) > MAX_MEMBERS or total > MAX_UNPACKED:
@@ -104,7 +105,7 @@ def _read_members(archive: zipfile.ZipFile, path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _read_array(file, size: int, path, name: str) -> np.ndarray:
+def _read_array(file: IO[bytes], size: int, path: str | os.PathLike, name: str) -> np.ndarray:
     try:
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0)):

@@ -24,7 +24,7 @@ class Placement:
     devices: np.ndarray
     priority: np.ndarray | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, dtype in (("devices", np.int32), ("priority", np.int64)):
             values = getattr(self, name)
             if values is None:
@@ -132,7 +132,7 @@ class Placement:
         if priority is not None and not (isinstance(priority, list) and all(type(value) is int for value in priority)):
             raise InvalidInput("expected a list of whole numbers", source=path, field="priority")
         try:
-            placement = cls(devices, priority)
+            placement = cls(np.asarray(devices), None if priority is None else np.asarray(priority))
         except InvalidInput as error:
             raise InvalidInput(error.message, source=path, field=error.field) from None
         placement.check(problem, source=path)

@@ -29,7 +29,7 @@ class Rules:
     contention: str = "fifo"
     runtime: str = "dataflow"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, known in (("order", ORDERS), ("contention", CONTENTIONS), ("runtime", RUNTIMES)):
             if getattr(self, name) not in known:
                 raise UnknownName(name, str(getattr(self, name)), known, source="rules")
@@ -44,7 +44,7 @@ class Problem:
     costs: CostTable
     rules: Rules = field(default_factory=Rules)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         n, m, d = self.graph.n_ops, self.graph.n_tensors, self.topology.n_devices
         shapes = {
             "op_ns": (len(self.costs.op_ns), n),

@@ -35,10 +35,11 @@ from __future__ import annotations
 import hashlib
 import heapq
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -123,7 +124,7 @@ class Topology:
     switches: tuple[str, ...] = ()
     description: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         names = [device.name for device in self.devices] + list(self.switches)
         if not self.devices:
             self._fail("no devices", "device")
@@ -152,7 +153,7 @@ class Topology:
             if link.duplex not in ("full", "half"):
                 self._fail(f"duplex {link.duplex!r}, expected 'full' or 'half'", where)
 
-    def _fail(self, message: str, field: str):
+    def _fail(self, message: str, field: str) -> NoReturn:
         raise InvalidInput(message, source=self.name, field=field)
 
     @property
@@ -237,7 +238,8 @@ class Topology:
         start = self.devices[source].name
         # A route is as fast as its slowest link: search once per bandwidth, over the links at least so fast.
         for floor in sorted({link.bytes_per_s for link in self.links}):
-            queue, done = [(0, 0, (start,), ())], set()
+            queue: list[tuple[int, int, tuple[str, ...], tuple[int, ...]]] = [(0, 0, (start,), ())]
+            done: set[str] = set()
             while queue:
                 latency, hops, names, path = heapq.heappop(queue)
                 here = names[-1]
@@ -260,7 +262,7 @@ class Topology:
     @cached_property
     def route_csr(self) -> tuple[np.ndarray, np.ndarray]:
         """int32 ``(D * D + 1,)`` and int32: the channels of pair ``s * D + d``."""
-        ptr, flat = [0], []
+        ptr, flat = [0], list[int]()
         for source in range(self.n_devices):
             for target in range(self.n_devices):
                 flat.extend(self.routes.get((source, target), ()))
@@ -277,7 +279,7 @@ class Topology:
         """int64 ``(D, D)``: smallest bandwidth of the route; 0 on the diagonal, -1 where there is no route."""
         return self._pairs(lambda path: min(self.channels[c][3] for c in path), 0)
 
-    def _pairs(self, measure, diagonal: int) -> np.ndarray:
+    def _pairs(self, measure: Callable[[tuple[int, ...]], int], diagonal: int) -> np.ndarray:
         table = np.full((self.n_devices, self.n_devices), -1, np.int64)
         np.fill_diagonal(table, diagonal)
         for (source, target), path in self.routes.items():
@@ -328,7 +330,7 @@ def parse_topology(data: dict, *, source: str, kept: bool = False) -> Topology:
     read = _Fields(data, source, "")
     own = read("kind", dict, default={})
     kinds = load_kinds() | {name: _kind(name, table, source, kept) for name, table in own.items()}
-    devices = []
+    devices: list[Device] = []
     for number, table in enumerate(read("device", list)):
         row = _Fields(table, source, f"device {number}")
         names = row.strings("names") if "names" in table else [row("name", str)]
@@ -462,12 +464,13 @@ class _Fields:
     def __init__(self, table: object, source: str, where: str):
         if not isinstance(table, dict):
             raise InvalidInput("expected a table", source=source, field=where or None)
-        self._table, self._source, self._where, self._read = table, source, where, set()
+        self._table, self._source, self._where = table, source, where
+        self._read: set[str] = set()
 
     def _field(self, key: str) -> str:
         return f"{self._where}: {key}" if self._where else key
 
-    def __call__(self, key: str, kind: type, default=None):
+    def __call__(self, key: str, kind: type, default: Any = None) -> Any:
         self._read.add(key)
         if key not in self._table:
             if default is None:

@@ -18,6 +18,7 @@ step times; they do not model memory.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -163,9 +164,9 @@ def _graph(name: str, n: int, producer, size, tensor, reader) -> ComputationGrap
     edges = np.lexsort((reader, rank[tensor]))
     count = np.bincount(rank[tensor], minlength=len(order))
     zeros, m = np.zeros(n, np.int64), len(order)
-    columns = {column: zeros for column in ComputationGraph.OP_COLUMNS} | {"op_group": zeros - 1}
+    columns: dict[str, Any] = {column: zeros for column in ComputationGraph.OP_COLUMNS} | {"op_group": zeros - 1}
     return ComputationGraph(
-        name=name, kinds=("op",), signatures=("op",), layers=("",), op_names=[str(op) for op in range(n)], **columns,
+        name=name, kinds=("op",), signatures=("op",), layers=("",), op_names=tuple(str(op) for op in range(n)), **columns,
         tensor_producer=producer[order], tensor_bytes=size[order], tensor_persistent=np.zeros(m, bool),
         tensor_result=np.zeros(m, bool), consumer_ptr=np.concatenate([[0], np.cumsum(count)]), consumers=reader[edges],
     )  # fmt: skip

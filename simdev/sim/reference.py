@@ -49,7 +49,7 @@ class _Step:
         self.env = simpy.Environment()
         self.settling = False
         self.finished = [self.env.event() for _ in range(n)]
-        self.issued = [self.env.event() for _ in range(n)] if self.eager else None
+        self.issued = [self.env.event() for _ in range(n)] if self.eager else []
         self.go = [self.env.event() for _ in range(n)]
         self.start, self.finish = [None] * n, [None] * n
         self.ready: list[list[tuple]] = [[] for _ in range(n_devices)]
@@ -63,7 +63,7 @@ class _Step:
         self.flows = _Flows(self)
 
         self.holds: dict[tuple[int, int], int] = {}  # (tensor, device): reasons to keep the instance
-        self.persistent = [[] for _ in range(n_devices)]
+        self.persistent: list[list[int]] = [[] for _ in range(n_devices)]
         for op in range(n):
             self.persistent[self.device[op]].append(self._rounded(graph.op_persistent_bytes[op], self.device[op]))
         self.used = [sum(sizes) for sizes in self.persistent]

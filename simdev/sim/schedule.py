@@ -48,7 +48,7 @@ class Schedule:
         "overflow_op",
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in self.ARRAYS:
             getattr(self, name).setflags(write=False)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from simdev.analysis.levels import b_level, fastest_durations
 from simdev.errors import InvalidInput
@@ -48,6 +50,8 @@ class Simulator:
         self._buffers = new_buffers(problem)
         if self._windows:
             self._prepare()
+        self._step: int | None
+        self._peak: Any  # int64 (D,), or None until it is asked for
         self._forget()
         self._rebase()
 
@@ -75,7 +79,7 @@ class Simulator:
         """Bytes above capacity under :attr:`placement`, summed over the devices; 0 if it fits."""
         return int(np.maximum(self.peak_bytes - self.problem.topology.memory_bytes, 0).sum())
 
-    def move(self, units, devices, *, below: int = NO_LIMIT) -> int:
+    def move(self, units: ArrayLike, devices: ArrayLike, *, below: int = NO_LIMIT) -> int:
         """Move one unit, or several at once; return the step time of the placement with all moves since :meth:`accept`.
 
         ``units`` and ``devices`` are whole numbers, or int ``(k,)`` each. If the step time is ``below`` (ns) or more,
@@ -242,7 +246,7 @@ class Simulator:
         self.undo()
         return step
 
-    def _checked(self, units, devices) -> tuple[np.ndarray, np.ndarray]:
+    def _checked(self, units: ArrayLike, devices: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """The moves as int64 and uint32 arrays. Raises :class:`InvalidInput` unless there are as many units as devices,
         all of them exist, and the devices have kernels for the units."""
         graph, topology = self.problem.graph, self.problem.topology
@@ -282,7 +286,7 @@ class Simulator:
 _GRAPHS: WeakKeyDictionary = WeakKeyDictionary()  # shared by all simulators of a problem
 
 
-def _window_graph(problem: Problem):
+def _window_graph(problem: Problem) -> Any:
     """The parts of a problem that do not depend on a placement, for :mod:`simdev.sim.kernels.incremental`."""
     from simdev.sim.kernels.incremental import Graph
 

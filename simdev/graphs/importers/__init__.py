@@ -100,7 +100,7 @@ def detect_format(data: bytes, path: str | os.PathLike) -> str:
     raise InvalidInput(f"not a graph in any known format ({', '.join(FORMATS)})", source=path)
 
 
-def _detect_json(data: bytes, path) -> str:
+def _detect_json(data: bytes, path: str | os.PathLike) -> str:
     if b'_NODE"' in data[:65536]:
         return "chakra"
     if b'"schema"' in data[:65536] and b'"nodes"' in data[:65536]:

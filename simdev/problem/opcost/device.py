@@ -142,6 +142,7 @@ class Calibration:
         for (name, dtype), members in groups.items():
             dims = np.array([parts[number].dims for number in members], np.int64)
             fit = self.fit_of(parts[members[0]])
+            assert fit is not None, "grouped above by its class"
             slower = self.steps.get(dtype, self.steps.get("bf16", 1.0) if dtype == "f16" else 1.0)
             slower *= self.clock_ratio(sheet) if on_matrix_units(name, dtype) and name in GEMM_LIKE else 1.0
             ns[members] = launch_ns + 1e9 * fitted_s(fit, name, dims, sheet, dtype) * slower
@@ -293,8 +294,8 @@ def device_text(calibration: Calibration, comments: Iterable[str] = ()) -> str:
         trees = _quoted(fit.trees_of) if fit.trees_of else str(fit.trees is not None).lower()
         lines += [f"trees = {trees}", f"source = {_quoted(fit.source)}"]
     if calibration.dispatch_ns:
-        rows = sorted(calibration.dispatch_ns.items())
-        lines += ["", "[dispatch]", *(f"{_quoted(kind)} = {ns / 1e3:.10g}" for kind, ns in rows)]
+        times = sorted(calibration.dispatch_ns.items())
+        lines += ["", "[dispatch]", *(f"{_quoted(kind)} = {ns / 1e3:.10g}" for kind, ns in times)]
     if calibration.table:
         lines += ["", "[table]", *(f"{_quoted(key)} = {ns:.10g}" for key, ns in sorted(calibration.table.items()))]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,95 @@
+"""A user's script gets real types, and the rooms that users import are clean under mypy with the settings of
+pyproject.toml."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = """
+import numpy as np
+from simdev import Budget, Placement, Problem, Rules, find_placer, load_topology, load_workload, placer, simulate
+from simdev import Simulator, TrainingStep, lower_bound, simulate_many, validate, workload
+from simdev.placers.placer import PlacerSpec
+
+problem = Problem.build(load_workload("nmt"), load_topology("p100x4"), rules=Rules(order="priority"))
+spec, parameters = find_placer("heft")
+budget = Budget(problem, evaluations=10)
+placement = spec.place(problem, rng=np.random.default_rng(0), budget=budget)
+schedule = simulate(problem, placement)
+validate(problem, placement, schedule)
+
+
+@placer("mine", version=1, family="mine")
+def mine(problem: Problem, *, rng: np.random.Generator, budget: Budget) -> Placement:
+    return Placement(np.zeros(problem.graph.n_ops, int))
+
+
+@workload("mine", family="mine")
+def step(batch: int = 3) -> TrainingStep:
+    raise NotImplementedError
+
+
+reveal_type(problem)  # Problem
+reveal_type(problem.graph.n_ops)  # int
+reveal_type(problem.topology.accelerators)  # tuple[int, ...]
+reveal_type(spec)  # PlacerSpec
+reveal_type(placement)  # Placement
+reveal_type(budget.evaluate(placement.devices))  # Score
+reveal_type(budget.evaluate(placement.devices).overflow_bytes)  # int | None
+reveal_type(schedule.step_ns)  # int
+reveal_type(schedule.feasible)  # bool
+reveal_type(simulate_many(problem, placement.devices[None]))  # Outcomes
+reveal_type(Simulator(problem, placement).move(0, 1))  # int
+reveal_type(lower_bound(problem).ns)  # int
+reveal_type(mine)  # def (problem: Problem, *, rng: Generator, budget: Budget) -> Placement
+reveal_type(step)  # def (batch: int =) -> TrainingStep
+problem.grph  # error: attr-defined
+spec.place(problem)  # error: call-arg
+from simdev import plaser  # error: attr-defined
+"""
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """simdev with its shelves where they are installed."""
+    folder = tmp_path_factory.mktemp("tree")
+    (folder / "simdev").mkdir()
+    for path in [*(ROOT / "simdev").iterdir(), ROOT / "baselines", ROOT / "workloads"]:
+        if path.name != "__pycache__":
+            (folder / "simdev" / path.name).symlink_to(path)
+    return folder
+
+
+def mypy(tree, *arguments):
+    """Exit code and lines of mypy."""
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("mypy is not installed")
+    command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--cache-dir", tree / "cache"]
+    environment = {**os.environ, "MYPYPATH": str(tree)}
+    done = subprocess.run([*command, *arguments], cwd=tree, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout.splitlines() + done.stderr.splitlines()
+
+
+@pytest.mark.slow
+def test_the_rooms_that_users_import_are_clean(tree):
+    code, lines = mypy(tree, "-p", "simdev")
+    assert code == 0, "\n".join(lines[-40:])
+
+
+@pytest.mark.slow
+def test_a_users_script_gets_real_types(tree):
+    (tree / "script.py").write_text(SCRIPT, encoding="utf-8")
+    _, lines = mypy(tree, "script.py")
+    found = {}
+    for line in lines:
+        match = re.match(r"script\.py:(\d+): (note: Revealed type is \"(.*)\"|error: .*\[([a-z-]+)\])$", line)
+        if match:
+            found[int(match[1])] = re.sub(r"\b(?:\w+\.)+", "", match[3] or "") or f"error: {match[4]}"
+    wanted = {number: line.split("  # ")[1] for number, line in enumerate(SCRIPT.splitlines(), 1) if "  # " in line}
+    assert found == wanted, "\n".join(lines)

@@ -19,7 +19,7 @@ from simdev.parallel import kept
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.program import COMPUTE, Call, NotRepeating, Segment, stretch
 
-FEW = 3  # layers in the shorter capture: a first one, a last one, and one in between
+FEW = 3  # layers in the shorter capture: a first one, a last one, and one in between (FSDP prefetches across layers)
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class StageProgram:
     FIRST, FURTHER, LAST, ONLY = range(4)
 
 
-def capture_stage(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> StageProgram:
-    """The program of one rank of the stage ``part``. Raises :class:`Unsupported` without PyTorch, :class:`InvalidInput`
-    for a model that cannot be built on ``mesh``."""
+def capture_stage(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, several: bool = True) -> StageProgram:
+    """The program of one rank of the stage ``part``; ``several`` if a step has more than one microbatch. Raises
+    :class:`Unsupported` without PyTorch, :class:`InvalidInput` for a model that cannot be built on ``mesh``."""
     if importlib.util.find_spec("torch") is None:
         raise Unsupported("capturing a parallel model needs PyTorch: pip install 'simdev[capture]'")
-    key = tuple(sorted(parameters.items()))
+    key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
     if part.layers < FEW + 2:
-        return _captured(model, key, mesh, part)
-    short, long = (_captured(model, key, mesh, Part(n, part.first, part.last)) for n in (FEW, FEW + 1))
+        return _captured(model, key, mesh, part, several)
+    short, long = (_captured(model, key, mesh, Part(n, part.first, part.last), several) for n in (FEW, FEW + 1))
     more = part.layers - FEW
     try:
         return StageProgram(
@@ -59,18 +59,18 @@ def capture_stage(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part
             short.parameters + (long.parameters - short.parameters) * more,
         )
     except NotRepeating:
-        return _captured(model, key, mesh, part)
+        return _captured(model, key, mesh, part, several)
 
 
 @lru_cache(maxsize=256)
-def _captured(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part) -> StageProgram:
-    name = kept.fingerprint(model, dict(parameters), mesh, part)
+def _captured(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, several: bool) -> StageProgram:
+    name = kept.fingerprint(model, {**dict(parameters), "several": several}, mesh, part)
     found = kept.load(name)
     if found is not None:
         forward, *backward, finish = found.pop("segments")
         return StageProgram(forward, tuple(backward), finish, **found)
     try:
-        program = _capture(model, dict(parameters), mesh, part)
+        program = _capture(model, {**dict(parameters), "layers": part.layers}, mesh, part, several)
         figures = {key: getattr(program, key) for key in ("resident_bytes", "output_bytes", "parameters")}
         kept.save(name, [program.forward, *program.backward, program.finish], figures)
         return program
@@ -81,7 +81,7 @@ def _captured(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part) -
         raise InvalidInput(f"cannot be built on {mesh}: {type(error).__name__}: {text}", source=model.name) from error
 
 
-def _capture(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> StageProgram:
+def _capture(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, several: bool) -> StageProgram:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -92,20 +92,16 @@ def _capture(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> 
         try:
             segments: dict[str, Segment] = {}
             stage = model.function(torch_mesh, part, **parameters)
-            for microbatches in (1, 3):
-                if microbatches == 3:
-                    stage = model.function(torch_mesh, part, **parameters)
-                with FakeTensorMode(allow_non_fake_inputs=True):
-                    stage.module.to_empty(device="cpu")
-                    recorder = Recorder()
-                    run = _Run(stage, recorder, mesh, segments)
-                    program = run.step(microbatches, part)
+            microbatches = 1 if not several else 3 if stage.sync else 2
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                stage.module.to_empty(device="cpu")
+                figures = _Run(stage, Recorder(), mesh, segments).step(microbatches, part)
         finally:
             torch.set_default_dtype(default)
-    return StageProgram(
-        segments["forward"], tuple(segments[f"backward {n}"] for n in ("first", "further", "last", "only")),
-        segments["finish"], *program,
-    )  # fmt: skip
+    only = segments.get("backward only") or segments["backward first"]
+    last = segments.get("backward last", only)
+    backward = segments.get("backward first", only), segments.get("backward further", last), last, only
+    return StageProgram(segments["forward"], backward, segments["finish"], *figures)
 
 
 @contextlib.contextmanager
@@ -222,7 +218,7 @@ def _segment(name: str, entries: list, first: int, mesh: Mesh, base: int, live: 
         issued[stream] = issued.get(stream, 0) + 1
         calls.append(Call(
             stream, entry.kind, entry.signature, entry.flops, entry.read, entry.written, tuple(sorted(waits.items())),
-            axes, entry.bytes, entry.live_bytes - base,
+            axes, entry.bytes, entry.live_bytes - base, entry.recorded_grad,
         ))  # fmt: skip
     return Segment(name, tuple(calls), live - base)
 

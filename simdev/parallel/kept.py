@@ -59,15 +59,18 @@ def save(name: str, segments: list[Segment], figures: dict[str, int]) -> None:
 
 def _row(c: Call) -> list:
     return [c.stream, c.kind, c.signature, c.flops, c.bytes_read, c.bytes_written, c.waits, c.axes, c.payload_bytes,
-            c.live_bytes]  # fmt: skip
+            c.live_bytes, int(c.is_forward)]  # fmt: skip
 
 
 def _segment(row: list) -> Segment:
-    name, live, calls = row
-    return Segment(name, tuple(
-        Call(stream, kind, signature, flops, read, written, tuple((s, b) for s, b in waits), tuple(axes), payload, live)
-        for stream, kind, signature, flops, read, written, waits, axes, payload, live in calls
-    ), live)  # fmt: skip
+    name, live_bytes, rows = row
+    calls = []
+    for stream, kind, signature, flops, read, written, waits, axes, payload, live, forward in rows:
+        pairs = tuple((name, back) for name, back in waits)
+        calls.append(
+            Call(stream, kind, signature, flops, read, written, pairs, tuple(axes), payload, live, bool(forward))
+        )
+    return Segment(name, tuple(calls), live_bytes)
 
 
 @cache

@@ -140,7 +140,8 @@ class PlanProgram:
 def prepare(plan: Plan, prices: Prices | None = None, merge: bool = True) -> PlanProgram:
     """Capture the stages of ``plan`` and time their segments."""
     prices = prices or Prices(plan.cluster)
-    programs = tuple(capture_stage(plan.model, dict(plan.parameters), _inner(plan.mesh), part) for part in plan.parts)
+    inner, several = _inner(plan.mesh), plan.microbatches > 1
+    programs = tuple(capture_stage(plan.model, dict(plan.parameters), inner, part, several) for part in plan.parts)
     timed: dict[tuple, Template] = {}
 
     def time(segment, stage):
@@ -159,8 +160,9 @@ def prepare(plan: Plan, prices: Prices | None = None, merge: bool = True) -> Pla
 
 
 def _inner(mesh: Mesh) -> Mesh:
-    """The mesh of one stage: what the capture depends on."""
-    return Mesh(dict(mesh.inner))
+    """The mesh of one stage, as far as the capture depends on it: replicas run the same program however many there
+    are."""
+    return Mesh({axis: min(size, 2) if axis == "dp_replicate" else size for axis, size in mesh.inner})
 
 
 def simulate_plan(

@@ -26,7 +26,8 @@ class Call:
     joined by ``+``). ``waits`` are pairs ``(stream, back)``: the call starts after the call on that stream after which
     ``back`` others were issued to it; where that lies before the segment, after the stream's last call before the
     segment. ``axes`` and ``payload_bytes`` (the largest buffer on one rank) are those of a collective. ``live_bytes``
-    is by how much the memory in use has grown since the begin of the segment.
+    is by how much the memory in use has grown since the begin of the segment. ``is_forward`` holds for forward passes,
+    recomputed ones too.
     """
 
     stream: str
@@ -39,6 +40,7 @@ class Call:
     axes: tuple[str, ...] = ()
     payload_bytes: int = 0
     live_bytes: int = field(default=0, compare=False)
+    is_forward: bool = False
 
     @property
     def is_collective(self) -> bool:

@@ -62,6 +62,7 @@ class Entry:
     ranks: tuple[int, ...] = ()  # of a collective
     bytes: int = 0  # of a collective: the largest of its buffers on one rank
     live_bytes: int = 0  # bytes of all tensors alive once it has been issued
+    recorded_grad: bool = False  # issued by code that autograd records: a forward pass, also one that is recomputed
 
 
 @dataclass
@@ -300,6 +301,7 @@ class Recorder(TorchDispatchMode):
 
     def _append(self, entry: Entry, stream: RecordedStream) -> None:
         entry.live_bytes = self.live_bytes
+        entry.recorded_grad = torch.is_grad_enabled()
         stream.last = len(self.entries)
         self.entries.append(entry)
 

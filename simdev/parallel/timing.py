@@ -32,10 +32,12 @@ class Host:
     collective_ns: int = 0
 
     def dispatch_ns(self, segment: str, call: Call) -> int:
+        """Host time to issue a call of the segment named ``segment``."""
         if call.is_collective:
             return self.collective_ns
-        name = segment.partition(" ")[0]
-        return {"forward": self.forward_ns, "backward": self.backward_ns}.get(name, self.update_ns)
+        if call.is_forward:
+            return self.forward_ns
+        return self.backward_ns if segment.startswith("backward") else self.update_ns
 
     @property
     def idle(self) -> bool:

@@ -35,7 +35,7 @@ def test_repeated_layers_are_the_captured_ones():
     spec, parameters = find_model(TINY)
     mesh = parse_mesh("dp_shard=2,tp=2")
     stretched = capture_stage(spec, parameters, mesh, Part(5))
-    whole = _captured(spec, tuple(sorted(parameters.items())), mesh, Part(5))
+    whole = _captured(spec, tuple(sorted(parameters.items())), mesh, Part(5), True)
     for ours, theirs in zip(stretched.backward, whole.backward, strict=True):
         assert ours.calls == theirs.calls and ours.live_bytes == theirs.live_bytes
     assert stretched.forward.calls == whole.forward.calls

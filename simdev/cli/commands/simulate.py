@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -44,6 +45,10 @@ def simulate(
     physics: Annotated[
         str | None, typer.Option(help="Time it by the rules of: placeto, baechi, load, ideal-links.")
     ] = None,
+    pipeline: Annotated[
+        int | None, typer.Option(min=1, help="Send this many microbatches through the placement as a pipeline.")
+    ] = None,
+    schedule: Annotated[str, typer.Option(help="Schedule of the pipeline: gpipe or 1f1b.")] = "1f1b",
     as_json: JsonOption = False,
 ) -> None:
     """Compute step time and memory of one placement."""
@@ -57,6 +62,9 @@ def simulate(
         found = Placement.load(placement, problem)
     else:
         found = run_placer(problem, placer, evaluations, seed)
+    if pipeline is not None:
+        print_pipeline(problem, found, pipeline, schedule, engine, as_json)
+        return
     if physics is not None:
         from simdev.sim.presets import step_ns
 
@@ -65,3 +73,35 @@ def simulate(
         print(json.dumps(report) if as_json else f"{report['graph']} under {physics}: {step / 1e6:.3f} ms")
         return
     print_schedule(problem, found, sim.simulate(problem, found, engine=engine), as_json)
+
+
+def print_pipeline(problem, placement, microbatches: int, schedule: str, engine: str, as_json: bool) -> None:
+    """Print what a pipeline of microbatches takes, and which ops spoil it."""
+    from simdev.parallel.against_flow import ops_against_flow
+    from simdev.sim.pipeline import simulate_pipeline
+
+    report = simulate_pipeline(problem, placement, microbatches, schedule, engine=engine)
+    names = [problem.topology.devices[device].name for device in report.stages]
+    wrong = ops_against_flow(problem, placement, report.stages)
+    found = {
+        "graph": problem.graph.name, "topology": problem.topology.name, "schedule": schedule,
+        "microbatches": microbatches, "total_ns": int(report.total_ns), "steady_ns": float(report.steady_ns),
+        "bubble_fraction": report.bubble_fraction, "stages": names, "feasible": report.feasible,
+        "against_flow": [vars(op) for op in wrong],
+    }  # fmt: skip
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    verdict = "" if report.feasible else "  OUT OF MEMORY"
+    print(f"{problem.graph.name}: {microbatches} microbatches, {schedule}, stages {' -> '.join(names)}{verdict}")
+    print(f"{report.total_ns / 1e6:.3f} ms in all, {report.steady_ns / 1e6:.3f} ms for each further microbatch")
+    print(f"bubble {report.bubble_fraction:.1%}")
+    for op in wrong[:5]:
+        layer = f"layer {op.layer!r}" if op.layer else "no layer"
+        print(
+            f"warning: op {op.op!r} ({layer}, {op.phase}) is on stage {op.stage} ({names[op.stage]}), but stage "
+            f"{op.reader_stage} ({names[op.reader_stage]}) reads it: the stages wait for each other",
+            file=sys.stderr,
+        )
+    if len(wrong) > 5:
+        print(f"warning: {len(wrong) - 5} more such ops (--json lists them)", file=sys.stderr)

@@ -21,7 +21,7 @@ def simulate_plan(
     microbatches: Annotated[int, typer.Option(help="Microbatches of each replica in a step.")] = 1,
     schedule: Annotated[str, typer.Option(help="gpipe, 1f1b, interleaved, zero-bubble, zbv or looped-bfs.")] = "1f1b",
     stages_per_rank: Annotated[int, typer.Option(help="Stages on a pipeline rank (interleaved schedules).")] = 1,
-    host: Annotated[str, typer.Option(help="What issues kernels: eager or compiled.")] = "eager",
+    host: Annotated[str, typer.Option(help="What issues kernels: eager, megatron, llm-foundry or compiled.")] = "eager",
     unfolded: Annotated[bool, typer.Option("--unfolded", help="Simulate every rank, not one for each stage.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write a Perfetto trace.", callback=in_a_folder)] = None,
     picture: Annotated[
@@ -34,14 +34,14 @@ def simulate_plan(
     The program of one rank of each pipeline stage is captured from PyTorch on a fake process group; no GPU is needed.
     The first capture of a model takes up to two minutes; it is kept.
     """
-    from simdev.parallel import Plan, find_model, load_cluster, parse_mesh
+    from simdev.parallel import Plan, Prices, find_model, load_cluster, parse_mesh
     from simdev.parallel import simulate_plan as simulate
-    from simdev.parallel.hosts import find_host
+    from simdev.parallel.hosts import find_host, find_scale
 
     spec, parameters = find_model(model)
     plan = Plan(spec, parameters, load_cluster(cluster), parse_mesh(mesh), microbatches, schedule, stages_per_rank,
                 find_host(host))  # fmt: skip
-    report = simulate(plan, unfolded=unfolded)
+    report = simulate(plan, Prices(plan.cluster, scale=find_scale(host)), unfolded=unfolded)
     if trace is not None:
         from simdev.report.perfetto import trace_events, write_trace
 

@@ -1,0 +1,32 @@
+"""``simdev training-runs``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.cli.app import command
+from simdev.cli.tables import print_table
+
+
+@command("training-runs", hidden=True)
+def training_runs(
+    data: Annotated[Path, typer.Argument(help="Folder of public measured data, with training-runs/ in it.")],
+    sets: Annotated[list[str] | None, typer.Option("--set", help="vtrain-single, vtrain-multi ... (repeat).")] = None,
+    most: Annotated[int, typer.Option(min=1, help="At most this many rows of a set, spread over models.")] = 60,
+) -> None:
+    """Compare predicted step times with public measured training runs and with simple controls."""
+    from simdev.errors import UnknownName
+    from simdev.studies import training_runs as report
+
+    for name in sets or ():
+        if name not in report.SETS:
+            raise UnknownName("set", name, report.SETS)
+    found = []
+    for source in sets or report.SETS:
+        runs = report.spread(report.read_runs(data, source), most)
+        found += report.predict_all(runs, lambda text: print(text, file=sys.stderr))
+    print_table(report.HEADER, report.report_lines(found))

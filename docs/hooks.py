@@ -20,23 +20,31 @@ FILES = {
     "execution-model.md": "simdev/sim/MODEL.md",
     "columns.md": "leaderboard/README.md",
     "architecture.md": "ARCHITECTURE.md",
+    "contributing.md": "CONTRIBUTING.md",
     "changes.md": "CHANGELOG.md",
 }
 PUBLIC = (
     "problem.graph", "problem.graph_file", "problem.topology", "problem.costs", "problem.problem",
     "problem.placement", "analysis.levels", "analysis.coarsen", "graphs.workload", "graphs.importers", "sim",
-    "sim.schedule", "placers.placer", "placers.budget", "placers.score", "placers.registry", "placers.testing", "bench.rows", "bench.score",
-    "bench.verify", "report.explain", "integrations.torch_map", "errors",
+    "sim.schedule", "placers.placer", "placers.budget", "placers.score", "placers.registry", "placers.testing",
+    "bench.rows", "bench.score", "bench.verify", "report.explain", "integrations.torch_map", "errors",
 )  # fmt: skip
 
 
 def on_files(files, config):
-    pages = {name: (ROOT / path).read_text(encoding="utf-8") for name, path in FILES.items()}
+    pages = {name: linked_pages((ROOT / path).read_text(encoding="utf-8")) for name, path in FILES.items()}
     pages |= {**placer_pages(), **workload_pages(), "machines.md": machines_page(), "commands.md": commands_page()}
     pages["python.md"] = python_page()
     for name, text in sorted(pages.items()):
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def linked_pages(text: str) -> str:
+    """Links between files of the repository as links between pages of the site."""
+    for name, path in FILES.items():
+        text = text.replace(f"]({path})", f"]({name})")
+    return text.replace("](docs/pages/", "](")
 
 
 def ranking() -> dict[str, dict[str, str]]:

@@ -20,7 +20,7 @@ def place_by_load(problem: Problem, budget, solve: Callable[[LoadProblem], Split
     """Place by ``solve`` and, while the simulator finds a device too full, again with less memory to fill.
 
     The model adds up what each op keeps, the simulator knows when it is kept. Each try takes one evaluation of the
-    budget. Where the model knows no split that fits, the one that ignores memory is returned: an infeasible row.
+    budget. If no split fits the model, the split that ignores memory is returned; its row is infeasible.
     """
     accelerators = alike_accelerators(problem)
     best = least = None

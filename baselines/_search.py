@@ -119,7 +119,7 @@ def atoms(problem: Problem) -> np.ndarray:
 
 
 def draw_device(rng: np.random.Generator, allowed: np.ndarray, units: np.ndarray, current: int) -> int:
-    """A device other than ``current`` that may take every one of ``units``, drawn uniformly; -1 where there is none."""
+    """A device other than ``current`` that may take every one of ``units``, drawn uniformly; -1 if there is none."""
     common = allowed[:, units].all(axis=1)
     common[current] = False
     options = np.flatnonzero(common)

@@ -14,7 +14,7 @@ def choices(problem: Problem, *, hosts: bool = False) -> np.ndarray:
     """bool ``(D, units)``: the devices where each unit may go.
 
     Accelerators that support the unit; hosts too if ``hosts`` or where no accelerator supports it. All devices that
-    are left reach one another, so any choice is a valid placement. Raises :class:`Unsupported` where there is none.
+    remain can reach one another, so any choice is a valid placement. Raises :class:`Unsupported` if none remain.
     """
     supported = problem.unit_op_ns >= 0
     for group in _mutually_reachable(problem):

@@ -1,4 +1,4 @@
-"""What can go wrong, as types. The command line turns each into one sentence on stderr and exit code 2."""
+"""The errors that simdev raises. The command line prints each as one sentence on stderr and exits with code 2."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ class UnknownName(InvalidInput):
 
 
 class Infeasible(InvalidInput):
-    """No placement can exist: the message names the ops, and the devices or memories that they are too much for."""
+    """No placement can exist. The message names the ops, and the devices or memories that cannot hold them."""
 
 
 class Unsupported(SimdevError):
-    """This placer cannot handle this problem, or lacks an optional package: the run is skipped with the reason."""
+    """The placer cannot handle the problem, or lacks an optional package: the run is skipped, and its row says why."""
 
 
 class BudgetExhausted(SimdevError):
-    """Raised by :meth:`simdev.placers.budget.Budget.evaluate` when the evaluations or seconds granted are used up."""
+    """Raised by :meth:`simdev.placers.budget.Budget.evaluate` when the budget is used up."""
 
 
 def _rebuild(kind: type[InvalidInput], args: tuple[Any, ...], state: dict[str, Any]) -> InvalidInput:

@@ -194,7 +194,7 @@ def _outgoing(graph: ComputationGraph, op_group: np.ndarray) -> np.ndarray:
 
 
 def _shapes(graph: ComputationGraph) -> np.ndarray:
-    """float ``(n, 25)``: log of the dimensions of up to five outputs, 0 where there is none."""
+    """float ``(n, 25)``: log of the dimensions of up to five outputs, 0 for absent ones."""
     outputs, dimensions = SHAPES
     by_signature = np.zeros((len(graph.signatures), outputs * dimensions))
     known = np.zeros(len(graph.signatures), bool)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simdev.baselines.rl._case import Case, bucket
-from simdev.baselines.rl._jax import eqx, jax, jnp, optax, starter
+from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._pairs import group_loads, group_pairs, neighbours
 from simdev.baselines.rl._train import Evaluator, State
@@ -308,7 +308,7 @@ class DualPolicy:
             loss = -jnp.mean(jnp.sum((groups + devices) * record.real, axis=1) * advantage) / steps
             return loss, jnp.sum(jnp.mean(undecided, axis=0) * record.real) / steps
 
-        self._first = starter(new, optimizer)
+        self._first = initializer(new, optimizer)
         self._gradient = jax.jit(jax.value_and_grad(objective, has_aux=True))
         self._climb, self._imitate = (jax.jit(partial(_climb, one)) for one in (optimizer, student))
         self._student = jax.jit(student.init)

@@ -7,7 +7,7 @@ from functools import cache, partial
 import numpy as np
 
 from simdev.baselines.rl._case import DEVICE_FEATURES, Case
-from simdev.baselines.rl._jax import eqx, jax, jnp, optax, starter
+from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight
 from simdev.baselines.rl._train import Evaluator, State
@@ -158,7 +158,7 @@ class ProximalPolicy:
             (policy, optimizer_state), left = jax.lax.scan(epoch, (policy, optimizer_state), None, length=epochs)
             return policy, optimizer_state, left[0]
 
-        self._draw, self._update, self._start = draw, update, starter(new, optimizer)
+        self._draw, self._update, self._start = draw, update, initializer(new, optimizer)
 
     def init(self, seed: int, cases: int) -> State:
         policy, optimizer_state, key = self._start(seed)
@@ -169,7 +169,7 @@ class ProximalPolicy:
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
         sight = evaluate.case.inputs
         key, actions = self._draw(state["policy"], sight, state["key"])
-        rewards = evaluate(np.asarray(actions))[1:]  # the most probable placement is looked at, not learned from
+        rewards = evaluate(np.asarray(actions))[1:]  # the most probable placement is evaluated but not learned from
         spread = rewards.std() + 1e-6
         advantage = np.clip((rewards - rewards.mean()) / spread, -3.0, 3.0).astype(np.float32)
         updates = state["updates"].copy()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simdev.baselines.rl._case import Case, bucket
-from simdev.baselines.rl._jax import eqx, jax, jnp, optax, starter
+from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense
 from simdev.baselines.rl._pairs import group_loads, group_pairs, neighbours
 from simdev.baselines.rl._train import Evaluator, State
@@ -215,7 +215,7 @@ class Moves:
             change, optimizer_state = optimizer.update(gradient, optimizer_state, policy)
             return optax.apply_updates(policy, change), optimizer_state, undecided
 
-        self._act, self._update, self._first = act, update, starter(new, optimizer)
+        self._act, self._update, self._first = act, update, initializer(new, optimizer)
         self._split = jax.jit(jax.random.split)
         self._expected = jax.jit(lambda net, placed: expected_schedule(net, placed)[2])
 

@@ -160,7 +160,7 @@ def _merge(source, target, size, weight, allowed, limit, excess) -> np.ndarray:
 
 def _followed(graph: ComputationGraph, label: np.ndarray, own: np.ndarray) -> np.ndarray:
     """``label`` with the units that are at -1 put with the forward op, the maker of most bytes read, or the reader that
-    they follow; alone (``own``) where there is none."""
+    they follow; alone (``own``) if there is none."""
     forward_of = forward_finder(graph)
     unit, size = graph.unit_of_op, graph.tensor_bytes
     for op in np.flatnonzero((label[unit] < 0) & (np.diff(graph.input_ptr) > 0)).tolist():

@@ -10,7 +10,7 @@ import numpy as np
 
 from simdev.baselines.rl._case import FEATURES, NUMBERS, Case, bucket, make_case
 from simdev.baselines.rl._groups import chain_groups
-from simdev.baselines.rl._jax import eqx, jax, jnp, optax, starter
+from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._train import Evaluator, State
 from simdev.problem.problem import Problem
@@ -223,7 +223,7 @@ class Parser:
             label, _, logits = policy(seen.nodes, seen, None)
             return jnp.argmax(logits, axis=1)[label]
 
-        self._draw, self._update, self._likeliest, self._start = draw, update, likeliest, starter(new, optimizer)
+        self._draw, self._update, self._likeliest, self._start = draw, update, likeliest, initializer(new, optimizer)
 
     def init(self, seed: int, cases: int) -> State:
         policy, optimizer_state, key = self._start(seed)

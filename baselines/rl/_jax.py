@@ -46,10 +46,10 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import optax  # noqa: E402
 
-__all__ = ["eqx", "jax", "jnp", "optax", "starter"]
+__all__ = ["eqx", "jax", "jnp", "optax", "initializer"]
 
 
-def starter(new, optimizer):
+def initializer(new, optimizer):
     """A compiled function of a seed: a new policy, ``new(key)``, the optimizer's state for it, and a key to go on
     with."""
 

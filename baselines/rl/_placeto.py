@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simdev.baselines.rl._case import DEVICE_FEATURES, Case
-from simdev.baselines.rl._jax import eqx, jax, jnp, optax, starter
+from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight, with_sight
 from simdev.baselines.rl._train import Evaluator, State
@@ -198,7 +198,7 @@ class Episodes:
             change, optimizer_state = optimizer.update(gradient, optimizer_state, policy)
             return optax.apply_updates(policy, change), optimizer_state, left
 
-        self._act, self._update, self._first = act, update, starter(new, optimizer)
+        self._act, self._update, self._first = act, update, initializer(new, optimizer)
         self._split = jax.jit(jax.random.split)
 
     def init(self, seed: int, cases: int) -> State:

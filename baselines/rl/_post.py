@@ -34,7 +34,7 @@ class Post:
     """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`.
 
     ``step`` draws ``samples`` placements and updates once: by proximal policy optimisation from these, or, once
-    ``pool`` placements have come together, by cross-entropy minimisation from the elite of them all.
+    ``pool`` placements are collected, by cross-entropy minimisation from the elite of them all.
     """
 
     def __init__(self, *, rows, columns, samples, pool, share, mix, epochs, rate, penalty):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from simdev.baselines.rl._case import Case
-from simdev.baselines.rl._jax import jax, jnp, optax, starter
+from simdev.baselines.rl._jax import initializer, jax, jnp, optax
 from simdev.baselines.rl._train import Evaluator, State
 
 LEAST_SPREAD, MOST = 1e-3, 3.0  # of rewards, in one batch; of advantages
@@ -58,7 +58,7 @@ class Reinforce:
             change, optimizer_state = optimizer.update(gradient, optimizer_state, policy)
             return optax.apply_updates(policy, change), optimizer_state, undecided
 
-        self._draw, self._update, self._start = draw, update, starter(new, optimizer)
+        self._draw, self._update, self._start = draw, update, initializer(new, optimizer)
 
     def init(self, seed: int, cases: int) -> State:
         policy, optimizer_state, key = self._start(seed)

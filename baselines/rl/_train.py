@@ -151,9 +151,9 @@ def train(
     """Train a policy on ``problems`` in turn until ``evaluations`` simulations are spent; write it to folder ``out``.
 
     ``progress`` gets a row of ``COLUMNS`` after every update; the folder's ``progress.csv`` has them all. A checkpoint
-    is written now and then, on Ctrl-C and at the end; the same call then goes on, bit for bit as if it had not stopped,
-    and with more ``evaluations`` it goes on further. Raises :class:`InvalidInput` where the folder holds the checkpoint
-    of another training. ``simulate`` stands in for ``simulate_many``, as with :class:`Budget`.
+    is written now and then, on Ctrl-C and at the end; the same call then resumes, bit for bit as if it had not stopped,
+    and with more ``evaluations`` it continues. Raises :class:`InvalidInput` if the folder holds the checkpoint of
+    another training. ``simulate`` stands in for ``simulate_many``, as with :class:`Budget`.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ def doppler(problem, *, rng, budget, policy, **params):
     being the running mean less the cost; choices are random with a probability that falls linearly from ``epsilon`` to
     0 over ``epsilon_updates`` updates. Stage III, learning on the real system, does not exist here: there is none.
     No number is tied to a device: a policy serves any machine.
-    Where it departs, or where the paper is silent:
+    It departs from the paper, or fills a gap in it, as follows:
 
     * ``episodes`` episodes run side by side with one policy, then it is updated with Adam; stage I is ``imitation``
       such updates (seconds; the paper's is 2,000 episodes, and as many or more in the stages after it), once for each

@@ -62,7 +62,7 @@ def gdp(problem, *, rng, budget, policy, **params):
     ``blocks`` layers of attention over ops in topological order, segment by segment with the one before as memory and
     without positional encoding; the devices of the whole graph named at once; the placer's layers conditioned on the
     graph by superposition; PPO with ``epochs`` steps an update and reward minus the square root of the step time.
-    Where it departs, or where the paper is silent:
+    It departs from the paper, or fills a gap in it, as follows:
 
     * Ops are grouped first, to at most ``groups`` groups: the layers of the source model (in graphs that name none,
       ops with their only reader), merged where they are more, or with ``layers=false`` single forward ops that share

@@ -42,7 +42,7 @@ def giph(problem, *, rng, budget, policy, **params):
     embedding of ``output`` numbers gives a node's score, and a softmax over all nodes the move, never one that moves
     nothing or moves the same group again. The reward of a move is what it takes off the step time; REINFORCE with Adam;
     an episode is ``length`` moves a group. No number is tied to a device: a policy serves any machine.
-    Where it departs, or where the paper is silent:
+    It departs from the paper, or fills a gap in it, as follows:
 
     * Learning does not wait for the end of an episode: after every ``every`` moves the policy is updated, with returns
       that end there. Of rewards, their mean over those moves is taken off, and returns are divided by their deviation

@@ -41,7 +41,7 @@ def hsdag(problem, *, rng, budget, policy, **params):
     edges, through which the scores learn; a softmax over devices for each group; from step to step of an episode, the
     groups' new features are added to their members'; reward 1 / step time; one update after ``steps`` placements, with
     discount. ``steps``, ``rate``, ``discount``, two convolutions and dropout of 0.2 are those of the authors' program.
-    Where it departs, or where the paper is silent:
+    It departs from the paper, or fills a gap in it, as follows:
 
     * The graphs are of training steps, not of inference: a forward op has its backward and update ops with it, and
       only forward ops make chains. Where there are more than ``nodes`` chains, nodes are the groups of

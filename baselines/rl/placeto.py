@@ -43,7 +43,7 @@ def placeto(problem, *, rng, budget, policy, **params):
     message passing along and against the edges with shared weights; summaries of the visited group's ancestors,
     descendants and parallel groups; the reward is the difference of step times; REINFORCE, the baseline being the mean
     return of the same step over the last ``history`` episodes; an entropy bonus that decays; gradients clipped at 1.25.
-    Where it departs, or where the paper is silent:
+    It departs from the paper, or fills a gap in it, as follows:
 
     * The step time is measured after every ``every``-th group that is visited (1: the paper's), and only where
       something has moved; a group in between shares the difference with its neighbours. ``every=groups`` gives the

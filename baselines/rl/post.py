@@ -31,7 +31,7 @@ def post(problem, *, rng, budget, groups, elite, **params):
     proximal policy optimisation; after every ``pool`` placements instead, the distribution nearest in cross entropy to
     the best ``elite`` of them (in closed form: how often the elite names each device), mixed with ``mix`` of the even
     one. The elite is the best tenth, as in the paper. Nothing carries over to another graph: there is no policy to
-    train, to store or to start from. Where it departs, or where our sources for the paper are silent:
+    train, to store or to start from. It departs from the paper, or fills a gap in our sources, as follows:
 
     * ``samples``, ``pool``, ``mix``, ``rate`` and ``penalty`` are our choices. The paper spent 2,400 placements.
     * The objective of PPO is the form with a penalty, ``penalty`` times the distance (Kullback-Leibler) from the old

@@ -1,1 +1,5 @@
-"""Exact placement: the maximum-load model, its dynamic program and integer programs, constraint programs, bounds."""
+"""Optimal placements of simpler models: the largest load of a pipeline, the latency of one sample, the makespan.
+
+The dynamic program, integer programs and constraint programs are here, with the proofs of their bounds. README.md
+compares their results with published ones.
+"""

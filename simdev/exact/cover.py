@@ -105,7 +105,7 @@ def _cover(inside: list, on_core: list, cores: int, count: int) -> tuple[np.ndar
 
 
 def _core_set(price: np.ndarray, core_time: np.ndarray, limit: float) -> tuple[np.ndarray, float]:
-    """A set that a core does within ``limit``, dear for its time, and what no such set is worth more than."""
+    """A set of high price that a core does within ``limit``, and an upper bound on the price of any such set."""
     chosen = core_time <= 0
     worth, left, full = float(price[chosen].sum()), limit, False
     able = np.flatnonzero((core_time > 0) & np.isfinite(core_time) & (price > 0))

@@ -17,7 +17,7 @@ SLACK = 1 + 1e-9  # sums taken in another order differ in their last digits
 @dataclass(frozen=True)
 class Split:
     """``machine`` int ``(n,)`` per node (accelerators first), its ``largest`` load; ``ideals`` met and ``pairs`` of
-    nested ideals whose stage was looked at."""
+    nested ideals whose stage was examined."""
 
     machine: np.ndarray
     largest: float
@@ -44,7 +44,7 @@ def best_linear(problem: LoadProblem, *, merge_trivial: bool = True) -> Split:
 
 def contiguous_split(problem: LoadProblem, classes: Classes, limit: int) -> Split:
     """The contiguous optimum over given classes. The linearised optimum bounds it from above, and stages beyond that
-    bound are not looked at."""
+    bound are not examined."""
     ideals = all_ideals(classes.predecessors, limit)
     try:
         bound = linear_split(problem, classes).largest
@@ -61,7 +61,7 @@ def linear_split(problem: LoadProblem, classes: Classes) -> Split:
     chain = prefixes(classes.n_classes)
     work = classes.accelerator_time[np.isfinite(classes.accelerator_time)].sum()
     bound = 1.25 * work / max(1, problem.accelerators)
-    while True:  # a bound keeps the stages short that are looked at; where nothing is found within it, it grows
+    while True:  # a bound keeps the examined stages short; it grows if nothing is found within it
         found = _solve(classes, chain, problem, bound)
         if found is not None:
             return found

@@ -1,7 +1,7 @@
 """The latency model of Tarnawski et al. (NeurIPS 2020, section 4.2, one subgraph an accelerator), and its optimum.
 
 Each accelerator is called once: when all that its nodes read is there, it takes its transfers in, its work and its
-transfers out, one after the other, and all its results are there at the end. A CPU core does one node; there are as
+transfers out, in sequence, and all its results are there at the end. A CPU core does one node; there are as
 many cores as wanted. The published integer program relates calls by big-M constraints, whose relaxation is next to
 nothing; here the same is a constraint program with conditional constraints (CP-SAT), and the critical path on the
 faster of the two kinds backs its bound.
@@ -166,7 +166,7 @@ def greedy_split(problem: LoadProblem) -> np.ndarray:
 
 
 def linear_split(problem: LoadProblem) -> np.ndarray | None:
-    """The best cut of one depth-first order into calls and stretches on the CPU, as if all ran one after the other.
+    """The best cut of one depth-first order into calls and stretches on the CPU, as if all of them ran in sequence.
 
     None where nothing fits.
     """

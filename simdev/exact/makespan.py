@@ -110,7 +110,7 @@ def solve_makespan(
 
 
 def _serial(problem: Problem, allowed: np.ndarray) -> int:
-    """Everything one after the other on the slowest device that is allowed, every tensor sent everywhere."""
+    """The duration if all ops run in sequence on their slowest allowed device and every tensor is sent everywhere."""
     graph = problem.graph
     slowest = np.where(allowed[:, graph.unit_of_op], problem.costs.device_op_ns, 0).max(axis=0)
     least = least_transfers(problem)
@@ -197,7 +197,7 @@ class _Builder:
         self.channel: dict[int, list] = {}
         ptr, consumers = graph.consumer_ptr.tolist(), graph.consumers.tolist()
         # Tensors of one op with the same readers leave together and are needed together: one transfer, that lasts as
-        # long as all of them one after the other on their common route, or as the longest where they share it.
+        # long as all of them in sequence on their common route, or as the longest where they share it.
         alike: dict[tuple[int, ...], list[int]] = {}
         for tensor, producer in enumerate(graph.tensor_producer.tolist()):
             alike.setdefault((producer, *consumers[ptr[tensor] : ptr[tensor + 1]]), []).append(tensor)

@@ -49,7 +49,8 @@ class Stage:
 @dataclass(frozen=True)
 class Plan:
     """``seconds`` of the slowest stage; ``single_seconds`` on one worker; ``data_parallel_seconds`` with every layer on
-    all workers; ``states`` looked at. Exact over the states; ``linear`` where those are the prefixes of one order."""
+    all workers; ``states`` examined. The plan is optimal over these states. ``linear`` says that they are the prefixes
+    of one order."""
 
     seconds: float
     single_seconds: float

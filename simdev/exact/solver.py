@@ -18,7 +18,7 @@ from simdev.errors import InvalidInput, UnknownName
 SOLVERS = {"highs": "HIGHS", "scip": "GSCIP", "cp-sat": "CP_SAT", "gurobi": "GUROBI"}
 AUTO = "auto"
 LONG = 25.0  # seconds from which HiGHS works in turns
-GRACE = 1.03  # a solver that has not stopped by itself after this much of its time is told to
+GRACE = 1.03  # a solver that has not stopped by itself after this share of its time is stopped
 
 
 @dataclass(frozen=True)

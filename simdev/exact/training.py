@@ -13,7 +13,7 @@ from simdev.problem.problem import Problem
 def alike_accelerators(problem: Problem) -> list[int]:
     """The accelerators that the model may use: the largest set of one kind that reach one another.
 
-    The model knows one kind only. Raises :class:`Unsupported` where there is none.
+    The model has only one kind of accelerator. Raises :class:`Unsupported` if there is no accelerator.
     """
     kinds: dict[int, list[int]] = {}
     for device in problem.topology.accelerators:

@@ -21,7 +21,7 @@ ARRAYS, HEADER = "policy.safetensors", "policy.json"
 
 def save_policy(folder: str | os.PathLike, header: Mapping, policy: Any) -> None:
     """Write ``policy`` (a pytree of arrays) and ``header`` (JSON: the placer, its version and settings, what it was
-    trained on) to a folder, which is made where it is missing."""
+    trained on) to a folder, which is created if it is missing."""
     folder = Path(folder)
     _make(folder)
     blob = pack(policy)
@@ -57,8 +57,8 @@ def load_policy(folder: str | os.PathLike, like: Any, *, placer: str, version: i
 
 
 def pack(tree: Any, notes: dict | None = None) -> bytes:
-    """The arrays of a pytree as one safetensors file, named by their paths; ``notes`` go into its header, as one entry:
-    the writer puts several in any order."""
+    """The arrays of a pytree as one safetensors file, named by their paths; ``notes`` go into its header as one
+    entry, because the writer does not keep the order of several."""
     from safetensors.numpy import save
 
     named = {name: np.asarray(leaf, order="C") for name, leaf in _named(tree)}
@@ -92,7 +92,7 @@ def unpack(blob: bytes, like: Any, source: object) -> Any:
 
 
 def notes_of(blob: bytes, source: object) -> dict:
-    """The notes that :func:`pack` put into the header. Raises :class:`InvalidInput` where there is none."""
+    """The notes that :func:`pack` put into the header. Raises :class:`InvalidInput` if there are none."""
     size = int.from_bytes(blob[:8], "little")
     try:
         if not 0 < size <= len(blob) - 8:

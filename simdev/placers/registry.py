@@ -1,6 +1,6 @@
-"""Names to things: loads both shelves and whatever outsiders register through entry points, and parses entry ids.
+"""Finds placers and workloads by name: on the two shelves, in entry points of other packages, and in files of the user.
 
-An id is ``name`` or ``name[param=value,...]``, also ``name@version``.
+An id is ``name``, ``name@version`` or ``name[param=value,...]``.
 """
 
 from __future__ import annotations
@@ -80,18 +80,19 @@ def find_workload(entry: str) -> tuple[workload.WorkloadSpec, dict]:
 
 
 def graph_path(name: str) -> Path:
-    """Where the captured graph of a workload ships."""
+    """The path of the graph file that ships with a workload; the file need not exist."""
     package = importlib.import_module("simdev.workloads")
     return Path(package.__path__[0]) / "graphs" / f"{name}.npz"
 
 
 def load_workload(entry: str) -> ComputationGraph:
-    """The graph of a workload id, of a graph file (any format of :mod:`simdev.graphs.importers`, by the end of its name),
-    of a family (``nmt-family[seed=3]``, see :mod:`simdev.graphs.random_graphs`), or of a training step of the user's own
-    (``my_model.py:make_step``, which is executed).
+    """The graph that ``entry`` names. Raises :class:`InvalidInput` or :class:`UnknownName`.
 
-    The default parameters come from the shipped file; others are captured now, which needs PyTorch (the ``capture``
-    extra).
+    * A workload id, as ``nmt[batch=64]``: read from the shipped file for the default parameters, and captured with
+      PyTorch (the extra ``capture``) for others.
+    * A graph file in any format of :mod:`simdev.graphs.importers`.
+    * ``my_model.py:make_step``: a training step in a file of the user, which is executed.
+    * ``nmt-family[seed=3]``: a random graph of a family, see :mod:`simdev.graphs.random_graphs`.
     """
     if is_step_file(entry):
         from simdev.graphs.capture import capture_file
@@ -154,7 +155,7 @@ def parse_id(entry: str) -> tuple[str, int | None, dict]:
 
 @cache
 def _load_file(path: str) -> dict[str, placer.PlacerSpec]:
-    """The placers that a file of the user registers; they leave the shelf as it was."""
+    """The placers that a file of the user registers. The shelf itself is left unchanged."""
     spec = importlib.util.spec_from_file_location(f"simdev_user_{Path(path).stem}", path)
     if spec is None or spec.loader is None:
         raise InvalidInput("not a Python file", source=path)

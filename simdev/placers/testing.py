@@ -1,4 +1,4 @@
-"""Material for tests of simdev and of what others add to it: random problems with every awkward feature."""
+"""Random problems with every awkward feature, and the conformance check of placers: for tests, also of your own."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def random_rules(rng: np.random.Generator) -> Rules:
 
 
 def random_problem(rng: np.random.Generator, *, max_ops: int = 25, rules: Rules | None = None) -> Problem:
-    """A random graph on a random topology; ``rules`` random where not given."""
+    """A random graph on a random topology; the rules are random too unless ``rules`` is given."""
     graph, topology = random_graph(rng, max_ops), random_topology(rng)
     return Problem(graph, topology, random_costs(rng, graph, topology), rules or random_rules(rng))
 
@@ -143,11 +143,11 @@ def assert_same_schedule(first: Schedule, second: Schedule) -> None:
 def check_placer(
     spec: PlacerSpec, problem: Problem, *, evaluations: int = 0, seed: int = 0, **params: Any
 ) -> Placement | None:
-    """Raise AssertionError unless a placer keeps the rules on ``problem``; return its placement, or None where it
-    raises :class:`Unsupported` with a reason.
+    """Check that a placer keeps the rules on ``problem``; return its placement, or None if it raises
+    :class:`Unsupported` with a reason. Raises AssertionError otherwise.
 
-    The placement is valid and of the right type, the problem is untouched, the budget is kept, and the same seed and
-    evaluations give the same placement again.
+    The rules: the placement is valid and of the right type, the problem is unchanged, no more than ``evaluations`` are
+    used, and the same seed and evaluations give the same placement again.
     """
     before = problem.graph.fingerprint, problem.costs.hash
     found = []

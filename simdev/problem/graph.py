@@ -338,7 +338,7 @@ class GraphBuilder:
         self.connect(tensor, after)
 
     def build(self) -> ComputationGraph:
-        """Number the ops topologically (keeping the order given where it is one), check, freeze.
+        """Number the ops topologically (in the given order, if that is topological), check and freeze the graph.
 
         Raises :class:`InvalidInput` naming the ops of a cycle, or the field that is negative or not a whole number.
         """

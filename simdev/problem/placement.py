@@ -18,8 +18,12 @@ from simdev.problem.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """``devices`` int32 ``(n,)``: device number per op. ``priority`` int64 ``(n,)`` or None: higher runs first under
-    the ``priority`` order."""
+    """The device of each op: the answer of a placer.
+
+    ``devices`` int32 ``(n,)`` holds a device number for each op. ``priority`` int64 ``(n,)``, or None, matters only
+    under the order ``priority``: of the ready ops, the one with the highest priority runs first. Raises
+    :class:`InvalidInput` unless both hold whole numbers.
+    """
 
     devices: np.ndarray
     priority: np.ndarray | None = None

@@ -37,7 +37,11 @@ class Rules:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Find the device of each op so that the step takes the least time and fits in memory."""
+    """What a placer receives: find the device of each op so that the step is fastest and fits in memory.
+
+    Raises :class:`InvalidInput` if the costs do not have the shapes of the graph and the topology, or if the rules need
+    a device or a cost that is missing.
+    """
 
     graph: ComputationGraph
     topology: Topology
@@ -68,13 +72,14 @@ class Problem:
     def build(
         cls, graph: ComputationGraph, topology: Topology, model: CostModel | None = None, rules: Rules | None = None
     ) -> Problem:
-        """Cost ``graph`` on ``topology`` with ``model`` (roofline by default)."""
+        """The problem of ``graph`` on ``topology`` under ``rules``, with the costs of ``model``: by default, those of the
+        shipped device files and rooflines for other devices."""
         return cls(graph, topology, (model or CostModel()).table(graph, topology), rules or Rules())
 
     @cached_property
     def unit_op_ns(self) -> np.ndarray:
-        """int64 ``(D, units)``: summed duration of each placement unit on each device; -1 where an op of it has no
-        kernel."""
+        """int64 ``(D, units)``: summed duration of each placement unit on each device; -1 if one of
+        its ops has no kernel there."""
         durations, unit = self.costs.device_op_ns, self.graph.unit_of_op
         table = np.zeros((self.topology.n_devices, self.graph.n_units), np.int64)
         for device, row in enumerate(durations):

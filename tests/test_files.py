@@ -1,10 +1,28 @@
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simdev.errors import InvalidInput
-from simdev.files import replacing, write_text
+from simdev.files import (
+    guarded,
+    open_zip,
+    parse_json,
+    read_bytes,
+    read_json,
+    read_lines,
+    read_text,
+    read_toml,
+    replacing,
+    sweep,
+    unguarded,
+    write_table,
+    write_text,
+)
 
 
 def test_a_file_is_replaced_at_the_end(tmp_path):
@@ -53,3 +71,107 @@ def test_what_cannot_be_written_is_named(tmp_path, path):
 def test_a_full_disk_is_named():
     with pytest.raises(InvalidInput, match="/dev/full: No space left"):
         write_text("/dev/full", "new")
+
+
+# Reading
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="needs /dev/zero")
+def test_reading_ends_at_the_limit(tmp_path):
+    with pytest.raises(InvalidInput, match="/dev/zero: larger than 1000 bytes: refused"):
+        read_bytes("/dev/zero", 1000)
+    (tmp_path / "link.json").symlink_to("/dev/zero")
+    with pytest.raises(InvalidInput, match="link.json: larger than"):
+        read_json(tmp_path / "link.json", 1000)
+    with pytest.raises(InvalidInput, match="larger than"):
+        list(read_lines("/dev/zero", longest=1000))
+    with pytest.raises(InvalidInput, match="/dev/zero: not a regular file"), open_zip("/dev/zero"):
+        pass
+
+
+def test_a_sparse_file_is_refused_by_its_size(tmp_path):
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(4 << 30)
+    for read in (read_bytes, read_text, read_json, read_toml):
+        with pytest.raises(InvalidInput, match="sparse: larger than"):
+            read(tmp_path / "sparse")
+    with pytest.raises(InvalidInput, match="sparse: larger than"), open_zip(tmp_path / "sparse"):
+        pass
+
+
+def test_every_reader_of_results_has_a_limit(tmp_path):
+    """The files of a result folder, each a sparse file of 4 GB or a link to /dev/zero."""
+    from simdev.bench import journal, rows
+    from simdev.problem.graph_file import load_graph
+    from simdev.problem.topology import load_topology
+
+    (tmp_path / "placements").mkdir()
+    names = ["results.csv", "curves.csv", "journal.jsonl", "placements/00.npz", "graph.npz", "machine.toml"]
+    for link in (False, True):
+        for name in names:
+            path = tmp_path / name
+            path.unlink(missing_ok=True)
+            if link and os.path.exists("/dev/zero") and name != "journal.jsonl":  # which is no file then: a new one
+                path.symlink_to("/dev/zero")
+            else:
+                path.touch()
+                os.truncate(path, 4 << 30)
+        for read in (
+            lambda: rows.read_rows(tmp_path / "results.csv"),
+            lambda: journal.read_curves(tmp_path / "curves.csv"),
+            lambda: journal.Journal(tmp_path / "journal.jsonl"),
+            lambda: rows.stored_placement(tmp_path, "00"),
+            lambda: load_graph(tmp_path / "graph.npz"),
+            lambda: load_topology(tmp_path / "machine.toml"),
+        ):
+            with pytest.raises(InvalidInput, match="larger than|not a regular file"):
+                read()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[", "NaN", "[1e999]", "[" * 100_000, "9" * 5000, '"\\ud800"', '{"a": Infinity}', b"\xff\xfe{}", "\ufeff"],
+)
+def test_what_is_no_json_is_one_sentence(text):
+    with pytest.raises(InvalidInput, match="here: not JSON") as caught:
+        parse_json(text, "here")
+    assert len(str(caught.value)) < 500
+
+
+def test_json_keeps_what_is_json():
+    assert parse_json('{"a": [1, 2.5, null, "\\ud83d\\ude00"]}', "here") == {"a": [1, 2.5, None, "\U0001f600"]}
+
+
+# Cells
+
+
+@pytest.mark.parametrize("cell", ["=1+1", "+x", "-x", "@SUM(A1)", "\tx", "\rx", "'=x", "''=x", "\uff1dx", "=", "--1"])
+def test_no_cell_becomes_a_formula(cell):
+    assert guarded(cell) == "'" + cell and unguarded(guarded(cell)) == cell
+
+
+@pytest.mark.parametrize("cell", ["", "a", "-1.5", "+3", "1e-9", "-2.5%", "'x", "'", "a=b", 3, -2.5, None])
+def test_other_cells_stay_as_they_are(cell):
+    assert guarded(cell) == cell and (not isinstance(cell, str) or unguarded(cell) == cell)
+
+
+@given(st.text(alphabet=st.sampled_from("'=+-@\t1.ex"), max_size=8))
+def test_every_cell_is_read_back(cell):
+    assert unguarded(guarded(cell)) == cell
+
+
+def test_tables_hold_no_formula(tmp_path):
+    write_table(tmp_path / "a.csv", ["name", "ns"], [["=cmd()", -1.5], ["@x", 2]])
+    assert (tmp_path / "a.csv").read_text() == "name,ns\n'=cmd(),-1.5\n'@x,2\n"
+
+
+# What killed processes leave
+
+
+def test_unfinished_files_are_swept(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / ".keep").write_text("mine")
+    code = "import os, sys\nfrom simdev.files import replacing\nwith replacing(sys.argv[1]) as file:\n    os.kill(os.getpid(), 9)\n"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a" / "b.csv")], timeout=60)
+    assert len(os.listdir(tmp_path / "a")) == 2
+    assert sweep(tmp_path) == 1 and os.listdir(tmp_path / "a") == [".keep"]

@@ -527,13 +527,17 @@ def main() -> int:
     return 1 if any(counts["failed"] for counts in table.values()) else 0
 
 
-def run(chosen: list[Reader], seconds: float, seed: int, keep: Path | None = None) -> dict[str, Counter]:
-    """Mutate and read for about ``seconds``; how often each reader read, refused and failed."""
+def run(
+    chosen: list[Reader], seconds: float, seed: int, keep: Path | None = None, rounds: float = float("inf")
+) -> dict[str, Counter]:
+    """Mutate and read for about ``seconds``, or ``rounds`` files for each reader; how often each read, refused and
+    failed."""
     draw, table = random.Random(seed), {one.name: Counter() for one in chosen}
     for one in chosen:
         try_seed(one)
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
+    ends, done = time.monotonic() + seconds, 0
+    while time.monotonic() < ends and done < rounds:
+        done += 1
         for one in chosen:
             data = one.mutate(one.seed, draw)
             try:

@@ -17,7 +17,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "pages" / "reliability.md"
 
 def inputs(scale: float) -> list[str]:
     """Damaged and hostile input files: what was tried, how often, and what happened."""
-    raise NotImplementedError
+    import reliability_inputs
+
+    return reliability_inputs.table(scale)
 
 
 def faults(scale: float) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from small_board import small_board
 
 from simdev.errors import InvalidInput
 from simdev.report import page
@@ -127,3 +128,30 @@ def test_everything_to_press_has_a_name(tab):
         !(e.innerText || e.labels?.length || e.ariaLabel || e.querySelector?.("title"))).length"""
     )
     assert nameless == 0
+
+
+HOSTILE = {
+    "workload": "</script><script>window.pwned=1</script>'$(touch x)'.npz",
+    "topology": '"><svg onload=window.pwned=1>.toml',
+    "placers": ("<img src=x onerror=window.pwned=1>", "javascript:window.pwned=1"),
+    "bound_method": "<b onmouseover=window.pwned=1>proven</b>",
+}
+
+
+def test_every_name_is_shown_as_text(browser, tmp_path):
+    small_board(tmp_path / "<i>board</i>", **HOSTILE)
+    page.write_page(tmp_path / "<i>board</i>", tmp_path / "page.html")
+    context = browser.new_context(offline=True)
+    tab, complaints = context.new_page(), []
+    tab.on("pageerror", lambda error: complaints.append(str(error)))
+    tab.goto((tmp_path / "page.html").as_uri())
+    tab.locator("#rows button.open").first.click()
+    tab.wait_for_timeout(200)
+    shown = tab.locator("body").inner_text() + tab.get_by_role("dialog").inner_text()
+    for name in (HOSTILE["workload"], HOSTILE["topology"], *HOSTILE["placers"], HOSTILE["bound_method"]):
+        assert name in shown, name
+    command = tab.get_by_role("dialog").locator("pre").inner_text()
+    assert f"-t '{HOSTILE['topology']}'" in command and "'\\''$(touch x)'\\''" in command  # quoted for a shell
+    assert tab.evaluate("window.pwned") is None and complaints == []
+    assert tab.locator("main img, main script, dialog img, dialog i").count() == 0
+    context.close()

@@ -212,7 +212,7 @@ def mutate_npz(data: bytes, draw: random.Random) -> bytes:
                 array = array.astype(draw.choice([np.float64, np.bool_, np.int8, np.uint64, np.int64, "U4"]))
             case _ if array.size and array.dtype.kind in "iub":
                 array = array.astype(np.int64)
-                array[draw.randrange(array.size)] = draw.choice([0, -1, 1, 2**31, 2**62, -(2**63), 99])
+                array.flat[draw.randrange(array.size)] = draw.choice([0, -1, 1, 2**31, 2**62, -(2**63), 99])
         out = io.BytesIO()
         np.lib.format.write_array(out, array)
         files[name] = out.getvalue()
@@ -298,7 +298,6 @@ def readers(folder: Path) -> list[Reader]:
         Reader("manifest", "manifest.csv", b"file,sha256,role,source\na,0,validate,x\nb,1,split,y\n", mutate_csv, _read_manifest),
         Reader("policy header", "policy.json", seeds.json_bytes(seeds.POLICY), mutate_json, _read_policy),
         Reader("load problem", "a.json", seeds.json_bytes(seeds.PARTITIONING), mutate_json, _read_load_problem),
-        Reader("pipedream profile", "a.txt", seeds.PIPEDREAM.encode(), mutate_text, _read_profile),
         _graph("npz", "a.npz", seeds.graph_npz(folder), mutate_npz),
         _graph("json", "a.json", seeds.json_bytes(seeds.GRAPH), mutate_json),
         _graph("csv", "a.csv", seeds.GRAPH_CSV.encode(), mutate_csv),
@@ -454,21 +453,15 @@ def _read_manifest(path: Path) -> None:
 
 
 def _read_policy(path: Path) -> None:
-    from simdev.cli.commands.simulate import of_policy
+    from simdev.cli.commands.place import of_policy
 
-    of_policy(str(path.parent), None)
+    of_policy(path.parent, None)
 
 
 def _read_load_problem(path: Path) -> None:
     from simdev.exact.load import read_load_problem
 
     read_load_problem(path)
-
-
-def _read_profile(path: Path) -> None:
-    from simdev.exact.pipedream import read_profile
-
-    read_profile(path)
 
 
 # Running --------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 NAMES = (
     "results", "curves", "journal", "submission", "placement", "placement file", "topology", "device file",
     "device trees", "measured costs", "measured costs json", "kineto", "kineto tar", "manifest", "policy header",
-    "load problem", "pipedream profile", "import npz", "import json", "import csv", "import networkx", "import pipedream",
+    "load problem", "import npz", "import json", "import csv", "import networkx", "import pipedream",
     "import dnn-partitioning", "import piper", "import baechi", "import cost-graph", "import execution-trace",
     "import chakra", "import chakra protobuf", "import onnx",
 )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Files read within limits and written whole or not at all.
+"""Read files within limits, and write them whole or not at all.
 
-Reading never runs code, never takes more memory than a limit allows, and answers whatever a file holds with data or with
-one :class:`InvalidInput`. The limits are generous: a standard board is 0.4 MB, the largest shipped graph 0.2 MB.
+Reading never executes code and never takes more memory than a limit allows. Whatever a file holds, the answer is data
+or one :class:`InvalidInput`. The limits are far above real files: the standard board has 0.4 MB, the largest shipped
+graph 0.5 MB.
 """
 
 from __future__ import annotations
@@ -92,10 +93,13 @@ def parse_json(text: str | bytes, source: object, field: str | None = None) -> o
 
 
 def read_toml(path: str | os.PathLike, most: int = MAX_TOML) -> dict:
-    """The table of a TOML file (see :func:`read_bytes`)."""
+    """The table of a TOML file (see :func:`read_bytes`). Raises :class:`InvalidInput` for anything else, also for whole
+    numbers of more than 64 bits, which TOML does not have."""
     text = read_text(path, most)
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
+        _refuse_large(table)
+        return table
     except (ValueError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else error
         raise InvalidInput(f"not TOML ({reason})", source=path) from None
@@ -174,6 +178,14 @@ def _too_large(path: object, most: int) -> InvalidInput:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _refuse_large(value: object) -> None:
+    if isinstance(value, (dict, list)):
+        for one in value.values() if isinstance(value, dict) else value:
+            _refuse_large(one)
+    elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("a whole number of more than 64 bits")
 
 
 def _finite(text: str) -> float:

@@ -16,6 +16,7 @@ import io
 import json
 import random
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -281,7 +282,7 @@ def readers(folder: Path) -> list[Reader]:
     placed = min((folder / "board" / "placements").iterdir())
     kineto = seeds.json_bytes(seeds.KINETO)
     found = [
-        Reader("results", "results.csv", board["results.csv"], mutate_csv, _read_results),
+        Reader("results", "results.csv", board["results.csv"], mutate_csv, _beside(folder / "board", _read_results)),
         Reader("curves", "curves.csv", board["curves.csv"], mutate_csv, _read_curves),
         Reader("journal", "journal.jsonl", board["journal.jsonl"], mutate_json, _read_journal),
         Reader("submission", "board.zip", board["board.zip"], mutate_submission, _read_submission),
@@ -315,6 +316,17 @@ def readers(folder: Path) -> list[Reader]:
     return found + ([_graph("onnx", "a.onnx", model, mutate_bytes)] if model else [])
 
 
+def _beside(board: Path, read: Callable[[Path], object]) -> Callable[[Path], object]:
+    """``read`` in a folder that also holds the graphs, machines and placements of ``board``."""
+
+    def read_there(path: Path) -> None:
+        for name in ("graphs", "machines", "placements"):
+            shutil.copytree(board / name, path.parent / name)
+        read(path)
+
+    return read_there
+
+
 def _graph(format: str, file: str, seed: bytes, mutate) -> Reader:
     ending = " protobuf" if file.endswith(".et") else ""
     return Reader(f"import {format}{ending}", file, seed, mutate, lambda path: _read_graph(path, format))
@@ -336,7 +348,9 @@ def _read_graph(path: Path, format: str) -> None:
 
 def _read_results(path: Path) -> None:
     from simdev.bench import rows, score
+    from simdev.cli.chosen_run import chosen_run
     from simdev.report.curve import table
+    from simdev.report.explain import explain
     from simdev.report.page import page_data
     from simdev.report.summary import board, failures, headline
 
@@ -345,6 +359,7 @@ def _read_results(path: Path) -> None:
     board(found), failures(found), headline(found, path), table([])
     if found:
         json.dumps(page_data(path.parent, found), allow_nan=False)
+    explain(chosen_run(path.parent, None, None, None))
     rows.write_rows(path.with_name("again.csv"), found)
     assert rows.read_rows(path.with_name("again.csv")) == sorted(found, key=lambda row: row.key), "not read back"
 

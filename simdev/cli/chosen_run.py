@@ -17,10 +17,10 @@ EntryOption = Annotated[str | None, typer.Option("--placer", "-p", help="Placer,
 
 def chosen_run(run: Path, workload: str | None, topology: str | None, placer: str | None):
     from simdev import sim
-    from simdev.report.explain import Story
+    from simdev.report.explain import Explanation
 
     problem, placement = (_from_folder if run.is_dir() else _from_file)(run, workload, topology, placer)
-    return Story(problem, placement, sim.simulate(problem, placement))
+    return Explanation(problem, placement, sim.simulate(problem, placement))
 
 
 def _from_folder(folder: Path, workload: str | None, topology: str | None, placer: str | None):
@@ -35,7 +35,7 @@ def _from_folder(folder: Path, workload: str | None, topology: str | None, place
         if wanted is not None and wanted not in names:
             raise UnknownName(column.replace("entry", "placer"), wanted, names, source=folder)
         found = [row for row in found if wanted is None or getattr(row, column) == wanted]
-    found = [row for row in found if row.placement]
+    found = [row for row in found if row.placement and row.simulated_ns is not None]
     if not found:
         raise InvalidInput("no such run has a placement", source=folder)
     row = min(found, key=lambda row: (row.step_ns is None, row.simulated_ns, row.key))

@@ -1,4 +1,13 @@
-"""Results and schedules for people: tables, the leaderboard page, explanations, pictures and trace files.
+"""What people look at: tables and the HTML page of a leaderboard; one schedule in words, pictures and trace files.
 
-Nothing here changes a result.
+Everything here reads results, graphs and schedules, and changes none. :class:`Explanation` and :func:`explain` give
+what ``simdev explain`` prints. :func:`write_page` and :func:`draw` write the files of ``simdev leaderboard --html`` and
+``simdev view``.
 """
+
+from simdev.report.explain import Explanation, Finding, explain
+from simdev.report.page import write_page
+from simdev.report.perfetto import trace_events, write_trace
+from simdev.report.timeline import draw
+
+__all__ = ["Explanation", "Finding", "draw", "explain", "trace_events", "write_page", "write_trace"]

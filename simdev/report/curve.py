@@ -12,6 +12,7 @@ from simdev.bench.journal import read_curves
 from simdev.bench.rows import Row, read_rows
 from simdev.errors import InvalidInput, UnknownName
 from simdev.files import replacing
+from simdev.report.labels import plain
 
 FAR = 4.0  # the picture ends at that many times the best step time; what is slower is named in the legend
 HEADER = ("placer", "runs", "solved", "evaluations", "seconds", "improvements", "step_time_ms")
@@ -109,9 +110,12 @@ def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
     panels = figure.subplots(1, 2, sharey=True)
     styles = _styles(solved)
     best = min(run.step_ns for run in solved)
+    named: dict[str, Search] = {}  # the run that a label of the legend stands for
     for run in solved:
         near = run.step_ns <= FAR * best
-        label = _label(run, found) if run is _first(solved, run.placer) else None
+        label = plain(_label(run, found)) if run is _first(solved, run.placer) else None
+        if label is not None:
+            named[label] = run
         for axis, column, least in ((panels[0], 0, 1), (panels[1], 1, 1e-3)):
             at = [max(point[column], least) for point in run.points]
             ms = [point[2] / 1e6 for point in run.points]
@@ -126,12 +130,12 @@ def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
     for which in (panels[0].yaxis.set_major_formatter, panels[0].yaxis.set_minor_formatter):
         which(lambda value, _: f"{value:,.4g}")
     handles, labels = panels[0].get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda i: _first(solved, labels[i].split("  ")[0]).step_ns)
+    order = sorted(range(len(labels)), key=lambda i: named[labels[i]].step_ns)
     figure.legend(
         [handles[i] for i in order], [labels[i] for i in order], loc="outside right upper", fontsize="small",
         title="final step time, ms",
     )  # fmt: skip
-    figure.suptitle(title, fontsize="medium")
+    figure.suptitle(plain(title), fontsize="medium")
     suffix = Path(out).suffix.lstrip(".") or "png"
     if suffix not in figure.canvas.get_supported_filetypes():
         raise InvalidInput(f"cannot draw {suffix!r}; known: png, svg, pdf", source=out)

@@ -14,6 +14,7 @@ from simdev.files import replacing
 from simdev.problem.costs import FREE_KINDS, op_class
 from simdev.problem.graph import PHASES, ComputationGraph
 from simdev.problem.topology import Topology
+from simdev.report.labels import plain
 
 
 def summarise_graph(graph: ComputationGraph) -> dict:
@@ -217,7 +218,7 @@ def draw_topology(topology: Topology, path: str | os.PathLike) -> None:
     axes = figure.add_subplot()
     _draw_links(axes, topology, place, fabrics)
     _draw_nodes(axes, topology, place, fabrics)
-    axes.set_title(f"{topology.name}: {topology.description}", fontsize=10, wrap=True)
+    axes.set_title(plain(f"{topology.name}: {topology.description}"), fontsize=10, wrap=True)
     axes.set_axis_off()
     axes.margins(0.04)
     if len(topology.devices) > 1:
@@ -366,4 +367,4 @@ def _draw_nodes(axes, topology: Topology, place, fabrics) -> None:
             kind = device.kind.name.replace("-", "-\n", 1) if len(device.kind.name) > 12 else device.kind.name
             text = f"{name}\n{kind}\n{device.kind.memory_bytes / 2**30:.4g} GiB"
         axes.add_patch(box)
-        axes.text(x, y, text, ha="center", va="center", fontsize=6.5, zorder=3, linespacing=1.05)
+        axes.text(x, y, plain(text), ha="center", va="center", fontsize=6.5, zorder=3, linespacing=1.05)

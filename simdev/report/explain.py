@@ -1,4 +1,4 @@
-"""Why a step takes as long as it does: the chain of events that ends last, memory over time, and what would help."""
+"""Explain why a step takes as long as it does: the critical chain, memory over time, and changes that would help."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ TRIES = 400  # single moves that explain may simulate
 
 
 @dataclass(frozen=True)
-class Link:
-    """A stretch of the critical chain: ``item`` is an op, for ``transfer`` and ``link`` a row of the schedule's
-    transfers; ``begin_ns`` and ``end_ns`` from the start of the step."""
+class Stretch:
+    """A part of the critical chain, from ``begin_ns`` to ``end_ns`` after the start of the step.
+
+    ``reason`` is a key of :data:`REASONS`. ``item`` is the number of an op or, for the reasons ``transfer`` and
+    ``link``, the number of a transfer in the schedule.
+    """
 
     reason: str
     item: int
@@ -33,8 +36,9 @@ class Link:
     end_ns: int
 
 
-class Story:
-    """A schedule with what explains it. ``problem``, ``placement`` and ``schedule`` belong together."""
+class Explanation:
+    """Answers questions about one schedule: which events form its critical chain, how much memory is in use, which
+    transfers cross which channel. ``schedule`` must be the schedule of ``placement`` on ``problem``."""
 
     def __init__(self, problem: Problem, placement: Placement, schedule: Schedule):
         self.problem, self.placement, self.schedule = problem, placement, schedule
@@ -42,34 +46,36 @@ class Story:
         self.device_names = [device.name for device in self.topology.devices]
 
     @cached_property
-    def chain(self) -> tuple[Link, ...]:
-        """The critical chain, in order of time: it covers the step without a gap. From the last completion backwards,
-        each op is traced to the input that came last, else to the op that freed its device; each transfer to its
-        producer, else to the transfer that freed its channel."""
-        links, reason = [], None
+    def chain(self) -> tuple[Stretch, ...]:
+        """The critical chain, in order of time. It covers the step without a gap.
+
+        It is traced backwards from the last completion: from an op to the input that arrived last, or else to the op
+        that freed its device; from a transfer to its producer, or else to the transfer that freed its channel.
+        """
+        stretches, reason = [], None
         kind, item, time = self._last()
         while time > 0:
             if kind == "issue":
                 begin, kind, item = self._before_issue(item)
-                links.append(Link("launch", links[-1].item if links else item, begin, time))
+                stretches.append(Stretch("launch", stretches[-1].item if stretches else item, begin, time))
                 time, reason = begin, None
                 continue
             begin = int((self.schedule.op_start if kind == "op" else self.schedule.transfer_start)[item])
             name = reason or ("compute" if kind == "op" else "transfer")
-            links.append(Link(name, item, begin, time))
+            stretches.append(Stretch(name, item, begin, time))
             if begin == 0:
                 break
             kind, item, time, reason = (self._before_op if kind == "op" else self._before_transfer)(item, begin)
             if time < begin:  # held back by a rule, not by an event (program order with several slots)
-                links.append(Link("device", links[-1].item, time, begin))
-        return tuple(reversed(links))
+                stretches.append(Stretch("device", stretches[-1].item, time, begin))
+        return tuple(reversed(stretches))
 
     @cached_property
     def attribution(self) -> dict[str, int]:
-        """Nanoseconds of the step by reason, in the order of :data:`REASONS`; they add up to the step."""
+        """Nanoseconds of the step by reason, in the order of :data:`REASONS`. Their sum is the step time."""
         total = dict.fromkeys(REASONS, 0)
-        for link in self.chain:
-            total[link.reason] += link.end_ns - link.begin_ns
+        for stretch in self.chain:
+            total[stretch.reason] += stretch.end_ns - stretch.begin_ns
         return total
 
     @cached_property
@@ -80,7 +86,7 @@ class Story:
 
     @cached_property
     def channel_users(self) -> dict[int, np.ndarray]:
-        """Transfers that cross each channel, int64, by channel; channels without any are left out."""
+        """The numbers of the transfers that cross each channel, int64, by channel. Unused channels are absent."""
         users = defaultdict(list)
         for transfer, channels in enumerate(self.channel_of_transfer):
             for channel in channels:
@@ -94,7 +100,7 @@ class Story:
         return f"{a} {'-' if both else '>'} {b}"
 
     def memory(self, device: int) -> tuple[np.ndarray, np.ndarray]:
-        """int64 times (ns) and the bytes in use on ``device`` from each of them on (R7)."""
+        """The memory of ``device`` over time (R7): int64 times in ns, and the bytes in use from each of them on."""
         size, born, freed, _ = self.allocations(device)
         grain = int(self.topology.granularity[device])
         persistent = self.graph.op_persistent_bytes[self.device == device]
@@ -107,7 +113,8 @@ class Story:
         return times, base + np.cumsum(change)
 
     def allocations(self, device: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Rounded bytes, birth, death (ns) and owning op of all that is allocated on ``device`` while the step runs."""
+        """What is allocated on ``device`` during the step: int64 rounded bytes, begin and end in ns, and the owning
+        op."""
         graph, s = self.graph, self.schedule
         ops = np.flatnonzero(self.device == device)
         readers = graph.consumers[self.device[graph.consumers] == device]
@@ -209,16 +216,23 @@ class Story:
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence, and the nanoseconds of the step that it is about; sorted by them, most first."""
+    """A sentence about a schedule, and how many nanoseconds of the step it is about."""
 
     ns: int
     text: str
 
 
-def explain(story: Story, most: int = 10) -> list[Finding]:
-    """The bottlenecks and single changes that matter most, at most ``most``. What a change saves is simulated, not
-    estimated."""
-    found = [*_overflows(story), *_reasons(story), *_layers(story), *_transfers(story), *_idle(story), *_moves(story)]
+def explain(explanation: Explanation, most: int = 10) -> list[Finding]:
+    """The bottlenecks and the single changes that matter most, at most ``most`` of them, the largest first. The
+    savings of a change are simulated, not estimated."""
+    found = [
+        *_overflows(explanation),
+        *_reasons(explanation),
+        *_layers(explanation),
+        *_transfers(explanation),
+        *_idle(explanation),
+        *_moves(explanation),
+    ]
     return sorted(found, key=lambda finding: -finding.ns)[:most]
 
 
@@ -226,95 +240,104 @@ def _ms(ns: int) -> str:
     return f"{ns / 1e6:.3f} ms"
 
 
-def _share(story: Story, ns: int) -> str:
-    return f"{_ms(ns)} ({ns / max(1, story.schedule.step_ns):.0%} of the step)"
+def _share(explanation: Explanation, ns: int) -> str:
+    return f"{_ms(ns)} ({ns / max(1, explanation.schedule.step_ns):.0%} of the step)"
 
 
-def _overflows(story: Story) -> list[Finding]:
+def _overflows(explanation: Explanation) -> list[Finding]:
     found = []
-    for device in np.flatnonzero(story.schedule.overflow_bytes):
-        over, op = int(story.schedule.overflow_bytes[device]), int(story.schedule.overflow_op[device])
-        cause = f"first at op {story.graph.op_names[op]!r}" if op >= 0 else "the persistent bytes alone exceed it"
-        text = f"{story.device_names[device]} runs out of memory by {over / 2**20:,.1f} MiB; {cause}"
-        found.append(Finding(story.schedule.step_ns + over, text))
+    for device in np.flatnonzero(explanation.schedule.overflow_bytes):
+        over, op = int(explanation.schedule.overflow_bytes[device]), int(explanation.schedule.overflow_op[device])
+        cause = f"first at op {explanation.graph.op_names[op]!r}" if op >= 0 else "the persistent bytes alone exceed it"
+        text = f"{explanation.device_names[device]} runs out of memory by {over / 2**20:,.1f} MiB; {cause}"
+        found.append(Finding(explanation.schedule.step_ns + over, text))
     return found
 
 
-def _reasons(story: Story) -> list[Finding]:
+def _reasons(explanation: Explanation) -> list[Finding]:
     return [
-        Finding(ns, f"{REASONS[reason]}: {_share(story, ns)}")
-        for reason, ns in story.attribution.items() if ns > 0
+        Finding(ns, f"{REASONS[reason]}: {_share(explanation, ns)}")
+        for reason, ns in explanation.attribution.items() if ns > 0
     ]  # fmt: skip
 
 
-def _layers(story: Story) -> list[Finding]:
+def _layers(explanation: Explanation) -> list[Finding]:
     """Layers with the most compute on the critical chain."""
     total: dict[tuple[str, int], int] = defaultdict(int)
-    for link in story.chain:
-        if link.reason in ("compute", "device"):
-            layer = story.graph.layers[story.graph.op_layer[link.item]] or story.graph.op_names[link.item]
-            total[layer, int(story.device[link.item])] += link.end_ns - link.begin_ns
+    for stretch in explanation.chain:
+        if stretch.reason in ("compute", "device"):
+            layer = (
+                explanation.graph.layers[explanation.graph.op_layer[stretch.item]]
+                or explanation.graph.op_names[stretch.item]
+            )
+            total[layer, int(explanation.device[stretch.item])] += stretch.end_ns - stretch.begin_ns
     largest = sorted(total.items(), key=lambda item: -item[1])[:3]
+    names = explanation.device_names
     return [
-        Finding(ns, f"layer {layer!r} on {story.device_names[device]} fills {_share(story, ns)} of the critical chain")
+        Finding(ns, f"layer {layer!r} on {names[device]} fills {_share(explanation, ns)} of the critical chain")
         for (layer, device), ns in largest
     ]
 
 
-def _transfers(story: Story) -> list[Finding]:
+def _transfers(explanation: Explanation) -> list[Finding]:
     """Transfers that take the most of the critical chain."""
     found = []
-    s = story.schedule
+    s = explanation.schedule
     stretches = sorted(
-        (link for link in story.chain if link.reason in ("transfer", "link")),
-        key=lambda link: link.begin_ns - link.end_ns,
+        (stretch for stretch in explanation.chain if stretch.reason in ("transfer", "link")),
+        key=lambda stretch: stretch.begin_ns - stretch.end_ns,
     )
-    for link in stretches[:2]:
-        tensor, ns = int(s.transfer_tensor[link.item]), link.end_ns - link.begin_ns
-        maker = story.graph.op_names[story.graph.tensor_producer[tensor]]
-        size = int(story.graph.tensor_bytes[tensor]) / 2**20
-        way = (
-            f"{story.device_names[s.transfer_source[link.item]]} to {story.device_names[s.transfer_target[link.item]]}"
+    for stretch in stretches[:2]:
+        tensor, ns = int(s.transfer_tensor[stretch.item]), stretch.end_ns - stretch.begin_ns
+        maker = explanation.graph.op_names[explanation.graph.tensor_producer[tensor]]
+        size = int(explanation.graph.tensor_bytes[tensor]) / 2**20
+        source, target = (
+            explanation.device_names[ends[stretch.item]] for ends in (s.transfer_source, s.transfer_target)
         )
-        what = "occupies the link another one waits for" if link.reason == "link" else "is waited for"
-        found.append(Finding(ns, f"the output of {maker!r} ({size:,.1f} MiB) from {way} {what}: {_share(story, ns)}"))
+        way = f"{source} to {target}"
+        what = "occupies the link that another one waits for" if stretch.reason == "link" else "is waited for"
+        found.append(
+            Finding(ns, f"the output of {maker!r} ({size:,.1f} MiB) from {way} {what}: {_share(explanation, ns)}")
+        )
     return found
 
 
-def _idle(story: Story) -> list[Finding]:
+def _idle(explanation: Explanation) -> list[Finding]:
     """How busy the accelerators are; what they idle on average counts."""
-    busy = story.schedule.busy_ns(story.device, story.topology.n_devices) / story.topology.slots
-    shares = busy[list(story.topology.accelerators)] / max(1, story.schedule.step_ns)
-    names = [story.device_names[device] for device in story.topology.accelerators]
+    busy = explanation.schedule.busy_ns(explanation.device, explanation.topology.n_devices) / explanation.topology.slots
+    shares = busy[list(explanation.topology.accelerators)] / max(1, explanation.schedule.step_ns)
+    names = [explanation.device_names[device] for device in explanation.topology.accelerators]
     each = ", ".join(f"{name} {share:.0%}" for name, share in zip(names, shares, strict=True))
-    idle = int((1 - shares.mean()) * story.schedule.step_ns) if len(shares) else 0
-    return [Finding(idle, f"accelerators idle for {_share(story, idle)} on average; busy: {each}")] if names else []
+    idle = int((1 - shares.mean()) * explanation.schedule.step_ns) if len(shares) else 0
+    return (
+        [Finding(idle, f"accelerators idle for {_share(explanation, idle)} on average; busy: {each}")] if names else []
+    )
 
 
-def _moves(story: Story) -> list[Finding]:
+def _moves(explanation: Explanation) -> list[Finding]:
     """The single moves of a placement unit on the critical chain that save the most, each simulated."""
-    unit_of_op, n_devices = story.graph.unit_of_op, story.topology.n_devices
+    unit_of_op, n_devices = explanation.graph.unit_of_op, explanation.topology.n_devices
     weight: dict[int, int] = defaultdict(int)
-    for link in story.chain:
-        op = link.item if link.reason in ("compute", "device", "launch") else None
+    for stretch in explanation.chain:
+        op = stretch.item if stretch.reason in ("compute", "device", "launch") else None
         if op is None:
-            op = int(story.graph.tensor_producer[story.schedule.transfer_tensor[link.item]])
-        weight[int(unit_of_op[op])] += link.end_ns - link.begin_ns
+            op = int(explanation.graph.tensor_producer[explanation.schedule.transfer_tensor[stretch.item]])
+        weight[int(unit_of_op[op])] += stretch.end_ns - stretch.begin_ns
     heaviest = sorted(weight, key=lambda unit: -weight[unit])[: TRIES // n_devices]
     tries = []
     for unit in heaviest:
-        here = int(story.device[np.argmax(unit_of_op == unit)])
+        here = int(explanation.device[np.argmax(unit_of_op == unit)])
         for device in range(n_devices):
-            if device != here and story.problem.unit_op_ns[device, unit] >= 0:
+            if device != here and explanation.problem.unit_op_ns[device, unit] >= 0:
                 tries.append((unit, here, device))
     if not tries:
         return []
-    devices = np.tile(story.device, (len(tries), 1))
+    devices = np.tile(explanation.device, (len(tries), 1))
     for row, (unit, _, device) in zip(devices, tries, strict=True):
         row[unit_of_op == unit] = device
-    outcome = simulate_many(story.problem, devices)
-    fits = outcome.overflow_bytes <= int(story.schedule.overflow_bytes.sum())
-    saved = np.where(fits, story.schedule.step_ns - outcome.step_ns, 0)
+    outcome = simulate_many(explanation.problem, devices)
+    fits = outcome.overflow_bytes <= int(explanation.schedule.overflow_bytes.sum())
+    saved = np.where(fits, explanation.schedule.step_ns - outcome.step_ns, 0)
     found = []
     for number in np.argsort(-saved, kind="stable")[:3]:
         if saved[number] <= 0:
@@ -322,8 +345,10 @@ def _moves(story: Story) -> list[Finding]:
         unit, here, device = tries[number]
         ops = np.flatnonzero(unit_of_op == unit)
         more = f" and {len(ops) - 1} more ops" if len(ops) > 1 else ""
-        way = f"from {story.device_names[here]} to {story.device_names[device]}"
-        text = f"moving {story.graph.op_names[ops[0]]!r}{more} {way} saves {_share(story, int(saved[number]))}"
+        way = f"from {explanation.device_names[here]} to {explanation.device_names[device]}"
+        text = (
+            f"moving {explanation.graph.op_names[ops[0]]!r}{more} {way} saves {_share(explanation, int(saved[number]))}"
+        )
         found.append(Finding(int(saved[number]), text))
     if not found:
         found.append(Finding(0, f"none of {len(tries)} single moves of ops on the critical chain helps"))

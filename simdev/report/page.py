@@ -14,7 +14,7 @@ from simdev.bench import rows, stored
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import write_text
-from simdev.report.explain import Story
+from simdev.report.explain import Explanation
 
 BINS = 240  # steps of a schedule's picture
 SCHEDULES = 2  # pictures for each case: its best runs
@@ -94,15 +94,17 @@ def _gantt(folder: Path, problem, row: Row) -> dict:
 
     placement = rows.stored_placement(folder, row.placement)
     placement.check(problem, source=rows.placement_path(folder, row.placement))
-    story = Story(problem, placement, simulate(problem, placement))
-    s = story.schedule
+    explanation = Explanation(problem, placement, simulate(problem, placement))
+    s = explanation.schedule
     lanes = []
-    for device, name in enumerate(story.device_names):
-        mine = story.device == device
-        lanes.append(_lane(name, s.op_start[mine], s.op_finish[mine], s.step_ns, int(story.topology.slots[device]), 0))
+    for device, name in enumerate(explanation.device_names):
+        mine = explanation.device == device
+        lanes.append(
+            _lane(name, s.op_start[mine], s.op_finish[mine], s.step_ns, int(explanation.topology.slots[device]), 0)
+        )
     links = [
-        _lane(story.channel_name(channel), s.transfer_start[users], s.transfer_finish[users], s.step_ns, 1, 1)
-        for channel, users in story.channel_users.items()
+        _lane(explanation.channel_name(channel), s.transfer_start[users], s.transfer_finish[users], s.step_ns, 1, 1)
+        for channel, users in explanation.channel_users.items()
     ]
     busiest = sorted(links, key=lambda lane: -lane[2])[:CHANNELS]
     return {"placer": row.entry, "step": int(s.step_ns), "lanes": lanes + busiest}

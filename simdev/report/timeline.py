@@ -11,7 +11,8 @@ from simdev.analysis.levels import levels
 from simdev.errors import InvalidInput
 from simdev.files import replacing
 from simdev.problem.graph import PHASES
-from simdev.report.explain import REASONS, Story
+from simdev.report.explain import REASONS, Explanation
+from simdev.report.labels import plain
 
 PHASE_COLOURS = ("#4477aa", "#ee6677", "#228833")
 REASON_COLOURS = {
@@ -25,7 +26,7 @@ MOST_CHANNELS = 16  # the busiest are drawn
 PIXELS = 1600  # intervals closer than a pixel are drawn as one
 
 
-def draw(story: Story, path: str | os.PathLike) -> None:
+def draw(explanation: Explanation, path: str | os.PathLike) -> None:
     """Draw a schedule to PNG, SVG or PDF, by the ending of ``path``. Raises :class:`InvalidInput` for another one."""
     import matplotlib
 
@@ -35,19 +36,19 @@ def draw(story: Story, path: str | os.PathLike) -> None:
     kind = os.path.splitext(path)[1].lower().lstrip(".")
     if kind not in ("png", "svg", "pdf"):
         raise InvalidInput("pictures end in .png, .svg or .pdf", source=path)
-    rows = story.topology.n_devices + min(MOST_CHANNELS, len(story.channel_users))
-    heights = [0.3 * rows + 0.8, 0.35 * story.topology.n_devices + 1.2, 0.55, 2.6]
+    rows = explanation.topology.n_devices + min(MOST_CHANNELS, len(explanation.channel_users))
+    heights = [0.3 * rows + 0.8, 0.35 * explanation.topology.n_devices + 1.2, 0.55, 2.6]
     figure, (gantt, memory, why, graph) = pyplot.subplots(
         4, 1, figsize=(12, sum(heights) + 2.2), height_ratios=heights, layout="constrained"
     )
-    s = story.schedule
+    s = explanation.schedule
     fits = "" if s.feasible else "  OUT OF MEMORY"
-    figure.suptitle(f"{story.graph.name} on {story.topology.name}: {s.step_ns / 1e6:,.3f} ms{fits}")
+    figure.suptitle(plain(f"{explanation.graph.name} on {explanation.topology.name}: {s.step_ns / 1e6:,.3f} ms{fits}"))
     memory.sharex(gantt)
-    _draw_gantt(gantt, story)
-    _draw_memory(memory, story)
-    _draw_reasons(why, story)
-    _draw_placement(graph, story)
+    _draw_gantt(gantt, explanation)
+    _draw_memory(memory, explanation)
+    _draw_reasons(why, explanation)
+    _draw_placement(graph, explanation)
     with replacing(path) as file:
         figure.savefig(file, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
     pyplot.close(figure)
@@ -71,28 +72,28 @@ def _bars(axes, row: float, begin, end, gap: int, colour: str, height: float = 0
         )  # fmt: skip
 
 
-def _draw_gantt(axes, story: Story) -> None:
+def _draw_gantt(axes, explanation: Explanation) -> None:
     from matplotlib.patches import Patch
 
-    s, gap = story.schedule, story.schedule.step_ns // PIXELS
+    s, gap = explanation.schedule, explanation.schedule.step_ns // PIXELS
     labels = []
-    for device, name in enumerate(story.device_names):
-        ops = np.flatnonzero(story.device == device)
+    for device, name in enumerate(explanation.device_names):
+        ops = np.flatnonzero(explanation.device == device)
         for phase, colour in enumerate(PHASE_COLOURS):
-            mine = ops[story.graph.op_phase[ops] == phase]
+            mine = ops[explanation.graph.op_phase[ops] == phase]
             _bars(axes, len(labels), s.op_start[mine], s.op_finish[mine], gap, colour)
         labels.append(f"{name} ({len(ops):,} ops)")
     taken = s.transfer_finish - s.transfer_start
-    busiest = sorted(story.channel_users, key=lambda channel: -taken[story.channel_users[channel]].sum())
+    busiest = sorted(explanation.channel_users, key=lambda channel: -taken[explanation.channel_users[channel]].sum())
     for channel in sorted(busiest[:MOST_CHANNELS]):
-        users = story.channel_users[channel]
+        users = explanation.channel_users[channel]
         _bars(axes, len(labels), s.transfer_start[users], s.transfer_finish[users], gap, "#888888", 0.5)
-        labels.append(story.channel_name(channel))
-    for link in story.chain:
+        labels.append(explanation.channel_name(channel))
+    for link in explanation.chain:
         if link.reason in ("compute", "device"):
-            row = int(story.device[link.item])
+            row = int(explanation.device[link.item])
             axes.plot([link.begin_ns / 1e6, link.end_ns / 1e6], [row + 0.43] * 2, color="black", lw=1.2)
-    axes.set_yticks(range(len(labels)), labels, fontsize=8)
+    axes.set_yticks(range(len(labels)), map(plain, labels), fontsize=8)
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlim(0, s.step_ns / 1e6)
     shown = f" (the busiest {MOST_CHANNELS} of {len(busiest)} channels in use)" if len(busiest) > MOST_CHANNELS else ""
@@ -102,18 +103,18 @@ def _draw_gantt(axes, story: Story) -> None:
     axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=8, frameon=False)
 
 
-def _draw_memory(axes, story: Story) -> None:
+def _draw_memory(axes, explanation: Explanation) -> None:
     from matplotlib import colormaps
 
-    for device, name in enumerate(story.device_names):
-        times, used = story.memory(device)
+    for device, name in enumerate(explanation.device_names):
+        times, used = explanation.memory(device)
         colour = colormaps["tab10"](device % 10)
-        capacity = int(story.topology.memory_bytes[device])
-        peak = int(story.schedule.peak_bytes[device])
+        capacity = int(explanation.topology.memory_bytes[device])
+        peak = int(explanation.schedule.peak_bytes[device])
         if peak == 0:
             continue
-        style = "--" if story.topology.devices[device].host else "-"
-        label = f"{name}: peak {peak / 2**30:.2f} of {capacity / 2**30:.2f} GiB"
+        style = "--" if explanation.topology.devices[device].host else "-"
+        label = f"{plain(name)}: peak {peak / 2**30:.2f} of {capacity / 2**30:.2f} GiB"
         axes.step(times / 1e6, used / capacity * 100, where="post", color=colour, lw=1.1, ls=style, label=label)
     axes.axhline(100, color="red", lw=1, ls=":")
     axes.set_ylabel("memory, % of capacity")
@@ -122,9 +123,9 @@ def _draw_memory(axes, story: Story) -> None:
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
-def _draw_reasons(axes, story: Story) -> None:
-    left, total = 0.0, max(1, story.schedule.step_ns)
-    for reason, ns in story.attribution.items():
+def _draw_reasons(axes, explanation: Explanation) -> None:
+    left, total = 0.0, max(1, explanation.schedule.step_ns)
+    for reason, ns in explanation.attribution.items():
         share = ns / total * 100
         axes.barh(0, share, left=left, color=REASON_COLOURS[reason], label=f"{REASONS[reason]} {share:.1f} %")
         left += share
@@ -134,24 +135,24 @@ def _draw_reasons(axes, story: Story) -> None:
     axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
-def _draw_placement(axes, story: Story) -> None:
+def _draw_placement(axes, explanation: Explanation) -> None:
     from matplotlib import colormaps
     from matplotlib.patches import Patch
 
-    level = levels(story.graph)
-    order = np.lexsort((story.graph.op_layer, level))
-    height = np.empty(story.graph.n_ops)
+    level = levels(explanation.graph)
+    order = np.lexsort((explanation.graph.op_layer, level))
+    height = np.empty(explanation.graph.n_ops)
     first = np.searchsorted(level[order], level[order])
-    height[order] = np.arange(story.graph.n_ops) - first
+    height[order] = np.arange(explanation.graph.n_ops) - first
     width = np.bincount(level)[level]
     height = height - (width - 1) / 2
-    size = float(np.clip(12000 / story.graph.n_ops, 2, 14))
+    size = float(np.clip(12000 / explanation.graph.n_ops, 2, 14))
     handles = []
-    for device, name in enumerate(story.device_names):
-        ops, colour = np.flatnonzero(story.device == device), colormaps["tab10"](device % 10)
+    for device, name in enumerate(explanation.device_names):
+        ops, colour = np.flatnonzero(explanation.device == device), colormaps["tab10"](device % 10)
         if len(ops):
             axes.scatter(level[ops], height[ops], s=size, color=colour, lw=0, rasterized=True)
-            handles.append(Patch(color=colour, label=name))
+            handles.append(Patch(color=colour, label=plain(name)))
     axes.set_yscale("symlog", linthresh=10)
     axes.set_yticks([])
     axes.set_xlabel("depth of the op in the graph (ops of one depth in a column)")

@@ -15,7 +15,7 @@ from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
-from simdev.report.explain import REASONS, Story, explain
+from simdev.report.explain import REASONS, Explanation, explain
 from simdev.report.timeline import draw, merged
 
 KIND = DeviceKind("tiny", 1 << 20, {"f32": 1e12}, 1e11)
@@ -33,22 +33,22 @@ def two_devices(durations, edges, devices, transfer_bytes=10**6):
     op_ns = np.array([durations] * len(problem.costs.op_ns), np.int64)
     problem = replace(problem, costs=replace(problem.costs, op_ns=op_ns))
     placement = Placement(np.array(devices, np.int32))
-    return Story(problem, placement, sim.simulate(problem, placement))
+    return Explanation(problem, placement, sim.simulate(problem, placement))
 
 
 def test_chain_by_hand():
     """op0 (5) and op1 (7) share device a; op1's output (1 ms) goes to op2 (3) on b."""
-    story = two_devices([5, 7, 3], [(1, 2)], [0, 0, 1])
-    assert [(link.reason, link.item, link.end_ns - link.begin_ns) for link in story.chain] == [
+    explanation = two_devices([5, 7, 3], [(1, 2)], [0, 0, 1])
+    assert [(link.reason, link.item, link.end_ns - link.begin_ns) for link in explanation.chain] == [
         ("device", 0, 5), ("compute", 1, 7), ("transfer", 0, 10**6), ("compute", 2, 3),
     ]  # fmt: skip
-    assert story.attribution == {"compute": 10, "device": 5, "transfer": 10**6, "link": 0, "launch": 0}
+    assert explanation.attribution == {"compute": 10, "device": 5, "transfer": 10**6, "link": 0, "launch": 0}
 
 
 def test_a_transfer_that_waits_for_another():
     """Both outputs of device a cross one link; the second waits for the first."""
-    story = two_devices([5, 7, 3, 4], [(0, 2), (1, 3)], [0, 0, 1, 1])
-    assert story.attribution["link"] == 10**6 and story.attribution["transfer"] == 10**6
+    explanation = two_devices([5, 7, 3, 4], [(0, 2), (1, 3)], [0, 0, 1, 1])
+    assert explanation.attribution["link"] == 10**6 and explanation.attribution["transfer"] == 10**6
 
 
 @pytest.mark.parametrize("contention", ["fifo", "none", "fair"])
@@ -61,25 +61,25 @@ def test_chain_covers_the_step_and_memory_has_its_peak(policy, runtime, contenti
         problem = random_problem(rng, rules=rules)
         placement = random_placement(rng, problem)
         schedule = sim.simulate(problem, placement)
-        story = Story(problem, placement, schedule)
-        assert sum(story.attribution.values()) == schedule.step_ns
-        ends = [link.end_ns for link in story.chain]
-        assert [link.begin_ns for link in story.chain[1:]] == ends[:-1] and ends[-1] == schedule.step_ns
+        explanation = Explanation(problem, placement, schedule)
+        assert sum(explanation.attribution.values()) == schedule.step_ns
+        ends = [link.end_ns for link in explanation.chain]
+        assert [link.begin_ns for link in explanation.chain[1:]] == ends[:-1] and ends[-1] == schedule.step_ns
         for device in range(problem.topology.n_devices):
-            times, used = story.memory(device)
+            times, used = explanation.memory(device)
             assert used.max() == schedule.peak_bytes[device] and (np.diff(times) > 0).all()
 
 
 def test_a_move_that_helps_is_named_with_what_it_saves():
-    story = two_devices([10**7, 10**7, 1], [(0, 2), (1, 2)], [0, 0, 0])
-    (best, *_) = [finding for finding in explain(story) if finding.text.startswith("moving")]
+    explanation = two_devices([10**7, 10**7, 1], [(0, 2), (1, 2)], [0, 0, 0])
+    (best, *_) = [finding for finding in explain(explanation) if finding.text.startswith("moving")]
     moved = Placement(np.array([1 if "'op0'" in best.text else 0, 1 if "'op1'" in best.text else 0, 0], np.int32))
-    assert story.schedule.step_ns - sim.simulate(story.problem, moved).step_ns == best.ns > 0
+    assert explanation.schedule.step_ns - sim.simulate(explanation.problem, moved).step_ns == best.ns > 0
 
 
 def test_out_of_memory_comes_first():
-    story = two_devices([5, 5], [(0, 1)], [0, 0], transfer_bytes=2 << 20)
-    assert "out of memory" in explain(story)[0].text and "op0" in explain(story)[0].text
+    explanation = two_devices([5, 5], [(0, 1)], [0, 0], transfer_bytes=2 << 20)
+    assert "out of memory" in explain(explanation)[0].text and "op0" in explain(explanation)[0].text
 
 
 def test_merged_intervals():
@@ -88,14 +88,14 @@ def test_merged_intervals():
 
 
 def test_pictures(tmp_path):
-    story = two_devices([5, 7, 3, 4], [(0, 2), (1, 3)], [0, 0, 1, 1])
-    draw(story, tmp_path / "run.png")
+    explanation = two_devices([5, 7, 3, 4], [(0, 2), (1, 3)], [0, 0, 1, 1])
+    draw(explanation, tmp_path / "run.png")
     assert np.asarray(Image.open(tmp_path / "run.png").convert("L")).std() > 5
-    draw(story, tmp_path / "run.svg")
+    draw(explanation, tmp_path / "run.svg")
     text = (tmp_path / "run.svg").read_text(encoding="utf-8")
     assert text.lstrip().startswith("<?xml") and len(text) > 5000
     with pytest.raises(InvalidInput, match="end in"):
-        draw(story, tmp_path / "run.gif")
+        draw(explanation, tmp_path / "run.gif")
 
 
 def run(capsys, monkeypatch, *arguments):
@@ -122,3 +122,21 @@ def test_commands_on_a_placement_file_and_a_folder(tmp_path, capsys, monkeypatch
     assert code == 2 and "single-gpu" in error
     code, _, error = run(capsys, monkeypatch, "explain", tmp_path / "nothing.json")
     assert code == 2 and "nothing.json" in error
+
+
+@pytest.mark.parametrize("name", ["$x$", "a$\\frac{$", "__a  b", "a\nb"])
+def test_any_name_can_be_drawn(tmp_path, name):
+    """matplotlib would take a name between dollar signs for a formula."""
+    from small_board import small_board
+
+    from simdev.cli.chosen_run import chosen_run
+    from simdev.report.curve import draw as draw_curve
+    from simdev.report.curve import searches
+
+    small_board(tmp_path / "board", workload=f"{name}.npz", topology=f"{name}.toml", placers=(name, "single-gpu"))
+    explanation = chosen_run(tmp_path / "board", None, None, name)
+    for part in (explanation.graph, explanation.topology):
+        object.__setattr__(part, "name", name)
+    explanation.device_names = [name, "b"]
+    draw(explanation, tmp_path / "run.png")
+    draw_curve(searches(tmp_path / "board", f"{name}.npz", f"{name}.toml"), name, tmp_path / "curve.png")

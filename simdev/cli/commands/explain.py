@@ -20,12 +20,12 @@ def explain(
     """Say what a step spends its time on, and what would help."""
     from simdev.report.explain import explain as findings
 
-    story = chosen_run(run, workload, topology, placer)
-    found = findings(story)
+    explanation = chosen_run(run, workload, topology, placer)
+    found = findings(explanation)
     if as_json:
         answers = [{"seconds": finding.ns / 1e9, "text": finding.text} for finding in found]
-        print(json.dumps({"step_time_s": story.schedule.step_time_s, "findings": answers}, indent=1))
+        print(json.dumps({"step_time_s": explanation.schedule.step_time_s, "findings": answers}, indent=1))
         return
-    print(f"{story.graph.name} on {story.topology.name}: {story.schedule.step_ns / 1e6:.3f} ms")
+    print(f"{explanation.graph.name} on {explanation.topology.name}: {explanation.schedule.step_ns / 1e6:.3f} ms")
     for number, finding in enumerate(found, 1):
         print(f"{number:3}. {finding.text}")

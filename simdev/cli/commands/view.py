@@ -21,14 +21,16 @@ def view(
 
     A name that ends in .json is a trace for Perfetto (ui.perfetto.dev) instead.
     """
-    story = chosen_run(run, workload, topology, placer)
+    explanation = chosen_run(run, workload, topology, placer)
     if out.suffix == ".json":
         from simdev.report.perfetto import trace_events, write_trace
 
-        name = f"{story.graph.name} on {story.topology.name}, simulated"
-        write_trace(out, trace_events(story.graph, story.topology, story.device, story.schedule, name))
+        name = f"{explanation.graph.name} on {explanation.topology.name}, simulated"
+        write_trace(
+            out, trace_events(explanation.graph, explanation.topology, explanation.device, explanation.schedule, name)
+        )
     else:
         from simdev.report.timeline import draw
 
-        draw(story, out)
+        draw(explanation, out)
     print(out)

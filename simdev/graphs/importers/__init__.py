@@ -1,5 +1,8 @@
-"""Graphs from elsewhere: files of other projects become a :class:`ComputationGraph` and, where they hold them, measured
-costs.
+"""Importers read the graph files of other projects, one file here for each format.
+
+:func:`import_graph` finds the format, or takes the given one, and returns a :class:`ComputationGraph` together with the
+measured times that the file holds, if it holds any. An importer checks every field of its file and never executes
+anything; it ends in :meth:`simdev.problem.graph.GraphBuilder.build`.
 
 ==================  ==================================================================================================
 format              what it is
@@ -47,8 +50,8 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Imported:
-    """What a file held. ``measured`` maps a device kind to ``{op signature: ns}`` for
-    :class:`simdev.problem.costs.CostModel`, or is None where the file has no times."""
+    """The content of an imported file. ``measured`` maps a device kind to ``{op signature: ns}``, for
+    :class:`simdev.problem.costs.CostModel`; it is None if the file has no times."""
 
     graph: ComputationGraph
     measured: dict[str, dict[str, float]] | None = None
@@ -57,9 +60,9 @@ class Imported:
 def import_graph(
     path: str | os.PathLike, format: str | None = None, *, device_kind: str = "accelerator", fix_units: bool = False
 ) -> Imported:
-    """Read ``path`` in ``format``, or in the format that its content shows.
+    """Read a graph file in ``format``, or in the format that its content shows.
 
-    Profiles do not say which device they were measured on: their times are filed under ``device_kind``.
+    Profiles do not name the device that they were measured on: their times are stored under ``device_kind``.
     ``fix_units`` is for dnn-partitioning files whose edge costs are 1000 times too small for their node times. Raises
     :class:`InvalidInput` naming the file and the field for anything malformed.
     """
@@ -80,7 +83,7 @@ def import_graph(
 
 
 def detect_format(data: bytes, path: str | os.PathLike) -> str:
-    """The format of a file's content. Raises :class:`InvalidInput` where it is none of :data:`FORMATS`."""
+    """The format of a file's content. Raises :class:`InvalidInput` if it is none of :data:`FORMATS`."""
     if data.startswith(b"PK\x03\x04"):
         return "npz"
     if str(path).endswith(".et"):

@@ -32,7 +32,7 @@ import numpy as np
 
 from simdev.errors import LONGEST, SimdevError
 
-SECONDS = 20  # a reader that takes longer on a file of a few kilobytes has no answer
+SECONDS = 20  # of processor time: a reader that takes longer on a file of a few kilobytes has no answer
 
 # What a field may hold in a file from a stranger.
 TEXTS = [
@@ -496,8 +496,8 @@ def try_file(reader: Reader, data: bytes) -> str:
     with tempfile.TemporaryDirectory(prefix="simdev-fuzz-") as scratch:
         path = Path(scratch) / reader.file
         path.write_bytes(data)
-        before = signal.signal(signal.SIGALRM, stop)
-        signal.alarm(SECONDS)
+        before = signal.signal(signal.SIGPROF, stop)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
         try:
             reader.read(path)
         except SimdevError as error:
@@ -505,8 +505,8 @@ def try_file(reader: Reader, data: bytes) -> str:
             assert 0 < len(text) <= LONGEST and text.isprintable(), f"a message of {len(text)} characters: {text!r}"
             return "refused"
         finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, before)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.signal(signal.SIGPROF, before)
     return "read"
 
 

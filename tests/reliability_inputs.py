@@ -39,7 +39,7 @@ def table(scale: float) -> list[str]:
     return [
         f"Mutated files ({total} in all, seed {SEED}): values, rows, members and bytes of a small valid file were replaced,",
         "removed, repeated or nested. A file was read, or refused with one sentence; the last column counts everything else",
-        f"(a traceback, a message of over 500 characters, no answer within {fuzz.SECONDS} s).",
+        f"(a traceback, a message of over 500 characters, no answer within {fuzz.SECONDS} s of processor time).",
         "",
         *markdown_table(["reader", "read", "refused", "failed"], lines),
         "",

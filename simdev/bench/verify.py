@@ -69,8 +69,8 @@ def verify(
     on_row: Callable[[int, int, str, list[Difference]], None] = lambda *_: None,
     on_skip: Callable[[str, str], None] = lambda *_: None,
 ) -> list[Difference]:
-    """All differences between a result folder (or a submission, see :mod:`simdev.bench.submission`) and what its placements
-    give now; empty if it holds. No code and no path that a row names is followed.
+    """All differences between a result folder, or a submission (:mod:`simdev.bench.submission`), and what its placements
+    give now; an empty list if every row holds. Nothing that a row names is executed, and no path in it is opened.
 
     ``engine`` simulates (the validator checks its schedule too); ``sample`` takes that many rows, drawn evenly.
     ``rerun`` also executes the placer of a row again, if its result can be expected to be the same: ``on_skip`` gets

@@ -555,3 +555,10 @@ def test_fix_units_of_dnn_partitioning(tmp_path):
     path.write_text('{"ops": []}')
     with pytest.raises(InvalidInput, match="only dnn-partitioning files"):
         import_graph(path, fix_units=True)
+
+
+def test_a_long_word_does_not_take_for_ever(tmp_path):
+    """Each of its characters was tried as the beginning of a field's name: 200,000 squared steps."""
+    word = "a" * 2_000_000
+    with pytest.raises(InvalidInput, match="not a number"):
+        import_graph(write(tmp_path, "g.txt", f"node1 -- Conv2d -- {word} forward_compute_time=x"), "pipedream")

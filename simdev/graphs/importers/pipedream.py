@@ -28,7 +28,7 @@ from simdev.graphs.importers import Imported
 from simdev.graphs.importers.reading import Fields, name_of
 from simdev.problem.graph import GraphBuilder
 
-_FIELD = re.compile(r"(\w+)=(\[[^\]]*\]|[^,\s]+)")
+_FIELD = re.compile(r"(?<!\w)(\w+)=(\[[^\]]*\]|[^,\s]+)")
 _GETITEM = re.compile(r"__getitem__\((\d{1,9})\)")
 
 

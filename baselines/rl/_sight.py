@@ -22,7 +22,8 @@ class Sight(NamedTuple):
     """A pytree of arrays of ``G`` groups (padded), ``D`` devices (padded) and ``K`` neighbours.
 
     ``nodes`` float32 ``(G, NODE_FEATURES)``: the first ``NUMBERS`` columns of ``_case.node_features``, shares of time
-    of the op classes of :mod:`simdev.problem.costs`, the group's middle in the running sum of time, and its sine and cosine.
+    of the op classes of :mod:`simdev.problem.costs`, the group's middle in the running sum of time, and the sine and
+    cosine of that middle.
     ``real`` bool ``(G,)``, ``allowed`` bool ``(G, D)`` and ``devices`` float32 ``(D, 4)`` as in ``_case.Inputs``.
     ``shares`` float32 ``(G, D)``: how near that middle is to the middle of the device's even share of the time, 0 to 1:
     where a pipeline of equal stages would place the group.

@@ -94,9 +94,15 @@ def _place(problem, rng, budget, policy, params):
 
 
 @placer(
-    "gdp-batch", version=1, family="learned", same_processor=True, searches=True, defaults={**DEFAULTS, "policy": SHIPPED}, learner=learner,
+    "gdp-batch",
+    version=1,
+    family="learned",
+    same_processor=True,
+    searches=True,
+    defaults={**DEFAULTS, "policy": SHIPPED},
+    learner=learner,
     source=SOURCE,
-)  # fmt: skip
+)
 def gdp_batch(problem, *, rng, budget, policy, **params):
     """GDP-batch: :func:`gdp` from the policy that ships, which was trained on many graphs and machines together.
 

@@ -72,8 +72,10 @@ class Problem:
     def build(
         cls, graph: ComputationGraph, topology: Topology, model: CostModel | None = None, rules: Rules | None = None
     ) -> Problem:
-        """The problem of ``graph`` on ``topology`` under ``rules``, with the costs of ``model``: by default, those of the
-        shipped device files and rooflines for other devices."""
+        """The problem of ``graph`` on ``topology`` under ``rules``, with the costs of ``model``.
+
+        The default model reads the shipped device files, and uses rooflines for devices that have none.
+        """
         return cls(graph, topology, (model or CostModel()).table(graph, topology), rules or Rules())
 
     @cached_property

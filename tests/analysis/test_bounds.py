@@ -1,4 +1,4 @@
-"""The bound from transfers: hand-worked cases, and never above the optimum of thousands of small problems."""
+"""The bounds: cases computed by hand, and never above the optimum of thousands of small problems."""
 
 import itertools
 
@@ -37,7 +37,7 @@ def stay(problem):
     return next(bound.ns for bound in lower_bounds(problem) if bound.method == "stay or send")
 
 
-def test_what_is_dear_to_send_stays():
+def test_what_is_expensive_to_send_stays():
     # Together: 10 + 300. A leaf elsewhere: 10 + size + 100, more than that from size 200 on.
     assert stay(fan(size=1000)) == 310
     assert stay(fan(size=201)) == 310
@@ -92,7 +92,7 @@ def test_a_way_around_is_as_slow_as_its_quickest_hop():
 
 
 def test_memory_forces_to_send():
-    # Three leaves of 400 KB do not fit on a device of 1 MiB with each other: one must leave, however dear.
+    # Three leaves of 400 KB do not fit on a device of 1 MiB with each other: one must leave, at any cost.
     assert stay(fan(size=1000, parameters=400_000)) == 10 + 1000 + 100
 
 

@@ -1,4 +1,4 @@
-"""Other simulators' rules, on graphs whose answers are worked out by hand."""
+"""Other simulators' rules, on graphs whose answers are computed by hand."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,6 @@
 """The site builds without a warning, has a page for every placer and workload, and the code on its pages runs."""
 
+import importlib
 import importlib.util
 import os
 import re
@@ -92,12 +93,24 @@ def test_links_to_files_of_the_repository_lead_somewhere():
 
 
 def test_every_command_of_the_pages_exists():
-    from simdev.cli import commands  # noqa: F401
-    from simdev.cli import main as cli  # noqa: F401
+    from simdev.cli.main import app  # loads every command
 
-    known = {entry.name for entry in commands.app.registered_commands}
+    known = {entry.name for entry in app.registered_commands}
     for path in [*PAGES.rglob("*.md"), ROOT / "README.md"]:
         text = path.read_text(encoding="utf-8")
         fenced = "".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
         named = {*re.findall(r"^simdev ([a-z-]+)", fenced, re.MULTILINE), *re.findall(r"`simdev ([a-z-]+)", text)}
         assert named <= known, f"{path.name}: {sorted(named - known)}"
+
+
+def test_every_helper_that_contributing_lists_exists():
+    index = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Helpers")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(simdev[\w.]+)` \| (.+) \|$", index, re.MULTILINE)
+    assert len(rows) >= 8
+    for module, offers in rows:
+        known = dir(importlib.import_module(module))
+        for name in re.findall(r"`(\w+)(?:\([^`]*\))?`", offers):
+            assert name in known, f"{module} has no {name}"
+    for names in re.findall(r"^\| ((?:`_\w+`(?:, )?)+) \|", index, re.MULTILINE):
+        for name in re.findall(r"`(_\w+)`", names):
+            assert (ROOT / "baselines" / "rl" / f"{name}.py").is_file(), name

@@ -187,6 +187,8 @@ def simulate_program(program: PlanProgram, *, unfolded: bool = False, engine: st
     for rank, action in execution_order(orders, plan.stages):
         what, stage, microbatch = action
         after = [arrived.pop(action)] if action in arrived else []
+        if after and plan.host.send_ns:
+            unroller.wait_on_host(rank, after[0], plan.host.send_ns)
         unroller.add(rank, action, _template(program, action, which), after)
         following = {"F": ("F", stage + 1, microbatch), "B": ("B", stage - 1, microbatch)}.get(what)
         if following and 0 <= following[1] < plan.stages:
@@ -195,7 +197,9 @@ def simulate_program(program: PlanProgram, *, unfolded: bool = False, engine: st
             if target != rank:
                 size = program.stages[min(stage, following[1])].output_bytes
                 ns = _send(plan, size, rank, target)
-                ops = unroller.send(rank, target, ns, "send")
+                ops = unroller.send(rank, target, ns)
+                if plan.host.send_ns:
+                    unroller.wait_on_host(rank, ops, plan.host.send_ns)
             arrived[following] = ops
     for rank in range(ranks):
         for stage in sorted({action[1] for action in orders[rank]}):

@@ -24,12 +24,16 @@ from simdev.problem.graph import GraphBuilder
 @dataclass(frozen=True)
 class Host:
     """Time of the host thread to issue a kernel in a forward pass, in a backward pass (autograd's own thread, without
-    Python), in the update, and a collective. All zero: a host that is never late (compiled programs, CUDA graphs)."""
+    Python), in the update, and a collective. All zero: a host that is never late (compiled programs, CUDA graphs).
+
+    With ``send_ns`` the host waits until each send to another stage has arrived, on both sides, and then takes that
+    time."""
 
     forward_ns: int = 0
     backward_ns: int = 0
     update_ns: int = 0
     collective_ns: int = 0
+    send_ns: int = 0
 
     def dispatch_ns(self, segment: str, call: Call) -> int:
         """Host time to issue a call of the segment named ``segment``."""

@@ -189,20 +189,33 @@ class Unroller:
         self._action.append(np.full(total, number, np.int32))
         self._edges += [pair for pair in edges if pair.size]
 
-    def send(self, source: int, target: int, ns: int, name: str) -> np.ndarray:
+    def wait_on_host(self, rank: int, ops: np.ndarray, ns: int) -> None:
+        """Block the host of each copy of a pipeline rank until ``ops`` have finished, and for ``ns`` more."""
+        copies = self.copies
+        waits = self._count + np.arange(copies)
+        devices = [self._device_of(rank, "host", (), copy) for copy in range(copies)]
+        self._single(rank, waits, devices, ns, "wait", 0)
+        self._edges.append(_pairs(ops, waits))
+
+    def send(self, source: int, target: int, ns: int) -> np.ndarray:
         """A send from each copy of one pipeline rank to the same copy of another; returns its ops."""
         copies = self.copies
         ops = self._count + np.arange(copies)
         devices = [self._device_of(source, f"send to {target}", (), copy) for copy in range(copies)]
+        self._single(source, ops, devices, ns, "send", 2)
+        self._edges.append(_pairs(self._last[source, "compute"], ops))
+        return ops
+
+    def _single(self, rank: int, ops: np.ndarray, devices: list[int], ns: int, kind: str, flag: int) -> None:
+        """Append one op on each copy of a pipeline rank."""
+        copies = self.copies
         self._device.append(np.array(devices, np.int32))
         self._ns.append(np.full(copies, max(1, ns), np.int64))
-        self._kind.append(np.full(copies, self._kinds.setdefault("send", len(self._kinds)), np.int32))
-        self._rank.append((np.array([source]) if copies == 1 else source * copies + np.arange(copies)).astype(np.int32))
-        self._flags.append(np.full(copies, 2, np.int8))
+        self._kind.append(np.full(copies, self._kinds.setdefault(kind, len(self._kinds)), np.int32))
+        self._rank.append((np.array([rank]) if copies == 1 else rank * copies + np.arange(copies)).astype(np.int32))
+        self._flags.append(np.full(copies, flag, np.int8))
         self._action.append(np.full(copies, len(self._actions) - 1, np.int32))
-        self._edges.append(_pairs(self._last[source, "compute"], ops))
         self._count += copies
-        return ops
 
     def build(self, name: str) -> Unrolled:
         """The problem of all that was added."""

@@ -10,7 +10,7 @@ from simdev.sim import validate
 
 pytest.importorskip("torch")
 TINY = "llama3-8b[width=64,layers=5,heads=4,kv_heads=2,hidden=128,vocabulary=256,length=32]"
-EAGER = Host(3000, 2000, 1000, 9000)
+EAGER = Host(3000, 2000, 1000, 9000, 4000)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -36,9 +36,7 @@ def table(scale: float) -> list[str]:
 
 def environments(folder: Path) -> dict[str, dict]:
     """What is different, by title."""
-    read_only = folder / "read-only"
-    read_only.mkdir()
-    read_only.chmod(0o555)
+    read_only = "/proc/self"  # nobody can make a file there, not even root
     elsewhere = folder / "another directory"
     elsewhere.mkdir()
     found = {
@@ -47,7 +45,7 @@ def environments(folder: Path) -> dict[str, dict]:
         "`PYTHONHASHSEED=1`": {"env": {"PYTHONHASHSEED": "1"}},
         "`OMP_NUM_THREADS=4`, `OPENBLAS_NUM_THREADS=4`": {"env": {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "4"}},
         "another working directory": {"cwd": elsewhere},
-        "a read-only `HOME`": {"env": {"HOME": str(read_only), "XDG_CACHE_HOME": str(read_only)}},
+        "a read-only `HOME`": {"env": {"HOME": read_only, "XDG_CACHE_HOME": read_only}},
         "no `HOME`": {"env": {"HOME": None, "XDG_CACHE_HOME": None}},
         "a cold Numba cache": {"env": {"NUMBA_CACHE_DIR": str(folder / "cold")}},
         "a cold JAX cache": {"env": {"XDG_CACHE_HOME": str(folder / "cold-jax")}},

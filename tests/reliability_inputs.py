@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import zipfile
@@ -55,12 +56,12 @@ def _answer(make: Callable[[Path], list]) -> str:
         (Path(scratch) / "evil.py").write_text(f"open({str(mark)!r}, 'w')\n", encoding="utf-8")
         try:
             found = make(Path(scratch))
-            text = str(found[0]) if found else "read; every row holds"
+            text = str(found[0]) if found else "nothing is executed; the cell is text, and the row holds"
         except SimdevError as error:
             text = str(error)
         if mark.exists():
             text = f"EXECUTED, then: {text}"
-        return text.replace(scratch, "").replace("|", "\\|").strip("/")
+        return re.sub(r"\S*/simdev-\w+/", "", text).replace("|", "\\|")  # without the folder of this run
 
 
 def _submitted(folder: Path, **settings) -> list:

@@ -36,19 +36,19 @@ SECONDS = 20  # of processor time: a reader that takes longer on a file of a few
 
 # What a field may hold in a file from a stranger.
 TEXTS = [
-    "", " ", "0", "-1", "-0", "1.5", "1e400", "-1e400", "1e-400", "1e30", "9" * 25, "9" * 3000, "9" * 5000, "nan", "inf",
+    "", " ", "0", "-1", "-0", "1.5", "1e400", "-1e400", "1e-400", "1e30", "9" * 25, "9" * 3000, "9" * 5000, "nan", "inf",  # noqa: E501
     "-inf", "NaN", "Infinity", "1_000", "\u0663", "\u00b2", "true", "null", "[]", "{}", '"', "'", "=1+1", "+1", "@x",
-    "'=1", "\x00", "\x1b[2J", "\ud83d\ude00", "\u202e", "a" * 200_000, "../../x", "/etc/passwd", "/dev/zero", "evil.py:f",
-    "x[", "]", "name[a=1", "[" * 20_000, '{"a":' * 20_000, '{"a": 1e999}', "0x" + "f" * 5000, "$\\frac{$", ",", ";;", "\n",
+    "'=1", "\x00", "\x1b[2J", "\ud83d\ude00", "\u202e", "a" * 200_000, "../../x", "/etc/passwd", "/dev/zero", "evil.py:f",  # noqa: E501
+    "x[", "]", "name[a=1", "[" * 20_000, '{"a":' * 20_000, '{"a": 1e999}', "0x" + "f" * 5000, "$\\frac{$", ",", ";;", "\n",  # noqa: E501
 ]  # fmt: skip
 VALUES = [
-    None, True, False, 0, -1, 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 10**30, 10**400, 0.5, -0.5, 1e-320, 1e308, [], {},
+    None, True, False, 0, -1, 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 10**30, 10**400, 0.5, -0.5, 1e-320, 1e308, [], {},  # noqa: E501
     [[]], [0] * 50, [[[]]] * 3, {"": ""}, {"a": {"b": []}}, *TEXTS,
 ]  # fmt: skip
 RAW = ["1e999", "-1e999", "NaN", "Infinity", "9" * 5000, "[" * 20_000 + "]" * 20_000, '"\\ud800"', '{"a":' * 5000, "01"]
 TOML_VALUES = [
-    "0", "-1", "1.5", "1e400", "inf", "nan", "-inf", "9" * 25, "0x" + "f" * 5000, "1e999", '""', '"x"', "true", "[]", "{}",
-    "[[]]", "[1, 2]", '["a"]', '[["a", "b"]]', "{ a = 1 }", "1979-05-27", "[" * 3000 + "]" * 3000, '"' + "a" * 100_000 + '"',
+    "0", "-1", "1.5", "1e400", "inf", "nan", "-inf", "9" * 25, "0x" + "f" * 5000, "1e999", '""', '"x"', "true", "[]", "{}",  # noqa: E501
+    "[[]]", "[1, 2]", '["a"]', '[["a", "b"]]', "{ a = 1 }", "1979-05-27", "[" * 3000 + "]" * 3000, '"' + "a" * 100_000 + '"',  # noqa: E501
 ]  # fmt: skip
 
 
@@ -293,10 +293,10 @@ def readers(folder: Path) -> list[Reader]:
         Reader("device file", "v100.toml", seeds.DEVICE.encode(), mutate_toml, _read_device),
         Reader("device trees", "v100.npz", seeds.trees_npz(), mutate_npz, _read_trees),
         Reader("measured costs", "a.csv", seeds.MEASURED_CSV.encode(), mutate_csv, _read_measured),
-        Reader("measured costs json", "a.json", b'{"p100-pcie": {"mm": 2500, "add": 10.5}}', mutate_json, _read_measured),
+        Reader("measured costs json", "a.json", b'{"p100-pcie": {"mm": 2500, "add": 10.5}}', mutate_json, _read_measured),  # noqa: E501
         Reader("kineto", "a.json", kineto, mutate_json, _read_trace),
         Reader("kineto tar", "a.tgz", seeds.tar_of("rank0.json", kineto), mutate_bytes, _read_trace),
-        Reader("manifest", "manifest.csv", b"file,sha256,role,source\na,0,validate,x\nb,1,split,y\n", mutate_csv, _read_manifest),
+        Reader("manifest", "manifest.csv", b"file,sha256,role,source\na,0,validate,x\nb,1,split,y\n", mutate_csv, _read_manifest),  # noqa: E501
         Reader("policy header", "policy.json", seeds.json_bytes(seeds.POLICY), mutate_json, _read_policy),
         Reader("load problem", "a.json", seeds.json_bytes(seeds.PARTITIONING), mutate_json, _read_load_problem),
         _graph("npz", "a.npz", seeds.graph_npz(folder), mutate_npz),

@@ -56,7 +56,7 @@ BAECHI = {"nodes": [
     {"name": "v", "op": "VariableV2", "inputs": [], "colocate": ["loc:@v"], "compute_us": 1, "output_bytes": [64],
      "temp_bytes": 8, "persistent_bytes": 64},
     {"name": "init", "op": "Const", "inputs": [], "colocate": [], "compute_us": None},
-    {"name": "a/mm", "op": "MatMul", "inputs": ["v:0", "^init"], "colocate": [], "compute_us": 20.5, "output_bytes": [4]},
+    {"name": "a/mm", "op": "MatMul", "inputs": ["v:0", "^init"], "colocate": [], "compute_us": 20.5, "output_bytes": [4]},  # noqa: E501
 ]}  # fmt: skip
 COST_GRAPH = """node {
   name: "a" device: "/gpu:0" id: 0
@@ -70,12 +70,12 @@ EXECUTION_TRACE = {"schema": "1.0.1", "nodes": [
     {"name": "aten::mm", "id": 2, "parent": 1, "inputs": [[3, 4, 0, 16, 4, "cpu"], [[7, 8, 0, 4, 4, "cpu"]]],
      "input_types": ["Tensor(float)", "GenericList[Tensor(float)]"], "outputs": [[5, 6, 0, 16, 4, "cpu"]],
      "output_types": ["Tensor(float)"]},
-    {"name": "aten::add_", "id": 4, "ctrl_deps": 1, "inputs": {"values": [[5, 6, 0, 16, 4, "cpu"]], "types": ["Tensor(float)"]},
+    {"name": "aten::add_", "id": 4, "ctrl_deps": 1, "inputs": {"values": [[5, 6, 0, 16, 4, "cpu"]], "types": ["Tensor(float)"]},  # noqa: E501
      "outputs": {"values": [[5, 6, 0, 16, 4, "cpu"]], "types": ["Tensor(float)"]}},
 ]}  # fmt: skip
 CHAKRA = [
     {"id": "1", "name": "aten::mm", "type": "COMP_NODE", "durationMicros": "12",
-     "outputs": {"shapes": "[[4, 4]]", "types": "['Tensor(float)']"}, "attr": [{"name": "is_cpu_op", "boolVal": False}]},
+     "outputs": {"shapes": "[[4, 4]]", "types": "['Tensor(float)']"}, "attr": [{"name": "is_cpu_op", "boolVal": False}]},  # noqa: E501
     {"id": "2", "name": "sum", "type": "COMM_COLL_NODE", "dataDeps": ["1"], "ctrlDeps": [], "durationMicros": 3,
      "attr": [{"name": "comm_type", "int64Val": "0"}]},
 ]  # fmt: skip
@@ -91,12 +91,12 @@ KINETO = {
          "args": {"device": 0, "stream": 7, "correlation": 11, "bytes": 64}},
         {"ph": "X", "cat": "cuda_runtime", "name": "cudaDeviceSynchronize", "pid": 1, "tid": 1, "ts": 1100, "dur": 60,
          "args": {"correlation": 12}},
-        {"ph": "i", "name": "[memory]", "ts": 1050, "args": {"Device Type": 1, "Device Id": 0, "Addr": 4096, "Bytes": 512,
+        {"ph": "i", "name": "[memory]", "ts": 1050, "args": {"Device Type": 1, "Device Id": 0, "Addr": 4096, "Bytes": 512,  # noqa: E501
          "Total Allocated": 512, "Total Reserved": 2048, "Ev Idx": 1}},
     ],
 }  # fmt: skip
 MEASURED_CSV = "signature,device_kind,ns\nmm,p100-pcie,2500\nadd,p100-pcie,10.5\n"
-RANGES = "ranges = [{ from_bytes = 0, latency_us = 2.0, gb_per_s = 5.0 }, { from_bytes = 65536, latency_us = 9, gb_per_s = 9 }]"
+RANGES = "ranges = [{ from_bytes = 0, latency_us = 2.0, gb_per_s = 5.0 }, { from_bytes = 65536, latency_us = 9, gb_per_s = 9 }]"  # noqa: E501
 TOPOLOGY = f'{MACHINE}duplex = "half"\n{RANGES}\n[[device]]\nname = "cpu"\nkind = "k"\nhost = true\n' + (
     '[[link]]\nends = [["a", "s"], ["b", "s"], ["cpu", "s"]]\ngb_per_s = 1\nlatency_us = 2\n'
 )
@@ -146,8 +146,8 @@ def chakra_protobuf() -> bytes:
         return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
 
     nodes = [
-        field(1, 1) + field(2, b"aten::mm") + field(3, 4) + field(7, 12) + field(9, field(2, b"[[4, 4]]") + field(3, b"['Tensor(float)']")),
-        field(1, 2) + field(2, b"sum") + field(3, 7) + field(5, b"\x01") + field(7, 3) + field(10, field(1, b"comm_type") + field(9, 0)),
+        field(1, 1) + field(2, b"aten::mm") + field(3, 4) + field(7, 12) + field(9, field(2, b"[[4, 4]]") + field(3, b"['Tensor(float)']")),  # noqa: E501
+        field(1, 2) + field(2, b"sum") + field(3, 7) + field(5, b"\x01") + field(7, 3) + field(10, field(1, b"comm_type") + field(9, 0)),  # noqa: E501
     ]  # fmt: skip
     messages = [field(1, b"0.0.4"), *nodes]
     return b"".join(varint(len(message)) + message for message in messages)

@@ -38,8 +38,8 @@ def table(scale: float) -> list[str]:
     total = sum(found.total() for found in counts.values())
     print(f"{total} mutated files", file=sys.stderr)
     return [
-        f"Mutated files ({total} in all, seed {SEED}): values, rows, members and bytes of a small valid file were replaced,",
-        "removed, repeated or nested. A file was read, or refused with one sentence; the last column counts everything else",
+        f"Mutated files ({total} in all, seed {SEED}): values, rows, members and bytes of a small valid file were replaced,",  # noqa: E501
+        "removed, repeated or nested. A file was read, or refused with one sentence; the last column counts everything else",  # noqa: E501
         f"(a traceback, a message of over 500 characters, no answer within {fuzz.SECONDS} s of processor time).",
         "",
         *markdown_table(["reader", "read", "refused", "failed"], lines),

@@ -82,7 +82,7 @@ def test_a_placement_file_cannot_name_code(tmp_path, monkeypatch, evil, capsys):
 def test_rerun_executes_the_file_that_the_user_names(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
-        "from pathlib import Path\nfrom simdev.placers.placer import placer\nfrom simdev.problem.placement import Placement\n"
+        "from pathlib import Path\nfrom simdev.placers.placer import placer\nfrom simdev.problem.placement import Placement\n"  # noqa: E501
         "@placer('x', version=1, family='test')\ndef x(problem, *, rng, budget):\n"
         "    Path(__file__).with_suffix('.ran').touch()\n    return Placement([0] * problem.graph.n_ops)\n",
         encoding="utf-8",

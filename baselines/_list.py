@@ -93,10 +93,26 @@ def tables(problem: Problem, *, forward_only: bool) -> Tables:
     forbidden = np.zeros((len(allowed), count), np.int64)
     np.add.at(forbidden, (slice(None), label), ~allowed)
     return Tables(
-        forbidden == 0, costs.device_op_ns, costs.transfer_ns, costs.pair_class, unit, unit_bytes, graph.input_ptr,
-        graph.inputs, graph.output_ptr, graph.tensor_producer, graph.consumer_ptr, graph.consumers, graph.tensor_bytes,
-        home_size, keep, graph.op_workspace_bytes, lazy, scope, label,
-    )  # fmt: skip
+        forbidden == 0,
+        costs.device_op_ns,
+        costs.transfer_ns,
+        costs.pair_class,
+        unit,
+        unit_bytes,
+        graph.input_ptr,
+        graph.inputs,
+        graph.output_ptr,
+        graph.tensor_producer,
+        graph.consumer_ptr,
+        graph.consumers,
+        graph.tensor_bytes,
+        home_size,
+        keep,
+        graph.op_workspace_bytes,
+        lazy,
+        scope,
+        label,
+    )
 
 
 def coplace(graph, scope: np.ndarray, allowed: np.ndarray, unit_bytes: np.ndarray, most: int) -> np.ndarray:
@@ -133,9 +149,14 @@ def new_state(table: Tables, room: np.ndarray) -> State:
     edge_tensor = np.repeat(np.arange(m), np.diff(table.consumer_ptr))
     unread = np.bincount(edge_tensor[table.scope[table.consumers]], minlength=m).astype(np.int32)
     return State(
-        np.full(len(table.unit_bytes), -1, np.int32), np.full(n, -1, np.int64), np.full(n, -1, np.int64),
-        np.zeros(d, np.int64), np.asarray(room, np.int64), np.full((d, m), -1, np.int64), unread,
-    )  # fmt: skip
+        np.full(len(table.unit_bytes), -1, np.int32),
+        np.full(n, -1, np.int64),
+        np.full(n, -1, np.int64),
+        np.zeros(d, np.int64),
+        np.asarray(room, np.int64),
+        np.full((d, m), -1, np.int64),
+        unread,
+    )
 
 
 def mean_costs(problem: Problem, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,10 +17,14 @@ RETURNS, LONGEST_WALK = 100, 1000
 
 
 @placer(
-    "annealing", version=1, family="search", searches=True, defaults={"alpha": 1.2},
+    "annealing",
+    version=1,
+    family="search",
+    searches=True,
+    defaults={"alpha": 1.2},
     source="Jia, Zaharia, Aiken: Beyond Data and Model Parallelism for Deep Neural Networks, MLSys 2019, section 6.2; "
     "constants from the FlexFlow program",
-)  # fmt: skip
+)
 def annealing(problem, *, rng, budget, alpha):
     """Change one random layer's device; accept with probability ``exp(-alpha * difference in ms)``; return to the best
     every hundredth of the budget (at most 1,000 steps). A MB over memory costs 1 ms.

@@ -88,9 +88,16 @@ class _Search:
         left = self.budget.seconds - self.budget.elapsed
         try:
             result = solve_makespan(
-                blocks.problem, allowed=allowed, tie=blocks.tie, size=blocks.size, hint=start,
-                upper_ns=upper, seconds=effort, wall_seconds=max(0.1, min(clock, 0.5 * left)), seed=seed,
-            )  # fmt: skip
+                blocks.problem,
+                allowed=allowed,
+                tie=blocks.tie,
+                size=blocks.size,
+                hint=start,
+                upper_ns=upper,
+                seconds=effort,
+                wall_seconds=max(0.1, min(clock, 0.5 * left)),
+                seed=seed,
+            )
         except Unsupported:
             return
         tried = set()

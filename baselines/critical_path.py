@@ -13,10 +13,12 @@ from simdev.placers.placer import placer
 
 
 @placer(
-    "critical-path", version=1, family="cluster",
+    "critical-path",
+    version=1,
+    family="cluster",
     source="Yang, Gerasoulis: DSC: Scheduling Parallel Tasks on an Unbounded Number of Processors, IEEE TPDS 5(9), "
     "1994, section 4",
-)  # fmt: skip
+)
 def critical_path(problem, *, rng, budget):
     """Cluster the ops along the dominant sequence for unlimited devices, then spread the clusters, most work first:
     each to the device with room where the load is least, counting transfers to clusters placed before.

@@ -44,9 +44,12 @@ CHAINS = {
 
 
 @placer(
-    "expert", version=1, family="expert", memory_aware=False,
+    "expert",
+    version=1,
+    family="expert",
+    memory_aware=False,
     source="Mirhoseini et al. 2017, section 4.2; Wu et al. 2016, section 3.3; Naumov et al. 2019, section 3",
-)  # fmt: skip
+)
 def expert(problem, *, rng, budget):
     """What a practitioner does by hand for the graph's family (see the module); memory is ignored.
 

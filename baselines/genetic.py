@@ -14,9 +14,12 @@ MUTATIONS = 1.5  # mean number of changed genes per child
 
 
 @placer(
-    "genetic", version=1, family="search", searches=True,
+    "genetic",
+    version=1,
+    family="search",
+    searches=True,
     source="Holland, Adaptation in Natural and Artificial Systems, 1975; for device placement: Exprimo (Lie 2020)",
-)  # fmt: skip
+)
 def genetic(problem, *, rng, budget):
     """Twenty individuals, a gene per layer in topological order; tournaments of three, two-point crossover, a mutation
     or two per child, the two best kept. Starts from a single device, a contiguous split and random splits.

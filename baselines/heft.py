@@ -10,10 +10,12 @@ from simdev.placers.placer import placer
 
 
 @placer(
-    "heft", version=1, family="list",
+    "heft",
+    version=1,
+    family="list",
     source="Topcuoglu, Hariri, Wu: Performance-Effective and Low-Complexity Task Scheduling for Heterogeneous "
     "Computing, IEEE TPDS 13(3), 2002, section 4.1",
-)  # fmt: skip
+)
 def heft(problem, *, rng, budget):
     """Upward rank with mean costs, then insertion-based earliest finish time over the accelerators.
 

@@ -35,9 +35,14 @@ def ip_throughput(problem, *, rng, budget, contiguous, seconds, classes, solver)
         few = merge_cheapest(merge_dominated(fine), classes)
         start = linear_split(load, few)
         found = best_split_of(
-            load, few, contiguous=contiguous, seconds=min(seconds, 0.5 * budget.seconds), solver=solver,
-            start=start.machine, seed=int(rng.integers(2**31)),
-        )  # fmt: skip
+            load,
+            few,
+            contiguous=contiguous,
+            seconds=min(seconds, 0.5 * budget.seconds),
+            solver=solver,
+            start=start.machine,
+            seed=int(rng.integers(2**31)),
+        )
         split = Split(np.asarray(found.machine), found.largest, 0, 0)
         return min(split, linear_split(load, fine), key=lambda split: split.largest)
 

@@ -13,9 +13,12 @@ SCOPES = ("forward", "step")
 
 
 @placer(
-    "m-etf", version=1, family="list", defaults={"scope": "forward"},
+    "m-etf",
+    version=1,
+    family="list",
+    defaults={"scope": "forward"},
     source="Jeon et al., Baechi: Fast Device Placement of Machine Learning Graphs, SoCC 2020, section 3.2.2",
-)  # fmt: skip
+)
 def m_etf(problem, *, rng, budget, scope):
     """Again and again the ready op and device with the earliest start that fits in memory.
 

@@ -15,11 +15,13 @@ BLOCK_EDGES = 10_000
 
 
 @placer(
-    "m-sct", version=1, family="list",
+    "m-sct",
+    version=1,
+    family="list",
     source="Jeon et al., Baechi: Fast Device Placement of Machine Learning Graphs, SoCC 2020, section 3.2.3; Hanen, "
     "Munier: An approximation algorithm for scheduling dependent tasks on m processors with small communication "
     "delays, ETFA 1995",
-)  # fmt: skip
+)
 def m_sct(problem, *, rng, budget):
     """m-ETF with favourite children: a linear program picks for each op at most one child to run right behind it. Once
     that child is ready and could start nowhere earlier, its parent's device waits for it unless an urgent op comes.
@@ -115,8 +117,9 @@ def solve(length, source, target, delay) -> np.ndarray:
     for number, side in enumerate((tail, tip)):
         add(e + v + number * v + side, every, -1.0)
         bounds.append(1.0 - np.bincount(side, minlength=v))
-    matrix = coo_matrix((np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
-                        shape=(e + 3 * v, e + v + 1))  # fmt: skip
+    matrix = coo_matrix(
+        (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))), shape=(e + 3 * v, e + v + 1)
+    )
     cost = np.zeros(e + v + 1)
     cost[-1] = 1.0
     limits = [(0.0, 1.0)] * e + [(0.0, None)] * (v + 1)

@@ -11,9 +11,11 @@ from simdev.problem.placement import Placement
 
 
 @placer(
-    "m-topo", version=1, family="list",
+    "m-topo",
+    version=1,
+    family="list",
     source="Jeon et al., Baechi: Fast Device Placement of Machine Learning Graphs, SoCC 2020, section 3.2.1",
-)  # fmt: skip
+)
 def m_topo(problem, *, rng, budget):
     """Forward ops in topological order fill each device up to the cap: total memory over the number of devices, plus
     the largest op's. Co-placed ops go at once, gradients follow their ops (as in ``m-etf``).

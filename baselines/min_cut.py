@@ -15,10 +15,15 @@ IMBALANCE = 0.03
 
 
 @placer(
-    "min-cut", version=1, family="partition", memory_aware=False, defaults={"tool": "scotch"}, needs=("pyscotch",),
+    "min-cut",
+    version=1,
+    family="partition",
+    memory_aware=False,
+    defaults={"tool": "scotch"},
+    needs=("pyscotch",),
     source="Mirhoseini et al. 2017, section 4.2 (Scotch over the GPUs only); Karypis and Kumar 1998 (METIS); "
     "Sanders and Schulz 2013 (KaHIP)",
-)  # fmt: skip
+)
 def min_cut(problem, *, rng, budget, tool):
     """The ``scotch`` baseline over accelerators only, all weighted alike.
 
@@ -50,9 +55,13 @@ def _metis(ptr, neighbour, load, weights, k, rng):
         raise Unsupported("needs the pymetis package") from None
     options = pymetis.Options(seed=int(rng.integers(1 << 30)), ufactor=round(1000 * IMBALANCE), contig=0)
     _, part = pymetis.part_graph(
-        k, pymetis.CSRAdjacency(ptr, neighbour), vweights=shrunk(weights), eweights=shrunk(load), options=options,
+        k,
+        pymetis.CSRAdjacency(ptr, neighbour),
+        vweights=shrunk(weights),
+        eweights=shrunk(load),
+        options=options,
         recursive=False,
-    )  # fmt: skip
+    )
     return np.asarray(part)
 
 

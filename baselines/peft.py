@@ -12,10 +12,12 @@ from simdev.placers.placer import placer
 
 
 @placer(
-    "peft", version=1, family="list",
+    "peft",
+    version=1,
+    family="list",
     source="Arabnejad, Barbosa: List Scheduling Algorithm for Heterogeneous Systems by an Optimistic Cost Table, "
     "IEEE TPDS 25(3), 2014, section 4",
-)  # fmt: skip
+)
 def peft(problem, *, rng, budget):
     """The ready op with the largest mean optimistic cost, on the device with the least finish time plus optimistic
     cost; insertion-based. Communication, colocation and memory as in ``heft``.

@@ -31,10 +31,12 @@ def pipedream(problem, *, rng, budget):
         raise Unsupported("pipedream knows no stage on the host, but some op has a kernel only there")
     classes = merge_cheapest(merge_dominated(contract(load)), LAYERS)
     found = min(
-        (plan(_profile(problem, classes), [workers], [bandwidth], replicate=False)
-         for workers in range(1, min(len(accelerators), classes.n_classes) + 1)),
+        (
+            plan(_profile(problem, classes), [workers], [bandwidth], replicate=False)
+            for workers in range(1, min(len(accelerators), classes.n_classes) + 1)
+        ),
         key=lambda plan: plan.seconds,
-    )  # fmt: skip
+    )
     device = np.zeros(classes.n_classes, np.int32)
     for number, stage in enumerate(found.stages):
         device[[layer - 1 for layer in stage.layers if layer]] = accelerators[number]

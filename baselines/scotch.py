@@ -11,9 +11,13 @@ from simdev.problem.placement import Placement
 
 
 @placer(
-    "scotch", version=1, family="partition", memory_aware=False, needs=("pyscotch",),
+    "scotch",
+    version=1,
+    family="partition",
+    memory_aware=False,
+    needs=("pyscotch",),
     source="Pellegrini and Roman 1996; as a device placement baseline: Mirhoseini et al. 2017, section 4.2",
-)  # fmt: skip
+)
 def scotch(problem, *, rng, budget):
     """Scotch's static mapping: a vertex per unit weighing its time on the fastest device, an edge per pair of units
     weighing the bytes between them; target processors weighted by speed, as far apart as a byte takes to travel.
@@ -26,8 +30,9 @@ def scotch(problem, *, rng, budget):
     weights = fastest_ns(problem)
     if len(devices) == 1:
         return Placement.of_units(problem, np.full(len(weights), devices[0]))
-    mapped = map_graph(unit_adjacency(problem), weights, _speeds(problem, devices, weights),
-                       byte_costs(problem, devices), rng)  # fmt: skip
+    mapped = map_graph(
+        unit_adjacency(problem), weights, _speeds(problem, devices, weights), byte_costs(problem, devices), rng
+    )
     return Placement.of_units(problem, move_to_allowed(problem, devices[mapped], allowed))
 
 

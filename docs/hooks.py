@@ -79,11 +79,13 @@ def placer_pages() -> dict[str, str]:
         if name in places:
             row = places[name]
             text += [
-                "## On the standard leaderboard", "",
+                "## On the standard leaderboard",
+                "",
                 f"Place {row['place']}. The step time is {float(row['geomean_ratio_to_best']):.3f} times the best "
                 f"known one (geometric mean). The placement fits in {row['solved']} of {row['instances']} cases and "
-                f"is the best in {row['wins']}.", "",
-            ]  # fmt: skip
+                f"is the best in {row['wins']}.",
+                "",
+            ]
         text += ["```sh", f"simdev simulate inception-v3 p100x4 --placer {name}", "```", ""]
         pages[f"placers/{name}.md"] = "\n".join(text)
         score = f"{float(places[name]['geomean_ratio_to_best']):.3f}" if name in places else ""

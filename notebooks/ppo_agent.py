@@ -136,8 +136,11 @@ def train(workload, topology, *, nodes, updates, envs, seed, rate=2e-3, clip=0.2
         seconds = time.monotonic() - started
         rows.append((number, env.unwrapped.evaluations, round(seconds, 2), float(np.mean(finals)), best_ms))
         if number % 10 == 0 or number == 1:
-            print(f"update {number:4}  {rows[-1][1]:7} evaluations  {seconds:6.1f} s  "
-                  f"episodes end at {rows[-1][3]:9.2f} ms  best {best_ms:9.2f} ms", flush=True)  # fmt: skip
+            print(
+                f"update {number:4}  {rows[-1][1]:7} evaluations  {seconds:6.1f} s  "
+                f"episodes end at {rows[-1][3]:9.2f} ms  best {best_ms:9.2f} ms",
+                flush=True,
+            )
     return rows, env.unwrapped
 
 

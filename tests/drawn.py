@@ -22,9 +22,12 @@ def problem(builder, topology, durations, *, rules=None, dispatch=0):
     graph = builder.build()
     transfer, pair = transfer_durations(graph.tensor_bytes, topology)
     costs = CostTable(
-        np.array([durations]), np.zeros(topology.n_devices, np.int32), transfer, pair,
+        np.array([durations]),
+        np.zeros(topology.n_devices, np.int32),
+        transfer,
+        pair,
         np.full(graph.n_ops, dispatch, np.int64),
-    )  # fmt: skip
+    )
     return Problem(graph, topology, costs, rules or Rules())
 
 

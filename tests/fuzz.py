@@ -528,8 +528,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="simdev-fuzz-") as scratch:
         table = run(
             [one for one in readers(Path(scratch)) if not options.reader or one.name in options.reader],
-            options.seconds, options.seed, options.keep,
-        )  # fmt: skip
+            options.seconds,
+            options.seed,
+            options.keep,
+        )
     for name, counts in table.items():
         print(f"{name}: {', '.join(f'{count} {what}' for what, count in sorted(counts.items()))}")
     return 1 if any(counts["failed"] for counts in table.values()) else 0

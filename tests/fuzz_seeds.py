@@ -25,39 +25,80 @@ GRAPH = {
 }  # fmt: skip
 GRAPH_CSV = "name,kind,flops,outputs,inputs,ns:gpu,group\nx,input,,4096,,,\ny,mm,8192,1024;8,x:0,2500,g\n"
 NETWORKX = {
-    "directed": True, "multigraph": False, "graph": {"name": "n"},
+    "directed": True,
+    "multigraph": False,
+    "graph": {"name": "n"},
     "nodes": [{"id": 0, "outputs": [8, 16]}, {"id": "b", "kind": "mm", "flops": 3}],
     "links": [{"source": 0, "target": "b", "outputs": [1]}, {"source": 0, "target": "b", "bytes": 4}],
-}  # fmt: skip
+}
 TIMES = "forward_compute_time=1.5, backward_compute_time=2.5, activation_size={}, parameter_size=400.0"
 PIPEDREAM = (
     f"node1 -- Input0 -- {TIMES.format('10.0')}\nnode2 -- Conv2d(3, 4) -- {TIMES.format('[100.0; 50.0]')}\n"
     f"node3 -- __getitem__(1) -- {TIMES.format('50.0')}\n\tnode1 -- node2\n\tnode2 -- node3\n"
 )
 PARTITIONING = {
-    "maxSizePerFPGA": 1e9, "maxFPGAs": 2, "maxCPUs": 1,
+    "maxSizePerFPGA": 1e9,
+    "maxFPGAs": 2,
+    "maxCPUs": 1,
     "nodes": [
-        {"id": 0, "supportedOnFpga": 1, "cpuLatency": 10, "fpgaLatency": 1.5, "isBackwardNode": 0, "colorClass": 1,
-         "size": 2048, "name": "a"},
-        {"id": 5, "supportedOnFpga": 1, "cpuLatency": 10, "fpgaLatency": 0.5, "isBackwardNode": 1, "colorClass": 1,
-         "size": 12},
+        {
+            "id": 0,
+            "supportedOnFpga": 1,
+            "cpuLatency": 10,
+            "fpgaLatency": 1.5,
+            "isBackwardNode": 0,
+            "colorClass": 1,
+            "size": 2048,
+            "name": "a",
+        },
+        {
+            "id": 5,
+            "supportedOnFpga": 1,
+            "cpuLatency": 10,
+            "fpgaLatency": 0.5,
+            "isBackwardNode": 1,
+            "colorClass": 1,
+            "size": 12,
+        },
     ],
     "edges": [{"sourceId": 0, "destId": 5, "cost": 0.001, "size": 2147.483648}],
-}  # fmt: skip
+}
 PIPER = {
     "nodes": [
-        {"id": number, "name": f"layer{number}", "TMPCs": {"1": [
-            {"id": "vanilla", "timePerSample": 0.02, "memoryUsageA": 10, "memoryUsageB": 5, "syncTimes": {}}]}}
+        {
+            "id": number,
+            "name": f"layer{number}",
+            "TMPCs": {
+                "1": [{"id": "vanilla", "timePerSample": 0.02, "memoryUsageA": 10, "memoryUsageB": 5, "syncTimes": {}}]
+            },
+        }
         for number in (0, 1)
     ],
     "edges": [{"sourceId": 0, "destId": 1, "communicationCost": 100}],
-}  # fmt: skip
-BAECHI = {"nodes": [
-    {"name": "v", "op": "VariableV2", "inputs": [], "colocate": ["loc:@v"], "compute_us": 1, "output_bytes": [64],
-     "temp_bytes": 8, "persistent_bytes": 64},
-    {"name": "init", "op": "Const", "inputs": [], "colocate": [], "compute_us": None},
-    {"name": "a/mm", "op": "MatMul", "inputs": ["v:0", "^init"], "colocate": [], "compute_us": 20.5, "output_bytes": [4]},  # noqa: E501
-]}  # fmt: skip
+}
+BAECHI = {
+    "nodes": [
+        {
+            "name": "v",
+            "op": "VariableV2",
+            "inputs": [],
+            "colocate": ["loc:@v"],
+            "compute_us": 1,
+            "output_bytes": [64],
+            "temp_bytes": 8,
+            "persistent_bytes": 64,
+        },
+        {"name": "init", "op": "Const", "inputs": [], "colocate": [], "compute_us": None},
+        {
+            "name": "a/mm",
+            "op": "MatMul",
+            "inputs": ["v:0", "^init"],
+            "colocate": [],
+            "compute_us": 20.5,
+            "output_bytes": [4],
+        },  # noqa: E501
+    ]
+}
 COST_GRAPH = """node {
   name: "a" device: "/gpu:0" id: 0
   output_info { size: 4096 alias_input_port: -1 shape { dim { size: 1024 } } dtype: DT_FLOAT }
@@ -65,20 +106,47 @@ COST_GRAPH = """node {
 }
 node { name: "b_1" id: 1 input_info { preceding_node: 0 preceding_port: 0 } compute_cost: 3 control_input: 0 }
 """
-EXECUTION_TRACE = {"schema": "1.0.1", "nodes": [
-    {"name": "process", "id": 1, "parent": 1, "inputs": [], "input_types": [], "outputs": [], "output_types": []},
-    {"name": "aten::mm", "id": 2, "parent": 1, "inputs": [[3, 4, 0, 16, 4, "cpu"], [[7, 8, 0, 4, 4, "cpu"]]],
-     "input_types": ["Tensor(float)", "GenericList[Tensor(float)]"], "outputs": [[5, 6, 0, 16, 4, "cpu"]],
-     "output_types": ["Tensor(float)"]},
-    {"name": "aten::add_", "id": 4, "ctrl_deps": 1, "inputs": {"values": [[5, 6, 0, 16, 4, "cpu"]], "types": ["Tensor(float)"]},  # noqa: E501
-     "outputs": {"values": [[5, 6, 0, 16, 4, "cpu"]], "types": ["Tensor(float)"]}},
-]}  # fmt: skip
+EXECUTION_TRACE = {
+    "schema": "1.0.1",
+    "nodes": [
+        {"name": "process", "id": 1, "parent": 1, "inputs": [], "input_types": [], "outputs": [], "output_types": []},
+        {
+            "name": "aten::mm",
+            "id": 2,
+            "parent": 1,
+            "inputs": [[3, 4, 0, 16, 4, "cpu"], [[7, 8, 0, 4, 4, "cpu"]]],
+            "input_types": ["Tensor(float)", "GenericList[Tensor(float)]"],
+            "outputs": [[5, 6, 0, 16, 4, "cpu"]],
+            "output_types": ["Tensor(float)"],
+        },
+        {
+            "name": "aten::add_",
+            "id": 4,
+            "ctrl_deps": 1,
+            "inputs": {"values": [[5, 6, 0, 16, 4, "cpu"]], "types": ["Tensor(float)"]},  # noqa: E501
+            "outputs": {"values": [[5, 6, 0, 16, 4, "cpu"]], "types": ["Tensor(float)"]},
+        },
+    ],
+}
 CHAKRA = [
-    {"id": "1", "name": "aten::mm", "type": "COMP_NODE", "durationMicros": "12",
-     "outputs": {"shapes": "[[4, 4]]", "types": "['Tensor(float)']"}, "attr": [{"name": "is_cpu_op", "boolVal": False}]},  # noqa: E501
-    {"id": "2", "name": "sum", "type": "COMM_COLL_NODE", "dataDeps": ["1"], "ctrlDeps": [], "durationMicros": 3,
-     "attr": [{"name": "comm_type", "int64Val": "0"}]},
-]  # fmt: skip
+    {
+        "id": "1",
+        "name": "aten::mm",
+        "type": "COMP_NODE",
+        "durationMicros": "12",
+        "outputs": {"shapes": "[[4, 4]]", "types": "['Tensor(float)']"},
+        "attr": [{"name": "is_cpu_op", "boolVal": False}],
+    },  # noqa: E501
+    {
+        "id": "2",
+        "name": "sum",
+        "type": "COMM_COLL_NODE",
+        "dataDeps": ["1"],
+        "ctrlDeps": [],
+        "durationMicros": 3,
+        "attr": [{"name": "comm_type", "int64Val": "0"}],
+    },
+]
 KINETO = {
     "deviceProperties": [{"id": 0, "name": "V100"}], "distributedInfo": {"rank": 0, "world_size": 1},
     "traceEvents": [
@@ -146,9 +214,18 @@ def chakra_protobuf() -> bytes:
         return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
 
     nodes = [
-        field(1, 1) + field(2, b"aten::mm") + field(3, 4) + field(7, 12) + field(9, field(2, b"[[4, 4]]") + field(3, b"['Tensor(float)']")),  # noqa: E501
-        field(1, 2) + field(2, b"sum") + field(3, 7) + field(5, b"\x01") + field(7, 3) + field(10, field(1, b"comm_type") + field(9, 0)),  # noqa: E501
-    ]  # fmt: skip
+        field(1, 1)
+        + field(2, b"aten::mm")
+        + field(3, 4)
+        + field(7, 12)
+        + field(9, field(2, b"[[4, 4]]") + field(3, b"['Tensor(float)']")),  # noqa: E501
+        field(1, 2)
+        + field(2, b"sum")
+        + field(3, 7)
+        + field(5, b"\x01")
+        + field(7, 3)
+        + field(10, field(1, b"comm_type") + field(9, 0)),  # noqa: E501
+    ]
     messages = [field(1, b"0.0.4"), *nodes]
     return b"".join(varint(len(message)) + message for message in messages)
 

@@ -80,9 +80,14 @@ def start(out: Path, *more: str, command: str = "bench", what: list[str] = BENCH
     if command == "bench":
         more = ("-j", "2", *more)
     return subprocess.Popen(
-        [sys.executable, "-m", "simdev", command, *what, "-o", str(out), *more], cwd=ROOT, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **how,
-    )  # fmt: skip
+        [sys.executable, "-m", "simdev", command, *what, "-o", str(out), *more],
+        cwd=ROOT,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        **how,
+    )
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str]:
@@ -146,8 +151,10 @@ TARGETS = {
 }
 KILLS = [
     *[(target, number) for target in ("the bench", "its process group") for number in ("SIGKILL", "SIGTERM", "SIGINT")],
-    ("a worker", "SIGKILL"), ("a worker", "SIGTERM"), ("the fork server", "SIGKILL"),
-]  # fmt: skip
+    ("a worker", "SIGKILL"),
+    ("a worker", "SIGTERM"),
+    ("the fork server", "SIGKILL"),
+]
 
 
 def kills(folder: Path, whole: dict, times: int) -> list[Line]:

@@ -52,9 +52,15 @@ def small_board(folder, *, workload="mine.npz", topology="mine.toml", placers=("
         placement = Placement(np.array([0, 0, 1] if number % 2 else [0, 0, 0]))
         run = Run(workload, topology, DEFAULT_RULES, placer, "{}", "evaluations=10", 0)
         instance = bench.Instance(
-            workload, topology, DEFAULT_RULES, graph.fingerprint, problem.costs.hash, graph.n_ops,
-            bound_ns=int(bound.ns), bound_method=str(bound.method),
-        )  # fmt: skip
+            workload,
+            topology,
+            DEFAULT_RULES,
+            graph.fingerprint,
+            problem.costs.hash,
+            graph.n_ops,
+            bound_ns=int(bound.ns),
+            bound_method=str(bound.method),
+        )
         version = registry.placers()[placer].version if placer in registry.placers() else 1
         row = bench.score(bench.blank_row(run, instance, version), problem, placement, simulate(problem, placement))
         row = replace(row, evaluations=0, **circumstances())

@@ -171,7 +171,10 @@ def test_tables_hold_no_formula(tmp_path):
 def test_unfinished_files_are_swept(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / ".keep").write_text("mine")
-    code = "import os, sys\nfrom simdev.files import replacing\nwith replacing(sys.argv[1]) as file:\n    os.kill(os.getpid(), 9)\n"
+    code = (
+        "import os, sys\nfrom simdev.files import replacing\n"
+        "with replacing(sys.argv[1]) as file:\n    os.kill(os.getpid(), 9)\n"
+    )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "a" / "b.csv")], timeout=60)
     assert len(os.listdir(tmp_path / "a")) == 2
     assert sweep(tmp_path) == 1 and os.listdir(tmp_path / "a") == [".keep"]

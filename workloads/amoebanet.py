@@ -102,9 +102,7 @@ def build(classes: int, cells: int, filters: int):
                 nn.Conv2d(3, filters // 4, 3, stride=2, padding=1, bias=False), batch_norm(filters // 4)
             )
             self.cell = Cells(filters // 4, specs(cells, filters))
-            self.head = nn.Sequential(
-                nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(self.cell.channels[-1], classes)
-            )  # fmt: skip
+            self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(self.cell.channels[-1], classes))
 
         def forward(self, x):
             return self.head(self.cell(self.stem(x))[0])

@@ -75,21 +75,26 @@ def build(classes: int, aux: bool):
             conv(inputs, 192, 1),
             chain(conv(inputs, mid, 1), conv(mid, mid, **row), conv(mid, 192, **column)),
             chain(
-                conv(inputs, mid, 1), conv(mid, mid, **column), conv(mid, mid, **row), conv(mid, mid, **column),
+                conv(inputs, mid, 1),
+                conv(mid, mid, **column),
+                conv(mid, mid, **row),
+                conv(mid, mid, **column),
                 conv(mid, 192, **row),
             ),
             chain(nn.AvgPool2d(3, 1, 1), conv(inputs, 192, 1)),
-        )  # fmt: skip
+        )
 
     def reduce_17(inputs):
         return Branches(
             chain(conv(inputs, 192, 1), conv(192, 320, 3, stride=2)),
             chain(
-                conv(inputs, 192, 1), conv(192, 192, (1, 7), padding=(0, 3)), conv(192, 192, (7, 1), padding=(3, 0)),
+                conv(inputs, 192, 1),
+                conv(192, 192, (1, 7), padding=(0, 3)),
+                conv(192, 192, (7, 1), padding=(3, 0)),
                 conv(192, 192, 3, stride=2),
             ),
             nn.MaxPool2d(3, 2),
-        )  # fmt: skip
+        )
 
     def fork(inputs):
         return Branches(conv(inputs, 384, (1, 3), padding=(0, 1)), conv(inputs, 384, (3, 1), padding=(1, 0)))
@@ -106,9 +111,14 @@ def build(classes: int, aux: bool):
         def __init__(self):
             super().__init__()
             self.stem = chain(
-                conv(3, 32, 3, stride=2), conv(32, 32, 3), conv(32, 64, 3, padding=1), nn.MaxPool2d(3, 2),
-                conv(64, 80, 1), conv(80, 192, 3), nn.MaxPool2d(3, 2),
-            )  # fmt: skip
+                conv(3, 32, 3, stride=2),
+                conv(32, 32, 3),
+                conv(32, 64, 3, padding=1),
+                nn.MaxPool2d(3, 2),
+                conv(64, 80, 1),
+                conv(80, 192, 3),
+                nn.MaxPool2d(3, 2),
+            )
             self.mixed = nn.ModuleList(
                 [
                     wide(192, 32), wide(256, 64), wide(288, 64), reduce_35(288),
@@ -119,9 +129,13 @@ def build(classes: int, aux: bool):
             self.aux = None
             if aux:
                 self.aux = chain(
-                    nn.AvgPool2d(5, 3), conv(768, 128, 1), conv(128, 768, 5), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                    nn.AvgPool2d(5, 3),
+                    conv(768, 128, 1),
+                    conv(128, 768, 5),
+                    nn.AdaptiveAvgPool2d(1),
+                    nn.Flatten(),
                     nn.Linear(768, classes),
-                )  # fmt: skip
+                )
             self.head = chain(nn.AdaptiveAvgPool2d(1), nn.Dropout(0.2), nn.Flatten(), nn.Linear(2048, classes))
 
         def forward(self, x):

@@ -61,12 +61,19 @@ _SOURCE = (
     "nasnet-a-mobile",
     family="nasnet",
     defaults={
-        "batch": 32, "size": 224, "classes": 1000, "cells": 12, "channels": 44, "stem": 32, "skip": False,
-        "drop_path": 0.0, "aux": True,
+        "batch": 32,
+        "size": 224,
+        "classes": 1000,
+        "cells": 12,
+        "channels": 44,
+        "stem": 32,
+        "skip": False,
+        "drop_path": 0.0,
+        "aux": True,
     },
     published={"parameters_without_aux": 5_289_978, "forward_macs": 564e6},
     source=_SOURCE + "NASNetMobile, trainable parameters",
-)  # fmt: skip
+)
 def nasnet_a(batch, size, classes, cells, channels, stem, skip, drop_path, aux):
     """NASNet-A (cells / 3 @ 24 * channels): RMSProp (decay 0.9, eps 1), label smoothing 0.1, auxiliary loss 0.4.
 
@@ -126,9 +133,12 @@ def build(size, classes, cells, channels, stem, skip, drop_path, aux):
             self.stem = nn.Sequential(nn.Conv2d(3, stem, 3, stride=2, bias=False), batch_norm(stem))
             self.cell = Cells(stem, plan)
             self.head = nn.Sequential(
-                nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Dropout(0.5), nn.Flatten(),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Dropout(0.5),
+                nn.Flatten(),
                 nn.Linear(self.cell.channels[-1], classes),
-            )  # fmt: skip
+            )
             reductions = [number for number, spec in enumerate(plan) if spec.genotype is REDUCTION]
             self.branch = reductions[-1]
             self.aux = auxiliary(self.cell.channels[self.branch]) if aux else None
@@ -143,8 +153,16 @@ def build(size, classes, cells, channels, stem, skip, drop_path, aux):
             side = -(-side // 2)
         left = (side - 5) // 3 + 1
         return nn.Sequential(
-            nn.ReLU(), nn.AvgPool2d(5, 3), nn.Conv2d(inputs, 128, 1, bias=False), batch_norm(128), nn.ReLU(),
-            nn.Conv2d(128, 768, left, bias=False), batch_norm(768), nn.ReLU(), nn.Flatten(), nn.Linear(768, classes),
-        )  # fmt: skip
+            nn.ReLU(),
+            nn.AvgPool2d(5, 3),
+            nn.Conv2d(inputs, 128, 1, bias=False),
+            batch_norm(128),
+            nn.ReLU(),
+            nn.Conv2d(128, 768, left, bias=False),
+            batch_norm(768),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(768, classes),
+        )
 
     return NasNet()

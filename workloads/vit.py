@@ -15,12 +15,19 @@ from simdev.workloads._layers import images
     "vit-l",
     family="vit",
     defaults={
-        "batch": 32, "size": 224, "classes": 1000, "patch": 16, "layers": 24, "units": 1024, "heads": 16, "inner": 4096,
+        "batch": 32,
+        "size": 224,
+        "classes": 1000,
+        "patch": 16,
+        "layers": 24,
+        "units": 1024,
+        "heads": 16,
+        "inner": 4096,
     },
     published={"parameters": 304_326_632, "forward_macs": 61.55e9},
     source="Dosovitskiy et al. 2021, table 1 (ViT-Large: 307 M parameters with the pre-training head); the exact count "
     "and the multiply-adds are those of torchvision's vit_l_16 with 1000 classes",
-)  # fmt: skip
+)
 def vit_l(batch, size, classes, patch, layers, units, heads, inner):
     """Cross-entropy and Adam (beta 0.9, 0.999) in float32; the paper's batch of 4096 is spread over many devices, 32
     is ours. Without dropout."""

@@ -113,10 +113,15 @@ def make_case(problem: Problem, group: np.ndarray, *, hosts: bool = False, rows:
     nodes = np.zeros((rows, FEATURES), np.float32)
     nodes[:count] = node_features(problem, group, scale_ns)
     inputs = Inputs(
-        nodes, np.arange(rows) < count, mask, _padded(source, length, rows - 1), _padded(target, length, rows - 1),
-        _padded(edge, length, 0), np.arange(length) < len(source),
+        nodes,
+        np.arange(rows) < count,
+        mask,
+        _padded(source, length, rows - 1),
+        _padded(target, length, rows - 1),
+        _padded(edge, length, 0),
+        np.arange(length) < len(source),
         _padded(_device_features(problem, devices, scale_ns), columns, 0),
-    )  # fmt: skip
+    )
     return Case(problem, group, devices, allowed, fallback, scale_ns, inputs)
 
 

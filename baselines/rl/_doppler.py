@@ -78,9 +78,22 @@ def with_dag(case: Case) -> Case:
     edge = np.zeros(length, np.float32)
     edge[: len(low)] = np.log1p(sending)
     dag = Dag(
-        inputs.real, inputs.allowed, nodes, source, target, edge, np.arange(length) < len(low), _shares(below),
-        _shares(above), time, need, b_level.astype(np.float32), padded, real, arrive,
-    )  # fmt: skip
+        inputs.real,
+        inputs.allowed,
+        nodes,
+        source,
+        target,
+        edge,
+        np.arange(length) < len(low),
+        _shares(below),
+        _shares(above),
+        time,
+        need,
+        b_level.astype(np.float32),
+        padded,
+        real,
+        arrive,
+    )
     return dataclasses.replace(case, inputs=dag)
 
 
@@ -149,9 +162,13 @@ class Episodes:
         late = np.where(np.isfinite(start), start, 0.0) - start.min(axis=1, keepdims=True)
         even = self.dag.real.sum() / max(1, self.dag.allowed[self.dag.real].any(axis=0).sum())
         columns = [
-            self.work / even, np.log1p(np.where(here, ends - starts, 0.0).sum(axis=1)), np.log1p(first),
-            np.log1p(latest), np.log1p(np.maximum(late, 0.0)), np.minimum(self.filled + self.dag.need[group], 4.0),
-        ]  # fmt: skip
+            self.work / even,
+            np.log1p(np.where(here, ends - starts, 0.0).sum(axis=1)),
+            np.log1p(first),
+            np.log1p(latest),
+            np.log1p(np.maximum(late, 0.0)),
+            np.minimum(self.filled + self.dag.need[group], 4.0),
+        ]
         return np.stack(columns, axis=2).astype(np.float32)
 
     def place(self, group: np.ndarray, device: np.ndarray) -> None:
@@ -318,9 +335,12 @@ class DualPolicy:
     def init(self, seed: int, cases: int) -> State:
         policy, optimizer_state, key = self._first(seed)
         return {
-            "policy": policy, "optimizer": optimizer_state, "key": key, "updates": np.zeros(cases, np.int32),
+            "policy": policy,
+            "optimizer": optimizer_state,
+            "key": key,
+            "updates": np.zeros(cases, np.int32),
             "costs": np.zeros((cases, self.history), np.float32),
-        }  # fmt: skip
+        }
 
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
         dag = evaluate.case.inputs
@@ -360,9 +380,12 @@ class DualPolicy:
         rows, devices = dag.allowed.shape
         group, device = np.zeros((2, count, rows), np.int32)
         record = Record(
-            group, device, np.zeros((count, rows, rows), bool),
-            np.zeros((count, rows, devices, DEVICE_FEATURES), np.float32), dag.real,
-        )  # fmt: skip
+            group,
+            device,
+            np.zeros((count, rows, rows), bool),
+            np.zeros((count, rows, devices, DEVICE_FEATURES), np.float32),
+            dag.real,
+        )
         episodes = Episodes(dag, count)
         if policy is not None:
             choose = _Chooser(policy, *map(np.asarray, self._embed(policy, _seen(dag))), episodes, rng, epsilon)

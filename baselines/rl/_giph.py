@@ -95,10 +95,15 @@ def node_features(net: Net, placed):
     even = jnp.maximum(jnp.sum(load), 1e-6) / jnp.maximum(1, jnp.sum(jnp.any(net.allowed & net.real[:, None], axis=0)))
     filled = jnp.sum(net.need * here, axis=0)
     columns = [
-        jnp.log1p(net.time), jnp.log((net.time + 1e-3) / (fastest + 1e-3)),
-        jnp.sign(potential) * jnp.log1p(jnp.abs(potential)) / 2, here, jnp.log1p(load / even), jnp.minimum(filled, 4.0),
-        jnp.minimum(net.need, 4.0), jnp.log1p(start)[:, None] / 4,
-    ]  # fmt: skip
+        jnp.log1p(net.time),
+        jnp.log((net.time + 1e-3) / (fastest + 1e-3)),
+        jnp.sign(potential) * jnp.log1p(jnp.abs(potential)) / 2,
+        here,
+        jnp.log1p(load / even),
+        jnp.minimum(filled, 4.0),
+        jnp.minimum(net.need, 4.0),
+        jnp.log1p(start)[:, None] / 4,
+    ]
     return jnp.stack([jnp.broadcast_to(column, net.time.shape) for column in columns], axis=2)
 
 
@@ -222,12 +227,16 @@ class Moves:
     def init(self, seed: int, cases: int) -> State:
         policy, optimizer_state, key = self._first(seed)
         return {
-            "policy": policy, "optimizer": optimizer_state, "key": key, "moves": np.zeros(cases, np.int32),
-            "start": np.zeros((cases, self.rows), np.int32), "best": np.full(cases, -1.0, np.float32),
+            "policy": policy,
+            "optimizer": optimizer_state,
+            "key": key,
+            "moves": np.zeros(cases, np.int32),
+            "start": np.zeros((cases, self.rows), np.int32),
+            "best": np.full(cases, -1.0, np.float32),
             "now": np.zeros((cases, self.episodes, self.rows), np.int32),
             "cost": np.zeros((cases, self.episodes), np.float32),
             "last": np.full((cases, self.episodes), -1, np.int32),
-        }  # fmt: skip
+        }
 
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
         case, net = evaluate.case, evaluate.case.inputs
@@ -248,9 +257,14 @@ class Moves:
                 kept["cost"][index] = _costs(evaluate(kept["now"][index, :, :rows]))
         placed, last, actions, costs = self._run(state["policy"], evaluate, noise, kept, index)
         policy, optimizer_state, entropy = self._update(
-            state["policy"], state["optimizer"], net, placed.reshape(-1, rows), last.reshape(-1), actions.reshape(-1),
+            state["policy"],
+            state["optimizer"],
+            net,
+            placed.reshape(-1, rows),
+            last.reshape(-1),
+            actions.reshape(-1),
             self._advantage(costs).reshape(-1),
-        )  # fmt: skip
+        )
         moves[index] += self.every
         if moves[index] >= self.length * case.n_groups:
             moves[index] = 0

@@ -58,11 +58,14 @@ def structured(problem: Problem, nodes: int, columns: int) -> Case:
     numbers[:count] = np.concatenate(
         [
             np.log1p(np.stack([np.bincount(target, minlength=count), np.bincount(source, minlength=count)], axis=1)),
-            fractal_dimension(count, ends)[:, None], inputs.nodes[:count, [TIME, HELD]], place[:, None],
-            np.sin(angle), np.cos(angle),
+            fractal_dimension(count, ends)[:, None],
+            inputs.nodes[:count, [TIME, HELD]],
+            place[:, None],
+            np.sin(angle),
+            np.cos(angle),
         ],
         axis=1,
-    )  # fmt: skip
+    )
     held = np.bincount(case.group, problem.unit_persistent_bytes.astype(float), count)
     light = held <= HEAVY * problem.topology.memory_bytes[case.devices].min()
     length = bucket(len(ends), EDGES_A_NODE * rows)
@@ -71,9 +74,14 @@ def structured(problem: Problem, nodes: int, columns: int) -> Case:
     padded = np.full((length, 2), rows - 1, np.int32)
     padded[: len(ends)] = ends
     structure = Structure(
-        np.concatenate([inputs.nodes[:, NUMBERS:], numbers], axis=1), inputs.real, inputs.allowed, padded,
-        np.arange(length) < len(ends), joins, _adjacency(rows, ends),
-    )  # fmt: skip
+        np.concatenate([inputs.nodes[:, NUMBERS:], numbers], axis=1),
+        inputs.real,
+        inputs.allowed,
+        padded,
+        np.arange(length) < len(ends),
+        joins,
+        _adjacency(rows, ends),
+    )
     return dataclasses.replace(case, inputs=structure)
 
 

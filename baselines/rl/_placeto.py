@@ -204,10 +204,14 @@ class Episodes:
     def init(self, seed: int, cases: int) -> State:
         policy, optimizer_state, key = self._first(seed)
         return {
-            "policy": policy, "optimizer": optimizer_state, "key": key, "episodes": np.zeros(cases, np.int32),
+            "policy": policy,
+            "optimizer": optimizer_state,
+            "key": key,
+            "episodes": np.zeros(cases, np.int32),
             "returns": np.zeros((cases, self.history, self.rows), np.float32),
-            "start": np.zeros((cases, self.rows), np.int32), "cost": np.full(cases, -1.0, np.float32),
-        }  # fmt: skip
+            "start": np.zeros((cases, self.rows), np.int32),
+            "cost": np.full(cases, -1.0, np.float32),
+        }
 
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
         case, view = evaluate.case, evaluate.case.inputs

@@ -77,10 +77,12 @@ class Post:
 
     def init(self, seed: int, cases: int) -> State:
         return {
-            "policy": np.zeros((self.rows, self.columns), np.float32), "key": jax.random.PRNGKey(seed),
-            "drawn": np.zeros((0, self.rows), np.int16), "step_ns": np.zeros(0, np.int64),
+            "policy": np.zeros((self.rows, self.columns), np.float32),
+            "key": jax.random.PRNGKey(seed),
+            "drawn": np.zeros((0, self.rows), np.int16),
+            "step_ns": np.zeros(0, np.int64),
             "overflow": np.zeros(0, np.int64),
-        }  # fmt: skip
+        }
 
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
         inputs, logits = evaluate.case.inputs, state["policy"]
@@ -89,9 +91,7 @@ class Post:
         actions = np.asarray(actions)
         step_ns, overflow = evaluate.simulate(actions)
         drawn = np.concatenate([state["drawn"], actions.astype(np.int16)])
-        step_ns, overflow = (
-            np.concatenate([state["step_ns"], step_ns]), np.concatenate([state["overflow"], overflow])
-        )  # fmt: skip
+        step_ns, overflow = (np.concatenate([state["step_ns"], step_ns]), np.concatenate([state["overflow"], overflow]))
         if len(drawn) >= self.pool:
             logits = cross_entropy(drawn[elite(step_ns, overflow, self.share)], inputs.allowed, self.mix)
             drawn, step_ns, overflow = drawn[:0], step_ns[:0], overflow[:0]
@@ -110,6 +110,13 @@ class Post:
 def learner_functions(*, groups, devices, samples, pool, share, mix, epochs, rate, penalty) -> Post:
     """What ``post`` does, for cases of ``bucket(groups)`` rows and ``devices`` columns."""
     return Post(
-        rows=bucket(groups), columns=devices, samples=samples, pool=pool, share=share, mix=mix, epochs=epochs,
-        rate=rate, penalty=penalty,
-    )  # fmt: skip
+        rows=bucket(groups),
+        columns=devices,
+        samples=samples,
+        pool=pool,
+        share=share,
+        mix=mix,
+        epochs=epochs,
+        rate=rate,
+        penalty=penalty,
+    )

@@ -63,9 +63,12 @@ class Reinforce:
     def init(self, seed: int, cases: int) -> State:
         policy, optimizer_state, key = self._start(seed)
         return {
-            "policy": policy, "optimizer": optimizer_state, "key": key,
-            "baseline": np.zeros(cases, np.float32), "updates": np.zeros(cases, np.int32),
-        }  # fmt: skip
+            "policy": policy,
+            "optimizer": optimizer_state,
+            "key": key,
+            "baseline": np.zeros(cases, np.float32),
+            "updates": np.zeros(cases, np.int32),
+        }
 
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
         inputs = evaluate.case.inputs

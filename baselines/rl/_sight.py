@@ -107,7 +107,12 @@ def _summary(case: Case, op_group: np.ndarray) -> np.ndarray:
     both = held + float(graph.tensor_bytes[~graph.tensor_persistent].sum())
     memory = problem.topology.memory_bytes[case.devices].astype(float)
     numbers = [
-        len(case.devices) / 8, min(ratio, 5.0), np.log(ratio + 1e-3), held / memory.sum(), both / memory.sum(),
-        both / memory.min(), np.log(count) / 5,
-    ]  # fmt: skip
+        len(case.devices) / 8,
+        min(ratio, 5.0),
+        np.log(ratio + 1e-3),
+        held / memory.sum(),
+        both / memory.sum(),
+        both / memory.min(),
+        np.log(count) / 5,
+    ]
     return np.minimum(numbers, 5.0).astype(np.float32)

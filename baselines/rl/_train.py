@@ -133,8 +133,9 @@ def with_policy_settings(given: Mapping[str, object], policy: str) -> dict:
         if type(value) is not type(known) or (isinstance(value, (int, float)) and not 0 <= value <= MOST_SETTING):
             raise InvalidInput(
                 f"{value!r} does not suit this placer; it is a policy of {header['placer']}",
-                source=policy, field=f"settings: {name}",
-            )  # fmt: skip
+                source=policy,
+                field=f"settings: {name}",
+            )
     return {**given, **header["settings"]}
 
 
@@ -159,9 +160,12 @@ def train(
     out.mkdir(parents=True, exist_ok=True)
     cases = [learner.case(problem) for problem in problems]
     what = {
-        "placer": learner.name, "version": learner.version, "settings": dict(learner.settings), "seed": seed,
+        "placer": learner.name,
+        "version": learner.version,
+        "settings": dict(learner.settings),
+        "seed": seed,
         "trained_on": [_identity(problem) for problem in problems],
-    }  # fmt: skip
+    }
     state = learner.init(seed, len(cases))
     run = {"updates": 0, "samples": 0, "best": [None] * len(cases)}
     rows: list[list] = []
@@ -197,9 +201,11 @@ def train(
 
 def _identity(problem: Problem) -> dict:
     return {
-        "workload": problem.graph.name, "fingerprint": problem.graph.fingerprint, "topology": problem.topology.name,
+        "workload": problem.graph.name,
+        "fingerprint": problem.graph.fingerprint,
+        "topology": problem.topology.name,
         "cost_hash": problem.costs.hash,
-    }  # fmt: skip
+    }
 
 
 def _save(out: Path, what: dict, state: State, run: dict, rows: list) -> None:

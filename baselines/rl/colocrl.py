@@ -15,9 +15,14 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, devices=
     from simdev.baselines.rl._colocrl import learner_functions
 
     settings = {
-        "groups": groups, "hidden": hidden, "samples": samples, "rate": rate, "entropy": entropy, "reach": reach,
+        "groups": groups,
+        "hidden": hidden,
+        "samples": samples,
+        "rate": rate,
+        "entropy": entropy,
+        "reach": reach,
         "devices": device_columns(problems, devices),
-    }  # fmt: skip
+    }
     functions = learner_functions(**settings)
 
     def case(problem):
@@ -27,9 +32,15 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, devices=
 
 
 @placer(
-    "colocrl", version=1, family="learned", same_processor=True, searches=True, defaults=DEFAULTS, learner=learner,
+    "colocrl",
+    version=1,
+    family="learned",
+    same_processor=True,
+    searches=True,
+    defaults=DEFAULTS,
+    learner=learner,
     source="Mirhoseini et al.: Device Placement Optimization with Reinforcement Learning, ICML 2017",
-)  # fmt: skip
+)
 def colocrl(problem, *, rng, budget, policy, **params):
     """Sample ``samples`` placements at a time, and follow the policy gradient of ``-sqrt(step time)``.
 

@@ -30,9 +30,15 @@ def learner(problems, *, groups, layers, **given) -> Learner:
 
 
 @placer(
-    "doppler", version=1, family="learned", same_processor=True, searches=True, defaults=DEFAULTS, learner=learner,
+    "doppler",
+    version=1,
+    family="learned",
+    same_processor=True,
+    searches=True,
+    defaults=DEFAULTS,
+    learner=learner,
     source="Yao et al.: Doppler: Dual-Policy Learning for Device Assignment in Asynchronous Dataflow Graphs, ICLR 2026",
-)  # fmt: skip
+)
 def doppler(problem, *, rng, budget, policy, **params):
     """Learn to schedule: again and again SEL picks a ready group and PLC its device; the simulator judges the result.
 

@@ -8,9 +8,18 @@ from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.placers.placer import placer
 
 DEFAULTS = {
-    "groups": 64, "layers": True, "hidden": 16, "output": 10, "episodes": 4, "length": 2, "every": 16,
-    "from_best": True, "discount": 0.97, "rate": 0.01, "policy": "",
-}  # fmt: skip
+    "groups": 64,
+    "layers": True,
+    "hidden": 16,
+    "output": 10,
+    "episodes": 4,
+    "length": 2,
+    "every": 16,
+    "from_best": True,
+    "discount": 0.97,
+    "rate": 0.01,
+    "policy": "",
+}
 SHAPE = ("groups", "layers", "hidden", "output")  # what a policy is stored with
 
 
@@ -30,9 +39,15 @@ def learner(problems, *, groups, layers, **given) -> Learner:
 
 
 @placer(
-    "giph", version=1, family="learned", same_processor=True, searches=True, defaults=DEFAULTS, learner=learner,
+    "giph",
+    version=1,
+    family="learned",
+    same_processor=True,
+    searches=True,
+    defaults=DEFAULTS,
+    learner=learner,
     source="Hu et al.: GiPH: Generalizable Placement Learning for Adaptive Heterogeneous Computing, MLSys 2023",
-)  # fmt: skip
+)
 def giph(problem, *, rng, budget, policy, **params):
     """Learn which group to move where: scores of all moves from one graph of all groups on all devices.
 

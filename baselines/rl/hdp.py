@@ -9,9 +9,16 @@ from simdev.placers.placer import placer
 
 MOST_LAYERS = 1024
 DEFAULTS = {
-    "groups": 64, "hidden": 64, "samples": 10, "rate": 0.003, "entropy": 0.0, "reach": 2.5, "sharpness": 10.0,
-    "layers": True, "policy": "",
-}  # fmt: skip
+    "groups": 64,
+    "hidden": 64,
+    "samples": 10,
+    "rate": 0.003,
+    "entropy": 0.0,
+    "reach": 2.5,
+    "sharpness": 10.0,
+    "layers": True,
+    "policy": "",
+}
 
 
 def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpness, layers, devices=0) -> Learner:
@@ -19,9 +26,15 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpnes
     from simdev.baselines.rl._hdp import learner_functions
 
     settings = {
-        "groups": groups, "hidden": hidden, "samples": samples, "rate": rate, "entropy": entropy, "reach": reach,
-        "sharpness": sharpness, "devices": device_columns(problems, devices),
-    }  # fmt: skip
+        "groups": groups,
+        "hidden": hidden,
+        "samples": samples,
+        "rate": rate,
+        "entropy": entropy,
+        "reach": reach,
+        "sharpness": sharpness,
+        "devices": device_columns(problems, devices),
+    }
     functions = learner_functions(**settings)
     settings["layers"] = layers
 
@@ -33,10 +46,16 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpnes
 
 
 @placer(
-    "hdp", version=1, family="learned", same_processor=True, searches=True, defaults=DEFAULTS, learner=learner,
+    "hdp",
+    version=1,
+    family="learned",
+    same_processor=True,
+    searches=True,
+    defaults=DEFAULTS,
+    learner=learner,
     source="Mirhoseini et al.: A Hierarchical Model for Device Placement, ICLR 2018; "
     "constants from TensorFlow's grappler",
-)  # fmt: skip
+)
 def hdp(problem, *, rng, budget, policy, **params):
     """Sample groupings and then placements, ``samples`` at a time, and follow the joint policy gradient.
 

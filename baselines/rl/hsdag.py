@@ -26,10 +26,16 @@ def learner(problems, *, nodes, devices=0, **given) -> Learner:
 
 
 @placer(
-    "hsdag", version=1, family="learned", same_processor=True, searches=True, defaults=DEFAULTS, learner=learner,
+    "hsdag",
+    version=1,
+    family="learned",
+    same_processor=True,
+    searches=True,
+    defaults=DEFAULTS,
+    learner=learner,
     source="Duan et al.: A Structure-Aware Framework for Learning Device Placements on Computation Graphs, "
     "NeurIPS 2024",
-)  # fmt: skip
+)
 def hsdag(problem, *, rng, budget, policy, **params):
     """Parse the graph into groups and place these, ``steps`` times, then follow the policy gradient.
 

@@ -32,10 +32,16 @@ def learner(problems, *, groups, layers, devices=0, **given) -> Learner:
 
 
 @placer(
-    "placeto", version=3, family="learned", same_processor=True, searches=True, defaults=DEFAULTS, learner=learner,
+    "placeto",
+    version=3,
+    family="learned",
+    same_processor=True,
+    searches=True,
+    defaults=DEFAULTS,
+    learner=learner,
     source="Addanki et al.: Placeto: Learning Generalizable Device Placement Algorithms for Distributed Machine "
     "Learning, NeurIPS 2019",
-)  # fmt: skip
+)
 def placeto(problem, *, rng, budget, policy, **params):
     """Learn to improve a placement: an episode visits each group once and chooses its device anew.
 

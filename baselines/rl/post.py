@@ -9,8 +9,15 @@ from simdev.errors import InvalidInput
 from simdev.placers.placer import placer
 
 DEFAULTS = {
-    "groups": 64, "samples": 10, "pool": 100, "elite": 0.1, "mix": 0.05, "epochs": 10, "rate": 0.3, "penalty": 0.1,
-}  # fmt: skip
+    "groups": 64,
+    "samples": 10,
+    "pool": 100,
+    "elite": 0.1,
+    "mix": 0.05,
+    "epochs": 10,
+    "rate": 0.3,
+    "penalty": 0.1,
+}
 
 
 def learner(problems, **params):
@@ -19,10 +26,16 @@ def learner(problems, **params):
 
 
 @placer(
-    "post", version=1, family="learned", same_processor=True, searches=True, defaults=DEFAULTS, learner=learner,
+    "post",
+    version=1,
+    family="learned",
+    same_processor=True,
+    searches=True,
+    defaults=DEFAULTS,
+    learner=learner,
     source="Gao, Chen, Li: Post: Device Placement with Cross-Entropy Minimization and Proximal Policy Optimization, "
     "NeurIPS 2018",
-)  # fmt: skip
+)
 def post(problem, *, rng, budget, groups, elite, **params):
     """Learn, without a network, how probable each device is for each group.
 

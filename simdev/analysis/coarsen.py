@@ -181,18 +181,25 @@ def coarse_graph(graph: ComputationGraph, cluster: np.ndarray) -> ComputationGra
     group = _colocated(graph, cluster, count)
     for number, op in enumerate(first.tolist()):
         builder.op(
-            graph.op_names[op], "cluster", flops=int(sums["op_flops"][number]),
-            bytes_read=int(sums["op_bytes_read"][number]), bytes_written=int(sums["op_bytes_written"][number]),
-            persistent_bytes=int(sums["op_persistent_bytes"][number]), workspace_bytes=int(workspace[number]),
-            layer=graph.layers[graph.op_layer[op]], phase=("forward", "backward", "update")[graph.op_phase[op]],
+            graph.op_names[op],
+            "cluster",
+            flops=int(sums["op_flops"][number]),
+            bytes_read=int(sums["op_bytes_read"][number]),
+            bytes_written=int(sums["op_bytes_written"][number]),
+            persistent_bytes=int(sums["op_persistent_bytes"][number]),
+            workspace_bytes=int(workspace[number]),
+            layer=graph.layers[graph.op_layer[op]],
+            phase=("forward", "backward", "update")[graph.op_phase[op]],
             group=None if group[number] < 0 else int(group[number]),
-        )  # fmt: skip
+        )
     for tensor in outer_tensors(graph, cluster).tolist():
         home = int(cluster[graph.tensor_producer[tensor]])
         handle = builder.tensor(
-            home, int(graph.tensor_bytes[tensor]), persistent=bool(graph.tensor_persistent[tensor]),
+            home,
+            int(graph.tensor_bytes[tensor]),
+            persistent=bool(graph.tensor_persistent[tensor]),
             result=bool(graph.tensor_result[tensor]),
-        )  # fmt: skip
+        )
         readers = cluster[graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]]]
         for reader in np.unique(readers[readers != home]).tolist():
             builder.connect(handle, reader)

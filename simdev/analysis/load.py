@@ -31,8 +31,12 @@ class LoadModel:
         slots = np.ones_like(topology.slots) if problem.rules.runtime == "eager" else topology.slots
         alike: dict[tuple, list[int]] = {}
         for device in range(topology.n_devices):
-            key = (problem.costs.device_row[device], topology.memory_bytes[device], slots[device],
-                   topology.granularity[device])  # fmt: skip
+            key = (
+                problem.costs.device_row[device],
+                topology.memory_bytes[device],
+                slots[device],
+                topology.granularity[device],
+            )
             alike.setdefault(key, []).append(device)
         groups = list(alike.values())
         first = [devices[0] for devices in groups]

@@ -81,11 +81,18 @@ def _gather(model: _Alike, head, fastest, source, target, tensor, way: slice) ->
     first_input = np.searchsorted(target[order], np.arange(len(head) + 1))
     head = head[way].copy()
     raise_heads(
-        head, np.ascontiguousarray(fastest[way]), first_input.astype(np.int64), source[order].astype(np.int64),
-        model.quickest[tensor[order]].astype(np.int64), np.ascontiguousarray(model.unit[way]).astype(np.int64),
-        np.ascontiguousarray(model.op_work[:, way]), np.ascontiguousarray(model.op_size[:, way]), model.slots,
-        model.memory, MOST,
-    )  # fmt: skip
+        head,
+        np.ascontiguousarray(fastest[way]),
+        first_input.astype(np.int64),
+        source[order].astype(np.int64),
+        model.quickest[tensor[order]].astype(np.int64),
+        np.ascontiguousarray(model.unit[way]).astype(np.int64),
+        np.ascontiguousarray(model.op_work[:, way]),
+        np.ascontiguousarray(model.op_size[:, way]),
+        model.slots,
+        model.memory,
+        MOST,
+    )
     return head[way].copy()
 
 

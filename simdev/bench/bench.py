@@ -153,8 +153,9 @@ class _Session:
         for name in sorted({run.instance for run in self.runs}):
             self._start(
                 self.pool.schedule(find_instance, (*name, str(self.results.out)), rank=(0,)),
-                f"loading {name[0]} on {name[1]}", lambda future, name=name: self._loaded(name, future),
-            )  # fmt: skip
+                f"loading {name[0]} on {name[1]}",
+                lambda future, name=name: self._loaded(name, future),
+            )
         while self.pending:
             finished, _ = wait(self.pending, timeout=0.25, return_when=FIRST_COMPLETED)
             for future in finished:

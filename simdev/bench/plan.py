@@ -34,11 +34,14 @@ SIX = ("amoebanet-d", "inception-v3", "nasnet-a-large", "nmt", "transformer-xl-2
 BUDGETS = {
     "quick": NamedBudget("evaluations=500", 120, 4 << 30, FOUR, ("p100x4",)),
     "standard": NamedBudget(
-        "evaluations=2000", 900, 6 << 30, (*SIX, "dlrm", "gnmt-4", "gnmt-8", "gpt2-medium", "rnnlm", "vit-l"),
+        "evaluations=2000",
+        900,
+        6 << 30,
+        (*SIX, "dlrm", "gnmt-4", "gnmt-8", "gpt2-medium", "rnnlm", "vit-l"),
         ("k80x4", "p100x4", "v100x8-dgx1"),
     ),
     "full": NamedBudget("evaluations=20000", 7200, 12 << 30, ("all",), ("all",)),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, order=True)

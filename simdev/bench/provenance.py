@@ -56,8 +56,12 @@ def commit() -> str:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=folder, capture_output=True, text=True, timeout=10, check=True,
-        ).stdout.strip()  # fmt: skip
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        ).stdout.strip()
     return ""
 
 

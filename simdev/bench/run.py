@@ -127,11 +127,20 @@ def _failure(blank: Row, error: BaseException) -> Outcome:
 def blank_row(run: Run, instance: Instance, placer_version: int) -> Row:
     """The row of a run before the run: an error without a message."""
     return Row(
-        workload=run.workload, topology=run.topology, rules=run.rules, placer=run.placer, version=placer_version,
-        params=run.params, budget=run.budget, seed=run.seed, fingerprint=instance.fingerprint,
-        cost_hash=instance.cost_hash, status="error", lower_bound_ns=instance.bound_ns,
+        workload=run.workload,
+        topology=run.topology,
+        rules=run.rules,
+        placer=run.placer,
+        version=placer_version,
+        params=run.params,
+        budget=run.budget,
+        seed=run.seed,
+        fingerprint=instance.fingerprint,
+        cost_hash=instance.cost_hash,
+        status="error",
+        lower_bound_ns=instance.bound_ns,
         bound_method=instance.bound_method,
-    )  # fmt: skip
+    )
 
 
 def score(blank: Row, problem: Problem, placement: Placement, schedule) -> Row:

@@ -22,9 +22,18 @@ LEADERBOARD = (
     "speedup_vs_single_gpu", "speedup_vs_expert", "rank",
 )  # fmt: skip
 RANKING = (
-    "rules", "budget", "place", "placer", "version", "params", "instances", "solved", "wins", "mean_rank",
+    "rules",
+    "budget",
+    "place",
+    "placer",
+    "version",
+    "params",
+    "instances",
+    "solved",
+    "wins",
+    "mean_rank",
     "geomean_ratio_to_best",
-)  # fmt: skip
+)
 GAPS = ("workload", "topology", "rules", "best placer", "best ms", "bound ms", "bound method", "gap")
 INSTANCE = ["workload", "topology", "rules"]
 ENTRY = ["placer", "params"]
@@ -69,8 +78,12 @@ def leaderboard(rows: Iterable[Row]) -> list[dict[str, str]]:
     text = pd.DataFrame({name: table[name] for name in (*INSTANCE, "budget", *ENTRY, "status", "bound_method")})
     for name in ("version", "runs", "solved", "rank"):
         text[name] = [_text(value) for value in table[name]]
-    for name, source in (("step_time", "step"), ("best_step_time", "best"), ("lower_bound", "bound"),
-                         ("best_known", "best_known")):  # fmt: skip
+    for name, source in (
+        ("step_time", "step"),
+        ("best_step_time", "best"),
+        ("lower_bound", "bound"),
+        ("best_known", "best_known"),
+    ):
         text[f"{name}_s"] = [seconds_text(_whole(value)) for value in table[f"{source}_ns"]]
     for name, above, below in (
         ("ratio_to_best", "step_ns", "best_known_ns"),
@@ -99,9 +112,12 @@ def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
         held["log_ratio"] = held["log_ratio"].fillna(np.log(CAP))
         held["won"] = held["rank"] == 1
         found = held.groupby([*ENTRY, "version"], as_index=False).agg(
-            instances=("rank", "size"), solved=("step_ns", "count"), wins=("won", "sum"), mean_rank=("rank", "mean"),
+            instances=("rank", "size"),
+            solved=("step_ns", "count"),
+            wins=("won", "sum"),
+            mean_rank=("rank", "mean"),
             log_ratio=("log_ratio", "mean"),
-        )  # fmt: skip
+        )
         found["geomean_ratio_to_best"] = [f"{value:.4f}" for value in np.exp(found["log_ratio"])]
         found["mean_rank"] = [f"{value:.2f}" for value in found["mean_rank"]]
         found["order"] = found["geomean_ratio_to_best"].astype(float)
@@ -123,11 +139,22 @@ def gaps(rows: Iterable[Row]) -> list[dict[str, str]]:
         best = min(scored, key=lambda row: (row.step_ns, row.key), default=None)
         bounded = max(runs, key=lambda row: row.lower_bound_ns or 0)
         time, bound = best and best.step_ns, bounded.lower_bound_ns
-        lines.append(dict(zip(GAPS, (
-            *instance, best.entry if best else "", f"{time / 1e6:.3f}" if time else "",
-            f"{bound / 1e6:.3f}" if bound else "", bounded.bound_method,
-            f"{time / bound - 1:.1%}" if time and bound else "",
-        ), strict=True)))  # fmt: skip
+        lines.append(
+            dict(
+                zip(
+                    GAPS,
+                    (
+                        *instance,
+                        best.entry if best else "",
+                        f"{time / 1e6:.3f}" if time else "",
+                        f"{bound / 1e6:.3f}" if bound else "",
+                        bounded.bound_method,
+                        f"{time / bound - 1:.1%}" if time and bound else "",
+                    ),
+                    strict=True,
+                )
+            )
+        )
     return lines
 
 
@@ -151,12 +178,19 @@ def compare(left: Path, right: Path) -> list[dict[str, str]]:
         verdict = _verdict(old, new)
         if verdict == "same":
             continue
-        lines.append({
-            "workload": key[0], "topology": key[1], "placer": (old or new).entry, "budget": key[5],
-            "seed": str(key[6]), "before": _shown(old), "after": _shown(new),
-            "change": _quotient(new and new.step_ns, old and old.step_ns, lambda value: value - 1),
-            "verdict": verdict,
-        })  # fmt: skip
+        lines.append(
+            {
+                "workload": key[0],
+                "topology": key[1],
+                "placer": (old or new).entry,
+                "budget": key[5],
+                "seed": str(key[6]),
+                "before": _shown(old),
+                "after": _shown(new),
+                "change": _quotient(new and new.step_ns, old and old.step_ns, lambda value: value - 1),
+                "verdict": verdict,
+            }
+        )
     return lines
 
 

@@ -68,9 +68,15 @@ def _score_files(files: list[Path], name: str, out: Path) -> None:
         placement = Placement.load(path, problem)
         bound = lower_bound(problem)
         instance = bench.Instance(
-            workload, topology, DEFAULT_RULES, problem.graph.fingerprint, problem.costs.hash, problem.graph.n_ops,
-            bound_ns=int(bound.ns), bound_method=str(bound.method),
-        )  # fmt: skip
+            workload,
+            topology,
+            DEFAULT_RULES,
+            problem.graph.fingerprint,
+            problem.costs.hash,
+            problem.graph.n_ops,
+            bound_ns=int(bound.ns),
+            bound_method=str(bound.method),
+        )
         row = bench.score(bench.blank_row(run, instance, 1), problem, placement, simulate(problem, placement))
         results.add(replace(row, evaluations=0, **circumstances()), placement, ())
     results.write()

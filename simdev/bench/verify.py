@@ -69,8 +69,8 @@ def verify(
     on_row: Callable[[int, int, str, list[Difference]], None] = lambda *_: None,
     on_skip: Callable[[str, str], None] = lambda *_: None,
 ) -> list[Difference]:
-    """All differences between a result folder, or a submission (:mod:`simdev.bench.submission`), and what its placements
-    give now; an empty list if every row holds. Nothing that a row names is executed, and no path in it is opened.
+    """All differences between a result folder, or a submission (:mod:`simdev.bench.submission`), and what its
+    placements give now; an empty list if every row holds. Nothing that a row names is executed, and no path in it is opened.
 
     ``engine`` simulates (the validator checks its schedule too); ``sample`` takes that many rows, drawn evenly.
     ``rerun`` also executes the placer of a row again, if its result can be expected to be the same: ``on_skip`` gets
@@ -170,9 +170,16 @@ def check_row(folder: Path, row: Row, check: Check) -> tuple[list[Difference], s
     skipped = _why_not_again(row, spec, check) if check.rerun else ""
     if check.rerun and not skipped:
         instance = bench.Instance(
-            row.workload, row.topology, row.rules, fresh.fingerprint, fresh.cost_hash, problem.graph.n_ops, None,
-            fresh.lower_bound_ns, fresh.bound_method,
-        )  # fmt: skip
+            row.workload,
+            row.topology,
+            row.rules,
+            fresh.fingerprint,
+            fresh.cost_hash,
+            problem.graph.n_ops,
+            None,
+            fresh.lower_bound_ns,
+            fresh.bound_method,
+        )
         fresh = bench.execute(Run(*row.key), instance, problem).row
     return _compare(row, fresh), skipped
 

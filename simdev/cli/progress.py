@@ -89,7 +89,11 @@ def _bar():
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     return Progress(
-        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}", markup=False), TextColumn("{task.fields[now]}", markup=False),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}", markup=False),
+        TextColumn("{task.fields[now]}", markup=False),
         console=Console(stderr=True),
-    )  # fmt: skip
+    )

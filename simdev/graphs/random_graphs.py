@@ -89,8 +89,16 @@ class Tape:
             self._uses[key] = 0
         return key
 
-    def op(self, kind: str, layer: str, inputs: list[Value], shape: tuple[int, ...], *, flops: int | None = None,
-           weights: tuple[str, ...] = ()) -> Value:  # fmt: skip
+    def op(
+        self,
+        kind: str,
+        layer: str,
+        inputs: list[Value],
+        shape: tuple[int, ...],
+        *,
+        flops: int | None = None,
+        weights: tuple[str, ...] = (),
+    ) -> Value:
         """A forward op with one output of ``shape``; ``flops`` default to one an element."""
         flops = prod(shape) if flops is None else flops
         read = [*inputs, *(self._weights[name] for name in weights)]
@@ -201,11 +209,18 @@ class Tape:
         read = list({value.handle: value for value in read}.values())
         signature = f"{kind}({','.join(_s(value.shape) for value in read)})->{','.join(map(_s, shapes))}"
         op = self.builder.op(
-            name, kind, inputs=[value.handle for value in read], flops=int(flops), layer=layer, phase=phase,
-            outputs=[prod(shape) * FLOAT_BYTES for shape in shapes], signature=signature, group=group,
+            name,
+            kind,
+            inputs=[value.handle for value in read],
+            flops=int(flops),
+            layer=layer,
+            phase=phase,
+            outputs=[prod(shape) * FLOAT_BYTES for shape in shapes],
+            signature=signature,
+            group=group,
             bytes_read=sum(value.size for value in read) * FLOAT_BYTES,
             bytes_written=sum(map(prod, shapes)) * FLOAT_BYTES,
-        )  # fmt: skip
+        )
         return list(self.builder.outputs(op))
 
 
@@ -219,8 +234,9 @@ def _linear(tape: Tape, layer: str, x: Value, width: int) -> Value:
     return tape.op("addmm", layer, [x], (rows, width), flops=2 * rows * columns * width, weights=weights)
 
 
-def _convolution(tape: Tape, layer: str, x: Value, channels: int, kernel: tuple[int, int] | int, stride: int = 1,
-                 groups: int = 1) -> Value:  # fmt: skip
+def _convolution(
+    tape: Tape, layer: str, x: Value, channels: int, kernel: tuple[int, int] | int, stride: int = 1, groups: int = 1
+) -> Value:
     """Convolution, batch norm, ReLU; padding keeps the side."""
     batch, before, height, width = x.shape
     high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
@@ -258,10 +274,13 @@ def nmt(rng: np.random.Generator, name: str) -> ComputationGraph:
         sources = _unrolled(tape, f"encoder.layer{number}", [[x] for x in sources], units)
     memory = tape.op("cat", "decoder.attention", sources, (batch, length, units), flops=0)
     keys = tape.op(
-        "mm", "decoder.attention.key", [tape.view(memory, batch * length, units)], (batch, length, units),
+        "mm",
+        "decoder.attention.key",
+        [tape.view(memory, batch * length, units)],
+        (batch, length, units),
         flops=2 * batch * length * units * units,
         weights=(tape.weight("decoder.attention.key", "weight", units, units),),
-    )  # fmt: skip
+    )
     targets, steps = _embedded(tape, "decoder", batch, length, units, words), []
     states: list[tuple[Value | None, Value | None]] = [(None, None)] * layers
     for x in targets:
@@ -339,8 +358,10 @@ def nasnet(rng: np.random.Generator, name: str) -> ComputationGraph:
     for number in range(cells):
         stride = 2 if number in (cells // 3, 2 * cells // 3) and x.shape[2] > 2 else 1
         channels *= stride
-        states = [_fitted(tape, f"cell.{number}.{which}", value, channels, x.shape[2], stride)
-                  for which, value in (("current", x), ("previous", before))]  # fmt: skip
+        states = [
+            _fitted(tape, f"cell.{number}.{which}", value, channels, x.shape[2], stride)
+            for which, value in (("current", x), ("previous", before))
+        ]
         used = set()
         for block, sides in enumerate(genotype):
             ends = []
@@ -408,8 +429,10 @@ def _module(tape: Tape, rng: np.random.Generator, layer: str, x: Value, width: i
 
 
 FAMILIES: dict[str, Callable[[np.random.Generator, str], ComputationGraph]] = {
-    "nmt": nmt, "nasnet": nasnet, "inception": inception,
-}  # fmt: skip
+    "nmt": nmt,
+    "nasnet": nasnet,
+    "inception": inception,
+}
 
 
 def family_graph(family: str, seed: int) -> ComputationGraph:

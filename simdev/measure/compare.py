@@ -84,13 +84,17 @@ def compare_placements(
             row = known[key]
             rows.append(row)
             error = row["simulated_ns"] / row["measured_ns"] - 1
-            say(f"{name:28} measured {row['measured_ns'] / 1e6:9.2f} ms  simulated {row['simulated_ns'] / 1e6:9.2f} ms "
-                f" {error:+.1%}")  # fmt: skip
+            say(
+                f"{name:28} measured {row['measured_ns'] / 1e6:9.2f} ms  simulated {row['simulated_ns'] / 1e6:9.2f} ms "
+                f" {error:+.1%}"
+            )
     write_text(out / "cases.jsonl", "".join(json.dumps(row) + "\n" for row in known.values()))
     disturbed = sum(row.get("disturbed", 0.0) > CALM for row in rows)
     if disturbed:
-        say(f"other processes took over {CALM:.0%} of the cores' time in {disturbed} of {len(rows)} runs; the same "
-            "command repeats these")  # fmt: skip
+        say(
+            f"other processes took over {CALM:.0%} of the cores' time in {disturbed} of {len(rows)} runs; the same "
+            "command repeats these"
+        )
     return rows
 
 
@@ -142,8 +146,14 @@ def _about(entry: str, program: Program, topology: Topology, workers, costs: Cos
     from simdev.bench.provenance import machine
 
     return {
-        "entry": entry, "graph": program.graph.name, "fingerprint": program.graph.fingerprint,
-        "ops": program.graph.n_ops, "topology": topology.name, "units": list(workers), "machine": machine(),
-        "torch": torch.__version__, "cores": len(os.sched_getaffinity(0)),
+        "entry": entry,
+        "graph": program.graph.name,
+        "fingerprint": program.graph.fingerprint,
+        "ops": program.graph.n_ops,
+        "topology": topology.name,
+        "units": list(workers),
+        "machine": machine(),
+        "torch": torch.__version__,
+        "cores": len(os.sched_getaffinity(0)),
         "loaded": float(costs.loaded.sum() / costs.alone.sum() - 1),
-    }  # fmt: skip
+    }

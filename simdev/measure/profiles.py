@@ -46,21 +46,37 @@ def profile_machine(
             found = [profile_ops(program, worker, repeats=repeats) for worker in groups[kind]]
             table.update(by_signature(program.graph, np.mean([profile.op_ns for profile in found], axis=0)))
             for worker, profile in zip(groups[kind], found, strict=True):
-                about.append({"graph": name, "unit": worker, "step_ns": profile.step_ns, "gap_ns": profile.gap_ns,
-                              "spread": profile.spread})  # fmt: skip
+                about.append(
+                    {
+                        "graph": name,
+                        "unit": worker,
+                        "step_ns": profile.step_ns,
+                        "gap_ns": profile.gap_ns,
+                        "spread": profile.spread,
+                    }
+                )
                 step_ms, gap_us = profile.step_ns / 1e6, profile.gap_ns / 1e3
-                lines.append(f"{name} on {worker}: {step_ms:.2f} ms, {gap_us:.2f} us between ops, "
-                             f"spread of op times {profile.spread:.1%}")  # fmt: skip
+                lines.append(
+                    f"{name} on {worker}: {step_ms:.2f} ms, {gap_us:.2f} us between ops, "
+                    f"spread of op times {profile.spread:.1%}"
+                )
     kinds = {}
     for kind in tables:
         flops, bandwidth, memory = rates(groups[kind][0])
         gap = float(np.median([row["gap_ns"] for row in about if row["unit"] in groups[kind]]))
         share = len(groups[kind]) if kind == "core" else 1
-        kinds[kind] = {"units": groups[kind], "flop_per_s": flops, "bytes_per_s": bandwidth,
-                       "memory_bytes": memory // share, "gap_ns": gap,
-                       "granularity": granularity(groups[kind][0])}  # fmt: skip
-        lines.append(f"{kind}: {flops / 1e9:.1f} GFLOP/s (f32 product), {bandwidth / 1e9:.1f} GB/s (copy), "
-                     f"allocations in multiples of {kinds[kind]['granularity']} bytes")  # fmt: skip
+        kinds[kind] = {
+            "units": groups[kind],
+            "flop_per_s": flops,
+            "bytes_per_s": bandwidth,
+            "memory_bytes": memory // share,
+            "gap_ns": gap,
+            "granularity": granularity(groups[kind][0]),
+        }
+        lines.append(
+            f"{kind}: {flops / 1e9:.1f} GFLOP/s (f32 product), {bandwidth / 1e9:.1f} GB/s (copy), "
+            f"allocations in multiples of {kinds[kind]['granularity']} bytes"
+        )
     links = {}
     for at, first in enumerate(workers):
         for second in workers[at + 1 :]:

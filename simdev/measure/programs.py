@@ -74,8 +74,10 @@ def workers_of(topology: Topology) -> tuple[str, ...]:
         if kind not in ("cpu", "cuda") or not number:
             raise InvalidInput(
                 f"{device.name!r} is not a device of this computer, whose devices are called cpu0, cuda0 and so on; "
-                "simdev profile writes such a topology", source=topology.name, field="device",
-            )  # fmt: skip
+                "simdev profile writes such a topology",
+                source=topology.name,
+                field="device",
+            )
         workers.append(f"{kind}:{number}")
     return tuple(workers)
 

@@ -52,8 +52,13 @@ def record(
     """
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
-    work = {"machine": _machine, "ops": _ops, "steps": _steps, "placements": partial(_placements, placements),
-            "report": _report}  # fmt: skip
+    work = {
+        "machine": _machine,
+        "ops": _ops,
+        "steps": _steps,
+        "placements": partial(_placements, placements),
+        "report": _report,
+    }
     with _clocks(out, workers):
         for number, part in enumerate(parts):
             left = sum(PARTS[name] for name in parts[number:])
@@ -105,11 +110,15 @@ def _facts(workers: tuple[str, ...]) -> dict:
     pairs = [(a, b) for at, a in enumerate(workers) for b in workers[at + 1 :]]
     links = {f"{a} {b}": profile_link(a, b) for a, b in pairs}
     return {
-        "torch": torch.__version__, "cuda": torch.version.cuda, "python": platform.python_version(),
-        "processor": platform.processor(), "system": platform.platform(), "gpus": _gpus(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "processor": platform.processor(),
+        "system": platform.platform(),
+        "gpus": _gpus(),
         "rates": {worker: rates(worker) for worker in workers},
         "links": {pair: {"bytes": link.sizes, "ns": link.ns} for pair, link in links.items()},
-    }  # fmt: skip
+    }
 
 
 def _gpus() -> list[str]:
@@ -143,9 +152,10 @@ def _steps(out: Path, workers, workloads, small: bool, end: float) -> None:
         for worker in workers:
             if time.monotonic() < end and f"{name} {worker}" not in steps:
                 _guarded(
-                    out, f"step {name} {worker}",
+                    out,
+                    f"step {name} {worker}",
                     lambda n=name, u=worker: steps.update({f"{n} {u}": _samples(n, u, small)}),
-                )  # fmt: skip
+                )
                 write_text(file, json.dumps(steps) + "\n")
 
 
@@ -293,8 +303,17 @@ def steps_report(out: Path, workers: tuple[str, ...]) -> str:
                 gap[which] = simulate(problem, placement).step_ns / measured - 1
                 errors[which].append(abs(gap[which]))
             known = np.array([signature in others for signature in graph.signatures])[graph.op_signature]
-            lines.append([name, worker, f"{measured / 1e6:.2f}", f"{(high - low) / measured:.1%}",
-                          f"{gap['own']:+.1%}", f"{gap['other']:+.1%}", f"{known[~free].mean():.0%}"])  # fmt: skip
+            lines.append(
+                [
+                    name,
+                    worker,
+                    f"{measured / 1e6:.2f}",
+                    f"{(high - low) / measured:.1%}",
+                    f"{gap['own']:+.1%}",
+                    f"{gap['other']:+.1%}",
+                    f"{known[~free].mean():.0%}",
+                ]
+            )
     text = ["# Whole steps: measured, and simulated from measured ops", ""]
     text += ["| " + " | ".join(line) + " |" for line in lines]
     if errors["own"]:

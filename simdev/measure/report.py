@@ -114,15 +114,28 @@ def _markdown(lines: list[dict[str, str]], parts: dict[str, dict[str, float]], l
     def table(header, rows):
         return ["| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]]
 
-    text = ["# Simulated against measured", "", *table(list(lines[0]), [list(line.values()) for line in lines]), "",
-            "![Simulated against measured step times](scatter.png)", "",
-            "## The parts of the error", "",
-            "Each part is a mean signed share of the measured step. The parts add up to the bias.", ""]  # fmt: skip
-    text += table(["graph", *PARTS], [
-        [graph.partition("[")[0], *(f"{part[key]:+.1%}" for key in PARTS)] for graph, part in parts.items()
-    ])  # fmt: skip
-    text += ["", "Slowdown of the ops beside a core that runs the same step, summed over the step: "
-             + ", ".join(f"{graph.partition('[')[0]} {load:+.1%}" for graph, load in loads.items()) + "."]  # fmt: skip
+    text = [
+        "# Simulated against measured",
+        "",
+        *table(list(lines[0]), [list(line.values()) for line in lines]),
+        "",
+        "![Simulated against measured step times](scatter.png)",
+        "",
+        "## The parts of the error",
+        "",
+        "Each part is a mean signed share of the measured step. The parts add up to the bias.",
+        "",
+    ]
+    text += table(
+        ["graph", *PARTS],
+        [[graph.partition("[")[0], *(f"{part[key]:+.1%}" for key in PARTS)] for graph, part in parts.items()],
+    )
+    text += [
+        "",
+        "Slowdown of the ops beside a core that runs the same step, summed over the step: "
+        + ", ".join(f"{graph.partition('[')[0]} {load:+.1%}" for graph, load in loads.items())
+        + ".",
+    ]
     return "\n".join([*text, "", "![Parts of the error](parts.png)", ""])
 
 

@@ -47,18 +47,22 @@ def execute_placement(program: Program, problem: Problem, placement: Placement, 
         "simulated_step_time_s": simulated.step_ns / 1e9,
         "same_as_one_device": same.same,
         "same_as_pytorch": theirs.same,
-        "difference_in_tolerances": {"one_device": [same.result, same.parameter],
-                                     "pytorch": [theirs.result, theirs.parameter]},
+        "difference_in_tolerances": {
+            "one_device": [same.result, same.parameter],
+            "pytorch": [theirs.result, theirs.parameter],
+        },
         "comm_bytes": measured.comm_bytes,
         "transfer_s": float((measured.transfer_finish - measured.transfer_start).sum() / 1e9),
         "devices": {
-            device.name: {"ops": int((devices == number).sum()),
-                          "busy_s": float((measured.op_finish - measured.op_start)[devices == number].sum() / 1e9),
-                          "peak_bytes": int(measured.peak_bytes[number]),
-                          "simulated_peak_bytes": int(simulated.peak_bytes[number])}
+            device.name: {
+                "ops": int((devices == number).sum()),
+                "busy_s": float((measured.op_finish - measured.op_start)[devices == number].sum() / 1e9),
+                "peak_bytes": int(measured.peak_bytes[number]),
+                "simulated_peak_bytes": int(simulated.peak_bytes[number]),
+            }
             for number, device in enumerate(problem.topology.devices)
         },
-    }  # fmt: skip
+    }
     return report, measured, simulated
 
 

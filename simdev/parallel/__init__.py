@@ -12,6 +12,15 @@ from simdev.parallel.plan import Plan, PlanReport, simulate_plan
 from simdev.parallel.timing import Host, Prices
 
 __all__ = [
-    "Cluster", "Host", "Mesh", "Plan", "PlanReport", "Prices", "find_model", "load_cluster", "parallel_models",
-    "parse_mesh", "simulate_plan",
-]  # fmt: skip
+    "Cluster",
+    "Host",
+    "Mesh",
+    "Plan",
+    "PlanReport",
+    "Prices",
+    "find_model",
+    "load_cluster",
+    "parallel_models",
+    "parse_mesh",
+    "simulate_plan",
+]

@@ -49,9 +49,12 @@ def ops_against_flow(problem: Problem, placement: Placement, stages: tuple[int, 
     _, first = np.unique(source[edges], return_index=True)
     return [
         AgainstFlow(
-            graph.op_names[source[edge]], graph.layers[graph.op_layer[source[edge]]],
-            PHASES[graph.op_phase[source[edge]]], int(stage[source[edge]]), graph.op_names[target[edge]],
+            graph.op_names[source[edge]],
+            graph.layers[graph.op_layer[source[edge]]],
+            PHASES[graph.op_phase[source[edge]]],
+            int(stage[source[edge]]),
+            graph.op_names[target[edge]],
             int(stage[target[edge]]),
         )
         for edge in edges[np.sort(first)]
-    ]  # fmt: skip
+    ]

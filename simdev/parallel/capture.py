@@ -161,8 +161,12 @@ class _Run:
             optimizer.step()
             optimizer.zero_grad()
             self._cut("finish", base)
-        state = sum(_local(t).numel() * _local(t).element_size()
-                    for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor))  # fmt: skip
+        state = sum(
+            _local(t).numel() * _local(t).element_size()
+            for s in optimizer.state.values()
+            for t in s.values()
+            if isinstance(t, torch.Tensor)
+        )
         weights = sum(_local(p).numel() * _local(p).element_size() for p in module.parameters())
         return weights + state, output_bytes, count
 
@@ -216,10 +220,21 @@ def _segment(name: str, entries: list, first: int, mesh: Mesh, base: int, live: 
             waits[there] = max(0, count - 1 - position) if position >= 0 else count
         place[number] = stream, issued.get(stream, 0)
         issued[stream] = issued.get(stream, 0) + 1
-        calls.append(Call(
-            stream, entry.kind, entry.signature, entry.flops, entry.read, entry.written, tuple(sorted(waits.items())),
-            axes, entry.bytes, entry.live_bytes - base, entry.recorded_grad,
-        ))  # fmt: skip
+        calls.append(
+            Call(
+                stream,
+                entry.kind,
+                entry.signature,
+                entry.flops,
+                entry.read,
+                entry.written,
+                tuple(sorted(waits.items())),
+                axes,
+                entry.bytes,
+                entry.live_bytes - base,
+                entry.recorded_grad,
+            )
+        )
     return Segment(name, tuple(calls), live - base)
 
 

@@ -43,8 +43,10 @@ class Cluster:
         if self.nodes and ranks != self.nodes * self.gpus:
             raise InvalidInput(
                 f"the mesh has {ranks} ranks, the cluster {self.nodes * self.gpus} accelerators "
-                f"({self.nodes} nodes of {self.gpus})", source=self.name, field="mesh",
-            )  # fmt: skip
+                f"({self.nodes} nodes of {self.gpus})",
+                source=self.name,
+                field="mesh",
+            )
         if nodes > 1 and ranks % self.gpus:
             raise InvalidInput(f"{ranks} ranks do not fill nodes of {self.gpus}", source=self.name, field="mesh")
         if nodes > 1 and not self.network_bytes_per_s:

@@ -58,8 +58,19 @@ def save(name: str, segments: list[Segment], figures: dict[str, int]) -> None:
 
 
 def _row(c: Call) -> list:
-    return [c.stream, c.kind, c.signature, c.flops, c.bytes_read, c.bytes_written, c.waits, c.axes, c.payload_bytes,
-            c.live_bytes, int(c.is_forward)]  # fmt: skip
+    return [
+        c.stream,
+        c.kind,
+        c.signature,
+        c.flops,
+        c.bytes_read,
+        c.bytes_written,
+        c.waits,
+        c.axes,
+        c.payload_bytes,
+        c.live_bytes,
+        int(c.is_forward),
+    ]
 
 
 def _segment(row: list) -> Segment:

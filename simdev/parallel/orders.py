@@ -15,9 +15,11 @@ from simdev.errors import InvalidInput, UnknownName, Unsupported
 
 Action = tuple[str, int, int]
 PYTORCH = {
-    "interleaved": "Interleaved1F1B", "zero-bubble": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble",
+    "interleaved": "Interleaved1F1B",
+    "zero-bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
     "looped-bfs": "LoopedBFS",
-}  # fmt: skip
+}
 LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
 SCHEDULES = ("gpipe", "1f1b", *PYTORCH)
 
@@ -69,8 +71,9 @@ def _pytorch(schedule: str, ranks: int, microbatches: int, stages_per_rank: int)
     if microbatches % made.number_of_rounds:
         raise InvalidInput(
             f"{schedule} on {ranks} ranks needs a multiple of {made.number_of_rounds}, got {microbatches}",
-            source="plan", field="microbatches",
-        )  # fmt: skip
+            source="plan",
+            field="microbatches",
+        )
     made.enable_zero_bubble = schedule != "interleaved"
     made.pipeline_order = {}
     made.stage_index_to_group_rank = _places(schedule, ranks, stages_per_rank)

@@ -59,5 +59,10 @@ def _boxes(report: PlanReport):
     np.maximum.at(finish, action, schedule.op_finish[mine])
     rank[action] = found.rank[mine] // copies
     for number in np.unique(action).tolist():
-        yield (found.actions[number][0], int(begin[number]), int(finish[number]), int(rank[number]),
-               name_of(found.actions[number]))  # fmt: skip
+        yield (
+            found.actions[number][0],
+            int(begin[number]),
+            int(finish[number]),
+            int(rank[number]),
+            name_of(found.actions[number]),
+        )

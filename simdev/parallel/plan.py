@@ -152,11 +152,12 @@ def prepare(plan: Plan, prices: Prices | None = None, merge: bool = True) -> Pla
         return timed[key]
 
     return PlanProgram(
-        plan, programs,
+        plan,
+        programs,
         tuple(time(program.forward, s) for s, program in enumerate(programs)),
         tuple(tuple(time(segment, s) for segment in program.backward) for s, program in enumerate(programs)),
         tuple(time(program.finish, s) for s, program in enumerate(programs)),
-    )  # fmt: skip
+    )
 
 
 def _inner(mesh: Mesh) -> Mesh:
@@ -254,8 +255,9 @@ def _report(program: PlanProgram, orders, which, unrolled: Unrolled, schedule: S
         either = busy | (mine & unrolled.is_communication)
         exposed[rank] = _covered(schedule.op_start[either], schedule.op_finish[either]) - compute[rank]
     peak = np.array([_peak(program, orders[rank], which) for rank in range(ranks)], np.int64)
-    return PlanReport(plan, int(schedule.step_ns), peak, compute, exposed, schedule.step_ns - compute - exposed,
-                      unrolled, schedule)  # fmt: skip
+    return PlanReport(
+        plan, int(schedule.step_ns), peak, compute, exposed, schedule.step_ns - compute - exposed, unrolled, schedule
+    )
 
 
 def _covered(start: np.ndarray, finish: np.ndarray) -> int:

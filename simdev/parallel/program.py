@@ -91,7 +91,9 @@ def _linear(short: Segment, long: Segment, more: int) -> Segment:
         if x == y:
             calls.append(replace(x, live_bytes=x.live_bytes + (y.live_bytes - x.live_bytes) * more))
             continue
-        numbers = {name: getattr(x, name) + (getattr(y, name) - getattr(x, name)) * more
-                   for name in ("flops", "bytes_read", "bytes_written", "payload_bytes", "live_bytes")}  # fmt: skip
+        numbers = {
+            name: getattr(x, name) + (getattr(y, name) - getattr(x, name)) * more
+            for name in ("flops", "bytes_read", "bytes_written", "payload_bytes", "live_bytes")
+        }
         calls.append(replace(x, signature=x.kind, **numbers))
     return Segment(short.name, tuple(calls), short.live_bytes + (long.live_bytes - short.live_bytes) * more)

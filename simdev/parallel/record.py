@@ -152,8 +152,12 @@ class Recorder(TorchDispatchMode):
             finally:
                 current.pop()
 
-        for name, value in (("Stream", self.stream), ("Event", lambda *_, **__: RecordedEvent()),
-                            ("current_stream", lambda *_: current[-1]), ("stream", use)):  # fmt: skip
+        for name, value in (
+            ("Stream", self.stream),
+            ("Event", lambda *_, **__: RecordedEvent()),
+            ("current_stream", lambda *_: current[-1]),
+            ("stream", use),
+        ):
             self._patch(torch.cpu, name, value)
         resize = torch.UntypedStorage.resize_
 

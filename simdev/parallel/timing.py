@@ -79,8 +79,9 @@ class Template:
         return int(self.ns[self.stream == 0].sum()) if len(self.ns) else 0
 
 
-def make_template(segment: Segment, cluster: Cluster, mesh: Mesh, stage: int, host: Host, prices: Prices,
-                  merge: bool = True) -> Template:  # fmt: skip
+def make_template(
+    segment: Segment, cluster: Cluster, mesh: Mesh, stage: int, host: Host, prices: Prices, merge: bool = True
+) -> Template:
     """Time ``segment`` as a rank of ``stage`` runs it; ``merge=False`` keeps an item for each call."""
     ns = prices.of(segment.calls, mesh, stage)
     waits, awaited = _resolve(segment.calls)
@@ -95,9 +96,14 @@ def make_template(segment: Segment, cluster: Cluster, mesh: Mesh, stage: int, ho
                 axes.append(communicators.get(name, ()))
         last = items[-1][-1] if items else None
         joins = (
-            merge and last is not None and not call.is_collective and segment.calls[last].stream == call.stream
-            and not segment.calls[last].is_collective and not waits[number] and last not in awaited
-        )  # fmt: skip
+            merge
+            and last is not None
+            and not call.is_collective
+            and segment.calls[last].stream == call.stream
+            and not segment.calls[last].is_collective
+            and not waits[number]
+            and last not in awaited
+        )
         if joins:
             items[-1].append(number)
         else:
@@ -105,8 +111,9 @@ def make_template(segment: Segment, cluster: Cluster, mesh: Mesh, stage: int, ho
     item_of = {number: item for item, members in enumerate(items) for number in members}
     durations, issue, rest, pairs = [], [], [], []
     for item, members in enumerate(items):
-        total, first, left = _run([ns[n] for n in members],
-                                  [host.dispatch_ns(segment.name, segment.calls[n]) for n in members])  # fmt: skip
+        total, first, left = _run(
+            [ns[n] for n in members], [host.dispatch_ns(segment.name, segment.calls[n]) for n in members]
+        )
         durations.append(total)
         issue.append(first)
         rest.append(left)
@@ -116,11 +123,21 @@ def make_template(segment: Segment, cluster: Cluster, mesh: Mesh, stage: int, ho
     kind = [kinds.setdefault(_label([segment.calls[n] for n in members]), len(kinds)) for members in items]
     pair = np.array(pairs, np.int32).reshape(-1, 2)
     return Template(
-        tuple(streams), tuple(axes), np.array([streams.index(segment.calls[m[0]].stream) for m in items], np.int32),
-        np.array(durations, np.int64), np.array(issue, np.int64), np.array(rest, np.int64), np.array(kind, np.int32),
-        tuple(kinds), np.array([len(m) for m in items], np.int32), pair[:, 0], pair[:, 1],
-        segment.live_bytes, segment.peak_bytes, sum(call.flops for call in segment.calls),
-    )  # fmt: skip
+        tuple(streams),
+        tuple(axes),
+        np.array([streams.index(segment.calls[m[0]].stream) for m in items], np.int32),
+        np.array(durations, np.int64),
+        np.array(issue, np.int64),
+        np.array(rest, np.int64),
+        np.array(kind, np.int32),
+        tuple(kinds),
+        np.array([len(m) for m in items], np.int32),
+        pair[:, 0],
+        pair[:, 1],
+        segment.live_bytes,
+        segment.peak_bytes,
+        sum(call.flops for call in segment.calls),
+    )
 
 
 def _label(calls: list[Call]) -> str:
@@ -166,8 +183,13 @@ class Prices:
     quantity.
     """
 
-    def __init__(self, cluster: Cluster, costs: CostModel | None = None, scale: dict[str, float] | None = None,
-                 overlap: float = 1.0):  # fmt: skip
+    def __init__(
+        self,
+        cluster: Cluster,
+        costs: CostModel | None = None,
+        scale: dict[str, float] | None = None,
+        overlap: float = 1.0,
+    ):
         self.cluster, self.costs, self.scale, self.overlap = cluster, costs or CostModel(), scale or {}, overlap
         self._kernels: dict[tuple, int] = {}
         self._collectives: dict[tuple, int] = {}
@@ -182,15 +204,23 @@ class Prices:
         if unknown:
             self._kernels.update(zip(unknown, self._cost(list(unknown.values())), strict=True))
         return [
-            self._collective(call, mesh, stage) if call.is_collective
-            else self._kernels[call.signature, call.flops, call.bytes_read, call.bytes_written] for call in calls
-        ]  # fmt: skip
+            self._collective(call, mesh, stage)
+            if call.is_collective
+            else self._kernels[call.signature, call.flops, call.bytes_read, call.bytes_written]
+            for call in calls
+        ]
 
     def _cost(self, calls: list[Call]) -> list[int]:
         builder = GraphBuilder("kernels")
         for number, call in enumerate(calls):
-            builder.op(str(number), call.kind, signature=call.signature, flops=call.flops,
-                       bytes_read=call.bytes_read, bytes_written=call.bytes_written)  # fmt: skip
+            builder.op(
+                str(number),
+                call.kind,
+                signature=call.signature,
+                flops=call.flops,
+                bytes_read=call.bytes_read,
+                bytes_written=call.bytes_written,
+            )
         graph = builder.build()
         ns = self.costs.op_durations(graph, self.cluster.kind)
         found = {int(name): int(value) for name, value in zip(graph.op_names, ns, strict=True)}

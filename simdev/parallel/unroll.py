@@ -236,22 +236,42 @@ class Unroller:
         layers = list(dict.fromkeys(labels))
         number = {label: position for position, label in enumerate(layers)}
         graph = ComputationGraph(
-            name, tuple(kinds), ("",), tuple(layers), tuple(np.array(kinds, object)[kind].tolist()), kind,
-            np.zeros(n, np.int32), np.array([number[label] for label in labels], np.int32)[action],
-            np.array([_phase(a) for a in self._actions], np.int8)[action], zeros, zeros, zeros, zeros, zeros,
-            np.full(n, -1, np.int32), producers.astype(np.int32), np.zeros(m, np.int64), np.zeros(m, bool),
-            np.zeros(m, bool), np.append(first, len(source)).astype(np.int32), target.astype(np.int32),
-        )  # fmt: skip
+            name,
+            tuple(kinds),
+            ("",),
+            tuple(layers),
+            tuple(np.array(kinds, object)[kind].tolist()),
+            kind,
+            np.zeros(n, np.int32),
+            np.array([number[label] for label in labels], np.int32)[action],
+            np.array([_phase(a) for a in self._actions], np.int8)[action],
+            zeros,
+            zeros,
+            zeros,
+            zeros,
+            zeros,
+            np.full(n, -1, np.int32),
+            producers.astype(np.int32),
+            np.zeros(m, np.int64),
+            np.zeros(m, bool),
+            np.zeros(m, bool),
+            np.append(first, len(source)).astype(np.int32),
+            target.astype(np.int32),
+        )
         count = len(self._names)
         topology = Topology(name, tuple(Device(text, STREAM) for text in self._names))
         costs = CostTable(
-            np.concatenate(self._ns)[None], np.zeros(count, np.int32), np.full((1, m), HOP_NS, np.int64),
-            np.where(np.eye(count, dtype=bool), -1, 0).astype(np.int32), zeros,
-        )  # fmt: skip
+            np.concatenate(self._ns)[None],
+            np.zeros(count, np.int32),
+            np.full((1, m), HOP_NS, np.int64),
+            np.where(np.eye(count, dtype=bool), -1, 0).astype(np.int32),
+            zeros,
+        )
         problem = Problem(graph, topology, costs, Rules("program", "none"))
         flags = np.concatenate(self._flags)
-        return Unrolled(problem, Placement(device), np.concatenate(self._rank), action, tuple(self._actions),
-                        flags == 1, flags == 2)  # fmt: skip
+        return Unrolled(
+            problem, Placement(device), np.concatenate(self._rank), action, tuple(self._actions), flags == 1, flags == 2
+        )
 
     def _shape(self, template: Template) -> tuple:
         """How many ops each item is, and what it is called, remembered by template."""

@@ -110,10 +110,19 @@ def placer(
         if name in SHELF and SHELF[name].function.__module__ != function.__module__:
             raise InvalidInput(f"placer {name!r} is registered twice", source=function.__module__)
         SHELF[name] = PlacerSpec(
-            name=name, version=version, family=family, function=function, memory_aware=memory_aware,
-            repeatable=repeatable, same_processor=same_processor, searches=searches, defaults=dict(defaults or {}),
-            needs=tuple(needs), source=source, learner=learner,
-        )  # fmt: skip
+            name=name,
+            version=version,
+            family=family,
+            function=function,
+            memory_aware=memory_aware,
+            repeatable=repeatable,
+            same_processor=same_processor,
+            searches=searches,
+            defaults=dict(defaults or {}),
+            needs=tuple(needs),
+            source=source,
+            learner=learner,
+        )
         return function
 
     return register

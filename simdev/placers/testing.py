@@ -32,11 +32,13 @@ def random_graph(rng: np.random.Generator, max_ops: int = 25) -> ComputationGrap
         reads = [recent[i] for i in rng.choice(len(recent), count, replace=False)] if count else []
         grouped = groups and rng.random() < 0.3
         handle = b.op(
-            f"op{op}", "input" if rng.random() < 0.1 else "op", inputs=reads,
+            f"op{op}",
+            "input" if rng.random() < 0.1 else "op",
+            inputs=reads,
             persistent_bytes=int(rng.integers(0, largest + 1)) if rng.random() < 0.3 else 0,
             workspace_bytes=int(rng.integers(0, largest + 1)) if rng.random() < 0.3 else 0,
             group=int(rng.integers(groups)) if grouped else None,
-        )  # fmt: skip
+        )
         for _ in range(int(rng.choice([0, 1, 1, 1, 2, 3]))):
             size = 0 if rng.random() < 0.15 else int(rng.integers(0, largest + 1))
             tensors.append(b.tensor(handle, size, persistent=rng.random() < 0.1, result=rng.random() < 0.1))
@@ -49,11 +51,15 @@ def random_topology(rng: np.random.Generator, max_devices: int = 5) -> Topology:
     count = int(rng.integers(2, max_devices + 1)) if rng.random() < 0.9 else 1
     kinds = [
         DeviceKind(
-            f"kind{i}", int(rng.choice([1, 50, 500, 10**6])), {"f32": 1e9}, 1e9,
-            slots=int(rng.choice([1, 1, 1, 2, 3])), granularity=int(rng.choice([1, 1, 8, 512])),
+            f"kind{i}",
+            int(rng.choice([1, 50, 500, 10**6])),
+            {"f32": 1e9},
+            1e9,
+            slots=int(rng.choice([1, 1, 1, 2, 3])),
+            granularity=int(rng.choice([1, 1, 8, 512])),
         )
         for i in range(int(rng.integers(1, 3)))
-    ]  # fmt: skip
+    ]
     devices = [Device(f"d{i}", kinds[int(rng.integers(len(kinds))) if i else 0], host=i == 0) for i in range(count)]
     shape = rng.choice(["mesh", "switch", "host", "two switches", "islands"], p=[0.3, 0.2, 0.2, 0.25, 0.05])
     switches = {"switch": ["s0"], "two switches": ["s0", "s1"]}.get(shape, [])
@@ -69,11 +75,13 @@ def random_topology(rng: np.random.Generator, max_devices: int = 5) -> Topology:
     same = rng.random() < 0.5
     links = [
         Link(
-            pair, 10**9 if same else int(rng.choice([10**9, 2 * 10**9, 3 * 10**8, 7])) if rng.random() < 0.9 else 1,
-            int(rng.choice([0, 0, 1, 7])), str(rng.choice(["full", "half"])),
+            pair,
+            10**9 if same else int(rng.choice([10**9, 2 * 10**9, 3 * 10**8, 7])) if rng.random() < 0.9 else 1,
+            int(rng.choice([0, 0, 1, 7])),
+            str(rng.choice(["full", "half"])),
         )
         for pair in ends
-    ]  # fmt: skip
+    ]
     more = rng.spawn(1)[0]  # leaves the draws of callers as they are
     if more.random() < 0.3:
         links = [replace(link, ranges=_random_ranges(more)) if more.random() < 0.7 else link for link in links]

@@ -1,8 +1,8 @@
 """Costs: what each op takes on each device kind, and each tensor on each route, in whole nanoseconds.
 
 A measured table (op signature -> ns) comes first; then the device file of the kind, where it has one: measured or
-fitted times of the op's parts (:mod:`simdev.problem.opcost`). Where both are silent, a roofline: the launch overhead plus the
-larger of FLOPs over the reachable compute rate and bytes over the reachable memory bandwidth (Williams et al. 2009),
+fitted times of the op's parts (:mod:`simdev.problem.opcost`). Where both are silent, a roofline: the launch overhead
+plus the larger of FLOPs over the reachable compute rate and bytes over the reachable memory bandwidth (Williams et al. 2009),
 both scaled by the efficiency of the op's class on that kind of device.
 """
 
@@ -51,7 +51,7 @@ OP_CLASSES = {
     "embedding": r"embedding|^(index|gather|scatter|take|nonzero)",
     "copy": r"^(cat|concat|copy|clone|stack|split|constant_pad|pad|fill|zero|repeat|expand|slice|select|as_strided"
     r"|_to_copy|transpose|permute|contiguous)|(slice|select)_backward",
-}  # fmt: skip
+}
 TF32_CLASSES = ("conv", "conv_backward")  # f32 ops that PyTorch runs in TF32 by default where the device has it
 
 
@@ -84,9 +84,14 @@ class CostTable:
     def __post_init__(self) -> None:
         if self.gap_ns is None:
             object.__setattr__(self, "gap_ns", np.zeros(np.shape(self.dispatch_ns), np.int64))
-        for name, dtype in (("op_ns", np.int64), ("device_row", np.int32), ("transfer_ns", np.int64),
-                            ("pair_class", np.int32), ("dispatch_ns", np.int64),
-                            ("gap_ns", np.int64)):  # fmt: skip
+        for name, dtype in (
+            ("op_ns", np.int64),
+            ("device_row", np.int32),
+            ("transfer_ns", np.int64),
+            ("pair_class", np.int32),
+            ("dispatch_ns", np.int64),
+            ("gap_ns", np.int64),
+        ):
             array = np.asarray(getattr(self, name))
             if array.dtype.kind != "i":
                 raise InvalidInput(f"expected whole nanoseconds, got dtype {array.dtype}", source="costs", field=name)

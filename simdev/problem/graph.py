@@ -175,8 +175,13 @@ class ComputationGraph:
         ``(n, 5)``: log2(1 + v) of FLOPs, bytes read, bytes written, persistent and workspace bytes; ``kind``, ``phase``
         and ``unit`` (the placement unit) int64 ``(n,)``.
         """
-        columns = (self.op_flops, self.op_bytes_read, self.op_bytes_written, self.op_persistent_bytes,
-                   self.op_workspace_bytes)  # fmt: skip
+        columns = (
+            self.op_flops,
+            self.op_bytes_read,
+            self.op_bytes_written,
+            self.op_persistent_bytes,
+            self.op_workspace_bytes,
+        )
         return {
             "edge_index": np.stack([self.edge_source, self.consumers]).astype(np.int64),
             "edge_bytes": self.tensor_bytes[self.edge_tensor],
@@ -374,10 +379,17 @@ class GraphBuilder:
                 consumers.extend(sorted(rank[c] for c in tensor["consumers"]))
                 ptr.append(len(consumers))
         return ComputationGraph(
-            name=self.name, kinds=tuple(kinds.items), signatures=tuple(signatures.items), layers=tuple(layers.items),
-            op_names=tuple(self._ops[op]["name"] for op in order), **columns, **tensor_rows,
-            consumer_ptr=ptr, consumers=consumers, meta=self.meta,
-        )  # fmt: skip
+            name=self.name,
+            kinds=tuple(kinds.items),
+            signatures=tuple(signatures.items),
+            layers=tuple(layers.items),
+            op_names=tuple(self._ops[op]["name"] for op in order),
+            **columns,
+            **tensor_rows,
+            consumer_ptr=ptr,
+            consumers=consumers,
+            meta=self.meta,
+        )
 
     def _whole(self, value: Any, record: dict, what: str) -> int:
         where = f"op {record['name']!r}: {what}"

@@ -68,14 +68,16 @@ class Placement:
         if len(bad):
             raise InvalidInput(
                 f"op {graph.op_names[bad[0]]!r} is on device {devices[bad[0]]}, which {topology.name} does not have",
-                source=source, field="devices",
-            )  # fmt: skip
+                source=source,
+                field="devices",
+            )
         bad = np.flatnonzero(costs.device_op_ns[devices, np.arange(graph.n_ops)] < 0)
         if len(bad):
             raise InvalidInput(
                 f"op {graph.op_names[bad[0]]!r} has no kernel on {topology.devices[devices[bad[0]]].name!r}",
-                source=source, field="devices",
-            )  # fmt: skip
+                source=source,
+                field="devices",
+            )
         first = np.zeros(graph.n_units, np.int32)
         first[graph.unit_of_op[::-1]] = devices[::-1]
         bad = np.flatnonzero(first[graph.unit_of_op] != devices)
@@ -92,8 +94,10 @@ class Placement:
             raise InvalidInput(
                 f"a tensor of op {graph.op_names[graph.edge_source[edge]]!r} must travel from "
                 f"{topology.devices[source_device[edge]].name!r} to {topology.devices[target_device[edge]].name!r}, "
-                "which have no route", source=source, field="devices",
-            )  # fmt: skip
+                "which have no route",
+                source=source,
+                field="devices",
+            )
 
     def save(self, path: str | os.PathLike, problem: Problem) -> None:
         """Write as JSON: graph fingerprint, topology, device names and the device number of each op."""
@@ -121,8 +125,9 @@ class Placement:
         if found != problem.graph.fingerprint:
             raise InvalidInput(
                 f"made for graph {found!r}, not {problem.graph.fingerprint!r} ({problem.graph.name})",
-                source=path, field="fingerprint",
-            )  # fmt: skip
+                source=path,
+                field="fingerprint",
+            )
         names = document["devices"]
         if isinstance(names, dict):
             missing = [name for name in problem.graph.op_names if name not in names]

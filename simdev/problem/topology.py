@@ -371,8 +371,9 @@ def parse_topology(data: dict, *, source: str, kept: bool = False) -> Topology:
             if a != b and (a, b) not in topology.routes:
                 raise InvalidInput(
                     f"no route from {first.name!r} to {second.name!r}: the topology is disconnected",
-                    source=source, field="link",
-                )  # fmt: skip
+                    source=source,
+                    field="link",
+                )
     return topology
 
 
@@ -429,9 +430,14 @@ def _kind(name: str, table: object, source: str, kept: bool = False) -> DeviceKi
     for key in ("compute_efficiency", "memory_efficiency"):
         if any(not 0 < share <= 1.5 for share in getattr(kind, key).values()):
             raise InvalidInput("expected shares above 0", source=source, field=f"kind {name!r}: {key}")
-    large = {"memory_gib": (kind.memory_bytes, MAX_SIZE), "memory_gb_per_s": (kind.memory_bandwidth, MAX_RATE),
-             "slots": (kind.slots, MAX_SLOTS), "granularity": (kind.granularity, 1 << 40),
-             "launch_us": (kind.launch_ns, MAX_DELAY_NS), "dispatch_us": (kind.dispatch_ns, MAX_DELAY_NS)}  # fmt: skip
+    large = {
+        "memory_gib": (kind.memory_bytes, MAX_SIZE),
+        "memory_gb_per_s": (kind.memory_bandwidth, MAX_RATE),
+        "slots": (kind.slots, MAX_SLOTS),
+        "granularity": (kind.granularity, 1 << 40),
+        "launch_us": (kind.launch_ns, MAX_DELAY_NS),
+        "dispatch_us": (kind.dispatch_ns, MAX_DELAY_NS),
+    }
     for key, (value, limit) in large.items():
         if value > limit:
             raise InvalidInput("too large", source=source, field=f"kind {name!r}: {key}")

@@ -85,11 +85,22 @@ def table(found: list[Search]) -> list[dict[str, str]]:
         runs = sorted(runs, key=lambda run: (run.step_ns is None, run.step_ns or 0, run.seed))
         median = runs[(len(runs) - 1) // 2]
         solved = sum(run.step_ns is not None for run in runs)
-        lines.append((median.step_ns is None, median.step_ns or 0, placer, {
-            "placer": placer, "runs": str(len(runs)), "solved": str(solved), "evaluations": str(median.evaluations),
-            "seconds": f"{median.seconds:.2f}", "improvements": str(max(0, len(median.points) - 1)),
-            "step_time_ms": "" if median.step_ns is None else f"{median.step_ns / 1e6:.3f}",
-        }))  # fmt: skip
+        lines.append(
+            (
+                median.step_ns is None,
+                median.step_ns or 0,
+                placer,
+                {
+                    "placer": placer,
+                    "runs": str(len(runs)),
+                    "solved": str(solved),
+                    "evaluations": str(median.evaluations),
+                    "seconds": f"{median.seconds:.2f}",
+                    "improvements": str(max(0, len(median.points) - 1)),
+                    "step_time_ms": "" if median.step_ns is None else f"{median.step_ns / 1e6:.3f}",
+                },
+            )
+        )
     return [line for *_, line in sorted(lines, key=lambda entry: entry[:3])]
 
 
@@ -132,9 +143,12 @@ def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda i: named[labels[i]].step_ns)
     figure.legend(
-        [handles[i] for i in order], [labels[i] for i in order], loc="outside right upper", fontsize="small",
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        loc="outside right upper",
+        fontsize="small",
         title="final step time, ms",
-    )  # fmt: skip
+    )
     figure.suptitle(plain(title), fontsize="medium")
     suffix = Path(out).suffix.lstrip(".") or "png"
     if suffix not in figure.canvas.get_supported_filetypes():

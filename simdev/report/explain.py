@@ -257,8 +257,9 @@ def _overflows(explanation: Explanation) -> list[Finding]:
 def _reasons(explanation: Explanation) -> list[Finding]:
     return [
         Finding(ns, f"{REASONS[reason]}: {_share(explanation, ns)}")
-        for reason, ns in explanation.attribution.items() if ns > 0
-    ]  # fmt: skip
+        for reason, ns in explanation.attribution.items()
+        if ns > 0
+    ]
 
 
 def _layers(explanation: Explanation) -> list[Finding]:

@@ -44,10 +44,11 @@ def page_data(folder: Path, found: list[Row]) -> dict:
     return {
         "folder": folder.name,
         "summary": f"{len(found)} runs of {len(placers)} placers on {len(cases)} cases, {fits} of which fit; budget "
-        + ", ".join(budgets) + ".",
+        + ", ".join(budgets)
+        + ".",
         "cases": {name: _case(folder, mine) for name, mine in cases.items()},
         "rows": [_row(name, row) for name, mine in cases.items() for row in mine],
-    }  # fmt: skip
+    }
 
 
 def _row(case: str, row: Row) -> dict:

@@ -68,8 +68,10 @@ def _bars(axes, row: float, begin, end, gap: int, colour: str, height: float = 0
         spans = merged(begin, end, gap) / 1e6
         axes.broken_barh(
             np.stack([spans[:, 0], np.maximum(spans[:, 1] - spans[:, 0], 1e-9)], axis=1),
-            (row - height / 2, height), facecolors=colour, linewidth=0,
-        )  # fmt: skip
+            (row - height / 2, height),
+            facecolors=colour,
+            linewidth=0,
+        )
 
 
 def _draw_gantt(axes, explanation: Explanation) -> None:

@@ -147,19 +147,25 @@ class _Unrolled:
             raise InvalidInput(f"op {graph.op_names[op]!r} waits for an update", source=graph.name, field="op_phase")
         handle = self._add(
             graph.op_names[op] if once else f"{graph.op_names[op]}#{microbatch}",
-            graph.kinds[graph.op_kind[op]], op, -1 if once else microbatch, self.device[op],
+            graph.kinds[graph.op_kind[op]],
+            op,
+            -1 if once else microbatch,
+            self.device[op],
             inputs=reads,
             persistent_bytes=int(graph.op_persistent_bytes[op]) if first else 0,
-            workspace_bytes=int(graph.op_workspace_bytes[op]), phase=PHASES[graph.op_phase[op]],
-        )  # fmt: skip
+            workspace_bytes=int(graph.op_workspace_bytes[op]),
+            phase=PHASES[graph.op_phase[op]],
+        )
         rows = slice(None) if once else slice(microbatch, microbatch + 1)
         self.handle[rows, op] = handle
         for tensor in range(graph.output_ptr[op], graph.output_ptr[op + 1]):
             self.tensor[rows, tensor] = self.builder.tensor(
-                handle, int(graph.tensor_bytes[tensor]),
+                handle,
+                int(graph.tensor_bytes[tensor]),
                 # Only the first copy of an op carries its persistent bytes, in which these tensors live.
-                persistent=bool(graph.tensor_persistent[tensor]), result=bool(graph.tensor_result[tensor]),
-            )  # fmt: skip
+                persistent=bool(graph.tensor_persistent[tensor]),
+                result=bool(graph.tensor_result[tensor]),
+            )
             self.made[handle].append(tensor)
         return handle
 
@@ -185,10 +191,14 @@ class _Unrolled:
         if key not in self.control:
             producer = int(self.graph.tensor_producer[tensor])
             self.control[key] = self._add(
-                f"{self.graph.op_names[producer]}#{microbatch}/accumulate", "barrier", -1, microbatch,
-                self.device[producer], phase="backward",
+                f"{self.graph.op_names[producer]}#{microbatch}/accumulate",
+                "barrier",
+                -1,
+                microbatch,
+                self.device[producer],
+                phase="backward",
                 inputs=[int(self.tensor[0, tensor]), int(self.tensor[microbatch, tensor])],
-            )  # fmt: skip
+            )
         return self.control[key]
 
     def _control(self, handle: int) -> int:
@@ -222,9 +232,11 @@ class _Unrolled:
             first, _ = self._ends(device, BACKWARD)
             every = range(self.microbatches)
             self._barrier(
-                f"flush {device}", device, [int(self.handle[m, op]) for m in every for op in last],
+                f"flush {device}",
+                device,
+                [int(self.handle[m, op]) for m in every for op in last],
                 [int(self.handle[m, op]) for m in every for op in first],
-            )  # fmt: skip
+            )
 
     def limit_in_flight(self, stages: tuple[int, ...]) -> None:
         """1F1B: stage s begins microbatch m after it has finished microbatch m - (S - s)."""
@@ -234,9 +246,11 @@ class _Unrolled:
             depth = len(stages) - number
             for m in range(depth, self.microbatches):
                 self._barrier(
-                    f"in flight {device} {m}", device, [int(self.handle[m - depth, op]) for op in last],
+                    f"in flight {device} {m}",
+                    device,
+                    [int(self.handle[m - depth, op]) for op in last],
                     [int(self.handle[m, op]) for op in first],
-                )  # fmt: skip
+                )
 
     def build(self, order: str) -> tuple[Problem, Placement, np.ndarray]:
         numbering = self.builder._order()
@@ -257,9 +271,11 @@ def _is_kind(graph: ComputationGraph, names: tuple[str, ...]) -> np.ndarray:
 def _unrolled_costs(problem: Problem, op: np.ndarray, origin: np.ndarray) -> CostTable:
     """The problem's costs for the unrolled ops and tensors; barriers take 1 ns, control edges the latency."""
     costs, latency = problem.costs, problem.topology.pair_latency_ns
-    transfer_ns = costs.transfer_ns[:, np.maximum(origin, 0)] if costs.transfer_ns.shape[1] else np.ones(
-        (len(costs.transfer_ns), len(origin)), np.int64
-    )  # fmt: skip
+    transfer_ns = (
+        costs.transfer_ns[:, np.maximum(origin, 0)]
+        if costs.transfer_ns.shape[1]
+        else np.ones((len(costs.transfer_ns), len(origin)), np.int64)
+    )
     for number in range(len(costs.transfer_ns)):
         pairs = latency[costs.pair_class == number]
         transfer_ns[number, origin < 0] = max(1, int(pairs.max(initial=1)))

@@ -78,9 +78,13 @@ def placeto(problem: Problem, placement: Placement) -> tuple[Problem, Placement]
     topology = _hub("placeto", devices, Link(("", ""), 1 << 50, 0))
     pair = np.zeros((2 * n_devices, 2 * n_devices), np.int32)
     table = CostTable(
-        ns[None], np.zeros(2 * n_devices, np.int32), np.ones((1, built.n_tensors), np.int64), pair,
-        np.zeros(built.n_ops, np.int64), gap,
-    )  # fmt: skip
+        ns[None],
+        np.zeros(2 * n_devices, np.int32),
+        np.ones((1, built.n_tensors), np.int64),
+        pair,
+        np.zeros(built.n_ops, np.int64),
+        gap,
+    )
     return Problem(built, topology, table, Rules(contention="none")), Placement(device.astype(np.int32))
 
 
@@ -110,9 +114,12 @@ def load(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
     none = np.zeros(0, np.int64)
     built = _graph(graph.name, len(ns), none, none, none, none)
     table = CostTable(
-        ns[None], np.zeros(n_devices, np.int32), np.zeros((0, 0), np.int64), np.full((n_devices, n_devices), -1),
+        ns[None],
+        np.zeros(n_devices, np.int32),
+        np.zeros((0, 0), np.int64),
+        np.full((n_devices, n_devices), -1),
         np.zeros(len(ns), np.int64),
-    )  # fmt: skip
+    )
     device = np.concatenate([placement.devices, bearer]).astype(np.int32)
     return Problem(built, Topology("load", topology.devices), table, Rules(contention="none")), Placement(device)
 
@@ -166,10 +173,19 @@ def _graph(name: str, n: int, producer, size, tensor, reader) -> ComputationGrap
     zeros, m = np.zeros(n, np.int64), len(order)
     columns: dict[str, Any] = {column: zeros for column in ComputationGraph.OP_COLUMNS} | {"op_group": zeros - 1}
     return ComputationGraph(
-        name=name, kinds=("op",), signatures=("op",), layers=("",), op_names=tuple(str(op) for op in range(n)), **columns,
-        tensor_producer=producer[order], tensor_bytes=size[order], tensor_persistent=np.zeros(m, bool),
-        tensor_result=np.zeros(m, bool), consumer_ptr=np.concatenate([[0], np.cumsum(count)]), consumers=reader[edges],
-    )  # fmt: skip
+        name=name,
+        kinds=("op",),
+        signatures=("op",),
+        layers=("",),
+        op_names=tuple(str(op) for op in range(n)),
+        **columns,
+        tensor_producer=producer[order],
+        tensor_bytes=size[order],
+        tensor_persistent=np.zeros(m, bool),
+        tensor_result=np.zeros(m, bool),
+        consumer_ptr=np.concatenate([[0], np.cumsum(count)]),
+        consumers=reader[edges],
+    )
 
 
 def _hub(name: str, devices: list[Device], like: Link) -> Topology:

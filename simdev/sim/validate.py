@@ -358,13 +358,18 @@ class _Check:
         copies = np.flatnonzero(s.transfer_target == device)
         copied = s.transfer_tensor[copies]
         return (
-            np.concatenate([workspace, self._rounded(graph.tensor_bytes[own], device),
-                            self._rounded(graph.tensor_bytes[copied], device)]),
+            np.concatenate(
+                [
+                    workspace,
+                    self._rounded(graph.tensor_bytes[own], device),
+                    self._rounded(graph.tensor_bytes[copied], device),
+                ]
+            ),
             np.concatenate([s.op_start[ops], s.op_start[maker], s.transfer_start[copies]]),
             np.concatenate([s.op_finish[ops], death, last_read[copied]]),
             np.concatenate([ops, maker, graph.tensor_producer[copied]]),
             np.concatenate([ops, maker, graph.n_ops + copied]),
-        )  # fmt: skip
+        )
 
     def _rounded(self, size: np.ndarray, device: int) -> np.ndarray:
         grain = int(self.topology.granularity[device])

@@ -111,21 +111,35 @@ def _times(problems: list[Problem], placer: str, evaluations: int) -> tuple[int,
     return tuple(schedule.step_ns for schedule in schedules)
 
 
-HEADER = ["workload", "topology", "placers", "Kendall", "pairs changed", "best before", "best after", "regret %",
-          "after / before"]  # fmt: skip
+HEADER = [
+    "workload",
+    "topology",
+    "placers",
+    "Kendall",
+    "pairs changed",
+    "best before",
+    "best after",
+    "regret %",
+    "after / before",
+]
 
 
 def table(cases: list[Case]) -> list[list[str]]:
     """A line per case."""
     return [
         [
-            case.workload, case.topology, str(len(case.placers)), f"{case.kendall:.2f}",
+            case.workload,
+            case.topology,
+            str(len(case.placers)),
+            f"{case.kendall:.2f}",
             f"{case.changed} of {len(case.placers) * (len(case.placers) - 1) // 2}",
-            case.placers[int(np.argmin(case.before))], case.placers[int(np.argmin(case.after))],
-            f"{100 * case.regret:.1f}", f"{np.median(case.after / case.before):.2f}",
+            case.placers[int(np.argmin(case.before))],
+            case.placers[int(np.argmin(case.after))],
+            f"{100 * case.regret:.1f}",
+            f"{np.median(case.after / case.before):.2f}",
         ]
         for case in cases
-    ]  # fmt: skip
+    ]
 
 
 def ranks(cases: list[Case]) -> list[list[str]]:
@@ -137,10 +151,15 @@ def ranks(cases: list[Case]) -> list[list[str]]:
             found.setdefault(placer, []).append((int(places[0][number]), int(places[1][number])))
     means = {placer: np.mean(rows, axis=0) for placer, rows in found.items()}
     return [
-        [placer, str(len(found[placer])), f"{means[placer][0]:.1f}", f"{means[placer][1]:.1f}",
-         f"{means[placer][0] - means[placer][1]:+.1f}"]
+        [
+            placer,
+            str(len(found[placer])),
+            f"{means[placer][0]:.1f}",
+            f"{means[placer][1]:.1f}",
+            f"{means[placer][0] - means[placer][1]:+.1f}",
+        ]
         for placer in sorted(means, key=lambda name: (means[name][1], name))
-    ]  # fmt: skip
+    ]
 
 
 SOURCES_HEADER = ["workload", "device", "table %", "fit %", "roofline %", "most of it by the roofline"]

@@ -224,8 +224,23 @@ def _replayed(
     """The median of ``steps`` of a replay."""
     values = (result.measured_ns, result.predicted_ns, result.sum_ns, result.no_host_ns)
     measured, predicted, total, no_host = (float(np.median(value[steps])) / 1e6 for value in values)
-    return Case(goal, group, label, role, "ms", spread, measured, predicted, 1.0, 0.0, 0.0, total, NAN, no_host,
-                left_out=left_out)  # fmt: skip
+    return Case(
+        goal,
+        group,
+        label,
+        role,
+        "ms",
+        spread,
+        measured,
+        predicted,
+        1.0,
+        0.0,
+        0.0,
+        total,
+        NAN,
+        no_host,
+        left_out=left_out,
+    )
 
 
 def memory_cases(trace: Trace, name: str, role: str) -> list[Case]:
@@ -237,8 +252,19 @@ def memory_cases(trace: Trace, name: str, role: str) -> list[Case]:
         label = f"{name} GPU {peak.device}"
         if peak.measured_bytes > 0:
             measured, predicted = peak.measured_bytes / 2**20, peak.predicted_bytes / 2**20
-            cases.append(Case("F9 replay", "peak of allocations", label, role, "MiB", 0.0, measured, predicted,
-                              left_out=_unfit("", trace)))  # fmt: skip
+            cases.append(
+                Case(
+                    "F9 replay",
+                    "peak of allocations",
+                    label,
+                    role,
+                    "MiB",
+                    0.0,
+                    measured,
+                    predicted,
+                    left_out=_unfit("", trace),
+                )
+            )
         elif known and not peak.unknown and "resnet50" in name:
             measured, predicted = peak.predicted_bytes / 2**20, graph_peak(resnet50.load()) / 2**20
             group = "ResNet-50, batch 32"
@@ -281,7 +307,7 @@ def link_cases(path: Path, name: str, role: str) -> list[Case]:
                 roofline=float(line.mean()) / 1e3,
                 mean_error=link.error,
                 left_out=left_out,
-            )  # fmt: skip
+            )
         )
     return cases
 
@@ -401,8 +427,19 @@ def _group_row(group: Group) -> list[str]:
     what = GOALS[group.goal][0] if group.goal else "for information"
     baselines = map(_percent, (group.sum_of_ops, group.roofline, group.no_host))
     met = "**no**" if group.met == "no" else group.met
-    return [group.goal, what, group.group, str(group.cases), str(group.left_out), _percent(group.error), interval,
-            _percent(group.worst), _percent(group.limit), met, *baselines]  # fmt: skip
+    return [
+        group.goal,
+        what,
+        group.group,
+        str(group.cases),
+        str(group.left_out),
+        _percent(group.error),
+        interval,
+        _percent(group.worst),
+        _percent(group.limit),
+        met,
+        *baselines,
+    ]
 
 
 def _case_row(case: Case) -> list[str]:
@@ -410,10 +447,18 @@ def _case_row(case: Case) -> list[str]:
     shares = [case.table, case.fit, case.fallback]
     bases = [case.sum_of_ops, case.roofline, case.no_host]
     return [
-        case.goal, case.group, case.case, case.role, _percent(case.noise), *(f"{value:.4g}" for value in numbers),
-        case.unit, _percent(case.error), *map(_percent, shares),
-        *("" if np.isnan(value) else f"{value:.4g}" for value in bases), case.left_out,
-    ]  # fmt: skip
+        case.goal,
+        case.group,
+        case.case,
+        case.role,
+        _percent(case.noise),
+        *(f"{value:.4g}" for value in numbers),
+        case.unit,
+        _percent(case.error),
+        *map(_percent, shares),
+        *("" if np.isnan(value) else f"{value:.4g}" for value in bases),
+        case.left_out,
+    ]
 
 
 def draw(cases: list[Case], path: Path) -> None:

@@ -50,12 +50,17 @@ def measure(ops: list[int], topology: str = "p100x4", *, rounds: int = ROUNDS, s
             for contender, seconds in _least(contenders(problem, devices, rng), rounds).items():
                 rows.append(
                     {
-                        "contender": contender, "placement": how, "ops": graph.n_ops, "edges": graph.n_edges,
-                        "devices": machine_with_links.n_devices, "us": round(seconds * 1e6, 3),
+                        "contender": contender,
+                        "placement": how,
+                        "ops": graph.n_ops,
+                        "edges": graph.n_edges,
+                        "devices": machine_with_links.n_devices,
+                        "us": round(seconds * 1e6, 3),
                         "ns_per_op": round(seconds / graph.n_ops * 1e9, 3),
-                        "machine": machine(), "versions": versions(),
+                        "machine": machine(),
+                        "versions": versions(),
                     }
-                )  # fmt: skip
+                )
     return rows
 
 

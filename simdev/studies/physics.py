@@ -104,10 +104,17 @@ def _agreement(case: CaseTimes, preset: str) -> Agreement:
     good = full <= GOOD * full.min()
     favourite = int(np.argmin(other))
     return Agreement(
-        case.workload, case.topology, preset, len(full), spearman(full, other), kendall(full, other),
-        kendall(full[good], other[good]) if good.sum() >= 3 else float("nan"), case.placers[favourite],
-        float(full[favourite] / full.min()), float(np.median(other / full)),
-    )  # fmt: skip
+        case.workload,
+        case.topology,
+        preset,
+        len(full),
+        spearman(full, other),
+        kendall(full, other),
+        kendall(full[good], other[good]) if good.sum() >= 3 else float("nan"),
+        case.placers[favourite],
+        float(full[favourite] / full.min()),
+        float(np.median(other / full)),
+    )
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:
@@ -158,17 +165,33 @@ def summary(cases: list[CaseTimes]) -> list[list[str]]:
         mine = [row for row in rows if row.preset == preset]
         good = [row.kendall_good for row in mine if not np.isnan(row.kendall_good)]
         regret = np.array([row.regret for row in mine])
-        lines.append([
-            preset, f"{np.mean([row.spearman for row in mine]):.3f}", f"{np.mean([row.kendall for row in mine]):.3f}",
-            f"{np.min([row.kendall for row in mine]):.3f}", f"{np.mean(good):.3f}" if good else "",
-            f"{int((regret <= 1).sum())}/{len(mine)}", f"{100 * (np.exp(np.log(regret).mean()) - 1):.1f}",
-            f"{100 * (regret.max() - 1):.1f}", f"{np.median([row.ratio for row in mine]):.2f}",
-        ])  # fmt: skip
+        lines.append(
+            [
+                preset,
+                f"{np.mean([row.spearman for row in mine]):.3f}",
+                f"{np.mean([row.kendall for row in mine]):.3f}",
+                f"{np.min([row.kendall for row in mine]):.3f}",
+                f"{np.mean(good):.3f}" if good else "",
+                f"{int((regret <= 1).sum())}/{len(mine)}",
+                f"{100 * (np.exp(np.log(regret).mean()) - 1):.1f}",
+                f"{100 * (regret.max() - 1):.1f}",
+                f"{np.median([row.ratio for row in mine]):.2f}",
+            ]
+        )
     return lines
 
 
-SUMMARY = ["rules", "Spearman", "Kendall", "least Kendall", f"Kendall within {GOOD}x", "same best", "regret %",
-           "largest regret %", "time ratio"]  # fmt: skip
+SUMMARY = [
+    "rules",
+    "Spearman",
+    "Kendall",
+    "least Kendall",
+    f"Kendall within {GOOD}x",
+    "same best",
+    "regret %",
+    "largest regret %",
+    "time ratio",
+]
 
 
 def markdown(cases: list[CaseTimes], notes: list[str]) -> str:

@@ -1,5 +1,8 @@
-"""Maintainers: ``python -m simdev.studies.shipped_graphs NAME... | --all`` captures workloads anew into ``workloads/graphs``, records
-their fingerprints in ``workloads/fingerprints.csv`` and tabulates them in ``workloads/README.md``."""
+"""For maintainers: captures workloads again and stores their graphs in ``workloads/graphs``.
+
+``python -m simdev.studies.shipped_graphs NAME... | --all`` also records their fingerprints in
+``workloads/fingerprints.csv`` and writes their table into ``workloads/README.md``.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +44,15 @@ def main(names: list[str]) -> None:
         path.parent.mkdir(exist_ok=True)
         save_graph(graph, path)
         row = (
-            spec.name, graph.fingerprint, graph.n_ops, graph.n_tensors, graph.n_edges, graph.meta["parameters"],
-            graph.meta["flops"], graph.meta["torch"],
-        )  # fmt: skip
+            spec.name,
+            graph.fingerprint,
+            graph.n_ops,
+            graph.n_tensors,
+            graph.n_edges,
+            graph.meta["parameters"],
+            graph.meta["flops"],
+            graph.meta["torch"],
+        )
         record(row)
         seconds = time.perf_counter() - started
         print(*row, f"{seconds:.1f} s", f"{path.stat().st_size} bytes", sep="  ", flush=True)
@@ -77,10 +86,16 @@ def table() -> str:
         batch, macs = graph.meta["batch"], forward_macs(graph)
         published = ", ".join(f"{key} {_figure(value)}" for key, value in spec.published.items())
         cells = (
-            name, batch, f"{graph.n_ops:,}", f"{graph.n_tensors:,}", f"{graph.n_edges:,}",
-            f"{graph.meta['parameters']:,}", f"{graph.meta['flops'] / 1e12:.3f}", f"{macs / batch / 1e9:.4g} G",
+            name,
+            batch,
+            f"{graph.n_ops:,}",
+            f"{graph.n_tensors:,}",
+            f"{graph.n_edges:,}",
+            f"{graph.meta['parameters']:,}",
+            f"{graph.meta['flops'] / 1e12:.3f}",
+            f"{macs / batch / 1e9:.4g} G",
             published,
-        )  # fmt: skip
+        )
         lines.append(f"| {' | '.join(map(str, cells))} |\n")
     return INTRODUCTION + "".join(lines)
 

@@ -24,8 +24,12 @@ from simdev.parallel.plan import prepare, simulate_program
 from simdev.parallel.timing import Prices
 
 SETS = ("vtrain-single", "vtrain-multi", "llm-foundry", "torchtitan")
-FILES = {"vtrain-single": "vtrain_single.csv", "vtrain-multi": "vtrain_multi.csv", "llm-foundry": "llm_foundry.csv",
-         "torchtitan": "torchtitan.csv"}  # fmt: skip
+FILES = {
+    "vtrain-single": "vtrain_single.csv",
+    "vtrain-multi": "vtrain_multi.csv",
+    "llm-foundry": "llm_foundry.csv",
+    "torchtitan": "torchtitan.csv",
+}
 GOALS = {"vtrain-single": 0.04, "vtrain-multi": 0.10, "llm-foundry": 0.08, "torchtitan": 0.08}
 PUBLISHED = {"vtrain-single": 0.0837, "vtrain-multi": 0.1473}  # vTrain's own simulator
 VTRAIN_ADAPTER = 12_500_000_000  # bytes/s: 800 Gbit/s between nodes of 8 (notes of the data)
@@ -114,8 +118,13 @@ def _vtrain(source: str, name: str, row: dict) -> Run:
     width, layers = int(numbers["hidden size"]), int(numbers["# layers"])
     micro = int(numbers.get("MicroBatchSize") or numbers["micro batch"])
     data, tensor, pipe = (int(numbers[f"{kind} parallelism"]) for kind in ("data", "tensor", "pipeline"))
-    parameters |= {"width": width, "layers": layers, "heads": int(numbers["attention heads"]),
-                   "length": int(numbers["sequence length"]), "microbatch": micro}  # fmt: skip
+    parameters |= {
+        "width": width,
+        "layers": layers,
+        "heads": int(numbers["attention heads"]),
+        "length": int(numbers["sequence length"]),
+        "microbatch": micro,
+    }
     cluster = replace(load_cluster("dgx-a100"), network_bytes_per_s=VTRAIN_ADAPTER, name="vtrain-a100")
     sizes = {axis: size for axis, size in (("pp", pipe), ("dp_replicate", data), ("tp", tensor)) if size > 1}
     microbatches = int(numbers["global batch"]) // (micro * data)
@@ -131,12 +140,21 @@ def _foundry(source: str, name: str, row: dict) -> Run | None:
     if row["Precision"] not in ("amp_bf16", "bf16") or row["GPU"] not in FOUNDRY:
         return None  # FP8 is not simulated
     model, parameters = find_model(f"mpt-{row['Model']}")
-    parameters |= {"length": int(row["SeqLen (T)"]), "microbatch": int(row["MicroBatchSize"]),
-                   "recompute": "full" if row["Activation Checkpointing"] == "True" else "none",
-                   "precision": row["Precision"]}  # fmt: skip
+    parameters |= {
+        "length": int(row["SeqLen (T)"]),
+        "microbatch": int(row["MicroBatchSize"]),
+        "recompute": "full" if row["Activation Checkpointing"] == "True" else "none",
+        "precision": row["Precision"],
+    }
     ranks = int(row["# GPUs"])
-    plan = Plan(model, parameters, load_cluster(FOUNDRY[row["GPU"]]), Mesh({"dp_shard": ranks}), int(row["GradAccum"]),
-                host=find_host("llm-foundry"))  # fmt: skip
+    plan = Plan(
+        model,
+        parameters,
+        load_cluster(FOUNDRY[row["GPU"]]),
+        Mesh({"dp_shard": ranks}),
+        int(row["GradAccum"]),
+        host=find_host("llm-foundry"),
+    )
     step_s = plan.sequences * parameters["length"] / (float(row["Throughput (T/s/GPU)"]) * ranks)
     return Run(source, name, f"mpt-{row['Model']}", plan, 1e9 * step_s)
 
@@ -146,8 +164,11 @@ def _titan(source: str, name: str, row: dict) -> Run | None:
         return None
     size = row["model"].rpartition("-")[2]
     model, parameters = find_model(f"llama3-{size}")
-    parameters |= {"length": int(row["sequence"]), "microbatch": int(row["local_batch"]),
-                   "recompute": row["recompute"] if row["recompute"] != "no" else "none"}  # fmt: skip
+    parameters |= {
+        "length": int(row["sequence"]),
+        "microbatch": int(row["local_batch"]),
+        "recompute": row["recompute"] if row["recompute"] != "no" else "none",
+    }
     sizes = {axis: int(row[axis]) for axis in ("pp", "dp_shard", "tp") if int(row[axis]) > 1}
     ranks = int(row["gpus"])
     plan = Plan(model, parameters, load_cluster("dgx-h100"), Mesh(sizes), 1, host=find_host("eager"))
@@ -172,16 +193,28 @@ def constant_mfu(runs: list[Run]) -> dict[int, float]:
     return found
 
 
-FORMULA = ("flop rate", "bytes per layer", "host forward", "host backward", "all-reduce latency",
-           "all-reduce bandwidth", "gradient bandwidth", "optimizer bandwidth", "send", "step overhead")  # fmt: skip
+FORMULA = (
+    "flop rate",
+    "bytes per layer",
+    "host forward",
+    "host backward",
+    "all-reduce latency",
+    "all-reduce bandwidth",
+    "gradient bandwidth",
+    "optimizer bandwidth",
+    "send",
+    "step overhead",
+)
 START = (180e12, 60e-12, 0.8e6, 0.8e6, 40e3, 150e9, 150e9, 30e9, 50e3, 5e6)
 
 
 def formula_ns(runs: list[Run], constants: np.ndarray) -> np.ndarray:
     """float64 ``(n,)``: step times by the closed formula, constants in the order of ``FORMULA``."""
     rate, per_byte, host, back, latency, band, gradient, optimizer, send, overhead = constants
-    p = {name: np.array([run.plan.parameters[name] for run in runs], float)
-         for name in ("width", "layers", "length", "microbatch", "vocabulary")}  # fmt: skip
+    p = {
+        name: np.array([run.plan.parameters[name] for run in runs], float)
+        for name in ("width", "layers", "length", "microbatch", "vocabulary")
+    }
     tp, pp, dp = (np.array([run.plan.mesh[axis] for run in runs], float) for axis in ("tp", "pp", "dp_replicate"))
     count = np.array([run.plan.microbatches for run in runs], float)
     tokens = p["microbatch"] * p["length"]
@@ -253,8 +286,15 @@ def _line(source: str, group: str, mine: list[Prediction], rows: list[int], cont
     )
     mean, goal = float(np.abs(errors).mean()), GOALS[source]
     return [
-        source, group or "all", str(len(rows)), f"{mean:.1%}"[:-1], f"{np.median(np.abs(errors)):.1%}"[:-1],
-        f"{errors.mean():+.1%}"[:-1], "" if np.isnan(order) else f"{order:.3f}",
-        f"{np.mean(beside):.1%}"[:-1] if beside else "", name if beside else "", f"{goal:.0%}"[:-1],
+        source,
+        group or "all",
+        str(len(rows)),
+        f"{mean:.1%}"[:-1],
+        f"{np.median(np.abs(errors)):.1%}"[:-1],
+        f"{errors.mean():+.1%}"[:-1],
+        "" if np.isnan(order) else f"{order:.3f}",
+        f"{np.mean(beside):.1%}"[:-1] if beside else "",
+        name if beside else "",
+        f"{goal:.0%}"[:-1],
         "yes" if mean <= goal else "**no**",
-    ]  # fmt: skip
+    ]

@@ -37,9 +37,16 @@ def small(**given):
     from simdev.baselines.rl._doppler import learner_functions
 
     settings = {
-        "hidden": 8, "rounds": 1, "episodes": 8, "imitation": 30, "imitation_rate": 0.01, "rate": 0.001, "epsilon": 0.2,
-        "epsilon_updates": 10, "history": 16,
-    }  # fmt: skip
+        "hidden": 8,
+        "rounds": 1,
+        "episodes": 8,
+        "imitation": 30,
+        "imitation_rate": 0.01,
+        "rate": 0.001,
+        "epsilon": 0.2,
+        "epsilon_updates": 10,
+        "history": 16,
+    }
     return learner_functions(**{**settings, **given})
 
 
@@ -125,9 +132,8 @@ def test_choices_and_their_likelihood_agree():
             group, chosen = record.group[row, step], record.device[row, step]
             legal = np.flatnonzero(record.ready[row, step])
             assert group in legal and set(legal) == {
-                g for g in range(5)
-                if g not in device and all(p in device for p in dag.parents[g][dag.parent_real[g]])
-            }  # fmt: skip
+                g for g in range(5) if g not in device and all(p in device for p in dag.parents[g][dag.parent_real[g]])
+            }
             total += selected[group] - np.log(np.exp(selected[legal]).sum())
             mean = np.zeros((2, 8), np.float32)
             for number in range(2):

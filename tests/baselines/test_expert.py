@@ -14,8 +14,9 @@ def chain(family, layers):
     builder, last = GraphBuilder(family, {"family": family}), []
     for number, layer in enumerate(layers):
         size = (int(layer[5:]) + 1) << 20 if layer.startswith("table") else 0
-        op = builder.op(f"op{number}", "mm", inputs=last, flops=10**6, outputs=[1024], layer=layer,
-                        persistent_bytes=size)  # fmt: skip
+        op = builder.op(
+            f"op{number}", "mm", inputs=last, flops=10**6, outputs=[1024], layer=layer, persistent_bytes=size
+        )
         last = builder.outputs(op)
     return builder.build()
 
@@ -77,8 +78,16 @@ def test_each_lstm_layer_has_its_device():
 
 
 def test_encoder_and_decoder_have_devices_of_their_own_where_there_are_enough():
-    layers = ["encoder.embedding", "encoder.layer0", "encoder.layer1", "decoder.embedding", "decoder.attention.query",
-              "decoder.layer0", "decoder.layer1", "softmax"]  # fmt: skip
+    layers = [
+        "encoder.embedding",
+        "encoder.layer0",
+        "encoder.layer1",
+        "decoder.embedding",
+        "decoder.attention.query",
+        "decoder.layer0",
+        "decoder.layer1",
+        "softmax",
+    ]
     assert expert(chain("nmt", layers)) == [1, 1, 2, 3, 4, 3, 4, 4]
     assert expert(chain("nmt", layers), "p100x2") == [1, 1, 2, 1, 2, 1, 2, 2]
 

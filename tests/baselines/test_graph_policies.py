@@ -95,10 +95,12 @@ def test_view_knows_ancestors_descendants_and_parallel_groups():
 
     view = with_view(make_case(diamond(), np.arange(5))).inputs
     expected = {
-        "before": {1: [0], 2: [0], 3: [1, 2]}, "behind": {0: [1, 2], 1: [3], 2: [3]},
-        "ancestors": {1: [0], 2: [0], 3: [0, 1, 2]}, "descendants": {0: [1, 2, 3], 1: [3], 2: [3]},
+        "before": {1: [0], 2: [0], 3: [1, 2]},
+        "behind": {0: [1, 2], 1: [3], 2: [3]},
+        "ancestors": {1: [0], 2: [0], 3: [0, 1, 2]},
+        "descendants": {0: [1, 2, 3], 1: [3], 2: [3]},
         "parallel": {0: [4], 1: [2, 4], 2: [1, 4], 3: [4], 4: [0, 1, 2, 3]},
-    }  # fmt: skip
+    }
     for name, rows in expected.items():
         table = getattr(view, name)
         assert {row: np.flatnonzero(table[row]).tolist() for row in range(16) if table[row].any()} == rows, name

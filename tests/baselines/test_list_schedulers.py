@@ -67,8 +67,9 @@ def test_m_etf_stays_where_communication_is_slow():
 
 def test_m_etf_respects_memory():
     # All in a chain with dear transfers, but a device holds only two of the four.
-    problem = problem_of([10] * 4, {(0, 1): 99, (1, 2): 99, (2, 3): 99}, 2, memory_bytes=250,
-                         persistent={op: 100 for op in range(4)})  # fmt: skip
+    problem = problem_of(
+        [10] * 4, {(0, 1): 99, (1, 2): 99, (2, 3): 99}, 2, memory_bytes=250, persistent={op: 100 for op in range(4)}
+    )
     devices = place("m-etf", problem)
     assert sorted(np.bincount(devices).tolist()) == [2, 2]
     assert simulate_many(problem, devices[None]).overflow_bytes[0] == 0
@@ -109,8 +110,7 @@ def test_favourite_child_is_on_the_critical_path():
     # 0 feeds 1 (20) and 2 (5), both feed 3: only one edge out of 0 and one into 3 can be free, and the program frees
     # those of the long branch.
     problem = problem_of([1, 20, 5, 1], {(0, 1): 3, (0, 2): 3, (1, 3): 3, (2, 3): 3}, 2)
-    favourite = m_sct.favourites(problem.graph, np.ones(4, bool), problem.costs.op_ns[0],
-                                        problem.costs.transfer_ns[0])  # fmt: skip
+    favourite = m_sct.favourites(problem.graph, np.ones(4, bool), problem.costs.op_ns[0], problem.costs.transfer_ns[0])
     assert favourite.tolist() == [1, 3, -1, -1]
 
 
@@ -196,8 +196,9 @@ def test_ops_with_one_reader_are_coplaced():
 
 
 def test_coplaced_ops_fit_half_a_device():
-    problem = problem_of([1] * 4, {(op, op + 1): 1 for op in range(3)}, 2, memory_bytes=400,
-                         persistent=dict.fromkeys(range(4), 90))  # fmt: skip
+    problem = problem_of(
+        [1] * 4, {(op, op + 1): 1 for op in range(3)}, 2, memory_bytes=400, persistent=dict.fromkeys(range(4), 90)
+    )
     assert _list.tables(problem, forward_only=True).label.tolist() == [0, 0, 1, 1]
 
 
@@ -217,8 +218,12 @@ def gnmt():
     nodes = json.loads(GNMT.read_text())["nodes"]
     builder, number = GraphBuilder("gnmt"), {node["name"]: i for i, node in enumerate(nodes)}
     for node in nodes:
-        builder.op(node["name"], "mm" if node["compute_us"] else "constant",
-                   persistent_bytes=node["persistent_bytes"] or 0, workspace_bytes=node["temp_bytes"] or 0)  # fmt: skip
+        builder.op(
+            node["name"],
+            "mm" if node["compute_us"] else "constant",
+            persistent_bytes=node["persistent_bytes"] or 0,
+            workspace_bytes=node["temp_bytes"] or 0,
+        )
     outputs = {}
     for node in nodes:
         for text in node["inputs"]:
@@ -257,10 +262,17 @@ def test_backward_ops_follow_their_forward_ops():
     source = builder.op("x", "input", outputs=[4096])
     first = builder.op("first", "mm", inputs=builder.outputs(source), outputs=[4096], layer="a")
     second = builder.op("second", "_softmax", inputs=builder.outputs(first), outputs=[4096], layer="a")
-    back = builder.op("back", "_softmax_backward_data", inputs=builder.outputs(second), outputs=[4096],
-                      phase="backward", layer="a")  # fmt: skip
-    builder.op("back2", "mm", inputs=[*builder.outputs(back), *builder.outputs(source)], outputs=[4096],
-               phase="backward", layer="a")  # fmt: skip
+    back = builder.op(
+        "back", "_softmax_backward_data", inputs=builder.outputs(second), outputs=[4096], phase="backward", layer="a"
+    )
+    builder.op(
+        "back2",
+        "mm",
+        inputs=[*builder.outputs(back), *builder.outputs(source)],
+        outputs=[4096],
+        phase="backward",
+        layer="a",
+    )
     lost = builder.op("lost", "add", inputs=builder.outputs(back), outputs=[4096], phase="backward", layer="b")
     graph = builder.build()
     problem = Problem.build(graph, load_topology("p100x2"))

@@ -77,8 +77,9 @@ def test_unknown_tool():
         place("min-cut[tool=chaco]", Problem.build(planted(), load_topology("p100x4")))
 
 
-@pytest.mark.parametrize("entry, package", [("scotch", "pyscotch"), ("min-cut[tool=metis]", "pymetis"),
-                                           ("min-cut[tool=kahip]", "kahip")])  # fmt: skip
+@pytest.mark.parametrize(
+    "entry, package", [("scotch", "pyscotch"), ("min-cut[tool=metis]", "pymetis"), ("min-cut[tool=kahip]", "kahip")]
+)
 def test_missing_package_is_unsupported(entry, package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(Unsupported, match=package):

@@ -14,9 +14,16 @@ from simdev.problem.problem import Problem
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 SETTINGS = {
-    "groups": 4, "devices": 8, "samples": 4, "pool": 8, "share": 0.25, "mix": 0.2, "epochs": 3, "rate": 0.5,
+    "groups": 4,
+    "devices": 8,
+    "samples": 4,
+    "pool": 8,
+    "share": 0.25,
+    "mix": 0.2,
+    "epochs": 3,
+    "rate": 0.5,
     "penalty": 0.1,
-}  # fmt: skip
+}
 
 
 def apart(count=4):

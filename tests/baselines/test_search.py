@@ -61,8 +61,9 @@ def test_finds_the_best_of_independent_ops(entry):
 
 @pytest.mark.parametrize("entry", SEARCHES)
 def test_escapes_a_start_that_does_not_fit(entry):
-    problem = problem_of([10] * 4, {(op, op + 1): 3 for op in range(3)}, 2, memory_bytes=260,
-                         persistent={op: 100 for op in range(4)})  # fmt: skip
+    problem = problem_of(
+        [10] * 4, {(op, op + 1): 3 for op in range(3)}, 2, memory_bytes=260, persistent={op: 100 for op in range(4)}
+    )
     assert start_value(problem)[0] > 0
     assert value(problem, search(entry, problem, 200)[0])[0] == 0
 

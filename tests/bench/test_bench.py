@@ -36,9 +36,13 @@ def make_graph(path, n_ops=12, seed=0, persistent=1 << 20):
     for number in range(n_ops):
         inputs = {tensors[i] for i in rng.integers(max(0, number - 4), number, 2)} if number else set()
         op = builder.op(
-            f"op{number}", "mm", inputs=sorted(inputs), flops=int(rng.integers(1, 1 << 30)),
-            outputs=[int(rng.integers(1, 1 << 20))], persistent_bytes=persistent,
-        )  # fmt: skip
+            f"op{number}",
+            "mm",
+            inputs=sorted(inputs),
+            flops=int(rng.integers(1, 1 << 30)),
+            outputs=[int(rng.integers(1, 1 << 20))],
+            persistent_bytes=persistent,
+        )
         tensors += builder.outputs(op)
     save_graph(builder.build(), path)
     return str(path)
@@ -320,9 +324,16 @@ def test_a_row_can_be_made_alone(folder, graphs):
     row = next(r for r in rows.read_rows(folder / "results.csv") if r.placer.endswith("walk"))
     problem = load_problem(row.workload, row.topology, row.rules)
     instance = Instance(
-        row.workload, row.topology, row.rules, problem.graph.fingerprint, problem.costs.hash, 12, None,
-        row.lower_bound_ns, row.bound_method,
-    )  # fmt: skip
+        row.workload,
+        row.topology,
+        row.rules,
+        problem.graph.fingerprint,
+        problem.costs.hash,
+        12,
+        None,
+        row.lower_bound_ns,
+        row.bound_method,
+    )
     assert execute(Run(*row.key), instance).row.digest == row.digest
 
 
@@ -376,9 +387,14 @@ def start(out, graph, placer, seeds=16):
         "-b", "evaluations=0", "--seeds", str(seeds), "-o", str(out),
     ]  # fmt: skip
     return subprocess.Popen(
-        command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+        command,
+        cwd=Path(__file__).parents[2],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def wait_for_rows(out, count, process):

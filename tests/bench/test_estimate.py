@@ -37,5 +37,9 @@ def test_the_time_left_follows_the_finished_runs_of_the_same_placer_or_kind():
 
 def test_the_time_left_in_words():
     assert [left(seconds) for seconds in (None, 0.2, 89, 90, 3600)] == [
-        "", "about 1 s left", "about 89 s left", "about 2 min left", "about 60 min left",
-    ]  # fmt: skip
+        "",
+        "about 1 s left",
+        "about 89 s left",
+        "about 2 min left",
+        "about 60 min left",
+    ]

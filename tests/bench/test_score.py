@@ -10,16 +10,32 @@ from simdev.report import summary as board
 
 def row(workload, placer, step_ns=None, *, seed=0, status="ok", budget="evaluations=1", bound=50, **more):
     return Row(
-        workload=workload, topology="t", rules="fifo/fifo/dataflow", placer=placer, version=1, params="{}",
-        budget=budget, seed=seed, fingerprint="f", cost_hash="c", status=status,
-        feasible=None if status != "ok" else step_ns is not None, step_ns=step_ns, lower_bound_ns=bound, **more,
-    )  # fmt: skip
+        workload=workload,
+        topology="t",
+        rules="fifo/fifo/dataflow",
+        placer=placer,
+        version=1,
+        params="{}",
+        budget=budget,
+        seed=seed,
+        fingerprint="f",
+        cost_hash="c",
+        status=status,
+        feasible=None if status != "ok" else step_ns is not None,
+        step_ns=step_ns,
+        lower_bound_ns=bound,
+        **more,
+    )
 
 
 TWO = [
-    row("a", "single-gpu", 200), row("a", "expert", 100), row("a", "new", 80),
-    row("b", "single-gpu"), row("b", "expert", 300), row("b", "new", status="timeout"),
-]  # fmt: skip
+    row("a", "single-gpu", 200),
+    row("a", "expert", 100),
+    row("a", "new", 80),
+    row("b", "single-gpu"),
+    row("b", "expert", 300),
+    row("b", "new", status="timeout"),
+]
 
 
 def lines(found):
@@ -97,9 +113,20 @@ def test_budgets_rank_apart_but_share_the_best_known():
 def test_rows_round_trip_through_csv(tmp_path):
     path = tmp_path / "results.csv"
     full = row(
-        "a,b", "x", 123456789012, error='say "no"', simulated_ns=1, overflow="gpu0:3", peak_memory_bytes=1 << 50,
-        comm_bytes=7, evaluations=3, placement="f00", place_seconds=0.25, machine="m", versions="v",
-    )  # fmt: skip
+        "a,b",
+        "x",
+        123456789012,
+        error='say "no"',
+        simulated_ns=1,
+        overflow="gpu0:3",
+        peak_memory_bytes=1 << 50,
+        comm_bytes=7,
+        evaluations=3,
+        placement="f00",
+        place_seconds=0.25,
+        machine="m",
+        versions="v",
+    )
     rows.write_rows(path, [*TWO, full])
     assert rows.read_rows(path) == sorted([*TWO, full], key=lambda r: r.key)
     assert "123.456789012" in path.read_text()
@@ -148,9 +175,13 @@ def test_the_same_run_twice_is_refused(tmp_path):
 
 def test_compare_tells_better_from_worse(tmp_path):
     after = [
-        row("a", "single-gpu", 200), row("a", "expert", 150), row("a", "new", 40), row("b", "single-gpu", 9),
-        row("b", "expert"), row("c", "new", 1),
-    ]  # fmt: skip
+        row("a", "single-gpu", 200),
+        row("a", "expert", 150),
+        row("a", "new", 40),
+        row("b", "single-gpu", 9),
+        row("b", "expert"),
+        row("c", "new", 1),
+    ]
     for name, found in (("before", TWO), ("after", after)):
         (tmp_path / name).mkdir()
         rows.write_rows(tmp_path / name / "results.csv", found)

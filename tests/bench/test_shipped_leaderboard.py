@@ -39,8 +39,11 @@ def result_table(text):
 def expected_lines(workloads, topology="p100x4"):
     """The lines of such a table as they follow from the rows: step times in ms, mean ratio to the best, what fits."""
     found = rows.read_rows(FOLDER / "results.csv")
-    case = {(line["workload"], line["placer"]): line for line in score.leaderboard(found)
-            if line["topology"] == topology and line["params"] == "{}"}  # fmt: skip
+    case = {
+        (line["workload"], line["placer"]): line
+        for line in score.leaderboard(found)
+        if line["topology"] == topology and line["params"] == "{}"
+    }
     lines = {}
     for place in score.ranking(found):
         name = place["placer"]

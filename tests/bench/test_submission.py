@@ -60,8 +60,10 @@ def test_a_forged_cell_is_found(own, tmp_path):
         from dataclasses import replace
 
         best = next(row for row in found if row.step_ns)
-        forged = [replace(row, step_ns=row.step_ns // 2, simulated_ns=row.simulated_ns // 2)
-                  if row is best else row for row in found]  # fmt: skip
+        forged = [
+            replace(row, step_ns=row.step_ns // 2, simulated_ns=row.simulated_ns // 2) if row is best else row
+            for row in found
+        ]
         rows.write_rows(inside / "results.csv", forged)
         out = tmp_path / "forged.zip"
         submit(inside, out)

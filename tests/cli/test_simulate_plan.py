@@ -23,8 +23,11 @@ def test_a_plan_prints_its_figures_and_writes_trace_and_picture(tmp_path, monkey
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)
     assert found["ranks"] == 4 and found["step_ns"] > 0 and len(found["pipeline_ranks"]) == 2
-    names = {event["args"]["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "M"
-             and "name" in event["args"]}  # fmt: skip
+    names = {
+        event["args"]["name"]
+        for event in json.loads(trace.read_text())["traceEvents"]
+        if event["ph"] == "M" and "name" in event["args"]
+    }
     assert {"rank 0 compute", "rank 0 dp_shard", "rank 1 compute"} <= names
     assert picture.read_text().startswith("<svg") and "F0.0" in picture.read_text()
     text = run(*arguments)

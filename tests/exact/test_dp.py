@@ -25,7 +25,10 @@ def load_problem(
     readers = {v: sorted({b for a, b in edges if a == v}) for v in range(n)}
     makers = [v for v in range(n) if readers[v]]
     return LoadProblem(
-        name="hand", accelerators=k, cpus=cpus, memory=memory,
+        name="hand",
+        accelerators=k,
+        cpus=cpus,
+        memory=memory,
         accelerator_time=np.array(times, float),
         cpu_time=np.array(cpu_times if cpu_times is not None else [10 * t for t in times], float),
         size=np.array(size if size is not None else [1] * n, float),
@@ -35,7 +38,7 @@ def load_problem(
         tensor_cost=np.array([cost[v] if len(cost) else 0.0 for v in makers], float),
         consumer_ptr=np.cumsum([0, *(len(readers[v]) for v in makers)]),
         consumers=np.array([b for v in makers for b in readers[v]], np.int64),
-    )  # fmt: skip
+    )
 
 
 def test_ideals_of_a_diamond():
@@ -98,10 +101,16 @@ def random_load_problem(rng):
     unsupported = rng.random(n) < 0.1
     cpus = int(unsupported.any() or rng.integers(0, 2))
     return load_problem(
-        np.where(unsupported, np.inf, times), edges, cost=rng.integers(0, 5, n), k=int(rng.integers(1, 4)), cpus=cpus,
-        memory=float(rng.integers(6, 20)), size=rng.integers(0, 7, n), cpu_times=times * 3,
+        np.where(unsupported, np.inf, times),
+        edges,
+        cost=rng.integers(0, 5, n),
+        k=int(rng.integers(1, 4)),
+        cpus=cpus,
+        memory=float(rng.integers(6, 20)),
+        size=rng.integers(0, 7, n),
+        cpu_times=times * 3,
         group=rng.integers(0, n, n) if rng.random() < 0.4 else None,
-    )  # fmt: skip
+    )
 
 
 def enumerate_contiguous(problem):

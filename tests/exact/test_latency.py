@@ -53,9 +53,15 @@ def test_path_bound_is_never_above_the_optimum(cpus):
         edges = [(a, b) for a in range(n) for b in range(a + 1, n) if rng.random() < 0.5]
         times = rng.integers(1, 9, n)
         problem = load_problem(
-            times, edges, cost=rng.integers(0, 6, n), k=3, cpus=cpus, memory=float(rng.integers(3, 8)),
-            size=rng.integers(0, 5, n), cpu_times=times * int(rng.integers(1, 8)),
-        )  # fmt: skip
+            times,
+            edges,
+            cost=rng.integers(0, 6, n),
+            k=3,
+            cpus=cpus,
+            memory=float(rng.integers(3, 8)),
+            size=rng.integers(0, 5, n),
+            cpu_times=times * int(rng.integers(1, 8)),
+        )
         splits = (np.array(machine) for machine in itertools.product(range(problem.n_machines), repeat=n))
         best = min(
             (split_latency(problem, m) for m in splits if not machine_loads(problem, m).overfull), default=np.inf
@@ -73,9 +79,15 @@ def test_equals_enumeration():
         edges = [(a, b) for a in range(n) for b in range(a + 1, n) if rng.random() < 0.4]
         times = rng.integers(1, 9, n)
         problem = load_problem(
-            times, edges, cost=rng.integers(0, 4, n), k=int(rng.integers(1, 3)), cpus=1,
-            memory=float(rng.integers(3, 9)), size=rng.integers(0, 5, n), cpu_times=times * int(rng.integers(1, 5)),
-        )  # fmt: skip
+            times,
+            edges,
+            cost=rng.integers(0, 4, n),
+            k=int(rng.integers(1, 3)),
+            cpus=1,
+            memory=float(rng.integers(3, 9)),
+            size=rng.integers(0, 5, n),
+            cpu_times=times * int(rng.integers(1, 5)),
+        )
         best = np.inf
         for machine in itertools.product(range(problem.n_machines), repeat=n):
             if not machine_loads(problem, np.array(machine)).overfull:

@@ -19,17 +19,20 @@ published = pytest.mark.skipif(not DATA.is_dir(), reason="SIMDEV_DATA names no f
 def write(tmp_path, **changes):
     """a (3 on an accelerator, 30 on a CPU) -> b, c; b -> c; a costs 2 to send, b 5."""
     document = {
-        "maxFPGAs": 2, "maxCPUs": 1, "maxSizePerFPGA": 10.0,
+        "maxFPGAs": 2,
+        "maxCPUs": 1,
+        "maxSizePerFPGA": 10.0,
         "nodes": [
             {"id": 7, "supportedOnFpga": 1, "cpuLatency": 30.0, "fpgaLatency": 3.0, "isBackwardNode": 0, "size": 4},
             {"id": 8, "supportedOnFpga": 1, "cpuLatency": 40.0, "fpgaLatency": 4.0, "isBackwardNode": 0, "size": 7},
             {"id": 9, "supportedOnFpga": 0, "cpuLatency": 50.0, "fpgaLatency": 5.0, "isBackwardNode": 0},
         ],
         "edges": [
-            {"sourceId": 7, "destId": 8, "cost": 2.0}, {"sourceId": 7, "destId": 9, "cost": 2.0},
+            {"sourceId": 7, "destId": 8, "cost": 2.0},
+            {"sourceId": 7, "destId": 9, "cost": 2.0},
             {"sourceId": 8, "destId": 9, "cost": 5.0},
         ],
-    }  # fmt: skip
+    }
     path = tmp_path / "three.json"
     path.write_text(json.dumps(document | changes))
     return path

@@ -21,9 +21,13 @@ def profile(seconds, *, activation=None, parameter=None, predecessors=None):
     chain = [frozenset({c - 1}) if c else frozenset() for c in range(n)]
     zero = [0.0] * n
     return Profile(
-        "hand", tuple(map(str, range(n))), np.array(seconds, float), np.array(activation or zero, float),
-        np.array(parameter or zero, float), tuple(predecessors or chain),
-    )  # fmt: skip
+        "hand",
+        tuple(map(str, range(n))),
+        np.array(seconds, float),
+        np.array(activation or zero, float),
+        np.array(parameter or zero, float),
+        tuple(predecessors or chain),
+    )
 
 
 def read_profile(path):

@@ -131,8 +131,11 @@ def test_mlp_groups_results_signatures_by_hand():
     results = graph.tensor_producer[graph.tensor_result]
     assert [graph.op_names[i] for i in results] == ["loss/sum"]
     assert {graph.op_names[i] for i in graph.tensor_producer[graph.tensor_persistent]} == {
-        "0/weight", "0/bias", "2/weight", "2/bias",
-    }  # fmt: skip
+        "0/weight",
+        "0/bias",
+        "2/weight",
+        "2/bias",
+    }
     assert signature(graph, "0/addmm") == "addmm(f32[3],f32[2,4],f32[4,3])->f32[2,3]"
     assert signature(graph, "2/mm.1") == "mm(f32[2,2],f32[2,3])->f32[2,3]"
     assert signature(graph, "0/weight/sgd") == "sgd(f32[3,4],state=0)"
@@ -158,9 +161,13 @@ def test_residual_by_hand():
     # Persistent bytes hold the parameter and its momentum; buffers have none.
     persistent = {name: int(graph.op_persistent_bytes[number(graph, name)]) for name in graph.op_names}
     assert {name: size for name, size in persistent.items() if size} == {
-        "first/weight": 2 * 72, "norm/weight": 16, "norm/bias": 16, "second/weight": 2 * 144,
-        "norm/running_mean": 8, "norm/running_var": 8,
-    }  # fmt: skip
+        "first/weight": 2 * 72,
+        "norm/weight": 16,
+        "norm/bias": 16,
+        "second/weight": 2 * 144,
+        "norm/running_mean": 8,
+        "norm/running_var": 8,
+    }
     assert graph.meta["optimizer_state_bytes"] == 72 + 8 + 8 + 144
     assert groups(graph) == {
         frozenset({"first/weight", "first/convolution_backward", "first/weight/sgd"}),

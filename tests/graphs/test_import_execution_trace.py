@@ -15,9 +15,14 @@ def node(number, name, parent, inputs=(), outputs=()):
         return [[10 * storage, storage, 0, count, 4, "cuda:0"] for storage, count in tensors]
 
     return dict(
-        id=number, name=name, parent=parent, inputs=side(inputs), outputs=side(outputs),
-        input_types=["Tensor(float)"] * len(inputs), output_types=["Tensor(float)"] * len(outputs),
-    )  # fmt: skip
+        id=number,
+        name=name,
+        parent=parent,
+        inputs=side(inputs),
+        outputs=side(outputs),
+        input_types=["Tensor(float)"] * len(inputs),
+        output_types=["Tensor(float)"] * len(outputs),
+    )
 
 
 def write(path, nodes, **more):

@@ -34,12 +34,19 @@ def random_graph(rng, n=25):
     for op in range(n):
         inputs = rng.choice(len(tensors), min(len(tensors), 2), replace=False) if tensors else []
         handle = builder.op(
-            f"op {op}", str(rng.choice(["mm", "add", "input"])), flops=int(rng.integers(1000)),
-            inputs=[tensors[i] for i in inputs], bytes_read=int(rng.integers(1000)), bytes_written=7,
-            persistent_bytes=int(rng.integers(3)) * 512, workspace_bytes=int(rng.integers(99)), layer=f"layer {op % 3}",
-            phase=str(rng.choice(["forward", "backward", "update"])), signature=f"s{op % 4}",
+            f"op {op}",
+            str(rng.choice(["mm", "add", "input"])),
+            flops=int(rng.integers(1000)),
+            inputs=[tensors[i] for i in inputs],
+            bytes_read=int(rng.integers(1000)),
+            bytes_written=7,
+            persistent_bytes=int(rng.integers(3)) * 512,
+            workspace_bytes=int(rng.integers(99)),
+            layer=f"layer {op % 3}",
+            phase=str(rng.choice(["forward", "backward", "update"])),
+            signature=f"s{op % 4}",
             group=None if rng.random() < 0.5 else int(rng.integers(3)),
-        )  # fmt: skip
+        )
         for _ in range(rng.integers(3)):
             flags = dict(persistent=bool(rng.random() < 0.2), result=bool(rng.random() < 0.2))
             tensors.append(builder.tensor(handle, int(rng.integers(5000)), **flags))
@@ -52,12 +59,21 @@ PLAIN = {
     "name": "mine",
     "ops": [
         {"name": "x", "kind": "input", "outputs": [4096]},
-        {"name": "y", "kind": "mm", "flops": 8192, "outputs": [1024, {"bytes": 8, "result": True}], "inputs": ["x"],
-         "ns": {"gpu": 2500}, "group": "g", "phase": "backward", "persistent_bytes": 64},
+        {
+            "name": "y",
+            "kind": "mm",
+            "flops": 8192,
+            "outputs": [1024, {"bytes": 8, "result": True}],
+            "inputs": ["x"],
+            "ns": {"gpu": 2500},
+            "group": "g",
+            "phase": "backward",
+            "persistent_bytes": 64,
+        },
         {"name": "z", "kind": "add", "inputs": [["y", 1], 0], "group": "g"},
     ],
     "edges": [{"from": "x", "to": "z", "bytes": 16}, {"from": "x", "to": "y", "bytes": 16}, {"from": "y", "to": "z"}],
-}  # fmt: skip
+}
 
 
 def test_plain_json(tmp_path):
@@ -65,8 +81,13 @@ def test_plain_json(tmp_path):
     graph = found.graph
     assert graph.name == "mine" and graph.op_names == ("x", "y", "z")
     assert edges_of(graph) == [
-        ("x", "y", 16), ("x", "y", 4096), ("x", "z", 16), ("x", "z", 4096), ("y", "z", 0), ("y", "z", 8),
-    ]  # fmt: skip
+        ("x", "y", 16),
+        ("x", "y", 4096),
+        ("x", "z", 16),
+        ("x", "z", 4096),
+        ("y", "z", 0),
+        ("y", "z", 8),
+    ]
     assert graph.n_tensors == 5, "the two edges of 16 bytes from x are one tensor"
     assert graph.tensor_result.tolist() == [False, False, False, True, False]
     assert graph.op_bytes_read.tolist() == [0, 4112, 4120] and graph.op_bytes_written.tolist() == [4112, 1032, 0]
@@ -139,14 +160,19 @@ def test_pipedream(tmp_path):
         f"node{i}{end}" for i in (2, 3, 4) for end in ("", ".backward")
     }
     assert edges_of(graph) == [
-        ("node2", "node3", 20), ("node2", "node3.backward", 20),
-        ("node2", "node4", 20), ("node2", "node4", 100),
-        ("node2", "node4.backward", 20), ("node2", "node4.backward", 100),
-        ("node3", "node4", 20), ("node3", "node4.backward", 20),
+        ("node2", "node3", 20),
+        ("node2", "node3.backward", 20),
+        ("node2", "node4", 20),
+        ("node2", "node4", 100),
+        ("node2", "node4.backward", 20),
+        ("node2", "node4.backward", 100),
+        ("node3", "node4", 20),
+        ("node3", "node4.backward", 20),
         ("node3.backward", "node2.backward", 20),
         ("node4", "node4.backward", 8),
-        ("node4.backward", "node2.backward", 120), ("node4.backward", "node3.backward", 20),
-    ]  # fmt: skip
+        ("node4.backward", "node2.backward", 120),
+        ("node4.backward", "node3.backward", 20),
+    ]
     times = {graph.op_names[op]: found.measured["v100"][graph.signatures[graph.op_signature[op]]] for op in range(6)}
     assert times["node2"] == 1.5e6 and times["node4.backward"] == 0.5e6
     assert graph.op_persistent_bytes.sum() == 80
@@ -160,21 +186,45 @@ def test_pipedream(tmp_path):
 
 
 PARTITIONING = {
-    "maxSizePerFPGA": 100.0, "maxFPGAs": 2, "maxCPUs": 1,
+    "maxSizePerFPGA": 100.0,
+    "maxFPGAs": 2,
+    "maxCPUs": 1,
     "nodes": [
-        {"id": 7, "name": "a", "supportedOnFpga": 1, "cpuLatency": 10.0, "fpgaLatency": 1.0, "isBackwardNode": 0,
-         "colorClass": 3, "size": 50.0},
-        {"id": 9, "name": "b", "supportedOnFpga": 0, "cpuLatency": 20.0, "fpgaLatency": 2.0, "isBackwardNode": False,
-         "size": 60.0},
-        {"id": 12, "name": "b", "supportedOnFpga": True, "cpuLatency": 0, "fpgaLatency": 0, "isBackwardNode": 1,
-         "colorClass": 3},
+        {
+            "id": 7,
+            "name": "a",
+            "supportedOnFpga": 1,
+            "cpuLatency": 10.0,
+            "fpgaLatency": 1.0,
+            "isBackwardNode": 0,
+            "colorClass": 3,
+            "size": 50.0,
+        },
+        {
+            "id": 9,
+            "name": "b",
+            "supportedOnFpga": 0,
+            "cpuLatency": 20.0,
+            "fpgaLatency": 2.0,
+            "isBackwardNode": False,
+            "size": 60.0,
+        },
+        {
+            "id": 12,
+            "name": "b",
+            "supportedOnFpga": True,
+            "cpuLatency": 0,
+            "fpgaLatency": 0,
+            "isBackwardNode": 1,
+            "colorClass": 3,
+        },
     ],
     "edges": [
         {"sourceId": 7, "destId": 9, "cost": 2.0, "size": 4294967.296},
         {"sourceId": 7, "destId": 12, "cost": 2.0, "size": 4294967.296},
         {"sourceId": 9, "destId": 12, "cost": 1.0, "size": 99},
     ],
-}  # fmt: skip
+}
 
 
 def test_dnn_partitioning(tmp_path):
@@ -449,8 +499,10 @@ def test_the_slip_of_unit_does_not_reach_the_tensors(data_dir):
     assert np.array_equal(slow.tensor_bytes, fast.tensor_bytes)
 
 
-@pytest.mark.parametrize("name, nodes, edges, ms", [("resnet", 177, 193, 462.381), ("gnmt", 78, 104, 520.453),
-                                                    ("bert32a100", 37, 67, 972.864)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, nodes, edges, ms",
+    [("resnet", 177, 193, 462.381), ("gnmt", 78, 104, 520.453), ("bert32a100", 37, 67, 972.864)],
+)
 def test_piper_instances(data_dir, name, nodes, edges, ms):
     found = import_graph(data_dir / "piper" / f"{name}.json")
     assert (found.graph.n_ops, found.graph.n_edges) == (nodes, edges)
@@ -476,10 +528,12 @@ def onnx_model():
         helper.make_node("Gemm", ["f", "g"], ["y"], name="net/gemm", transB=1),
     ]
     graph = helper.make_graph(
-        nodes, "tiny", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
+        nodes,
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 5])],
         [weights("w", 4, 3, 3, 3), weights("b", 4), weights("g", 5, 256)],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     onnx.checker.check_model(model)
     return model
@@ -488,9 +542,13 @@ def onnx_model():
 def test_onnx(tmp_path, onnx_model):
     graph = import_graph(write(tmp_path, "m.onnx", onnx_model.SerializeToString())).graph
     assert edges_of(graph) == [
-        ("b", "net/conv", 16), ("g", "net/gemm", 5120), ("net/conv", "net/relu", 1024),
-        ("net/relu", "net/gemm", 1024), ("w", "net/conv", 432), ("x", "net/conv", 768),
-    ]  # fmt: skip
+        ("b", "net/conv", 16),
+        ("g", "net/gemm", 5120),
+        ("net/conv", "net/relu", 1024),
+        ("net/relu", "net/gemm", 1024),
+        ("w", "net/conv", 432),
+        ("x", "net/conv", 768),
+    ]
     flops = dict(zip(graph.op_names, graph.op_flops.tolist(), strict=True))
     assert flops == {"x": 0, "w": 0, "b": 0, "g": 0, "net/conv": 2 * 256 * 27, "net/relu": 256, "net/gemm": 2 * 5 * 256}
     assert graph.op_persistent_bytes.sum() == 432 + 16 + 5120
@@ -544,9 +602,12 @@ def test_random_damage_to_an_onnx_model_is_noticed_or_harmless(tmp_path, onnx_mo
 def test_fix_units_of_dnn_partitioning(tmp_path):
     node = {"supportedOnFpga": 1, "cpuLatency": 10, "fpgaLatency": 1, "isBackwardNode": 0, "size": 8}
     document = {
-        "maxFPGAs": 2, "maxCPUs": 1, "maxSizePerFPGA": 100, "nodes": [{**node, "id": 1}, {**node, "id": 2}],
+        "maxFPGAs": 2,
+        "maxCPUs": 1,
+        "maxSizePerFPGA": 100,
+        "nodes": [{**node, "id": 1}, {**node, "id": 2}],
         "edges": [{"sourceId": 1, "destId": 2, "cost": 0.5, "size": 2**30}],
-    }  # fmt: skip
+    }
     path = tmp_path / "slip.json"
     path.write_text(json.dumps(document))
     plain, fixed = import_graph(path).graph, import_graph(path, fix_units=True).graph

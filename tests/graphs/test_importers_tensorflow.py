@@ -73,9 +73,16 @@ def test_nesting_is_bounded(tmp_path):
 
 def profile(**changes):
     def node(name, op, inputs=(), us=None, outputs=None, colocate=()):
-        return {"name": name, "op": op, "inputs": list(inputs), "colocate": list(colocate), "compute_us": us,
-                "output_bytes": outputs, "temp_bytes": 8 if us else None,
-                "persistent_bytes": 16 if us else None}  # fmt: skip
+        return {
+            "name": name,
+            "op": op,
+            "inputs": list(inputs),
+            "colocate": list(colocate),
+            "compute_us": us,
+            "output_bytes": outputs,
+            "temp_bytes": 8 if us else None,
+            "persistent_bytes": 16 if us else None,
+        }
 
     nodes = [
         node("w", "VariableV2", us=2, outputs=[100], colocate=["loc:@w"]),
@@ -95,8 +102,10 @@ def test_a_baechi_profile_by_hand(tmp_path):
     assert graph.op_names == ("w", "mul", "add") and graph.kinds == ("VariableV2", "MatMul", "Add")
     assert found.measured["accelerator"] == {"w: VariableV2": 2000, "mul: MatMul": 10_000, "add: Add": 1500}
     assert graph.unit_of_op.tolist() == [0, 0, 1]
-    edges = [(int(s), int(graph.tensor_bytes[t]), int(c)) for s, t, c in
-             zip(graph.edge_source, graph.edge_tensor, graph.consumers, strict=True)]  # fmt: skip
+    edges = [
+        (int(s), int(graph.tensor_bytes[t]), int(c))
+        for s, t, c in zip(graph.edge_source, graph.edge_tensor, graph.consumers, strict=True)
+    ]
     assert sorted(edges) == [(0, 0, 2), (0, 100, 1), (1, 4, 2)], "through the node that never ran; control is empty"
 
 

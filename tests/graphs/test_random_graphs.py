@@ -39,8 +39,14 @@ def test_tape_sums_the_gradients_of_a_value_read_twice_and_joins_those_of_views(
     z = tape.op("add", "g", [z, tape.op("tanh", "h", [z], (2, 4))], (2, 4))
     graph = tape.build(tape.op("mean", "loss", [z], (1,)))
     assert _kinds(graph, "backward") == {
-        "div": 1, "tanh_backward": 2, "add": 1, "mul": 2, "sigmoid_backward": 1, "cat": 1, "mm": 1,
-    }  # fmt: skip
+        "div": 1,
+        "tanh_backward": 2,
+        "add": 1,
+        "mul": 2,
+        "sigmoid_backward": 1,
+        "cat": 1,
+        "mm": 1,
+    }
 
 
 def test_update_and_its_gradient_stay_with_the_parameter():

@@ -70,8 +70,10 @@ def test_other_files_are_refused(tmp_path, text):
 
 
 def test_a_link_with_ranges_times_each_size_by_its_own():
-    links = [{"ends": ["a", "s"], "gb_per_s": 1, "latency_us": 1, "ranges": RANGES},
-             {"ends": ["s", "b"], "gb_per_s": 1.5, "latency_us": 1}]  # fmt: skip
+    links = [
+        {"ends": ["a", "s"], "gb_per_s": 1, "latency_us": 1, "ranges": RANGES},
+        {"ends": ["s", "b"], "gb_per_s": 1.5, "latency_us": 1},
+    ]
     topology = parse_topology(TWO | {"link": links}, source="t")
     ns, pair = transfer_durations(np.array([0, 500, 3000]), topology)
     # 2 + 1 us at 1 GB/s; from 1000 bytes -0.5 + 1 us at the smaller of 2 and 1.5 GB/s

@@ -262,9 +262,12 @@ def test_cases_of_a_folder(tmp_path):
     write_table(tmp_path / "collect", "add", "B,H", elementwise_rows(np.random.default_rng(1), count=60))
     rows = op_cases(tmp_path)
     assert [row["group"] for row in rows] == [
-        "F5 other, v100, files not listed", "op tables, v100", "other by a stand-in, v100 from a100", "F3, v100",
+        "F5 other, v100, files not listed",
+        "op tables, v100",
+        "other by a stand-in, v100 from a100",
+        "F3, v100",
         "F4, v100 from a100",
-    ]  # fmt: skip
+    ]
     assert rows[0]["case"] == "60 shapes of 1 tables" and rows[0]["role"] == "validate", (
         "every row of a new file judges"
     )
@@ -292,8 +295,9 @@ def test_a_table_of_a_device_without_a_device_file_is_split(tmp_path):
     write_table(tmp_path / "collect", "add", "B,H", rows, device="NVIDIA_L4")
     first = op_cases(tmp_path)[0]
     assert first["group"] == "F5 other, l4" and first["rows"] < 30
-    write_label(tmp_path, [node("call_function", "<built-in function add>", "[[512, 1024]]", "(512, 1024)")],
-                device="NVIDIA_L4")  # fmt: skip
+    write_label(
+        tmp_path, [node("call_function", "<built-in function add>", "[[512, 1024]]", "(512, 1024)")], device="NVIDIA_L4"
+    )
     (known,) = (row for row in op_cases(tmp_path) if row["group"] == "F3, l4")
     assert known["fit_share"] == 1
 

@@ -34,9 +34,13 @@ def make_step():
 
 def row(name, measured, simulated, peak=100, told=100):
     return {
-        "name": name, "measured_ns": measured, "simulated_ns": simulated, "samples_ns": [measured] * 3,
-        "peak_bytes": [peak, 0], "simulated_peak_bytes": [told, 0],
-    }  # fmt: skip
+        "name": name,
+        "measured_ns": measured,
+        "simulated_ns": simulated,
+        "samples_ns": [measured] * 3,
+        "peak_bytes": [peak, 0],
+        "simulated_peak_bytes": [told, 0],
+    }
 
 
 def test_figures_of_rows_worked_out_by_hand():
@@ -245,8 +249,14 @@ def test_granularity_of_an_allocator(monkeypatch, step, told):
 def test_a_machine_file_has_the_granularity_measured(tmp_path):
     from simdev.measure.execute.link import device_file
 
-    facts = {"units": ["cpu:3"], "flop_per_s": 1e9, "bytes_per_s": 1e9, "memory_bytes": 1 << 30, "granularity": 96,
-             "gap_ns": 1000.0}  # fmt: skip
+    facts = {
+        "units": ["cpu:3"],
+        "flop_per_s": 1e9,
+        "bytes_per_s": 1e9,
+        "memory_bytes": 1 << 30,
+        "granularity": 96,
+        "gap_ns": 1000.0,
+    }
     (tmp_path / "one.toml").write_text(device_file("one", {"core": facts}, {}))
     assert load_topology(tmp_path / "one.toml").granularity.tolist() == [96]
 
@@ -284,9 +294,13 @@ def test_devices_by_their_short_names():
 
 def simdev(*args, cwd):
     run = subprocess.run(
-        [sys.executable, "-m", "simdev", *map(str, args)], cwd=cwd, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()}, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-m", "simdev", *map(str, args)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        timeout=300,
+    )
     return run.returncode, run.stdout, run.stderr
 
 
@@ -319,8 +333,11 @@ def test_without_pytorch_one_line_says_so(tmp_path, command):
         'name = "one"\n[kind.core]\nmemory_gib = 1.0\nmemory_gb_per_s = 1.0\npeak_tflops = {f32 = 0.1}\n'
         '[[device]]\nname = "cpu0"\nkind = "core"\n'
     )
-    options = {"execute": ["machine.toml", "--placer", "heft"], "profile": ["-o", "mine"],
-               "compare-real": ["machine.toml", "-o", "mine"]}[command]  # fmt: skip
+    options = {
+        "execute": ["machine.toml", "--placer", "heft"],
+        "profile": ["-o", "mine"],
+        "compare-real": ["machine.toml", "-o", "mine"],
+    }[command]
     code, out, err = simdev(command, "nmt", "--small", *options, cwd=tmp_path)
     assert code == 2 and not out and not (tmp_path / "mine").exists()
     assert err == "simdev: error: running a step requires PyTorch: pip install 'simdev[capture]'\n"
@@ -419,12 +436,26 @@ def test_committed_figures_are_what_the_committed_measurements_give(folder):
 def test_the_recorder_on_two_cores(tmp_path):
     """What it does on a machine with a GPU, on cores instead; the second call finds all there."""
     name = "rnnlm[batch=2,length=2,units=16,vocabulary=40]"
-    command = [sys.executable, "-m", "simdev.measure.recorder", "rec", "--devices", ",".join(f"cpu:{c}" for c in CORES[:2]),
-               "--workloads", name, "--seconds"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "simdev.measure.recorder",
+        "rec",
+        "--devices",
+        ",".join(f"cpu:{c}" for c in CORES[:2]),
+        "--workloads",
+        name,
+        "--seconds",
+    ]
 
     def record(*more):
-        run = subprocess.run([*command, *more], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()},
-                             timeout=300, stdout=subprocess.PIPE)  # fmt: skip
+        run = subprocess.run(
+            [*command, *more],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+            timeout=300,
+            stdout=subprocess.PIPE,
+        )
         assert run.returncode == 0
         return [json.loads(line) for line in (rec / "log.jsonl").read_text().splitlines()]
 

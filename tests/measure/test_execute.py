@@ -158,8 +158,12 @@ def test_what_cannot_run_is_one_clear_error(program):
     from simdev.measure.execute.host import execute
 
     devices = np.zeros(program.graph.n_ops, np.int32)
-    for units, words in [(("cpu:99999",), "core 99999"), (("tpu:0",), "cpu:NUMBER"), (("cuda:64",), "GPUs"),
-                         ((f"cpu:{CORES[0]}",) * 2, "twice")]:  # fmt: skip
+    for units, words in [
+        (("cpu:99999",), "core 99999"),
+        (("tpu:0",), "cpu:NUMBER"),
+        (("cuda:64",), "GPUs"),
+        ((f"cpu:{CORES[0]}",) * 2, "twice"),
+    ]:
         with pytest.raises(InvalidInput, match=words):
             execute(program, devices, units)
 

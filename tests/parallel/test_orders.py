@@ -24,8 +24,11 @@ def test_orders_are_those_of_pytorch(name, kind, ranks, microbatches):
     theirs._num_stages, theirs._n_microbatches, theirs.pp_group_size = ranks, microbatches, ranks
     order = theirs._get_pipeline_order()
     for rank, actions in enumerate(pipeline_order(name, ranks, microbatches)):
-        expected = [("F" if a.computation_type.name == "FORWARD" else "B", a.stage_index, a.microbatch_index)
-                    for a in order[rank] if a is not None and a.is_compute_op]  # fmt: skip
+        expected = [
+            ("F" if a.computation_type.name == "FORWARD" else "B", a.stage_index, a.microbatch_index)
+            for a in order[rank]
+            if a is not None and a.is_compute_op
+        ]
         if (
             name == "1f1b" and rank == ranks - 1
         ):  # PyTorch lists the last rank's forward passes from 1 on; it runs them from 0

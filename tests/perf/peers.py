@@ -23,9 +23,17 @@ def tables(problem: Problem, devices: np.ndarray) -> tuple:
     """What the functions below read: a placement and the parts of the problem, as arrays."""
     p = problem_arrays(problem)
     names = (
-        "device_row", "op_ns", "transfer_ns", "pair_class", "input_ptr", "output_ptr", "consumer_ptr", "consumers",
-        "route_ptr", "route",
-    )  # fmt: skip
+        "device_row",
+        "op_ns",
+        "transfer_ns",
+        "pair_class",
+        "input_ptr",
+        "output_ptr",
+        "consumer_ptr",
+        "consumers",
+        "route_ptr",
+        "route",
+    )
     return devices.astype(np.uint32), *(getattr(p, name) for name in names), int(p.contention == 0)
 
 
@@ -35,9 +43,19 @@ def plain(tables: tuple) -> tuple:
 
 
 def event_heap(
-    devices, device_row, op_ns, transfer_ns, pair_class, input_ptr, output_ptr, consumer_ptr, consumers, route_ptr,
-    route, shared,
-):  # fmt: skip
+    devices,
+    device_row,
+    op_ns,
+    transfer_ns,
+    pair_class,
+    input_ptr,
+    output_ptr,
+    consumer_ptr,
+    consumers,
+    route_ptr,
+    route,
+    shared,
+):
     """Step time by a heap of (time, kind, op) events and a heap of (ready, op) per device, one slot a device: the
     textbook way. Plain Python, or compiled as it is."""
     n, n_devices = len(devices), len(device_row)
@@ -107,9 +125,24 @@ naive_numba = njit(event_heap)
 
 @njit
 def static_order(
-    devices, device_row, op_ns, transfer_ns, pair_class, input_ptr, output_ptr, consumer_ptr, consumers, route_ptr,
-    route, shared, ready, free, channel_end, arrival, stamp,
-):  # fmt: skip
+    devices,
+    device_row,
+    op_ns,
+    transfer_ns,
+    pair_class,
+    input_ptr,
+    output_ptr,
+    consumer_ptr,
+    consumers,
+    route_ptr,
+    route,
+    shared,
+    ready,
+    free,
+    channel_end,
+    arrival,
+    stamp,
+):
     """A lower yardstick, not the step time: ops start in order of number on each device, sends go in the same order."""
     n_devices, step, mark = len(device_row), np.int64(0), np.int64(0)
     ready[:], free[:], channel_end[:], stamp[:] = 0, 0, 0, 0

@@ -49,8 +49,15 @@ COLUMNS = (
 )
 KIND = DeviceKind("gpu", 1 << 40, {"f32": 1e13}, 5e11)
 SHIPPED = (
-    "inception-v3", "nmt", "nasnet-a-large", "amoebanet-d", "transformer-xl-8", "wavenet-4x36", "gpt2-medium", "gnmt-8",
-)  # fmt: skip
+    "inception-v3",
+    "nmt",
+    "nasnet-a-large",
+    "amoebanet-d",
+    "transformer-xl-8",
+    "wavenet-4x36",
+    "gpt2-medium",
+    "gnmt-8",
+)
 OTHER_RULES = {
     "no contention": Rules(contention="none"),
     "fair": Rules(contention="fair"),
@@ -62,10 +69,18 @@ OTHER_RULES = {
 
 def row(part, contender, graph: ComputationGraph, placement, devices, seconds) -> dict:
     return {
-        "part": part, "contender": contender, "graph": graph.name, "placement": placement, "ops": graph.n_ops,
-        "edges": graph.n_edges, "devices": devices, "us": round(seconds * 1e6, 3),
-        "ns_per_op": round(seconds / graph.n_ops * 1e9, 3), "machine": machine(), "versions": versions(),
-    }  # fmt: skip
+        "part": part,
+        "contender": contender,
+        "graph": graph.name,
+        "placement": placement,
+        "ops": graph.n_ops,
+        "edges": graph.n_edges,
+        "devices": devices,
+        "us": round(seconds * 1e6, 3),
+        "ns_per_op": round(seconds / graph.n_ops * 1e9, 3),
+        "machine": machine(),
+        "versions": versions(),
+    }
 
 
 def take_turns(part, problem, placement, functions, rounds=3) -> list[dict]:
@@ -336,7 +351,10 @@ def climbed(problem, of_unit, rng, tries=3000) -> np.ndarray:
     return of_unit
 
 
-FIRST = "from simdev.bench.warm import *\nfrom simdev.sim import *\np = tiny_problem(); q = tiny_placement(p); simulate(p, q)\n"
+FIRST = (
+    "from simdev.bench.warm import *\nfrom simdev.sim import *\n"
+    "p = tiny_problem(); q = tiny_placement(p); simulate(p, q)\n"
+)
 OTHERS = (
     "from simdev.problem.problem import *\ns = Simulator(p, q); s.try_moves(np.array([0]), np.array([1]))\n"
     "for rules in (Rules('priority'), Rules('program'), Rules(contention='fair'), Rules('priority', 'fair')):\n"

@@ -9,8 +9,15 @@ from simdev.problem.graph import GraphBuilder
 from simdev.problem.graph_file import load_graph
 from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_kinds
 
-GPU = DeviceKind("gpu", 2**30, {"f32": 1e12, "tf32": 4e12, "bf16": 8e12}, 1e11, launch_ns=100,
-                 compute_efficiency={"default": 0.5, "conv": 0.25}, memory_efficiency={"norm": 0.5})  # fmt: skip
+GPU = DeviceKind(
+    "gpu",
+    2**30,
+    {"f32": 1e12, "tf32": 4e12, "bf16": 8e12},
+    1e11,
+    launch_ns=100,
+    compute_efficiency={"default": 0.5, "conv": 0.25},
+    memory_efficiency={"norm": 0.5},
+)
 CPU = DeviceKind("cpu", 2**30, {"f32": 1e11}, 1e10, dispatch_ns=700, unsupported=("rare",))
 PAIR = Topology("pair", (Device("cpu0", CPU, host=True), Device("gpu0", GPU)), (Link(("cpu0", "gpu0"), 10**9, 50),))
 
@@ -163,10 +170,14 @@ def test_costs_are_whole_positive_numbers_on_random_graphs():
     rng = np.random.default_rng(5)
     for _ in range(20):
         ops = [
-            dict(kind=str(rng.choice(["mm", "add", "convolution", "input"])), flops=int(rng.integers(10**9)),
-                 bytes_read=int(rng.integers(10**6)), bytes_written=int(rng.integers(10**6)))
+            dict(
+                kind=str(rng.choice(["mm", "add", "convolution", "input"])),
+                flops=int(rng.integers(10**9)),
+                bytes_read=int(rng.integers(10**6)),
+                bytes_written=int(rng.integers(10**6)),
+            )
             for _ in range(30)
-        ]  # fmt: skip
+        ]
         graph = graph_of(*ops)
         table = CostModel().table(graph, PAIR)
         assert table.op_ns.shape == (2, 30) and table.op_ns.min() >= 1

@@ -13,10 +13,22 @@ from simdev.report import curve
 
 def row(placer, step_ns, *, seed=0, evaluations=10, seconds=2.0, topology="t", budget="evaluations=10"):
     return Row(
-        workload="w", topology=topology, rules="fifo/fifo/dataflow", placer=placer, version=1, params="{}",
-        budget=budget, seed=seed, fingerprint="f", cost_hash="c", status="ok", feasible=step_ns is not None,
-        step_ns=step_ns, evaluations=evaluations, place_seconds=seconds,
-    )  # fmt: skip
+        workload="w",
+        topology=topology,
+        rules="fifo/fifo/dataflow",
+        placer=placer,
+        version=1,
+        params="{}",
+        budget=budget,
+        seed=seed,
+        fingerprint="f",
+        cost_hash="c",
+        status="ok",
+        feasible=step_ns is not None,
+        step_ns=step_ns,
+        evaluations=evaluations,
+        place_seconds=seconds,
+    )
 
 
 def folder(tmp_path, found, curves):
@@ -24,8 +36,9 @@ def folder(tmp_path, found, curves):
     score.write(tmp_path, found)
     lines = [
         dict(zip(CURVES, (*key, used, f"{seconds:.3f}", rows.seconds_text(ns)), strict=True))
-        for key, points in curves.items() for used, seconds, ns in points
-    ]  # fmt: skip
+        for key, points in curves.items()
+        for used, seconds, ns in points
+    ]
     rows.write_csv(tmp_path / "curves.csv", CURVES, lines)
     return tmp_path
 
@@ -55,9 +68,14 @@ def test_table_is_of_medians_fastest_first(results):
     lines = curve.table(curve.searches(results, "w", "t"))
     assert [line["placer"] for line in lines] == ["search", "rule", "big"]
     assert lines[0] == {
-        "placer": "search", "runs": "3", "solved": "3", "evaluations": "10", "seconds": "2.00", "improvements": "2",
+        "placer": "search",
+        "runs": "3",
+        "solved": "3",
+        "evaluations": "10",
+        "seconds": "2.00",
+        "improvements": "2",
         "step_time_ms": "70.000",
-    }  # fmt: skip
+    }
     assert (lines[2]["solved"], lines[2]["step_time_ms"]) == ("0", "")
 
 

@@ -35,9 +35,20 @@ def diamond():
 def test_the_figures_of_a_graph():
     summary = summarise_graph(diamond())
     expected = dict(
-        ops=4, tensors=4, edges=4, placement_units=3, colocation_groups=1, depth_ops=3, width_ops=2, flops=1010,
-        bytes_read=300, bytes_written=207, persistent_bytes=1000, tensor_bytes=207, peak_bytes=1640,
-    )  # fmt: skip
+        ops=4,
+        tensors=4,
+        edges=4,
+        placement_units=3,
+        colocation_groups=1,
+        depth_ops=3,
+        width_ops=2,
+        flops=1010,
+        bytes_read=300,
+        bytes_written=207,
+        persistent_bytes=1000,
+        tensor_bytes=207,
+        peak_bytes=1640,
+    )
     assert {key: summary[key] for key in expected} == expected
     assert summary["phases"]["backward"] == {"ops": 1, "flops": 10, "bytes": 160}
     assert summary["classes"]["gemm"] == {"ops": 1, "flops": 1000, "bytes": 140}

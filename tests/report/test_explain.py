@@ -40,8 +40,11 @@ def test_chain_by_hand():
     """op0 (5) and op1 (7) share device a; op1's output (1 ms) goes to op2 (3) on b."""
     explanation = two_devices([5, 7, 3], [(1, 2)], [0, 0, 1])
     assert [(link.reason, link.item, link.end_ns - link.begin_ns) for link in explanation.chain] == [
-        ("device", 0, 5), ("compute", 1, 7), ("transfer", 0, 10**6), ("compute", 2, 3),
-    ]  # fmt: skip
+        ("device", 0, 5),
+        ("compute", 1, 7),
+        ("transfer", 0, 10**6),
+        ("compute", 2, 3),
+    ]
     assert explanation.attribution == {"compute": 10, "device": 5, "transfer": 10**6, "link": 0, "launch": 0}
 
 

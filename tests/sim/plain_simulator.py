@@ -194,12 +194,16 @@ class Step:
         keys = sorted(self.sent)
         ends = [*self.finish, *(self.sent[key][1] for key in keys)]
         result = dict(
-            op_start=self.start, op_finish=self.finish, step_ns=max(ends, default=0),
-            transfer_tensor=[t for t, _ in keys], transfer_source=[self.home[t] for t, _ in keys],
-            transfer_target=[d for _, d in keys], transfer_start=[self.sent[key][0] for key in keys],
+            op_start=self.start,
+            op_finish=self.finish,
+            step_ns=max(ends, default=0),
+            transfer_tensor=[t for t, _ in keys],
+            transfer_source=[self.home[t] for t, _ in keys],
+            transfer_target=[d for _, d in keys],
+            transfer_start=[self.sent[key][0] for key in keys],
             transfer_finish=[self.sent[key][1] for key in keys],
             comm_bytes=sum(int(self.graph.tensor_bytes[t]) for t, _ in keys),
-        )  # fmt: skip
+        )
         memory = [self._memory(d) for d in range(self.topology.n_devices)]
         result["peak_bytes"], result["overflow_bytes"], result["overflow_op"] = map(list, zip(*memory, strict=True))
         return result

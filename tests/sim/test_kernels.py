@@ -313,9 +313,11 @@ def test_many_devices(devices):
     graph = training_graph(rng, 15)
     kind = DeviceKind("gpu", 1 << 30, {"f32": 1e12}, 1e11)
     topology = Topology(
-        "wide", tuple(Device(f"d{i}", kind) for i in range(devices)),
-        tuple(Link((f"d{i}", "switch"), 10**9, 1000) for i in range(devices)), ("switch",),
-    )  # fmt: skip
+        "wide",
+        tuple(Device(f"d{i}", kind) for i in range(devices)),
+        tuple(Link((f"d{i}", "switch"), 10**9, 1000) for i in range(devices)),
+        ("switch",),
+    )
     costs = random_costs(rng, graph, topology)
     for policy in ("fifo", "priority", "program"):
         p = Problem(graph, topology, costs, Rules(policy))

@@ -29,9 +29,11 @@ def build(edges, ns, sizes, devices=3, host=False):
     graph = builder.build()
     names = [f"d{number}" for number in range(devices)]
     topology = Topology(
-        "t", tuple(Device(name, KIND, host and name == "d0") for name in names),
-        tuple(Link((name, "s"), 10**9, 500) for name in names), ("s",),
-    )  # fmt: skip
+        "t",
+        tuple(Device(name, KIND, host and name == "d0") for name in names),
+        tuple(Link((name, "s"), 10**9, 500) for name in names),
+        ("s",),
+    )
     transfer, pair = transfer_durations(graph.tensor_bytes, topology)
     costs = CostTable(np.array([ns]), np.zeros(devices, np.int32), transfer, pair, np.zeros(len(ns), np.int64))
     return Problem(graph, topology, costs)

@@ -18,8 +18,10 @@ def test_pairs_that_trade_places_and_the_regret_of_the_old_favourite():
     assert one.regret == pytest.approx(0.2)  # a looked best before; its placement takes 24 now, the best 20
     assert case([10, 10, 30], [25, 20, 30], [25, 20, 30]).changed == 0  # a tie is nobody's place
     assert [row[:4] for row in cost_report.ranks([one])] == [
-        ["b", "1", "2.0", "1.0"], ["a", "1", "1.0", "2.0"], ["c", "1", "3.0", "3.0"],
-    ]  # fmt: skip
+        ["b", "1", "2.0", "1.0"],
+        ["a", "1", "1.0", "2.0"],
+        ["c", "1", "3.0", "3.0"],
+    ]
 
 
 def test_a_case_of_the_bench(tmp_path):

@@ -14,10 +14,21 @@ from simdev.studies.reproduce.lab import Case, Lab, RunResult
 
 def found(placer, points, *, seed=0, workload="w", params="{}"):
     row = Row(
-        workload=workload, topology="t", rules="r", placer=placer, version=1, params=params, budget="evaluations=9",
-        seed=seed, fingerprint="f", cost_hash="c", status="ok", feasible=bool(points),
-        step_ns=points[-1][2] if points else None, evaluations=9,
-    )  # fmt: skip
+        workload=workload,
+        topology="t",
+        rules="r",
+        placer=placer,
+        version=1,
+        params=params,
+        budget="evaluations=9",
+        seed=seed,
+        fingerprint="f",
+        cost_hash="c",
+        status="ok",
+        feasible=bool(points),
+        step_ns=points[-1][2] if points else None,
+        evaluations=9,
+    )
     return RunResult(row, tuple(points))
 
 
@@ -50,9 +61,11 @@ def test_the_papers_own_numbers_have_the_papers_signs():
 def test_signs_change_with_the_numbers():
     numbers = {("inception-v3", 4): (26.0, 4.6, 4.0, 5.0, None, 4.58)}
     assert {line["finding"]: line["holds"] for line in mirhoseini.signs(numbers)} == {
-        "Scotch is slower than one GPU": "no", "min-cut is slower than one GPU": "yes",
-        "the expert is slower than one GPU": "-", "four GPUs beat one": "no",
-    }  # fmt: skip
+        "Scotch is slower than one GPU": "no",
+        "min-cut is slower than one GPU": "yes",
+        "the expert is slower than one GPU": "-",
+        "four GPUs beat one": "no",
+    }
 
 
 def test_evaluations_needed_by_hand():

@@ -11,9 +11,17 @@ from simdev.placers.registry import load_workload
 from simdev.problem.graph import PHASES
 
 NAMES = (
-    "nmt", "gnmt-4", "gnmt-8", "rnnlm", "transformer-xl-2", "transformer-xl-4", "transformer-xl-8", "gpt2-medium",
-    "llama-moe", "dlrm",
-)  # fmt: skip
+    "nmt",
+    "gnmt-4",
+    "gnmt-8",
+    "rnnlm",
+    "transformer-xl-2",
+    "transformer-xl-4",
+    "transformer-xl-8",
+    "gpt2-medium",
+    "llama-moe",
+    "dlrm",
+)
 PRODUCTS = ("mm", "addmm", "bmm", "_scaled_dot_product_flash_attention")
 
 
@@ -55,9 +63,7 @@ def gpt2_macs(batch, length, layers, units, heads, vocabulary, precision):
     return layers * layer + batch * length * units * vocabulary
 
 
-def llama_moe_macs(
-    batch, length, layers, units, heads, key_heads, experts, inner, vocabulary, capacity, precision
-):  # fmt: skip
+def llama_moe_macs(batch, length, layers, units, heads, key_heads, experts, inner, vocabulary, capacity, precision):
     tokens = batch * length
     attention = tokens * (2 * units**2 + 2 * units * key_heads * units // heads) + 2 * tokens * length * units
     experts_macs = capacity * 2 * tokens * 3 * units * inner + tokens * units * experts

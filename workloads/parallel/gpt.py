@@ -39,9 +39,15 @@ def gpt_checks(p, mesh) -> None:
         raise UnknownName("recompute", str(p["recompute"]), ("none", "full"), source="gpt")
 
 
-@parallel_model("gpt", sizes=SIZES, defaults=DEFAULTS, axes=("dp_replicate", "tp"), flops=gpt_flops,
-                source="Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, SC 2021",
-                checks=gpt_checks)  # fmt: skip
+@parallel_model(
+    "gpt",
+    sizes=SIZES,
+    defaults=DEFAULTS,
+    axes=("dp_replicate", "tp"),
+    flops=gpt_flops,
+    source="Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, SC 2021",
+    checks=gpt_checks,
+)
 def gpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatch, recompute):
     import torch
     import torch.distributed as dist

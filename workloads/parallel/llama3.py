@@ -35,9 +35,15 @@ def llama3_checks(p, mesh) -> None:
         raise UnknownName("recompute", str(p["recompute"]), ("none", "full"), source="llama3")
 
 
-@parallel_model("llama3", sizes=SIZES, defaults=DEFAULTS, axes=("dp_replicate", "dp_shard", "tp"), flops=llama3_flops,
-                source="Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3; pytorch/torchtitan",
-                checks=llama3_checks)  # fmt: skip
+@parallel_model(
+    "llama3",
+    sizes=SIZES,
+    defaults=DEFAULTS,
+    axes=("dp_replicate", "dp_shard", "tp"),
+    flops=llama3_flops,
+    source="Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3; pytorch/torchtitan",
+    checks=llama3_checks,
+)
 def llama3(mesh, part: Part, *, width, layers, heads, kv_heads, hidden, vocabulary, length, microbatch, recompute):
     import torch
     from torch import nn
@@ -155,14 +161,25 @@ def _parallelise(model, mesh, part, tp, recompute):
         parallelize_module(model, tp, whole)
         for layer in model.layers:
             columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
-            parallelize_module(layer, tp, {
-                "attention_norm": SequenceParallel(), "norm": SequenceParallel(),
-                "attention": PrepareModuleInput(input_layouts=(Shard(1), None),
-                                                desired_input_layouts=(Replicate(), None)),
-                "attention.q": columns, "attention.k": columns, "attention.v": columns, "attention.o": rows,
-                "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-                "feed_forward.gate": columns, "feed_forward.up": columns, "feed_forward.down": rows,
-            })  # fmt: skip
+            parallelize_module(
+                layer,
+                tp,
+                {
+                    "attention_norm": SequenceParallel(),
+                    "norm": SequenceParallel(),
+                    "attention": PrepareModuleInput(
+                        input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
+                    ),
+                    "attention.q": columns,
+                    "attention.k": columns,
+                    "attention.v": columns,
+                    "attention.o": rows,
+                    "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+                    "feed_forward.gate": columns,
+                    "feed_forward.up": columns,
+                    "feed_forward.down": rows,
+                },
+            )
     if recompute == "full":
         for number, layer in enumerate(model.layers):
             model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)

@@ -21,8 +21,14 @@ SIZES = {  # llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml
     "30b": {"width": 7168, "layers": 48, "heads": 56},
     "70b": {"width": 8192, "layers": 80, "heads": 64},
 }
-DEFAULTS = {**SIZES["7b"], "vocabulary": 50_368, "length": 2048, "microbatch": 1, "recompute": "none",
-            "precision": "amp_bf16"}  # fmt: skip
+DEFAULTS = {
+    **SIZES["7b"],
+    "vocabulary": 50_368,
+    "length": 2048,
+    "microbatch": 1,
+    "recompute": "none",
+    "precision": "amp_bf16",
+}
 
 
 def mpt_flops(p) -> float:
@@ -41,8 +47,15 @@ def mpt_checks(p, mesh) -> None:
             raise UnknownName(name, str(p[name]), known, source="mpt")
 
 
-@parallel_model("mpt", sizes=SIZES, defaults=DEFAULTS, axes=("dp_replicate", "dp_shard"), flops=mpt_flops,
-                checks=mpt_checks, source="mosaicml/llm-foundry, scripts/train/benchmarking")  # fmt: skip
+@parallel_model(
+    "mpt",
+    sizes=SIZES,
+    defaults=DEFAULTS,
+    axes=("dp_replicate", "dp_shard"),
+    flops=mpt_flops,
+    checks=mpt_checks,
+    source="mosaicml/llm-foundry, scripts/train/benchmarking",
+)
 def mpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatch, recompute, precision):
     import torch
     from torch import nn

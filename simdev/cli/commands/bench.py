@@ -73,16 +73,25 @@ def bench(
         int((positive(memory_limit, "--memory-limit") or named.memory_bytes / 2**30) * 2**30),
     )
     runs = plan.plan(
-        workload or (), topology or (), placer or ("all",), budget=budget, seeds=seeds,
+        workload or (),
+        topology or (),
+        placer or ("all",),
+        budget=budget,
+        seeds=seeds,
         rules=f"{order}/{contention}/{runtime}",
-    )  # fmt: skip
+    )
     out = out or Path("leaderboard") / (budget if budget in plan.BUDGETS else "custom")
     with progress.observer(len(runs)) as observer:
         try:
             found = execute_all(
-                runs, out, jobs=jobs, limits=limits, retry=retry, observer=observer,
+                runs,
+                out,
+                jobs=jobs,
+                limits=limits,
+                retry=retry,
+                observer=observer,
                 backend=dask_backend(scheduler) if away else None,
-            )  # fmt: skip
+            )
         except KeyboardInterrupt:
             print(f"simdev: interrupted; {out} keeps all finished runs, the same command resumes", file=sys.stderr)
             raise typer.Exit(130) from None

@@ -64,8 +64,14 @@ def calibrate(
 
 def _print_fits(calibration) -> None:
     lines = [
-        [name, str(fit.rows), f"{fit.efficiency:.3f}", f"{100 * fit.error_mean:.1f}", f"{100 * fit.error_median:.1f}",
-         fit.source[:60]]
+        [
+            name,
+            str(fit.rows),
+            f"{fit.efficiency:.3f}",
+            f"{100 * fit.error_mean:.1f}",
+            f"{100 * fit.error_median:.1f}",
+            fit.source[:60],
+        ]
         for name, fit in calibration.classes.items()
-    ]  # fmt: skip
+    ]
     print_table(["class", "rows", "efficiency", "held-out mean %", "median %", "source"], lines)

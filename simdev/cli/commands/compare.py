@@ -66,8 +66,13 @@ def _compare_placements(problem, before: Path, after: Path) -> list[dict]:
         "moved_ops": (0, int((old.devices != new.devices).sum())),
     }
     return [
-        {"what": name, "before": str(left), "after": str(right),
-         "change": f"{right / left - 1:.4f}" if left else "",
-         "verdict": "" if name == "moved_ops" else "worse" if right > left else "better"}
-        for name, (left, right) in sizes.items() if left != right
-    ]  # fmt: skip
+        {
+            "what": name,
+            "before": str(left),
+            "after": str(right),
+            "change": f"{right / left - 1:.4f}" if left else "",
+            "verdict": "" if name == "moved_ops" else "worse" if right > left else "better",
+        }
+        for name, (left, right) in sizes.items()
+        if left != right
+    ]

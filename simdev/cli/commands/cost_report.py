@@ -27,9 +27,12 @@ def cost_report(
 
     positive(evaluations, "--evaluations")
     cases, notes = report.compare(
-        workloads or report.WORKLOADS, topologies or report.TOPOLOGIES, placers or report.PLACERS, evaluations,
+        workloads or report.WORKLOADS,
+        topologies or report.TOPOLOGIES,
+        placers or report.PLACERS,
+        evaluations,
         lambda text: print(text, file=sys.stderr),
-    )  # fmt: skip
+    )
     report.write(cases, notes, out, evaluations)
     print_table(report.HEADER, report.table(cases))
     print(f"{out / 'README.md'}, {out / 'times.csv'}")

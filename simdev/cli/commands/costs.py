@@ -48,12 +48,24 @@ def costs(
         shares = {name: int(ns[source == k].clip(0).sum()) / max(total, 1) for k, name in enumerate(SOURCES)}
         order = np.argsort(-ns, kind="stable")[:top] if top else np.arange(workload.n_ops)
         rows = [
-            {"op": workload.op_names[v], "kind": workload.kinds[workload.op_kind[v]], "ns": int(ns[v]),
-             "source": SOURCES[source[v]], "signature": workload.signatures[workload.op_signature[v]]}
+            {
+                "op": workload.op_names[v],
+                "kind": workload.kinds[workload.op_kind[v]],
+                "ns": int(ns[v]),
+                "source": SOURCES[source[v]],
+                "signature": workload.signatures[workload.op_signature[v]],
+            }
             for v in order
-        ]  # fmt: skip
-        answers.append({"device": kind.name, "device_file": kind.calibrated or None, "total_s": total / 1e9,
-                        "share": {name: share for name, share in shares.items() if share}, "ops": rows})  # fmt: skip
+        ]
+        answers.append(
+            {
+                "device": kind.name,
+                "device_file": kind.calibrated or None,
+                "total_s": total / 1e9,
+                "share": {name: share for name, share in shares.items() if share},
+                "ops": rows,
+            }
+        )
     if as_json:
         print(json.dumps(answers, indent=1))
         return

@@ -40,10 +40,14 @@ def _list_workloads() -> list[dict]:
     from simdev.placers import registry
 
     return [
-        {"name": spec.name, "family": spec.family, "params": dict(spec.defaults),
-         "graph": "ships" if registry.graph_path(spec.name).is_file() else "needs capture"}
+        {
+            "name": spec.name,
+            "family": spec.family,
+            "params": dict(spec.defaults),
+            "graph": "ships" if registry.graph_path(spec.name).is_file() else "needs capture",
+        }
         for spec in registry.workloads().values()
-    ]  # fmt: skip
+    ]
 
 
 def _list_topologies() -> list[dict]:
@@ -56,11 +60,17 @@ def _list_placers() -> list[dict]:
     from simdev.placers import registry
 
     return [
-        {"name": spec.name, "version": f"v{spec.version}", "family": spec.family, "params": dict(spec.defaults),
-         "memory": "" if spec.memory_aware else "ignores memory",
-         "repeatable": "" if spec.repeatable else "may stop by the clock", "source": spec.source}
+        {
+            "name": spec.name,
+            "version": f"v{spec.version}",
+            "family": spec.family,
+            "params": dict(spec.defaults),
+            "memory": "" if spec.memory_aware else "ignores memory",
+            "repeatable": "" if spec.repeatable else "may stop by the clock",
+            "source": spec.source,
+        }
         for spec in registry.placers().values()
-    ]  # fmt: skip
+    ]
 
 
 _LISTS = {"workloads": _list_workloads, "topologies": _list_topologies, "placers": _list_placers}

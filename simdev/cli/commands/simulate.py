@@ -84,11 +84,17 @@ def print_pipeline(problem, placement, microbatches: int, schedule: str, engine:
     names = [problem.topology.devices[device].name for device in report.stages]
     wrong = ops_against_flow(problem, placement, report.stages)
     found = {
-        "graph": problem.graph.name, "topology": problem.topology.name, "schedule": schedule,
-        "microbatches": microbatches, "total_ns": int(report.total_ns), "steady_ns": float(report.steady_ns),
-        "bubble_fraction": report.bubble_fraction, "stages": names, "feasible": report.feasible,
+        "graph": problem.graph.name,
+        "topology": problem.topology.name,
+        "schedule": schedule,
+        "microbatches": microbatches,
+        "total_ns": int(report.total_ns),
+        "steady_ns": float(report.steady_ns),
+        "bubble_fraction": report.bubble_fraction,
+        "stages": names,
+        "feasible": report.feasible,
         "against_flow": [vars(op) for op in wrong],
-    }  # fmt: skip
+    }
     if as_json:
         print(json.dumps(found, indent=1))
         return

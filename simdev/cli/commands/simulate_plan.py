@@ -39,15 +39,31 @@ def simulate_plan(
     from simdev.parallel.hosts import find_host, find_scale
 
     spec, parameters = find_model(model)
-    plan = Plan(spec, parameters, load_cluster(cluster), parse_mesh(mesh), microbatches, schedule, stages_per_rank,
-                find_host(host))  # fmt: skip
+    plan = Plan(
+        spec,
+        parameters,
+        load_cluster(cluster),
+        parse_mesh(mesh),
+        microbatches,
+        schedule,
+        stages_per_rank,
+        find_host(host),
+    )
     report = simulate(plan, Prices(plan.cluster, scale=find_scale(host)), unfolded=unfolded)
     if trace is not None:
         from simdev.report.perfetto import trace_events, write_trace
 
         found = report.unrolled
-        write_trace(trace, trace_events(found.problem.graph, found.problem.topology, found.placement.devices,
-                                        report.schedule, found.problem.graph.name))  # fmt: skip
+        write_trace(
+            trace,
+            trace_events(
+                found.problem.graph,
+                found.problem.topology,
+                found.placement.devices,
+                report.schedule,
+                found.problem.graph.name,
+            ),
+        )
     if picture is not None:
         from simdev.files import write_text
         from simdev.parallel.picture import pipeline_svg
@@ -67,8 +83,13 @@ def print_report(found: dict) -> None:
     if not found["fits"]:
         print(f"OUT OF MEMORY     more than {found['capacity_bytes'] / 2**30:.1f} GiB")
     rows = [
-        [f"{row['rank']}", f"{row['peak_memory_bytes'] / 2**30:.1f}", f"{row['compute_share']:.1%}",
-         f"{row['exposed_communication_share']:.1%}", f"{row['idle_share']:.1%}"]
+        [
+            f"{row['rank']}",
+            f"{row['peak_memory_bytes'] / 2**30:.1f}",
+            f"{row['compute_share']:.1%}",
+            f"{row['exposed_communication_share']:.1%}",
+            f"{row['idle_share']:.1%}",
+        ]
         for row in found["pipeline_ranks"]
-    ]  # fmt: skip
+    ]
     print_table(["pipeline rank", "peak GiB", "computes", "exposed communication", "idle (bubble, host)"], rows)

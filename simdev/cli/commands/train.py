@@ -77,5 +77,6 @@ class Lines:
         print(
             f"[{self.samples}/{self.evaluations}] {row['workload']} on {row['topology']}: {best}, "
             f"mean reward {row['mean_reward']:.3f}, entropy {row['entropy']:.3f}",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
+            file=sys.stderr,
+            flush=True,
+        )

@@ -41,9 +41,15 @@ def verify(
     skipped: Counter = Counter()
     with progress.counter("verifying") as on_row:
         differences = recompute(
-            folder, engine=engine, sample=sample, rerun=rerun, placers=placer or (), jobs=jobs, on_row=on_row,
+            folder,
+            engine=engine,
+            sample=sample,
+            rerun=rerun,
+            placers=placer or (),
+            jobs=jobs,
+            on_row=on_row,
             on_skip=lambda title, reason: skipped.update([reason]),
-        )  # fmt: skip
+        )
     for reason, count in skipped.most_common():
         print(f"not executed again: {count} rows: {reason}", file=sys.stderr)
     if as_json:

@@ -47,10 +47,18 @@ def assemble(
         label = _unique(op, names)
         origin[label] = merged.get(number, (number,)), []
         handle[number] = builder.op(
-            label, op.kind, signature=op.signature, layer=op.layer, phase=op.phase, flops=op.flops,
-            bytes_read=op.read, bytes_written=op.written, persistent_bytes=op.persistent, group=group.get(number),
+            label,
+            op.kind,
+            signature=op.signature,
+            layer=op.layer,
+            phase=op.phase,
+            flops=op.flops,
+            bytes_read=op.read,
+            bytes_written=op.written,
+            persistent_bytes=op.persistent,
+            group=group.get(number),
             inputs=[tensor[value] for value in op.reads if value in tensor],
-        )  # fmt: skip
+        )
         for value in op.makes:
             made = tape.values[value]
             home = op.kind in ("parameter", "constant")

@@ -143,8 +143,11 @@ def _torchvision(target, name, fields, mode, batch, length):
 
 def _resolution(torchvision, name: str) -> int:
     weights = torchvision.models.get_model_weights(name)
-    crops = [getattr(member.transforms.keywords.get("crop_size", 224), "real", 224) for member in weights
-             if hasattr(member.transforms, "keywords")]  # fmt: skip
+    crops = [
+        getattr(member.transforms.keywords.get("crop_size", 224), "real", 224)
+        for member in weights
+        if hasattr(member.transforms, "keywords")
+    ]
     return crops[-1] if crops else 224
 
 
@@ -342,8 +345,14 @@ def _diffusion_inputs(model, batch: int) -> dict:
     if "timestep" in takes:
         inputs["timestep"] = torch.ones(batch, dtype=torch.int64)
     if "encoder_hidden_states" in takes:
-        width = next((config.get(key) for key in ("cross_attention_dim", "joint_attention_dim", "caption_channels",
-                      "encoder_hid_dim") if config.get(key)), None)  # fmt: skip
+        width = next(
+            (
+                config.get(key)
+                for key in ("cross_attention_dim", "joint_attention_dim", "caption_channels", "encoder_hid_dim")
+                if config.get(key)
+            ),
+            None,
+        )
         if width:
             inputs["encoder_hidden_states"] = torch.randn(
                 batch, 77, width[0] if isinstance(width, (list, tuple)) else width

@@ -33,10 +33,15 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
         times[signature] = 1e3 * row.number("compute_us")
         places = sorted(str(place) for place in row.items("colocate", []))
         handles[name] = builder.op(
-            name, kind, signature=signature, layer=name.rsplit("/", 1)[0], group=places[0] if places else None,
+            name,
+            kind,
+            signature=signature,
+            layer=name.rsplit("/", 1)[0],
+            group=places[0] if places else None,
             outputs=[row.check_bytes(size, "output_bytes") for size in row.items("output_bytes", [])],
-            workspace_bytes=row.bytes("temp_bytes", 0), persistent_bytes=row.bytes("persistent_bytes", 0),
-        )  # fmt: skip
+            workspace_bytes=row.bytes("temp_bytes", 0),
+            persistent_bytes=row.bytes("persistent_bytes", 0),
+        )
     if not handles:
         raise InvalidInput("no node has a compute_us", source=path, field="nodes")
     for name, op in handles.items():

@@ -18,11 +18,29 @@ from simdev.graphs.importers import Imported
 from simdev.graphs.importers.reading import name_of, whole_number
 from simdev.problem.graph import MAX_BYTES, MAX_OPS, GraphBuilder
 
-TYPES = ("INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE",
-         "COMM_RECV_NODE", "COMM_COLL_NODE")  # fmt: skip
+TYPES = (
+    "INVALID_NODE",
+    "METADATA_NODE",
+    "MEM_LOAD_NODE",
+    "MEM_STORE_NODE",
+    "COMP_NODE",
+    "COMM_SEND_NODE",
+    "COMM_RECV_NODE",
+    "COMM_COLL_NODE",
+)
 KINDS = {"MEM_LOAD_NODE": "load", "MEM_STORE_NODE": "store", "COMM_SEND_NODE": "send", "COMM_RECV_NODE": "recv"}
-COLLECTIVES = ("all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast", "all_to_all", "reduce_scatter",
-               "reduce_scatter_block", "barrier")  # fmt: skip
+COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "broadcast",
+    "all_to_all",
+    "reduce_scatter",
+    "reduce_scatter_block",
+    "barrier",
+)
 NO_WORK = ("INVALID_NODE", "METADATA_NODE")
 ITEM_BYTES = {"float": 4, "double": 8, "half": 2, "c10::half": 2, "bfloat16": 2, "c10::bfloat16": 2, "int": 4,
               "long": 8, "long int": 8, "bool": 1, "unsigned char": 1, "signed char": 1}  # fmt: skip
@@ -239,12 +257,15 @@ def _json_node(row: dict) -> Node:
         number = isinstance(value, str) and value.isdecimal() and len(value) < 20
         attributes[str(entry.get("name", ""))] = int(value) if number else value
     return Node(
-        id=_json_number(row.get("id", 0)), name=str(row.get("name", "")), type=str(row["type"]),
+        id=_json_number(row.get("id", 0)),
+        name=str(row.get("name", "")),
+        type=str(row["type"]),
         control=[_json_number(one) for one in row.get("ctrlDeps", row.get("ctrl_deps", []))],
         data=[_json_number(one) for one in row.get("dataDeps", row.get("data_deps", []))],
         micros=max(0, _json_number(row.get("durationMicros", row.get("duration_micros", 0)))),
-        outputs=(str(outputs.get("shapes", "")), str(outputs.get("types", ""))), attributes=attributes,
-    )  # fmt: skip
+        outputs=(str(outputs.get("shapes", "")), str(outputs.get("types", ""))),
+        attributes=attributes,
+    )
 
 
 def _json_number(value: object) -> int:

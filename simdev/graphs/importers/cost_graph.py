@@ -43,10 +43,13 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
         times[signature] = 1e3 * max(0.0, float(_whole(row, "compute_cost", 0)))
         sizes = [_output_bytes(row, output) for output in row.table.get("output_info", [])]
         handles[number] = builder.op(
-            name, _kind_of(name), signature=signature, outputs=sizes,
+            name,
+            _kind_of(name),
+            signature=signature,
+            outputs=sizes,
             workspace_bytes=_size(row, "temporary_memory_size", "device_temp_memory_size"),
             persistent_bytes=_size(row, "persistent_memory_size", "device_persistent_memory_size"),
-        )  # fmt: skip
+        )
     if not handles:
         raise InvalidInput("no node", source=path, field="node")
     for row in nodes:

@@ -14,8 +14,17 @@ from simdev.graphs.importers import Imported
 from simdev.graphs.importers.reading import Fields, json_object, name_of
 from simdev.problem.graph import GraphBuilder
 
-SHORT = {"float": "f32", "double": "f64", "c10::half": "f16", "c10::bfloat16": "bf16", "int": "i32", "long int": "i64",
-         "bool": "b8", "unsigned char": "u8", "signed char": "i8"}  # fmt: skip
+SHORT = {
+    "float": "f32",
+    "double": "f64",
+    "c10::half": "f16",
+    "c10::bfloat16": "bf16",
+    "int": "i32",
+    "long int": "i64",
+    "bool": "b8",
+    "unsigned char": "u8",
+    "signed char": "i8",
+}
 NO_WORK = frozenset(
     "view as_strided _reshape_alias t transpose permute detach detach_ alias expand slice select unsqueeze squeeze "
     "narrow flatten reshape lift_fresh empty empty_strided empty_like set_ record_stream resolve_conj resolve_neg "
@@ -38,9 +47,12 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
         reads = [_source(builder, writer, one) for one in inputs]
         fresh = {one[1]: one for one in outputs}
         op = builder.op(
-            f"{_number(node)} {kind}", kind, inputs=dict.fromkeys(reads), signature=_signature(kind, inputs, outputs),
+            f"{_number(node)} {kind}",
+            kind,
+            inputs=dict.fromkeys(reads),
+            signature=_signature(kind, inputs, outputs),
             phase="backward" if "backward" in kind.lower() else "forward",
-        )  # fmt: skip
+        )
         for storage, one in fresh.items():
             writer[storage] = builder.tensor(op, one[3] * one[4])
     if not builder._ops:
@@ -85,8 +97,11 @@ def _caller(node: Fields) -> int | None:
 def _tensors(node: Fields, key: str) -> list[tuple]:
     """``(tensor id, storage id, offset, elements, bytes each, type)`` of each tensor, also those inside lists."""
     section = node.table.get(key, [])
-    values, types = (section.get("values", []), section.get("types", [])) if isinstance(section, dict) else (
-        section, node.table.get(f"{key[:-1]}_types", []))  # fmt: skip
+    values, types = (
+        (section.get("values", []), section.get("types", []))
+        if isinstance(section, dict)
+        else (section, node.table.get(f"{key[:-1]}_types", []))
+    )
     if not isinstance(values, list) or not isinstance(types, list):
         raise node.fail("expected lists", key)
     found = []

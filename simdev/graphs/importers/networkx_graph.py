@@ -1,7 +1,7 @@
 """``networkx.DiGraph`` both ways, and its node-link JSON.
 
-A node is an op; its attributes are the fields of an op in :mod:`simdev.graphs.importers.plain` (``kind``, default ``op``;
-``flops``, ``outputs``, ``group`` ...; ``name``, default the node itself). An edge is data that flows: either
+A node is an op; its attributes are the fields of an op in :mod:`simdev.graphs.importers.plain` (``kind``, default
+``op``; ``flops``, ``outputs``, ``group`` ...; ``name``, default the node itself). An edge is data that flows: either
 ``outputs``, a list of positions in the ``outputs`` of its source, or ``bytes`` (default 0: order alone), where edges of
 one source with the same ``bytes`` (and ``tensor`` label, if any) are one tensor.
 """

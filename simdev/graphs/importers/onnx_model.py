@@ -68,9 +68,13 @@ def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str
     for initializer in graph.initializer:
         value = values[initializer.name]
         op = builder.op(
-            initializer.name, "parameter", signature=f"parameter()->{value}", persistent_bytes=value.bytes,
-            bytes_written=0, group=readers.get(initializer.name),
-        )  # fmt: skip
+            initializer.name,
+            "parameter",
+            signature=f"parameter()->{value}",
+            persistent_bytes=value.bytes,
+            bytes_written=0,
+            group=readers.get(initializer.name),
+        )
         tensors[initializer.name] = builder.tensor(op, value.bytes, persistent=True)
     for value in graph.input:
         if value.name not in tensors:
@@ -95,11 +99,15 @@ def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str
         ins, outs = [values.get(value, _NOTHING) for value in node.input if value], _outputs(node, values)
         size = sum(out.bytes for out in outs)
         op = builder.op(
-            name, "constant" if constant else node.op_type, flops=0 if constant else _flops(node, values),
+            name,
+            "constant" if constant else node.op_type,
+            flops=0 if constant else _flops(node, values),
             signature=f"{node.op_type}({','.join(map(str, ins))}{_attributes(node)})->{','.join(map(str, outs))}",
-            group=readers.get(node.output[0]) if constant and node.output else name, layer=name.rpartition("/")[0],
-            persistent_bytes=size if constant else 0, bytes_written=0 if constant else None,
-        )  # fmt: skip
+            group=readers.get(node.output[0]) if constant and node.output else name,
+            layer=name.rpartition("/")[0],
+            persistent_bytes=size if constant else 0,
+            bytes_written=0 if constant else None,
+        )
         for value in node.output:
             if value in tensors:
                 raise InvalidInput(f"value {value!r} has two producers", source=path, field=f"node {name!r}")

@@ -50,9 +50,14 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
         there, back = f"{name}: {layer.text}", f"{name}.backward: {layer.text}"
         times[there], times[back] = layer.forward_ns, layer.backward_ns
         forward[name] = builder.op(
-            name, layer.kind, signature=there, layer=name, group=name,
-            outputs=layer.activations, persistent_bytes=layer.parameters,
-        )  # fmt: skip
+            name,
+            layer.kind,
+            signature=there,
+            layer=name,
+            group=name,
+            outputs=layer.activations,
+            persistent_bytes=layer.parameters,
+        )
         backward[name] = builder.op(
             f"{name}.backward", f"{layer.kind}_backward", signature=back, layer=name, group=name, phase="backward"
         )

@@ -13,8 +13,8 @@ Only ``ops``, their ``name`` and ``kind`` are required. Each op may have ``flops
 ``bytes_written`` (default: the sums over inputs and outputs), ``persistent_bytes``, ``workspace_bytes``, ``phase``
 (``forward``, ``backward``, ``update``), ``layer``, ``signature``, ``group`` (text or number: ops of one group share a
 device), ``outputs``, ``inputs`` and ``ns`` (measured nanoseconds by device kind). An output is its bytes, or an object
-with ``bytes`` and the flags ``persistent`` and ``result`` of :class:`simdev.problem.graph.ComputationGraph`. An input is the
-name or the number of an op (its output 0), or ``[op, output]``.
+with ``bytes`` and the flags ``persistent`` and ``result`` of :class:`simdev.problem.graph.ComputationGraph`. An input
+is the name or the number of an op (its output 0), or ``[op, output]``.
 
 ``edges`` are for graphs without numbered outputs: each adds a tensor of ``bytes`` bytes (default 0: order alone) from
 one op to another; edges with one source and the same ``bytes`` are one tensor with several readers, unless their
@@ -132,9 +132,15 @@ def _op(builder: GraphBuilder, row: Fields) -> None:
     sizes = {key: row.bytes(key, None) for key in _SIZES[1:]}
     flops = row.number("flops", 0)
     handle = builder.op(
-        row.text("name"), row.text("kind"), flops=round(flops), phase=phase, layer=row.text("layer", ""), group=group,
-        signature=_signature(row), **{key: value for key, value in sizes.items() if value is not None},
-    )  # fmt: skip
+        row.text("name"),
+        row.text("kind"),
+        flops=round(flops),
+        phase=phase,
+        layer=row.text("layer", ""),
+        group=group,
+        signature=_signature(row),
+        **{key: value for key, value in sizes.items() if value is not None},
+    )
     for position, output in enumerate(row.items("outputs", [])):
         if isinstance(output, dict):
             tensor = Fields(output, row.source, f"{row.where}: outputs: {position}")

@@ -60,7 +60,7 @@ def datasheets() -> dict[str, Sheet]:
                 row["memory_gb_per_s"] * 1e9,
                 row["multiprocessors"],
                 tuple((dtype, rate * 1e12) for dtype, rate in row.get("rates", {}).items()),
-            ),  # fmt: skip
+            ),
             row["launch_us"] * 1e-6,
             row["watts"],
             row["capability"],
@@ -180,14 +180,23 @@ def build_one(model: str, grouped: dict[str, dict[str, list[Sample]]], seed: int
     }
     floors = {
         f"host_us of {s.rows.source} on {s.rows.device}": 1e6 * s.timer.host_s
-        for samples in own.values() for s in samples if s.timer.host_s
-    }  # fmt: skip
+        for samples in own.values()
+        for s in samples
+        if s.timer.host_s
+    }
     table = measured_table((s for samples in own.values() for s in samples), first.sheet)
     notes = {**timers, **floors, **hidden}
     return Calibration(
-        model, first.sheet, round(1e9 * first.launch_s), classes, table, notes, watts=known.watts,
-        capability=known.capability, vendor=known.vendor,
-    )  # fmt: skip
+        model,
+        first.sheet,
+        round(1e9 * first.launch_s),
+        classes,
+        table,
+        notes,
+        watts=known.watts,
+        capability=known.capability,
+        vendor=known.vendor,
+    )
 
 
 def measured_table(samples: Iterable[Sample], sheet: Datasheet) -> dict[str, float]:

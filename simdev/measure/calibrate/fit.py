@@ -22,9 +22,14 @@ from simdev.problem.opcost.trees import UNIT, Trees
 
 # (trees, leaves of each, rows in a leaf at least)
 SIZES = {
-    "linear": (320, 31, 6), "gemm": (150, 8, 5), "bmm": (320, 31, 8), "conv3x3": (500, 24, 5), "vector": (60, 12, 30),
-    "softmax": (120, 15, 8), "layer_norm": (120, 15, 8),
-}  # fmt: skip
+    "linear": (320, 31, 6),
+    "gemm": (150, 8, 5),
+    "bmm": (320, 31, 8),
+    "conv3x3": (500, 24, 5),
+    "vector": (60, 12, 30),
+    "softmax": (120, 15, 8),
+    "layer_norm": (120, 15, 8),
+}
 FEW = (80, 6, 6)
 LEARNING_RATE = 0.06
 TINY_S = 2e-6  # physics of a kernel that no timer around a call sees
@@ -166,9 +171,14 @@ def _forest(groups: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Tree
             weight.append(sample.weight * np.where(hidden, HIDDEN_WEIGHT, share))
     count, leaves, smallest = SIZES.get(name, FEW)
     model = HistGradientBoostingRegressor(
-        learning_rate=LEARNING_RATE, max_iter=count, max_leaf_nodes=leaves, min_samples_leaf=smallest,
-        l2_regularization=1.0, early_stopping=False, random_state=seed,
-    )  # fmt: skip
+        learning_rate=LEARNING_RATE,
+        max_iter=count,
+        max_leaf_nodes=leaves,
+        min_samples_leaf=smallest,
+        l2_regularization=1.0,
+        early_stopping=False,
+        random_state=seed,
+    )
     model.fit(np.concatenate(x).astype(np.float64), np.concatenate(target), np.concatenate(weight))
     return flatten(model)
 
@@ -194,9 +204,12 @@ def flatten(model) -> Trees:
                 order += [int(node["left"]), int(node["right"])]
             place += 1
     return Trees(
-        np.array(columns["feature"], np.uint8), np.array(columns["threshold"], np.float32),
-        np.array(columns["left"], np.int32), np.array(columns["value"], np.int16), np.array(roots, np.int32),
-    )  # fmt: skip
+        np.array(columns["feature"], np.uint8),
+        np.array(columns["threshold"], np.float32),
+        np.array(columns["left"], np.int32),
+        np.array(columns["value"], np.int16),
+        np.array(roots, np.int32),
+    )
 
 
 def _leaf(columns: dict[str, list], value: float) -> None:

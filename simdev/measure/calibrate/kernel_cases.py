@@ -93,8 +93,14 @@ def step_cases(data: Path) -> list[dict]:
 
 
 def _step(group: str, step: MeasuredStep, predicted: float) -> dict:
-    return {"group": group, "case": step.case, "role": "validate", "measured_s": step.measured_s,
-            "predicted_s": predicted, "fit_share": 1.0}  # fmt: skip
+    return {
+        "group": group,
+        "case": step.case,
+        "role": "validate",
+        "measured_s": step.measured_s,
+        "predicted_s": predicted,
+        "fit_share": 1.0,
+    }
 
 
 def _rows_of_torchtitan(path: Path) -> Iterable[dict[str, str]]:

@@ -30,8 +30,12 @@ FITTED_SOURCES = ("aiconfigurator sglang", "aiconfigurator vllm", "vidur Llama-2
 STACKS = ("sglang", "vllm", "trtllm")  # each has its products and its attention
 DTYPES = {"bfloat16": "bf16", "float16": "f16", "fp8": "f8"}
 OPENXLA_DEVICES = {"sm_90": "NVIDIA_H100_80GB_HBM3", "sm_100_B200": "NVIDIA_B200", "gfx942": "AMD_Instinct_MI300X"}
-OPENXLA_DTYPES = {"bf16xbf16->bf16": "bf16", "f16xf16->f16": "f16", "f32xf32->f32": "tf32",
-                  "f8e4m3fnxf8e4m3fn->bf16": "f8"}  # fmt: skip
+OPENXLA_DTYPES = {
+    "bf16xbf16->bf16": "bf16",
+    "f16xf16->f16": "f16",
+    "f32xf32->f32": "tf32",
+    "f8e4m3fnxf8e4m3fn->bf16": "f8",
+}
 VIDUR_DEVICES = {"a100": "NVIDIA_A100-SXM4-80GB", "h100": "NVIDIA_H100_80GB_HBM3"}
 MI300X, HELD_OUT = "AMD_Instinct_MI300X", "shapes held out"
 HALF = 2  # bytes of an f16 or bf16 element
@@ -157,8 +161,12 @@ def _vidur_parts(row: dict[str, str]) -> list[tuple[str, tuple[int, ...], str]]:
     gated = row["use_gated_mlp"] == "True"
     qkv, inner = (heads + 2 * groups) * head // split, wide // split
     up = inner * (2 if gated else 1)
-    products = [("attn_pre_proj", qkv, width), ("attn_post_proj", width, heads * head // split),
-                ("mlp_up_proj", up, width), ("mlp_down_proj", width, inner)]  # fmt: skip
+    products = [
+        ("attn_pre_proj", qkv, width),
+        ("attn_post_proj", width, heads * head // split),
+        ("mlp_up_proj", up, width),
+        ("mlp_down_proj", width, inner),
+    ]
     parts = [("gemm", (1, tokens, n, k), column) for column, n, k in products]
     parts += [("layer_norm", (tokens, width), column) for column in ("input_layernorm", "post_attention_layernorm")]
     parts += [("vector", (HALF * tokens * up, HALF * tokens * inner), "mlp_act")]

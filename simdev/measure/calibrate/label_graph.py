@@ -74,9 +74,14 @@ def time_graph(graph: ComputationGraph, known: Sheet, device_file: str) -> Timin
     """Simulate ``graph`` alone on a board with the datasheet ``known``, costed by ``device_file`` (name or path)."""
     rates = {"f32": known.sheet.flops, **dict(known.sheet.rates)}
     kind = DeviceKind(
-        "board", ROOM_BYTES, rates, known.sheet.bandwidth, launch_ns=round(1e9 * known.launch_s),
-        multiprocessors=known.sheet.multiprocessors, calibrated=device_file,
-    )  # fmt: skip
+        "board",
+        ROOM_BYTES,
+        rates,
+        known.sheet.bandwidth,
+        launch_ns=round(1e9 * known.launch_s),
+        multiprocessors=known.sheet.multiprocessors,
+        calibrated=device_file,
+    )
     topology = Topology("one-board", (Device("board0", kind),))
     problem = Problem.build(graph, topology, CostModel())
     seconds = simulate(problem, Placement(np.zeros(graph.n_ops, np.int64))).step_ns / 1e9

@@ -81,9 +81,14 @@ def _forest(x: np.ndarray, target: np.ndarray, weight: np.ndarray, size: tuple[i
         raise InvalidInput("fits need scikit-learn: pip install 'simdev[calibrate]'", source="calibrate") from None
     count, leaves, smallest = size
     model = HistGradientBoostingRegressor(
-        learning_rate=LEARNING_RATE, max_iter=count, max_leaf_nodes=leaves, min_samples_leaf=smallest,
-        l2_regularization=1.0, early_stopping=False, random_state=seed,
-    )  # fmt: skip
+        learning_rate=LEARNING_RATE,
+        max_iter=count,
+        max_leaf_nodes=leaves,
+        min_samples_leaf=smallest,
+        l2_regularization=1.0,
+        early_stopping=False,
+        random_state=seed,
+    )
     model.fit(x.astype(np.float64), target, weight)
     return flatten(model)
 
@@ -122,9 +127,15 @@ def bare(model: str) -> Calibration:
     known = next(sheet for sheet in datasheets().values() if sheet.model == model)
     classes = {name: fit for name, fit in load_calibration("a100").classes.items() if " " not in name}
     return Calibration(
-        model, known.sheet, round(1e9 * known.launch_s), classes, like="a100", watts=known.watts,
-        capability=known.capability, vendor=known.vendor,
-    )  # fmt: skip
+        model,
+        known.sheet,
+        round(1e9 * known.launch_s),
+        classes,
+        like="a100",
+        watts=known.watts,
+        capability=known.capability,
+        vendor=known.vendor,
+    )
 
 
 def models_of(tables: Iterable[Observations]) -> list[str]:

@@ -40,9 +40,13 @@ READERS = {
     **dict.fromkeys(("addu", "mulu", "divu", "powu", "relu", "gelu", "tanh"), _vector(1)),
 }
 COLUMNS = {
-    "linear": "BMNK", "bmm": "BMNK", "softmax": "BH", "layer_norm": "BH", "vector": "BH",
+    "linear": "BMNK",
+    "bmm": "BMNK",
+    "softmax": "BH",
+    "layer_norm": "BH",
+    "vector": "BH",
     "conv3x3": ("B", "Input_Channel", "Output_Channel", "Kernel_Szie", "Input_Size", "Stride", "Padding"),
-}  # fmt: skip
+}
 
 
 def is_op_table(path: Path) -> bool:

@@ -222,8 +222,20 @@ class _Draft:
         key = tuple((k[0],) if kind[number] == MARK else k for number, k in enumerate(key))
         launch, between = self._latencies()
         before = tuple(tuple(end - self.begin for end in ends) for ends in self.before)
-        return Line(trace, np.array(kind, np.int8), key, np.array(step, np.int32), np.array(gap, np.int64),
-                    np.array(own, np.int64), items, waits, wait_for, before, launch, between)  # fmt: skip
+        return Line(
+            trace,
+            np.array(kind, np.int8),
+            key,
+            np.array(step, np.int32),
+            np.array(gap, np.int64),
+            np.array(own, np.int64),
+            items,
+            waits,
+            wait_for,
+            before,
+            launch,
+            between,
+        )
 
     def _found_busy(self) -> None:
         """A stream whose first work starts late after its call was at work that the trace does not show."""
@@ -420,9 +432,11 @@ class Builder:
         kind = DeviceKind("replayed", 1 << 40, {"f32": 1.0}, 1.0)
         hub = "hub"
         topology = Topology(
-            "replay", tuple(Device(name, kind, name.startswith("host")) for name in self.devices),
-            tuple(Link((name, hub), 1 << 40, 0) for name in self.devices), (hub,),
-        )  # fmt: skip
+            "replay",
+            tuple(Device(name, kind, name.startswith("host")) for name in self.devices),
+            tuple(Link((name, hub), 1 << 40, 0) for name in self.devices),
+            (hub,),
+        )
         for number, members in self.members.items():
             for arrival in self.arrivals[number]:
                 for member in members:
@@ -517,8 +531,9 @@ def _compared(line: Line, finish: np.ndarray) -> Replay:
     for row in np.flatnonzero(line.kind == LAUNCH):
         for item in line.work[row]:
             totals[line.step[row], work.thread[item]] += work.end[item] - work.begin[item]
-    return Replay(trace.name, trace.device_name, trace.step_ns, marks[:, 1] - marks[:, 0], totals.sum(axis=1),
-                  totals.max(axis=1))  # fmt: skip
+    return Replay(
+        trace.name, trace.device_name, trace.step_ns, marks[:, 1] - marks[:, 0], totals.sum(axis=1), totals.max(axis=1)
+    )
 
 
 def noise(values: np.ndarray) -> float:

@@ -1,7 +1,7 @@
 """ResNet-50 at batch 32 as public traces trained it (SGD with momentum): the memory of its graph beside theirs.
 
-``resnet50-32.npz`` beside this file is what ``simdev capture simdev/measure/calibrate/resnet50.py:make_step`` writes. The
-network is that of He et al. 2016, table 1, with the stride in the 3x3 convolution as in torchvision.
+``simdev capture simdev/measure/calibrate/resnet50.py:make_step`` writes ``resnet50-32.npz``, which lies beside this
+file. The network is that of He et al. 2016, table 1, with the stride in the 3x3 convolution as in torchvision.
 """
 
 from __future__ import annotations
@@ -43,10 +43,15 @@ def _network():
             super().__init__()
             after = 4 * width
             self.body = nn.Sequential(
-                nn.Conv2d(before, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
-                nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
-                nn.Conv2d(width, after, 1, bias=False), nn.BatchNorm2d(after),
-            )  # fmt: skip
+                nn.Conv2d(before, width, 1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(width, width, 3, stride, 1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(width, after, 1, bias=False),
+                nn.BatchNorm2d(after),
+            )
             self.shortcut = None
             if stride != 1 or before != after:
                 self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))

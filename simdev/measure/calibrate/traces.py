@@ -43,8 +43,11 @@ IGNORED = frozenset({"async", "ac2g", "fwdbwd", "trace", "cuda_sync", "gpu_user_
                      "overhead", "async_cpu_to_gpu", "async_gpu", "cuda_profiler_range", "iteration"})  # fmt: skip
 DEVICE_KINDS = ("kernel", "copy", "set")
 STEP = re.compile(r"ProfilerStep#?\s*(\d{1,9})")
-CUT = ("the compressed file ends too early or is damaged; what came before was read",
-       "the file stops inside an event; what came before was read", "the list of events does not end")  # fmt: skip
+CUT = (
+    "the compressed file ends too early or is damaged; what came before was read",
+    "the file stops inside an event; what came before was read",
+    "the list of events does not end",
+)
 OPTIMIZER = re.compile(r"Optimizer\.step#")
 
 

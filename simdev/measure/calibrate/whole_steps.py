@@ -87,10 +87,14 @@ def step_parts(
     again = {"none": [], "full": forward, "selective": forward[1 : len(products) : 2] + forward[len(products) + 1 :]}
     parts = [(part, model.layers) for part in (*forward, *backward, *again[recompute])]
     logits = item * tokens * model.vocabulary
-    parts += [(Part("gemm", dims, dtype), 1) for dims in (
-        (1, tokens, model.vocabulary, model.width), (1, tokens, model.width, model.vocabulary),
-        (1, model.vocabulary, model.width, tokens),
-    )]  # fmt: skip
+    parts += [
+        (Part("gemm", dims, dtype), 1)
+        for dims in (
+            (1, tokens, model.vocabulary, model.width),
+            (1, tokens, model.width, model.vocabulary),
+            (1, model.vocabulary, model.width, tokens),
+        )
+    ]
     parts += [(Part("vector", (logits, 2 * logits), "f32"), 2)]  # to f32 and back
     parts += [(Part(name, (tokens, model.vocabulary), "f32"), 1) for name in ("softmax", "softmax_backward")]
     own = model.parameters // shards

@@ -21,8 +21,13 @@ def over_rounds(rows: list[dict]) -> list[dict]:
         calm = [row for row in group if row.get("disturbed", 0.0) <= CALM]
         used = sorted(calm or group, key=lambda row: row.get("round", 0))
         middle = sorted(used, key=lambda row: row["measured_ns"])[(len(used) - 1) // 2]
-        merged.append({**middle, "samples_ns": sum((row["samples_ns"] for row in used), []),
-                       "rounds_ns": [row["measured_ns"] for row in used]})  # fmt: skip
+        merged.append(
+            {
+                **middle,
+                "samples_ns": sum((row["samples_ns"] for row in used), []),
+                "rounds_ns": [row["measured_ns"] for row in used],
+            }
+        )
     return merged
 
 

@@ -68,8 +68,10 @@ def by_signature(graph: ComputationGraph, op_ns: np.ndarray) -> dict[str, float]
     kinds = np.array([kind in FREE_KINDS for kind in graph.kinds])[graph.op_kind]
     total = np.bincount(graph.op_signature, op_ns, minlength=len(graph.signatures))
     count = np.bincount(graph.op_signature, minlength=len(graph.signatures))
-    return {graph.signatures[number]: float(total[number] / count[number])
-            for number in np.unique(graph.op_signature[~kinds])}  # fmt: skip
+    return {
+        graph.signatures[number]: float(total[number] / count[number])
+        for number in np.unique(graph.op_signature[~kinds])
+    }
 
 
 @contextmanager

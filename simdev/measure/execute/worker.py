@@ -118,12 +118,15 @@ class Worker:
         ]
         self.address = {
             (tensor, target): shared.array(f"slot.{tensor}.{target}").ctypes.data
-            for op in self.mine for tensor, target in self.sends[op] if program.tensor_value[tensor] >= 0
-        }  # fmt: skip
+            for op in self.mine
+            for tensor, target in self.sends[op]
+            if program.tensor_value[tensor] >= 0
+        }
         self.results = [
-            (program.tensor_value[tensor], tensor) for tensor in np.flatnonzero(graph.tensor_result)
+            (program.tensor_value[tensor], tensor)
+            for tensor in np.flatnonzero(graph.tensor_result)
             if self.local[producer[tensor]]
-        ]  # fmt: skip
+        ]
 
     def storage(self, array: np.ndarray) -> torch.Tensor:
         """The bytes of ``array`` as a uint8 tensor on the device; on a CPU it shares the memory of ``array``."""
@@ -170,12 +173,12 @@ class Worker:
         kwargs = {
             key: self.device if key == "device" else self._argument(item, (key,), holes, over)
             for key, item in call.kwargs.items()
-        }  # fmt: skip
-        written = [
-            (ref, value) for ref, value in call.written if value not in self.program.value_home
-        ]  # fmt: skip
-        made = [(position, value, self.program.layouts[value], self.program.value_bytes[value])
-                for position, value in call.made]  # fmt: skip
+        }
+        written = [(ref, value) for ref, value in call.written if value not in self.program.value_home]
+        made = [
+            (position, value, self.program.layouts[value], self.program.value_bytes[value])
+            for position, value in call.made
+        ]
         return BoundCall(call.function, args, kwargs, holes, made, written, tuple(over), call.seed, self.device)
 
     def _argument(self, item, path, holes, over):

@@ -57,11 +57,16 @@ LIKE = {"gemm": "linear", "softmax_backward": "softmax", "layer_norm_backward": 
 # On matrix units: a part without a fit of its own is so many times as far from its physics as the fit of another part.
 BACKWARD = 1.16  # FlashAttention: 73 % of an A100's peak forward, 63 % backward (Dao 2023, arXiv 2307.08691)
 LIKE_ON_MATRIX_UNITS = {
-    "attention_backward": ("attention", BACKWARD), "flash_attention": ("attention", 1.0),
-    "flash_attention_backward": ("flash_attention", BACKWARD), "conv3x3": ("conv", 1.0), "conv_dgrad": ("conv", 1.0),
-    "conv_wgrad": ("conv", 1.0), "rnn": ("product", 1.0), "rnn_dgrad": ("product", 1.0),
+    "attention_backward": ("attention", BACKWARD),
+    "flash_attention": ("attention", 1.0),
+    "flash_attention_backward": ("flash_attention", BACKWARD),
+    "conv3x3": ("conv", 1.0),
+    "conv_dgrad": ("conv", 1.0),
+    "conv_wgrad": ("conv", 1.0),
+    "rnn": ("product", 1.0),
+    "rnn_dgrad": ("product", 1.0),
     "rnn_wgrad": ("product", 1.0),
-}  # fmt: skip
+}
 LIKE_DTYPE = {"f16": ("bf16",), "tf32": ("bf16",), "f8": ("bf16",)}  # whose fit serves, with the dtype's own peak
 ANY_DTYPE = ("vector", "softmax", "softmax_backward", "layer_norm", "layer_norm_backward")  # bytes decide
 
@@ -198,9 +203,11 @@ def read_calibration(path: Path, *, shares: bool = True) -> Calibration:
     old = "units" if "multiprocessors" not in datasheet else "multiprocessors"  # the key's name before format 1.1
     rates = {dtype: 1e12 * rate for dtype, rate in _table(data.get("rates", {}), path, "rates").items()}
     sheet = Datasheet(
-        1e12 * _number(datasheet, "peak_tflops", path), 1e9 * _number(datasheet, "memory_gb_per_s", path),
-        int(_number(datasheet, old, path)), tuple(rates.items()),
-    )  # fmt: skip
+        1e12 * _number(datasheet, "peak_tflops", path),
+        1e9 * _number(datasheet, "memory_gb_per_s", path),
+        int(_number(datasheet, old, path)),
+        tuple(rates.items()),
+    )
     like = data.get("like", "")
     if like and (not shares or not isinstance(like, str) or not NAME.fullmatch(like)):
         raise InvalidInput(f"{quoted(like)} is not the name of a device file with classes", source=path, field="like")

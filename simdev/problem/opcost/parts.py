@@ -173,9 +173,15 @@ def _attention(name: str):
     return make
 
 
-_FLASH = ("_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
-          "_scaled_dot_product_fused_attention_overrideable", "scaled_dot_product_attention", "flash_attention",
-          "_flash_attention_forward", "_efficient_attention_forward")  # fmt: skip
+_FLASH = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_fused_attention_overrideable",
+    "scaled_dot_product_attention",
+    "flash_attention",
+    "_flash_attention_forward",
+    "_efficient_attention_forward",
+)
 
 _MAKERS = {
     **{name: _attention("flash_attention") for name in _FLASH},

@@ -100,8 +100,11 @@ def as_product(name: str, dims: np.ndarray) -> np.ndarray:
         return d
     if name in RECURRENT:
         gates, hidden, batch, steps = d
-        shapes = {"rnn": (gates * hidden, batch, hidden), "rnn_dgrad": (hidden, batch, gates * hidden),
-                  "rnn_wgrad": (gates * hidden, hidden, batch * steps)}  # fmt: skip
+        shapes = {
+            "rnn": (gates * hidden, batch, hidden),
+            "rnn_dgrad": (hidden, batch, gates * hidden),
+            "rnn_wgrad": (gates * hidden, hidden, batch * steps),
+        }
         return np.stack([np.ones(len(dims)), *shapes[name]])
     n, c, k, h, w, p, q, r, s, _, groups = d
     if name in ("conv", "conv3x3"):

@@ -14,9 +14,14 @@ import numpy as np
 
 # (rows, columns, share of the peak inside a full wave): the tile shapes of vendor libraries on matrix units
 TILES = (
-    (256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.65),
+    (256, 128, 1.0),
+    (128, 256, 1.0),
+    (128, 128, 0.95),
+    (128, 64, 0.85),
+    (64, 128, 0.85),
+    (64, 64, 0.65),
     (64, 32, 0.4),
-)  # fmt: skip
+)
 DEPTH_STEP = 64  # depths are padded to a multiple of this
 SPLIT_DEPTH = 512  # a product deeper than this may be split along its depth if there are few tiles
 QUERY_ROWS = 128  # rows of the result that one thread block of fused attention computes

@@ -11,9 +11,19 @@ from simdev.errors import InvalidInput
 UNIT = 1 << 12  # leaf values are counted in 1 / 4096 of a factor of two
 CELLS = 1 << 18  # (row, tree) pairs walked at once
 # 2 ** x on [0, 1) by its Taylor series: (ln 2)**n / n!
-_TAYLOR = (1.0, 0.6931471805599453, 0.24022650695910072, 0.05550410866482158, 0.009618129107628477,
-           0.0013333558146428443, 0.00015403530393381608, 1.5252733804059841e-05, 1.321548679014431e-06,
-           1.0178086009239699e-07, 7.054911620801123e-09)  # fmt: skip
+_TAYLOR = (
+    1.0,
+    0.6931471805599453,
+    0.24022650695910072,
+    0.05550410866482158,
+    0.009618129107628477,
+    0.0013333558146428443,
+    0.00015403530393381608,
+    1.5252733804059841e-05,
+    1.321548679014431e-06,
+    1.0178086009239699e-07,
+    7.054911620801123e-09,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +88,12 @@ def trees_from(arrays: dict[str, np.ndarray], name: str, n_features: int, source
         raise InvalidInput("missing", source=source, field=str(error.args[0])) from None
     feature, threshold, left, value, roots = columns
     trees = Trees(
-        feature.astype(np.uint8), threshold.astype(np.int32).view(np.float32), left.astype(np.int32),
-        value.astype(np.int16), roots.astype(np.int32),
-    )  # fmt: skip
+        feature.astype(np.uint8),
+        threshold.astype(np.int32).view(np.float32),
+        left.astype(np.int32),
+        value.astype(np.int16),
+        roots.astype(np.int32),
+    )
     nodes = len(feature)
     inner = left >= 0
     forward = np.all(left[inner] > np.flatnonzero(inner)) and np.all(left[inner] + 1 < nodes)

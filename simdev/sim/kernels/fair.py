@@ -85,14 +85,26 @@ def new_fair(problem: Problem) -> Fair:
         len(latency_ns),
     )
     return Fair(
-        *per_pair, places.ravel().astype(np.int64), *per_channel[:6], begin, per_channel[6],
-        np.zeros(len(route), short), np.zeros(len(route), short),
+        *per_pair,
+        places.ravel().astype(np.int64),
+        *per_channel[:6],
+        begin,
+        per_channel[6],
+        np.zeros(len(route), short),
+        np.zeros(len(route), short),
         np.repeat(np.arange(n_pairs), np.diff(ptr)).astype(short),
-        *np.zeros((4, n_pairs), short), np.zeros(n_channels, short), latency_ns.astype(np.int64),
-        np.zeros(waiting, np.int64), np.zeros(waiting, np.int64), np.zeros(n_edges, np.int64),
-        np.zeros(n_edges, np.int64), np.zeros(n_edges, short), np.zeros(n_devices, np.int64),
-        np.zeros(n_devices, short), np.zeros(graph.n_ops, short),
-    )  # fmt: skip
+        *np.zeros((4, n_pairs), short),
+        np.zeros(n_channels, short),
+        latency_ns.astype(np.int64),
+        np.zeros(waiting, np.int64),
+        np.zeros(waiting, np.int64),
+        np.zeros(n_edges, np.int64),
+        np.zeros(n_edges, np.int64),
+        np.zeros(n_edges, short),
+        np.zeros(n_devices, np.int64),
+        np.zeros(n_devices, short),
+        np.zeros(graph.n_ops, short),
+    )
 
 
 @part
@@ -353,9 +365,18 @@ def set_rates(inputs: Inputs, now, own: Fair, n_active, n_changes, n_channels, m
 
 @inlined
 def request(
-    inputs: Inputs, devices, tensor, source, now, timeline: Timeline, workspace: Workspace, mark, n_transfers,
-    next_begin, step,
-):  # fmt: skip
+    inputs: Inputs,
+    devices,
+    tensor,
+    source,
+    now,
+    timeline: Timeline,
+    workspace: Workspace,
+    mark,
+    n_transfers,
+    next_begin,
+    step,
+):
     """Request a transfer of ``tensor`` to every other device that has a consumer, in order (R3): it waits for the
     latency, and a tensor of zero bytes for nothing else (R4). Returns the last three."""
     own, n_targets, n_devices = workspace.own, NONE, len(inputs.slots)

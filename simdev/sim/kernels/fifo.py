@@ -102,9 +102,18 @@ def run_fifo(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace):
 
 @kernel
 def run_many_fifo(
-    inputs: Inputs, placements, first, stop, below, timeline: Timeline, workspace: Workspace,
-    step, peak, overflow, known,
-):  # fmt: skip
+    inputs: Inputs,
+    placements,
+    first,
+    stop,
+    below,
+    timeline: Timeline,
+    workspace: Workspace,
+    step,
+    peak,
+    overflow,
+    known,
+):
     """See :func:`simdev.sim.kernels.general.run_many`. If ``known``, ``timeline`` and ``workspace`` hold the run of the
     first row already, and only its memory is computed."""
     for row in range(first, stop):

@@ -42,9 +42,14 @@ def new_flows(n_transfers: int, n_devices: int, n_channels: int) -> Flows:
     """Arrays for ``n_transfers`` flows."""
     pairs = [np.zeros(n_devices * n_devices + 1, np.int64) for _ in range(5)]
     return Flows(
-        np.zeros(n_transfers, np.int64), np.zeros(n_transfers, np.int64), *pairs, np.zeros(1, np.int64),
-        np.zeros(n_devices, np.int64), np.zeros(n_channels, np.int64), np.zeros(n_channels, np.int64),
-    )  # fmt: skip
+        np.zeros(n_transfers, np.int64),
+        np.zeros(n_transfers, np.int64),
+        *pairs,
+        np.zeros(1, np.int64),
+        np.zeros(n_devices, np.int64),
+        np.zeros(n_channels, np.int64),
+        np.zeros(n_channels, np.int64),
+    )
 
 
 @part

@@ -70,13 +70,28 @@ def new_general(n_ops: int, n_edges: int, n_devices: int, n_channels: int, *, fa
         return np.zeros(length, dtype)
 
     return General(
-        event_time=ints(events), event_id=ints(events), ready_key=ints(n_ops), ready_op=ints(n_ops, np.int32),
-        ready_size=ints(n_devices), program=ints(n_ops, np.int32), program_next=ints(n_devices),
-        free_slots=ints(n_devices), missing=ints(n_ops), ready_time=ints(n_ops), issued=ints(n_ops, np.bool_),
-        done=ints(n_ops, np.bool_), fresh=ints(n_ops, np.uint32), request=ints(requests), request_item=ints(requests),
-        touched=ints(n_devices), is_touched=ints(n_devices, np.bool_), stamp=ints(n_devices), there=ints(n_devices),
-        flows=new_flows(n_edges if fair else 0, n_devices, n_channels), count=ints(11),
-    )  # fmt: skip
+        event_time=ints(events),
+        event_id=ints(events),
+        ready_key=ints(n_ops),
+        ready_op=ints(n_ops, np.int32),
+        ready_size=ints(n_devices),
+        program=ints(n_ops, np.int32),
+        program_next=ints(n_devices),
+        free_slots=ints(n_devices),
+        missing=ints(n_ops),
+        ready_time=ints(n_ops),
+        issued=ints(n_ops, np.bool_),
+        done=ints(n_ops, np.bool_),
+        fresh=ints(n_ops, np.uint32),
+        request=ints(requests),
+        request_item=ints(requests),
+        touched=ints(n_devices),
+        is_touched=ints(n_devices, np.bool_),
+        stamp=ints(n_devices),
+        there=ints(n_devices),
+        flows=new_flows(n_edges if fair else 0, n_devices, n_channels),
+        count=ints(11),
+    )
 
 
 @inlined
@@ -369,9 +384,18 @@ def run(inputs: Inputs, devices, rank, timeline: Timeline, workspace: Workspace)
 
 @kernel
 def run_many(
-    inputs: Inputs, placements, first, stop, rank, below, timeline: Timeline, workspace: Workspace,
-    step, peak, overflow,
-):  # fmt: skip
+    inputs: Inputs,
+    placements,
+    first,
+    stop,
+    rank,
+    below,
+    timeline: Timeline,
+    workspace: Workspace,
+    step,
+    peak,
+    overflow,
+):
     """Simulate the rows ``first:stop`` of ``placements`` uint32 ``(k, n)``; return the first row that failed, or -1.
 
     Writes ``step`` int64 ``(k,)``, ``peak`` int64 ``(k, D)`` and ``overflow`` int64 ``(k,)``; the last two are UNKNOWN

@@ -239,9 +239,18 @@ def run_eager(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace)
 
 @kernel
 def run_many_in_order(
-    inputs: Inputs, placements, first, stop, rank, below, timeline: Timeline, workspace: Workspace,
-    step, peak, overflow,
-):  # fmt: skip
+    inputs: Inputs,
+    placements,
+    first,
+    stop,
+    rank,
+    below,
+    timeline: Timeline,
+    workspace: Workspace,
+    step,
+    peak,
+    overflow,
+):
     """See :func:`simdev.sim.kernels.general.run_many`. ``rank`` is not read."""
     for row in range(first, stop):
         if not is_valid(inputs, placements[row]):

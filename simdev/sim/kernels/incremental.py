@@ -134,22 +134,39 @@ def new_base(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Base:
     """Arrays for the record of one run."""
     long, short, rows = np.int64, np.uint32, n_ops // EVERY + 1
     return Base(
-        np.zeros(n_ops, BASE_OP), np.zeros(n_ops, short), np.zeros(n_ops, short), np.zeros(n_ops, short),
-        np.zeros(n_edges, long), np.zeros(n_edges, TRANSFER), np.zeros(n_ops + 1, short),
-        np.zeros(n_devices + 1, BASE_DEVICE), np.zeros((rows, n_channels), long), np.zeros((rows, n_devices), short),
-        np.zeros((rows, n_devices), short), np.zeros(rows, short), np.zeros(5, long),
+        np.zeros(n_ops, BASE_OP),
+        np.zeros(n_ops, short),
+        np.zeros(n_ops, short),
+        np.zeros(n_ops, short),
+        np.zeros(n_edges, long),
+        np.zeros(n_edges, TRANSFER),
+        np.zeros(n_ops + 1, short),
+        np.zeros(n_devices + 1, BASE_DEVICE),
+        np.zeros((rows, n_channels), long),
+        np.zeros((rows, n_devices), short),
+        np.zeros((rows, n_devices), short),
+        np.zeros(rows, short),
+        np.zeros(5, long),
         *(np.zeros(n_ops, short) for _ in range(3)),
-    )  # fmt: skip
+    )
 
 
 def new_window(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> Window:
     """Working arrays of one thread."""
     long, short = np.int64, np.uint32
     return Window(
-        np.zeros(n_ops, OP), np.zeros(n_devices, DEVICE), np.zeros(n_edges, EDGE), np.zeros(n_ops, short),
-        np.zeros(n_ops, long), np.zeros(n_ops, long), np.zeros(n_ops, short), np.zeros(n_ops, short),
-        *(np.zeros(n_channels, long) for _ in range(3)), np.zeros(2, long), np.zeros(5, long),
-    )  # fmt: skip
+        np.zeros(n_ops, OP),
+        np.zeros(n_devices, DEVICE),
+        np.zeros(n_edges, EDGE),
+        np.zeros(n_ops, short),
+        np.zeros(n_ops, long),
+        np.zeros(n_ops, long),
+        np.zeros(n_ops, short),
+        np.zeros(n_ops, short),
+        *(np.zeros(n_channels, long) for _ in range(3)),
+        np.zeros(2, long),
+        np.zeros(5, long),
+    )
 
 
 @kernel
@@ -570,9 +587,17 @@ def _prologue(g: Graph, b: Base, w: Window, before, devices, moved, reordered, n
                 again = w.op[op].touched != epoch
                 target = b.transfer[first_sent + request].target if again else w.device[request].request
                 finish = _send(
-                    g.route_ptr, g.route, w.channel_end, g.pair_class, g.transfer_ns, g.shared, tensor, source, target,
+                    g.route_ptr,
+                    g.route,
+                    w.channel_end,
+                    g.pair_class,
+                    g.transfer_ns,
+                    g.shared,
+                    tensor,
+                    source,
+                    target,
                     now,
-                )  # fmt: skip
+                )
                 w.device[target].arrival = finish
                 differs = differs or finish != b.transfer[first_sent + request].finish
             if not differs:
@@ -598,9 +623,20 @@ def _prologue(g: Graph, b: Base, w: Window, before, devices, moved, reordered, n
     for index in range(n_news):
         op = w.news[index]
         ready, _ = _from_prologue(
-            g.input_ptr, g.producer, g.edge, b.position, b.arrival, b.op, w.op, w.edge, devices, op, early, epoch,
+            g.input_ptr,
+            g.producer,
+            g.edge,
+            b.position,
+            b.arrival,
+            b.op,
+            w.op,
+            w.edge,
+            devices,
+            op,
+            early,
+            epoch,
             reordered,
-        )  # fmt: skip
+        )
         w.op[op].early_ready = ready
         last, b.op[op].late_ready = _to_come(g.input_ptr, g.producer, g.edge, b.position, b.arrival, op, early)
         restart = restart or (last < 0 and ready != b.op[op].early_ready)
@@ -715,9 +751,20 @@ def steps_after(g: Graph, b: Base, w: Window, before, devices, move_ptr, ops, ta
                     last, _ = _to_come(g.input_ptr, g.producer, g.edge, b.position, b.arrival, op, early)
                     if last < 0:
                         far, near = _from_prologue(
-                            g.input_ptr, g.producer, g.edge, b.position, b.arrival, b.op, w.op, w.edge, devices,
-                            op, early, prologue, reordered,
-                        )  # fmt: skip
+                            g.input_ptr,
+                            g.producer,
+                            g.edge,
+                            b.position,
+                            b.arrival,
+                            b.op,
+                            w.op,
+                            w.edge,
+                            devices,
+                            op,
+                            early,
+                            prologue,
+                            reordered,
+                        )
                         n_heap = _wait(w.op, w.dirty, w.heap, n_heap, op, epoch, max(far, near))
             else:
                 # The queue: ops that lack nothing but are not ready before this instant.
@@ -730,18 +777,38 @@ def steps_after(g: Graph, b: Base, w: Window, before, devices, move_ptr, ops, ta
                     if sent.finish >= begin:
                         tensor, target = np.int64(sent.tensor), np.int64(sent.target)
                         n_heap = _readers_wait(
-                            g.consumer_ptr, g.consumers, b.op, before, w.op, w.dirty, w.heap, n_heap, tensor, target,
-                            epoch, first,
-                        )  # fmt: skip
+                            g.consumer_ptr,
+                            g.consumers,
+                            b.op,
+                            before,
+                            w.op,
+                            w.dirty,
+                            w.heap,
+                            n_heap,
+                            tensor,
+                            target,
+                            epoch,
+                            first,
+                        )
                 number = first - 1
                 while number >= 0 and b.op[b.order[number]].finish == begin:
                     op = b.order[number]
                     target = np.int64(before[op])
                     for tensor in range(g.output_ptr[op], g.output_ptr[op + 1]):
                         n_heap = _readers_wait(
-                            g.consumer_ptr, g.consumers, b.op, before, w.op, w.dirty, w.heap, n_heap,
-                            np.int64(tensor), target, epoch, first,
-                        )  # fmt: skip
+                            g.consumer_ptr,
+                            g.consumers,
+                            b.op,
+                            before,
+                            w.op,
+                            w.dirty,
+                            w.heap,
+                            n_heap,
+                            np.int64(tensor),
+                            target,
+                            epoch,
+                            first,
+                        )
                     number -= 1
             n_dirty = n_heap
             for index in range(n_carried):
@@ -819,9 +886,18 @@ def steps_after(g: Graph, b: Base, w: Window, before, devices, move_ptr, ops, ta
                                     other = g.consumers[edge]
                                     if before[other] == sent.target and w.op[other].loaded != epoch:
                                         missing, ready = _received(
-                                            g.input_ptr, g.producer, g.edge, b.position, b.arrival, other, first,
-                                            early, w.edge, prologue, total,
-                                        )  # fmt: skip
+                                            g.input_ptr,
+                                            g.producer,
+                                            g.edge,
+                                            b.position,
+                                            b.arrival,
+                                            other,
+                                            first,
+                                            early,
+                                            w.edge,
+                                            prologue,
+                                            total,
+                                        )
                                         n_dirty = _follow(w.op, w.dirty, n_dirty, other, epoch, missing, ready)
                             spent += max(0, b.sent[first] - under_way) >> 3
                         index = 0
@@ -886,17 +962,34 @@ def steps_after(g: Graph, b: Base, w: Window, before, devices, move_ptr, ops, ta
                     ):
                         target = w.device[request].request
                         w.device[target].arrival = _send(
-                            g.route_ptr, g.route, w.channel_end, g.pair_class, g.transfer_ns, g.shared, tensor, source,
-                            target, now,
-                        )  # fmt: skip
+                            g.route_ptr,
+                            g.route,
+                            w.channel_end,
+                            g.pair_class,
+                            g.transfer_ns,
+                            g.shared,
+                            tensor,
+                            source,
+                            target,
+                            now,
+                        )
                     for edge in range(g.consumer_ptr[tensor], g.consumer_ptr[tensor + 1]):
                         consumer = g.consumers[edge]
                         at = w.op[consumer]
                         if at.loaded != epoch:
                             missing, ready = _received(
-                                g.input_ptr, g.producer, g.edge, b.position, b.arrival, consumer, first,
-                                early, w.edge, prologue, total,
-                            )  # fmt: skip
+                                g.input_ptr,
+                                g.producer,
+                                g.edge,
+                                b.position,
+                                b.arrival,
+                                consumer,
+                                first,
+                                early,
+                                w.edge,
+                                prologue,
+                                total,
+                            )
                             n_dirty = _follow(w.op, w.dirty, n_dirty, consumer, epoch, missing, ready)
                         elif at.in_dirty == 0:
                             w.dirty[n_dirty], at.in_dirty = consumer, 1

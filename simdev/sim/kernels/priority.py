@@ -123,9 +123,18 @@ def run_priority(inputs: Inputs, devices, rank, timeline: Timeline, workspace: W
 
 @kernel
 def run_many_priority(
-    inputs: Inputs, placements, first, stop, rank, below, timeline: Timeline, workspace: Workspace,
-    step, peak, overflow,
-):  # fmt: skip
+    inputs: Inputs,
+    placements,
+    first,
+    stop,
+    rank,
+    below,
+    timeline: Timeline,
+    workspace: Workspace,
+    step,
+    peak,
+    overflow,
+):
     """See :func:`simdev.sim.kernels.general.run_many`."""
     for row in range(first, stop):
         if not is_valid(inputs, placements[row]):

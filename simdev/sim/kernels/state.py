@@ -139,9 +139,15 @@ def new_timeline(n_ops: int, n_edges: int) -> Timeline:
     """Arrays for the run of a graph of ``n_ops`` ops and ``n_edges`` tensor-to-consumer pairs."""
     short, edges = np.uint32, (lambda: np.empty(n_edges, np.int64))
     return Timeline(
-        np.empty(n_ops, np.int64), np.empty(n_ops, np.int64), np.empty(n_ops, short), np.empty(n_edges, short),
-        np.empty(n_edges, short), edges(), edges(), np.zeros(2, np.int64),
-    )  # fmt: skip
+        np.empty(n_ops, np.int64),
+        np.empty(n_ops, np.int64),
+        np.empty(n_ops, short),
+        np.empty(n_edges, short),
+        np.empty(n_edges, short),
+        edges(),
+        edges(),
+        np.zeros(2, np.int64),
+    )
 
 
 def new_workspace(
@@ -155,10 +161,21 @@ def new_workspace(
     per_device = ("started", "head", "end", "first_send", "free", "arrival")
     per_device += ("last_op", "level", "over_time", "over_base", "copies_end", "freeing_end")
     return Workspace(
-        queue=ints(n_ops), heap=ints(n_ops), line=ints(n_ops), sends=ints(n_ops), state=ints(n_ops),
-        slot_free=ints(n_slots), channel_end=ints(n_channels), sent_until=ints(n_tensors),
-        sent_last=ints(n_tensors, np.uint32), freed_by_op=ints(n_ops), copies=ints(n_edges, np.uint32),
-        freeing=ints(n_tensors, np.uint32), freed_late=ints(n_tensors, np.bool_), spare=ints(n_tensors, np.uint32),
+        queue=ints(n_ops),
+        heap=ints(n_ops),
+        line=ints(n_ops),
+        sends=ints(n_ops),
+        state=ints(n_ops),
+        slot_free=ints(n_slots),
+        channel_end=ints(n_channels),
+        sent_until=ints(n_tensors),
+        sent_last=ints(n_tensors, np.uint32),
+        freed_by_op=ints(n_ops),
+        copies=ints(n_edges, np.uint32),
+        freeing=ints(n_tensors, np.uint32),
+        freed_late=ints(n_tensors, np.bool_),
+        spare=ints(n_tensors, np.uint32),
         **{name: ints(n_devices + 1) for name in ("base", "copy_ptr", "freeing_ptr")},
-        **{name: ints(n_devices) for name in per_device}, own=own,
-    )  # fmt: skip
+        **{name: ints(n_devices) for name in per_device},
+        own=own,
+    )

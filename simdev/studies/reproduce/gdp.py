@@ -38,10 +38,18 @@ SIZES = {
     "tiny": Size(60, 2, FOUR[2:], "p100x4", 200, FOUR[2:3], "rnnlm", "p100x8", 40, 2),
     "small": Size(2000, 5, FIVE, "p100x4", 4800, FIVE, "gnmt-8", "p100x8", 200, 5),
     "full": Size(
-        20_000, 10, (*FIVE, "nmt", "transformer-xl-8", "wavenet-4x36", "amoebanet-d"), "p100x4", 200_000, FIVE,
-        "gnmt-8", "p100x8", 20_000, 10,
+        20_000,
+        10,
+        (*FIVE, "nmt", "transformer-xl-8", "wavenet-4x36", "amoebanet-d"),
+        "p100x4",
+        200_000,
+        FIVE,
+        "gnmt-8",
+        "p100x8",
+        20_000,
+        10,
     ),
-}  # fmt: skip
+}
 
 
 def run(lab: Lab) -> Iterator[list[str]]:
@@ -92,8 +100,10 @@ def _compared(case: Case, found: list[RunResult], budget: int) -> list[dict]:
         for name in ("expert", "single-gpu", "scotch", "hdp", "gdp", "gdp-batch")
     }
     line = {"workload": case.workload}
-    line |= {name: (interval_text(interval(values)) if len(values) > 1 else f"{values[0]:,.1f}") if values else "OOM"
-             for name, values in steps.items()}  # fmt: skip
+    line |= {
+        name: (interval_text(interval(values)) if len(values) > 1 else f"{values[0]:,.1f}") if values else "OOM"
+        for name, values in steps.items()
+    }
     for other in ("expert", "hdp"):
         gains = _gains(found, other)
         line[f"gain on {other}, %"] = interval_text(interval(100 * gain for gain in gains)) if gains else "-"
@@ -121,9 +131,7 @@ def _shipped(lab: Lab, alone: dict[Case, list[RunResult]]) -> list[str]:
             "from scratch": chosen(found, placer="gdp"),
         }
         cells = {name: [run.step_ms for run in group if run.points] for name, group in values.items()}
-        lines.append({"held out": case.workload} | {
-            name: _cell(each) for name, each in cells.items()
-        })  # fmt: skip
+        lines.append({"held out": case.workload} | {name: _cell(each) for name, each in cells.items()})
     updates = lab.size.evaluations // _samples()
     return [
         "## The shipped policy on unseen workloads\n",
@@ -237,10 +245,15 @@ def _large(lab: Lab) -> list[str]:
     for name, group in rows.items():
         values = [run.step_ms for run in group if run.points]
         seconds = [run.row.place_seconds or 0.0 for run in group]
-        lines.append({
-            "placer": name, "runs": len(group), "step time, ms": _cell(values),
-            "evaluations": max(run.row.evaluations or 0 for run in group), "seconds": _cell(seconds),
-        })  # fmt: skip
+        lines.append(
+            {
+                "placer": name,
+                "runs": len(group),
+                "step time, ms": _cell(values),
+                "evaluations": max(run.row.evaluations or 0 for run in group),
+                "seconds": _cell(seconds),
+            }
+        )
     return [
         f"## {size.large} on {size.large_topology}\n",
         f"{case.problem().graph.n_ops:,} ops, {size.large_evaluations} evaluations. `gdp-batch` starts from the "

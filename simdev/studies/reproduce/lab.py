@@ -100,9 +100,14 @@ class Lab:
                 repeats = seeds if spec.searches or spec.family == "spread" else 1
                 for seed in range(repeats):
                     run = Run(
-                        case.workload, case.topology, case.rules, spec.name, json.dumps(params, sort_keys=True),
-                        f"evaluations={evaluations}", seed,
-                    )  # fmt: skip
+                        case.workload,
+                        case.topology,
+                        case.rules,
+                        spec.name,
+                        json.dumps(params, sort_keys=True),
+                        f"evaluations={evaluations}",
+                        seed,
+                    )
                     plan[run] = case
         return [self._found(run, plan[run], done, len(plan)) for done, run in enumerate(sorted(plan), 1)]
 
@@ -110,8 +115,10 @@ class Lab:
         spec, _ = registry.find_placer(run.entry)
         row, instance = self._results.row(run.key), self._instance(case)
         if row is None or (row.fingerprint, row.cost_hash, row.version) != (
-            instance.fingerprint, instance.cost_hash, spec.version,
-        ):  # fmt: skip
+            instance.fingerprint,
+            instance.cost_hash,
+            spec.version,
+        ):
             self.observer.tick(done - 1, total, [str(run)])
             with contextlib.chdir(self.folder):  # relative names of policies: a run has the same key anywhere
                 outcome = execute(run, instance)
@@ -132,9 +139,14 @@ class Lab:
                 if not path.is_file():
                     save_graph(problem.graph, path)
             self._instances[case] = Instance(
-                case.workload, case.topology, case.rules, problem.graph.fingerprint, problem.costs.hash,
-                problem.graph.n_ops, None if path is None else str(path),
-            )  # fmt: skip
+                case.workload,
+                case.topology,
+                case.rules,
+                problem.graph.fingerprint,
+                problem.costs.hash,
+                problem.graph.n_ops,
+                None if path is None else str(path),
+            )
         return self._instances[case]
 
     def policy(self, name: str, placer: str, cases: Sequence[Case], *, seed: int, evaluations: int) -> str:

@@ -76,8 +76,16 @@ def _level_lines(axis, levels: Sequence[tuple[float, str]]) -> None:
         near = groups and level[0] - groups[-1][0][0] < 0.05 * (high - low)
         groups[-1].append(level) if near else groups.append([level])
     for group in groups:
-        note = axis.annotate(", ".join(name for _, name in group), (1, group[-1][0]), (-2, 2), fontsize=7, color="0.3",
-                             xycoords=("axes fraction", "data"), textcoords="offset points", ha="right")  # fmt: skip
+        note = axis.annotate(
+            ", ".join(name for _, name in group),
+            (1, group[-1][0]),
+            (-2, 2),
+            fontsize=7,
+            color="0.3",
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            ha="right",
+        )
         note.set_in_layout(False)
 
 
@@ -100,8 +108,15 @@ def bars(
                 continue
             mean, low, high = group[name]
             at = place + (number - (len(names) - 1) / 2) * width
-            axis.bar(at, mean, width * 0.92, color=COLOURS[number % 7], label=name,
-                     yerr=[[max(0, mean - low)], [max(0, high - mean)]], error_kw={"elinewidth": 1})  # fmt: skip
+            axis.bar(
+                at,
+                mean,
+                width * 0.92,
+                color=COLOURS[number % 7],
+                label=name,
+                yerr=[[max(0, mean - low)], [max(0, high - mean)]],
+                error_kw={"elinewidth": 1},
+            )
     axis.set_xticks(range(len(groups)), list(groups), fontsize=8)
     if level is not None:
         axis.axhline(level, color="0.3", linewidth=0.9)

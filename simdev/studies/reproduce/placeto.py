@@ -76,13 +76,17 @@ def evaluations_needed(label: str, found: Sequence[RunResult], budget: int) -> l
     lines = []
     for name, values in finals.items():
         mean = sum(counted[name]) / len(counted[name])
-        lines.append({
-            "case": label, "placer": name, "final step time, ms": interval_text(interval(values)),
-            "target, ms": f"{target:,.1f}",
-            "reached by": f"{sum(used is not None for used in needed[name])}/{len(needed[name])}",
-            "evaluations": interval_text(interval(counted[name]), 0),
-            "times placeto's": f"{mean / (sum(base) / len(base)):.2f}" if base else "",
-        })  # fmt: skip
+        lines.append(
+            {
+                "case": label,
+                "placer": name,
+                "final step time, ms": interval_text(interval(values)),
+                "target, ms": f"{target:,.1f}",
+                "reached by": f"{sum(used is not None for used in needed[name])}/{len(needed[name])}",
+                "evaluations": interval_text(interval(counted[name]), 0),
+                "times placeto's": f"{mean / (sum(base) / len(base)):.2f}" if base else "",
+            }
+        )
     return lines
 
 

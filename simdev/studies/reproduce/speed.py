@@ -72,11 +72,15 @@ def _timed(lab: Lab, name: str, workload: str) -> dict:
         spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **params)
         seconds.append(time.process_time() - started)
     line = {
-        "placer": name, "workload": workload, "ops": problem.graph.n_ops, "evaluations": budget.used,
-        "first, s": f"{seconds[0]:.2f}", "again, s": f"{seconds[1]:.2f}",
+        "placer": name,
+        "workload": workload,
+        "ops": problem.graph.n_ops,
+        "evaluations": budget.used,
+        "first, s": f"{seconds[0]:.2f}",
+        "again, s": f"{seconds[1]:.2f}",
         "samples/s": f"{budget.used / seconds[1]:,.0f}",
         "in the simulator, %": f"{100 * budget.simulating_s / seconds[1]:.0f}",
-    }  # fmt: skip
+    }
     path.parent.mkdir(exist_ok=True)
     write_text(path, json.dumps(line) + "\n")
     return line

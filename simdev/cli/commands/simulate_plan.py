@@ -19,7 +19,7 @@ def simulate_plan(
     cluster: Annotated[str, typer.Argument(help="Topology of a node, or file: dgx-h100, dgx-h100[nodes=8].")],
     mesh: Annotated[str, typer.Option(help="Sizes of the mesh axes: dp_shard=8,tp=8,pp=4.")],
     microbatches: Annotated[int, typer.Option(help="Microbatches of each replica in a step.")] = 1,
-    schedule: Annotated[str, typer.Option(help="gpipe, 1f1b, interleaved, zero-bubble, zbv or looped-bfs.")] = "1f1b",
+    schedule: Annotated[str, typer.Option(help="gpipe, 1f1b, interleaved or looped-bfs.")] = "1f1b",
     stages_per_rank: Annotated[int, typer.Option(help="Stages on a pipeline rank (interleaved schedules).")] = 1,
     host: Annotated[str, typer.Option(help="What issues kernels: eager, megatron, llm-foundry or compiled.")] = "eager",
     unfolded: Annotated[bool, typer.Option("--unfolded", help="Simulate every rank, not one for each stage.")] = False,

@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
@@ -73,6 +74,13 @@ def dirty() -> str:
         f"warning: simdev has uncommitted changes ({commit()}): nobody else can make these rows again; "
         "commit before a bench whose results others should trust"
     )
+
+
+def origins(commits: Sequence[str]) -> str:
+    """One sentence on the ``commit`` cells of a board's rows: how many states of the code, how many uncommitted."""
+    states, unclean = len(set(commits)), sum(commit.endswith("-dirty") for commit in commits)
+    text = f"{len(commits)} rows from {states} {'state' if states == 1 else 'states'} of the code"
+    return f"{text}; {unclean} of them made with uncommitted changes" if unclean else text
 
 
 @cache

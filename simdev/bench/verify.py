@@ -68,9 +68,12 @@ def verify(
     limits: Limits = LIMITS,
     on_row: Callable[[int, int, str, list[Difference]], None] = lambda *_: None,
     on_skip: Callable[[str, str], None] = lambda *_: None,
+    on_rows: Callable[[list[Row]], None] = lambda _: None,
 ) -> list[Difference]:
     """All differences between a result folder, or a submission (:mod:`simdev.bench.submission`), and what its
-    placements give now; an empty list if every row holds. Nothing that a row names is executed, and no path in it is opened.
+    placements give now; an empty list if every row holds.
+
+    Nothing that a row names is executed, and no path in it is opened. ``on_rows`` gets all rows of the folder.
 
     ``engine`` simulates (the validator checks its schedule too); ``sample`` takes that many rows, drawn evenly.
     ``rerun`` also executes the placer of a row again, if its result can be expected to be the same: ``on_skip`` gets
@@ -83,8 +86,8 @@ def verify(
     check = Check(engine, rerun, named, folder.is_file(), limits)
     if check.foreign:
         with unpacked(folder) as inside:
-            return _verify(inside, check, sample, jobs, on_row, on_skip)
-    return _verify(folder, check, sample, jobs, on_row, on_skip)
+            return _verify(inside, check, sample, jobs, on_row, on_skip, on_rows)
+    return _verify(folder, check, sample, jobs, on_row, on_skip, on_rows)
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,9 @@ class Check:
         return self.limits.seconds + (time_limit(row.budget) if self.rerun else 0)
 
 
-def _verify(folder: Path, check: Check, sample, jobs, on_row, on_skip) -> list[Difference]:
+def _verify(folder: Path, check: Check, sample, jobs, on_row, on_skip, on_rows) -> list[Difference]:
     found = rows.read_rows(folder / "results.csv", check_digest=False)
+    on_rows(found)
     differences = digest_differences(folder) + _tables(folder, found)
     chosen = found if sample is None else [found[i] for i in _evenly(len(found), sample)]
     chosen = sorted(chosen, key=lambda row: row.key)

@@ -2,8 +2,8 @@
 
 A measured table (op signature -> ns) comes first; then the device file of the kind, where it has one: measured or
 fitted times of the op's parts (:mod:`simdev.problem.opcost`). Where both are silent, a roofline: the launch overhead
-plus the larger of FLOPs over the reachable compute rate and bytes over the reachable memory bandwidth (Williams et al. 2009),
-both scaled by the efficiency of the op's class on that kind of device.
+plus the larger of FLOPs over the reachable compute rate and bytes over the reachable memory bandwidth (Williams et al.
+2009), both scaled by the efficiency of the op's class on that kind of device.
 """
 
 from __future__ import annotations

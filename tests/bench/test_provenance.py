@@ -26,3 +26,9 @@ def test_uncommitted_changes_are_a_warning(monkeypatch):
     for commit, warned in (("abc", False), ("", False), ("abc-dirty", True)):
         monkeypatch.setattr(provenance, "commit", lambda commit=commit: commit)
         assert bool(provenance.dirty()) == warned
+
+
+def test_origins_count_states_of_the_code_and_uncommitted_ones():
+    assert provenance.origins(["a1", "a1"]) == "2 rows from 1 state of the code"
+    found = provenance.origins(["a1", "b2-dirty", "b2-dirty"])
+    assert found == "3 rows from 2 states of the code; 2 of them made with uncommitted changes"

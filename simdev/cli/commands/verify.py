@@ -6,12 +6,10 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    pass
 from simdev.cli.app import command
 from simdev.cli.options import Engine, JsonOption
 
@@ -35,10 +33,12 @@ def verify(
     """
     from collections import Counter
 
+    from simdev.bench.provenance import origins
     from simdev.bench.verify import verify as recompute
     from simdev.cli import progress
 
     skipped: Counter = Counter()
+    commits: list[str] = []
     with progress.counter("verifying") as on_row:
         differences = recompute(
             folder,
@@ -49,7 +49,9 @@ def verify(
             jobs=jobs,
             on_row=on_row,
             on_skip=lambda title, reason: skipped.update([reason]),
+            on_rows=lambda rows: commits.extend(row.commit for row in rows),
         )
+    print(origins(commits), file=sys.stderr)
     for reason, count in skipped.most_common():
         print(f"not executed again: {count} rows: {reason}", file=sys.stderr)
     if as_json:

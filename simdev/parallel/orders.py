@@ -1,8 +1,9 @@
 """The order in which each pipeline rank executes the microbatches of its stages, as ``torch.distributed.pipelining``
 has it.
 
-An order is a list of actions for each rank. An action is ``(what, stage, microbatch)``; ``what`` is ``F`` (forward),
-``B`` (backward), or for zero-bubble schedules ``I`` (gradient of the input) and ``W`` (gradient of the weights).
+An order is a list of actions for each rank. An action is ``(what, stage, microbatch)``; ``what`` is ``F`` (forward)
+or ``B`` (backward). Schedules that split a backward pass into the gradients of inputs and of weights are refused: the
+captured backward pass is one segment.
 ``gpipe`` and ``1f1b`` are written here, and a test compares them with PyTorch's; the schedules with several stages on a
 rank are PyTorch's own.
 """
@@ -16,19 +17,24 @@ from simdev.errors import InvalidInput, UnknownName, Unsupported
 Action = tuple[str, int, int]
 PYTORCH = {
     "interleaved": "Interleaved1F1B",
-    "zero-bubble": "InterleavedZeroBubble",
-    "zbv": "ZBVZeroBubble",
     "looped-bfs": "LoopedBFS",
 }
-LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B"}
 SCHEDULES = ("gpipe", "1f1b", *PYTORCH)
+SPLIT = ("zero-bubble", "zbv", "dualpipe")  # known by name, to say why they are refused
 
 
 @lru_cache(maxsize=256)
 def pipeline_order(
     schedule: str, ranks: int, microbatches: int, stages_per_rank: int = 1
 ) -> tuple[tuple[Action, ...], ...]:
-    """The actions of each of ``ranks`` ranks. Raises :class:`InvalidInput` where the schedule cannot be had."""
+    """The actions of each of ``ranks`` ranks. Raises :class:`InvalidInput` where the schedule cannot be had, and
+    :class:`Unsupported` for the schedules in ``SPLIT``."""
+    if schedule in SPLIT:
+        raise Unsupported(
+            f"schedule {schedule!r} splits backward passes into the gradients of inputs and of weights, "
+            f"which is not simulated; known: {', '.join(SCHEDULES)}"
+        )
     if schedule not in SCHEDULES:
         raise UnknownName("schedule", schedule, SCHEDULES, source="plan")
     if microbatches < 1:
@@ -59,8 +65,6 @@ def _pytorch(schedule: str, ranks: int, microbatches: int, stages_per_rank: int)
         raise Unsupported(f"the schedule {schedule} needs PyTorch: pip install 'simdev[capture]'") from None
     if ranks < 2:
         raise InvalidInput(f"{schedule} needs at least two pipeline ranks", source="plan", field="pp")
-    if schedule == "zbv" and stages_per_rank != 2:
-        raise InvalidInput("zbv has two stages on a rank", source="plan", field="stages per rank")
     kind = getattr(schedules, f"Schedule{PYTORCH[schedule]}")
     made = object.__new__(kind)  # the constructor wants stages with modules; the order needs numbers alone
     made.pp_group_size, made.n_local_stages, made._n_microbatches = ranks, stages_per_rank, microbatches
@@ -74,13 +78,10 @@ def _pytorch(schedule: str, ranks: int, microbatches: int, stages_per_rank: int)
             source="plan",
             field="microbatches",
         )
-    made.enable_zero_bubble = schedule != "interleaved"
+    made.enable_zero_bubble = False
     made.pipeline_order = {}
-    made.stage_index_to_group_rank = _places(schedule, ranks, stages_per_rank)
+    made.stage_index_to_group_rank = {stage: stage_rank(ranks, stage) for stage in range(ranks * stages_per_rank)}
     order = {rank: made._calculate_single_rank_operations(rank) for rank in range(ranks)}
-    if schedule == "zero-bubble":
-        made.pipeline_order = order
-        order = made._add_bubbles_to_actions(ranks * stages_per_rank)
     return tuple(
         tuple(
             (LETTERS[a.computation_type.name], a.stage_index, a.microbatch_index) for a in order[rank] if a is not None
@@ -89,11 +90,6 @@ def _pytorch(schedule: str, ranks: int, microbatches: int, stages_per_rank: int)
     )
 
 
-def _places(schedule: str, ranks: int, stages_per_rank: int) -> dict[int, int]:
-    return {stage: stage_rank(schedule, ranks, stage) for stage in range(ranks * stages_per_rank)}
-
-
-def stage_rank(schedule: str, ranks: int, stage: int) -> int:
-    """The pipeline rank that holds ``stage``: stages go round the ranks, for ``zbv`` there and back."""
-    lap, place = divmod(stage, ranks)
-    return ranks - 1 - place if schedule == "zbv" and lap % 2 else place
+def stage_rank(ranks: int, stage: int) -> int:
+    """The pipeline rank that holds ``stage``: stages go round the ranks."""
+    return stage % ranks

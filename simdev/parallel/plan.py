@@ -53,6 +53,7 @@ class Plan:
         self.cluster.check(self.mesh.ranks)
         if self.model.checks is not None:
             self.model.checks(self.parameters, self.mesh)
+        pipeline_order(self.schedule, self.mesh["pp"], self.microbatches, self.stages_per_rank)
 
     @property
     def stages(self) -> int:
@@ -145,7 +146,7 @@ def prepare(plan: Plan, prices: Prices | None = None, merge: bool = True) -> Pla
     timed: dict[tuple, Template] = {}
 
     def time(segment, stage):
-        rank = stage_rank(plan.schedule, plan.mesh["pp"], stage)
+        rank = stage_rank(plan.mesh["pp"], stage)
         key = id(segment), rank * plan.mesh.stage_ranks % plan.cluster.gpus
         if key not in timed:
             timed[key] = make_template(segment, plan.cluster, plan.mesh, rank, plan.host, prices, merge)
@@ -193,7 +194,7 @@ def simulate_program(program: PlanProgram, *, unfolded: bool = False, engine: st
         unroller.add(rank, action, _template(program, action, which), after)
         following = {"F": ("F", stage + 1, microbatch), "B": ("B", stage - 1, microbatch)}.get(what)
         if following and 0 <= following[1] < plan.stages:
-            target = stage_rank(plan.schedule, ranks, following[1])
+            target = stage_rank(ranks, following[1])
             ops = unroller.last(rank, "compute")
             if target != rank:
                 size = program.stages[min(stage, following[1])].output_bytes
@@ -222,7 +223,7 @@ def _backward_kinds(orders, microbatches: int) -> dict[Action, int]:
     seen: dict[int, list[Action]] = {}
     for actions in orders:
         for action in actions:
-            if action[0] in ("B", "I"):
+            if action[0] == "B":
                 seen.setdefault(action[1], []).append(action)
     for actions in seen.values():
         for number, action in enumerate(actions):
@@ -234,13 +235,7 @@ def _backward_kinds(orders, microbatches: int) -> dict[Action, int]:
 
 def _template(program: PlanProgram, action: Action, which: dict[Action, int]) -> Template:
     what, stage, _ = action
-    if what == "F":
-        return program.forward[stage]
-    if what == "B":
-        return program.backward[stage][which[action]]
-    raise InvalidInput(
-        f"schedule {program.plan.schedule!r} splits backward passes, which stages do not yet", source="plan"
-    )
+    return program.forward[stage] if what == "F" else program.backward[stage][which[action]]
 
 
 def _report(program: PlanProgram, orders, which, unrolled: Unrolled, schedule: Schedule) -> PlanReport:

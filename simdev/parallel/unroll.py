@@ -57,8 +57,6 @@ def execution_order(orders: tuple[tuple[Action, ...], ...], stages: int) -> list
         for rank, actions in enumerate(orders):
             while place[rank] < len(actions) and set(_inputs(actions[place[rank]], stages)) <= done:
                 done.add(actions[place[rank]])
-                if actions[place[rank]][0] == "B":
-                    done |= {("I", *actions[place[rank]][1:])}
                 result.append((rank, actions[place[rank]]))
                 place[rank], moved = place[rank] + 1, True
     stuck = [rank for rank, actions in enumerate(orders) if place[rank] < len(actions)]
@@ -81,12 +79,8 @@ def _inputs(action: Action, stages: int) -> list[Action]:
     what, stage, microbatch = action
     if what == "F":
         return [("F", stage - 1, microbatch)] if stage else []
-    if what == "W":
-        return [("I", stage, microbatch)]
-    if what in ("B", "I"):
-        later = [("I", stage + 1, microbatch)] if stage + 1 < stages else []
-        return [("F", stage, microbatch), *later]
-    return []
+    later = [("B", stage + 1, microbatch)] if stage + 1 < stages else []
+    return [("F", stage, microbatch), *later]
 
 
 class Unroller:
@@ -306,7 +300,7 @@ class Unroller:
 
 
 def _phase(action: Action) -> int:
-    return {"F": 0, "B": 1, "I": 1, "W": 1}.get(action[0], 2)
+    return {"F": 0, "B": 1}.get(action[0], 2)
 
 
 def _pairs(source: np.ndarray, target: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, Unsupported
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Host, Plan, find_model, load_cluster, parse_mesh
 from simdev.parallel.capture import _captured, capture_stage
@@ -87,6 +87,38 @@ def test_the_first_stage_of_1f1b_holds_more_activations_than_the_last():
     one, gpipe = simulate_program(program), simulate_program(prepare(plan_of("pp=4", 8, schedule="gpipe")))
     assert one.peak_bytes[1] > one.peak_bytes[2]
     assert gpipe.peak_bytes[1] > one.peak_bytes[1]
+
+
+@pytest.mark.parametrize("mesh", ["dp_shard=2", "dp_shard=2,tp=2"])
+def test_selective_recomputation_runs_every_second_product_and_no_attention_again(mesh):
+    counts, live = {}, {}
+    for recompute in ("none", "selective", "full"):
+        spec, parameters = find_model(TINY.replace("layers=5", f"layers=2,recompute={recompute}"))
+        stage = capture_stage(spec, parameters, parse_mesh(mesh), Part(2, False, False), several=False)
+        kinds = [call.kind for call in stage.backward[stage.ONLY].calls]
+        attention = sum("attention" in kind and "backward" not in kind for kind in kinds)
+        counts[recompute] = kinds.count("mm"), attention
+        live[recompute] = stage.forward.live_bytes
+    products = counts["none"][0]
+    assert products == 2 * 2 * 7 and counts["none"][1] == 0
+    assert counts["selective"] == (products + 2 * 3, 0)
+    assert counts["full"] == (products + 2 * 6, 2)  # PyTorch stops before a layer's last product: nothing needs it
+    assert live["full"] < live["selective"] < live["none"]
+
+
+def test_a_rank_may_have_several_stages():
+    spec, parameters = find_model(TINY.replace("layers=5", "layers=4"))
+    plan = Plan(spec, parameters, load_cluster("dgx-h100"), parse_mesh("pp=2"), 4, "interleaved", 2, EAGER)
+    program = prepare(plan)
+    assert len(program.stages) == 4
+    report = simulate_program(program)
+    single = sum(t.work_ns for t in program.forward[::2]) * 4
+    assert report.step_ns > single and (report.bubble_ns > 0).all()
+
+
+def test_a_split_backward_pass_is_refused_before_any_capture():
+    with pytest.raises(Unsupported, match="splits backward passes"):
+        plan_of("pp=2", schedule="zero-bubble")
 
 
 def test_figures_add_up(program):

@@ -1,5 +1,7 @@
 """Llama 3 (Grattafiori et al. 2024), parallelised as torchtitan does: DTensor tensor and sequence parallelism within a
-layer, FSDP2 around each layer, activation checkpointing by layer if asked for.
+layer, FSDP2 around each layer, activation checkpointing by layer if asked for: ``recompute="full"`` keeps a layer's
+input alone; ``"selective"`` also keeps the results of attention, of reduce-scatters and of every second product
+(torchtitan's ``selective_ac_option = "op"``, the setting of its published runs).
 
 Weights and gradients are bfloat16 in computation and float32 in storage (FSDP's mixed precision); AdamW is fused.
 """
@@ -15,6 +17,7 @@ SIZES = {
     "405b": {"width": 16384, "layers": 126, "heads": 128, "kv_heads": 8, "hidden": 53248},
 }
 DEFAULTS = {**SIZES["8b"], "vocabulary": 128_256, "length": 8192, "microbatch": 1, "recompute": "none"}
+RECOMPUTE = ("none", "selective", "full")
 
 
 def llama3_flops(p) -> float:
@@ -31,8 +34,8 @@ def llama3_checks(p, mesh) -> None:
         if p[name] % mesh["tp"]:
             message = f"{p[name]} does not divide by {mesh['tp']} tensor-parallel ranks"
             raise InvalidInput(message, source="llama3", field=name)
-    if p["recompute"] not in ("none", "full"):
-        raise UnknownName("recompute", str(p["recompute"]), ("none", "full"), source="llama3")
+    if p["recompute"] not in RECOMPUTE:
+        raise UnknownName("recompute", str(p["recompute"]), RECOMPUTE, source="llama3")
 
 
 @parallel_model(
@@ -180,9 +183,10 @@ def _parallelise(model, mesh, part, tp, recompute):
                     "feed_forward.down": rows,
                 },
             )
-    if recompute == "full":
+    if recompute != "none":
+        how = {"context_fn": _selective_contexts} if recompute == "selective" else {}
         for number, layer in enumerate(model.layers):
-            model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)
+            model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False, **how)
     names = [name for name in ("dp_replicate", "dp_shard") if name in mesh.mesh_dim_names]
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if "dp_shard" in names:
@@ -192,3 +196,27 @@ def _parallelise(model, mesh, part, tp, recompute):
         fully_shard(model, mesh=data, mp_policy=policy)
     else:
         model.to(torch.bfloat16)
+
+
+def _selective_contexts():
+    """Contexts of a layer's forward pass and of its recomputation, by torchtitan's policy: keep attention,
+    reduce-scatters and the first of every two products, recompute the rest."""
+    import torch
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    aten, product = torch.ops.aten, torch.ops.aten.mm.default
+    kept = {
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    }
+    products = {False: 0, True: 0}  # met so far, in the forward pass and in its recomputation
+
+    def policy(context, op, *_, **__):
+        if op == product:
+            products[context.is_recompute] += 1
+        keep = op in kept or (op == product and products[context.is_recompute] % 2 == 1)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)

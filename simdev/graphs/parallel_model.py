@@ -18,6 +18,7 @@ from typing import Any
 from simdev.errors import InvalidInput, UnknownName
 
 SHELF: dict[str, ParallelModel] = {}
+NEEDED = ("layers", "length", "microbatch")  # parameters that plans read: layers, tokens, sequences of a microbatch
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,11 @@ def parallel_model(
     source: str = "",
     checks: Callable[[Mapping[str, Any], Any], None] | None = None,
 ) -> Callable[[Callable[..., Stage]], Callable[..., Stage]]:
-    """Register a parallel model under ``name``."""
+    """Register a parallel model under ``name``. ``defaults`` has at least the parameters ``layers``, ``length`` and
+    ``microbatch``."""
+    for parameter in NEEDED:
+        if type(defaults.get(parameter)) is not int:
+            raise InvalidInput(f"defaults need a whole number {parameter!r}", source=f"parallel model {name!r}")
 
     def register(function):
         if name in SHELF and SHELF[name].function.__module__ != function.__module__:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
-from simdev.graphs.parallel_model import ParallelModel, Part
+from simdev.graphs.capture import sentence
+from simdev.graphs.parallel_model import ParallelModel, Part, Stage
 from simdev.parallel import kept
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.program import COMPUTE, Call, NotRepeating, Segment, stretch
@@ -76,9 +77,8 @@ def _captured(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, s
         return program
     except SimdevError:
         raise
-    except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
-        text = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        raise InvalidInput(f"cannot be built on {mesh}: {type(error).__name__}: {text}", source=model.name) from error
+    except Exception as error:  # of the model's own code, which may be the user's
+        raise InvalidInput(f"cannot be built on {mesh}: {sentence(error)}", source=model.name) from error
 
 
 def _capture(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, several: bool) -> StageProgram:
@@ -92,6 +92,9 @@ def _capture(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, sev
         try:
             segments: dict[str, Segment] = {}
             stage = model.function(torch_mesh, part, **parameters)
+            if not isinstance(stage, Stage):
+                message = f"the function returned {type(stage).__name__}, not a Stage"
+                raise InvalidInput(message, source=model.name)
             microbatches = 1 if not several else 3 if stage.sync else 2
             with FakeTensorMode(allow_non_fake_inputs=True):
                 stage.module.to_empty(device="cpu")

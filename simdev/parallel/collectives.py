@@ -5,6 +5,18 @@ A ring of ``n`` ranks moves ``2 (n - 1) / n`` of an all-reduced buffer over ever
 scattered one. Across nodes NCCL builds as many rings as a group has ranks in a node, each with an adapter of its own,
 so that the ring is as fast as the slower of a node's links and the adapters of a node. A tree takes ``2 log2(nodes)``
 steps between nodes instead of ``2 (ranks - 1)``, and the quicker algorithm wins (NCCL ``tuning.cc``, version 2.18).
+
+Where the figures come from; no training run was used to choose any of them:
+
+``links.csv``
+    Measured all-reduces inside a node of A100 or H100, 2 to 8 ranks (its first lines name the sources; H100 above
+    64 MiB continues the last rate). Other sizes are interpolated, other group sizes scaled by the ring's traffic.
+    Gathers and scatters take half of the part that depends on size: no row for them is measured.
+``RING_SHARE``, ``STEP_NS``, ``NETWORK_STEP_NS``, ``BASE_NS``
+    After the constants of NCCL's own model in ``tuning.cc``, rounded.
+``NETWORK_SHARE``
+    Estimated from what nccl-tests commonly report on 200 and 400 Gbit/s adapters (0.8 to 0.92 of the rate). No
+    measured collective across nodes is in the table, so that times across nodes are not checked by themselves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,20 @@
-"""How long a host thread takes to issue a kernel, by framework: measured or fitted figures with their source."""
+"""How long a host thread takes to issue a kernel, by framework, and by how much a framework's kernels are slower than
+costed. Where each figure comes from, and on which measured runs it was chosen:
+
+``eager``
+    Estimated, not fitted to any run: public traces of eager PyTorch show 5-8 us for an ATen op with its Python frame,
+    4-6 us in autograd's thread, and 20-40 us for a collective issued through DTensor or FSDP.
+``megatron``
+    Chosen by hand on 40 rows of vTrain's one-node set, spread over all three of its models (GPT 1,024 to 2,048 wide).
+    No row of that set is held out from it; the many-node rows, of another model, were not used.
+``llm-foundry``
+    Host times as ``eager``. The three factors in ``SCALES`` are fitted to 26 of the 52 rows of llm-foundry's
+    benchmarks of 2023, with all its three models among them (MPT 760m, 7b, 30b; A100 and H100): Triton attention,
+    eager elementwise kernels, products that slow down beside FSDP's collectives. With one model left out in turn, by a
+    linear estimate: 9.0 % (30b), 6.6 % (760m), 3.2 % (7b).
+``compiled``
+    No time for any kernel: they are issued from generated code or a CUDA graph. Not compared with any run.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +22,6 @@ from simdev.errors import UnknownName
 from simdev.parallel.timing import Host
 from simdev.problem.costs import OP_CLASSES
 
-# eager: est. from public traces of eager PyTorch: an ATen op with its Python frame 5-8 us, in autograd's thread 4-6 us,
-# a collective through DTensor or FSDP 20-40 us.
-# megatron: chosen on 40 rows of vTrain on one node (docs, "Simulate a training job"); Python issues a layer slowly.
-# compiled: kernels are issued from generated code or a CUDA graph; what is left is the collectives' own host time.
 HOSTS = {
     "eager": Host(forward_ns=6_000, backward_ns=5_000, update_ns=3_000, collective_ns=25_000),
     "megatron": Host(forward_ns=75_000, backward_ns=18_000, update_ns=5_000, collective_ns=90_000),
@@ -17,9 +29,6 @@ HOSTS = {
 }
 
 # By how much the kernels of a framework take longer than the cost model says, by class of op; ``rest`` is all others.
-# llm-foundry: fitted to 26 rows of its benchmarks of 2023 (MPT 760m, 7b, 30b; A100 and H100): Triton attention, eager
-# elementwise kernels, products that slow down beside FSDP's collectives. With one model left out in turn (linearised):
-# 9.0 % (30b), 6.6 % (760m), 3.2 % (7b).
 SCALES = {"llm-foundry": {"gemm": 1.138, "attention": 1.738, "rest": 1.177}}
 HOSTS["llm-foundry"] = HOSTS["eager"]
 

@@ -6,11 +6,11 @@ import numpy as np
 from drawn import chain
 
 from simdev.analysis.bounds import lower_bound
-from simdev.bench import run as bench
 from simdev.bench import stored
 from simdev.bench.journal import Results
 from simdev.bench.plan import DEFAULT_RULES, Run
 from simdev.bench.provenance import circumstances
+from simdev.bench.run import Instance, blank_row, score
 from simdev.placers import registry
 from simdev.problem.graph_file import save_graph
 from simdev.problem.placement import Placement
@@ -51,7 +51,7 @@ def small_board(folder, *, workload="mine.npz", topology="mine.toml", placers=("
     for number, placer in enumerate(placers):
         placement = Placement(np.array([0, 0, 1] if number % 2 else [0, 0, 0]))
         run = Run(workload, topology, DEFAULT_RULES, placer, "{}", "evaluations=10", 0)
-        instance = bench.Instance(
+        instance = Instance(
             workload,
             topology,
             DEFAULT_RULES,
@@ -62,7 +62,7 @@ def small_board(folder, *, workload="mine.npz", topology="mine.toml", placers=("
             bound_method=str(bound.method),
         )
         version = registry.placers()[placer].version if placer in registry.placers() else 1
-        row = bench.score(bench.blank_row(run, instance, version), problem, placement, simulate(problem, placement))
+        row = score(blank_row(run, instance, version), problem, placement, simulate(problem, placement))
         row = replace(row, evaluations=0, **circumstances())
         results.add(replace(row, **changed), placement, [(0, 0.5, row.step_ns)])
     results.write()

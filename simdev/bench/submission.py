@@ -1,4 +1,4 @@
-"""Results from elsewhere as one archive: packed by those who have them, judged without running their code."""
+"""Submissions: pack results into an archive, and unpack an archive for verification without running its code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from simdev.bench import rows, stored
-from simdev.bench import run as bench
 from simdev.bench.journal import Results
 from simdev.bench.plan import DEFAULT_RULES, Run, parse_rules
 from simdev.bench.provenance import circumstances
+from simdev.bench.run import Instance, blank_row, score
 from simdev.errors import InvalidInput
 from simdev.files import MAX_DOCUMENT, MAX_TOML, MIB, Bounded, open_zip, read_bytes, replacing
 from simdev.problem.placement import Placement
@@ -35,8 +35,8 @@ NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 def submit(folder: str | os.PathLike, out: str | os.PathLike, *, name: str = "") -> int:
     """Pack a result folder, or a folder of placement files (JSON, as ``simdev place`` writes them) made by a placer
-    called ``name``; returns the number of rows. Raises :class:`InvalidInput` for a folder that cannot be read or whose
-    rows do not hold together."""
+    called ``name``, into the archive ``out``. Returns the number of rows. Raises :class:`InvalidInput` if the folder
+    cannot be read or lacks a file that its rows need."""
     folder = Path(folder)
     if (folder / "results.csv").is_file():
         return _pack(folder, out)
@@ -51,7 +51,7 @@ def submit(folder: str | os.PathLike, out: str | os.PathLike, *, name: str = "")
 
 
 def _score_files(files: list[Path], name: str, out: Path) -> None:
-    """Rows for placement files, each simulated here, as a result folder in ``out``."""
+    """Simulate the placement of each file and write the rows as a result folder into ``out``."""
     from simdev.analysis.bounds import lower_bound
     from simdev.sim import simulate
 
@@ -67,7 +67,7 @@ def _score_files(files: list[Path], name: str, out: Path) -> None:
         )
         placement = Placement.load(path, problem)
         bound = lower_bound(problem)
-        instance = bench.Instance(
+        instance = Instance(
             workload,
             topology,
             DEFAULT_RULES,
@@ -77,7 +77,7 @@ def _score_files(files: list[Path], name: str, out: Path) -> None:
             bound_ns=int(bound.ns),
             bound_method=str(bound.method),
         )
-        row = bench.score(bench.blank_row(run, instance, 1), problem, placement, simulate(problem, placement))
+        row = score(blank_row(run, instance, 1), problem, placement, simulate(problem, placement))
         results.add(replace(row, evaluations=0, **circumstances()), placement, ())
     results.write()
     results.close()
@@ -104,9 +104,9 @@ def _pack(folder: Path, out: str | os.PathLike) -> int:
 def unpacked(archive: str | os.PathLike) -> Iterator[Path]:
     """The files of a submission in a folder that is removed afterwards.
 
-    Raises :class:`InvalidInput` for an archive that is no zip, holds anything but results (paths that lead elsewhere,
-    links, programs), names a file twice, or holds more than :data:`MOST_BYTES` of a kind or :data:`MAX_UNPACKED` in
-    all. Sizes are counted while unpacking, whatever the archive says.
+    Raises :class:`InvalidInput` if the archive is not a zip file, holds anything but results (paths out of the folder,
+    links, programs), names a file twice, or unpacks to more than :data:`MOST_BYTES` in one file or
+    :data:`MAX_UNPACKED` in total. The sizes are counted during unpacking; the sizes in the archive are not trusted.
     """
     with tempfile.TemporaryDirectory(prefix="simdev-") as scratch:
         with open_zip(archive) as found:
@@ -121,7 +121,7 @@ def unpacked(archive: str | os.PathLike) -> Iterator[Path]:
 
 
 def _unpack(found: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, most: int, archive) -> int:
-    """Write one member to ``target``, at most ``most`` bytes; how many they were."""
+    """Write one member to ``target`` and return its size. Raises :class:`InvalidInput` if it exceeds ``most`` bytes."""
     with found.open(member) as source, open(target, "wb") as file:
         bounded = Bounded(source, most, f"{archive}: {member.filename}")
         shutil.copyfileobj(bounded, file)

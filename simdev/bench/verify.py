@@ -1,7 +1,8 @@
-"""Verification: every row of a result folder computed anew from its stored placement, and compared cell by cell.
+"""Verification: recompute every row of a result folder from its stored placement and compare all cells.
 
-What a placement cannot tell (how many evaluations found it, why a placer failed) is covered by the row's digest, by
-what the row says about itself, and by ``rerun``: executing the placer again, which must give the same row.
+A placement does not show how many evaluations found it, or why a placer failed. Those cells are checked by the digest
+of the row, by rules that the cells of a row must obey, and by ``rerun``, which executes the placer again: it must give
+the same row.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import numpy as np
 from simdev.analysis.bounds import Bound
 from simdev.analysis.feasible import check_feasible
 from simdev.bench import provenance, rows, stored, workers
-from simdev.bench import run as bench
-from simdev.bench import score as leaderboard
 from simdev.bench.plan import Run, parse_budget, time_limit
 from simdev.bench.rows import Row
+from simdev.bench.run import Instance, execute, one_line, score
+from simdev.bench.score import LEADERBOARD, RANKING, leaderboard, ranking
 from simdev.bench.submission import unpacked
 from simdev.bench.workers import Limits
 from simdev.errors import Infeasible, InvalidInput, SimdevError, UnknownName, shortened
@@ -30,21 +31,21 @@ from simdev.placers import registry
 from simdev.placers.placer import PlacerSpec
 from simdev.problem.problem import Problem
 
-# What a run without a placement leaves empty.
+# The cells that are empty in the row of a run without a placement.
 UNSCORED = {
     **dict.fromkeys(("feasible", "step_ns", "simulated_ns", "peak_memory_bytes", "comm_bytes", "evaluations")),
     **dict.fromkeys(("overflow", "placement"), ""),
 }
 
 
-LIMITS = Limits(seconds=300, memory_bytes=6 << 30)  # of a row; the largest shipped graphs take 10 s and 1 GiB
-TASKS = 8  # rows that one process checks: those of one problem share its bound
-_BOUNDS: dict[tuple, Bound] = {}  # of the problems that this process has met: the rows of one follow one another
+LIMITS = Limits(seconds=300, memory_bytes=6 << 30)  # of one row; the largest shipped graphs need 10 s and 1 GiB
+TASKS = 8  # rows that one process checks; rows of the same problem share one lower bound
+_BOUNDS: dict[tuple, Bound] = {}  # by problem, for this process; rows are sorted by problem
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A cell that does not hold what it should. ``column`` is empty where the whole row is at fault."""
+    """A cell whose stored and recomputed values differ. ``column`` is empty if the whole row is at fault."""
 
     row: str
     column: str
@@ -70,16 +71,17 @@ def verify(
     on_skip: Callable[[str, str], None] = lambda *_: None,
     on_rows: Callable[[list[Row]], None] = lambda _: None,
 ) -> list[Difference]:
-    """All differences between a result folder, or a submission (:mod:`simdev.bench.submission`), and what its
-    placements give now; an empty list if every row holds.
+    """Recompute the rows of a result folder or a submission (:mod:`simdev.bench.submission`) and return the
+    differences.
 
-    Nothing that a row names is executed, and no path in it is opened. ``on_rows`` gets all rows of the folder.
+    The list is empty if every row holds. No code that a row names is executed, and no path in a row is opened.
+    ``on_rows`` gets all rows of the folder.
 
-    ``engine`` simulates (the validator checks its schedule too); ``sample`` takes that many rows, drawn evenly.
-    ``rerun`` also executes the placer of a row again, if its result can be expected to be the same: ``on_skip`` gets
-    the title of every other row and the reason. Placers from the user's own files are executed only if ``placers``
-    names them (``my_placers.py:name``). Each row may take what ``limits`` says, and a rerun the time limit of its
-    budget on top. Raises :class:`InvalidInput` for a folder that cannot be read.
+    ``engine`` simulates the placements, and the validator checks each schedule. If ``sample`` is given, that many
+    evenly spaced rows are checked. ``rerun`` also executes the placer of each row again, provided that the same result
+    can be expected; for every other row, ``on_skip`` gets the title of the row and the reason. Placers from the user's
+    own files are executed only if ``placers`` names them (``my_placers.py:name``). ``limits`` apply to each row; a
+    rerun adds the time limit of the row's budget. Raises :class:`InvalidInput` if the folder cannot be read.
     """
     folder = Path(folder)
     named = frozenset(registry.parse_id(entry)[0] for entry in placers)
@@ -124,22 +126,22 @@ def _verify(folder: Path, check: Check, sample, jobs, on_row, on_skip, on_rows) 
 
 
 def _schedule(pool, folder: Path, row: Row, check: Check):
-    """The future of a row; None for a budget that cannot be read, which :func:`_own_words` reports."""
+    """The future of a row, or None if its budget cannot be read; :func:`_impossible` reports that error."""
     with contextlib.suppress(InvalidInput):
         return pool.schedule(_check_limited, (folder, row, check), timeout=check.seconds(row))
     return None
 
 
 def _check_limited(folder: Path, row: Row, check: Check) -> tuple[list[Difference], str]:
-    # the limit on processor time holds for all rows of this process
+    # the limit on processor time is for all rows of this process together
     workers.limit_process(Limits(TASKS * check.seconds(row), check.limits.memory_bytes))
     return check_row(folder, row, check)
 
 
 def _answer(row: Row, future, check: Check) -> tuple[list[Difference], str]:
-    """What a worker found out about a row. A worker that died says nothing about the other rows."""
+    """The differences of a row, and why its placer was not run again. If its worker died, only this row is at fault."""
     try:
-        return future.result() if future is not None else (_own_words(row), "")
+        return future.result() if future is not None else (_impossible(row), "")
     except SimdevError as error:
         text = str(error)
     except TimeoutError:
@@ -147,14 +149,14 @@ def _answer(row: Row, future, check: Check) -> tuple[list[Difference], str]:
     except MemoryError:
         text = f"needs more than {check.limits.memory_bytes / 2**30:g} GiB"
     except Exception as error:
-        text = f"{type(error).__name__}: {bench.one_line(error)}"
+        text = f"{type(error).__name__}: {one_line(error)}"
     return [Difference(title(row), "", "", text)], ""
 
 
 def check_row(folder: Path, row: Row, check: Check) -> tuple[list[Difference], str]:
-    """Differences of one row and, if it should have been executed again and was not, the reason. Nothing is run but
-    what is registered or named by ``check``, and no file is read outside ``folder``."""
-    wrong = _own_words(row)
+    """The differences of one row, and the reason if a requested rerun was skipped. Only placers that are registered or
+    named by ``check`` are run, and no file outside ``folder`` is read."""
+    wrong = _impossible(row)
     if wrong:
         return wrong, ""
     spec = _spec(row, check)
@@ -164,7 +166,7 @@ def check_row(folder: Path, row: Row, check: Check) -> tuple[list[Difference], s
         if row.status == "infeasible":
             check_feasible(problem)
     except Infeasible as error:
-        fresh = replace(row, **UNSCORED, status="infeasible", error=bench.one_line(error), version=version)
+        fresh = replace(row, **UNSCORED, status="infeasible", error=one_line(error), version=version)
         return _compare(row, fresh), ""
     if row.status == "infeasible":
         return [Difference(title(row), "status", row.status, "a placement may exist")], ""
@@ -173,7 +175,7 @@ def check_row(folder: Path, row: Row, check: Check) -> tuple[list[Difference], s
     fresh = _scored(fresh, problem, folder, check.engine) if row.status == "ok" else replace(fresh, **UNSCORED)
     skipped = _why_not_again(row, spec, check) if check.rerun else ""
     if check.rerun and not skipped:
-        instance = bench.Instance(
+        instance = Instance(
             row.workload,
             row.topology,
             row.rules,
@@ -184,12 +186,12 @@ def check_row(folder: Path, row: Row, check: Check) -> tuple[list[Difference], s
             fresh.lower_bound_ns,
             fresh.bound_method,
         )
-        fresh = bench.execute(Run(*row.key), instance, problem).row
+        fresh = execute(Run(*row.key), instance, problem).row
     return _compare(row, fresh), skipped
 
 
 def _why_not_again(row: Row, spec: PlacerSpec | None, check: Check) -> str:
-    """Why executing the placer again could give another row, or must not be tried; empty if neither."""
+    """Why a rerun of the placer could give another row or is not allowed; empty if the rerun is possible."""
     if spec is None:
         return "its placer is not registered here"
     if row.status not in ("ok", "skipped", "error"):
@@ -210,8 +212,8 @@ def processor(machine: str) -> str:
     return machine.rsplit(",", 2)[0]
 
 
-def _own_words(row: Row) -> list[Difference]:
-    """What a row says that cannot be, whatever the placement."""
+def _impossible(row: Row) -> list[Difference]:
+    """The cells of a row that are impossible for every placement."""
     evaluations, _ = parse_budget(row.budget)
     if row.status == "ok" and (row.evaluations is None or not 0 <= row.evaluations <= evaluations):
         return [Difference(title(row), "evaluations", str(row.evaluations), f"at most {evaluations}")]
@@ -221,7 +223,7 @@ def _own_words(row: Row) -> list[Difference]:
 
 
 def _bounded(row: Row, problem: Problem) -> Row:
-    """The row with the lower bound of the problem, unless it says that finding one failed."""
+    """The row with the lower bound of the problem. If the row says that the bound failed, it stays empty."""
     if row.bound_method in ("timeout", "memory", "error"):
         return replace(row, lower_bound_ns=None)
     key = problem.graph.fingerprint, problem.costs.hash, row.rules
@@ -234,19 +236,19 @@ def _bounded(row: Row, problem: Problem) -> Row:
 
 
 def _scored(row: Row, problem: Problem, folder: Path, engine: str) -> Row:
-    """The row with what its stored placement gives, simulated by ``engine`` and accepted by the validator."""
+    """The row with the score of its stored placement, simulated by ``engine`` and accepted by the validator."""
     from simdev.sim import simulate, validate
 
     placement = rows.stored_placement(folder, row.placement)
     placement.check(problem, source=rows.placement_path(folder, row.placement))
     schedule = simulate(problem, placement, engine=engine)
     validate(problem, placement, schedule)
-    return replace(bench.score(row, problem, placement, schedule), error="")
+    return replace(score(row, problem, placement, schedule), error="")
 
 
 def _spec(row: Row, check: Check) -> PlacerSpec | None:
-    """The row's placer; None for code of somebody's own, which is not run unless the user named it. Raises
-    :class:`UnknownName` for a row of the user's own folder whose placer does not exist."""
+    """The placer of a row, or None if it is code from a file that the user did not name. Raises :class:`UnknownName` if
+    a row of the user's own folder names a placer that does not exist."""
     own = ".py:" in row.placer
     if row.placer in check.named if own else row.placer in registry.placers():
         return registry.find_placer(row.entry)[0]
@@ -256,7 +258,7 @@ def _spec(row: Row, check: Check) -> PlacerSpec | None:
 
 
 def title(row: Row) -> str:
-    """The row in words, printable."""
+    """The run of the row as printable text."""
     return shortened(str(Run(*row.key)), 300)
 
 
@@ -278,11 +280,11 @@ def digest_differences(folder: Path) -> list[Difference]:
 
 
 def _tables(folder: Path, found: list[Row]) -> list[Difference]:
-    """Lines of the derived tables that do not follow from the rows."""
+    """Lines of the derived tables that differ from the tables computed from the rows."""
     wrong = []
     for name, columns, table in (
-        ("leaderboard.csv", leaderboard.LEADERBOARD, leaderboard.leaderboard(found)),
-        ("ranking.csv", leaderboard.RANKING, leaderboard.ranking(found)),
+        ("leaderboard.csv", LEADERBOARD, leaderboard(found)),
+        ("ranking.csv", RANKING, ranking(found)),
     ):
         stored = [cells for _, cells in rows.read_csv(folder / name, columns)]
         if len(stored) != len(table):

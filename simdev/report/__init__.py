@@ -1,6 +1,6 @@
-"""What people look at: tables and the HTML page of a leaderboard; one schedule in words, pictures and trace files.
+"""Reports for people: tables and the HTML page of a leaderboard, and one schedule as text, picture or trace file.
 
-Everything here reads results, graphs and schedules, and changes none. :class:`Explanation` and :func:`explain` give
+The modules read results, graphs and schedules and change none of them. :class:`Explanation` and :func:`explain` compute
 what ``simdev explain`` prints. :func:`write_page` and :func:`draw` write the files of ``simdev leaderboard --html`` and
 ``simdev view``.
 """

@@ -1,4 +1,4 @@
-"""Anytime curves: the best feasible step time so far, against evaluations and against seconds, for all placers."""
+"""Anytime curves: the best feasible step time of each placer over its evaluations and over its seconds."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from simdev.errors import InvalidInput, UnknownName
 from simdev.files import replacing
 from simdev.report.labels import plain
 
-FAR = 4.0  # the picture ends at that many times the best step time; what is slower is named in the legend
+FAR = 4.0  # the picture ends at this multiple of the best step time; slower runs appear only in the legend
 HEADER = ("placer", "runs", "solved", "evaluations", "seconds", "improvements", "step_time_ms")
 
 
 @dataclass(frozen=True)
 class Search:
-    """How one run went on: ``points`` are ``(evaluations, seconds, step_ns)`` at each improvement, then at its end.
+    """The progress of one run. ``points`` holds ``(evaluations, seconds, step_ns)`` of each improvement and of the end.
 
-    The last point is the placement that the placer returned, which may be better than what it had simulated; a placer
-    that simulates nothing has that point alone.
+    The last point is the placement that the placer returned. That placement may be better than all that the placer
+    simulated. A placer that simulates nothing has only this point.
     """
 
     placer: str
@@ -44,8 +44,9 @@ def searches(
 ) -> list[Search]:
     """The runs of a result folder on one workload and topology, sorted by placer and seed.
 
-    ``budget`` chooses among several (default: that of most runs), ``placers`` are entry ids (default: all). Raises
-    :class:`InvalidInput` where the folder has no results, :class:`UnknownName` where it has none of that name.
+    ``budget`` selects the runs with one budget (default: the budget of most runs), and ``placers`` those of some entry
+    ids (default: all). Raises :class:`InvalidInput` if the folder has no results, and :class:`UnknownName` if it has
+    none for a given name.
     """
     folder = Path(folder)
     rows = _chosen(read_rows(folder / "results.csv"), folder, workload=workload, topology=topology)
@@ -79,7 +80,8 @@ def _search(row: Row, curve: list) -> Search:
 
 
 def table(found: list[Search]) -> list[dict[str, str]]:
-    """A line for each placer, fastest first: medians over its runs (the lower one of two) under :data:`HEADER`."""
+    """A line for each placer, fastest first, with the columns :data:`HEADER`. The figures are those of the median run
+    (of an even number of runs, the faster of the two in the middle)."""
     lines = []
     for placer, runs in itertools.groupby(found, key=lambda run: run.placer):
         runs = sorted(runs, key=lambda run: (run.step_ns is None, run.step_ns or 0, run.seed))
@@ -105,10 +107,10 @@ def table(found: list[Search]) -> list[dict[str, str]]:
 
 
 def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
-    """Draw quality against evaluations (left) and seconds (right); the format is that of the file's name.
+    """Draw the step time over evaluations (left) and over seconds (right); the ending of ``out`` gives the format.
 
-    A placer that searches is a falling line, one for each seed, that ends in a dot; one that does not is a dot. Both
-    axes are logarithmic; less than one evaluation is drawn as one, less than a millisecond as a millisecond.
+    Each run of a placer that searches is a falling line that ends in a dot. A run of any other placer is a dot. Both
+    axes are logarithmic. Fewer than one evaluation is drawn as one, and less than a millisecond as one millisecond.
     """
     solved = [run for run in found if run.step_ns is not None]
     if not solved:
@@ -121,7 +123,7 @@ def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
     panels = figure.subplots(1, 2, sharey=True)
     styles = _styles(solved)
     best = min(run.step_ns for run in solved)
-    named: dict[str, Search] = {}  # the run that a label of the legend stands for
+    named: dict[str, Search] = {}  # by label of the legend: the run that it shows
     for run in solved:
         near = run.step_ns <= FAR * best
         label = plain(_label(run, found)) if run is _first(solved, run.placer) else None
@@ -170,7 +172,7 @@ def _styles(runs: list[Search]) -> dict[str, dict]:
 
 
 def _first(runs: list[Search], placer: str) -> Search:
-    """The run of a placer that its legend entry stands for: the median of those with a score."""
+    """The run that the legend shows for a placer: the median of its runs with a score."""
     runs = sorted((run for run in runs if run.placer == placer), key=lambda run: (run.step_ns, run.seed))
     return runs[(len(runs) - 1) // 2]
 

@@ -1,4 +1,4 @@
-"""What a graph or a topology holds: as numbers, as text, and a topology as a picture."""
+"""Describe a graph or a topology in numbers and in text, and draw a topology."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from simdev.report.labels import plain
 
 
 def summarise_graph(graph: ComputationGraph) -> dict:
-    """The figures of a graph, ready for JSON.
+    """The figures that ``simdev show`` prints for a graph, as a dictionary for JSON.
 
-    ``depth_ops`` is the number of ops on the longest path, ``width_ops`` the largest number of ops of one level (equal
-    distance from the inputs). ``peak_bytes`` is the memory of the whole graph on one device when the ops run one by one
-    in their order: persistent bytes plus the most that is live at once, without rounding.
+    ``depth_ops`` is the number of ops on the longest path. ``width_ops`` is the largest number of ops on one level,
+    that is, at the same distance from the inputs. ``peak_bytes`` is the result of :func:`peak_bytes`.
     """
     level = levels(graph)
     by_class = {}
@@ -60,7 +59,8 @@ def _part(graph: ComputationGraph, mask: np.ndarray) -> dict:
 
 
 def peak_bytes(graph: ComputationGraph) -> int:
-    """Persistent bytes plus the most bytes live at once when the ops run one by one in their order."""
+    """The peak memory of the graph on one device that runs the ops in program order: the persistent bytes plus the
+    largest number of other bytes in use at once, without rounding."""
     size = np.where(graph.tensor_persistent, 0, graph.tensor_bytes)
     last = graph.tensor_producer.copy()
     np.maximum.at(last, graph.edge_tensor, graph.consumers)
@@ -73,7 +73,7 @@ def peak_bytes(graph: ComputationGraph) -> int:
 
 
 def graph_text(summary: dict) -> str:
-    """:func:`summarise_graph` for people."""
+    """The result of :func:`summarise_graph` as text."""
     lines = [
         f"{summary['name']}  ({summary['fingerprint']})",
         f"  ops            {summary['ops']:,} in {summary['placement_units']:,} placement units"
@@ -126,8 +126,11 @@ def _scaled(value: float, unit: str) -> str:
 
 
 def describe_topology(topology: Topology) -> dict:
-    """The figures of a topology, ready for JSON: devices, links, the route between each two devices, and the matrix of
-    their bandwidths in GB/s (1e9 bytes per second; 0 on the diagonal, -1 where there is no route)."""
+    """The figures of a topology as a dictionary for JSON: its devices, links and routes.
+
+    ``gb_per_s`` is the matrix of the bandwidth between each two devices, in 1e9 bytes per second. It is 0 on the
+    diagonal and -1 for two devices without a route.
+    """
     names = [device.name for device in topology.devices]
     return {
         "name": topology.name,
@@ -176,7 +179,7 @@ def _stops(topology: Topology, source: int, target: int) -> list[str]:
 
 
 def topology_text(summary: dict) -> str:
-    """:func:`describe_topology` for people."""
+    """The result of :func:`describe_topology` as text."""
     devices = summary["devices"]
     rows = [("device", "kind", "memory GiB", "GB/s", "TFLOP/s")]
     for device in devices:
@@ -202,8 +205,11 @@ def topology_text(summary: dict) -> str:
 
 
 def draw_topology(topology: Topology, path: str | os.PathLike) -> None:
-    """Draw devices, switches and links to ``path`` (PNG, SVG or PDF by its end): hosts above, accelerators below, the
-    fabrics that join them under these. Colour and width of a line are its bandwidth."""
+    """Draw the devices, switches and links of a topology to ``path``; its ending (png, svg or pdf) gives the format.
+
+    Hosts are at the top and accelerators below them. Fabrics, the switches that join accelerators, are at the bottom.
+    The colour and the width of a line show its bandwidth. Raises :class:`InvalidInput` for an unknown ending.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -222,7 +228,7 @@ def draw_topology(topology: Topology, path: str | os.PathLike) -> None:
     axes.set_axis_off()
     axes.margins(0.04)
     if len(topology.devices) > 1:
-        spare = max(0.0, 4.0 - width) / 2  # narrow machines keep their proportions
+        spare = max(0.0, 4.0 - width) / 2  # a narrow topology keeps its proportions
         axes.set_xlim(min(across) - 1.1 - spare, max(across) + 1.1 + spare)
     with replacing(path) as file:
         try:
@@ -232,10 +238,10 @@ def draw_topology(topology: Topology, path: str | os.PathLike) -> None:
 
 
 def _layout(topology: Topology) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:
-    """``(x, y)`` of every node, and of each fabric (a switch below the accelerators) where its bar begins and ends.
+    """``(x, y)`` of every node, and ``(left, right)`` of the bar of every fabric (a switch below the accelerators).
 
-    The links from the hosts down to the accelerators are drawn as trees; an accelerator hangs under the smallest switch
-    that a host reaches. Switches in no tree are fabrics.
+    The links from the hosts down to the accelerators form trees. The parent of an accelerator is the neighbouring
+    switch with the fewest links among those that a host reaches. Switches that are in no tree are fabrics.
     """
     near: dict[str, set[str]] = {}
     for link in topology.links:
@@ -286,7 +292,7 @@ def _positions(topology, near, leaves, roots, trunk, parent, depth, fabric):
     crowded: dict[float, list[str]] = {}
     for node in sorted(trunk, key=lambda one: place[one]):
         crowded.setdefault(place[node][1], []).append(node)
-    for y, row in crowded.items():  # nodes of one row that would overlap move apart
+    for y, row in crowded.items():  # nodes of one row that would overlap are moved apart
         for left, right in zip(row, row[1:], strict=False):
             if place[right][0] - place[left][0] < 1.0:
                 place[right] = (place[left][0] + 1.0, y)
@@ -319,7 +325,7 @@ def _draw_links(axes, topology: Topology, place, fabrics) -> None:
         style = dict(color=colour[key], lw=max(0.8, 0.8 + 0.6 * np.log(key[0] / 3e9)), ls=dashes, zorder=1)
         a, b = sorted(link.ends, key=lambda end: -place[end][1])
         (xa, ya), (xb, yb) = place[a], place[b]
-        if a in leaves and b in leaves:  # peers: an arc below the row, the deeper the farther
+        if a in leaves and b in leaves:  # between accelerators: an arc below the row, deeper for larger distances
             dip = ya - 0.5 - 0.33 * abs(xa - xb)
             curve = [(xa + 0.07 * (xb - xa), ya - 0.2), (xa, dip), (xb, dip), (xb - 0.07 * (xb - xa), yb - 0.2)]
             path = Path(curve, [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4])
@@ -327,7 +333,7 @@ def _draw_links(axes, topology: Topology, place, fabrics) -> None:
         elif b in fabrics and a in leaves:
             shift = 0.16 * (1 - 2 * rows.index(yb)) if len(rows) > 1 else 0.0
             axes.plot([xa + shift, xa + shift], [ya, yb], **style)
-        elif b in fabrics:  # a host at a fabric: around the outside
+        elif b in fabrics:  # a link from a host to a fabric: a line around the outside
             end, sign = (0, -1) if xa <= (left + right) / 2 else (1, 1)
             outside[sign] += 1
             x = (left, right)[end] + sign * (0.4 + 0.3 * outside[sign])

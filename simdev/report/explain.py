@@ -66,7 +66,7 @@ class Explanation:
             if begin == 0:
                 break
             kind, item, time, reason = (self._before_op if kind == "op" else self._before_transfer)(item, begin)
-            if time < begin:  # held back by a rule, not by an event (program order with several slots)
+            if time < begin:  # a rule delayed it, not an event (program order with several slots)
                 stretches.append(Stretch("device", stretches[-1].item, time, begin))
         return tuple(reversed(stretches))
 
@@ -113,8 +113,8 @@ class Explanation:
         return times, base + np.cumsum(change)
 
     def allocations(self, device: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """What is allocated on ``device`` during the step: int64 rounded bytes, begin and end in ns, and the owning
-        op."""
+        """The allocations on ``device`` during the step, as four int64 arrays: rounded bytes, begin in ns, end in ns,
+        and the op that owns each."""
         graph, s = self.graph, self.schedule
         ops = np.flatnonzero(self.device == device)
         readers = graph.consumers[self.device[graph.consumers] == device]
@@ -139,7 +139,7 @@ class Explanation:
             np.concatenate([ops, maker, graph.tensor_producer[copied]]),
         )
 
-    # the way back along the chain
+    # Tracing the chain backwards
 
     def _last(self) -> tuple[str, int, int]:
         op = int(np.argmax(self.schedule.op_finish))
@@ -156,7 +156,7 @@ class Explanation:
 
     @cached_property
     def _issue(self) -> np.ndarray:
-        """R11: when the host has issued each op, int64 ``(n,)``."""
+        """The time in ns at which the host has issued each op (R11), int64 ``(n,)``."""
         free, issue = 0, np.zeros(self.graph.n_ops, np.int64)
         on_host = (self.device == self.topology.host).tolist()
         for op, dispatch in enumerate(self.problem.costs.dispatch_ns.tolist()):
@@ -175,8 +175,8 @@ class Explanation:
         return begin, "op" if on_host else "issue", op - 1
 
     def _before_op(self, op: int, begin: int):
-        """What an op that starts at ``begin`` waited for: kind, number, when it ended, and the reason if it is not
-        data."""
+        """The event that an op starting at ``begin`` waited for: its kind, number and end, and the reason, or ``None``
+        if the op waited for data."""
         graph, s, here = self.graph, self.schedule, int(self.device[op])
         best = ("op", op, -1)
         for tensor in graph.inputs[graph.input_ptr[op] : graph.input_ptr[op + 1]].tolist():
@@ -216,7 +216,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence about a schedule, and how many nanoseconds of the step it is about."""
+    """A sentence about a schedule. ``ns`` is the part of the step that the sentence is about."""
 
     ns: int
     text: str
@@ -263,7 +263,7 @@ def _reasons(explanation: Explanation) -> list[Finding]:
 
 
 def _layers(explanation: Explanation) -> list[Finding]:
-    """Layers with the most compute on the critical chain."""
+    """The layers with the longest compute time on the critical chain."""
     total: dict[tuple[str, int], int] = defaultdict(int)
     for stretch in explanation.chain:
         if stretch.reason in ("compute", "device"):
@@ -281,7 +281,7 @@ def _layers(explanation: Explanation) -> list[Finding]:
 
 
 def _transfers(explanation: Explanation) -> list[Finding]:
-    """Transfers that take the most of the critical chain."""
+    """The transfers that take the longest part of the critical chain."""
     found = []
     s = explanation.schedule
     stretches = sorted(
@@ -304,7 +304,7 @@ def _transfers(explanation: Explanation) -> list[Finding]:
 
 
 def _idle(explanation: Explanation) -> list[Finding]:
-    """How busy the accelerators are; what they idle on average counts."""
+    """The load of each accelerator; ``ns`` of the finding is their average idle time."""
     busy = explanation.schedule.busy_ns(explanation.device, explanation.topology.n_devices) / explanation.topology.slots
     shares = busy[list(explanation.topology.accelerators)] / max(1, explanation.schedule.step_ns)
     names = [explanation.device_names[device] for device in explanation.topology.accelerators]

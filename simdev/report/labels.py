@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def plain(text: str) -> str:
-    """``text`` as matplotlib draws it literally: between two dollar signs it would draw a formula, or fail."""
+    """``text`` with dollar signs escaped: matplotlib would read the text between two of them as a formula."""
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""The leaderboard as one HTML page: no network, no other file."""
+"""The leaderboard as one HTML page that needs no network and no other file."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from simdev.errors import InvalidInput, SimdevError
 from simdev.files import write_text
 from simdev.report.explain import Explanation
 
-BINS = 240  # steps of a schedule's picture
-SCHEDULES = 2  # pictures for each case: its best runs
-CHANNELS = 4  # the busiest are drawn
+BINS = 240  # time steps in the picture of a schedule
+SCHEDULES = 2  # pictures for each case: those of its best runs
+CHANNELS = 4  # only the busiest channels are drawn
 
 
 def write_page(folder: str | os.PathLike, out: str | os.PathLike) -> None:
-    """Write the page of a result folder to ``out``. Raises :class:`InvalidInput` for a folder that cannot be read or
-    holds no row."""
+    """Write the page of a result folder to ``out``. Raises :class:`InvalidInput` if the folder cannot be read or has no
+    rows."""
     folder = Path(folder)
     found = rows.read_rows(folder / "results.csv")
     if not found:
@@ -35,7 +35,7 @@ def write_page(folder: str | os.PathLike, out: str | os.PathLike) -> None:
 
 
 def page_data(folder: Path, found: list[Row]) -> dict:
-    """What the page shows, ready for JSON: times in ns, memory in bytes."""
+    """The content of the page as a dictionary for JSON; times are in ns, memory is in bytes."""
     cases: dict[str, list[Row]] = defaultdict(list)
     for row in found:
         cases[f"{row.workload}, {row.topology}, {row.rules}"].append(row)
@@ -74,7 +74,7 @@ def _case(folder: Path, mine: list[Row]) -> dict:
         problem = stored.stored_problem(folder, first)
         ops = problem.graph.n_ops
         pictures = [_gantt(folder, problem, row) for row in scored[:SCHEDULES]]
-    except SimdevError as error:  # a graph, machine or placement that the folder does not keep: the row is shown alone
+    except SimdevError as error:  # the folder lacks the graph, machine or placement: show the row only
         note = str(error)
     return {
         "workload": first.workload,
@@ -90,7 +90,8 @@ def _case(folder: Path, mine: list[Row]) -> dict:
 
 
 def _gantt(folder: Path, problem, row: Row) -> dict:
-    """How busy each device and the busiest channels are in each of :data:`BINS` parts of the step, as digits 0 to 9."""
+    """The load of each device and of the busiest channels in each of :data:`BINS` parts of the step, as digits 0 to
+    9."""
     from simdev.sim import simulate
 
     placement = rows.stored_placement(folder, row.placement)
@@ -116,7 +117,7 @@ def _lane(name: str, begin: np.ndarray, end: np.ndarray, step_ns: int, slots: in
     order_begin, order_end = np.sort(begin), np.sort(end)
 
     def covered(sorted_times: np.ndarray) -> np.ndarray:
-        """The sum over the times of what of [time, edge] lies before each edge."""
+        """For each edge, the sum of ``edge - time`` over all times before it."""
         count = np.searchsorted(sorted_times, edges)
         return count * edges - np.concatenate([[0], np.cumsum(sorted_times)])[count]
 

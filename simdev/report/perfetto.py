@@ -1,4 +1,4 @@
-"""Schedules, simulated or measured, as trace files for Perfetto (https://ui.perfetto.dev) and chrome://tracing."""
+"""Write simulated or measured schedules as trace files for Perfetto (https://ui.perfetto.dev) and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from simdev.sim import Schedule
 def trace_events(
     graph: ComputationGraph, topology: Topology, devices: np.ndarray, schedule: Schedule, name: str, process: int = 0
 ) -> list[dict]:
-    """One process of a trace: a track per compute slot in use and per pair of devices; times in microseconds.
+    """The events of one process of a trace: a track for each compute slot in use and for each pair of devices.
 
-    ``devices`` int ``(n,)`` is the placement. Ops or transfers that overlap on one device or pair get tracks of their
-    own. Events carry op number, layer, phase, bytes.
+    ``devices`` int ``(n,)`` is the placement. Times are in microseconds. Ops that overlap on one device, and transfers
+    that overlap on one pair of devices, are on separate tracks. The event of an op holds its number, layer and phase;
+    the event of a transfer holds the number and the bytes of its tensor.
     """
     events = [{"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}]
     tracks: dict[str, int] = {}
@@ -58,13 +59,13 @@ def trace_events(
 
 
 def write_trace(path: str | os.PathLike, *processes: list[dict]) -> None:
-    """Write the processes that :func:`trace_events` made into one file; each needs a ``process`` of its own."""
+    """Write the events of one or more processes (:func:`trace_events`, each with its own ``process``) into one file."""
     text = json.dumps({"traceEvents": [event for events in processes for event in events], "displayTimeUnit": "ms"})
     write_text(path, text + "\n")
 
 
 def _lanes(rows: np.ndarray, start: np.ndarray, finish: np.ndarray):
-    """Pairs (row, lane): the first lane that is free when the row starts."""
+    """Yield ``(row, lane)`` with the first lane that is free when the row starts."""
     ends: list[int] = []
     for position in np.lexsort((finish, start)):
         lane = next((number for number, end in enumerate(ends) if end <= start[position]), len(ends))

@@ -1,4 +1,5 @@
-"""The table at the end of a bench: placers by workloads, a table for each topology."""
+"""The tables at the end of a bench: one for each topology, with a line for each placer and a column for each
+workload."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def _board_cell(line, best, single) -> str:
 
 
 def cell(row: Row | None) -> str:
-    """A row in one word or number."""
+    """The result of a row as one number or word, for a cell of a table."""
     if row is None:
         return ""
     if row.step_ns is not None:
@@ -73,7 +74,7 @@ def failures(rows: Iterable[Row]) -> list[str]:
 
 
 def headline(rows: list[Row], out: Path) -> str:
-    """One sentence: how many runs ended how, and where the files are."""
+    """One sentence with the number of runs by status and the folder of the files."""
     counts: dict[str, int] = {}
     for line in leaderboard(rows):
         counts[line["status"]] = counts.get(line["status"], 0) + 1

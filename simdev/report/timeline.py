@@ -1,5 +1,4 @@
-"""Pictures of a schedule: devices and links over time, memory against capacity, what the step waits for, and the
-placement on the graph."""
+"""Draw a schedule: devices and links over time, memory and capacity, the reasons for waiting, and the placement."""
 
 from __future__ import annotations
 
@@ -22,12 +21,13 @@ REASON_COLOURS = {
     "link": "#aa3377",
     "launch": "#66ccee",
 }
-MOST_CHANNELS = 16  # the busiest are drawn
+MOST_CHANNELS = 16  # only the busiest channels are drawn
 PIXELS = 1600  # intervals closer than a pixel are drawn as one
 
 
 def draw(explanation: Explanation, path: str | os.PathLike) -> None:
-    """Draw a schedule to PNG, SVG or PDF, by the ending of ``path``. Raises :class:`InvalidInput` for another one."""
+    """Draw a schedule to ``path``; its ending (png, svg or pdf) gives the format. Raises :class:`InvalidInput` for
+    another ending."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -55,7 +55,8 @@ def draw(explanation: Explanation, path: str | os.PathLike) -> None:
 
 
 def merged(begin: np.ndarray, end: np.ndarray, gap_ns: int) -> np.ndarray:
-    """Intervals joined where they are at most ``gap_ns`` apart: int64 ``(k, 2)`` of begin and end, in order."""
+    """Join intervals that are at most ``gap_ns`` apart. Returns int64 ``(k, 2)``: begin and end in ns, sorted by
+    begin."""
     order = np.argsort(begin, kind="stable")
     begin, end = begin[order], np.maximum.accumulate(end[order])
     first = np.concatenate([[True], begin[1:] > end[:-1] + gap_ns])[: len(begin)]

@@ -9,12 +9,15 @@ from simdev.placers.budget import Share
 from simdev.placers.score import Score
 from simdev.problem.problem import Problem
 
-MISSES = 20  # proposals in a row that change nothing before giving up a turn
+MISSES = 20  # draws without a move after which draw() gives up
 
 
 class Neighbourhood:
-    """Draws neighbours of a unit placement. The scale of a move is drawn first: a module at some depth of the module
-    tree, a run of neighbours in topological order, or one unit, each with the parameters that it reads first."""
+    """Draws neighbours of a unit placement.
+
+    The scale of a move is drawn first: a module at some depth of the module tree, a run of neighbours in topological
+    order, or one unit. Parameters move with the unit that reads them first.
+    """
 
     def __init__(self, problem: Problem, allowed: np.ndarray):
         self.allowed, self.modules, self.atoms = allowed, module_groups(problem), atoms(problem)
@@ -24,7 +27,7 @@ class Neighbourhood:
         self.cumulative = np.cumsum(weight_of_unit(problem))
 
     def draw(self, rng: np.random.Generator, devices: np.ndarray) -> np.ndarray | None:
-        """A neighbour of ``devices`` int32 ``(units,)``, or None where none was found."""
+        """A neighbour of ``devices`` int32 ``(units,)``, or None if no move was found."""
         for _ in range(MISSES):
             pivot = int(np.searchsorted(self.cumulative, rng.random() * self.cumulative[-1], side="right"))
             units = self._around(rng, min(pivot, len(devices) - 1), devices)
@@ -50,7 +53,7 @@ class Neighbourhood:
         return members[devices[members] == devices[pivot]]
 
     def _whole_atoms(self, units: np.ndarray) -> np.ndarray:
-        """``units`` and what moves with them, each once."""
+        """``units`` and all units that always move with them, each once."""
         moving = np.zeros(len(self.atoms), bool)
         moving[self.atoms[units]] = True
         return np.flatnonzero(moving[self.atoms])

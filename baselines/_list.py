@@ -1,12 +1,13 @@
-"""List scheduling with colocation and memory: what HEFT, PEFT, m-ETF and m-SCT have in common.
+"""List scheduling with colocation and memory: the parts that HEFT, PEFT, m-ETF and m-SCT share.
 
-The kernels place op after op. The first op of a colocation group to be placed decides for the group. Sources that cost
-nothing (parameters, inputs, constants) are *lazy*: they go where their first reader goes, as in Baechi, which ties a
-variable to its reader; otherwise they would all land on the first device before anybody asks for them.
+The kernels place one op at a time. The first op of a colocation group to be placed decides the device of the group.
+Sources that cost nothing (parameters, inputs, constants) are *lazy*: they go where their first reader goes, as in
+Baechi, which ties a variable to its reader. Otherwise all of them would be placed on the first device, before their
+readers.
 
 Memory is tracked in placing order: a group's persistent bytes from its first op on, an op's outputs until their last
-reader is placed, and a copy per device that reads them. The true peak depends on when ops run, so :func:`fit` checks
-with the simulator, where there is a budget, and tries again with less room.
+reader is placed, and a copy per device that reads them. The true peak depends on when ops run. If there is a budget,
+:func:`fit` therefore checks with the simulator and tries again with less headroom.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from simdev.problem.costs import FREE_KINDS
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 
-ROOM_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)  # shares of the capacity that fit() tries
+HEADROOM_SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12)  # shares of the capacity that fit() tries, in this order
 
 
 class Tables(NamedTuple):
-    """What the kernels read: ``n`` ops, ``m`` tensors, ``D`` devices, ``u`` units (merged ones, see ``label``)."""
+    """Inputs of the kernels: ``n`` ops, ``m`` tensors, ``D`` devices, ``u`` units (merged, see ``label``)."""
 
     allowed: np.ndarray  # bool (D, u)
     op_ns: np.ndarray  # int64 (D, n)
@@ -41,31 +42,34 @@ class Tables(NamedTuple):
     producer: np.ndarray
     consumer_ptr: np.ndarray
     consumers: np.ndarray
-    size: np.ndarray  # int64 (m,): bytes a copy takes
-    home_size: np.ndarray  # int64 (m,): bytes at home, 0 for a persistent tensor
-    keep: np.ndarray  # bool (m,): read outside the scope, or a result: never freed
+    size: np.ndarray  # int64 (m,): bytes of a copy on another device
+    home_size: np.ndarray  # int64 (m,): bytes on the producer's device, 0 for a persistent tensor
+    keep: np.ndarray  # bool (m,): never freed, because it is a result or is read outside the scope
     workspace: np.ndarray  # int64 (n,)
     lazy: np.ndarray  # bool (n,)
     scope: np.ndarray  # bool (n,): the ops to place; lazy ones are placed by their readers
-    label: np.ndarray  # int32 (units of the graph,): the unit here that holds it
+    label: np.ndarray  # int32 (units of the graph,): the merged unit that holds each unit of the graph
 
 
 class State(NamedTuple):
-    """What the kernels write. Times in ns; -1 for not placed."""
+    """What the kernels write. Times are in ns; -1 means not placed."""
 
     unit_device: np.ndarray  # int32 (u,)
     start: np.ndarray  # int64 (n,)
     finish: np.ndarray  # int64 (n,)
     used: np.ndarray  # int64 (D,): bytes
-    room: np.ndarray  # int64 (D,): bytes
-    arrived: np.ndarray  # int64 (D, m): when the tensor's copy is there, -1: no copy
-    unread: np.ndarray  # int32 (m,): readers in scope that are not placed
+    headroom: np.ndarray  # int64 (D,): bytes that may be used
+    arrived: np.ndarray  # int64 (D, m): arrival time of the tensor's copy, -1: no copy
+    unread: np.ndarray  # int32 (m,): readers in scope that are not yet placed
 
 
 def tables(problem: Problem, *, forward_only: bool) -> Tables:
-    """Arrays for the kernels. With ``forward_only``, backward and update ops are left out (they follow, see
-    :func:`follow_forward`): what they will read is kept, gradients of parameters count with the parameter, and units
-    are merged by :func:`coplace`. A graph without forward ops is taken whole."""
+    """Build the inputs of the kernels for ``problem``.
+
+    With ``forward_only``, backward and update ops are left out, and :func:`follow_forward` places them later. The
+    tensors that they will read are kept, gradients of parameters count with the parameter, and units are merged by
+    :func:`coplace`. A graph without forward ops is scheduled whole.
+    """
     graph, costs = problem.graph, problem.costs
     free_kind = np.array([kind in FREE_KINDS for kind in graph.kinds])
     lazy = free_kind[graph.op_kind] & (np.diff(graph.input_ptr) == 0) & (costs.op_ns <= 1).all(axis=0)
@@ -116,10 +120,10 @@ def tables(problem: Problem, *, forward_only: bool) -> Tables:
 
 
 def coplace(graph, scope: np.ndarray, allowed: np.ndarray, unit_bytes: np.ndarray, most: int) -> np.ndarray:
-    """int32 ``(units,)``: units merged as Baechi co-places ops: an op whose outputs only one op reads goes with it.
+    """int32 ``(units,)``: units merged as Baechi co-places ops: an op whose outputs only one op reads joins that op.
 
-    Readers count within ``scope`` bool ``(n,)``. Units that no one device may take stay apart, and so do (unlike in
-    Baechi) those that together exceed ``most`` bytes.
+    Only readers in ``scope`` bool ``(n,)`` count. Units stay apart if no device may take both, or (unlike in Baechi) if
+    they would exceed ``most`` bytes together.
     """
     inside = scope[graph.consumers]
     pairs = np.unique(graph.edge_source[inside].astype(np.int64) * graph.n_ops + graph.consumers[inside])
@@ -143,8 +147,8 @@ def coplace(graph, scope: np.ndarray, allowed: np.ndarray, unit_bytes: np.ndarra
     return np.unique([root(number) for number in range(graph.n_units)], return_inverse=True)[1].astype(np.int32)
 
 
-def new_state(table: Tables, room: np.ndarray) -> State:
-    """Nothing placed, and ``room`` bytes on each device, int64 ``(D,)``."""
+def new_state(table: Tables, headroom: np.ndarray) -> State:
+    """A state without placed ops in which ``headroom`` int64 ``(D,)`` bytes may be used on each device."""
     d, n, m = len(table.op_ns), len(table.unit), len(table.size)
     edge_tensor = np.repeat(np.arange(m), np.diff(table.consumer_ptr))
     unread = np.bincount(edge_tensor[table.scope[table.consumers]], minlength=m).astype(np.int32)
@@ -153,16 +157,17 @@ def new_state(table: Tables, room: np.ndarray) -> State:
         np.full(n, -1, np.int64),
         np.full(n, -1, np.int64),
         np.zeros(d, np.int64),
-        np.asarray(room, np.int64),
+        np.asarray(headroom, np.int64),
         np.full((d, m), -1, np.int64),
         unread,
     )
 
 
 def mean_costs(problem: Problem, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``k`` times the mean duration of each op, int64 ``(n,)``, and transfer time of each tensor, int64 ``(m,)``.
+    """``k`` times the mean duration of each op, int64 ``(n,)``, and of the transfer of each tensor, int64 ``(m,)``.
 
-    Means are over the ``k`` devices in use and their ordered pairs; not dividing by ``k`` keeps durations exact.
+    The means are over the ``k`` devices in use and their ordered pairs. Durations stay exact because they are not
+    divided by ``k``.
     """
     devices = used_devices(allowed)
     durations = problem.costs.device_op_ns[devices]
@@ -179,14 +184,15 @@ def mean_costs(problem: Problem, allowed: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def fit(problem: Problem, budget: Budget, build: Callable[[np.ndarray], np.ndarray]) -> Placement:
-    """The placement ``build(room)`` (unit devices, int ``(u,)``) for a shrinking room, int64 ``(D,)`` bytes a device.
+    """Retry ``build(headroom)`` with less and less memory until the placement fits.
 
-    Stops at the first that the simulator finds to fit; without a budget, at the first. If none fits, the one with the
-    least overflow.
+    ``build`` takes the bytes that it may use on each device, int64 ``(D,)``, and returns unit devices, int ``(u,)``.
+    Returns the first placement that fits according to the simulator or, without a budget, the first placement. If none
+    fits, returns the one with the least overflow.
     """
     capacity = capacities(problem)
     best, least = None, None
-    for share in ROOM_SHARES:
+    for share in HEADROOM_SHARES:
         placement = Placement.of_units(problem, build((capacity * share).astype(np.int64)))
         if not budget.open:
             return best or placement
@@ -199,13 +205,13 @@ def fit(problem: Problem, budget: Budget, build: Callable[[np.ndarray], np.ndarr
 
 
 def follow_forward(problem: Problem, unit_device: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """Place the units that ``unit_device`` leaves at -1, in op order: each backward op goes where its forward op is.
+    """Place the units that ``unit_device`` leaves at -1, in op order: each backward op joins its forward op.
 
-    (TensorFlow colocates gradients with their ops, so Baechi and its predecessors place only forward ops.) The forward
-    op is found through the tensors that the unit's first op reads: among the makers and readers of those in its own
-    layer, one of the same kind, else the one that shares most bytes. Without any, the op goes to the device that holds
-    most of the bytes that it reads, its own layer's first. Sources go beside their first reader that is placed, else to
-    the first allowed device.
+    TensorFlow colocates gradients with their ops, so Baechi and its predecessors place only forward ops. The forward op
+    is found through the tensors that the unit's first op reads: among their producers and readers in the same layer, it
+    is one of the same kind, else the one that shares most bytes. If there is none, the op goes to the device that holds
+    most of the bytes that it reads; bytes of its own layer have precedence. A source goes to the device of its first
+    placed reader, else to the first allowed device.
     """
     graph = problem.graph
     device = np.array(unit_device, np.int32)
@@ -236,7 +242,7 @@ def forward_finder(graph):
     kind, layer, forward = graph.op_kind.tolist(), graph.op_layer.tolist(), (graph.op_phase == 0).tolist()
     input_ptr, inputs, producer = graph.input_ptr.tolist(), graph.inputs.tolist(), graph.tensor_producer.tolist()
     consumer_ptr, consumers, size = graph.consumer_ptr.tolist(), graph.consumers.tolist(), graph.tensor_bytes.tolist()
-    common = 16  # a tensor with more readers, such as a weight shared by all time steps, points at no op
+    common = 16  # a tensor with more readers, such as a weight shared by all time steps, identifies no op
 
     def find(op):
         shared: dict[int, int] = {}
@@ -273,7 +279,7 @@ def unit_devices(problem: Problem, table: Tables, state: State) -> np.ndarray:
 
 @cache
 def kernels():
-    """The compiled kernels, as a namespace of functions; made on first use, since Numba is slow to import."""
+    """The compiled kernels, as a namespace of functions; loaded on first use, because Numba is slow to import."""
     from simdev.baselines import _list_kernels
 
     return _list_kernels

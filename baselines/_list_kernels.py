@@ -12,9 +12,10 @@ NEVER = np.int64(1) << 62
 
 @njit(cache=True)
 def arrival(table, state, channel, op, device):
-    """When the last input of ``op`` can be on ``device``; NEVER if a lazy source may not be placed there.
+    """The time when the last input of ``op`` can be on ``device``; NEVER if a lazy source may not be placed there.
 
-    ``channel`` int64 (D,) is when each device's only channel is free, for sending and receiving; empty: no contention.
+    ``channel`` int64 (D,) is the time when each device's only channel, for sending and receiving, becomes free; if it
+    is empty, transfers do not contend.
     """
     latest = np.int64(0)
     contended = len(channel) > 0
@@ -43,7 +44,7 @@ def arrival(table, state, channel, op, device):
 
 @njit(cache=True)
 def need_bytes(table, state, op, device):
-    """Bytes that placing ``op`` on ``device`` takes there."""
+    """The bytes that placing ``op`` on ``device`` would take on it."""
     total = table.workspace[op]
     if state.unit_device[table.unit[op]] < 0:
         total += table.unit_bytes[table.unit[op]]
@@ -66,7 +67,7 @@ def need_bytes(table, state, op, device):
 
 @njit(cache=True)
 def settle(table, state, op, device):
-    """Fix the unit of ``op`` on ``device`` and take its persistent bytes."""
+    """Assign the unit of ``op`` to ``device`` and take its persistent bytes."""
     unit = table.unit[op]
     if state.unit_device[unit] < 0:
         state.unit_device[unit] = device
@@ -75,7 +76,8 @@ def settle(table, state, op, device):
 
 @njit(cache=True)
 def commit(table, state, channel, op, device, start):
-    """Place ``op`` on ``device`` from ``start`` on: transfers, copies, outputs, and what can be freed now."""
+    """Place ``op`` on ``device`` with start time ``start``: make transfers, copies and outputs, and free dead
+    tensors."""
     contended = len(channel) > 0
     settle(table, state, op, device)
     state.start[op] = start
@@ -112,8 +114,8 @@ def commit(table, state, channel, op, device, start):
 
 
 @njit(cache=True)
-def roomiest(table, state, op):
-    """The allowed device with the most room left, for an op that fits nowhere; it keeps to its unit's device."""
+def most_headroom(table, state, op):
+    """The allowed device with the most free memory, for an op that fits nowhere; an op stays with its unit."""
     unit = table.unit[op]
     if state.unit_device[unit] >= 0:
         return np.int64(state.unit_device[unit])
@@ -121,10 +123,10 @@ def roomiest(table, state, op):
     for device in range(len(state.used)):
         if not table.allowed[device, unit] or arrival(table, state, state.used[:0], op, device) == NEVER:
             continue
-        left = state.room[device] - state.used[device]
+        left = state.headroom[device] - state.used[device]
         if best < 0 or left > most:
             best, most = np.int64(device), left
-    if best < 0:  # a lazy source cannot follow this op anywhere: it stays apart
+    if best < 0:  # no allowed device may take this op's lazy sources too: they stay apart
         for device in range(len(state.used)):
             if table.allowed[device, unit]:
                 return np.int64(device)
@@ -133,12 +135,13 @@ def roomiest(table, state, op):
 
 @njit(cache=True)
 def earliest_start_first(table, state, rank_order, favourite):
-    """m-ETF: again and again the ready op and device with the earliest start that fits in memory.
+    """m-ETF: repeatedly place the pair of ready op and device with the earliest start that fits in memory.
 
-    ``rank_order`` int64 (n,): position of each op in the order that breaks ties (lowest first). One channel a device.
-    ``favourite`` int64 (n,): each op's favourite child, or -1 throughout for m-ETF. While the favourite child of a
-    device's last op is ready and can start nowhere earlier, the device waits for it, and starts only urgent ops before:
-    those whose inputs would be everywhere by then (Baechi's rule, after Hanen and Munier 1995).
+    ``rank_order`` int64 (n,): position of each op in the order that breaks ties (lowest first). Each device has one
+    channel. ``favourite`` int64 (n,): each op's favourite child, or -1 throughout for m-ETF. While the favourite child
+    of a device's last op is ready and could not start earlier elsewhere, the device waits for it; before the child
+    starts, the device runs only urgent ops, whose inputs would be on every device by then (Baechi's rule, after Hanen
+    and Munier 1995).
     """
     n, devices = len(table.unit), len(state.used)
     op_of_rank = np.empty(n, np.int64)
@@ -149,7 +152,7 @@ def earliest_start_first(table, state, rank_order, favourite):
     wait_key, wait_rank = np.empty(devices * n, np.int64), np.empty(devices * n, np.int64)
     now_key, now_rank = np.empty(devices * n, np.int64), np.empty(devices * n, np.int64)
     waits, nows = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
-    options = np.zeros(n, np.int64)  # devices where a ready op still may go
+    options = np.zeros(n, np.int64)  # number of devices that a ready op may still go to
     missing = np.zeros(n, np.int64)
     child = np.full(devices, -1, np.int64)
     homeless = np.empty(n, np.int64)  # ready ops that fit nowhere
@@ -186,7 +189,7 @@ def earliest_start_first(table, state, rank_order, favourite):
             base = device * n
             start, rank = NEVER, np.int64(0)
             while True:
-                # Drop what is placed or was refused, move what has arrived, refresh what contention has put off.
+                # Drop ops that are placed or refused, move ops whose inputs arrived, update ops that contention delays.
                 while waits[device] > 0 and wait_key[base] <= free[device]:
                     moved = wait_rank[base]
                     waits[device] = pop(wait_key, wait_rank, base, waits[device])
@@ -240,7 +243,7 @@ def earliest_start_first(table, state, rank_order, favourite):
                 best_device, best_start, best_rank, best_op = device, start, rank, op_of_rank[rank]
         if (
             best_device >= 0
-            and state.used[best_device] + need_bytes(table, state, best_op, best_device) > state.room[best_device]
+            and state.used[best_device] + need_bytes(table, state, best_op, best_device) > state.headroom[best_device]
         ):
             _refuse(best_device, best_rank, n, now_key, now_rank, nows, wait_key, wait_rank, waits)
             if child[best_device] == best_op:
@@ -253,14 +256,14 @@ def earliest_start_first(table, state, rank_order, favourite):
         if n_homeless > 0:
             n_homeless -= 1
             best_op = homeless[n_homeless]
-            best_device = roomiest(table, state, best_op)
+            best_device = most_headroom(table, state, best_op)
             best_start = max(free[best_device], _or_zero(arrival(table, state, channel, best_op, best_device)))
         elif best_device < 0:  # every option of some ready op went to a colocated op placed elsewhere
             for op in range(n):
                 if table.scope[op] and state.finish[op] < 0 and missing[op] == 0:
                     best_op = np.int64(op)
                     break
-            best_device = roomiest(table, state, best_op)
+            best_device = most_headroom(table, state, best_op)
             best_start = max(free[best_device], _or_zero(arrival(table, state, channel, best_op, best_device)))
         commit(table, state, channel, best_op, best_device, best_start)
         free[best_device] = state.finish[best_op]
@@ -283,7 +286,7 @@ def _or_zero(when):
 
 @njit(cache=True)
 def _earliest_here(table, state, channel, free, op, device):
-    """When ``op`` can start on ``device``, if it can start nowhere earlier; else NEVER."""
+    """The start of ``op`` on ``device``, if it can start nowhere earlier; else NEVER."""
     unit, here = table.unit[op], NEVER
     fixed = state.unit_device[unit]
     if not table.allowed[device, unit] or (fixed >= 0 and fixed != device):
@@ -298,7 +301,7 @@ def _earliest_here(table, state, channel, free, op, device):
 
 @njit(cache=True)
 def _urgent(table, state, channel, op, start):
-    """Whether the inputs of ``op`` can be on every device where it may go by ``start``."""
+    """Whether the inputs of ``op`` can be on each of its allowed devices by ``start``."""
     for device in range(len(state.used)):
         if table.allowed[device, table.unit[op]] and arrival(table, state, channel, op, device) > start:
             return False
@@ -307,7 +310,7 @@ def _urgent(table, state, channel, op, start):
 
 @njit(cache=True)
 def _refuse(device, rank, n, now_key, now_rank, nows, wait_key, wait_rank, waits):
-    """Take the op with this rank off the device's heaps; it is first on one of them unless it is a favourite child."""
+    """Remove the op with this rank from the device's heaps; unless it is a favourite child, it is first on one."""
     base = device * n
     if nows[device] > 0 and now_rank[base] == rank:
         nows[device] = pop(now_key, now_rank, base, nows[device])
@@ -330,14 +333,14 @@ def _delete(device, rank, base, key, item, sizes):
 
 @njit(cache=True)
 def earliest_finish_first(table, state, order, lookahead):
-    """HEFT and PEFT: each op of ``order`` to the device where it finishes earliest, gaps included, if it fits.
+    """HEFT and PEFT: place each op of ``order`` on the device where it fits and finishes earliest, gaps included.
 
-    ``lookahead`` int64 (D, n) is added to the finish time when devices are compared (PEFT's optimistic cost table);
-    with no rows, nothing is. Transfers do not contend. Returns the makespan.
+    ``lookahead`` int64 (D, n) is added to the finish time when devices are compared (PEFT's optimistic cost table); if
+    it has no rows, nothing is added. Transfers do not contend. Returns the makespan.
     """
     devices, count = len(state.used), len(order)
     no_channel = state.used[:0]
-    # Gaps of each device, in order: free from gap_start to gap_end; the last one is endless.
+    # Idle intervals of each device, in order, from gap_start to gap_end; the last one has no end.
     gap_start, gap_end = np.zeros((devices, count + 2), np.int64), np.zeros((devices, count + 2), np.int64)
     gap_end[:, 0] = NEVER
     gaps = np.ones(devices, np.int64)
@@ -349,7 +352,7 @@ def earliest_finish_first(table, state, order, lookahead):
         for device in range(devices):
             if not table.allowed[device, unit] or (fixed >= 0 and fixed != device):
                 continue
-            if fixed < 0 and state.used[device] + need_bytes(table, state, op, device) > state.room[device]:
+            if fixed < 0 and state.used[device] + need_bytes(table, state, op, device) > state.headroom[device]:
                 continue
             when = arrival(table, state, no_channel, op, device)
             if when == NEVER:
@@ -362,7 +365,7 @@ def earliest_finish_first(table, state, order, lookahead):
             if score < best_score:
                 best, best_start, best_gap, best_score = device, start, gap, score
         if best < 0:
-            best = roomiest(table, state, op)
+            best = most_headroom(table, state, op)
             when = _or_zero(arrival(table, state, no_channel, op, best))
             best_gap = _first_gap(gap_end[best], gaps[best], when, table.op_ns[best, op], gap_start[best])
             best_start = max(when, gap_start[best, best_gap])
@@ -374,8 +377,11 @@ def earliest_finish_first(table, state, order, lookahead):
 
 @njit(cache=True)
 def optimistic_costs(table, transfer):
-    """int64 (D, n): PEFT's optimistic cost table. For an op on a device, the longest way from its end to the end of the
-    graph if each op on the way runs where that is shortest; ``transfer`` int64 (m,) is paid when devices differ."""
+    """PEFT's optimistic cost table, int64 (D, n).
+
+    An entry is the longest path from the end of an op on a device to the end of the graph, if each later op runs where
+    its path is shortest. The transfer time ``transfer`` int64 (m,) is added where devices differ.
+    """
     devices, n = len(table.op_ns), len(table.unit)
     cost = np.zeros((devices, n), np.int64)
     for op in range(n - 1, -1, -1):
@@ -396,7 +402,7 @@ def optimistic_costs(table, transfer):
 
 @njit(cache=True)
 def _first_gap(gap_end, count, when, duration, gap_start):
-    """The first gap with room for ``duration`` from ``when`` on."""
+    """The first gap that holds ``duration`` at ``when`` or later."""
     low, high = 0, count - 1
     while low < high:
         middle = (low + high) // 2
@@ -411,7 +417,7 @@ def _first_gap(gap_end, count, when, duration, gap_start):
 
 @njit(cache=True)
 def _fill(gap_start, gap_end, count, gap, start, finish):
-    """Take ``start`` to ``finish`` out of a gap; return the new number of gaps."""
+    """Remove the interval from ``start`` to ``finish`` from a gap; return the new number of gaps."""
     before, after = start > gap_start[gap], finish < gap_end[gap]
     if before and after:
         for at in range(count, gap + 1, -1):

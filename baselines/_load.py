@@ -1,4 +1,5 @@
-"""Placers that minimise the largest load instead of the step time: from problem to max-load split to placement."""
+"""Placers that minimise the largest load instead of the step time: they solve a max-load problem and place its
+split."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ MEMORY_SHARES = (1.0, 0.85, 0.7)
 
 
 def place_by_load(problem: Problem, budget, solve: Callable[[LoadProblem], Split]) -> Placement:
-    """Place by ``solve`` and, while the simulator finds a device too full, again with less memory to fill.
+    """Place the split that ``solve`` finds, and retry with less memory while the simulator finds a device too full.
 
-    The model adds up what each op keeps, the simulator knows when it is kept. Each try takes one evaluation of the
-    budget. If no split fits the model, the split that ignores memory is returned; its row is infeasible.
+    The model adds up all bytes that the ops keep; the simulator knows when they are kept. Each try takes one evaluation
+    of the budget. If no split fits the model, the split that ignores memory is returned, and its row is infeasible.
     """
     accelerators = alike_accelerators(problem)
     best = least = None
@@ -44,5 +45,5 @@ def place_by_load(problem: Problem, budget, solve: Callable[[LoadProblem], Split
 
 
 def _devices(problem: Problem, accelerators: list[int], split: Split) -> np.ndarray:
-    """int32 ``(n,)``: machines as devices. Nodes of a class are on one machine, so colocated ops are too."""
+    """int32 ``(n,)``: the device of each op. Nodes of a class share a processor, so colocated ops share a device."""
     return np.array([*accelerators, problem.topology.host], np.int32)[split.machine]

@@ -14,13 +14,13 @@ from simdev.baselines._units import shrunk
 from simdev.errors import Unsupported
 from simdev.problem.problem import Problem
 
-THREADS = "SCOTCH_PTHREAD_NUMBER"  # read by Scotch whenever a context is made
-WEIGHT_SCALE = 1000  # the slowest device's weight is rounded to a whole share of this
+THREADS = "SCOTCH_PTHREAD_NUMBER"  # Scotch reads it whenever it makes a context
+WEIGHT_SCALE = 1000  # the slowest device's weight is rounded to a whole multiple of 1 / WEIGHT_SCALE
 DISTANCE_SCALE = 100
 
 
 def load_scotch():
-    """The ``pyscotch`` module; :class:`Unsupported` where it is not installed. It prints when first imported."""
+    """Import ``pyscotch``, which prints on its first import. Raises :class:`Unsupported` if it is not installed."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             import pyscotch
@@ -31,11 +31,11 @@ def load_scotch():
 
 
 def map_graph(adjacency, weights: np.ndarray, speeds: np.ndarray, distances: np.ndarray, rng) -> np.ndarray:
-    """Map a weighted graph onto ``k`` processors; int64 ``(n,)`` of processor numbers.
+    """Map a weighted graph onto ``k`` processors; return int64 ``(n,)`` of processor numbers.
 
-    ``adjacency`` is CSR ``(ptr, neighbour, load)``; ``weights`` int ``(n,)``; ``speeds`` float ``(k,)``, the share of
+    ``adjacency`` is CSR ``(ptr, neighbour, load)``; ``weights`` int ``(n,)``; ``speeds`` float ``(k,)``: the share of
     the work that each processor should get; ``distances`` float ``(k, k)``, positive off the diagonal: the cost of a
-    byte between two processors. Scotch balances work and minimises the sum over edges of load times distance.
+    byte between two processors. Scotch balances the work and minimises the sum over edges of load times distance.
     """
     ptr, neighbour, load = adjacency
     pyscotch = load_scotch()
@@ -53,7 +53,7 @@ def map_graph(adjacency, weights: np.ndarray, speeds: np.ndarray, distances: np.
 
 @contextlib.contextmanager
 def _one_thread():
-    """Scotch's threads race: even its deterministic mode answers differently from call to call on two cores."""
+    """Run Scotch in one thread. Its threads race: on two cores even its deterministic mode varies between calls."""
     before = os.environ.get(THREADS)
     os.environ[THREADS] = "1"
     try:
@@ -66,8 +66,11 @@ def _one_thread():
 
 
 def target_description(speeds: np.ndarray, distances: np.ndarray) -> str:
-    """A decomposition-defined target architecture (Scotch user's guide, "deco 0"): per processor its label, weight and
-    domain number in a tree of bipartitions, then the lower triangle of the distance matrix."""
+    """A decomposition-defined target architecture (Scotch user's guide, "deco 0").
+
+    It lists each processor's label, weight and domain number in a tree of bipartitions, then the lower triangle of the
+    distance matrix.
+    """
     weights = np.maximum(1, np.rint(WEIGHT_SCALE * np.asarray(speeds) / max(speeds))).astype(int)
     apart = ~np.eye(len(speeds), dtype=bool)
     unit = distances[apart].min(initial=np.inf)
@@ -81,19 +84,19 @@ def target_description(speeds: np.ndarray, distances: np.ndarray) -> str:
 
 
 def _bipartition(members: list[int], number: int, distances: np.ndarray, domain: dict[int, int]) -> None:
-    """Number the domains of a tree that splits ``members`` in halves of near neighbours."""
+    """Number the domains of a tree that splits ``members`` into halves of near neighbours."""
     if len(members) == 1:
         domain[members[0]] = number
         return
     block = distances[np.ix_(members, members)]
-    seed = members[int(np.argmax(block.sum(axis=1)))]  # an outlying processor, and those nearest to it
+    seed = members[int(np.argmax(block.sum(axis=1)))]  # an outlying processor; its half holds the nearest ones
     near = sorted(members, key=lambda other: (other != seed, distances[seed, other], other))[: len(members) // 2]
     _bipartition(near, 2 * number, distances, domain)
     _bipartition([other for other in members if other not in near], 2 * number + 1, distances, domain)
 
 
 def byte_costs(problem: Problem, devices: np.ndarray) -> np.ndarray:
-    """float ``(k, k)``: mean time of sending the graph's tensors between each two of ``devices``, per byte."""
+    """float ``(k, k)``: mean time per byte to send the graph's tensors between each pair of ``devices``."""
     costs, sizes = problem.costs, problem.graph.tensor_bytes
     total = costs.transfer_ns.sum(axis=1) / max(1, int(sizes.sum()))
     classes = costs.pair_class[np.ix_(devices, devices)]

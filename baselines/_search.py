@@ -1,4 +1,4 @@
-"""What searching placers share: starts, groups of units that move together, and the best placement so far."""
+"""Parts that searching placers share: starts, groups of units that move together, and the best placement so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simdev.problem.problem import Problem
 
 
 class Incumbent:
-    """The best unit placement that a search has evaluated so far; of equal scores the first one stays.
+    """The best unit placement that a search has evaluated so far; of equal scores the first one counts.
 
     ``devices`` int32 ``(units,)`` is ``fallback`` until a placement is evaluated, and ``score`` is None until then.
     """
@@ -23,7 +23,7 @@ class Incumbent:
         self.score: Score | None = None
 
     def evaluate(self, unit_devices: np.ndarray, *, below: int | None = None) -> list[Score]:
-        """The score of each row of ``unit_devices`` int ``(k, units)``; of the first rows only if the budget ends.
+        """The score of each row of ``unit_devices`` int ``(k, units)``, or of the first rows if the budget ends.
 
         ``below`` and the errors are those of :meth:`Budget.evaluate`.
         """
@@ -35,8 +35,11 @@ class Incumbent:
 
 
 def starts(problem: Problem, allowed: np.ndarray) -> list[np.ndarray]:
-    """Two unit placements, int32 ``(units,)``: everything on the best device, and forward ops cut in topological order
-    into runs of equal time, one a device, with gradients following."""
+    """Two unit placements to start from, int32 ``(units,)`` each.
+
+    The first puts everything on the best device. The second cuts the forward ops in topological order into runs of
+    equal time, one for each device; backward and update ops follow their forward op.
+    """
     single = _on_one(problem, allowed)
     devices, table = used_devices(allowed), tables(problem, forward_only=True)
     ops = np.flatnonzero(table.scope)
@@ -51,7 +54,7 @@ def starts(problem: Problem, allowed: np.ndarray) -> list[np.ndarray]:
 
 
 def _on_one(problem: Problem, allowed: np.ndarray) -> np.ndarray:
-    """Each unit on the device that may take most units and is fastest for them; the others where they are fastest."""
+    """All units on the device that may take most of them and runs them fastest; the others on their fastest device."""
     durations = np.where(allowed, problem.unit_op_ns, 0)
     best = min(used_devices(allowed), key=lambda device: (-allowed[device].sum(), durations[device].sum(), device))
     elsewhere = np.argmin(np.where(allowed, problem.unit_op_ns, HUGE), axis=0)
@@ -59,8 +62,10 @@ def _on_one(problem: Problem, allowed: np.ndarray) -> np.ndarray:
 
 
 def layer_of_unit(problem: Problem) -> np.ndarray:
-    """int64 ``(units,)``: number of the group of units that share a layer: the layer of the unit's longest op. Units
-    without a layer are groups of their own."""
+    """int64 ``(units,)``: number of the group of units that share a layer.
+
+    A unit's layer is that of its longest op. Units without a layer are groups of their own.
+    """
     graph = problem.graph
     heaviest = _longest_op(problem)
     layer = graph.op_layer[heaviest].astype(np.int64)
@@ -70,7 +75,8 @@ def layer_of_unit(problem: Problem) -> np.ndarray:
 
 
 def module_groups(problem: Problem) -> list[np.ndarray]:
-    """Per depth of the module tree, int64 ``(units,)``: the group of each unit (its layer path cut at that depth)."""
+    """For each depth of the module tree, int64 ``(units,)``: the group of each unit, its layer path cut at that
+    depth."""
     graph = problem.graph
     paths = [name.split(".") for name in graph.layers]
     layer = graph.op_layer[_longest_op(problem)]
@@ -83,7 +89,7 @@ def module_groups(problem: Problem) -> list[np.ndarray]:
 
 
 def _longest_op(problem: Problem) -> np.ndarray:
-    """int64 ``(units,)``: the op of each unit that takes longest (the first of equals)."""
+    """int64 ``(units,)``: the longest op of each unit, the first of equals."""
     graph = problem.graph
     time = problem.costs.op_ns.max(axis=0)
     order = np.lexsort((np.arange(graph.n_ops), -time, graph.unit_of_op))
@@ -91,7 +97,7 @@ def _longest_op(problem: Problem) -> np.ndarray:
 
 
 def first_of_unit(problem: Problem) -> np.ndarray:
-    """int64 ``(units,)``: the first op of each unit that has inputs, or its first op."""
+    """int64 ``(units,)``: the first op of each unit that has inputs, or else its first op."""
     graph = problem.graph
     sources = np.diff(graph.input_ptr) == 0
     order = np.lexsort((np.arange(graph.n_ops), sources, graph.unit_of_op))
@@ -99,8 +105,11 @@ def first_of_unit(problem: Problem) -> np.ndarray:
 
 
 def atoms(problem: Problem) -> np.ndarray:
-    """int64 ``(units,)``: label of the units that always move together: a parameter's unit and the unit of its first
-    reader, since a parameter away from its reader is a transfer and nothing gained."""
+    """int64 ``(units,)``: a label for each set of units that always move together.
+
+    A parameter's unit moves with the unit of its first reader: apart from it, the parameter costs a transfer and gains
+    nothing.
+    """
     graph = problem.graph
     holders = np.flatnonzero((graph.op_persistent_bytes > 0) & (np.diff(graph.input_ptr) == 0))
     label = list(range(graph.n_units))
@@ -119,7 +128,7 @@ def atoms(problem: Problem) -> np.ndarray:
 
 
 def draw_device(rng: np.random.Generator, allowed: np.ndarray, units: np.ndarray, current: int) -> int:
-    """A device other than ``current`` that may take every one of ``units``, drawn uniformly; -1 if there is none."""
+    """A device other than ``current`` that may take all of ``units``, drawn uniformly; -1 if there is none."""
     common = allowed[:, units].all(axis=1)
     common[current] = False
     options = np.flatnonzero(common)
@@ -127,6 +136,6 @@ def draw_device(rng: np.random.Generator, allowed: np.ndarray, units: np.ndarray
 
 
 def weight_of_unit(problem: Problem) -> np.ndarray:
-    """float ``(units,)``: probability of picking each unit: half uniform, half by its time on its fastest device."""
+    """float ``(units,)``: probability of drawing each unit: half uniform, half by its time on its fastest device."""
     time = fastest_ns(problem).astype(float)
     return 0.5 / len(time) + 0.5 * time / max(1.0, time.sum())

@@ -1,4 +1,4 @@
-"""What placers ask of a problem: where each placement unit may go, how heavy it is, and what it says to the others."""
+"""Facts about placement units that placers need: allowed devices, times, memory, and traffic between units."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ HUGE = np.iinfo(np.int64).max // 4
 def choices(problem: Problem, *, hosts: bool = False) -> np.ndarray:
     """bool ``(D, units)``: the devices where each unit may go.
 
-    Accelerators that support the unit; hosts too if ``hosts`` or where no accelerator supports it. All devices that
-    remain can reach one another, so any choice is a valid placement. Raises :class:`Unsupported` if none remain.
+    These are the accelerators that support the unit. Hosts are included if ``hosts`` is true or no accelerator supports
+    the unit. All devices that remain can reach one another, so any choice is a valid placement. Raises
+    :class:`Unsupported` if no device remains for a unit.
     """
     supported = problem.unit_op_ns >= 0
     for group in _mutually_reachable(problem):
@@ -30,7 +31,10 @@ def choices(problem: Problem, *, hosts: bool = False) -> np.ndarray:
 
 
 def _mutually_reachable(problem: Problem):
-    """Device sets in which every pair has a route, as bool ``(D,)``, grown greedily from each device, largest first."""
+    """Sets of devices in which every pair has a route, bool ``(D,)`` each, largest first.
+
+    A set is grown greedily from each device.
+    """
     routed = problem.costs.pair_class >= 0
     linked = routed & routed.T | np.eye(len(routed), dtype=bool)
     groups = {}
@@ -44,18 +48,18 @@ def _mutually_reachable(problem: Problem):
 
 
 def used_devices(allowed: np.ndarray) -> np.ndarray:
-    """int ``(k,)``: the devices that may take a unit."""
+    """int ``(k,)``: the devices that may take at least one unit."""
     return np.flatnonzero(allowed.any(axis=1))
 
 
 def fastest_ns(problem: Problem) -> np.ndarray:
-    """int64 ``(units,)``: summed duration of each unit on its fastest device."""
+    """int64 ``(units,)``: the duration of each unit on its fastest device, summed over its ops, ns."""
     durations = problem.unit_op_ns
     return np.where(durations >= 0, durations, HUGE).min(axis=0)
 
 
 def capacities(problem: Problem) -> np.ndarray:
-    """int64 ``(D,)``: bytes of each device."""
+    """int64 ``(D,)``: memory of each device, bytes."""
     return np.array([device.kind.memory_bytes for device in problem.topology.devices], np.int64)
 
 
@@ -65,9 +69,9 @@ def granularities(problem: Problem) -> np.ndarray:
 
 
 def unit_tensor_edges(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``(tensor, source, target)``, each int ``(e,)``: a tensor made in unit ``source`` and read in another unit.
+    """``(tensor, source, target)``, each int ``(e,)``: tensors that unit ``source`` makes and another unit reads.
 
-    One entry per tensor and reading unit, since a tensor is sent once to each device.
+    There is one entry per tensor and reading unit, because a tensor is sent to each device only once.
     """
     graph = problem.graph
     tensor = graph.edge_tensor.astype(np.int64)
@@ -80,7 +84,7 @@ def unit_tensor_edges(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndar
 
 
 def unit_adjacency(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The undirected traffic graph between units as CSR: ``(ptr, neighbour, bytes)``, int64; bytes at least 1."""
+    """The undirected traffic graph between units as CSR: ``(ptr, neighbour, bytes)``, int64; bytes are at least 1."""
     n = problem.graph.n_units
     tensor, source, target = unit_tensor_edges(problem)
     size = problem.graph.tensor_bytes[tensor]
@@ -93,7 +97,7 @@ def unit_adjacency(problem: Problem) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def move_to_allowed(problem: Problem, unit_devices: np.ndarray, allowed: np.ndarray) -> np.ndarray:
-    """Move each unit that may not stay where it is to the allowed device with the least work so far."""
+    """Move each unit whose device is not allowed to the allowed device with the least work so far."""
     devices = np.array(unit_devices, np.int32)
     units = np.arange(len(devices))
     misplaced = np.flatnonzero(~allowed[devices, units])
@@ -110,9 +114,9 @@ def move_to_allowed(problem: Problem, unit_devices: np.ndarray, allowed: np.ndar
 
 
 def shrunk(weights: np.ndarray, largest_total: int = 1 << 30) -> np.ndarray:
-    """Positive whole numbers in the proportion of ``weights``, with a sum near ``largest_total`` at most.
+    """Positive whole numbers in proportion to ``weights``, with a sum of about ``largest_total`` at most.
 
-    METIS and KaHIP add weights up in 32 bits; Scotch 7.0 returns one part only once vertex weights sum beyond them.
+    METIS and KaHIP add weights in 32 bits; Scotch 7.0 puts everything in one part if the sum of weights exceeds them.
     """
     scale = min(1.0, largest_total / max(1, int(weights.sum())))
     return np.maximum(1, (weights * scale).astype(np.int64))

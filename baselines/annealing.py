@@ -26,12 +26,14 @@ RETURNS, LONGEST_WALK = 100, 1000
     "constants from the FlexFlow program",
 )
 def annealing(problem, *, rng, budget, alpha):
-    """Change one random layer's device; accept with probability ``exp(-alpha * difference in ms)``; return to the best
-    every hundredth of the budget (at most 1,000 steps). A MB over memory costs 1 ms.
+    """Change the device of one random layer; accept with probability ``exp(-alpha * difference in ms)``.
 
-    Departures: FlexFlow also splits each op over devices and starts from data parallelism; a placement puts an op on
-    one device, so the start is the better of a single device and a contiguous split. A layer is what shares a layer
-    name in the graph, backward included.
+    The search returns to the best placement after every hundredth of the budget (at most 1,000 steps). A MB over memory
+    counts as 1 ms.
+
+    Departures: FlexFlow also splits each op over devices and starts from data parallelism. A placement puts an op on
+    one device, so the search starts from the better of a single device and a contiguous split. Ops that share a layer
+    name in the graph, backward ops included, form a layer.
     """
     allowed = choices(problem)
     begin = starts(problem, allowed)

@@ -1,4 +1,4 @@
-"""Step time by constraint programming: the whole graph in blocks first, then part by part in smaller blocks."""
+"""Minimises the step time by constraint programming: the whole graph in large blocks, then parts in smaller blocks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ NEAR = 1.02
     source="CP-SAT of OR-Tools; neighbourhoods after Shaw, CP 1998",
 )
 def cp_sat(problem, *, rng, budget, blocks, fine, free, effort, rounds):
-    """Minimise the step time under the simulator's rules, of a graph merged to ``blocks`` blocks.
+    """Minimise the step time under the simulator's rules, for a graph merged to ``blocks`` blocks.
 
-    The best of the constructive placers is the start. Then large-neighbourhood search: ``rounds`` times, ``free`` of
-    ``fine`` smaller blocks may move, those of a stretch of the graph or of two devices in turn, and the rest stays. All
-    that the solver meets is simulated on the full graph, which decides; evaluations that are left then go to the moves
-    of ``local-search``, on ops that no block could move alone. ``effort`` is CP-SAT's deterministic time for
-    the whole, a third for the first model. A solve also ends after 20 s (the first) or 5 s by the clock: a row where
-    that happens, on a busy machine, need not repeat.
+    The start is the best result of the constructive placers. A large-neighbourhood search follows: in each of
+    ``rounds`` rounds, ``free`` of ``fine`` smaller blocks may move and the others stay. The free blocks are alternately
+    a stretch of the graph and the blocks of two devices. Every solution of the solver is simulated on the full graph,
+    and the simulated score decides. The remaining evaluations are spent on the moves of ``local-search``, which move
+    single ops of a block. ``effort`` is CP-SAT's deterministic time for all models; the first model gets a third of it.
+    A solve also ends after 20 s (the first) or 5 s of wall-clock time. If that happens, on a busy host, the row need
+    not repeat.
     """
     search = _Search(problem, budget)
     for name, key in zip(STARTS, rng.integers(1 << 62, size=len(STARTS)).tolist(), strict=True):
@@ -62,7 +63,7 @@ def cp_sat(problem, *, rng, budget, blocks, fine, free, effort, rounds):
 
 
 class _Search:
-    """The best placement so far, by the simulator's score."""
+    """Keeps the best placement so far by the simulator's score."""
 
     def __init__(self, problem, budget):
         self.problem, self.budget, self.best, self.score = problem, budget, None, None
@@ -74,7 +75,8 @@ class _Search:
                 self.score, self.best = score, np.array(devices, np.int32)
 
     def improve(self, blocks, released, effort, clock, seed) -> None:
-        """Let the ``released`` blocks move, all others stay where the best placement has most of their time."""
+        """Solve with the ``released`` blocks free and each other block on the device of most of its time in the
+        best."""
         start = blocks.project(self.problem, self.best)
         supported = blocks.problem.unit_op_ns >= 0
         allowed = np.zeros_like(supported)
@@ -83,7 +85,7 @@ class _Search:
         fixed = ~released[blocks.tie]
         allowed[:, fixed] = False
         allowed[start, np.arange(len(start))] = True
-        # The model may order better than the queues do: what it finds must not be worse than the start by much.
+        # The model may order ops better than the queues do, so its solutions must not be much worse than the start.
         upper = int(NEAR * simulate(blocks.problem, Placement.of_units(blocks.problem, start)).step_ns)
         left = self.budget.seconds - self.budget.elapsed
         try:
@@ -107,7 +109,7 @@ class _Search:
                 self.evaluate(blocks.expand(devices))
 
     def refine(self, rng) -> None:
-        """Spend the evaluations that are left on moves in the full graph, which no block model sees."""
+        """Spend the remaining evaluations on moves in the full graph, which no block model contains."""
         if not self.budget.open:
             return
         unit_first = np.unique(self.problem.graph.unit_of_op, return_index=True)[1]
@@ -119,7 +121,8 @@ class _Search:
 
 
 def _neighbourhood(problem, blocks, devices, order, free, turn, rng) -> np.ndarray:
-    """bool ``(blocks,)``: a stretch of ``free`` blocks, or as many of two devices, in turn."""
+    """bool ``(blocks,)``: ``free`` blocks that may move, alternately a stretch of the graph and blocks of two
+    devices."""
     released = np.zeros(blocks.count, bool)
     if turn % 2 == 0:
         first = int(rng.integers(max(1, blocks.count - free + 1)))

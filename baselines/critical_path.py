@@ -20,23 +20,27 @@ from simdev.placers.placer import placer
     "1994, section 4",
 )
 def critical_path(problem, *, rng, budget):
-    """Cluster the ops along the dominant sequence for unlimited devices, then spread the clusters, most work first:
-    each to the device with room where the load is least, counting transfers to clusters placed before.
+    """Cluster the ops along the dominant sequence for unlimited devices, then assign the clusters to devices.
+
+    The clusters are assigned by decreasing work, each to the device with enough memory where the load is least. The
+    load includes transfers to clusters that are already assigned.
 
     Departures: an op joins the cluster of one predecessor (the paper may pull in several predecessors that have no
-    other child); ops of a colocation group follow the group's first; and the paper leaves open how clusters share
-    fewer devices.
+    other child); ops of a colocation group follow the group's first op; the paper does not say how clusters share fewer
+    devices.
     """
     table = tables(problem, forward_only=False)
     k = len(used_devices(table.allowed))
     duration, transfer = mean_costs(problem, table.allowed)
     cluster = dominant_sequence_clusters(problem.graph, table, duration // k, transfer // k)
-    return fit(problem, budget, lambda room: _spread(problem, table, cluster, transfer // k, room))
+    return fit(problem, budget, lambda headroom: _spread(problem, table, cluster, transfer // k, headroom))
 
 
 def dominant_sequence_clusters(graph, table, duration: np.ndarray, transfer: np.ndarray) -> np.ndarray:
-    """Cluster of each op, int64 ``(n,)``, -1 for sources that wait for a reader. Mean ``duration`` int64 ``(n,)`` and
-    ``transfer`` int64 ``(m,)``, ns."""
+    """Cluster of each op, int64 ``(n,)``; -1 for sources, which are placed with a reader.
+
+    Mean ``duration`` int64 ``(n,)`` and ``transfer`` int64 ``(m,)`` are in ns.
+    """
     below = b_level(graph, duration, transfer).tolist()
     duration, transfer = duration.tolist(), transfer.tolist()
     input_ptr, inputs, producer = graph.input_ptr.tolist(), graph.inputs.tolist(), graph.tensor_producer.tolist()
@@ -75,7 +79,7 @@ def dominant_sequence_clusters(graph, table, duration: np.ndarray, transfer: np.
                 if joined > start or (joined == start and home >= 0):
                     continue
                 if rival >= 0 and cluster[dominant[rival]] == candidate and joined + duration[op] > top[rival]:
-                    continue  # would take away the rival's gain from its dominant predecessor's cluster (DSRW)
+                    continue  # would cost the rival the gain from joining its dominant predecessor's cluster (DSRW)
                 start, home = joined, candidate
             if home < 0:
                 home = len(ends)
@@ -94,12 +98,12 @@ def dominant_sequence_clusters(graph, table, duration: np.ndarray, transfer: np.
 
 
 def _start(arrivals, home, end):
-    """Earliest start on cluster ``home``, whose last op ends at ``end``: what comes from there needs no transfer."""
+    """Earliest start on cluster ``home``, whose last op ends at ``end``; data from ``home`` needs no transfer."""
     return max(end, max((local if where == home else sent for sent, local, where in arrivals), default=0))
 
 
-def _spread(problem, table, cluster, transfer, room):
-    """Unit devices, with each cluster whole on one device."""
+def _spread(problem, table, cluster, transfer, headroom):
+    """Unit devices in which each cluster is whole on one device."""
     graph, devices = problem.graph, used_devices(table.allowed)
     unit_cluster = np.full(graph.n_units, -1, np.int64)
     unit_cluster[graph.unit_of_op[cluster >= 0]] = cluster[cluster >= 0]
@@ -112,16 +116,20 @@ def _spread(problem, table, cluster, transfer, room):
     np.add.at(fits, unit_cluster[known], (~table.allowed[:, known]).T.astype(np.int64))
     memory = _cluster_bytes(graph, table, unit_cluster, count)
     ptr, neighbour, delay = _cluster_adjacency(problem, unit_cluster, transfer, count)
-    device_of, load, used = np.full(count, -1), np.zeros(len(table.allowed), np.int64), np.zeros(len(room), np.int64)
+    device_of, load, used = (
+        np.full(count, -1),
+        np.zeros(len(table.allowed), np.int64),
+        np.zeros(len(headroom), np.int64),
+    )
     for number in np.argsort(-work.max(axis=0), kind="stable").tolist():
         placed = device_of[neighbour[ptr[number] : ptr[number + 1]]]
         times = delay[ptr[number] : ptr[number + 1]][placed >= 0]
         apart = np.full(len(load), times.sum())
         np.subtract.at(apart, placed[placed >= 0], times)
         score = np.where(fits[number] == 0, load + work[:, number] + apart, HUGE)
-        roomy = used + memory[number] <= room
-        if roomy[devices].any():
-            score = np.where(roomy | (score == HUGE), score, HUGE - 1)
+        fitting = used + memory[number] <= headroom
+        if fitting[devices].any():
+            score = np.where(fitting | (score == HUGE), score, HUGE - 1)
         else:
             score = np.where(score < HUGE, used, HUGE)
         best = devices[int(np.argmin(score[devices]))]
@@ -135,7 +143,7 @@ def _spread(problem, table, cluster, transfer, room):
 
 
 def _cluster_bytes(graph, table, unit_cluster, count):
-    """Persistent bytes of each cluster's units, and what its forward ops keep for the backward ones."""
+    """Persistent bytes of each cluster's units, and the bytes that its forward ops keep for backward ops."""
     total = np.zeros(count + 1, np.int64)
     np.add.at(total, unit_cluster, table.unit_bytes)
     forward_to_later = (graph.op_phase[graph.edge_source] == 0) & (graph.op_phase[graph.consumers] != 0)

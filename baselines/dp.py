@@ -17,9 +17,9 @@ TARGETS = (1600, 800, 400, 300, 200, 150, 100, 75, 50, 35, 20, 12)  # classes le
 def dp(problem, *, rng, budget, ideals):
     """Contiguous stages of least largest load: the best throughput of a pipeline, not the best step time.
 
-    Classes that an optimal split keeps together are merged first; while more than ``ideals`` ideals remain, the
-    cheapest neighbours are merged too, which may lose the optimum. The better of that and the best split of a linear
-    order of all classes is taken. The seed has no effect.
+    Classes that an optimal split keeps together are merged first. While more than ``ideals`` ideals remain, the
+    cheapest neighbours are merged too, which may lose the optimum. The result is the better of that split and the best
+    split of a linear order of all classes. The seed has no effect.
     """
 
     def solve(load):

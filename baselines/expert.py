@@ -1,13 +1,13 @@
-"""Expert: the hand-made placement of each model family, read off the layer names of the graph.
+"""Expert: the placement that practitioners make by hand for each model family, derived from the graph's layer names.
 
 * Convolutional networks: contiguous stages with about the same number of layers (Mirhoseini et al. 2017, section 4.2);
   cells and blocks stay whole. WaveNet: its layers in order, which keeps stacks together. Transformers: contiguous
-  blocks of layers, the embedding with the first and the softmax with the last.
-* LSTM models: each layer on a device of its own, the embeddings with the first, attention and softmax with the last
+  blocks of layers; the embedding joins the first block and the softmax the last.
+* LSTM models: each layer has a device of its own; the embeddings join the first layer, attention and softmax the last
   (Mirhoseini et al. 2017 after Sutskever et al. 2014 and Wu et al. 2016). An encoder and a decoder layer of the same
-  depth share a device unless there is one for each.
-* DLRM: embedding tables spread over the devices by size, largest first; the rest on the first (Naumov et al. 2019,
-  section 3: model parallelism for the tables. Its data parallelism for the rest is beyond a placement).
+  depth share a device unless there are enough devices for all layers.
+* DLRM: the embedding tables are spread over the devices by size, largest first; all else is on the first device (Naumov
+  et al. 2019, section 3: model parallelism for the tables; a placement cannot express its data parallelism).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from simdev.problem.placement import Placement
 
 FIRST, LAST = -1, 1 << 30
 
-# family -> ((pattern of the layer name, position in the chain), ...): a number is the position itself, None takes the
-# numbers in the pattern's groups.
+# family -> ((pattern of the layer name, position in the chain), ...): a number is the position itself; None means that
+# the numbers in the pattern's groups are the position.
 _TRANSFORMER = (
     (r"layer\.?(\d+)", None),
     (r"(?:embedding|position|patch)", FIRST),
@@ -51,7 +51,7 @@ CHAINS = {
     source="Mirhoseini et al. 2017, section 4.2; Wu et al. 2016, section 3.3; Naumov et al. 2019, section 3",
 )
 def expert(problem, *, rng, budget):
-    """What a practitioner does by hand for the graph's family (see the module); memory is ignored.
+    """Place as practitioners do by hand for the graph's family (see the module); memory is ignored.
 
     Raises :class:`Unsupported` for a family without a rule.
     """
@@ -76,7 +76,7 @@ def expert(problem, *, rng, budget):
 
 
 def _chain_stages(graph, rules, k: int) -> np.ndarray:
-    """Stage of each layer name, or -1: positions in order, cut into ``k`` runs of about as many layers."""
+    """Stage of each layer name, or -1: positions in order, cut into ``k`` runs of about as many layers each."""
     position = [_position(layer, rules) for layer in graph.layers]
     forward = np.unique(graph.op_layer[graph.op_phase == 0])
     chain = sorted({position[layer] for layer in range(len(position)) if position[layer] is not None})
@@ -118,7 +118,8 @@ def _lstm_stages(layers, k: int) -> np.ndarray:
 
 
 def _table_stages(graph, k: int) -> np.ndarray:
-    """Tables by size, largest first, each to the device with the fewest bytes; everything else to the first."""
+    """Tables by decreasing size, each on the device with the fewest bytes so far; everything else on the first
+    device."""
     table = np.array([bool(re.match(r"table\d+", name)) for name in graph.layers])
     size = np.zeros(len(table), np.int64)
     np.add.at(size, graph.op_layer, graph.op_persistent_bytes)
@@ -130,7 +131,7 @@ def _table_stages(graph, k: int) -> np.ndarray:
 
 
 def _vote(problem, op_stage: np.ndarray, k: int) -> np.ndarray:
-    """Stage of each unit, by the time of its ops; -1 where no op has one. Ties go to the earliest stage."""
+    """Stage of each unit, by the time of its ops; -1 if no op has a stage. Ties go to the earliest stage."""
     known = op_stage >= 0
     votes = np.zeros((k, problem.graph.n_units), np.int64)
     weight = problem.costs.op_ns.max(axis=0)
@@ -139,7 +140,7 @@ def _vote(problem, op_stage: np.ndarray, k: int) -> np.ndarray:
 
 
 def _follow_neighbours(problem, stage: np.ndarray) -> np.ndarray:
-    """Give each unit without a stage that of the unit with which it exchanges the most bytes; the first if none."""
+    """Give each unit without a stage the stage of the unit with which it exchanges most bytes, or else the first."""
     ptr, neighbour, size = unit_adjacency(problem)
     unit = np.repeat(np.arange(len(stage)), np.diff(ptr))
     while (stage < 0).any():

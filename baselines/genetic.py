@@ -21,9 +21,10 @@ MUTATIONS = 1.5  # mean number of changed genes per child
     source="Holland, Adaptation in Natural and Artificial Systems, 1975; for device placement: Exprimo (Lie 2020)",
 )
 def genetic(problem, *, rng, budget):
-    """Twenty individuals, a gene per layer in topological order; tournaments of three, two-point crossover, a mutation
-    or two per child, the two best kept. Starts from a single device, a contiguous split and random splits.
+    """Evolve twenty individuals with one gene per layer, the layer's device, in topological order.
 
+    Parents are chosen by tournaments of three; children come from two-point crossover and one or two mutations; the two
+    best individuals are kept. The first generation holds a single device, a contiguous split and random splits.
     Individuals compare by bytes over memory, then by step time.
     """
     allowed = choices(problem)
@@ -54,7 +55,7 @@ def _in_topological_order(group, first):
 
 
 def _random_split(rng, genes, n_genes, devices):
-    """Genes cut at random into a run per device, in random device order."""
+    """Genes cut at random into one run for each device, in random device order."""
     cuts = np.sort(rng.integers(0, n_genes + 1, len(devices) - 1))
     return rng.permutation(devices)[np.searchsorted(cuts, np.arange(n_genes), side="right")][genes].astype(np.int32)
 

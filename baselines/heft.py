@@ -1,4 +1,4 @@
-"""HEFT (Topcuoglu, Hariri and Wu 2002): the op farthest from the end first, each where it finishes earliest."""
+"""HEFT (Topcuoglu, Hariri and Wu 2002): ops by decreasing distance to the end, each where it finishes earliest."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from simdev.placers.placer import placer
     "Computing, IEEE TPDS 13(3), 2002, section 4.1",
 )
 def heft(problem, *, rng, budget):
-    """Upward rank with mean costs, then insertion-based earliest finish time over the accelerators.
+    """Rank ops by upward rank with mean costs, then place each at its earliest finish time over the accelerators.
 
-    As in the paper, transfers do not contend and a device runs one op at a time. Colocation and memory are added: a
-    device without room is passed over.
+    As in the paper, an op may be inserted into an idle interval, transfers do not contend and a device runs one op at a
+    time. Colocation and memory are added: a device without enough free memory is skipped.
     """
     table = tables(problem, forward_only=False)
     order = upward_order(problem, table)
 
-    def build(room):
-        state = new_state(table, room)
+    def build(headroom):
+        state = new_state(table, headroom)
         kernels().earliest_finish_first(table, state, order, np.zeros((0, 0), np.int64))
         return unit_devices(problem, table, state)
 
@@ -34,7 +34,7 @@ def heft(problem, *, rng, budget):
 
 
 def upward_order(problem, table) -> np.ndarray:
-    """int64: the ops to place by decreasing upward rank; ties in topological order."""
+    """int64: the ops to place, by decreasing upward rank; ties are in topological order."""
     rank = b_level(problem.graph, *mean_costs(problem, table.allowed))
     ops = np.flatnonzero(table.scope)
     return ops[np.lexsort((ops, -rank[ops]))]

@@ -1,4 +1,5 @@
-"""The least latency of one step, each accelerator called once (a training step: once forward, once backward)."""
+"""Minimises the latency of one step in which each accelerator is called once (training: forward once, backward
+once)."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ from simdev.placers.placer import placer
     source="Tarnawski et al., NeurIPS 2020, section 4.2, as a constraint program",
 )
 def ip_latency(problem, *, rng, budget, effort, classes):
-    """One contiguous subgraph an accelerator, called once, its transfers before and after its work.
+    """Give each accelerator one contiguous subgraph, called once, with its transfers before and after its work.
 
-    In a training step a class holds a forward op with its backward and update ops, and its time is that of all: the
-    backward pass goes through the calls the other way round and takes its part of each. Larger graphs are merged to
-    ``classes`` classes, those first that cost nothing, then the cheapest neighbours, which may lose the optimum. The
-    simulator overlaps what the model takes in turn. ``effort`` is CP-SAT's deterministic time; a solve also ends after
-    20 s by the clock: a row where that happens, on a busy machine, need not repeat.
+    In a training step, a class holds a forward op with its backward and update ops, and its time is the time of all:
+    the backward pass runs through the calls in reverse order and takes its part of each. Larger graphs are merged to
+    ``classes`` classes: merges that lose nothing come first, then the cheapest neighbours, which may lose the optimum.
+    The model runs in sequence what the simulator overlaps. ``effort`` is CP-SAT's deterministic time. A solve also ends
+    after 20 s of wall-clock time; if that happens, on a busy host, the row need not repeat.
     """
     seed = int(rng.integers(1 << 30))
 
@@ -46,7 +47,7 @@ def ip_latency(problem, *, rng, budget, effort, classes):
 
 
 def _with_host(problem, load: LoadProblem) -> LoadProblem:
-    """The host serves as the CPU, where there is one apart from the accelerators."""
+    """``load`` with the host as its CPU, if the topology has a host apart from the accelerators."""
     host = problem.topology.host
     if host < 0 or host in problem.topology.accelerators:
         return load
@@ -54,8 +55,11 @@ def _with_host(problem, load: LoadProblem) -> LoadProblem:
 
 
 def _load_of_classes(load: LoadProblem, classes: Classes) -> LoadProblem:
-    """Classes as nodes: a border is a tensor from the first of its classes to the others, and a precedence that no
-    border shows is a tensor that costs nothing."""
+    """The problem with classes as nodes.
+
+    A border becomes a tensor from the first of its classes to the others; a precedence without a border becomes a
+    tensor that costs nothing.
+    """
     ptr = classes.member_ptr.tolist()
     tensors = [
         (members[0], members[1:], cost)

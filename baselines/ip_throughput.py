@@ -22,12 +22,12 @@ from simdev.placers.placer import placer
     source="Tarnawski et al., NeurIPS 2020, section 4",
 )
 def ip_throughput(problem, *, rng, budget, contiguous, seconds, classes, solver):
-    """The split of least largest load, any (default) or ``contiguous``: throughput, not step time.
+    """Find the split of least largest load, ``contiguous`` or any (default). It optimises throughput, not step time.
 
-    Larger graphs are merged to ``classes`` classes, those first that cost nothing, then the cheapest neighbours, which
-    may lose the optimum. The best linear split is the start. ``solver`` is highs, scip, cp-sat, gurobi or auto (Gurobi
-    where there is a licence, HiGHS otherwise). It stops after ``seconds``: a row that did not
-    reach its proof by then need not repeat on another machine.
+    Larger graphs are merged to ``classes`` classes: merges that lose nothing come first, then the cheapest neighbours,
+    which may lose the optimum. The best linear split is the start. ``solver`` is highs, scip, cp-sat, gurobi or auto
+    (Gurobi if there is a licence, HiGHS otherwise). It stops after ``seconds``: a row without a proof by then need not
+    repeat on another host.
     """
 
     def solve(load):

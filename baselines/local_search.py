@@ -13,7 +13,7 @@ from simdev.problem.placement import Placement
 
 @placer("local-search", version=1, family="search", searches=True)
 def local_search(problem, *, rng, budget):
-    """From the better of a single device and a contiguous split, take every move that is not worse.
+    """Start from the better of a single device and a contiguous split, and take every move that is not worse.
 
     A move takes an op, a module, or a run of ops in topological order to another device, with the parameters that they
     read first. Placements are compared by bytes over memory, then by step time.

@@ -20,11 +20,11 @@ SCOPES = ("forward", "step")
     source="Jeon et al., Baechi: Fast Device Placement of Machine Learning Graphs, SoCC 2020, section 3.2.2",
 )
 def m_etf(problem, *, rng, budget, scope):
-    """Again and again the ready op and device with the earliest start that fits in memory.
+    """Repeatedly place the pair of ready op and device with the earliest start that fits in memory.
 
-    As in Baechi: one channel a device for sending and receiving, a tensor sent once to each device; only forward ops
-    are scheduled and gradients follow their ops; an op with a single reader is co-placed with it. Ties go to the op
-    with the largest b-level. ``scope=step`` schedules the whole step, without co-placement.
+    As in Baechi, each device has one channel for sending and receiving, and a tensor is sent once to each device; only
+    forward ops are scheduled, and gradients follow their ops; an op with a single reader is co-placed with it. Ties go
+    to the op with the largest b-level. ``scope=step`` schedules the whole step, without co-placement.
 
     Departures: co-placed ops hold at most half a device's memory, and co-placed ops are not fused into one.
     """
@@ -36,8 +36,8 @@ def m_etf(problem, *, rng, budget, scope):
     order[np.lexsort((np.arange(len(level)), -level))] = np.arange(len(level))
     nobody = np.full(len(level), -1, np.int64)
 
-    def build(room):
-        state = new_state(table, room)
+    def build(headroom):
+        state = new_state(table, headroom)
         kernels().earliest_start_first(table, state, order, nobody)
         return unit_devices(problem, table, state)
 

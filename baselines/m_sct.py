@@ -10,7 +10,7 @@ from simdev.baselines._units import used_devices
 from simdev.errors import Unsupported
 from simdev.placers.placer import placer
 
-THRESHOLD = 0.5  # an edge below it makes a favourite child; the program leaves at most one per op
+THRESHOLD = 0.5  # an edge with a lower value makes a favourite child; the program gives each op at most one
 BLOCK_EDGES = 10_000
 
 
@@ -23,13 +23,13 @@ BLOCK_EDGES = 10_000
     "delays, ETFA 1995",
 )
 def m_sct(problem, *, rng, budget):
-    """m-ETF with favourite children: a linear program picks for each op at most one child to run right behind it. Once
-    that child is ready and could start nowhere earlier, its parent's device waits for it unless an urgent op comes.
+    """m-ETF with favourite children: a linear program chooses at most one child to run right after each op.
 
-    The program is that of Hanen and Munier, over the forward ops, solved by HiGHS; gradients follow their ops. Chains
-    are contracted first, which loses nothing (their inner edges are free in some optimum). Graphs with more than 10,000
-    edges left are cut along the topological order into blocks of about that many, each a program of its own: a
-    departure, since edges between blocks then make no favourites.
+    Once that child is ready and could start nowhere earlier, its parent's device waits for it, unless an urgent op
+    arrives. The program is that of Hanen and Munier over the forward ops, solved by HiGHS; gradients follow their ops.
+    Chains are contracted first, which loses nothing (their inner edges are free in some optimum). A departure: graphs
+    with more than 10,000 remaining edges are cut along the topological order into blocks of about that many, each with
+    a program of its own; edges between blocks then make no favourites.
     """
     table = tables(problem, forward_only=True)
     graph, k = problem.graph, len(used_devices(table.allowed))
@@ -39,8 +39,8 @@ def m_sct(problem, *, rng, budget):
     order = np.empty(len(level), np.int64)
     order[np.lexsort((np.arange(len(level)), -level))] = np.arange(len(level))
 
-    def build(room):
-        state = new_state(table, room)
+    def build(headroom):
+        state = new_state(table, headroom)
         kernels().earliest_start_first(table, state, order, favourite)
         return unit_devices(problem, table, state)
 
@@ -63,7 +63,7 @@ def favourites(graph, scope, duration, transfer) -> np.ndarray:
     favourite = np.full(n, -1, np.int64)
     favourite[source[alone]] = target[alone]
 
-    taken = np.zeros(n, bool)  # blocks do not know of each other's favourites
+    taken = np.zeros(n, bool)  # children that a block has chosen; other blocks do not know them
     head = _heads(n, source[alone], target[alone])
     length = np.zeros(n, np.int64)
     np.add.at(length, head, duration)
@@ -87,10 +87,10 @@ def _heads(n, source, target):
 
 
 def solve(length, source, target, delay) -> np.ndarray:
-    """The linear program: float ``(e,)``, 1 where an edge pays its delay, 0 where it need not.
+    """Solve the linear program; return float ``(e,)``: 1 for an edge that pays its delay, 0 for one that need not.
 
-    Minimise ``w`` with ``s[i] + length[i] <= w``; ``s[i] + length[i] + delay x <= s[j]`` for each edge; of an op's
-    outgoing edges, and of its incoming ones, all but one pay.
+    Minimise ``w`` with ``s[i] + length[i] <= w`` and ``s[i] + length[i] + delay x <= s[j]`` for each edge. All but one
+    of an op's outgoing edges pay, and all but one of its incoming edges.
     """
     from scipy.optimize import linprog
     from scipy.sparse import coo_matrix

@@ -1,4 +1,4 @@
-"""m-TOPO (Jeon et al. 2020, "Baechi"): fill one device after the other in topological order."""
+"""m-TOPO (Jeon et al. 2020, "Baechi"): fill the devices in order, with ops in topological order."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from simdev.problem.placement import Placement
     source="Jeon et al., Baechi: Fast Device Placement of Machine Learning Graphs, SoCC 2020, section 3.2.1",
 )
 def m_topo(problem, *, rng, budget):
-    """Forward ops in topological order fill each device up to the cap: total memory over the number of devices, plus
-    the largest op's. Co-placed ops go at once, gradients follow their ops (as in ``m-etf``).
+    """Fill each device with forward ops, in topological order, up to a cap.
 
-    An op's memory is its outputs, a parameter's also its persistent bytes and gradient; a parameter of several readers
-    goes with the first. The cap balances memory, it is not the device's capacity.
+    The cap is the total memory over the number of devices, plus the memory of the largest op. Co-placed ops are placed
+    together, and gradients follow their ops (as in ``m-etf``). An op's memory is its outputs; a parameter's memory
+    includes its persistent bytes and gradient; a parameter of several readers joins the first. The cap balances memory;
+    it is not the device's capacity.
     """
     graph, table = problem.graph, tables(problem, forward_only=True)
     devices = used_devices(table.allowed)
     unit_bytes, op_bytes = _memory(graph, table)
-    room = cap(unit_bytes, op_bytes, len(devices))
+    limit = cap(unit_bytes, op_bytes, len(devices))
     device_of, filled = np.full(len(unit_bytes), -1), np.zeros(len(table.allowed), np.int64)
     current = 0
     for op in np.flatnonzero(table.scope).tolist():
         unit = table.unit[op]
         if device_of[unit] < 0:
-            if filled[devices[current]] + unit_bytes[unit] > room and current + 1 < len(devices):
+            if filled[devices[current]] + unit_bytes[unit] > limit and current + 1 < len(devices):
                 current += 1
             here = devices[current]
             device_of[unit] = here if table.allowed[here, unit] else np.argmax(table.allowed[:, unit])
@@ -51,7 +52,7 @@ def cap(unit_bytes: np.ndarray, op_bytes: np.ndarray, k: int) -> int:
 
 
 def _memory(graph, table):
-    """Bytes of each unit of the table, and of each op in scope or source, int64."""
+    """Bytes of each unit of the table, and of each op that is in scope or a source, int64."""
     op_bytes = graph.op_persistent_bytes.copy()
     np.add.at(op_bytes, graph.tensor_producer, table.home_size)
     op_bytes[~(table.scope | table.lazy)] = 0

@@ -1,4 +1,4 @@
-"""Min-cut: balanced partition of the graph over the accelerators with the fewest bytes between them."""
+"""Min-cut: a balanced partition of the graph over the accelerators with the fewest bytes between the parts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ IMBALANCE = 0.03
     "Sanders and Schulz 2013 (KaHIP)",
 )
 def min_cut(problem, *, rng, budget, tool):
-    """The ``scotch`` baseline over accelerators only, all weighted alike.
+    """The ``scotch`` baseline over accelerators only, all with the same weight.
 
-    ``tool`` is ``scotch`` (static mapping, so it knows which accelerators are near), ``metis`` or ``kahip`` (plain
+    ``tool`` is ``scotch`` (static mapping, which knows the distances of accelerators), ``metis`` or ``kahip`` (plain
     partitions into equal parts). Memory is ignored.
     """
     if tool not in TOOLS:

@@ -1,4 +1,4 @@
-"""PEFT (Arabnejad and Barbosa 2014): like HEFT, but with a look at what follows through an optimistic cost table."""
+"""PEFT (Arabnejad and Barbosa 2014): like HEFT, with an optimistic cost table that looks ahead."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from simdev.placers.placer import placer
     "IEEE TPDS 25(3), 2014, section 4",
 )
 def peft(problem, *, rng, budget):
-    """The ready op with the largest mean optimistic cost, on the device with the least finish time plus optimistic
-    cost; insertion-based. Communication, colocation and memory as in ``heft``.
+    """Place the ready op with the largest mean optimistic cost where its finish time plus optimistic cost is least.
+
+    An op may be inserted into an idle interval. Communication, colocation and memory are as in ``heft``.
     """
     table = tables(problem, forward_only=False)
     k = len(used_devices(table.allowed))
@@ -28,8 +29,8 @@ def peft(problem, *, rng, budget):
     optimistic = kernels().optimistic_costs(table, transfer // k)
     order = ready_order(problem.graph, table, optimistic[used_devices(table.allowed)].sum(axis=0))
 
-    def build(room):
-        state = new_state(table, room)
+    def build(headroom):
+        state = new_state(table, headroom)
         kernels().earliest_finish_first(table, state, order, optimistic)
         return unit_devices(problem, table, state)
 
@@ -37,7 +38,7 @@ def peft(problem, *, rng, budget):
 
 
 def ready_order(graph, table, rank: np.ndarray) -> np.ndarray:
-    """int64: the ops to place, each time the ready one with the largest rank (the lowest op number on ties)."""
+    """int64: the ops to place; the next is the ready op with the largest rank (the lowest op number on ties)."""
     edge_source = graph.edge_source
     counted = table.scope[graph.consumers] & ~table.lazy[edge_source]
     missing = np.bincount(graph.consumers[counted], minlength=graph.n_ops).tolist()

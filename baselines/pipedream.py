@@ -1,4 +1,4 @@
-"""PipeDream's planner without replicas: one stage a device, the slowest stage as fast as can be."""
+"""PipeDream's planner without replicas: one stage for each device, with the slowest stage as fast as possible."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from simdev.exact.training import alike_accelerators, load_of
 from simdev.placers.placer import placer
 from simdev.problem.placement import Placement
 
-LAYERS = 400  # the planner's work grows with the square of its states
+LAYERS = 400  # limit of layers, because the planner's work grows with the square of its states
 
 
 @placer("pipedream", version=1, family="exact", memory_aware=False, source="Narayanan et al., SOSP 2019, section 3.1")
 def pipedream(problem, *, rng, budget):
-    """The straight pipeline of PipeDream's planner: a placement has no replicas, so its stages have none.
+    """Place the straight pipeline of PipeDream's planner; a placement has no replicas, so its stages have none.
 
-    A stage costs its time or its transfers, whichever is more, and all accelerators are taken to be joined by the
-    slowest of their links. The planner's memory rule (off by default there) is about minibatches under way, of which a
-    placement has one: memory is ignored. Larger graphs are merged to 400 layers first. The seed has no effect.
+    A stage costs the larger of its time and its transfers. All accelerators are assumed to be joined by the slowest of
+    their links. The planner's memory rule (off by default there) concerns several minibatches in flight; a placement
+    has one, so memory is ignored. Larger graphs are merged to 400 layers first. The seed has no effect.
     """
     accelerators = alike_accelerators(problem)
     pairs = [(a, b) for a in accelerators for b in accelerators if a != b]
@@ -44,7 +44,7 @@ def pipedream(problem, *, rng, budget):
 
 
 def _profile(problem, classes) -> Profile:
-    """The classes as layers behind a source that all begin with, as the planner starts from one layer."""
+    """The classes as layers after a common source, because the planner starts from one layer."""
     graph = problem.graph
     made, read = classes.class_of[graph.edge_source], classes.class_of[graph.consumers]
     forward = graph.op_phase[graph.consumers] == 0

@@ -24,15 +24,15 @@ CLIMBS = 3
 
 @placer("portfolio", version=1, family="search", searches=True)
 def portfolio(problem, *, rng, budget):
-    """Evaluate what each constructive placer finds, most promising first while the budget lasts, then climb by the
-    moves of ``local-search``: a sixth of what is left from each of the three best, the rest from the best of all.
+    """Evaluate the placement of each constructive placer, most promising first, then climb from the best.
 
-    A member gets no evaluations of its own, so those that would check memory with the simulator do not. Members that
-    cannot handle the problem, or are not installed, are left out.
+    The climb uses the moves of ``local-search``: each of the three best placements gets a sixth of the remaining
+    budget, and the best of all the rest. A member gets no evaluations of its own, so members that check memory with the
+    simulator skip that check. Members that cannot handle the problem, or are not installed, are left out.
     """
     allowed = choices(problem)
     best = Incumbent(problem, budget, starts(problem, allowed)[0])
-    tried: dict[Score, np.ndarray] = {}  # of equal scores the first placement
+    tried: dict[Score, np.ndarray] = {}  # for equal scores, the first placement
     unit_first = np.unique(problem.graph.unit_of_op, return_index=True)[1]
     for (name, params), seed in zip(MEMBERS, rng.integers(1 << 62, size=len(MEMBERS)).tolist(), strict=True):
         if not budget.open or name not in SHELF:

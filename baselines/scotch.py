@@ -19,11 +19,12 @@ from simdev.problem.placement import Placement
     source="Pellegrini and Roman 1996; as a device placement baseline: Mirhoseini et al. 2017, section 4.2",
 )
 def scotch(problem, *, rng, budget):
-    """Scotch's static mapping: a vertex per unit weighing its time on the fastest device, an edge per pair of units
-    weighing the bytes between them; target processors weighted by speed, as far apart as a byte takes to travel.
+    """Map the graph with Scotch: a vertex per unit, and an edge per pair of units that exchange bytes.
 
-    Scotch knows one weight per vertex, so a device's speed is its mean over the graph, and memory is ignored. Units
-    that it puts where they have no kernel are moved to the least loaded device that has one.
+    A vertex weighs the time of its unit on the fastest device, an edge the bytes between its units. Target processors
+    are weighted by speed, and their distance is the time that a byte takes between them. Scotch has one weight per
+    vertex, so a device's speed is its mean over the graph, and memory is ignored. Units that Scotch puts where they
+    have no kernel are moved to the least loaded device that has one.
     """
     allowed = choices(problem, hosts=True)
     devices = used_devices(allowed)

@@ -1,4 +1,4 @@
-"""Everything on one device: the baselines that every paper compares with."""
+"""Everything on one device: the baselines to which every paper compares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def single_cpu(problem, *, rng, budget):
 
 @placer("single-gpu", version=1, family="single", memory_aware=False)
 def single_gpu(problem, *, rng, budget):
-    """All ops on the accelerator where they take the least time in sum, whether they fit in memory or not."""
+    """All ops on the accelerator where their total time is least, whether they fit in memory or not."""
     return _all_on(problem, problem.topology.accelerators)
 
 

@@ -1,4 +1,4 @@
-"""Spreading without thought: at random, and in turn. What any placer should beat."""
+"""Spreading at random and in turn, which any placer should beat."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from simdev.baselines.rl._case import FEATURES, KIND_COLUMNS, KINDS, bucket
+from simdev.baselines.rl._grouped import FEATURES, KIND_COLUMNS, KINDS, bucket
 from simdev.baselines.rl._jax import eqx, jax, jnp, optax
 from simdev.baselines.rl._reinforce import Reinforce
 from simdev.baselines.rl._seq2seq import Seq2Seq
@@ -13,7 +13,7 @@ KIND_SIZE = 16
 
 
 class Policy(eqx.Module):
-    """Embeds groups (kinds, numbers and shapes, neighbours) and names their devices."""
+    """Embeds groups (kinds, numbers and shapes, neighbours) and chooses a device for each."""
 
     kind: jax.Array  # (KINDS, KIND_SIZE)
     place: Seq2Seq
@@ -25,7 +25,8 @@ class Policy(eqx.Module):
         self.place = Seq2Seq(features, hidden, devices, reach, both_ways=False, key=two)
 
     def embed(self, inputs):
-        """float32 ``(G, features)``: mean of the kinds' embeddings, numbers and shapes, and who is joined to whom."""
+        """float32 ``(G, features)``: the mean embedding of the kinds, the numbers and shapes, and the adjacency
+        rows."""
         kinds = inputs.nodes[:, KIND_COLUMNS] @ self.kind
         others = jnp.concatenate([inputs.nodes[:, : KIND_COLUMNS.start], inputs.nodes[:, KIND_COLUMNS.stop :]], axis=1)
         joined = jnp.zeros((len(inputs.real), len(inputs.real)))
@@ -35,7 +36,7 @@ class Policy(eqx.Module):
 
 @cache  # compiled functions are kept with it
 def learner_functions(*, groups, devices, hidden, samples, rate, entropy, reach) -> Reinforce:
-    """What ``colocrl`` does, for cases of ``bucket(groups)`` rows and ``devices`` columns."""
+    """The learner functions of ``colocrl``, for problems of ``bucket(groups)`` rows and ``devices`` columns."""
 
     def new(key):
         return Policy(bucket(groups), devices, hidden, reach, key=key)

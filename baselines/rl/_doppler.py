@@ -1,4 +1,4 @@
-"""The networks of ``doppler``, its episodes, its teacher and its updates."""
+"""The networks of ``doppler``, the schedules that an episode builds, the teacher and the updates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.baselines.rl._case import Case, bucket
+from simdev.baselines.rl._grouped import GroupedProblem, bucket
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._pairs import group_loads, group_pairs, neighbours
@@ -19,18 +19,17 @@ NODE_FEATURES, DEVICE_FEATURES = 6, 6
 
 
 class Dag(NamedTuple):
-    """What the networks and the episodes read: a pytree of arrays of ``G`` groups, ``D`` devices, ``E`` edges and ``K``
-    parents; times in mean group times.
+    """What the networks and the schedules read, as a pytree of arrays; times in mean group times.
 
-    ``real`` bool ``(G,)`` and ``allowed`` bool ``(G, D)`` as in ``_case.Inputs``. ``nodes`` float32 ``(G,
-    NODE_FEATURES)``: logs of the mean time, of the time to receive all inputs and to send all outputs; t-level and
-    b-level (own time included) over the longest path; share of a device's memory. ``source`` and ``target`` int32
-    ``(E,)``: edges (padding: from and to the last row); ``edge`` float32 ``(E,)``: log of the mean transfer time;
-    ``edge_real`` bool ``(E,)``. ``below`` and ``above`` float32 ``(G, G)``: 1 / (groups on the path) for the groups on
-    the longest path from each group to an end (its b-level), and from a start to it (its t-level).
-    ``time``, ``need`` float32 ``(G, D)``: see ``_pairs.group_loads``; ``b_level`` float32 ``(G,)``; ``parents`` int32
-    ``(G, K)``, ``parent_real`` bool ``(G, K)``, ``arrive`` float32 ``(G, K, D, D)``: transfer time from each device of
-    the parent to each of the group.
+    ``G`` groups, ``D`` devices, ``E`` edges and ``K`` parents. ``real`` bool ``(G,)`` and ``allowed`` bool ``(G, D)``
+    are those of ``_grouped.Inputs``. ``nodes`` float32 ``(G, NODE_FEATURES)``: logs of the mean time, of the time to
+    receive all inputs and of the time to send all outputs; t-level and b-level (with the group's own time) over the
+    longest path; share of a device's memory. ``source`` and ``target`` int32 ``(E,)``: edges (padding: from and to the
+    last row); ``edge`` float32 ``(E,)``: log of the mean transfer time; ``edge_real`` bool ``(E,)``. ``below`` and
+    ``above`` float32 ``(G, G)``: 1 / (groups on the path) for the groups on the longest path from each group to an end
+    (its b-level), and from a start to the group (its t-level). ``time``, ``need`` float32 ``(G, D)``: see
+    ``_pairs.group_loads``; ``b_level`` float32 ``(G,)``; ``parents`` int32 ``(G, K)``, ``parent_real`` bool ``(G, K)``,
+    ``arrive`` float32 ``(G, K, D, D)``: transfer time from each device of the parent to each device of the group.
     """
 
     real: np.ndarray
@@ -50,12 +49,12 @@ class Dag(NamedTuple):
     arrive: np.ndarray
 
 
-def with_dag(case: Case) -> Case:
-    """``case`` with a :class:`Dag` in place of its inputs."""
-    inputs, count, used = case.inputs, case.n_groups, len(case.devices)
+def with_dag(grouped: GroupedProblem) -> GroupedProblem:
+    """``grouped`` with a :class:`Dag` in place of its inputs."""
+    inputs, count, used = grouped.inputs, grouped.n_groups, len(grouped.devices)
     rows, columns = inputs.allowed.shape
-    time, need = group_loads(case)
-    low, high, _, transfer = group_pairs(case)
+    time, need = group_loads(grouped)
+    low, high, _, transfer = group_pairs(grouped)
     sending = transfer[:, :used, :used].sum(axis=(1, 2)) / max(1, used * (used - 1))
     mean = np.zeros(rows)
     mean[:count] = (time * inputs.allowed).sum(axis=1)[:count] / inputs.allowed.sum(axis=1)[:count]
@@ -94,14 +93,17 @@ def with_dag(case: Case) -> Case:
         real,
         arrive,
     )
-    return dataclasses.replace(case, inputs=dag)
+    return dataclasses.replace(grouped, inputs=dag)
 
 
 def _longest_paths(rows: int, low, high, sending, time) -> tuple[np.ndarray, np.ndarray]:
-    """bool ``(rows, rows)``: the groups on the longest path from a start to each, itself included; float ``(rows,)``:
-    its length, without its own time (the t-level). Of equal paths, the one through the first parent."""
+    """The longest path that leads to each group.
+
+    Returns bool ``(rows, rows)``, the groups on the path, the group itself included, and float ``(rows,)``, the length
+    of the path without the group's own time (the t-level). Of equal paths, the one through the first parent counts.
+    """
     path, level = np.eye(rows, dtype=bool), np.zeros(rows)
-    for pair in np.lexsort((low, high)).tolist():  # a group's parents are done before it
+    for pair in np.lexsort((low, high)).tolist():  # a group comes after all its parents
         parent, child = low[pair], high[pair]
         length = level[parent] + time[parent] + sending[pair]
         if length > level[child]:
@@ -115,10 +117,13 @@ def _shares(table: np.ndarray) -> np.ndarray:
     return (table / table.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-class Episodes:
-    """``B`` episodes side by side: which groups are placed where, and when they would run if each device ran groups in
-    the order in which they were placed, and transfers did not wait. Arrays: ``device`` int32 and ``start``, ``finish``
-    float32 ``(B, G)``; ``free``, ``work`` and ``filled`` float32 ``(B, D)``; ``missing`` int32 ``(B, G)``."""
+class Schedules:
+    """The partial schedules of ``B`` episodes, which grow by one group at a step.
+
+    They assume that each device runs groups in the order in which they were placed, and that transfers do not contend.
+    Arrays: ``device`` int32 and ``start``, ``finish`` float32 ``(B, G)``; ``free``, ``work`` and ``filled`` float32
+    ``(B, D)``; ``missing`` int32 ``(B, G)``.
+    """
 
     def __init__(self, dag: Dag, count: int):
         rows, devices = dag.allowed.shape
@@ -132,11 +137,11 @@ class Episodes:
         self.children[dag.parents[child, at], child] = 1
 
     def ready(self) -> np.ndarray:
-        """bool ``(B, G)``: not placed, and all parents are."""
+        """bool ``(B, G)``: groups that are not placed and whose parents all are."""
         return (self.missing == 0) & (self.device < 0) & self.dag.real
 
     def outlook(self, group: np.ndarray) -> np.ndarray:
-        """float32 ``(B, D)``: when ``group`` int ``(B,)`` would start on each device."""
+        """float32 ``(B, D)``: the time at which ``group`` int ``(B,)`` would start on each device."""
         parents, real = self.dag.parents[group], self.dag.parent_real[group]
         where = np.maximum(0, np.take_along_axis(self.device, parents, axis=1))
         arrive = self.dag.arrive[group[:, None], np.arange(parents.shape[1]), where]
@@ -145,10 +150,13 @@ class Episodes:
         return np.maximum(self.free, arrive.max(axis=1))
 
     def features(self, group: np.ndarray) -> np.ndarray:
-        """float32 ``(B, D, DEVICE_FEATURES)`` of each device for ``group`` int ``(B,)``: work there over an even share;
-        log of the work of its inputs there; how long before the last input's end its first input there starts, and
-        how long before that its last input there ends (logs; 0 without any); log of its start there less the
-        earliest; share of the memory that would be filled."""
+        """float32 ``(B, D, DEVICE_FEATURES)``: the features of each device for ``group`` int ``(B,)``.
+
+        Columns: work assigned to the device over an even share; log of the work of the group's inputs on the device;
+        log of the time from the start of the first input there, and from the end of the last input there, to the end of
+        the last input anywhere (0 without inputs there); log of the group's start there less its earliest start on any
+        device; share of the memory that would be filled.
+        """
         parents, real = self.dag.parents[group], self.dag.parent_real[group]
         devices = self.dag.allowed.shape[1]
         where = np.take_along_axis(self.device, parents, axis=1)
@@ -183,21 +191,27 @@ class Episodes:
         self.missing -= self.children[group]
 
     def teacher(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """What critical-path list scheduling does next, int ``(B,)`` each: the ready group with the highest b-level,
-        and the device with room where it ends first (the emptiest, if none has room); ties at random."""
+        """The next choice of critical-path list scheduling, int ``(B,)`` each: a group and its device.
+
+        The group is the ready one with the highest b-level; the device is the one with enough memory where the group
+        ends first, or the emptiest if none has enough. Ties are broken at random.
+        """
         group = np.argmax(np.where(self.ready(), self.dag.b_level, -1.0), axis=1)
         allowed = self.dag.allowed[group]
         filled = self.filled + self.dag.need[group]
-        room = allowed & (filled <= 1.0)
-        end = np.where(room, self.outlook(group) + self.dag.time[group], np.inf)
-        end = np.where(room.any(axis=1)[:, None], end, np.where(allowed, filled, np.inf))
+        fitting = allowed & (filled <= 1.0)
+        end = np.where(fitting, self.outlook(group) + self.dag.time[group], np.inf)
+        end = np.where(fitting.any(axis=1)[:, None], end, np.where(allowed, filled, np.inf))
         ties = end <= end.min(axis=1, keepdims=True) * (1 + 1e-6)
         return group, np.argmax(ties * rng.uniform(0.5, 1.0, ties.shape), axis=1)
 
 
-class Record(NamedTuple):
-    """What ``B`` episodes of ``T`` steps did: ``group``, ``device`` int32 ``(B, T)``, ``ready`` bool ``(B, T, G)``,
-    ``devices`` float32 ``(B, T, D, DEVICE_FEATURES)``, ``real`` bool ``(T,)``: not padding."""
+class Choices(NamedTuple):
+    """The choices of ``B`` episodes of ``T`` steps, and what the policy saw at each step.
+
+    ``group``, ``device`` int32 ``(B, T)``, ``ready`` bool ``(B, T, G)``, ``devices`` float32
+    ``(B, T, D, DEVICE_FEATURES)``, ``real`` bool ``(T,)``: False for padding.
+    """
 
     group: np.ndarray
     device: np.ndarray
@@ -207,8 +221,10 @@ class Record(NamedTuple):
 
 
 class Layer(eqx.Module):
-    """A round of message passing: both ends and the edge make a message; a group averages those of its parents and
-    those of its children."""
+    """A round of message passing.
+
+    Both ends and the edge make a message; a group averages the messages of its parents and those of its children.
+    """
 
     near: Dense
     far: Dense
@@ -235,7 +251,7 @@ class Layer(eqx.Module):
 
 
 class Encoder(eqx.Module):
-    """Embeddings of the groups: those of message passing, and of their features alone, float32 ``(G, hidden)``."""
+    """Embeddings of the groups, float32 ``(G, hidden)`` each: by message passing, and from their features alone."""
 
     enter: Dense
     layers: Layer  # all rounds: the first axis of each array
@@ -254,7 +270,7 @@ class Encoder(eqx.Module):
 
 
 class Policy(eqx.Module):
-    """SEL, which group is next, and PLC, on which device; message passing runs once for a whole episode."""
+    """SEL chooses the next group and PLC its device; message passing runs once for a whole episode."""
 
     select: Encoder
     select_join: Dense
@@ -277,8 +293,10 @@ class Policy(eqx.Module):
         self.place_out = Dense(hidden, 1, key=keys[7], scale=0.05)
 
     def __call__(self, dag: Dag):
-        """SEL's logits ``(G,)``, and PLC's parts ``(G, hidden)`` for the group itself and for the groups on a device
-        (averaged there): :meth:`devices` joins them."""
+        """SEL's logits ``(G,)``, and PLC's parts ``(G, hidden)`` for the group itself and for the groups on a device.
+
+        The parts for the groups on a device are averaged over these groups; :meth:`devices` joins both parts.
+        """
         h, alone = self.select(dag)
         joined = jnp.concatenate([h, dag.below @ h, dag.above @ h, alone], axis=1)
         selected = self.select_out(jax.nn.relu(self.select_join(joined)))[:, 0]
@@ -291,8 +309,10 @@ class Policy(eqx.Module):
 
 
 class DualPolicy:
-    """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`: imitation of the teacher,
-    then REINFORCE."""
+    """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`.
+
+    The policy first imitates the teacher, then learns by REINFORCE.
+    """
 
     def __init__(self, new, *, episodes, imitation, imitation_rate, rate, epsilon, epsilon_updates, history):
         self.episodes, self.imitation, self.history = episodes, imitation, history
@@ -300,30 +320,32 @@ class DualPolicy:
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
         student = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(imitation_rate))
 
-        def likelihood(policy, dag, record, epsilon):
-            """Float32 ``(B, T)`` each: log-probabilities of the groups and of the devices that were chosen, entropy of
-            the latter."""
+        def likelihood(policy, dag, choices, epsilon):
+            """Log-probabilities of the chosen groups and of the chosen devices, and the entropy of the device choice.
+
+            Each is float32 ``(B, T)``.
+            """
             selected, own, there = policy(dag)
             count = len(dag.real)
-            chosen = jax.nn.one_hot(record.group, count) * record.real[:, None]  # (B, T, G)
-            on = jax.nn.one_hot(record.device, dag.allowed.shape[1])
+            chosen = jax.nn.one_hot(choices.group, count) * choices.real[:, None]  # (B, T, G)
+            on = jax.nn.one_hot(choices.device, dag.allowed.shape[1])
             before = jnp.cumsum(chosen[:, :, None] * on[..., None], axis=1) - chosen[:, :, None] * on[..., None]
             before = before / jnp.maximum(1.0, before.sum(axis=3, keepdims=True))
-            devices = policy.devices(own[record.group][:, :, None], before @ there, record.devices)
-            allowed = dag.allowed[record.group]
-            groups, _ = _log_chances(jnp.broadcast_to(selected, record.ready.shape), record.ready, epsilon)
+            devices = policy.devices(own[choices.group][:, :, None], before @ there, choices.devices)
+            allowed = dag.allowed[choices.group]
+            groups, _ = _log_chances(jnp.broadcast_to(selected, choices.ready.shape), choices.ready, epsilon)
             devices, undecided = _log_chances(devices, allowed, epsilon)
             taken = (
                 jnp.take_along_axis(table, index[..., None], axis=2)[..., 0]
-                for table, index in ((groups, record.group), (devices, record.device))
+                for table, index in ((groups, choices.group), (devices, choices.device))
             )
             return *taken, undecided
 
-        def objective(policy, dag, record, advantage, epsilon):
-            groups, devices, undecided = likelihood(policy, dag, record, epsilon)
-            steps = jnp.sum(record.real)
-            loss = -jnp.mean(jnp.sum((groups + devices) * record.real, axis=1) * advantage) / steps
-            return loss, jnp.sum(jnp.mean(undecided, axis=0) * record.real) / steps
+        def objective(policy, dag, choices, advantage, epsilon):
+            groups, devices, undecided = likelihood(policy, dag, choices, epsilon)
+            steps = jnp.sum(choices.real)
+            loss = -jnp.mean(jnp.sum((groups + devices) * choices.real, axis=1) * advantage) / steps
+            return loss, jnp.sum(jnp.mean(undecided, axis=0) * choices.real) / steps
 
         self._first = initializer(new, optimizer)
         self._gradient = jax.jit(jax.value_and_grad(objective, has_aux=True))
@@ -332,18 +354,18 @@ class DualPolicy:
         self._embed = jax.jit(lambda policy, dag: policy(dag))
         self._split = jax.jit(jax.random.split)
 
-    def init(self, seed: int, cases: int) -> State:
+    def init(self, seed: int, n_problems: int) -> State:
         policy, optimizer_state, key = self._first(seed)
         return {
             "policy": policy,
             "optimizer": optimizer_state,
             "key": key,
-            "updates": np.zeros(cases, np.int32),
-            "costs": np.zeros((cases, self.history), np.float32),
+            "updates": np.zeros(n_problems, np.int32),
+            "costs": np.zeros((n_problems, self.history), np.float32),
         }
 
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
-        dag = evaluate.case.inputs
+        dag = evaluate.grouped.inputs
         key, noise = self._split(state["key"])
         rng = np.random.default_rng(np.asarray(noise))
         updates, known = state["updates"].copy(), state["costs"].copy()
@@ -351,58 +373,61 @@ class DualPolicy:
         if updates[index] == 0:
             policy, _ = self.imitate(policy, dag, rng)
         epsilon = self.epsilon * max(0.0, 1.0 - updates[index] / self.epsilon_updates)
-        record, actions = self.run(policy, dag, self.episodes, rng, epsilon)
+        choices, actions = self.run(policy, dag, self.episodes, rng, epsilon)
         costs = np.minimum(evaluate(actions) ** 2, LONGEST)
         at = (updates[index] * self.episodes + np.arange(self.episodes)) % self.history
         known[index, at] = costs
         updates[index] += 1
         past = known[index, : min(self.history, updates[index] * self.episodes)]
         advantage = np.clip((past.mean() - costs) / (past.std() + 1e-6), -3.0, 3.0).astype(np.float32)
-        (_, entropy), gradient = self._gradient(policy, _seen(dag), record, advantage, np.float32(epsilon))
+        (_, entropy), gradient = self._gradient(policy, _seen(dag), choices, advantage, np.float32(epsilon))
         policy, optimizer_state = self._climb(policy, state["optimizer"], gradient)
         new = {"policy": policy, "optimizer": optimizer_state, "key": key, "updates": updates, "costs": known}
         return new, {"entropy": float(entropy)}
 
     def imitate(self, policy, dag: Dag, rng: np.random.Generator) -> tuple[Policy, list[float]]:
-        """The policy after ``imitation`` updates towards the teacher, and the loss (nats a step) before each."""
+        """Run ``imitation`` updates towards the teacher; return the policy and the loss (nats a step) before each."""
         optimizer_state, losses = self._student(policy), []
         every = np.ones(self.episodes, np.float32)
         for _ in range(self.imitation):
-            record, _ = self.run(None, dag, self.episodes, rng, 0.0)
-            (loss, _), gradient = self._gradient(policy, _seen(dag), record, every, np.float32(0.0))
+            choices, _ = self.run(None, dag, self.episodes, rng, 0.0)
+            (loss, _), gradient = self._gradient(policy, _seen(dag), choices, every, np.float32(0.0))
             policy, optimizer_state = self._imitate(policy, optimizer_state, gradient)
             losses.append(float(loss))
         return policy, losses
 
-    def run(self, policy, dag: Dag, count: int, rng, epsilon: float) -> tuple[Record, np.ndarray]:
-        """``count`` episodes of ``policy`` (None: of the teacher), and the devices of the groups, int32 ``(count, G)``.
-        With ``rng`` None, the most probable choices."""
+    def run(self, policy, dag: Dag, count: int, rng, epsilon: float) -> tuple[Choices, np.ndarray]:
+        """Run ``count`` episodes of ``policy``, or of the teacher if it is None.
+
+        Also returns the devices of the groups, int32 ``(count, G)``. If ``rng`` is None, the most probable choices are
+        made.
+        """
         rows, devices = dag.allowed.shape
         group, device = np.zeros((2, count, rows), np.int32)
-        record = Record(
+        choices = Choices(
             group,
             device,
             np.zeros((count, rows, rows), bool),
             np.zeros((count, rows, devices, DEVICE_FEATURES), np.float32),
             dag.real,
         )
-        episodes = Episodes(dag, count)
+        schedules = Schedules(dag, count)
         if policy is not None:
-            choose = _Chooser(policy, *map(np.asarray, self._embed(policy, _seen(dag))), episodes, rng, epsilon)
+            choose = _Chooser(policy, *map(np.asarray, self._embed(policy, _seen(dag))), schedules, rng, epsilon)
         for step in range(int(dag.real.sum())):
-            record.ready[:, step] = episodes.ready()
+            choices.ready[:, step] = schedules.ready()
             if policy is None:
-                group[:, step], device[:, step] = episodes.teacher(rng)
-                record.devices[:, step] = episodes.features(group[:, step])
+                group[:, step], device[:, step] = schedules.teacher(rng)
+                choices.devices[:, step] = schedules.features(group[:, step])
             else:
-                group[:, step] = choose.group(record.ready[:, step])
-                record.devices[:, step] = episodes.features(group[:, step])
-                device[:, step] = choose.device(group[:, step], record.devices[:, step])
-            episodes.place(group[:, step], device[:, step])
-        return record, np.maximum(0, episodes.device)
+                group[:, step] = choose.group(choices.ready[:, step])
+                choices.devices[:, step] = schedules.features(group[:, step])
+                device[:, step] = choose.device(group[:, step], choices.devices[:, step])
+            schedules.place(group[:, step], device[:, step])
+        return choices, np.maximum(0, schedules.device)
 
-    def greedy(self, state: State, case: Case) -> np.ndarray:
-        return self.run(state["policy"], case.inputs, 1, None, 0.0)[1][0]
+    def greedy(self, state: State, grouped: GroupedProblem) -> np.ndarray:
+        return self.run(state["policy"], grouped.inputs, 1, None, 0.0)[1][0]
 
 
 def _climb(optimizer, policy, optimizer_state, gradient):
@@ -411,20 +436,20 @@ def _climb(optimizer, policy, optimizer_state, gradient):
 
 
 def _seen(dag: Dag) -> Dag:
-    """``dag`` without what only the episodes read, so that programs are compiled for fewer shapes."""
+    """``dag`` without the arrays that only the schedules read, so that programs are compiled for fewer shapes."""
     return dag._replace(time=None, need=None, b_level=None, parents=None, parent_real=None, arrive=None)
 
 
 class _Chooser:
-    """A policy's choices in NumPy: after message passing there is too little to do at a step for compiled code."""
+    """A policy's choices in NumPy: one step after message passing is too little work for compiled code."""
 
-    def __init__(self, policy, selected, own, there, episodes, rng, epsilon):
+    def __init__(self, policy, selected, own, there, schedules, rng, epsilon):
         self.selected, self.own, self.there = selected, own, there
         self.into, self.out = (
             (np.asarray(layer.weight), np.asarray(layer.bias)) for layer in (policy.place_device, policy.place_out)
         )
-        self.episodes, self.rng, self.epsilon = episodes, rng, epsilon
-        count, devices = episodes.free.shape
+        self.schedules, self.rng, self.epsilon = schedules, rng, epsilon
+        count, devices = schedules.free.shape
         self.sum, self.placed = np.zeros((count, devices, own.shape[1]), np.float32), np.zeros((count, devices, 1))
 
     def group(self, ready):
@@ -433,9 +458,9 @@ class _Chooser:
     def device(self, group, features):
         there = self.sum / np.maximum(1.0, self.placed)
         hidden = np.maximum(0.0, self.own[group][:, None] + there + features @ self.into[0] + self.into[1])
-        chosen = self._draw((hidden @ self.out[0])[..., 0] + self.out[1], self.episodes.dag.allowed[group])
-        self.sum[self.episodes.all, chosen] += self.there[group]
-        self.placed[self.episodes.all, chosen] += 1
+        chosen = self._draw((hidden @ self.out[0])[..., 0] + self.out[1], self.schedules.dag.allowed[group])
+        self.sum[self.schedules.all, chosen] += self.there[group]
+        self.placed[self.schedules.all, chosen] += 1
         return chosen
 
     def _draw(self, logits, legal):
@@ -450,7 +475,10 @@ class _Chooser:
 
 
 def _log_chances(logits, legal, epsilon):
-    """Log-probabilities of choices among ``legal`` where with probability ``epsilon`` any is taken; their entropy."""
+    """Log-probabilities of the choices among ``legal``, and their entropy.
+
+    With probability ``epsilon`` the choice is uniform, else it follows the logits.
+    """
     legal = legal | ~jnp.any(legal, axis=-1, keepdims=True)
     logp = jax.nn.log_softmax(jnp.where(legal, logits, -1e9))
     entropy = -jnp.sum(jnp.where(legal, jnp.exp(logp) * logp, 0.0), axis=-1)
@@ -460,7 +488,7 @@ def _log_chances(logits, legal, epsilon):
 
 @cache  # compiled functions are kept with it
 def learner_functions(*, hidden, rounds, **how) -> DualPolicy:
-    """What ``doppler`` does."""
+    """The learner functions of ``doppler``."""
 
     def new(key):
         return Policy(hidden, rounds, key=key)

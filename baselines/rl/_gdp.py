@@ -6,20 +6,22 @@ from functools import cache, partial
 
 import numpy as np
 
-from simdev.baselines.rl._case import DEVICE_FEATURES, Case
+from simdev.baselines.rl._grouped import DEVICE_FEATURES, GroupedProblem
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight
 from simdev.baselines.rl._train import Evaluator, State
 
-SEGMENT = 128  # groups; the placer attends to its segment and the one before
+SEGMENT = 128  # groups; the placer attends to its own segment and to the segment before
 HEADS = 4
-FIRST_WEIGHT, WEIGHT_GAIN = 0.05, 0.05  # of the entropy bonus, which keeps the entropy where it is wanted
+FIRST_WEIGHT, WEIGHT_GAIN = 0.05, 0.05  # of the entropy bonus; the weight follows the entropy that is wanted
 
 
 class Sage(eqx.Module):
-    """A layer of GraphSAGE: element-wise maximum over the neighbours of sigmoid(W h + b), joined to the node's own
-    (GDP, equations 2 and 3)."""
+    """A layer of GraphSAGE (GDP, equations 2 and 3).
+
+    The element-wise maximum over the neighbours of sigmoid(W h + b) is joined to the node's own embedding.
+    """
 
     pool: Dense
     join: Dense
@@ -40,8 +42,11 @@ class Sage(eqx.Module):
 
 
 class Block(eqx.Module):
-    """A layer of the placer: attention of a segment to itself and, without gradient, to the segment before
-    (Transformer-XL), then a feed-forward layer; both inputs times a gate made from the graph (superposition)."""
+    """A layer of the placer: attention, then a feed-forward layer.
+
+    A segment attends to itself and, without gradient, to the segment before (Transformer-XL). The inputs of both layers
+    are multiplied by a gate that is computed from the graph (superposition).
+    """
 
     gate: Dense
     query: Dense
@@ -117,8 +122,10 @@ class Policy(eqx.Module):
 
 
 class ProximalPolicy:
-    """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner` by PPO (Schulman et al. 2017)
-    with a clipped ratio for each group."""
+    """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`.
+
+    Learns by PPO (Schulman et al. 2017) with a clipped ratio for each group.
+    """
 
     def __init__(self, new, *, samples, epochs, rate, clip, entropy, entropy_end, entropy_updates):
         self.entropy, self.entropy_end, self.entropy_updates = entropy, entropy_end, entropy_updates
@@ -136,7 +143,7 @@ class ProximalPolicy:
 
         @jax.jit
         def draw(policy, sight, key):
-            """The most probable placement, then samples."""
+            """The most probable placement, followed by samples."""
             key, noise_key = jax.random.split(key)
             logits = policy(sight)
             noise = jax.random.gumbel(noise_key, (samples, *logits.shape)).at[0].set(0.0)
@@ -160,14 +167,14 @@ class ProximalPolicy:
 
         self._draw, self._update, self._start = draw, update, initializer(new, optimizer)
 
-    def init(self, seed: int, cases: int) -> State:
+    def init(self, seed: int, n_problems: int) -> State:
         policy, optimizer_state, key = self._start(seed)
         weight = np.full((), FIRST_WEIGHT, np.float32)
-        updates = np.zeros(cases, np.int32)
+        updates = np.zeros(n_problems, np.int32)
         return {"policy": policy, "optimizer": optimizer_state, "key": key, "weight": weight, "updates": updates}
 
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
-        sight = evaluate.case.inputs
+        sight = evaluate.grouped.inputs
         key, actions = self._draw(state["policy"], sight, state["key"])
         rewards = evaluate(np.asarray(actions))[1:]  # the most probable placement is evaluated but not learned from
         spread = rewards.std() + 1e-6
@@ -183,15 +190,15 @@ class ProximalPolicy:
         new = {"policy": policy, "optimizer": optimizer_state, "key": key, "weight": weight, "updates": updates}
         return new, {"entropy": float(entropy)}
 
-    def greedy(self, state: State, case: Case) -> np.ndarray:
-        return np.asarray(self._draw(state["policy"], case.inputs, state["key"])[1][0])
+    def greedy(self, state: State, grouped: GroupedProblem) -> np.ndarray:
+        return np.asarray(self._draw(state["policy"], grouped.inputs, state["key"])[1][0])
 
 
 @cache  # compiled functions are kept with it
 def learner_functions(
     *, hidden, devices, sages, blocks, samples, epochs, rate, clip, entropy, entropy_end, entropy_updates
 ) -> ProximalPolicy:
-    """What ``gdp`` does, for cases of ``devices`` columns."""
+    """The learner functions of ``gdp``, for problems of ``devices`` columns."""
 
     def new(key):
         return Policy(hidden, devices, sages, blocks, key=key)

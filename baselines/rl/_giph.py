@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.baselines.rl._case import Case, bucket
+from simdev.baselines.rl._grouped import GroupedProblem, bucket
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense
 from simdev.baselines.rl._pairs import group_loads, group_pairs, neighbours
@@ -19,14 +19,15 @@ NODE_FEATURES, EDGE_FEATURES = 8, 3
 
 
 class Net(NamedTuple):
-    """What gpNet is made of: a pytree of arrays of ``G`` groups, ``D`` devices and ``K`` neighbours.
+    """The arrays from which gpNet is built, as a pytree; ``G`` groups, ``D`` devices and ``K`` neighbours.
 
-    ``real`` bool ``(G,)`` and ``allowed`` bool ``(G, D)`` as in ``_case.Inputs``. ``time`` float32 ``(G, D)``: time of
-    a group on a device over the mean time of a group (each op on its fastest device); ``need`` float32 ``(G, D)``: its
-    persistent and output bytes over the device's memory. The others have an axis for the direction: 0 the neighbours
-    before a group, 1 those behind it, with the groups in reverse order there. ``near`` int32 ``(2, G, K)``: neighbours;
-    ``near_real`` bool ``(2, G, K)``; ``size`` float32 ``(2, G, K)``: log of the MB between them; ``transfer`` float32
-    ``(2, G, K, D, D)``: time to send it all, for each device of the neighbour and each of the group.
+    ``real`` bool ``(G,)`` and ``allowed`` bool ``(G, D)`` are those of ``_grouped.Inputs``. ``time`` float32 ``(G,
+    D)``: time of a group on a device over the mean time of a group (each op on its fastest device); ``need`` float32
+    ``(G, D)``: the persistent and output bytes of the group over the device's memory. The other arrays have an axis for
+    the direction: 0 for the neighbours before a group; 1 for the neighbours after it, where the groups are in reverse
+    order. ``near`` int32 ``(2, G, K)``: neighbours; ``near_real`` bool ``(2, G, K)``; ``size`` float32 ``(2, G, K)``:
+    log of the MB between them; ``transfer`` float32 ``(2, G, K, D, D)``: time to send these bytes, for each device of
+    the neighbour and of the group.
     """
 
     real: np.ndarray
@@ -39,18 +40,18 @@ class Net(NamedTuple):
     transfer: np.ndarray
 
 
-def with_net(case: Case) -> Case:
-    """``case`` with a :class:`Net` in place of its inputs."""
-    inputs = case.inputs
+def with_net(grouped: GroupedProblem) -> GroupedProblem:
+    """``grouped`` with a :class:`Net` in place of its inputs."""
+    inputs = grouped.inputs
     rows, columns = inputs.allowed.shape
-    time, need = group_loads(case)
-    low, high, size, transfer = group_pairs(case)
+    time, need = group_loads(grouped)
+    low, high, size, transfer = group_pairs(grouped)
     sides = [neighbours(high, low, rows), neighbours(rows - 1 - low, rows - 1 - high, rows)]
     most = bucket(max(side[0].shape[1] for side in sides), 2)
     near, real = np.zeros((2, rows, most), np.int32), np.zeros((2, rows, most), bool)
     sizes = np.zeros((2, rows, most), np.float32)
     transfers = np.zeros((2, rows, most, columns, columns), np.float32)
-    tables = (transfer, transfer.transpose(0, 2, 1))  # the neighbour's device first
+    tables = (transfer, transfer.transpose(0, 2, 1))  # the neighbour's device is the first axis
     for side, ((neighbour, pair), table) in enumerate(zip(sides, tables, strict=True)):
         there = pair >= 0
         width = pair.shape[1]
@@ -58,12 +59,15 @@ def with_net(case: Case) -> Case:
         sizes[side, :, :width][there] = size[pair[there]]
         transfers[side, :, :width][there] = table[pair[there]]
     net = Net(inputs.real, inputs.allowed, time, need, near, real, sizes, transfers)
-    return dataclasses.replace(case, inputs=net)
+    return dataclasses.replace(grouped, inputs=net)
 
 
 def expected_schedule(net: Net, placed):
-    """float32 ``(G, D)`` and ``(G,)``: when the inputs of each group could be on each device, and when it starts, if
-    groups ran one after another on a device, in order, and transfers at once; float32: when the last one ends."""
+    """A schedule in which each device runs its groups in order and transfers do not contend.
+
+    Returns float32 ``(G, D)``, the time when all inputs of each group could be on each device; ``(G,)``, the start of
+    each group; and a scalar, the end of the last group.
+    """
     rows, devices = net.allowed.shape
     here = jax.nn.one_hot(placed, devices)
     own = jnp.sum(net.time * here, axis=1) * net.real
@@ -84,9 +88,12 @@ def expected_schedule(net: Net, placed):
 
 
 def node_features(net: Net, placed):
-    """float32 ``(G, D, NODE_FEATURES)`` of gpNet's nodes: log of the time, and of the time over that on the fastest
-    device; start-time potential; 1 for a pivot; log of the time of all groups on the device over an even share; share
-    of its memory that they fill, and that the group would fill; log of the time when the group starts."""
+    """The features of gpNet's nodes, float32 ``(G, D, NODE_FEATURES)``.
+
+    Columns: log of the time; log of the time over the time on the fastest device; start-time potential; 1 for a pivot;
+    log of the time of all groups on the device over an even share; the share of its memory that they fill; the share
+    that the group would fill; log of the start of the group.
+    """
     ready, start, _ = expected_schedule(net, placed)
     here = jax.nn.one_hot(placed, net.allowed.shape[1]) * net.real[:, None]
     fastest = jnp.min(jnp.where(net.allowed, net.time, jnp.inf), axis=1, keepdims=True)
@@ -108,8 +115,11 @@ def node_features(net: Net, placed):
 
 
 class Passing(eqx.Module):
-    """Message passing in one direction, group after group: h2 of a node's features and the mean over its edges of h1
-    of the embedding at the other end and the edge's features."""
+    """Message passing in one direction, in the order of the groups.
+
+    A node's embedding is h2 of its features and of the mean message over its edges; the message of an edge is h1 of the
+    embedding at its other end and of its features.
+    """
 
     one: Dense
     edge: Dense
@@ -124,7 +134,7 @@ class Passing(eqx.Module):
         self.out = Dense(hidden, output, key=keys[3])
 
     def __call__(self, nodes, placed, allowed, near, near_real, size, transfer):
-        """float32 ``(G, D, output)``; all with the groups in the order of this direction."""
+        """float32 ``(G, D, output)``; the groups of all arguments are in the order of this direction."""
         rows, devices = nodes.shape[:2]
         here = jax.nn.one_hot(placed, devices)
         there = here[near]  # (G, K, D): the neighbours' pivots
@@ -180,7 +190,8 @@ class Policy(eqx.Module):
 
 
 def legal_moves(net: Net, placed, last):
-    """bool ``(G, D)``: not where a group is, and not the group that moved last, unless only it can move."""
+    """bool ``(G, D)``: False for a group's present device, and for the group that moved last unless only it can
+    move."""
     rows, devices = net.allowed.shape
     moves = net.allowed & net.real[:, None] & ~jax.nn.one_hot(placed, devices, dtype=bool)
     fresh = moves & (jnp.arange(rows) != last)[:, None]
@@ -188,7 +199,7 @@ def legal_moves(net: Net, placed, last):
 
 
 class Moves:
-    """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner` by REINFORCE over moves."""
+    """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`; REINFORCE over moves."""
 
     def __init__(self, new, *, rows, episodes, length, every, from_best, discount, rate):
         self.rows, self.episodes, self.length, self.every = rows, episodes, length, every
@@ -199,7 +210,7 @@ class Moves:
             return jnp.where(legal_moves(net, placed, last), policy(net, placed), -1e9).reshape(-1)
 
         def objective(policy, net, placed, last, actions, advantage):
-            """``placed`` int ``(B, G)``; the others ``(B,)``: the steps of all episodes."""
+            """The loss over the steps of all episodes: ``placed`` int ``(B, G)``; the other arguments ``(B,)``."""
             logp = jax.nn.log_softmax(jax.vmap(logits, (None, None, 0, 0))(policy, net, placed, last))
             undecided = -jnp.sum(jnp.where(logp > -1e8, jnp.exp(logp) * logp, 0.0), axis=1)
             taken = jnp.take_along_axis(logp, actions[:, None], axis=1)[:, 0]
@@ -207,7 +218,7 @@ class Moves:
 
         @jax.jit
         def act(policy, net, placed, last, key, step):
-            """Moves int ``(B,)``, group times devices plus device; the most probable where ``step`` is -1."""
+            """Moves int ``(B,)``: group times devices plus device. If ``step`` is -1, the most probable moves."""
             scores = jax.vmap(logits, (None, None, 0, 0))(policy, net, placed, last)
             noise = jax.random.gumbel(jax.random.fold_in(key, step), scores.shape)
             return jnp.argmax(scores + jnp.where(step < 0, 0.0, noise), axis=1)
@@ -224,26 +235,26 @@ class Moves:
         self._split = jax.jit(jax.random.split)
         self._expected = jax.jit(lambda net, placed: expected_schedule(net, placed)[2])
 
-    def init(self, seed: int, cases: int) -> State:
+    def init(self, seed: int, n_problems: int) -> State:
         policy, optimizer_state, key = self._first(seed)
         return {
             "policy": policy,
             "optimizer": optimizer_state,
             "key": key,
-            "moves": np.zeros(cases, np.int32),
-            "start": np.zeros((cases, self.rows), np.int32),
-            "best": np.full(cases, -1.0, np.float32),
-            "now": np.zeros((cases, self.episodes, self.rows), np.int32),
-            "cost": np.zeros((cases, self.episodes), np.float32),
-            "last": np.full((cases, self.episodes), -1, np.int32),
+            "moves": np.zeros(n_problems, np.int32),
+            "start": np.zeros((n_problems, self.rows), np.int32),
+            "best": np.full(n_problems, -1.0, np.float32),
+            "now": np.zeros((n_problems, self.episodes, self.rows), np.int32),
+            "cost": np.zeros((n_problems, self.episodes), np.float32),
+            "last": np.full((n_problems, self.episodes), -1, np.int32),
         }
 
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
-        case, net = evaluate.case, evaluate.case.inputs
+        grouped, net = evaluate.grouped, evaluate.grouped.inputs
         kept = {name: state[name].copy() for name in ("moves", "start", "best", "now", "cost", "last")}
         rows, moves = len(net.real), kept["moves"]
         if kept["best"][index] < 0:
-            kept["start"][index, :rows] = first_placement(case)
+            kept["start"][index, :rows] = first_placement(grouped)
             kept["best"][index] = _costs(evaluate(kept["start"][index, :rows][None]))[0]
         if not (net.allowed.sum(axis=1) > 1).any():  # nothing can move
             return {**state, **kept}, {"entropy": 0.0}
@@ -266,16 +277,19 @@ class Moves:
             self._advantage(costs).reshape(-1),
         )
         moves[index] += self.every
-        if moves[index] >= self.length * case.n_groups:
+        if moves[index] >= self.length * grouped.n_groups:
             moves[index] = 0
         return {**state, **kept, "policy": policy, "optimizer": optimizer_state, "key": key}, {
             "entropy": float(entropy)
         }
 
     def _run(self, policy, evaluate, noise, kept, index):
-        """``every`` moves of each episode: the states before them, int32 ``(T, B, G)`` and ``(T, B)``, the moves int32
-        ``(T, B)``, and the costs float32 ``(T + 1, B)``. Writes where they led to, and the best, into ``kept``."""
-        net, every = evaluate.case.inputs, self.every
+        """Run ``every`` moves of each episode, and store the states that they reach, and the best one, in ``kept``.
+
+        Returns the states before the moves, int32 ``(T, B, G)`` and ``(T, B)``, the moves int32 ``(T, B)``, and the
+        costs float32 ``(T + 1, B)``.
+        """
+        net, every = evaluate.grouped.inputs, self.every
         rows, devices = net.allowed.shape
         now, before = kept["now"][index, :, :rows], kept["last"][index]
         many = np.arange(self.episodes)
@@ -295,7 +309,7 @@ class Moves:
         return placed, last, actions, costs
 
     def _advantage(self, costs: np.ndarray) -> np.ndarray:
-        """float32 ``(T, B)``: discounted sums of the improvements less their mean, over their deviation."""
+        """float32 ``(T, B)``: discounted sums of the improvements less their mean, divided by their deviation."""
         gain = costs[:-1] - costs[1:]
         gain = gain - gain.mean()
         total, returns = np.zeros(gain.shape[1], np.float32), np.zeros_like(gain)
@@ -304,15 +318,15 @@ class Moves:
             returns[step] = total
         return np.clip(returns / (returns.std() + 1e-6), -3.0, 3.0)
 
-    def greedy(self, state: State, case: Case) -> np.ndarray:
-        """Of the placements that the most probable moves lead through, the one that is expected to end first."""
-        net = case.inputs
-        now, last = first_placement(case)[None].copy(), np.full(1, -1, np.int32)
+    def greedy(self, state: State, grouped: GroupedProblem) -> np.ndarray:
+        """Follow the most probable moves and return the placement on the way that is expected to end first."""
+        net = grouped.inputs
+        now, last = first_placement(grouped)[None].copy(), np.full(1, -1, np.int32)
         if not (net.allowed.sum(axis=1) > 1).any():
             return now[0]
         rank = np.arange(len(net.real))
         best, least = None, None
-        for _ in range(self.length * case.n_groups + 1):
+        for _ in range(self.length * grouped.n_groups + 1):
             filled = np.zeros(net.need.shape[1])
             np.add.at(filled, now[0], net.need[rank, now[0]])
             value = float(np.maximum(filled - 1.0, 0.0).sum()), float(self._expected(net, now[0]))
@@ -324,19 +338,19 @@ class Moves:
         return best
 
 
-def first_placement(case: Case) -> np.ndarray:
+def first_placement(grouped: GroupedProblem) -> np.ndarray:
     """int32 ``(G,)``: every group on the first device that may take it."""
-    return np.argmax(case.inputs.allowed, axis=1).astype(np.int32)
+    return np.argmax(grouped.inputs.allowed, axis=1).astype(np.int32)
 
 
 def _costs(rewards: np.ndarray) -> np.ndarray:
-    """Step times over the scale, from the rewards of a case."""
+    """Step times over the scale, from the rewards of a grouped."""
     return np.minimum(rewards**2, LONGEST)
 
 
 @cache  # compiled functions are kept with it
 def learner_functions(*, hidden, output, rows, **how) -> Moves:
-    """What ``giph`` does, for cases of at most ``rows`` groups."""
+    """The learner functions of ``giph``, for problems of at most ``rows`` groups."""
 
     def new(key):
         return Policy(hidden, output, key=key)

@@ -1,7 +1,7 @@
-"""What a learned placer places: groups of placement units that move together.
+"""Groups of placement units that move together, which are what a learned placer places.
 
-TensorFlow colocates gradients with their ops, so the papers' groups are groups of forward ops, and the backward and
-update ops follow theirs.
+TensorFlow colocates gradients with their ops. The papers therefore group forward ops, and backward and update ops
+follow their forward op.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from simdev.baselines._units import choices, fastest_ns, unit_tensor_edges
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.problem import Problem
 
-LARGEST_SHARE = 1 / 256  # of time or persistent bytes, of a group that single readers make
-LEAST_LAYERS = 8  # of a source model whose layers tell its parts apart
+LARGEST_SHARE = 1 / 256  # of time or persistent bytes: the largest group that joining single readers may make
+LEAST_LAYERS = 8  # a source model with fewer layers is grouped by its ops instead
 
 
 def colocation_groups(problem: Problem) -> np.ndarray:
     """int32 ``(units,)``: the group of each placement unit, numbered in topological order.
 
-    A forward op with a single reader goes with it, again and again (Mirhoseini et al. 2017, section 4.1), while the
-    group takes no more than ``LARGEST_SHARE`` of all time and persistent bytes. Backward and update ops follow their
-    forward op, sources their first reader.
+    A forward op joins its only reader (Mirhoseini et al. 2017, section 4.1), repeatedly, while the group takes at most
+    ``LARGEST_SHARE`` of all time and persistent bytes. Backward and update ops follow their forward op; sources follow
+    their first reader.
     """
     graph, table = problem.graph, tables(problem, forward_only=True)
     weight = (_weight(problem) / LARGEST_SHARE * 1e9).astype(np.int64)
@@ -35,8 +35,11 @@ def colocation_groups(problem: Problem) -> np.ndarray:
 
 
 def forward_groups(problem: Problem) -> np.ndarray:
-    """int32 ``(units,)``: a group for each forward op with the parameters that it reads first and the backward and
-    update ops that follow it, numbered in topological order: finer than :func:`colocation_groups`."""
+    """int32 ``(units,)``: one group for each forward op, numbered in topological order.
+
+    The group holds the parameters that the op is the first to read, and the backward and update ops that follow it.
+    These groups are finer than those of :func:`colocation_groups`.
+    """
     graph, table, together = problem.graph, tables(problem, forward_only=True), atoms(problem)
     inside = graph.unit_of_op[table.scope]
     label = np.full(graph.n_units, -1, np.int64)
@@ -50,9 +53,10 @@ def coarse_groups(problem: Problem, most: int, *, layers: bool = True) -> np.nda
     """int32 ``(units,)``: :func:`colocation_groups` merged to at most ``most``, numbered in topological order.
 
     The papers wrote rules by hand for each model (an LSTM layer, an Inception branch); this is one rule for all graphs.
-    If ``layers``, and the graph names enough of them, what is merged are the layers of the source model instead: for
-    unrolled recurrent nets, whose steps share weights, these are much better groups. Pairs merge along the edges that
-    carry most bytes for their weight, below a limit of weight that grows until few enough are left.
+    If ``layers`` is true and the graph names at least ``LEAST_LAYERS`` layers, the layers of the source model are
+    merged instead. They are much better groups for unrolled recurrent networks, whose steps share weights. Groups merge
+    along the edges that carry most bytes for their weight, below a weight limit that grows until few enough groups are
+    left.
     """
     named = sum(bool(name) for name in problem.graph.layers)
     group = _layers(problem) if layers and named >= LEAST_LAYERS else colocation_groups(problem)
@@ -60,14 +64,16 @@ def coarse_groups(problem: Problem, most: int, *, layers: bool = True) -> np.nda
 
 
 def fine_groups(problem: Problem, most: int) -> np.ndarray:
-    """int32 ``(units,)``: :func:`forward_groups` merged likewise to at most ``most``, whatever the layers."""
+    """int32 ``(units,)``: :func:`forward_groups` merged to at most ``most``, without regard to layers."""
     return _merged(problem, forward_groups(problem), most)
 
 
 def chain_groups(problem: Problem, most: int) -> np.ndarray:
-    """int32 ``(units,)``: :func:`forward_groups` joined along chains, a group with its only successor where that has no
-    other predecessor (Duan et al. 2024), numbered in topological order; :func:`coarse_groups` where they are more than
-    ``most``."""
+    """int32 ``(units,)``: :func:`forward_groups` joined along chains, numbered in topological order.
+
+    A group joins its only successor if that has no other predecessor (Duan et al. 2024). If more than ``most`` chains
+    result, the groups are those of :func:`coarse_groups`.
+    """
     graph, group = problem.graph, forward_groups(problem)
     op_group, forward = group[graph.unit_of_op].astype(np.int64), graph.op_phase == 0
     count = int(group.max()) + 1
@@ -86,7 +92,7 @@ def chain_groups(problem: Problem, most: int) -> np.ndarray:
 
 
 def _merged(problem: Problem, group: np.ndarray, most: int) -> np.ndarray:
-    """``group`` merged to at most ``most``, numbered in topological order: see :func:`coarse_groups`."""
+    """``group`` merged to at most ``most`` groups, numbered in topological order: see :func:`coarse_groups`."""
     count = int(group.max()) + 1
     weight = np.bincount(group, _weight(problem), count)
     allowed = _all_allowed(choices(problem), group)
@@ -95,7 +101,7 @@ def _merged(problem: Problem, group: np.ndarray, most: int) -> np.ndarray:
     limit = 0.25 / most
     while count > most:
         merged = _merge(group[source], group[target], size, weight, allowed, limit, count - most)
-        if limit > 4.0 and merged.max() + 1 == count:  # nothing joins these groups: neighbours in order do
+        if limit > 4.0 and merged.max() + 1 == count:  # no edge joins these groups: merge neighbours in order
             merged = np.arange(count) * most // count
         group, count = merged[group], int(merged.max()) + 1
         weight = np.bincount(merged, weight, count)
@@ -110,21 +116,23 @@ def _weight(problem: Problem) -> np.ndarray:
 
 
 def _all_allowed(allowed: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """bool ``(D, groups)``: where all members of each group may go."""
+    """bool ``(D, groups)``: the devices where all members of each group may go."""
     refused = np.zeros((len(allowed), int(group.max()) + 1), np.int64)
     np.add.at(refused, (slice(None), group), ~allowed)
     return refused == 0
 
 
 def _layers(problem: Problem) -> np.ndarray:
-    """int64 ``(units,)``: the layer of the source model of each unit, backward and update included; units that may not
-    go to the same devices stay apart, and those without a layer alone."""
+    """int64 ``(units,)``: the layer of the source model of each unit, backward and update ops included.
+
+    Units of a layer that may not go to the same devices stay apart; a unit without a layer is alone.
+    """
     kind = np.unique(choices(problem), axis=1, return_inverse=True)[1].ravel()
     return np.unique(layer_of_unit(problem) * (int(kind.max()) + 1) + kind, return_inverse=True)[1]
 
 
 def _merge(source, target, size, weight, allowed, limit, excess) -> np.ndarray:
-    """int64 ``(count,)``: the groups joined by edges in order of bytes per weight, at most ``excess`` times."""
+    """int64 ``(count,)``: join groups along edges in order of bytes per weight, at most ``excess`` times."""
     count = len(weight)
     low, high = np.minimum(source, target).astype(np.int64), np.maximum(source, target).astype(np.int64)
     apart = low != high
@@ -159,8 +167,11 @@ def _merge(source, target, size, weight, allowed, limit, excess) -> np.ndarray:
 
 
 def _followed(graph: ComputationGraph, label: np.ndarray, own: np.ndarray) -> np.ndarray:
-    """``label`` with the units that are at -1 put with the forward op, the maker of most bytes read, or the reader that
-    they follow; alone (``own``) if there is none."""
+    """``label`` in which every unit has a group: a unit at -1 joins the group of the op that it follows.
+
+    That is its forward op, else the producer of most bytes that it reads, else its reader; a unit without any is alone
+    (``own``).
+    """
     forward_of = forward_finder(graph)
     unit, size = graph.unit_of_op, graph.tensor_bytes
     for op in np.flatnonzero((label[unit] < 0) & (np.diff(graph.input_ptr) > 0)).tolist():
@@ -184,7 +195,7 @@ def _followed(graph: ComputationGraph, label: np.ndarray, own: np.ndarray) -> np
 
 
 def _in_order(graph: ComputationGraph, label: np.ndarray) -> np.ndarray:
-    """Groups numbered by the mean number of their forward ops (of all ops, where they have none)."""
+    """Renumber groups by the mean number of their forward ops (of all their ops, if they have no forward op)."""
     _, label = np.unique(label, return_inverse=True)
     count = int(label.max()) + 1
     group = label[graph.unit_of_op]

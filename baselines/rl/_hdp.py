@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from simdev.baselines.rl._case import FEATURES
+from simdev.baselines.rl._grouped import FEATURES
 from simdev.baselines.rl._jax import eqx, jax, jnp, optax
 from simdev.baselines.rl._reinforce import Reinforce
 from simdev.baselines.rl._seq2seq import Seq2Seq
@@ -33,7 +33,8 @@ class Policy(eqx.Module):
 
 
 def _neighbours(inputs):
-    """Mean features of what each op reads, and of what reads it, float32 ``(N, FEATURES)`` each."""
+    """Mean features of the producers that each op reads, and of the readers of each op, float32 ``(N, FEATURES)``
+    each."""
     weight, count = inputs.edge_real.astype(jnp.float32), len(inputs.real)
 
     def mean(of, at):
@@ -44,8 +45,11 @@ def _neighbours(inputs):
 
 
 def _embed(inputs, group, groups):
-    """Features float32 ``(groups, FEATURES + 2 groups)`` of the groups that int ``(N,)`` makes, which of them are not
-    empty, and where they may go."""
+    """The groups that ``group`` int ``(N,)`` makes.
+
+    Returns their features float32 ``(groups, FEATURES + 2 groups)``, which of them have members, and their allowed
+    devices.
+    """
     member = jax.nn.one_hot(group, groups) * inputs.real[:, None]
     size = member.sum(axis=0)
     features = (member.T @ inputs.nodes) / jnp.maximum(1.0, size)[:, None]
@@ -58,7 +62,7 @@ def _embed(inputs, group, groups):
 
 @cache  # compiled functions are kept with it
 def learner_functions(*, groups, devices, hidden, samples, rate, entropy, reach, sharpness) -> Reinforce:
-    """What ``hdp`` does, for cases of ``devices`` columns."""
+    """The learner functions of ``hdp``, for problems of ``devices`` columns."""
 
     def new(key):
         return Policy(groups, devices, hidden, sharpness, reach, key=key)

@@ -1,4 +1,4 @@
-"""What ``hsdag`` sees, its network that parses a graph into groups and places them, and its update."""
+"""The inputs of ``hsdag``, the network that parses a graph into groups and places them, and the update."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.baselines.rl._case import FEATURES, NUMBERS, Case, bucket, make_case
+from simdev.baselines.rl._grouped import FEATURES, NUMBERS, GroupedProblem, bucket, group_problem
 from simdev.baselines.rl._groups import chain_groups
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
@@ -17,24 +17,24 @@ from simdev.problem.problem import Problem
 
 CONVOLUTIONS = 2
 DROPPED = 0.2  # share of hidden values, while learning
-WAVES = 4  # sines and cosines of the place in the order
-HEAVY = 1 / 16  # of a device's memory, held by a node that stays alone
-EDGES_A_NODE = 8  # that there is room for at least, so that few programs are compiled
+WAVES = 4  # sines and cosines of the position in the topological order
+HEAVY = 1 / 16  # of a device's memory: a node that holds more stays alone
+EDGES_A_NODE = 8  # the least number of edges that arrays are padded for, so that few programs are compiled
 NODE_FEATURES = FEATURES - NUMBERS + 6 + 2 * WAVES
-PLACE, TIME, HELD = 10, 1, 4  # columns of ``_case.node_features``
+PLACE, TIME, HELD = 10, 1, 4  # columns of ``_grouped.node_features``
 LEAST_SPREAD, MOST = 1e-3, 3.0  # of rewards, in one episode; of advantages
 
 
 class Structure(NamedTuple):
-    """A pytree of arrays of ``G`` nodes (padded), ``D`` devices (padded) and ``E`` edges (padded).
+    """What the network reads, as a pytree of arrays; ``G`` nodes, ``D`` devices and ``E`` edges, all padded.
 
-    ``nodes`` float32 ``(G, NODE_FEATURES)``: kinds of ops as shares of hashed buckets, mean output shapes, log of
-    predecessors and of successors, fractal dimension, square root of the share of time, share of persistent bytes,
-    place in the topological order and ``WAVES`` sines and cosines of it. ``real`` bool ``(G,)`` and ``allowed`` bool
-    ``(G, D)`` as in ``_case.Inputs``. ``ends`` int32 ``(E, 2)``: pairs of nodes that a tensor joins, each pair once;
-    ``edge_real`` bool ``(E,)``; ``joins`` bool ``(E,)``: edges that may be kept, those of nodes that hold no more than
-    ``HEAVY`` of the smallest device's memory. ``adjacency`` float32 ``(G, G)``: what a graph convolution multiplies by,
-    1 / the root of both ends' degrees, where a node is a neighbour of itself.
+    ``nodes`` float32 ``(G, NODE_FEATURES)``: shares of op kinds in hash buckets, mean output shapes, logs of the
+    numbers of predecessors and of successors, fractal dimension, square root of the share of time, share of persistent
+    bytes, position in the topological order and ``WAVES`` sines and cosines of it. ``real`` bool ``(G,)`` and
+    ``allowed`` bool ``(G, D)`` are those of ``_grouped.Inputs``. ``ends`` int32 ``(E, 2)``: pairs of nodes that a
+    tensor joins, each pair once; ``edge_real`` bool ``(E,)``; ``joins`` bool ``(E,)``: edges that parsing may keep,
+    whose ends each hold at most ``HEAVY`` of the smallest device's memory. ``adjacency`` float32 ``(G, G)``: the matrix
+    of a graph convolution, 1 / the root of the product of both ends' degrees, where a node is a neighbour of itself.
     """
 
     nodes: np.ndarray
@@ -46,10 +46,10 @@ class Structure(NamedTuple):
     adjacency: np.ndarray
 
 
-def structured(problem: Problem, nodes: int, columns: int) -> Case:
-    """The case of ``problem`` with chains of ops as nodes, at most ``nodes``, and a :class:`Structure` as inputs."""
-    case = make_case(problem, chain_groups(problem, nodes), rows=nodes, columns=columns)
-    inputs, count, rows = case.inputs, case.n_groups, len(case.inputs.real)
+def structured(problem: Problem, nodes: int, columns: int) -> GroupedProblem:
+    """``problem`` with chains of ops as nodes, at most ``nodes``, and a :class:`Structure` as inputs."""
+    grouped = group_problem(problem, chain_groups(problem, nodes), rows=nodes, columns=columns)
+    inputs, count, rows = grouped.inputs, grouped.n_groups, len(grouped.inputs.real)
     source, target = inputs.source[inputs.edge_real], inputs.target[inputs.edge_real]
     ends = np.unique(np.sort(np.stack([source, target], axis=1), axis=1), axis=0).astype(np.int32).reshape(-1, 2)
     numbers = np.zeros((rows, 6 + 2 * WAVES), np.float32)
@@ -66,8 +66,8 @@ def structured(problem: Problem, nodes: int, columns: int) -> Case:
         ],
         axis=1,
     )
-    held = np.bincount(case.group, problem.unit_persistent_bytes.astype(float), count)
-    light = held <= HEAVY * problem.topology.memory_bytes[case.devices].min()
+    held = np.bincount(grouped.group, problem.unit_persistent_bytes.astype(float), count)
+    light = held <= HEAVY * problem.topology.memory_bytes[grouped.devices].min()
     length = bucket(len(ends), EDGES_A_NODE * rows)
     joins = np.zeros(length, bool)
     joins[: len(ends)] = light[ends].all(axis=1)
@@ -82,7 +82,7 @@ def structured(problem: Problem, nodes: int, columns: int) -> Case:
         joins,
         _adjacency(rows, ends),
     )
-    return dataclasses.replace(case, inputs=structure)
+    return dataclasses.replace(grouped, inputs=structure)
 
 
 def _adjacency(rows: int, ends: np.ndarray) -> np.ndarray:
@@ -93,8 +93,11 @@ def _adjacency(rows: int, ends: np.ndarray) -> np.ndarray:
 
 
 def fractal_dimension(count: int, ends: np.ndarray) -> np.ndarray:
-    """float64 ``(count,)``: for each node the slope of the line through (log r, log of the number of other nodes within
-    r steps) by least squares over all distances r; 0 where there are fewer than two. Edges lead both ways."""
+    """float64 ``(count,)``: how fast the neighbourhood of each node grows with the distance, in both edge directions.
+
+    It is the least-squares slope of log(number of other nodes within r steps) over log r, for all distances r; 0 for a
+    node with fewer than two distances.
+    """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import shortest_path
 
@@ -111,8 +114,8 @@ def fractal_dimension(count: int, ends: np.ndarray) -> np.ndarray:
 def parsed(score, ends, joins, count: int):
     """int32 ``(count,)``: the group of each node, named by one of its members.
 
-    Of the edges that ``joins`` bool ``(E,)`` marks, each node keeps the one of the largest ``score`` float ``(E,)``
-    that it is an end of (the first of equals); nodes that kept edges join are a group.
+    Each node keeps one of its edges that ``joins`` bool ``(E,)`` marks: the one of the largest ``score`` float
+    ``(E,)``, the first of equals. Nodes that kept edges join form a group.
     """
     edges, number = len(score), jnp.arange(count)
     order = jnp.argsort(jnp.where(joins, -score, jnp.inf), stable=True)
@@ -121,13 +124,13 @@ def parsed(score, ends, joins, count: int):
     best = jnp.full(count, edges, jnp.int32).at[ends[:, 0]].min(rank).at[ends[:, 1]].min(rank)
     kept = ends[order[jnp.minimum(best, edges - 1)]]
     partner = jnp.where(best < edges, kept.sum(axis=1) - number, number)
-    # Who follows partners comes to edges of better and better rank, and ends at a pair that chose one another.
+    # From a node to its partner and on, edges only get better, until two nodes chose each other.
     far = jax.lax.fori_loop(0, max(1, (count - 1).bit_length()), lambda _, far: far[far], partner)
     return jnp.minimum(far, partner[far])
 
 
 class Policy(eqx.Module):
-    """Nodes' features to groups, their new features and the logits of their devices."""
+    """Maps the features of nodes to groups, and groups to new features and to logits of their devices."""
 
     enter: list[Dense]
     convolve: list[Dense]
@@ -147,9 +150,12 @@ class Policy(eqx.Module):
         self.name = [Dense(NODE_FEATURES, hidden, key=next(keys)), Dense(hidden, devices, key=next(keys), scale=0.1)]
 
     def __call__(self, nodes, seen: Structure, key, label=None):
-        """``(label, pooled, logits)`` for nodes' features float32 ``(G, NODE_FEATURES)``: the group of each node, int
-        ``(G,)`` (parsed, unless given); for the groups, at the rows that name them, new features and logits float32
-        ``(G, D)``. Without a ``key`` nothing is dropped."""
+        """``(label, pooled, logits)`` for the nodes' features float32 ``(G, NODE_FEATURES)``.
+
+        ``label`` int ``(G,)`` is the group of each node (parsed, unless given). ``pooled`` and ``logits`` float32
+        ``(G, D)`` are the new features and the logits of the groups, in the rows that name them. Without a ``key``
+        there is no dropout.
+        """
         count, (one, two) = len(seen.real), seen.ends.T
         keep, *keep_convolved, keep_score, keep_leave, keep_name = _dropout(
             key, [count] * (1 + CONVOLUTIONS) + [len(one)] + [count] * 2, len(self.before.bias)
@@ -177,7 +183,7 @@ class Policy(eqx.Module):
 
 
 def _dropout(key, rows: list[int], hidden: int) -> list:
-    """What hidden layers of so many rows are multiplied by: 0 for ``DROPPED`` of the values, or all 1 without a key."""
+    """Dropout masks for hidden layers of ``rows`` rows each: 0 for ``DROPPED`` of the values; all 1 without a key."""
     if key is None:
         return [1.0] * len(rows)
     kept = jax.random.bernoulli(key, 1.0 - DROPPED, (sum(rows), hidden)) / (1.0 - DROPPED)  # one draw compiles faster
@@ -187,8 +193,9 @@ def _dropout(key, rows: list[int], hidden: int) -> list:
 class Parser:
     """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`.
 
-    An episode is ``steps`` placements, one for each parsing of the graph; to the nodes' features are added, from step
-    to step, those of the groups that they were in. Then there is one update by the policy gradient."""
+    An episode is ``steps`` placements, one for each parsing of the graph. After each step, the features of each group
+    are added to those of its members. One update by the policy gradient follows an episode.
+    """
 
     def __init__(self, new, *, steps, rate, discount):
         self.steps, self.discount = steps, discount
@@ -233,12 +240,12 @@ class Parser:
 
         self._draw, self._update, self._likeliest, self._start = draw, update, likeliest, initializer(new, optimizer)
 
-    def init(self, seed: int, cases: int) -> State:
+    def init(self, seed: int, n_problems: int) -> State:
         policy, optimizer_state, key = self._start(seed)
         return {"policy": policy, "optimizer": optimizer_state, "key": key}
 
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
-        seen = evaluate.case.inputs
+        seen = evaluate.grouped.inputs
         key, episode = self._draw(state["policy"], seen, state["key"])
         rewards = speeds(evaluate(np.asarray(episode[3])))
         advantage = np.clip((rewards - rewards.mean()) / max(float(rewards.std()), LEAST_SPREAD), -MOST, MOST)
@@ -246,18 +253,18 @@ class Parser:
         policy, optimizer_state, entropy = self._update(state["policy"], state["optimizer"], seen, episode, advantage)
         return {"policy": policy, "optimizer": optimizer_state, "key": key}, {"entropy": float(entropy)}
 
-    def greedy(self, state: State, case: Case) -> np.ndarray:
-        return np.asarray(self._likeliest(state["policy"], case.inputs))
+    def greedy(self, state: State, grouped: GroupedProblem) -> np.ndarray:
+        return np.asarray(self._likeliest(state["policy"], grouped.inputs))
 
 
 def speeds(rewards: np.ndarray) -> np.ndarray:
-    """The scale over the step time, from ``Case.rewards`` (minus the square root of the step time over the scale)."""
+    """The scale over the step time, computed from ``GroupedProblem.rewards``."""
     return 1.0 / np.square(rewards)
 
 
 @cache  # compiled functions are kept with it
 def learner_functions(*, hidden, devices, **how) -> Parser:
-    """What ``hsdag`` does, for cases of ``devices`` columns."""
+    """The learner functions of ``hsdag``, for problems of ``devices`` columns."""
 
     def new(key):
         return Policy(hidden, devices, key=key)

@@ -1,7 +1,7 @@
-"""JAX as the learned placers use it: on the processor, in one thread, with compiled programs kept between runs.
+"""JAX for the learned placers: on the CPU, in one thread, with a cache of compiled programs that outlives a run.
 
-Import it only inside functions and only in the process that learns: JAX starts threads, and a process with threads must
-not be forked. Importing this module before anything else of JAX sets it up.
+Import this module before JAX, since importing it sets JAX up. Import it only inside functions and only in the process
+that learns: JAX starts threads, and a process with threads must not be forked.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import os
 import sys
 from pathlib import Path
 
-# XLA divides the sums of a program among as many tasks as there are cores, however few threads it has: floating-point
-# results then depend on the number of cores. It takes this variable for that number. The shipped rows were made with 2.
+# XLA divides the sums of a program among as many tasks as there are cores, however few threads it has, so that
+# floating-point results depend on the number of cores. XLA reads that number from this variable; shipped rows use 2.
 CORES = {"NPROC": "2"}
 FLAGS = ("--xla_cpu_multi_thread_eigen=false", "--xla_cpu_max_isa=AVX2")
 
 
 def _set_up() -> None:
-    """Fix what decides the order and the rounding of sums: the threads, the tasks that a program is divided into, and
-    the instruction set, on any processor that has it."""
+    """Fix everything that decides the order and the rounding of sums.
+
+    That is the number of threads, the number of tasks that a program is divided into, and the instruction set.
+    """
     if "jax" in sys.modules:  # the user's process has its own settings
         return
     given = os.environ.get("XLA_FLAGS", "")
@@ -32,7 +34,7 @@ def _set_up() -> None:
     folder = cache / "simdev" / f"jax-{CORES['NPROC']}"  # a compiled program knows its number of tasks
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # without a home, programs are compiled anew in each process
+    except OSError:  # without a home, each process compiles its programs again
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
@@ -50,8 +52,10 @@ __all__ = ["eqx", "jax", "jnp", "optax", "initializer"]
 
 
 def initializer(new, optimizer):
-    """A compiled function of a seed: a new policy, ``new(key)``, the optimizer's state for it, and a key to go on
-    with."""
+    """Compile a function that maps a seed to the start of a training.
+
+    It returns a new policy, ``new(key)``, the optimizer's state for it, and the key for further draws.
+    """
 
     @jax.jit
     def start(seed):

@@ -22,6 +22,6 @@ class Dense(eqx.Module):
 
 
 def normalised(x):
-    """Mean 0 and variance 1 over the last axis."""
+    """``x`` scaled and shifted to mean 0 and variance 1 over the last axis."""
     x = x - x.mean(axis=-1, keepdims=True)
     return x * jax.lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5)

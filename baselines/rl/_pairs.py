@@ -1,43 +1,47 @@
-"""What ``giph`` and ``doppler`` read of a problem: a graph of groups without circles.
+"""An acyclic graph of groups, which ``giph`` and ``doppler`` read.
 
-Groups with forward and backward ops depend on one another in circles. Here a pair of groups counts once, as an edge
-from the first to the second in topological order of forward ops, with the tensors of both ways.
+Groups with forward and backward ops depend on one another in cycles. Here a pair of groups is one edge, from the first
+to the second in topological order of forward ops, and carries the tensors of both directions.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from simdev.baselines.rl._case import Case
+from simdev.baselines.rl._grouped import GroupedProblem
 
 
-def _unit(case: Case) -> float:
+def _unit(grouped: GroupedProblem) -> float:
     """One over the mean time of a group, each op on its fastest device, in ns."""
-    return case.n_groups / case.scale_ns
+    return grouped.n_groups / grouped.scale_ns
 
 
-def group_loads(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """float32 ``(G, D)`` each: the time of a group on a device in mean group times, and its persistent and output bytes
-    over the device's memory; padded as the case."""
-    problem, count = case.problem, case.n_groups
-    graph, op_group = problem.graph, case.group[problem.graph.unit_of_op]
-    time, need = np.zeros((2, *case.inputs.allowed.shape), np.float32)
+def group_loads(grouped: GroupedProblem) -> tuple[np.ndarray, np.ndarray]:
+    """The load of each group on each device, float32 ``(G, D)`` each, padded as ``grouped``.
+
+    The first is the time in mean group times, the second the persistent and output bytes over the device's memory.
+    """
+    problem, count = grouped.problem, grouped.n_groups
+    graph, op_group = problem.graph, grouped.group[problem.graph.unit_of_op]
+    time, need = np.zeros((2, *grouped.inputs.allowed.shape), np.float32)
     held = np.bincount(op_group, graph.op_persistent_bytes, count)
     sent = np.where(graph.tensor_persistent, 0, graph.tensor_bytes)
     made = np.bincount(op_group[graph.tensor_producer], sent, count)
-    for column, device in enumerate(case.devices):
+    for column, device in enumerate(grouped.devices):
         durations = np.maximum(problem.costs.device_op_ns[device], 0)
-        time[:count, column] = np.bincount(op_group, durations, count) * _unit(case)
+        time[:count, column] = np.bincount(op_group, durations, count) * _unit(grouped)
         need[:count, column] = (held + made) / max(1, problem.topology.memory_bytes[device])
     return time, need
 
 
-def group_pairs(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Pairs of groups joined by tensors: ``low`` and ``high`` int64 ``(E,)``, log of the MB float ``(E,)``, transfer
-    time in mean group times float ``(E, D, D)``, the device of ``low`` first. A tensor counts once for each group that
-    reads it."""
-    graph, costs, count = case.problem.graph, case.problem.costs, case.n_groups
-    op_group, unit, columns = case.group[graph.unit_of_op], _unit(case), case.inputs.allowed.shape[1]
+def group_pairs(grouped: GroupedProblem) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Pairs of groups that tensors join.
+
+    Returns ``low`` and ``high`` int64 ``(E,)``, log of the MB float ``(E,)``, and the transfer time in mean group
+    times, float ``(E, D, D)``, with the device of ``low`` first. A tensor counts once for each group that reads it.
+    """
+    graph, costs, count = grouped.problem.graph, grouped.problem.costs, grouped.n_groups
+    op_group, unit, columns = grouped.group[graph.unit_of_op], _unit(grouped), grouped.inputs.allowed.shape[1]
     key = np.unique(graph.edge_tensor.astype(np.int64) * count + op_group[graph.consumers])
     tensor, target = key // count, key % count
     source = op_group[graph.tensor_producer[tensor]].astype(np.int64)
@@ -47,8 +51,8 @@ def group_pairs(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
     size = np.log1p(np.bincount(inverse, graph.tensor_bytes[tensor], len(pairs)) / 2**20)
     transfer = np.zeros((len(pairs), columns, columns))
     onward = source < target
-    for one, a in enumerate(case.devices):
-        for two, b in enumerate(case.devices):
+    for one, a in enumerate(grouped.devices):
+        for two, b in enumerate(grouped.devices):
             if one != two:
                 there, back = (_row(costs, costs.pair_class[pair])[tensor] for pair in ((a, b), (b, a)))
                 transfer[:, one, two] = np.bincount(inverse, np.where(onward, there, back) * unit, len(pairs))
@@ -56,7 +60,7 @@ def group_pairs(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
 
 
 def _row(costs, number: int) -> np.ndarray:
-    """Transfer times of all tensors over a class of pairs; 0 over none."""
+    """Transfer times of all tensors over a pair class; 0 for a device and itself."""
     return costs.transfer_ns[number] if number >= 0 else np.zeros(costs.transfer_ns.shape[1], np.int64)
 
 

@@ -8,21 +8,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simdev.baselines.rl._case import DEVICE_FEATURES, Case
+from simdev.baselines.rl._grouped import DEVICE_FEATURES, GroupedProblem
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight, with_sight
 from simdev.baselines.rl._train import Evaluator, State
 
 LONGEST = 10.0  # times the scale: a longer step time counts as this one
-FLAT = 0.1  # scale of the last layer's first weights: the first policy knows no device better than another
-BOUND = 3.0  # of logits (Bello et al. 2016): a policy that was sure of every group would learn nothing more
-STAY = 2.0  # the first bonus of leaving a group where it is
+FLAT = 0.1  # scale of the last layer's first weights, so that the first policy hardly prefers a device
+BOUND = 3.0  # of logits (Bello et al. 2016): a policy that is sure of every group would learn nothing more
+STAY = 2.0  # the first value of the learned bonus for leaving a group where it is
 
 
 class View(NamedTuple):
-    """A :class:`Sight`, and float32 ``(G, G)`` each: ``before[v, u]``, 1 / (parents of v) where u is one; ``behind``,
-    likewise for children; ``ancestors``, ``descendants`` and ``parallel``, 1 / (how many) where u is one of v's."""
+    """A :class:`Sight` and weights of neighbours and relatives, float32 ``(G, G)`` each.
+
+    ``before[v, u]`` is 1 / (number of parents of v) if u is a parent of v, else 0; ``behind`` is the same for children,
+    and ``ancestors``, ``descendants`` and ``parallel`` for ancestors, descendants and all other groups.
+    """
 
     sight: Sight
     before: np.ndarray
@@ -32,20 +35,20 @@ class View(NamedTuple):
     parallel: np.ndarray
 
 
-def with_view(case: Case) -> Case:
-    """``case`` with a :class:`View` in place of its inputs."""
-    inputs, rows = case.inputs, len(case.inputs.real)
+def with_view(grouped: GroupedProblem) -> GroupedProblem:
+    """``grouped`` with a :class:`View` in place of its inputs."""
+    inputs, rows = grouped.inputs, len(grouped.inputs.real)
     edge = np.zeros((rows, rows), bool)
     edge[inputs.target[inputs.edge_real], inputs.source[inputs.edge_real]] = True
     reach = edge.copy()
-    for middle in range(rows):  # transitive closure; groups may depend on one another in circles
+    for middle in range(rows):  # transitive closure; groups may depend on one another in cycles
         reach |= reach[:, middle : middle + 1] & reach[middle]
     np.fill_diagonal(reach, False)
     real = inputs.real[:, None] & inputs.real
     parallel = real & ~reach & ~reach.T & ~np.eye(rows, dtype=bool)
-    case = with_sight(case, 1)
+    grouped = with_sight(grouped, 1)
     tables = (edge, edge.T, reach, reach.T, parallel)
-    return dataclasses.replace(case, inputs=View(case.inputs, *map(_mean, tables)))
+    return dataclasses.replace(grouped, inputs=View(grouped.inputs, *map(_mean, tables)))
 
 
 def _mean(table: np.ndarray) -> np.ndarray:
@@ -68,7 +71,7 @@ class Mlp(eqx.Module):
 
 
 class Policy(eqx.Module):
-    """Logits of the devices for the group that is visited, float32 ``(D,)``: :meth:`embed`, then :meth:`__call__`."""
+    """Logits of the devices for the visited group, float32 ``(D,)``: :meth:`embed`, then :meth:`__call__`."""
 
     enter: Mlp
     down: list[Mlp]  # f and g along the edges
@@ -93,9 +96,9 @@ class Policy(eqx.Module):
         self.rounds = rounds
 
     def embed(self, view: View, placed, begin, end):
-        """Float32 ``(G, 2 * hidden)`` and ``(3, G, hidden)``: the groups, and what they add to summaries.
+        """Embeddings of the groups, float32 ``(G, 2 * hidden)``, and their terms in the summaries, ``(3, G, hidden)``.
 
-        ``placed`` int ``(G,)``: the device of each group; those from ``begin`` to before ``end`` are visited next.
+        ``placed`` int ``(G,)`` is the device of each group; the groups from ``begin`` up to ``end`` are visited next.
         """
         sight = view.sight
         rows, devices = sight.allowed.shape
@@ -114,11 +117,12 @@ class Policy(eqx.Module):
         return both, jnp.stack([jax.nn.relu(pool(both)) for pool in self.pools])
 
     def __call__(self, view: View, embedded, placed, visited):
-        """``embedded``: what :meth:`embed` gave; ``placed`` int ``(G,)`` by now; ``visited`` int: the group."""
+        """``embedded``: the result of :meth:`embed`; ``placed`` int ``(G,)``: devices now; ``visited`` int: the
+        group."""
         sight, (both, pools) = view.sight, embedded
         here = jax.nn.one_hot(placed, sight.allowed.shape[1]) * sight.real[:, None]
-        load = (sight.nodes[:, 0] * sight.real) @ here  # share of the time that each device has
-        near = (view.before[visited] + view.behind[visited]) @ here  # share of the neighbours that are there
+        load = (sight.nodes[:, 0] * sight.real) @ here  # share of the time on each device
+        near = (view.before[visited] + view.behind[visited]) @ here  # share of the neighbours on each device
         tables = (view.ancestors, view.descendants, view.parallel)
         pooled = [table[visited] @ pool for table, pool in zip(tables, pools, strict=True)]
         answer = self.out(jnp.concatenate([both[visited], *pooled, sight.shares[visited]]))
@@ -129,18 +133,20 @@ class Policy(eqx.Module):
 
 
 def _message(pair, table, x):
-    """What is heard from the neighbours in ``table``, 0 where there are none.
+    """The mean message of the neighbours in ``table``, normalised; 0 for a group without neighbours.
 
-    Normalised: many rounds with the same weights would else grow it beyond measure for some first weights, and a policy
-    that has learned nothing would have no doubt.
+    Without normalisation, many rounds with the same weights would make the messages of some first weights grow without
+    limit, and an untrained policy would be certain of its choices.
     """
     one, two = pair
     return jax.nn.relu(normalised(two(table @ jax.nn.relu(one(x))))) * table.any(axis=1, keepdims=True)
 
 
-class Episodes:
-    """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner` by REINFORCE over episodes
-    that visit every group once."""
+class VisitLearner:
+    """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`.
+
+    Learns by REINFORCE over episodes that visit every group once.
+    """
 
     def __init__(self, new, *, rows, episodes, every, from_best, discount, history, rate, entropy, entropy_updates):
         self.rows, self.episodes, self.every, self.from_best = rows, episodes, every, from_best
@@ -159,7 +165,8 @@ class Episodes:
             return jax.vmap(likelihood, (None, None, None, 0, 0, 0))(policy, view, embedded, placed, visited, actions)
 
         def objective(policy, view, placed, actions, advantage, weight):
-            """``placed`` int ``(steps, G)``: the state at each step of an episode; the rest ``(steps,)``."""
+            """The loss: ``placed`` int ``(steps, G)``: the state at each step of an episode; the others
+            ``(steps,)``."""
             steps = jnp.arange(self.steps)
             parts = [array.reshape(-1, every, *array.shape[1:]) for array in (placed, steps, actions)]
             logp, entropy = (array.ravel() for array in jax.vmap(stretch, (None, None, 0, 0, 0))(policy, view, *parts))
@@ -169,8 +176,11 @@ class Episodes:
 
         @jax.jit
         def act(policy, view, placed, begin, key, greedy):
-            """The steps from ``begin`` to the next measurement of episodes at ``placed`` int ``(B, G)``: the states
-            before each int ``(every, B, G)``, actions int ``(every, B)``, and the states after them."""
+            """Take the steps from ``begin`` to the next measurement, for episodes at ``placed`` int ``(B, G)``.
+
+            Returns the state before each step int ``(every, B, G)``, the actions int ``(every, B)``, and the last
+            states.
+            """
             embedded = jax.vmap(lambda one: policy.embed(view, one, begin, begin + every))(placed)
             shape = (every, len(placed), view.sight.allowed.shape[1])
             noise = jax.random.gumbel(jax.random.fold_in(key, begin), shape)
@@ -201,23 +211,23 @@ class Episodes:
         self._act, self._update, self._first = act, update, initializer(new, optimizer)
         self._split = jax.jit(jax.random.split)
 
-    def init(self, seed: int, cases: int) -> State:
+    def init(self, seed: int, n_problems: int) -> State:
         policy, optimizer_state, key = self._first(seed)
         return {
             "policy": policy,
             "optimizer": optimizer_state,
             "key": key,
-            "episodes": np.zeros(cases, np.int32),
-            "returns": np.zeros((cases, self.history, self.rows), np.float32),
-            "start": np.zeros((cases, self.rows), np.int32),
-            "cost": np.full(cases, -1.0, np.float32),
+            "episodes": np.zeros(n_problems, np.int32),
+            "returns": np.zeros((n_problems, self.history, self.rows), np.float32),
+            "start": np.zeros((n_problems, self.rows), np.int32),
+            "cost": np.full(n_problems, -1.0, np.float32),
         }
 
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
-        case, view = evaluate.case, evaluate.case.inputs
+        grouped, view = evaluate.grouped, evaluate.grouped.inputs
         start, cost = state["start"].copy(), state["cost"].copy()
         if cost[index] < 0:
-            start[index] = first_placement(case)
+            start[index] = first_placement(grouped)
             cost[index] = _costs(evaluate, start[index][None])[0]
         key, noise = self._split(state["key"])
         placed, actions, costs = self._run(state["policy"], view, evaluate, start[index], cost[index], noise)
@@ -227,7 +237,7 @@ class Episodes:
             history[index, episodes[index] % self.history] = row
             episodes[index] += 1
         known = history[index, : min(episodes[index], self.history)]
-        advantage = (returns - known.mean(axis=0)) / (known[:, : case.n_groups].std() + 1e-6)
+        advantage = (returns - known.mean(axis=0)) / (known[:, : grouped.n_groups].std() + 1e-6)
         advantage = np.pad(np.clip(advantage, -5, 5), ((0, 0), (0, self.steps - self.rows)))
         updates = (int(episodes[index]) - 1) // self.episodes
         policy, optimizer_state, entropy = self._update(
@@ -243,10 +253,12 @@ class Episodes:
         return {**new, "start": start, "cost": cost}, {"entropy": float(entropy)}
 
     def _run(self, policy, view, evaluate, start, cost, noise):
-        """Episodes side by side: the states ``placed`` int32 ``(B, steps, G)`` and actions int32 ``(B, steps)`` of
-        each step, and the cost float32 ``(B, groups + 1)`` before each and at the end. What moves nothing is not
-        simulated."""
-        many, groups, every = self.episodes, evaluate.case.n_groups, self.every
+        """Run ``B`` episodes; a placement that no step has changed is not simulated.
+
+        Returns the states ``placed`` int32 ``(B, steps, G)`` and actions int32 ``(B, steps)`` of each step, and the
+        cost float32 ``(B, groups + 1)`` before each step and at the end.
+        """
+        many, groups, every = self.episodes, evaluate.grouped.n_groups, self.every
         placed, actions = np.zeros((many, self.steps, self.rows), np.int32), np.zeros((many, self.steps), np.int32)
         now, costs = np.repeat(start[None], many, axis=0), np.full((many, groups + 1), cost, np.float32)
         for begin in range(0, groups, every):
@@ -261,37 +273,39 @@ class Episodes:
         return placed, actions, costs
 
     def _returns(self, costs) -> np.ndarray:
-        """float32 ``(B, G)``: discounted sum of the differences from each step on."""
+        """float32 ``(B, G)``: discounted sum of the cost differences from each step to the end."""
         returns, total = np.zeros((len(costs), self.rows), np.float32), np.zeros(len(costs), np.float32)
         for step in reversed(range(costs.shape[1] - 1)):
             total = costs[:, step] - costs[:, step + 1] + self.discount * total
             returns[:, step] = total
         return returns
 
-    def greedy(self, state: State, case: Case) -> np.ndarray:
-        now = first_placement(case)[None]
-        for begin in range(0, case.n_groups, self.every):
-            now = self._act(state["policy"], case.inputs, now, begin, state["key"], True)[2]
+    def greedy(self, state: State, grouped: GroupedProblem) -> np.ndarray:
+        now = first_placement(grouped)[None]
+        for begin in range(0, grouped.n_groups, self.every):
+            now = self._act(state["policy"], grouped.inputs, now, begin, state["key"], True)[2]
         return np.asarray(now)[0]
 
 
-def first_placement(case: Case) -> np.ndarray:
+def first_placement(grouped: GroupedProblem) -> np.ndarray:
     """int32 ``(G,)``: every group on the first device that may take it."""
-    return np.argmax(case.inputs.sight.allowed, axis=1).astype(np.int32)
+    return np.argmax(grouped.inputs.sight.allowed, axis=1).astype(np.int32)
 
 
 def _costs(evaluate: Evaluator, actions: np.ndarray) -> np.ndarray:
-    """float32 ``(k,)``: step times over the scale of actions int ``(k, G)``; more for what does not fit, the more it
-    lacks."""
+    """float32 ``(k,)``: step times over the scale of actions int ``(k, G)``.
+
+    A placement that exceeds memory costs more, the larger its overflow.
+    """
     costs = evaluate(actions) ** 2
     return np.where(evaluate.fits, np.minimum(costs, LONGEST), costs)
 
 
 @cache  # compiled functions are kept with it
-def learner_functions(*, hidden, devices, rounds, rows, **how) -> Episodes:
-    """What ``placeto`` does, for cases of ``rows`` groups and ``devices`` columns."""
+def learner_functions(*, hidden, devices, rounds, rows, **how) -> VisitLearner:
+    """The learner functions of ``placeto``, for problems of ``rows`` groups and ``devices`` columns."""
 
     def new(key):
         return Policy(hidden, devices, rounds, key=key)
 
-    return Episodes(new, rows=rows, **how)
+    return VisitLearner(new, rows=rows, **how)

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from simdev.baselines.rl._case import Case, bucket
+from simdev.baselines.rl._grouped import GroupedProblem, bucket
 from simdev.baselines.rl._jax import jax, jnp, optax
 from simdev.baselines.rl._train import Evaluator, State
 
@@ -14,8 +14,10 @@ LEAST_SPREAD = 1e-3  # of rewards, in one batch
 
 
 def elite(step_ns: np.ndarray, overflow_bytes: np.ndarray, share: float) -> np.ndarray:
-    """bool ``(k,)``: the best ``share`` of the samples by (overflow, step time), at least one, and what equals the last
-    of them."""
+    """bool ``(k,)``: the best ``share`` of the samples by (overflow, step time).
+
+    At least one sample is selected, and so is every sample equal to the last selected one.
+    """
     order = np.lexsort((step_ns, overflow_bytes))
     last = order[max(1, int(share * len(order))) - 1]
     lacks_less = overflow_bytes < overflow_bytes[last]
@@ -23,8 +25,11 @@ def elite(step_ns: np.ndarray, overflow_bytes: np.ndarray, share: float) -> np.n
 
 
 def cross_entropy(actions: np.ndarray, allowed: np.ndarray, mix: float) -> np.ndarray:
-    """float32 ``(G, D)``: logits that are nearest to the distribution of ``actions`` int ``(k, G)``, which is how often
-    each device is named, mixed with ``mix`` of the even distribution over the devices ``allowed`` bool ``(G, D)``."""
+    """Logits float32 ``(G, D)`` of the distribution nearest in cross-entropy to ``actions`` int ``(k, G)``.
+
+    That is how often each device is chosen, mixed with ``mix`` of the uniform distribution over the devices that
+    ``allowed`` bool ``(G, D)`` marks.
+    """
     named = (actions[..., None] == np.arange(allowed.shape[1])).mean(axis=0)
     even = allowed / allowed.sum(axis=1, keepdims=True)
     return np.log(np.maximum((1 - mix) * named + mix * even, 1e-30)).astype(np.float32)
@@ -33,8 +38,8 @@ def cross_entropy(actions: np.ndarray, allowed: np.ndarray, mix: float) -> np.nd
 class Post:
     """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`.
 
-    ``step`` draws ``samples`` placements and updates once: by proximal policy optimisation from these, or, once
-    ``pool`` placements are collected, by cross-entropy minimisation from the elite of them all.
+    ``step`` draws ``samples`` placements and updates once: by proximal policy optimisation from these or, once ``pool``
+    placements are collected, by cross-entropy minimisation from the elite of all of them.
     """
 
     def __init__(self, *, rows, columns, samples, pool, share, mix, epochs, rate, penalty):
@@ -75,7 +80,7 @@ class Post:
 
         self._draw, self._proximal = draw, proximal
 
-    def init(self, seed: int, cases: int) -> State:
+    def init(self, seed: int, n_problems: int) -> State:
         return {
             "policy": np.zeros((self.rows, self.columns), np.float32),
             "key": jax.random.PRNGKey(seed),
@@ -85,8 +90,8 @@ class Post:
         }
 
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
-        inputs, logits = evaluate.case.inputs, state["policy"]
-        seen = inputs.allowed, inputs.real  # the edges are not read: graphs of any number of them share one program
+        inputs, logits = evaluate.grouped.inputs, state["policy"]
+        seen = inputs.allowed, inputs.real  # without the edges, so that graphs with any number of edges share a program
         key, actions, entropy = self._draw(logits, seen, state["key"])
         actions = np.asarray(actions)
         step_ns, overflow = evaluate.simulate(actions)
@@ -102,13 +107,13 @@ class Post:
         new = {"policy": logits, "key": key, "drawn": drawn, "step_ns": step_ns, "overflow": overflow}
         return new, {"entropy": float(entropy)}
 
-    def greedy(self, state: State, case: Case) -> np.ndarray:
-        return np.where(case.inputs.allowed, state["policy"], -np.inf).argmax(axis=1)
+    def greedy(self, state: State, grouped: GroupedProblem) -> np.ndarray:
+        return np.where(grouped.inputs.allowed, state["policy"], -np.inf).argmax(axis=1)
 
 
 @cache  # compiled functions are kept with it
 def learner_functions(*, groups, devices, samples, pool, share, mix, epochs, rate, penalty) -> Post:
-    """What ``post`` does, for cases of ``bucket(groups)`` rows and ``devices`` columns."""
+    """The learner functions of ``post``, for problems of ``bucket(groups)`` rows and ``devices`` columns."""
     return Post(
         rows=bucket(groups),
         columns=devices,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from simdev.baselines.rl._case import Case
+from simdev.baselines.rl._grouped import GroupedProblem
 from simdev.baselines.rl._jax import initializer, jax, jnp, optax
 from simdev.baselines.rl._train import Evaluator, State
 
@@ -16,15 +16,15 @@ LEAST_SPREAD, MOST = 1e-3, 3.0  # of rewards, in one batch; of advantages
 class Reinforce:
     """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`.
 
-    ``new(key)`` makes a policy. ``sample(policy, inputs, noise_key, count, greedy)`` draws actions, a pytree of arrays
-    with ``count`` rows, ``actions(drawn)`` being int ``(count, G)``. ``likelihood(policy, inputs, drawn)`` gives the
+    ``new(key)`` makes a policy. ``sample(policy, inputs, noise_key, count, greedy)`` draws actions: a pytree of arrays
+    with ``count`` rows; its ``actions`` are int ``(count, G)``. ``likelihood(policy, inputs, drawn)`` returns the
     log-probability of each row, float32 ``(count,)``, and the mean entropy in nats a group.
 
-    The baseline is a moving average of the rewards of each case, ``decay`` of the old one staying at each update; it
-    starts at the mean of the first batch. Advantages are divided by the batch's standard deviation: Adam remembers the
-    size of the first gradients for long, and the first rewards differ most. After ``patience`` updates of a case,
-    samples that do not fit count neither in the gradient nor in the baseline, as long as one does. ``entropy`` weighs a
-    bonus for undecided policies (the sum over groups), falling to 0 over ``entropy_updates``.
+    The baseline of each problem is a moving average of its rewards. An update keeps ``decay`` of the old average; the
+    first average is the mean of the first batch. Advantages are divided by the batch's standard deviation, because the
+    first rewards differ most and Adam remembers the size of the first gradients for long. After ``patience`` updates of
+    a problem, samples that exceed memory count neither in the gradient nor in the baseline, unless all samples do.
+    ``entropy`` is the weight of a bonus for the entropy (the sum over groups); it falls to 0 over ``entropy_updates``.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class Reinforce:
 
         self._draw, self._update, self._start = draw, update, initializer(new, optimizer)
 
-    def init(self, seed: int, cases: int) -> State:
+    def init(self, seed: int, n_problems: int) -> State:
         policy, optimizer_state, key = self._start(seed)
         return {
             "policy": policy,
             "optimizer": optimizer_state,
             "key": key,
-            "baseline": np.zeros(cases, np.float32),
-            "updates": np.zeros(cases, np.int32),
+            "baseline": np.zeros(n_problems, np.float32),
+            "updates": np.zeros(n_problems, np.int32),
         }
 
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
-        inputs = evaluate.case.inputs
+        inputs = evaluate.grouped.inputs
         key, drawn = self._draw(state["policy"], inputs, state["key"], False)
         rewards = evaluate(np.asarray(drawn["actions"]))
         fits = evaluate.fits
@@ -90,6 +90,6 @@ class Reinforce:
         new = {**state, "policy": policy, "optimizer": optimizer_state, "key": key}
         return {**new, "baseline": baseline, "updates": updates}, {"entropy": float(entropy)}
 
-    def greedy(self, state: State, case: Case) -> np.ndarray:
-        _, drawn = self._draw(state["policy"], case.inputs, state["key"], True)
+    def greedy(self, state: State, grouped: GroupedProblem) -> np.ndarray:
+        _, drawn = self._draw(state["policy"], grouped.inputs, state["key"], True)
         return np.asarray(drawn["actions"])[0]

@@ -1,4 +1,4 @@
-"""The sequence-to-sequence placer of Mirhoseini et al. (2017 and 2018): groups in, one device for each out."""
+"""The sequence-to-sequence placer of Mirhoseini et al. (2017 and 2018): it maps a list of groups to their devices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from simdev.baselines.rl._jax import eqx, jax, jnp
 
 
 class Seq2Seq(eqx.Module):
-    """An LSTM over the groups (both ways if ``backward`` is there), and an LSTM that attends to all of its states and
-    names a device for each group in turn, fed with the embedding of the device that it named before."""
+    """An LSTM encoder over the groups (in both directions if ``backward`` is set), and an attentional LSTM decoder.
+
+    The decoder attends to all states of the encoder and chooses a device for each group in order; its input is the
+    embedding of the device that it chose last.
+    """
 
     forward: eqx.nn.LSTMCell
     backward: eqx.nn.LSTMCell | None
@@ -18,7 +21,7 @@ class Seq2Seq(eqx.Module):
     score: jax.Array  # (attention,)
     head: eqx.nn.Linear
 
-    reach: float = eqx.field(static=True)  # logits stay within this, so that no device is ever out of the question
+    reach: float = eqx.field(static=True)  # bound of the logits, so that every device keeps some probability
 
     def __init__(self, features: int, hidden: int, devices: int, reach: float, *, both_ways: bool, key):
         keys = jax.random.split(key, 8)
@@ -35,7 +38,7 @@ class Seq2Seq(eqx.Module):
         self.head = eqx.tree_at(lambda layer: layer.weight, head, 0.1 * head.weight)  # starts near uniform
 
     def encode(self, groups):
-        """States float32 ``(G, h)`` of features ``(G, features)``, and the decoder's first state."""
+        """States float32 ``(G, h)`` for features ``(G, features)``, and the decoder's first state."""
         state = jnp.zeros(self.forward.hidden_size), jnp.zeros(self.forward.hidden_size)
 
         def over(cell, reverse):
@@ -55,8 +58,8 @@ class Seq2Seq(eqx.Module):
     def decode(self, groups, real, allowed, chosen, *, draw: bool):
         """Log-probabilities float32 ``(G, D)`` and actions int32 ``(G,)`` for group features ``(G, features)``.
 
-        With ``draw``, ``chosen`` is Gumbel noise float32 ``(G, D)`` to draw with (zeros: the most probable); without,
-        it is the actions. Map it over many with ``jax.vmap``.
+        With ``draw``, ``chosen`` is Gumbel noise float32 ``(G, D)`` (zeros: the most probable actions are taken);
+        without it, ``chosen`` holds the actions. Use ``jax.vmap`` for a batch.
         """
         states, start = self.encode(groups)
         keys = jax.vmap(self.keys)(states)

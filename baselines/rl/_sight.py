@@ -1,5 +1,7 @@
-"""What the graph networks of ``placeto`` and ``gdp`` read of a problem: features that mean the same in every graph and
-on every machine, and tables of neighbours."""
+"""Features and neighbour tables that the graph networks of ``placeto`` and ``gdp`` read.
+
+The features mean the same in every graph and on every topology.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simdev.analysis.levels import average_transfers, fastest_durations
-from simdev.baselines.rl._case import NUMBERS, Case, Inputs
+from simdev.baselines.rl._grouped import NUMBERS, GroupedProblem, Inputs
 from simdev.problem.costs import OP_CLASSES, op_class
 from simdev.problem.problem import Problem
 
@@ -19,19 +21,18 @@ SUMMARY_FEATURES = 7
 
 
 class Sight(NamedTuple):
-    """A pytree of arrays of ``G`` groups (padded), ``D`` devices (padded) and ``K`` neighbours.
+    """What the graph networks read, as a pytree of arrays; ``G`` groups and ``D`` devices (padded), ``K`` neighbours.
 
-    ``nodes`` float32 ``(G, NODE_FEATURES)``: the first ``NUMBERS`` columns of ``_case.node_features``, shares of time
-    of the op classes of :mod:`simdev.problem.costs`, the group's middle in the running sum of time, and the sine and
-    cosine of that middle.
-    ``real`` bool ``(G,)``, ``allowed`` bool ``(G, D)`` and ``devices`` float32 ``(D, 4)`` as in ``_case.Inputs``.
-    ``shares`` float32 ``(G, D)``: how near that middle is to the middle of the device's even share of the time, 0 to 1:
-    where a pipeline of equal stages would place the group.
-    ``parents`` and ``children`` int32 ``(G, K)``: the neighbours with the longest transfers, and for each bool and
-    float32 ``(G, K)``: whether there is one, log of the transfer time over the mean time of a group.
+    ``nodes`` float32 ``(G, NODE_FEATURES)``: the first ``NUMBERS`` columns of ``_grouped.node_features``, shares of
+    time of the op classes of :mod:`simdev.problem.costs`, the group's middle in the running sum of time, and the sine
+    and cosine of that middle. ``real`` bool ``(G,)``, ``allowed`` bool ``(G, D)`` and ``devices`` float32 ``(D, 4)``
+    are those of ``_grouped.Inputs``. ``shares`` float32 ``(G, D)``: how near that middle is to the middle of the
+    device's even share of the time, 0 to 1; a pipeline of equal stages would place the group where this is largest.
+    ``parents`` and ``children`` int32 ``(G, K)``: the neighbours with the longest transfers, each with a bool and a
+    float32 array ``(G, K)``: whether the neighbour exists, and log of the transfer time over the mean time of a group.
     ``summary`` float32 ``(SUMMARY_FEATURES,)``: devices / 8, transfer time of all tensors between groups over the time
-    of all ops and its log, persistent bytes and all bytes over the memory of all devices, all bytes over that of the
-    smallest, log of the number of groups.
+    of all ops and its log, persistent bytes and all bytes over the memory of all devices, all bytes over the memory of
+    the smallest device, log of the number of groups.
     """
 
     nodes: np.ndarray
@@ -48,10 +49,10 @@ class Sight(NamedTuple):
     summary: np.ndarray
 
 
-def with_sight(case: Case, neighbours: int) -> Case:
-    """``case`` with a :class:`Sight` of ``neighbours`` parents and children in place of its inputs."""
-    inputs, group = case.inputs, case.group
-    problem, count = case.problem, case.n_groups
+def with_sight(grouped: GroupedProblem, neighbours: int) -> GroupedProblem:
+    """``grouped`` with a :class:`Sight` of ``neighbours`` parents and children in place of its inputs."""
+    inputs, group = grouped.inputs, grouped.group
+    problem, count = grouped.problem, grouped.n_groups
     op_group = group[problem.graph.unit_of_op]
     time = np.bincount(op_group, fastest_durations(problem).astype(float), count)
     middle = (np.cumsum(time) - time / 2) / max(1.0, time.sum())
@@ -61,14 +62,14 @@ def with_sight(case: Case, neighbours: int) -> Case:
     nodes[:count, NUMBERS:-3] = _class_shares(problem, op_group, time)
     nodes[:count, -3:] = np.stack([middle, np.sin(2 * np.pi * middle), np.cos(2 * np.pi * middle)], axis=1)
     shares = np.zeros(inputs.allowed.shape, np.float32)
-    stages = len(case.devices)
+    stages = len(grouped.devices)
     shares[:count, :stages] = np.exp(-2.0 * (middle[:, None] * stages - np.arange(stages) - 0.5) ** 2)
     parents = _neighbours(inputs.target, inputs.source, inputs, count, neighbours)
     children = _neighbours(inputs.source, inputs.target, inputs, count, neighbours)
     sight = Sight(
-        nodes, inputs.real, inputs.allowed, inputs.devices, shares, *parents, *children, _summary(case, op_group)
+        nodes, inputs.real, inputs.allowed, inputs.devices, shares, *parents, *children, _summary(grouped, op_group)
     )
-    return dataclasses.replace(case, inputs=sight)
+    return dataclasses.replace(grouped, inputs=sight)
 
 
 def _class_shares(problem: Problem, op_group: np.ndarray, time: np.ndarray) -> np.ndarray:
@@ -80,7 +81,7 @@ def _class_shares(problem: Problem, op_group: np.ndarray, time: np.ndarray) -> n
 
 
 def _neighbours(of: np.ndarray, other: np.ndarray, inputs: Inputs, count: int, most: int):
-    """``(number, real, cost)``, each ``(G, most)``: for each group the ``other`` ends of its edges, dearest first."""
+    """``(number, real, cost)``, each ``(G, most)``: the ``other`` ends of each group's edges, largest cost first."""
     rows = len(inputs.real)
     of, other, cost = of[inputs.edge_real], other[inputs.edge_real], inputs.edge[inputs.edge_real, 1]
     order = np.lexsort((other, -cost, of))
@@ -95,19 +96,19 @@ def _neighbours(of: np.ndarray, other: np.ndarray, inputs: Inputs, count: int, m
     return number, real, weight
 
 
-def _summary(case: Case, op_group: np.ndarray) -> np.ndarray:
-    problem, count = case.problem, case.n_groups
+def _summary(grouped: GroupedProblem, op_group: np.ndarray) -> np.ndarray:
+    problem, count = grouped.problem, grouped.n_groups
     graph = problem.graph
     target = op_group[graph.consumers].astype(np.int64)
     key = np.unique(graph.edge_tensor.astype(np.int64) * count + target)
     tensor, target = key // count, key % count
     apart = op_group[graph.tensor_producer[tensor]] != target
-    ratio = float(average_transfers(problem)[tensor[apart]].sum()) / case.scale_ns
+    ratio = float(average_transfers(problem)[tensor[apart]].sum()) / grouped.scale_ns
     held = float(graph.op_persistent_bytes.sum())
     both = held + float(graph.tensor_bytes[~graph.tensor_persistent].sum())
-    memory = problem.topology.memory_bytes[case.devices].astype(float)
+    memory = problem.topology.memory_bytes[grouped.devices].astype(float)
     numbers = [
-        len(case.devices) / 8,
+        len(grouped.devices) / 8,
         min(ratio, 5.0),
         np.log(ratio + 1e-3),
         held / memory.sum(),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from simdev.baselines.rl._case import Case
+from simdev.baselines.rl._grouped import GroupedProblem
 from simdev.errors import BudgetExhausted, InvalidInput
 from simdev.files import replacing, write_text
 from simdev.placers.budget import Budget
@@ -28,30 +28,30 @@ State = dict[str, Any]
 CHECKPOINT, LOG = "checkpoint.safetensors", "progress.csv"
 COLUMNS = ("samples", "case", "best_step_ns", "mean_reward", "entropy")
 SECONDS_BETWEEN_CHECKPOINTS = 20.0
-IDLE = 50  # so many updates in a row without a simulation end a search
-MOST_SETTING = 1 << 16  # larger settings of a policy file would ask for absurd amounts of memory
+IDLE = 50  # a search ends after this many updates in a row without a simulation
+MOST_SETTING = 1 << 16  # a policy file with a larger setting would need absurd amounts of memory
 
 
 @dataclass(frozen=True)
 class Learner:
-    """A learned placer as functions. Everything that changes is in its state, a dict of pytrees of arrays:
+    """A learned placer as functions. All that changes is in its state, a dict of pytrees of arrays.
 
-    * ``case(problem)``: the problem's groups and inputs.
-    * ``init(seed, cases)``: a new state for that many cases, with at least ``policy``, what a policy file keeps.
-    * ``step(state, index, evaluate)``: sample placements of case ``index``, learn from their rewards; the new state and
-      a dict with ``entropy`` (nats a group). ``evaluate`` is an :class:`Evaluator`. Nothing but the state and the
-      rewards may decide what it does: that makes training repeatable, and resumable bit for bit.
-    * ``greedy(state, case)``: actions int ``(G,)``, the most probable placement.
-    * ``settings``: the parameters that shape the policy, as JSON; a policy is used with those that it was trained with.
+    * ``grouped(problem)``: the groups and inputs of a problem.
+    * ``init(seed, n_problems)``: a new state for that many problems; its ``policy`` is what a policy file stores.
+    * ``step(state, index, evaluate)``: sample placements of problem ``index`` and learn from their rewards. Returns the
+      new state and a dict with ``entropy`` (nats a group). ``evaluate`` is an :class:`Evaluator`. The result may depend
+      on nothing but the state and the rewards, so that training is repeatable and resumes bit for bit.
+    * ``greedy(state, grouped)``: actions int ``(G,)``, the most probable placement.
+    * ``settings``: the parameters that shape the policy, as JSON; a policy is used with the settings of its training.
     """
 
     name: str
     version: int
     settings: Mapping[str, object]
-    case: Callable[[Problem], Case]
+    grouped: Callable[[Problem], GroupedProblem]
     init: Callable[[int, int], State]
     step: Callable[[State, int, Evaluator], tuple[State, dict]]
-    greedy: Callable[[State, Case], np.ndarray]
+    greedy: Callable[[State, GroupedProblem], np.ndarray]
 
     def train(self, problems: Sequence[Problem], **how) -> None:
         """Train a policy on ``problems``: see :func:`train`."""
@@ -59,33 +59,36 @@ class Learner:
 
 
 class Evaluator:
-    """Simulates placements of a case on a budget, and remembers the best by (overflow, step time).
+    """Simulates placements of one problem on a budget, and keeps the best by (overflow, step time).
 
-    ``case`` is the case; ``best`` int32 ``(n,)`` the best placement so far, or None; ``rewards`` float32 and ``fits``
-    bool ``(k,)`` those of the last batch.
+    ``grouped`` is the problem with its groups; ``best`` int32 ``(n,)`` the best placement so far, or None; ``rewards``
+    float32 and ``fits`` bool ``(k,)`` describe the last batch.
     """
 
-    def __init__(self, case: Case, budget: Budget):
-        self.case, self.budget = case, budget
+    def __init__(self, grouped: GroupedProblem, budget: Budget):
+        self.grouped, self.budget = grouped, budget
         self.rewards, self.fits = np.zeros(0, np.float32), np.zeros(0, bool)
         self.score: Score | None = None
         self.best: np.ndarray | None = None
 
     def __call__(self, actions: np.ndarray) -> np.ndarray:
-        """float32 ``(k,)``: rewards of actions int ``(k, G)``. Raises :class:`BudgetExhausted` where the budget ends
-        within the batch; what it did allow counts for the best."""
-        return self.case.rewards(*self.simulate(actions))
+        """Rewards float32 ``(k,)`` of actions int ``(k, G)``.
+
+        Raises :class:`BudgetExhausted` if the budget ends within the batch; the placements simulated before still count
+        for ``best``.
+        """
+        return self.grouped.rewards(*self.simulate(actions))
 
     def simulate(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64 ``(k,)`` each: step time in ns and overflow in bytes of actions int ``(k, G)``. Raises as a call."""
-        devices = self.case.placements(actions)
+        """int64 ``(k,)`` each: step time in ns and overflow in bytes of actions int ``(k, G)``. Raises like a call."""
+        devices = self.grouped.placements(actions)
         scores = self.budget.evaluate_many(devices)
         first = min(range(len(scores)), key=scores.__getitem__)
         if self.score is None or scores[first] < self.score:
             self.score, self.best = scores[first], devices[first].copy()
         step_ns = np.array([score.step_ns for score in scores], np.int64)
         overflow = np.array([score.overflow_bytes for score in scores], np.int64)
-        self.rewards, self.fits = self.case.rewards(step_ns, overflow), overflow == 0
+        self.rewards, self.fits = self.grouped.rewards(step_ns, overflow), overflow == 0
         if len(step_ns) < len(devices):
             raise BudgetExhausted(f"the budget is used up after {self.budget.used} evaluations")
         return step_ns, overflow
@@ -94,22 +97,22 @@ class Evaluator:
 def search(
     learner: Learner, problem: Problem, *, rng: np.random.Generator, budget: Budget, policy: str = ""
 ) -> Placement:
-    """Learn on one problem until the budget ends; the best placement seen.
+    """Learn on one problem until the budget ends, and return the best placement seen.
 
-    With ``policy`` (a folder), start from it: its most probable placement is the first evaluation. Without evaluations,
-    the most probable placement is the answer.
+    If ``policy`` (a folder) is given, learning starts from it, and its most probable placement is evaluated first. With
+    a budget of no evaluations, the most probable placement is returned.
     """
-    case = learner.case(problem)
+    grouped = learner.grouped(problem)
     state = learner.init(int(rng.integers(1 << 31)), 1)
     if policy:
         state["policy"] = load_policy(policy, state["policy"], placer=learner.name, version=learner.version)
-    evaluate = Evaluator(case, budget)
+    evaluate = Evaluator(grouped, budget)
     if policy or not budget.open:
-        actions = learner.greedy(state, case)[None]
+        actions = learner.greedy(state, grouped)[None]
         if not budget.open:
-            return Placement(case.placements(actions)[0])
+            return Placement(grouped.placements(actions)[0])
         evaluate.simulate(actions)
-    idle = 0  # updates in a row that simulated nothing: no group may move, or the policy is sure of every one
+    idle = 0  # updates in a row without a simulation: no group may move, or the policy is sure of every group
     try:
         while budget.open and idle < IDLE:
             used = budget.used
@@ -121,9 +124,9 @@ def search(
 
 
 def with_policy_settings(given: Mapping[str, object], policy: str) -> dict:
-    """Parameters of a placer, those of the policy's training in place of the given ones where there is a policy.
+    """The parameters of a placer; if there is a policy, the settings of its training replace the given ones.
 
-    Raises :class:`InvalidInput` for settings that this placer does not have, or of another type or beyond all measure.
+    Raises :class:`InvalidInput` for a setting that this placer does not have, or that has another type or is too large.
     """
     if not policy:
         return dict(given)
@@ -149,16 +152,17 @@ def train(
     progress: Callable[[dict], None] = lambda row: None,
     simulate: Callable[..., Outcomes] | None = None,
 ) -> None:
-    """Train a policy on ``problems`` in turn until ``evaluations`` simulations are spent; write it to folder ``out``.
+    """Train a policy on ``problems`` in turn until ``evaluations`` simulations are spent, and write it to folder
+    ``out``.
 
-    ``progress`` gets a row of ``COLUMNS`` after every update; the folder's ``progress.csv`` has them all. A checkpoint
-    is written now and then, on Ctrl-C and at the end; the same call then resumes, bit for bit as if it had not stopped,
-    and with more ``evaluations`` it continues. Raises :class:`InvalidInput` if the folder holds the checkpoint of
-    another training. ``simulate`` stands in for ``simulate_many``, as with :class:`Budget`.
+    ``progress`` is called with a row of ``COLUMNS`` after every update; ``progress.csv`` in the folder holds all rows.
+    A checkpoint is written regularly, on Ctrl-C and at the end. The same call then resumes, bit for bit as if it had
+    not stopped; with more ``evaluations`` it continues. Raises :class:`InvalidInput` if the folder holds the checkpoint
+    of another training. ``simulate`` replaces ``simulate_many``, as with :class:`Budget`.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    cases = [learner.case(problem) for problem in problems]
+    grouped = [learner.grouped(problem) for problem in problems]
     what = {
         "placer": learner.name,
         "version": learner.version,
@@ -166,17 +170,17 @@ def train(
         "seed": seed,
         "trained_on": [_identity(problem) for problem in problems],
     }
-    state = learner.init(seed, len(cases))
-    run = {"updates": 0, "samples": 0, "best": [None] * len(cases)}
+    state = learner.init(seed, len(grouped))
+    run = {"updates": 0, "samples": 0, "best": [None] * len(grouped)}
     rows: list[list] = []
     if (out / CHECKPOINT).exists():
         state, run, rows = _resumed(out, what, state)
     saved = time.monotonic()
     try:
         while run["samples"] < evaluations:
-            index = run["updates"] % len(cases)
+            index = run["updates"] % len(grouped)
             budget = Budget(problems[index], evaluations=evaluations - run["samples"], simulate=simulate)
-            evaluate = Evaluator(cases[index], budget)
+            evaluate = Evaluator(grouped[index], budget)
             try:
                 new, info = learner.step(state, index, evaluate)
             except BudgetExhausted:
@@ -184,7 +188,7 @@ def train(
             if evaluate.score is not None and evaluate.score.fits:
                 known = run["best"][index]
                 run["best"][index] = evaluate.score.step_ns if known is None else min(known, evaluate.score.step_ns)
-            spent = max(1, budget.used)  # an episode that moves nothing simulates nothing: it counts, or all might idle
+            spent = max(1, budget.used)  # an episode that simulates nothing counts as one, so that training ends
             state, run["updates"], run["samples"] = new, run["updates"] + 1, run["samples"] + spent
             reward = float(evaluate.rewards.mean()) if budget.used else float("nan")
             row = (run["samples"], index, run["best"][index], reward, float(info["entropy"]))
@@ -209,7 +213,7 @@ def _identity(problem: Problem) -> dict:
 
 
 def _save(out: Path, what: dict, state: State, run: dict, rows: list) -> None:
-    """State and counters in one file that is replaced at once."""
+    """Write the state and the counters to one file, which is replaced atomically."""
     with replacing(out / CHECKPOINT) as file:
         file.write(pack(state, {"what": json.dumps(what, sort_keys=True), "run": json.dumps(run)}))
     text = io.StringIO()
@@ -232,11 +236,11 @@ def _resumed(out: Path, what: dict, like: State) -> tuple[State, dict, list]:
     return unpack(blob, like, path), run, rows
 
 
-def _counters(text: object, cases: int, path: Path) -> dict:
+def _counters(text: object, n_problems: int, path: Path) -> dict:
     try:
         run = json.loads(str(text))
         whole = [run["updates"], run["samples"], *(0 if best is None else best for best in run["best"])]
-        if all(type(number) is int and number >= 0 for number in whole) and len(run["best"]) == cases:
+        if all(type(number) is int and number >= 0 for number in whole) and len(run["best"]) == n_problems:
             return run
     except (ValueError, RecursionError, KeyError, TypeError):
         pass

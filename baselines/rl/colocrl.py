@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simdev.baselines.rl._case import device_columns, make_case
+from simdev.baselines.rl._grouped import device_columns, group_problem
 from simdev.baselines.rl._groups import coarse_groups
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.placers.placer import placer
@@ -25,10 +25,10 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, devices=
     }
     functions = learner_functions(**settings)
 
-    def case(problem):
-        return make_case(problem, coarse_groups(problem, groups), rows=groups, columns=settings["devices"])
+    def grouped(problem):
+        return group_problem(problem, coarse_groups(problem, groups), rows=groups, columns=settings["devices"])
 
-    return Learner("colocrl", 1, settings, case, functions.init, functions.step, functions.greedy)
+    return Learner("colocrl", 1, settings, grouped, functions.init, functions.step, functions.greedy)
 
 
 @placer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simdev.baselines.rl._case import make_case
+from simdev.baselines.rl._grouped import group_problem
 from simdev.baselines.rl._groups import coarse_groups, fine_groups
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.placers.placer import placer
@@ -21,12 +21,12 @@ def learner(problems, *, groups, layers, **given) -> Learner:
     settings = {"groups": groups, "layers": layers, **given}
     functions = learner_functions(**given)
 
-    def case(problem):
+    def grouped(problem):
         group = coarse_groups(problem, groups) if layers else fine_groups(problem, groups)
-        return with_dag(make_case(problem, group, columns=4))
+        return with_dag(group_problem(problem, group, columns=4))
 
     stored = {name: settings[name] for name in SHAPE}
-    return Learner("doppler", 1, stored, case, functions.init, functions.step, functions.greedy)
+    return Learner("doppler", 1, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
 @placer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simdev.baselines.rl._case import device_columns, make_case
+from simdev.baselines.rl._grouped import device_columns, group_problem
 from simdev.baselines.rl._groups import coarse_groups, fine_groups
 from simdev.baselines.rl._sight import with_sight
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
@@ -29,12 +29,12 @@ def learner(problems, *, groups, layers, neighbours, devices=0, tuning_entropy=0
     settings = {"groups": groups, "layers": layers, "neighbours": neighbours, "devices": devices, **given}
     functions = learner_functions(devices=devices, **given)
 
-    def case(problem):
+    def grouped(problem):
         group = _groups(problem, groups, layers)
-        return with_sight(make_case(problem, group, rows=groups, columns=devices), neighbours)
+        return with_sight(group_problem(problem, group, rows=groups, columns=devices), neighbours)
 
     stored = {name: settings[name] for name in SHAPE}
-    return Learner("gdp", 1, stored, case, functions.init, functions.step, functions.greedy)
+    return Learner("gdp", 1, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
 def _groups(problem, most, layers):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simdev.baselines.rl._case import device_columns, make_case
+from simdev.baselines.rl._grouped import device_columns, group_problem
 from simdev.baselines.rl._groups import coarse_groups, colocation_groups
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.placers.placer import placer
@@ -38,11 +38,11 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpnes
     functions = learner_functions(**settings)
     settings["layers"] = layers
 
-    def case(problem):
+    def grouped(problem):
         group = coarse_groups(problem, MOST_LAYERS) if layers else colocation_groups(problem)
-        return make_case(problem, group, columns=settings["devices"])
+        return group_problem(problem, group, columns=settings["devices"])
 
-    return Learner("hdp", 1, settings, case, functions.init, functions.step, functions.greedy)
+    return Learner("hdp", 1, settings, grouped, functions.init, functions.step, functions.greedy)
 
 
 @placer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simdev.baselines.rl._case import device_columns
+from simdev.baselines.rl._grouped import device_columns
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.placers.placer import placer
 
@@ -18,11 +18,11 @@ def learner(problems, *, nodes, devices=0, **given) -> Learner:
     settings = {"nodes": nodes, "devices": devices, **given}
     functions = learner_functions(devices=devices, **given)
 
-    def case(problem):
+    def grouped(problem):
         return structured(problem, nodes, devices)
 
     stored = {name: settings[name] for name in SHAPE}
-    return Learner("hsdag", 1, stored, case, functions.init, functions.step, functions.greedy)
+    return Learner("hsdag", 1, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
 @placer(

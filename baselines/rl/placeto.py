@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simdev.baselines.rl._case import bucket, device_columns, make_case
+from simdev.baselines.rl._grouped import bucket, device_columns, group_problem
 from simdev.baselines.rl._groups import coarse_groups, fine_groups
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.placers.placer import placer
@@ -20,15 +20,15 @@ def learner(problems, *, groups, layers, devices=0, **given) -> Learner:
 
     devices = device_columns(problems, devices)
     settings = {"groups": groups, "layers": layers, "devices": devices, **given}
-    grouped = {id(problem): (coarse_groups if layers else fine_groups)(problem, groups) for problem in problems}
-    rows = bucket(max(int(group.max()) + 1 for group in grouped.values()))
+    group_of = {id(problem): (coarse_groups if layers else fine_groups)(problem, groups) for problem in problems}
+    rows = bucket(max(int(group.max()) + 1 for group in group_of.values()))
     functions = learner_functions(devices=devices, rows=rows, **given)
 
-    def case(problem):
-        return with_view(make_case(problem, grouped[id(problem)], rows=rows, columns=devices))
+    def grouped(problem):
+        return with_view(group_problem(problem, group_of[id(problem)], rows=rows, columns=devices))
 
     stored = {name: settings[name] for name in SHAPE}
-    return Learner("placeto", 3, stored, case, functions.init, functions.step, functions.greedy)
+    return Learner("placeto", 3, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
 @placer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simdev.baselines.rl._case import device_columns, make_case
+from simdev.baselines.rl._grouped import device_columns, group_problem
 from simdev.baselines.rl._groups import coarse_groups
 from simdev.baselines.rl._train import Learner, search
 from simdev.errors import InvalidInput
@@ -61,8 +61,8 @@ def post(problem, *, rng, budget, groups, elite, **params):
     columns = device_columns([problem])
     functions = learner_functions(groups=groups, devices=columns, share=elite, **params)
 
-    def case(problem):
-        return make_case(problem, coarse_groups(problem, groups), rows=groups, columns=columns)
+    def grouped(problem):
+        return group_problem(problem, coarse_groups(problem, groups), rows=groups, columns=columns)
 
-    described = Learner("post", 1, {}, case, functions.init, functions.step, functions.greedy)
+    described = Learner("post", 1, {}, grouped, functions.init, functions.step, functions.greedy)
     return search(described, problem, rng=rng, budget=budget)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simdev import GraphBuilder, Problem
-from simdev.baselines.rl._case import make_case
+from simdev.baselines.rl._grouped import group_problem
 from simdev.placers.policy_file import save_policy
 from simdev.placers.registry import find_placer
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
@@ -13,7 +13,7 @@ from simdev.problem.topology import Device, DeviceKind, Link, Topology
 def dag_of(problem):
     from simdev.baselines.rl._doppler import with_dag
 
-    return with_dag(make_case(problem, np.arange(problem.graph.n_units), columns=2)).inputs
+    return with_dag(group_problem(problem, np.arange(problem.graph.n_units), columns=2)).inputs
 
 
 def two_devices(memory=1 << 20):
@@ -68,31 +68,31 @@ def test_critical_paths_and_levels_by_hand():
 
 
 def test_groups_are_ready_when_all_parents_are_placed():
-    from simdev.baselines.rl._doppler import Episodes
+    from simdev.baselines.rl._doppler import Schedules
 
-    episodes = Episodes(dag_of(diamond()), 2)
+    schedules = Schedules(dag_of(diamond()), 2)
 
     def ready():
-        return [np.flatnonzero(row).tolist() for row in episodes.ready()]
+        return [np.flatnonzero(row).tolist() for row in schedules.ready()]
 
     assert ready() == [[0, 4], [0, 4]]
-    episodes.place(at(0, 4), at(0, 1))
+    schedules.place(at(0, 4), at(0, 1))
     assert ready() == [[1, 2, 4], [0]]
-    episodes.place(at(1, 0), at(0, 0))
+    schedules.place(at(1, 0), at(0, 0))
     assert ready() == [[2, 4], [1, 2]]
-    episodes.place(at(2, 2), at(1, 0))
+    schedules.place(at(2, 2), at(1, 0))
     assert ready() == [[3, 4], [1]]
 
 
 def test_device_features_by_hand():
-    from simdev.baselines.rl._doppler import Episodes
+    from simdev.baselines.rl._doppler import Schedules
 
-    episodes, ms = Episodes(dag_of(diamond()), 1), 1 / 2.4
+    schedules, ms = Schedules(dag_of(diamond()), 1), 1 / 2.4
     for group, device in ((0, 0), (1, 0), (2, 1)):  # 0 and 1 on a: 0-2, 2-4; 2 on b, its input there at 3: 3-7
-        episodes.place(at(group), at(device))
-    assert np.allclose(episodes.start[0, :3], np.array([0, 2, 3]) * ms, rtol=0.02)
-    assert np.allclose(episodes.outlook(at(3))[0], np.array([8, 7]) * ms, rtol=0.02)
-    work, inputs, first, latest, late, filled = episodes.features(at(3))[0].T
+        schedules.place(at(group), at(device))
+    assert np.allclose(schedules.start[0, :3], np.array([0, 2, 3]) * ms, rtol=0.02)
+    assert np.allclose(schedules.outlook(at(3))[0], np.array([8, 7]) * ms, rtol=0.02)
+    work, inputs, first, latest, late, filled = schedules.features(at(3))[0].T
     assert np.allclose(work, np.array([4, 4]) * ms / 2.5, rtol=0.02), "an even share is 2.5 mean groups"
     assert np.allclose(np.expm1(inputs), np.array([2, 4]) * ms, rtol=0.02)
     assert np.allclose(np.expm1(first), np.array([7 - 2, 7 - 3]) * ms, rtol=0.02)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simdev import GraphBuilder, Problem
-from simdev.baselines.rl._case import make_case
+from simdev.baselines.rl._grouped import group_problem
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 
@@ -12,7 +12,7 @@ def net_of(problem, group=None):
     from simdev.baselines.rl._giph import with_net
 
     group = np.arange(problem.graph.n_units) if group is None else np.array(group)
-    return with_net(make_case(problem, group, columns=2)).inputs
+    return with_net(group_problem(problem, group, columns=2)).inputs
 
 
 def two_devices():
@@ -96,7 +96,7 @@ def test_scores_do_not_change_with_padding():
     policy = eqx.filter_jit(Policy(8, 10, key=jax.random.PRNGKey(0)))
     scores = []
     for rows, columns in ((16, 2), (32, 8)):
-        net = with_net(make_case(diamond(), np.arange(4), rows=rows, columns=columns)).inputs
+        net = with_net(group_problem(diamond(), np.arange(4), rows=rows, columns=columns)).inputs
         scores.append(np.asarray(policy(net, np.array([0, 0, 1, 0] + [0] * (rows - 4))))[:4, :2])
     assert np.allclose(scores[0], scores[1], atol=1e-5) and np.ptp(scores[0]) > 0
 

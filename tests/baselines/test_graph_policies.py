@@ -9,7 +9,7 @@ import pytest
 
 from simdev import Budget, GraphBuilder, Placement, Problem, load_topology, simulate, simulate_many
 from simdev.baselines.rl import gdp
-from simdev.baselines.rl._case import make_case
+from simdev.baselines.rl._grouped import group_problem
 from simdev.baselines.rl._groups import fine_groups, forward_groups
 from simdev.errors import InvalidInput, Unsupported
 from simdev.graphs.random_graphs import family_graph
@@ -82,7 +82,7 @@ def test_fine_groups_are_as_many_as_asked_for(family):
 def test_sight_lists_the_dearest_neighbours_and_even_shares():
     from simdev.baselines.rl._sight import with_sight
 
-    sight = with_sight(make_case(diamond(), np.arange(5)), 1).inputs
+    sight = with_sight(group_problem(diamond(), np.arange(5)), 1).inputs
     assert sight.parent_real[:5, 0].tolist() == [False, True, True, True, False]
     assert sight.parents[3, 0] == 2, "the larger tensor"
     assert sight.children[1, 0] == sight.children[2, 0] == 3 and not sight.child_real[3:5].any()
@@ -93,7 +93,7 @@ def test_sight_lists_the_dearest_neighbours_and_even_shares():
 def test_view_knows_ancestors_descendants_and_parallel_groups():
     from simdev.baselines.rl._placeto import with_view
 
-    view = with_view(make_case(diamond(), np.arange(5))).inputs
+    view = with_view(group_problem(diamond(), np.arange(5))).inputs
     expected = {
         "before": {1: [0], 2: [0], 3: [1, 2]},
         "behind": {0: [1, 2], 1: [3], 2: [3]},
@@ -132,7 +132,7 @@ def test_costs_of_what_does_not_fit_slope_towards_what_fits():
     from simdev.baselines.rl._train import Evaluator
 
     problem = heavy()
-    evaluate = Evaluator(make_case(problem, np.arange(8)), Budget(problem, evaluations=10))
+    evaluate = Evaluator(group_problem(problem, np.arange(8)), Budget(problem, evaluations=10))
     costs = _costs(evaluate, (np.arange(9)[:, None] > np.arange(16)).astype(int))  # 0 to 8 on the second device
     assert (np.diff(costs[:4]) < 0).all() and costs[2] > LONGEST >= costs[3:6].max() and (np.diff(costs[5:]) > 0).all()
 
@@ -147,8 +147,8 @@ def test_first_policies_of_placeto_stay_or_go_anywhere():
 
     problem = Problem.build(family_graph("inception", 1), load_topology("p100x4"))
     learner = placeto.learner([problem], **{key: value for key, value in placeto.DEFAULTS.items() if key != "policy"})
-    case = learner.case(problem)
-    placed, visited = first_placement(case), np.arange(case.n_groups)
+    grouped = learner.grouped(problem)
+    placed, visited = first_placement(grouped), np.arange(grouped.n_groups)
 
     @eqx.filter_jit
     def chances(policy, view):
@@ -156,7 +156,7 @@ def test_first_policies_of_placeto_stay_or_go_anywhere():
         return jax.nn.softmax(jax.vmap(policy, (None, None, None, 0))(view, embedded, placed, visited))
 
     for seed in range(30):
-        drawn = np.asarray(chances(learner.init(seed, 1)["policy"], case.inputs))[:, :4]
+        drawn = np.asarray(chances(learner.init(seed, 1)["policy"], grouped.inputs))[:, :4]
         assert 0.5 < drawn[:, 0].min() and drawn[:, 0].max() < 0.9 and drawn[:, 1:].min() > 0.02, seed
 
 
@@ -166,8 +166,8 @@ def test_gdp_names_allowed_devices_only_and_ignores_padding():
     from simdev.baselines.rl._sight import with_sight
 
     policy = eqx.filter_jit(Policy(8, 8, 1, 2, key=jax.random.PRNGKey(0)))
-    small = with_sight(make_case(diamond(), np.arange(5)), 2).inputs
-    large = with_sight(make_case(diamond(), np.arange(5), rows=256), 2).inputs
+    small = with_sight(group_problem(diamond(), np.arange(5)), 2).inputs
+    large = with_sight(group_problem(diamond(), np.arange(5), rows=256), 2).inputs
     logits, padded = np.asarray(policy(small)), np.asarray(policy(large))
     assert np.allclose(logits[:5], padded[:5], atol=1e-4), "two segments more of padding change nothing"
     assert (logits[:5, 2:] < -1e8).all() and (np.abs(logits[:5, :2]) < 100).all()

@@ -86,8 +86,8 @@ def test_parsed_groups_are_components_of_the_kept_edges(seed):
 
 
 def test_structure_has_each_pair_once():
-    case = structured(problem_of(LADDER), 16, 8)
-    seen = case.inputs
+    grouped = structured(problem_of(LADDER), 16, 8)
+    seen = grouped.inputs
     assert seen.nodes.shape == (16, NODE_FEATURES) and seen.real.sum() == 4 and not seen.nodes[4:].any()
     assert seen.ends[seen.edge_real].tolist() == [[0, 1], [0, 2], [1, 3], [2, 3]], "ab-c, ab-de, c-fg, de-fg"
     degrees = np.expm1(seen.nodes[:4, NODE_FEATURES - 14 : NODE_FEATURES - 12])

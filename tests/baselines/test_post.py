@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simdev.baselines.rl._case import make_case
+from simdev.baselines.rl._grouped import group_problem
 from simdev.baselines.rl._post import cross_entropy, elite, learner_functions
 from simdev.baselines.rl._train import Evaluator
 from simdev.errors import InvalidInput, UnknownName
@@ -56,25 +56,25 @@ def test_cross_entropy_is_how_often_each_device_is_named():
 
 def test_one_proximal_step_is_the_policy_gradient():
     learner = learner_functions(**{**SETTINGS, "epochs": 1})
-    case = make_case(apart(), np.arange(4), rows=4)
-    actions = np.zeros((4, len(case.inputs.real)), np.int64)
+    grouped = group_problem(apart(), np.arange(4), rows=4)
+    actions = np.zeros((4, len(grouped.inputs.real)), np.int64)
     actions[:2, 0] = 1  # group 0 goes to device 1 in the two better samples
     advantage = np.array([1.0, 1.0, -1.0, -1.0], np.float32)
-    logits = np.zeros((len(case.inputs.real), 8), np.float32)
-    after = np.asarray(learner._proximal(logits, (case.inputs.allowed, case.inputs.real), actions, advantage))
+    logits = np.zeros((len(grouped.inputs.real), 8), np.float32)
+    after = np.asarray(learner._proximal(logits, (grouped.inputs.allowed, grouped.inputs.real), actions, advantage))
     assert after[0, :2] == pytest.approx([-0.25, 0.25]), "0.5 times the mean of advantage times (named - 1/2)"
     assert after[1:] == pytest.approx(0.0, abs=1e-6), "no difference, no gradient"
 
 
 def test_a_penalty_keeps_the_distribution_near_the_old_one():
-    case = make_case(apart(), np.arange(4), rows=4)
-    actions = np.zeros((4, len(case.inputs.real)), np.int64)
+    grouped = group_problem(apart(), np.arange(4), rows=4)
+    actions = np.zeros((4, len(grouped.inputs.real)), np.int64)
     actions[:2] = 1
-    advantage, logits = np.array([1, 1, -1, -1], np.float32), np.zeros((len(case.inputs.real), 8), np.float32)
+    advantage, logits = np.array([1, 1, -1, -1], np.float32), np.zeros((len(grouped.inputs.real), 8), np.float32)
     free, held = (
         np.asarray(
             learner_functions(**{**SETTINGS, "epochs": 50, "penalty": penalty})._proximal(
-                logits, (case.inputs.allowed, case.inputs.real), actions, advantage
+                logits, (grouped.inputs.allowed, grouped.inputs.real), actions, advantage
             )
         )[0, 1]
         for penalty in (0.0, 2.0)
@@ -85,8 +85,8 @@ def test_a_penalty_keeps_the_distribution_near_the_old_one():
 def test_minimises_cross_entropy_once_the_pool_is_full():
     learner = learner_functions(**SETTINGS)
     problem = apart()
-    case = make_case(problem, np.arange(4), rows=4)
-    evaluate = Evaluator(case, Budget(problem, evaluations=100))
+    grouped = group_problem(problem, np.arange(4), rows=4)
+    evaluate = Evaluator(grouped, Budget(problem, evaluations=100))
     state = learner.init(1, 1)
     first, _ = learner.step(state, 0, evaluate)
     assert len(first["drawn"]) == 4

@@ -1,4 +1,4 @@
-"""Learned placers: groups, cases, policies on disk, training that resumes bit for bit, and learns."""
+"""Learned placers: groups, n_problems, policies on disk, training that resumes bit for bit, and learns."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from simdev.baselines.rl._case import FEATURES, bucket, make_case
+from simdev.baselines.rl._grouped import FEATURES, bucket, group_problem
 from simdev.baselines.rl._groups import coarse_groups, colocation_groups
 from simdev.baselines.rl._train import Learner, search
 from simdev.errors import InvalidInput
@@ -75,21 +75,21 @@ def test_a_long_graph_has_groups_of_about_equal_weight():
     assert len(time) == 16 and time.max() < 4 * time.mean()
 
 
-# cases
+# n_problems
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_case_is_padded_and_every_action_is_a_valid_placement(seed):
     rng = np.random.default_rng(seed)
     problem = random_problem(rng, rules=Rules())
-    case = make_case(problem, coarse_groups(problem, 16))
-    inputs, rows = case.inputs, bucket(case.n_groups)
-    assert inputs.nodes.shape == (rows, FEATURES) and inputs.real.sum() == case.n_groups
+    grouped = group_problem(problem, coarse_groups(problem, 16))
+    inputs, rows = grouped.inputs, bucket(grouped.n_groups)
+    assert inputs.nodes.shape == (rows, FEATURES) and inputs.real.sum() == grouped.n_groups
     assert inputs.allowed.shape[1] == 8 and inputs.allowed.any(axis=1).all()
     assert np.isfinite(inputs.nodes).all() and not inputs.nodes[~inputs.real].any()
-    assert inputs.devices[:, 0].sum() == len(case.devices) and not inputs.allowed[:, len(case.devices) :].any()
+    assert inputs.devices[:, 0].sum() == len(grouped.devices) and not inputs.allowed[:, len(grouped.devices) :].any()
     actions = np.stack([[rng.choice(np.flatnonzero(row)) for row in inputs.allowed] for _ in range(3)])
-    Budget(problem, evaluations=3).evaluate_many(case.placements(actions))  # raises where one is not valid
+    Budget(problem, evaluations=3).evaluate_many(grouped.placements(actions))  # raises where one is not valid
 
 
 def test_edges_join_groups_once_with_all_their_bytes():
@@ -98,15 +98,15 @@ def test_edges_join_groups_once_with_all_their_bytes():
     y = b.op("y", "mm", inputs=b.outputs(x), outputs=[8])
     b.op("z", "mm", inputs=[b.outputs(x)[0], b.outputs(y)[0]])
     problem = Problem.build(b.build(), two_devices())
-    inputs = make_case(problem, np.array([0, 1, 1])).inputs
+    inputs = group_problem(problem, np.array([0, 1, 1])).inputs
     assert inputs.edge_real.sum() == 1 and (inputs.source[0], inputs.target[0]) == (0, 1)
     assert inputs.edge[0, 0] == pytest.approx(np.log1p(4.0)), "a tensor goes to a group once"
 
 
 def test_rewards_by_hand():
-    case = make_case(chains(), np.zeros(18, np.int64))
-    half, full = case.scale_ns // 2, case.scale_ns
-    rewards = case.rewards(np.array([half, full, full]), np.array([0, 0, 1 << 35]))
+    grouped = group_problem(chains(), np.zeros(18, np.int64))
+    half, full = grouped.scale_ns // 2, grouped.scale_ns
+    rewards = grouped.rewards(np.array([half, full, full]), np.array([0, 0, 1 << 35]))
     assert rewards == pytest.approx([-np.sqrt(0.5), -1.0, -np.sqrt(20.0)], rel=1e-6)
 
 
@@ -223,14 +223,14 @@ def test_training_stops_on_budget_and_tells_how_it_goes(tmp_path):
 @pytest.mark.parametrize("every, used", [(1, 20), (50, 20), (51, 1)])
 def test_a_search_ends_after_fifty_updates_in_a_row_that_simulate_nothing(every, used):
     problem = chains()
-    case = make_case(problem, coarse_groups(problem, 16))
+    grouped = group_problem(problem, coarse_groups(problem, 16))
 
     def step(state, index, evaluate):
         if state["updates"] % every == 0:
             evaluate(np.zeros((1, 16), int))
         return {"updates": state["updates"] + 1}, {}
 
-    learner = Learner("toy", 1, {}, lambda _: case, lambda *_: {"updates": 0}, step, lambda *_: np.zeros(16, int))
+    learner = Learner("toy", 1, {}, lambda _: grouped, lambda *_: {"updates": 0}, step, lambda *_: np.zeros(16, int))
     budget = Budget(problem, evaluations=20)
     search(learner, problem, rng=np.random.default_rng(0), budget=budget)
     assert budget.used == used

@@ -1,4 +1,4 @@
-"""A placement problem as a learned placer sees it: groups with features, padded to size buckets, and the way back."""
+"""Turns a placement problem into padded arrays over groups for a learned placer, and its actions into placements."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from simdev.errors import InvalidInput
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.problem import Problem
 
-KINDS = 32  # buckets that kinds are hashed into: unseen kinds have one too
-SHAPES = (5, 5)  # outputs, dimensions
+KINDS = 32  # hash buckets for op kinds, so that a kind never seen in training has one too
+SHAPES = (5, 5)  # outputs and dimensions that the features hold for each op
 NUMBERS = 16
 FEATURES = NUMBERS + KINDS + SHAPES[0] * SHAPES[1]
 KIND_COLUMNS = slice(NUMBERS, NUMBERS + KINDS)
@@ -26,14 +26,14 @@ _SHAPE = re.compile(r"\[([0-9,]*)\]")
 
 
 class Inputs(NamedTuple):
-    """What the networks read; a pytree of arrays of ``G`` groups, ``D`` devices and ``E`` edges, padded to buckets.
+    """What the networks read: a pytree of arrays of ``G`` groups, ``D`` devices and ``E`` edges, padded to buckets.
 
-    ``nodes`` float32 ``(G, FEATURES)``: see :func:`node_features`; ``real`` bool ``(G,)``: not padding. ``allowed``
-    bool ``(G, D)``: the devices where a group may go (padding: device 0). ``source`` and ``target`` int32 ``(E,)``, in
-    order of target then source: groups joined by tensors; ``edge`` float32 ``(E, 2)``: log of the bytes over a MB, and
-    transfer time over the scale (padding: 0, from and to the last row). ``edge_real`` bool ``(E,)``. ``devices``
-    float32 ``(D, DEVICE_FEATURES)``: 1 (0 for padding), time of all ops there over the scale, memory over the largest,
-    1 for a host.
+    ``nodes`` float32 ``(G, FEATURES)``: see :func:`node_features`; ``real`` bool ``(G,)``: False for padding.
+    ``allowed`` bool ``(G, D)``: the devices where a group may go (padding: device 0). ``source`` and ``target`` int32
+    ``(E,)``: groups that tensors join, sorted by target, then by source (padding: from and to the last row).
+    ``edge`` float32 ``(E, 2)``: log of the bytes over a MB, and transfer time over the scale (padding: 0).
+    ``edge_real`` bool ``(E,)``. ``devices`` float32 ``(D, DEVICE_FEATURES)``: 1 (0 for padding), the time of all ops
+    on the device over the scale, memory over the largest memory, 1 for a host.
     """
 
     nodes: np.ndarray
@@ -47,12 +47,12 @@ class Inputs(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
-    """A problem with its groups.
+class GroupedProblem:
+    """A problem whose units are grouped, as arrays for the networks.
 
     ``group`` int32 ``(units,)``; ``devices`` int32 ``(d,)``: the device numbers that actions 0..d-1 stand for;
-    ``fallback`` int32 ``(units,)``: where a unit goes that may not follow its group; ``scale_ns``: the time of all ops,
-    each on its fastest device, in which step times are measured.
+    ``fallback`` int32 ``(units,)``: the device of a unit that may not run on the device of its group; ``scale_ns``: the
+    unit of step times, which is the time of all ops, each on its fastest device.
     """
 
     problem: Problem
@@ -76,21 +76,25 @@ class Case:
         return unit_devices[:, self.problem.graph.unit_of_op]
 
     def rewards(self, step_ns: np.ndarray, overflow_bytes: np.ndarray) -> np.ndarray:
-        """float32 ``(k,)``: minus the square root of the step time over the scale; a placement that does not fit
-        counts as ten times the scale (the papers' large constant), and more the more it lacks, so that it can be
-        learned what fits."""
+        """float32 ``(k,)``: minus the square root of the step time over the scale.
+
+        A placement that exceeds memory counts as ten times the scale (the papers' large constant), plus a part that
+        grows with the overflow, so that a policy can learn which placements fit.
+        """
         capacity = float(self.problem.topology.memory_bytes[self.devices].sum())
         failed = 10.0 * (1.0 + np.asarray(overflow_bytes) / max(1.0, capacity))
         time = np.asarray(step_ns) / self.scale_ns
         return -np.sqrt(np.where(np.asarray(overflow_bytes) > 0, np.maximum(time, failed), time)).astype(np.float32)
 
 
-def make_case(problem: Problem, group: np.ndarray, *, hosts: bool = False, rows: int = 0, columns: int = 8) -> Case:
-    """The case of ``problem`` with ``group`` int ``(units,)`` (numbers from 0 without gaps), padded to at least
-    ``rows`` groups and ``columns`` devices.
+def group_problem(
+    problem: Problem, group: np.ndarray, *, hosts: bool = False, rows: int = 0, columns: int = 8
+) -> GroupedProblem:
+    """Build the arrays of ``problem`` for ``group`` int ``(units,)``, whose numbers start at 0 and have no gaps.
 
-    Actions are the accelerators; hosts too if ``hosts``, or where an op needs one. Raises :class:`Unsupported` where no
-    devices that reach one another run everything.
+    The arrays are padded to at least ``rows`` groups and ``columns`` devices. Actions name accelerators; they also name
+    hosts if ``hosts`` is true or an op needs one. Raises :class:`Unsupported` if no set of devices that reach one
+    another supports every op.
     """
     allowed = choices(problem, hosts=hosts)
     devices = used_devices(allowed).astype(np.int32)
@@ -122,17 +126,19 @@ def make_case(problem: Problem, group: np.ndarray, *, hosts: bool = False, rows:
         np.arange(length) < len(source),
         _padded(_device_features(problem, devices, scale_ns), columns, 0),
     )
-    return Case(problem, group, devices, allowed, fallback, scale_ns, inputs)
+    return GroupedProblem(problem, group, devices, allowed, fallback, scale_ns, inputs)
 
 
 def bucket(count: int, least: int = 16) -> int:
-    """The size that ``count`` is padded to: a power of two, so that few programs are compiled."""
+    """The padded size for ``count``: a power of two, so that few programs are compiled."""
     return max(least, 1 << max(0, count - 1).bit_length())
 
 
 def device_columns(problems: Sequence[Problem], most: int = 0) -> int:
-    """How many devices a policy for these problems names: ``most``, or what they need where that is 0. Raises
-    :class:`InvalidInput` where they need more than ``most``."""
+    """The number of devices that a policy for these problems can name: ``most``, or as many as they need if it is 0.
+
+    Raises :class:`InvalidInput` if they need more than ``most``.
+    """
     needed = max(len(used_devices(choices(problem))) for problem in problems)
     if most and needed > most:
         raise InvalidInput(f"names {most} devices, and {needed} are there", source="policy")
@@ -140,14 +146,15 @@ def device_columns(problems: Sequence[Problem], most: int = 0) -> int:
 
 
 def node_features(problem: Problem, group: np.ndarray, scale_ns: int) -> np.ndarray:
-    """float32 ``(groups, FEATURES)``, every number about 0 to 1.
+    """The features of each group, float32 ``(groups, FEATURES)``, scaled to about 0 to 1.
 
-    Columns: 0 share of the time; 1 its square root; 2 log of bytes sent out; 3 time to send them over the scale; 4
-    share of persistent bytes; 5 persistent bytes and 6 output bytes over a device's memory; 7 log of workspace; 8 least
-    time before, 9 and behind it over the longest path; 10 place in the topological order; 11 log of readers, 12 of
-    inputs; 13, 14 shares of backward and update time; 15 log of ops. Then the ops' kinds, hashed into ``KINDS``
-    buckets, as shares; then the mean over ops of the shapes of ``SHAPES[0]`` outputs, log of ``SHAPES[1]`` dimensions,
-    from the op's signature or else one dimension of the bytes.
+    Columns: 0 share of the time; 1 its square root; 2 log of the bytes sent to other groups; 3 the time to send them
+    over the scale; 4 share of persistent bytes; 5 persistent bytes and 6 output bytes over a device's memory; 7 log of
+    workspace; 8 the shortest possible time before the group and 9 after it, over the longest path; 10 position in the
+    topological order; 11 log of readers, 12 of inputs; 13, 14 shares of backward and update time; 15 log of ops. Then
+    the shares of the op kinds, hashed into ``KINDS`` buckets; then the mean over ops of the output shapes: log of
+    ``SHAPES[1]`` dimensions of ``SHAPES[0]`` outputs, from the op's signature, or one dimension of the bytes without
+    one.
     """
     graph = problem.graph
     count = int(group.max()) + 1
@@ -199,7 +206,7 @@ def _outgoing(graph: ComputationGraph, op_group: np.ndarray) -> np.ndarray:
 
 
 def _shapes(graph: ComputationGraph) -> np.ndarray:
-    """float ``(n, 25)``: log of the dimensions of up to five outputs, 0 for absent ones."""
+    """float ``(n, 25)``: log of the dimensions of up to five outputs of each op, 0 for absent ones."""
     outputs, dimensions = SHAPES
     by_signature = np.zeros((len(graph.signatures), outputs * dimensions))
     known = np.zeros(len(graph.signatures), bool)
@@ -218,7 +225,7 @@ def _shapes(graph: ComputationGraph) -> np.ndarray:
 
 
 def _edges(problem: Problem, group: np.ndarray, scale_ns: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pairs of groups joined by tensors, in order of target, and their two features; a tensor counts once a pair."""
+    """Pairs of groups that tensors join, sorted by target, and their two features; a tensor counts once for a pair."""
     graph = problem.graph
     op_group = group[graph.unit_of_op].astype(np.int64)
     count = int(group.max()) + 1

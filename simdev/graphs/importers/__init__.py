@@ -1,11 +1,11 @@
 """Importers read the graph files of other projects, one file here for each format.
 
 :func:`import_graph` finds the format, or takes the given one, and returns a :class:`ComputationGraph` together with the
-measured times that the file holds, if it holds any. An importer checks every field of its file and never executes
-anything; it ends in :meth:`simdev.problem.graph.GraphBuilder.build`.
+measured times that the file holds, if it holds any. An importer checks every field of its file and executes no code
+from it. It builds the graph with :class:`simdev.problem.graph.GraphBuilder`.
 
 ==================  ==================================================================================================
-format              what it is
+format              content
 ==================  ==================================================================================================
 npz                 a graph file of simdev
 json, csv           ops and edges in plain text: :mod:`simdev.graphs.importers.plain` documents the fields
@@ -62,9 +62,9 @@ def import_graph(
 ) -> Imported:
     """Read a graph file in ``format``, or in the format that its content shows.
 
-    Profiles do not name the device that they were measured on: their times are stored under ``device_kind``.
-    ``fix_units`` is for dnn-partitioning files whose edge costs are 1000 times too small for their node times. Raises
-    :class:`InvalidInput` naming the file and the field for anything malformed.
+    Most profiles do not name the device of the measurement, so their times are stored under ``device_kind``.
+    ``fix_units`` multiplies the edge costs of dnn-partitioning files by 1000 if they are too small for the node times
+    by that factor. Raises :class:`InvalidInput`, which names the file and the field, if the file is malformed.
     """
     if format is not None and format not in FORMATS:
         raise UnknownName("format", format, FORMATS)
@@ -79,11 +79,11 @@ def import_graph(
     except InvalidInput as error:
         if error.source == path:
             raise
-        raise InvalidInput(error.message, source=path, field=error.field) from None  # the graph's name says less
+        raise InvalidInput(error.message, source=path, field=error.field) from None  # name the file, not the graph
 
 
 def detect_format(data: bytes, path: str | os.PathLike) -> str:
-    """The format of a file's content. Raises :class:`InvalidInput` if it is none of :data:`FORMATS`."""
+    """Detect the format of a file from its content. Raises :class:`InvalidInput` if it is none of :data:`FORMATS`."""
     if data.startswith(b"PK\x03\x04"):
         return "npz"
     if str(path).endswith(".et"):

@@ -1,11 +1,12 @@
-"""Baechi's profile of a TensorFlow graph, as JSON: every node of the GraphDef with what was measured of it.
+"""Import Baechi's profile of a TensorFlow graph (JSON): every node of the GraphDef with its measurements.
 
-Source: chiragcshetty/baechi_tf (Jeon et al. 2020), its cost file turned from a pickle into JSON: ``{"nodes": [...]}``
-with ``name``, ``op``, ``inputs`` (``node``, ``node:port`` or ``^node`` for control), ``colocate`` (``loc:@...``), and,
-null for nodes that never ran, ``compute_us``, ``output_bytes`` (one per port), ``temp_bytes``, ``persistent_bytes``.
+Source: the cost file of chiragcshetty/baechi_tf (Jeon et al. 2020), converted from a pickle to JSON. The document is
+``{"nodes": [...]}``. A node has ``name``, ``op``, ``inputs`` (``node``, ``node:port``, or ``^node`` for a control
+edge), ``colocate`` (``loc:@...``), ``compute_us``, ``output_bytes`` (one number for each port), ``temp_bytes`` and
+``persistent_bytes``. The last four are null in nodes that never ran.
 
-Nodes that never ran (initialisers, constants folded away) are left out; who read them reads what they read. Nodes
-that name the same ``loc:@`` are colocated.
+Nodes that never ran (initialisers, folded constants) are left out: their readers read their inputs instead. Nodes that
+name the same ``loc:@`` are colocated.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
 
 
 def _sources(name: str, nodes: dict[str, Fields], handles: dict[str, int]) -> list[tuple[str, int]]:
-    """``(node, port)`` that a node reads, through nodes that never ran; port -1 is control."""
+    """Each ``(node, port)`` that a node reads. Nodes that never ran are replaced by their inputs. Port -1 is
+    control."""
     found, seen, waiting = [], {name}, _inputs(nodes[name])[::-1]
     while waiting:
         before, port, row = waiting.pop()

@@ -1,10 +1,12 @@
-"""Chakra execution traces (MLCommons, ``schema/protobuf/et_def.proto``): ``.et`` files, or as its jsonizer writes them.
+"""Import Chakra execution traces (MLCommons, ``schema/protobuf/et_def.proto``): ``.et`` files, or the jsonizer's
+output.
 
-An ``.et`` file is a row of protobuf messages, each behind its length: the file's metadata, then a node each. A node is
-a piece of work (``COMP_NODE``), a transfer or a collective (``COMM_*``) or memory traffic (``MEM_*``), with the nodes
-that it needs in ``data_deps`` and what it took in ``duration_micros``. Nodes with the attribute ``is_cpu_op`` are the
-host's: their times are filed under the device kind ``host``. Where no node has ``data_deps``, order is in
-``ctrl_deps``. What a dependency carries is known only where the outputs' shapes and types are written.
+An ``.et`` file is a sequence of protobuf messages, each preceded by its length. The first message is the metadata of
+the file, every other message is a node. A node is a piece of work (``COMP_NODE``), a transfer or a collective
+(``COMM_*``), or memory traffic (``MEM_*``). Its field ``data_deps`` names the nodes that it depends on, and
+``duration_micros`` is its measured time. Nodes with the attribute ``is_cpu_op`` ran on the host, and their times are
+stored under the device kind ``host``. If no node has ``data_deps``, the importer uses ``ctrl_deps``. The bytes of a
+dependency are known only if the node gives the shapes and types of its outputs.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ SCALARS = (3, 5, 7, 9, 11, 13, 15, 17, 27)  # fields of an attribute that hold o
 
 @dataclass
 class Node:
-    """One node; dependencies are ids, ``outputs`` the texts of the outputs' shapes and types."""
+    """One node. ``control`` and ``data`` are the ids of its dependencies; ``outputs`` holds two texts, the shapes and
+    the types of its outputs."""
 
     id: int = 0
     name: str = ""
@@ -118,7 +121,7 @@ def _output_bytes(node: Node) -> list[int]:
 
 
 def _product(size: int, shape: list[int]) -> int:
-    """``size`` times every number of ``shape``, at most :data:`MAX_BYTES`."""
+    """The product of ``size`` and all numbers of ``shape``, at most :data:`MAX_BYTES`."""
     for extent in [0] if 0 in shape else shape:
         size = min(size * extent, MAX_BYTES)
     return size
@@ -234,7 +237,7 @@ def _text(value: int | bytes) -> str:
 
 
 def _from_json(data: bytes, path) -> list[Node]:
-    """One object after another, as protobuf's JSON writes messages: whole numbers of 64 bits are text."""
+    """Read a sequence of objects in the JSON form of protobuf, in which integers of 64 bits are text."""
     text, at, decoder, nodes = text_of(data, path), 0, json.JSONDecoder(), []
     try:
         while at < len(text):
@@ -269,7 +272,7 @@ def _json_node(row: dict) -> Node:
 
 
 def _json_number(value: object) -> int:
-    """A whole number of 64 bits, given as a number or as text."""
+    """An integer of 64 bits, given as a number or as text."""
     number = whole_number(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not -(2**63) <= number < 2**63:
         raise ValueError(f"{quoted(value)} is not a number of 64 bits")

@@ -1,4 +1,4 @@
-"""TensorFlow's CostGraphDef in protobuf text form, as ``RunMetadata`` holds it and REGAL (Paliwal et al. 2020) uses it.
+"""Import TensorFlow's CostGraphDef in protobuf text form, as in ``RunMetadata`` and REGAL (Paliwal et al. 2020).
 
 Source: tensorflow ``core/framework/cost_graph.proto``. A message of the file::
 
@@ -9,9 +9,9 @@ Source: tensorflow ``core/framework/cost_graph.proto``. A message of the file::
       temporary_memory_size: 0 persistent_memory_size: 0 compute_cost: 12 control_input: 3
     }
 
-``compute_cost`` is microseconds and sizes are bytes; a size that is missing or negative (unknown) is 0. An output
-with ``alias_input_port`` of 0 or more is the input itself and takes no memory. Fields that do not matter here are
-passed over, whatever they hold.
+``compute_cost`` is in microseconds, sizes are in bytes. A size that is missing or negative (unknown) counts as 0. An
+output with ``alias_input_port`` of 0 or more shares the memory of that input and needs none of its own. All other
+fields are ignored.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ REPEATED = ("input_info", "output_info", "control_input")
 
 
 def _flat(message) -> object:
-    """Single fields as their last value (as protobuf merges them); repeated ones as lists; no message: as it is."""
+    """A message with the last value of each single field (protobuf's rule for merging) and lists of the repeated
+    fields. A value that is no message is returned unchanged."""
     if not isinstance(message, dict):
         return message
     return {key: values if key in REPEATED else values[-1] for key, values in message.items()}
@@ -105,12 +106,13 @@ def _output_bytes(row: Fields, entry) -> int:
 
 
 def _kind_of(name: str) -> str:
-    """The file has no op types: the last part of a name, less its number, is what TensorFlow makes of the type."""
+    """The op type, guessed from the name because the file has no types: TensorFlow names a node by its type and a
+    number."""
     return re.sub(r"_\d+$", "", name.rsplit("/", 1)[-1]).lower() or "op"
 
 
 def read_nodes(data: bytes, path) -> list[dict[str, list]]:
-    """The ``node`` messages of a text document: each a dictionary from field to the values given, in order."""
+    """The ``node`` messages of a text document, each a dictionary from field to the list of its values, in order."""
     tokens = _tokens(text_of(data, path), path)
     document = _message(tokens, path, depth=0)
     graph = document.get("cost_graph", [document])[0]
@@ -121,7 +123,7 @@ def read_nodes(data: bytes, path) -> list[dict[str, list]]:
 
 
 def _tokens(text: str, path) -> Iterator[tuple[str, str]]:
-    """``(sort, text)``: words, numbers, strings and marks."""
+    """The tokens as ``(sort, text)``: words, numbers, strings and punctuation."""
     place, text = 0, re.sub(r"(?m)^[ \t]*#.*$", "", text).rstrip()
     while place < len(text):
         match = _TOKEN.match(text, place)

@@ -1,10 +1,10 @@
-"""Execution traces of PyTorch (``ExecutionTraceObserver``, JSON; Chakra's converters start from them).
+"""Import execution traces of PyTorch (``ExecutionTraceObserver``, JSON), the input of Chakra's converters.
 
-A node is an op that ran, inside the op that called it. An operator (``aten::mm``, ``c10d::...``) that calls no other
-operator but such as make views becomes an op of the graph; what it calls is its own business. A tensor of the trace is
-``[tensor id, storage id, offset, elements, bytes each, device]``: an op reads what was last written to the storages of
-its inputs. Views share a storage, so they make no tensor of their own. A storage that is read first is made by an
-``input`` op. The trace has no times.
+A node of the trace is an op that ran, and it names the op that called it. An operator (``aten::mm``, ``c10d::...``)
+becomes an op of the graph if all operators that it calls only make views. A tensor of the trace is ``[tensor id,
+storage id, offset, elements, bytes each, device]``. An op reads the tensors that were last written to the storages of
+its inputs. Views share a storage, so a view is not a tensor of the graph. If a storage is read before it is written, an
+``input`` op makes its tensor. The trace has no times.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     nodes = document.rows("nodes")
     ops = _working(nodes)
     builder = GraphBuilder(name_of(path), meta={"source": "execution trace", "schema": document.table["schema"]})
-    writer: dict[int, int] = {}  # storage -> tensor handle that holds it now
+    writer: dict[int, int] = {}  # by storage: the handle of the tensor last written to it
     for node in sorted(nodes, key=_number):
         kind = node.text("name").removeprefix("aten::")
         inputs, outputs = _tensors(node, "inputs"), _tensors(node, "outputs")
@@ -61,7 +61,7 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
 
 
 def _working(nodes: list[Fields]) -> set[int]:
-    """The numbers of the operators that do work and call none that does."""
+    """The numbers of the operators that do work and that call no other operator that does work."""
     parent = {_number(node): _caller(node) for node in nodes}
     names = {_number(node): node.text("name") for node in nodes}
     operators = {
@@ -86,7 +86,7 @@ def _number(node: Fields) -> int:
 
 
 def _caller(node: Fields) -> int | None:
-    """The number of the node that called this one; the first nodes have none."""
+    """The number of the node that called this one, or ``None`` for an outermost node."""
     key = "ctrl_deps" if "ctrl_deps" in node.table else "parent"
     value = node.table.get(key)
     if value is not None and type(value) is not int:
@@ -95,7 +95,7 @@ def _caller(node: Fields) -> int | None:
 
 
 def _tensors(node: Fields, key: str) -> list[tuple]:
-    """``(tensor id, storage id, offset, elements, bytes each, type)`` of each tensor, also those inside lists."""
+    """``(tensor id, storage id, offset, elements, bytes each, type)`` of each tensor, including tensors in lists."""
     section = node.table.get(key, [])
     values, types = (
         (section.get("values", []), section.get("types", []))
@@ -132,6 +132,7 @@ def _source(builder: GraphBuilder, writer: dict[int, int], one: tuple) -> int:
 
 
 def _signature(kind: str, inputs: list[tuple], outputs: list[tuple]) -> str:
-    """As captured graphs write it, with the number of elements for the shape, which is all that every version has."""
+    """The signature in the form of captured graphs. The number of elements stands for the shape, because not every
+    version of the trace holds shapes."""
     sides = (",".join(f"{one[5]}[{one[3]}]" for one in side) for side in (inputs, outputs))
     return "{}({})->{}".format(kind, *sides)

@@ -1,9 +1,10 @@
-"""``networkx.DiGraph`` both ways, and its node-link JSON.
+"""Convert a ``networkx.DiGraph`` or its node-link JSON to a computation graph, and a computation graph to a
+``DiGraph``.
 
-A node is an op; its attributes are the fields of an op in :mod:`simdev.graphs.importers.plain` (``kind``, default
-``op``; ``flops``, ``outputs``, ``group`` ...; ``name``, default the node itself). An edge is data that flows: either
-``outputs``, a list of positions in the ``outputs`` of its source, or ``bytes`` (default 0: order alone), where edges of
-one source with the same ``bytes`` (and ``tensor`` label, if any) are one tensor.
+A node is an op. Its attributes are the fields of an op in :mod:`simdev.graphs.importers.plain`: ``flops``, ``outputs``,
+``group`` and so on; ``kind`` defaults to ``op``, and ``name`` to the node itself. An edge is a dependency. It has
+either ``outputs``, a list of positions in the ``outputs`` of its source, or ``bytes`` (default 0: a dependency without
+data). Edges of one source with the same ``bytes`` (and the same ``tensor`` label, if any) are one tensor.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
 
 
 def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> Imported:
-    """The computation graph of a ``DiGraph`` or ``MultiDiGraph`` with the attributes named above."""
+    """The computation graph of a ``DiGraph`` or ``MultiDiGraph`` with the attributes that this module describes."""
     title = str(name or graph.name or "graph")
     if not graph.is_directed():
         raise InvalidInput("an undirected graph has no order of execution", source=title)
@@ -40,7 +41,8 @@ def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> Imported:
 
 
 def to_networkx(graph: ComputationGraph) -> networkx.DiGraph:
-    """A ``DiGraph`` whose nodes are op numbers; :func:`from_networkx` gives the same fingerprint back."""
+    """A ``DiGraph`` whose nodes are op numbers. :func:`from_networkx` makes a graph with the same fingerprint from
+    it."""
     import networkx
 
     result = networkx.DiGraph(name=graph.name)

@@ -1,4 +1,4 @@
-"""simdev's own graph files, so that ``import_graph`` reads whatever ``simdev`` reads."""
+"""Import simdev's own graph files, so that ``import_graph`` reads every format that simdev reads."""
 
 from __future__ import annotations
 

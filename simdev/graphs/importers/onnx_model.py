@@ -1,13 +1,15 @@
-"""ONNX models: the inference graph, with the shape of every value inferred and the FLOPs and bytes of every node.
+"""Import an ONNX model as an inference graph with the inferred shape of every value and the FLOPs and bytes of every
+node.
 
-* An initializer is an op of kind ``parameter`` whose bytes are persistent, colocated with its first reader; a node that
-  depends on nothing else, as a Constant, is one of kind ``constant``, as if computed beforehand; a graph input is an
-  ``input``. Other ops have the ONNX name as kind.
-* Reshape, Flatten, Squeeze, Unsqueeze, Identity and Dropout (inference) change no data: their output is their input.
+* An initializer becomes an op of the kind ``parameter`` with persistent bytes, colocated with its first reader. A node
+  that depends only on initializers and constants becomes an op of the kind ``constant``, as if its result had been
+  computed beforehand. A graph input becomes an op of the kind ``input``. The kind of every other op is its ONNX name.
+* Reshape, Flatten, Squeeze, Unsqueeze, Identity and Dropout change no data during inference: readers of their output
+  read their input.
 * Symbolic dimensions of inputs (a batch called ``N``) become 1. Values whose shape cannot be inferred count as 0 bytes;
   ``meta["values_without_shape"]`` lists them.
-* FLOPs count a multiplication and an addition as two: convolutions, matrix products and recurrent layers by their
-  shapes, everything else one for each element of its outputs. A subgraph (If, Loop, Scan) is one op.
+* A multiplication and an addition count as two FLOPs. The FLOPs of convolutions, matrix products and recurrent layers
+  follow from their shapes; any other op has one for each element of its outputs. A subgraph (If, Loop, Scan) is one op.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from simdev.graphs.importers.reading import name_of
 from simdev.problem.graph import GraphBuilder
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
-# ONNX data types by number (TensorProto.DataType): the short name in signatures, bits.
+# By number of the ONNX data type (TensorProto.DataType): the short name in signatures, and the bits of an element.
 DTYPES = {
     1: ("f32", 32), 2: ("u8", 8), 3: ("i8", 8), 4: ("u16", 16), 5: ("i16", 16), 6: ("i32", 32), 7: ("i64", 64),
     8: ("str", 64), 9: ("b8", 8), 10: ("f16", 16), 11: ("f64", 64), 12: ("u32", 32), 13: ("u64", 64), 14: ("c64", 64),
@@ -31,7 +33,7 @@ DTYPES = {
 
 
 class _Value:
-    """Dtype and shape of one value; ``shape`` None is unknown."""
+    """The dtype and the shape of one value; an unknown shape is ``None``."""
 
     def __init__(self, dtype: int, shape: list[int] | None):
         self.dtype, self.bits = DTYPES.get(dtype, ("?", 32))
@@ -59,8 +61,8 @@ def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str
         raise InvalidInput("the model has no nodes", source=path, field="graph: node")
     values = _values(graph, path)
     builder = GraphBuilder(graph.name or name_of(path))
-    tensors: dict[str, int] = {}  # value name -> tensor
-    readers: dict[str, str] = {}  # value name -> first node that reads it
+    tensors: dict[str, int] = {}  # tensor by name of the value
+    readers: dict[str, str] = {}  # first node that reads a value, by name of the value
     names = [node.name or f"{node.op_type}_{number}" for number, node in enumerate(graph.node)]
     for name, node in zip(names, graph.node, strict=True):
         for value in node.input:
@@ -142,9 +144,9 @@ def _load(data: bytes, path):
                 if not axis.HasField("dim_value"):
                     axis.dim_value = 1
         for value in model.graph.output:
-            value.type.tensor_type.ClearField("shape")  # to be inferred anew
+            value.type.tensor_type.ClearField("shape")  # shape inference computes it again
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception as error:  # protobuf and onnx raise types of their own for malformed files
+    except Exception as error:  # protobuf and onnx raise their own exceptions for malformed files
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise InvalidInput(f"not an ONNX model ({reason})", source=path) from None
     return inferred if len(inferred.graph.node) == len(model.graph.node) else model
@@ -169,7 +171,7 @@ def _outputs(node, values) -> list[_Value]:
 
 
 def _home(value: str, aliases: dict[str, str]) -> str:
-    """The value that ``value`` is a view of."""
+    """The value that ``value`` is a view of, or ``value`` itself."""
     seen = set()
     while value in aliases and value not in seen:
         seen.add(value)
@@ -178,7 +180,7 @@ def _home(value: str, aliases: dict[str, str]) -> str:
 
 
 def _attributes(node) -> str:
-    """The attributes that decide a kernel's time and that shapes do not show."""
+    """The attributes that affect the time of a kernel and do not follow from the shapes."""
     kept = ("strides", "dilations", "group", "transA", "transB", "axis", "direction", "kernel_shape", "pads")
     parts = []
     for attribute in sorted(node.attribute, key=lambda one: one.name):
@@ -204,6 +206,6 @@ def _flops(node, values) -> int:
     if kind in ("MatMul", "MatMulInteger") and first:
         return 2 * made * first[-1]
     if kind in ("LSTM", "GRU", "RNN") and first and len(first) == 3 and second and shapes[2]:
-        steps, batch, _ = first  # per step and sequence: inputs and states times their weights
+        steps, batch, _ = first  # for each step and sequence: inputs and states times their weights
         return 2 * steps * batch * (math.prod(second) + math.prod(shapes[2]))
     return sum(output.elements for output in outputs)

@@ -1,15 +1,17 @@
-"""Inputs of the DNN partitioning algorithms of Tarnawski et al., NeurIPS 2020 (msr-fiddle/dnn-partitioning), JSON.
+"""Import the JSON inputs of DNN partitioning (Tarnawski et al., NeurIPS 2020; msr-fiddle/dnn-partitioning).
 
-A node becomes an op, a colour class a colocation group. Latencies are milliseconds, on an accelerator (filed under
-``device_kind``) and on a CPU core (filed under ``cpu``; in the published files 10 or 23 times the accelerator, not a
-measurement). ``size`` is all the memory that the node takes on an accelerator, added up over the nodes of a device: it
-becomes the op's persistent bytes, and its outputs take no further memory at home.
+A node becomes an op, and a colour class becomes a colocation group. Latencies are in milliseconds. Those on an
+accelerator are stored under ``device_kind``, those on a CPU core under ``cpu``; the published CPU latencies are 10 or
+23 times the accelerator latency and were not measured. ``size`` is the whole memory of the node on an accelerator, and
+the sizes of the nodes on a device add up. It becomes the persistent bytes of the op, so the outputs of the op need no
+further memory on its device.
 
-Edges carry a cost and, where the authors give it, the bytes; the two disagree on backward edges of the training layer
-graphs, where only the cost is right. The bytes of a tensor are therefore its cost times the bytes for one unit of cost
-that most edges of the file agree on: 2^31 / 1000 in most files (2 GiB/s in ms), 1000 times more in the throughput layer
-graphs, which looks like a slip of unit. ``meta["bytes_per_cost"]`` says which; ``fix_units`` takes those files' costs a
-thousandfold, which leaves the bytes and makes them 2^31 / 1000 for a unit of cost, as in the other files.
+An edge has a cost and, in some files, bytes. The two disagree on backward edges of the training layer graphs, where
+only the cost is right. The importer therefore computes the bytes of a tensor as its cost times the bytes per unit of
+cost that most edges of the file agree on. This factor is 2^31 / 1000 in most files (2 GiB/s in ms). It is 1000 times
+larger in the throughput layer graphs, apparently because their unit is wrong. ``meta["bytes_per_cost"]`` holds the
+factor. ``fix_units`` multiplies the costs of those files by 1000. The bytes stay as they are, and the factor becomes
+2^31 / 1000 as in the other files.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ def parse(data: bytes, path, *, format: str, device_kind: str, fix_units: bool =
     nodes, edges = document.rows("nodes"), document.rows("edges")
     limits = {key: document.number(key, None) for key in ("maxSizePerFPGA", "maxFPGAs", "maxCPUs")}
     unit = _bytes_per_cost(edges)
-    told = min(unit, BYTES_PER_COST) if fix_units else unit
+    bytes_per_cost = min(unit, BYTES_PER_COST) if fix_units else unit
     builder = GraphBuilder(
-        name_of(path), meta={"source": "dnn-partitioning JSON", "bytes_per_cost": told, "limits": limits}
+        name_of(path), meta={"source": "dnn-partitioning JSON", "bytes_per_cost": bytes_per_cost, "limits": limits}
     )
     names = Counter(node.text("name", "") for node in nodes)
     ops: dict[int, int] = {}
@@ -67,7 +69,7 @@ def parse(data: bytes, path, *, format: str, device_kind: str, fix_units: bool =
 
 
 def _bytes_per_cost(edges: list[Fields]) -> float:
-    """What most edges that give both a cost and bytes agree on."""
+    """The bytes per unit of cost that most edges with both figures agree on."""
     votes = Counter()
     for edge in edges:
         cost, size = edge.number("cost"), edge.number("size", None)

@@ -1,18 +1,17 @@
-"""PipeDream profiles (``graph.txt``): per-layer forward and backward times, activation and parameter bytes.
+"""Import PipeDream profiles (``graph.txt``): forward and backward time, activation and parameter bytes of each layer.
 
-Source: msr-fiddle/pipedream ``profiler/``; Narayanan et al., SOSP 2019. Lines of two kinds::
+Source: msr-fiddle/pipedream ``profiler/``; Narayanan et al., SOSP 2019. The file has lines of two kinds::
 
     node4 -- Conv2d(3, 64, ...) -- forward_compute_time=1.2, backward_compute_time=2.1, activation_size=100.0, ...
     <tab>node3 -- node4
 
-Times are milliseconds of a whole minibatch, sizes bytes; ``activation_size`` may be a list ``[a; b]``. What becomes of
-a layer ``nodeK``:
+Times are in milliseconds for a whole minibatch, sizes are in bytes; ``activation_size`` may be a list ``[a; b]``. A
+layer ``nodeK`` becomes two colocated ops:
 
-* ``nodeK`` (forward) makes its activations and holds its parameters; ``nodeK.backward`` makes one gradient for each
-  layer that ``nodeK`` reads, and the gradient of its parameters, which stays to the end of the step. Both are
-  colocated.
-* ``nodeK.backward`` reads what ``nodeK`` read (the saved activations) and the gradients from its readers; a layer
-  without readers starts the backward pass from its own activations.
+* ``nodeK`` (forward) makes the activations and holds the parameters. ``nodeK.backward`` makes one gradient for each
+  layer that ``nodeK`` reads, and the gradient of the parameters, which stays in memory until the end of the step.
+* ``nodeK.backward`` reads the inputs of ``nodeK`` (the saved activations) and the gradients from the layers that read
+  ``nodeK``. A layer without readers starts the backward pass from its own activations.
 * Input nodes are dropped: in the profiles of image models their time is data loading.
 * The profile has no optimizer step, so the graph has none.
 """
@@ -79,7 +78,7 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
 
 
 def _outputs_read(reader: Layer, source: Layer) -> list[int]:
-    """Which activations of ``source`` a layer reads: all, or the one that ``__getitem__(i)`` picks."""
+    """The activations of ``source`` that a layer reads: all of them, or the one that ``__getitem__(i)`` selects."""
     picked = _GETITEM.match(reader.text)
     every = list(range(len(source.activations)))
     which = int(picked[1]) if picked else len(every)
@@ -87,7 +86,7 @@ def _outputs_read(reader: Layer, source: Layer) -> list[int]:
 
 
 def read_layers(text: str, path) -> tuple[dict[str, Layer], dict[str, list[str]]]:
-    """Layers by name and, for each, the layers it reads; input nodes are gone."""
+    """The layers by name, and for each layer the layers that it reads. Input nodes are left out."""
     layers: dict[str, Layer] = {}
     edges: list[tuple[int, str, str]] = []
     for number, line in enumerate(text.splitlines(), 1):

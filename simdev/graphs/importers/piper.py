@@ -1,12 +1,13 @@
-"""Inputs of Piper (Tarnawski et al., NeurIPS 2021; msr-fiddle/piper), JSON.
+"""Import the JSON inputs of Piper (Tarnawski et al., NeurIPS 2021; msr-fiddle/piper).
 
-A node is a layer, forward and backward together, with one record for each degree of tensor parallelism and choice of
-recomputation (``TMPCs``); degree 1 without recomputation (``vanilla``) is imported. Its memory, ``memoryUsageA`` for
-each microbatch in flight plus ``memoryUsageB``, is held for the whole step by the op (one microbatch), and its outputs
-take no further memory at home. ``communicationCost`` is bytes.
+A node is a layer with its forward and backward pass. It has one record for each degree of tensor parallelism and each
+choice of recomputation (``TMPCs``). The importer reads degree 1 without recomputation (``vanilla``). The memory of a
+layer is ``memoryUsageA`` for each microbatch in flight plus ``memoryUsageB``. The op holds this memory, for one
+microbatch, during the whole step, so its outputs need no further memory on its device. ``communicationCost`` is in
+bytes.
 
-``timePerSample`` has no unit in the files: the graphs made from PipeDream profiles (layers called ``node1``,
-``node2`` ...) have milliseconds, as the profiles do; the others have seconds (BERT-32 on an A100: 0.0286 a layer).
+``timePerSample`` has no unit in the files. In graphs made from PipeDream profiles (layers called ``node1``, ``node2``
+...) it is in milliseconds, as in the profiles; in all others it is in seconds (BERT-32 on an A100: 0.0286 for a layer).
 """
 
 from __future__ import annotations

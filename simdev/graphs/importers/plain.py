@@ -1,4 +1,4 @@
-"""Ops and edges in plain text, for hand-written graphs and other languages: JSON (also written) and CSV.
+"""Import ops and edges from JSON or CSV, for hand-written graphs and other languages, and export graphs to JSON.
 
 JSON::
 
@@ -9,19 +9,19 @@ JSON::
         "ns": {"p100-pcie": 2500}}],
      "edges": [{"from": "x", "to": "y", "bytes": 16}]}
 
-Only ``ops``, their ``name`` and ``kind`` are required. Each op may have ``flops``, ``bytes_read`` and
-``bytes_written`` (default: the sums over inputs and outputs), ``persistent_bytes``, ``workspace_bytes``, ``phase``
-(``forward``, ``backward``, ``update``), ``layer``, ``signature``, ``group`` (text or number: ops of one group share a
-device), ``outputs``, ``inputs`` and ``ns`` (measured nanoseconds by device kind). An output is its bytes, or an object
+Only ``ops``, their ``name`` and ``kind`` are required. Each op may have ``flops``, ``bytes_read`` and ``bytes_written``
+(default: the sums over inputs and outputs), ``persistent_bytes``, ``workspace_bytes``, ``phase`` (``forward``,
+``backward``, ``update``), ``layer``, ``signature``, ``group`` (text or number: ops of one group share a device),
+``outputs``, ``inputs`` and ``ns`` (measured nanoseconds by device kind). An output is a number of bytes, or an object
 with ``bytes`` and the flags ``persistent`` and ``result`` of :class:`simdev.problem.graph.ComputationGraph`. An input
 is the name or the number of an op (its output 0), or ``[op, output]``.
 
-``edges`` are for graphs without numbered outputs: each adds a tensor of ``bytes`` bytes (default 0: order alone) from
-one op to another; edges with one source and the same ``bytes`` are one tensor with several readers, unless their
-``tensor`` labels differ.
+``edges`` are for graphs without numbered outputs. Each edge adds a tensor of ``bytes`` bytes (default 0: a dependency
+without data) from one op to another. Edges with one source and the same ``bytes`` are one tensor with several readers,
+unless their ``tensor`` labels differ.
 
-CSV has a line for each op and the same names as columns; ``outputs`` and ``inputs`` are lists with semicolons, an input
-``op:output``; a column ``ns:KIND`` holds measured nanoseconds::
+A CSV file has a line for each op, and its columns have the same names. ``outputs`` and ``inputs`` are lists separated
+by semicolons, and an input is written ``op:output``. A column ``ns:KIND`` holds measured nanoseconds::
 
     name,kind,flops,outputs,inputs,ns:p100-pcie
     x,input,0,4096,,
@@ -56,7 +56,7 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
 
 
 def build(document: Fields, path) -> Imported:
-    """The graph of a document as described above."""
+    """The graph of a JSON document in the format that this module describes."""
     builder = GraphBuilder(document.text("name", name_of(path)), meta=document.object("meta", {}).table)
     rows = document.rows("ops")
     numbers: dict[Hashable, int] = {}
@@ -85,7 +85,8 @@ def build(document: Fields, path) -> Imported:
 
 
 def export_json(graph: ComputationGraph, path: str | os.PathLike | None = None) -> str:
-    """``graph`` as JSON text, also written to ``path`` if given; importing it gives the same fingerprint."""
+    """``graph`` as JSON text. If ``path`` is given, the text is also written there. Importing it gives the same
+    fingerprint."""
     rows = [json.dumps(op_row(graph, op)) for op in range(graph.n_ops)]
     head = {"format": FORMAT, "version": VERSION, "name": graph.name, "meta": graph.meta}
     text = json.dumps(head)[:-1] + ', "ops": [\n' + ",\n".join(rows) + "\n]}\n"
@@ -95,7 +96,7 @@ def export_json(graph: ComputationGraph, path: str | os.PathLike | None = None) 
 
 
 def op_row(graph: ComputationGraph, op: int) -> dict:
-    """One op as an object of the JSON format; inputs by number."""
+    """One op as an object of the JSON format, with inputs given by number."""
     outputs = range(graph.output_ptr[op], graph.output_ptr[op + 1])
     inputs = graph.inputs[graph.input_ptr[op] : graph.input_ptr[op + 1]]
     sources = graph.tensor_producer[inputs]
@@ -151,7 +152,8 @@ def _op(builder: GraphBuilder, row: Fields) -> None:
 
 
 def _signature(row: Fields) -> str:
-    """As given; an op with its own measurement is its own signature, others share that of their kind."""
+    """The signature in the file. Without one, an op with a measured time has a signature of its own, and all other ops
+    of a kind share one."""
     return row.text(
         "signature", f"{row.table['kind']}:{row.table['name']}" if row.table.get("ns") else row.text("kind")
     )

@@ -1,4 +1,4 @@
-"""What importers share to read files from anywhere: JSON objects whose fields are checked one by one."""
+"""Shared by the importers: read an untrusted file and check the fields of its JSON objects one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUIRED = object()
 
 
 def read_input(path: str | os.PathLike) -> bytes:
-    """The content of a file to import, at most 128 MiB. Raises :class:`InvalidInput` for an empty one."""
+    """The content of a file to import, at most 128 MiB. Raises :class:`InvalidInput` if the file is empty."""
     data = read_bytes(path, MAX_DOCUMENT)
     if not data.strip():
         raise InvalidInput("the file is empty", source=path)
@@ -22,24 +22,25 @@ def read_input(path: str | os.PathLike) -> bytes:
 
 
 def json_object(data: bytes, path) -> Fields:
-    """A JSON document that is an object. NaN and infinities, which JSON does not have, are refused."""
+    """Parse a JSON document whose top level is an object. Raises :class:`InvalidInput` for NaN and infinities."""
     return Fields(parse_json(text_of(data, path), path), path, "")
 
 
 def whole_number(text: str) -> int:
-    """A whole number of up to 18 digits; Python refuses to read thousands of them. Raises :class:`ValueError`."""
+    """An integer of up to 19 characters. Raises :class:`ValueError` for a longer one, as Python does for thousands of
+    digits."""
     if len(text) > 19:
         raise ValueError(f"{quoted(text)} is too long for a number")
     return int(text)
 
 
 def name_of(path) -> str:
-    """A name for a graph whose file has none: the file name without its ends."""
+    """The name of a graph whose file does not name it: the file name without its extensions."""
     return Path(path).name.split(".")[0] or "graph"
 
 
 class Fields:
-    """A JSON object read key by key; every complaint names the file and the field."""
+    """A JSON object that is read key by key. Every error names the file and the field."""
 
     def __init__(self, table: object, source: object, where: str):
         self.source, self.where = source, where
@@ -82,7 +83,7 @@ class Fields:
         return value
 
     def bytes(self, key: str, default=REQUIRED) -> int:
-        """A size: whole, or rounded up."""
+        """A size in bytes; a fraction is rounded up."""
         value = self._get(key, default)
         return value if value is default else self.check_bytes(value, key)
 
@@ -101,7 +102,7 @@ class Fields:
         return value
 
     def rows(self, key: str, default=REQUIRED) -> list[Fields]:
-        """A list of objects, each knowing its place."""
+        """A list of objects; the errors of each one name its position."""
         one = key.removesuffix("s")
         where = f"{self.where}: " if self.where else ""
         return [

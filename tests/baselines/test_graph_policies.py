@@ -111,9 +111,9 @@ def test_view_knows_ancestors_descendants_and_parallel_groups():
 
 
 def test_returns_are_discounted_sums_of_improvements():
-    from simdev.baselines.rl._placeto import Episodes
+    from simdev.baselines.rl._placeto import VisitLearner
 
-    episodes = Episodes.__new__(Episodes)
+    episodes = VisitLearner.__new__(VisitLearner)
     episodes.rows, episodes.discount = 4, 0.5
     returns = episodes._returns(np.array([[3.0, 3.0, 1.0, 2.0]], np.float32))
     assert returns[0].tolist() == [0.0 + 0.5 * (2.0 - 0.5), 2.0 - 0.5, -1.0, 0.0]

@@ -1,8 +1,9 @@
-"""Links from measured transfer times: a latency and a bandwidth in each of a few ranges of sizes.
+"""Fit a link to measured transfer times: a latency and a bandwidth for each of a few ranges of sizes.
 
-One straight line does not fit a link: libraries change protocol and chunking with size. :func:`fit` cuts the sizes into
-the ranges that explain the times best, each with its own line ``latency + bytes / rate``; the number of ranges is what
-the Bayesian information criterion prefers. Errors are relative, so that small transfers count as much as large ones.
+One straight line does not fit a link, because libraries change protocol and chunking with the size. :func:`fit` divides
+the sizes into the ranges that explain the times best, each with its own line ``latency + bytes / rate``. The Bayesian
+information criterion chooses the number of ranges. Errors are relative, so that small transfers count as much as large
+ones.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from simdev.errors import InvalidInput
 from simdev.measure.calibrate.manifest import held_out
 
 MAX_RANGES = 6
-MIN_POINTS = 8  # in a range
-LEAST_SLOPE = 1e-6  # ns per byte: tables in whole microseconds look flat over many sizes
+MIN_POINTS = 8  # sizes in a range
+LEAST_SLOPE = 1e-6  # ns per byte; in tables in whole microseconds, the time is constant over many sizes
 VIDUR = ("time_stats.{0}.median", "size", "num_workers", "devices_per_node", "collective")
 
 
 @dataclass(frozen=True, eq=False)
 class LinkTable:
-    """Measured times of one operation on one link: ``bytes`` int64 and ``ns`` float64, both ``(n,)``, sizes rising.
+    """Measured times of one operation on one link: ``bytes`` int64 and ``ns`` float64, both ``(n,)``, sorted by size.
 
-    ``operation`` is ``send_recv``, ``all_reduce`` ...; ``workers`` how many devices take part, ``per_node`` how many of
-    them share a machine (0: not said). ``skipped`` counts lines that could not be read.
+    ``operation`` is ``send_recv``, ``all_reduce`` and so on. ``workers`` is the number of devices that take part, and
+    ``per_node`` the number of them in one node (0 if the table does not give it). ``skipped`` is the number of lines
+    that could not be read.
     """
 
     name: str
@@ -44,7 +46,8 @@ class LinkTable:
 
     @property
     def noise(self) -> float:
-        """Mean relative distance of a time to the mean of its neighbours, less what three independent errors share."""
+        """The relative noise of one time: the mean distance of a time to the mean of its two neighbours, divided by the
+        square root of 1.5, the factor by which three independent errors enlarge it."""
         if len(self.ns) < 3:
             return 0.0
         return float(np.mean(np.abs(self.ns[1:-1] * 2 / (self.ns[:-2] + self.ns[2:]) - 1)) / np.sqrt(1.5))
@@ -52,9 +55,12 @@ class LinkTable:
 
 @dataclass(frozen=True)
 class LinkFit:
-    """``ranges`` of ``(from bytes, latency ns, bytes per second)``, rising, the first from 0. A latency is where the
-    range's line meets size 0, and may be negative. ``error``: mean relative error on the sizes not fitted to (NaN where
-    there are none); ``residual`` the same on those fitted to."""
+    """The fit of one link. ``ranges`` holds ``(from bytes, latency ns, bytes per second)``, sorted; the first begins at
+    0.
+
+    The latency of a range is the value of its line at size 0, and it may be negative. ``error`` is the mean relative
+    error on the held-out sizes (NaN if there are none), ``residual`` that on the fitted sizes.
+    """
 
     name: str
     ranges: tuple[tuple[int, float, float], ...]
@@ -70,8 +76,8 @@ class LinkFit:
 
 
 def read_links(path: str | os.PathLike) -> list[LinkTable]:
-    """The tables of a file: a CSV of vidur's network profiles, a CSV made from nccl-tests (vTrain), or nccl-tests' own
-    output. Raises :class:`InvalidInput` where it is none of them."""
+    """Read the tables of a file: a CSV of vidur's network profiles, a CSV made from nccl-tests (vTrain), or the output
+    of nccl-tests itself. Raises :class:`InvalidInput` for any other file."""
     try:
         data = Path(path).read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
@@ -111,7 +117,8 @@ def _vidur(lines: list[str], name: str, path) -> list[LinkTable]:
 
 
 def _nccl_csv(lines: list[str], name: str, path) -> LinkTable:
-    """Columns size, count, type, time (out of place), bus bandwidth, time (in place), bus bandwidth; times in ns."""
+    """Read vTrain's CSV: size, count, type, time (out of place), bus bandwidth, time (in place), bus bandwidth; in
+    ns."""
     rows, skipped = [], 0
     for line in lines[1:]:
         cells = line.split(",")
@@ -123,7 +130,7 @@ def _nccl_csv(lines: list[str], name: str, path) -> LinkTable:
 
 
 def _nccl_tests(lines: list[str], name: str, path) -> LinkTable:
-    """The tool's own output: size, count, type, redop, root, time in us ..."""
+    """Read the output of nccl-tests: size, count, type, redop, root, time in us, and further columns."""
     rows, skipped, devices = [], 0, 0
     for line in lines:
         cells = line.split()
@@ -158,7 +165,7 @@ def _table(name, operation, workers, per_node, rows, skipped, path) -> LinkTable
 
 
 def fit_table(table: LinkTable, most: int = MAX_RANGES) -> LinkFit:
-    """Fit to the sizes that are not :func:`held_out`, judge on those that are."""
+    """Fit a link to the sizes of ``table`` that are not :func:`held_out`, and compute the error on the others."""
     judged = np.array([held_out(f"{size} bytes") for size in table.bytes.tolist()])
     ranges = fit(table.bytes[~judged], table.ns[~judged], most)
     whole = LinkFit(table.name, ranges)
@@ -168,14 +175,15 @@ def fit_table(table: LinkTable, most: int = MAX_RANGES) -> LinkFit:
 
 
 def fit(size: np.ndarray, ns: np.ndarray, most: int = MAX_RANGES) -> tuple[tuple[int, float, float], ...]:
-    """The ranges of :class:`LinkFit` for times ``ns`` ``(n,)`` of rising ``size`` ``(n,)``.
+    """The ranges of :class:`LinkFit` for times ``ns`` ``(n,)`` of sorted sizes ``size`` ``(n,)``.
 
-    Dynamic programming over where ranges end, with the weighted least squares of every run of sizes from prefix sums.
+    Dynamic programming over the ends of the ranges. The weighted least squares of every run of sizes come from prefix
+    sums.
     """
     size, ns = np.asarray(size, float), np.asarray(ns, float)
     cost = _line_costs(size, ns)
     n = len(size)
-    best, back = cost[0].copy(), []  # best[j]: of the sizes before j, in one range
+    best, back = cost[0].copy(), []  # best[j]: the least error of the sizes before j, in one range
     scores = [_criterion(best[n], n, 1)]
     for ranges in range(2, most + 1):
         table = best[:, None] + cost  # [i, j]: the last range is i..j
@@ -198,14 +206,15 @@ def fit(size: np.ndarray, ns: np.ndarray, most: int = MAX_RANGES) -> tuple[tuple
 
 
 def _criterion(error: float, n: int, ranges: int) -> float:
-    """Bayesian information criterion: a range costs a latency, a rate and a border."""
+    """The Bayesian information criterion. A range has three parameters: latency, rate and border."""
     return n * np.log(max(error, 1e-12) / n) + 3 * ranges * np.log(n) if np.isfinite(error) else np.inf
 
 
 def _line_costs(size: np.ndarray, ns: np.ndarray) -> np.ndarray:
-    """float64 ``(n + 1, n + 1)``: squared relative error of the best line through the sizes ``i..j``; inf for few."""
+    """float64 ``(n + 1, n + 1)``: the squared relative error of the best line through the sizes ``i..j``; inf for fewer
+    than :data:`MIN_POINTS` sizes."""
     n, weight = len(size), 1 / ns
-    x, w, y = size * weight, weight, np.ones(n)  # divided by the time: residuals are relative
+    x, w, y = size * weight, weight, np.ones(n)  # divided by the time, so that residuals are relative
     sums = [np.concatenate([[0], np.cumsum(product)]) for product in (x * x, x * w, w * w, x * y, w * y, y * y)]
     xx, xw, ww, xy, wy, yy = (total[None, :] - total[:, None] for total in sums)
     determinant = xx * ww - xw * xw
@@ -218,7 +227,7 @@ def _line_costs(size: np.ndarray, ns: np.ndarray) -> np.ndarray:
 
 
 def _line(size: np.ndarray, ns: np.ndarray) -> tuple[float, float]:
-    """Latency and ns per byte of the line of least relative error."""
+    """The latency and the ns per byte of the line with the least relative error."""
     rows = np.stack([1 / ns, size / ns], axis=1)
     (latency, per_byte), *_ = np.linalg.lstsq(rows, np.ones(len(ns)), rcond=None)
     if per_byte < LEAST_SLOPE:
@@ -228,7 +237,8 @@ def _line(size: np.ndarray, ns: np.ndarray) -> tuple[float, float]:
 
 
 def ranges_toml(link: LinkFit, hops: int = 1) -> str:
-    """The ``ranges`` of a topology's link, for a route over ``hops`` such links: each has its part of the latency."""
+    """The ``ranges`` of a link in a topology file. A route over ``hops`` such links has the fitted latency, so each
+    link has an equal part of it."""
     rows = [
         f"{{ from_bytes = {begin}, latency_us = {latency / hops / 1e3:.3f}, gb_per_s = {rate / 1e9:.2f} }}"
         for begin, latency, rate in link.ranges

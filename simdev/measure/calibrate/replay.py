@@ -1,15 +1,15 @@
-"""Replays of traces: the work of a trace, its host and its streams, as a problem for the simulator.
+"""Replay a trace: turn its host, streams and device work into a problem for the simulator.
 
-The host is one thread that issues calls in the order in which they were made; a call costs the time since the one
-before (Python and dispatch) and its own time, both without what it *waited* for. Waiting is left to the simulator:
+The host is one thread that issues the calls of the trace in their order. The cost of a call is the time since the
+previous call (Python and dispatch) plus its own time, both without *waiting*. The simulator computes the waiting:
 
 * a synchronising call, and a copy from or to pageable memory, wait for the work on their stream;
-* a launch waits while :data:`QUEUE_DEPTH` launches before it on its stream are not finished;
-* work waits for its launch, for the work before it on its stream, and, after ``cudaStreamWaitEvent``, for the work last
-  launched on another stream.
+* a launch waits while :data:`QUEUE_DEPTH` earlier launches on its stream are unfinished;
+* work waits for its launch, for the previous work on its stream and, after ``cudaStreamWaitEvent``, for the work that
+  was launched last on the other stream.
 
-Kernels take the time they took. Host costs of a step may be taken from the other steps, so that a step is predicted
-without a look at its own host times (:func:`host_costs`).
+Kernels keep their measured times. The host costs of a step can be taken from the other steps, so that the prediction of
+a step does not use its own host times (:func:`host_costs`).
 """
 
 from __future__ import annotations
@@ -29,29 +29,31 @@ from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 from simdev.sim import simulate
 
-QUEUE_DEPTH = 1024  # CUDA's launches in flight on a stream; traces that run ahead show about as many
-FOUND_BUSY_NS = 1_000_000  # an idle stream begins a thousand times sooner
+QUEUE_DEPTH = 1024  # launches in flight on a stream; traces whose host runs ahead show about this number
+FOUND_BUSY_NS = 1_000_000  # an idle stream begins its work a thousand times sooner
 SYNC = ("Synchronize", "cudaMemcpy", "hipMemcpy")
 WAIT_EVENT = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")
-CLOCK_NS = 2000  # times of calls and work agree no better
+CLOCK_NS = 2000  # the clocks of calls and work differ by up to this
 MARK, LAUNCH, RETURN, WAIT = range(4)  # kinds of host events
 RULES = Rules(order="program", contention="none")
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """What the host did, in order. ``n`` events.
+    """The ``n`` events of the host, in order of time.
 
-    * ``kind`` int8 ``(n,)``: a step's border (MARK), a call that launches work (LAUNCH), one that waits for work
-      (RETURN: also the second half of a blocking copy), or one that orders streams (WAIT).
-    * ``key``: what the event is, equal in each step; ``step`` int32 ``(n,)``: the number of the step's turn, -1 before.
-    * ``gap_ns``, ``own_ns`` int64 ``(n,)``: time since the event before, and in the call without waiting; ``own_ns`` is
-      -1 where the call was held up by a full queue, so that its own time is not known.
-    * ``work``: the rows of ``trace.work`` launched; ``waits``: the rows waited for.
-    * ``wait_for`` maps a row of work to rows on other streams that it waits for.
-    * ``before`` per stream: when work launched before the first event ends, one after the other, in ns from then on.
-    * ``launch_ns``: from the end of a call to the begin of its work on an idle stream; ``between_ns`` per stream: from
-      the end of queued work to the begin of the next.
+    * ``kind`` int8 ``(n,)``: the border of a step (MARK), a call that launches work (LAUNCH), a call that waits for
+      work (RETURN; also the second half of a blocking copy), or a call that orders streams (WAIT).
+    * ``key``: the identity of the event, equal in each step. ``step`` int32 ``(n,)``: the position of its step, or -1
+      before the first step.
+    * ``gap_ns``, ``own_ns`` int64 ``(n,)``: the time since the previous event, and the time in the call without
+      waiting. ``own_ns`` is -1 if a full queue delayed the call, because its own time is then unknown.
+    * ``work``: the rows of ``trace.work`` that the event launches; ``waits``: the rows that it waits for.
+    * ``wait_for`` maps a row of work to the rows on other streams that it waits for.
+    * ``before``, for each stream: the ends of the work that was launched before the first event, in order, in ns after
+      that event.
+    * ``launch_ns``: the time from the end of a call to the begin of its work on an idle stream. ``between_ns``, for
+      each stream: the time from the end of queued work to the begin of the next work.
     """
 
     trace: Trace
@@ -69,7 +71,8 @@ class Line:
 
 
 def host_line(trace: Trace) -> Line:
-    """The host's side of ``trace``, from the begin of its first step to the end of its last (or all of it)."""
+    """The events of the host in ``trace``, from the begin of the first step to the end of the last (or in all of
+    it)."""
     begin, end = _window(trace)
     calls, work = trace.calls, trace.work
     launched: dict[int, list[int]] = {}
@@ -107,7 +110,7 @@ def _window(trace: Trace) -> tuple[int, int]:
 
 
 def as_one_step(trace: Trace) -> Trace:
-    """``trace`` with all its calls as one step. Raises :class:`InvalidInput` where it has no calls."""
+    """``trace`` with all its calls as one step. Raises :class:`InvalidInput` if it has no calls."""
     begin, end = _window(trace)
     return replace(trace, steps=((0, begin, end - 1),))
 
@@ -116,7 +119,7 @@ class _Draft:
     """Collects the events of a :class:`Line`."""
 
     def __init__(self, trace: Trace, begin: int, mine: set[int], earlier: list[int]):
-        """``mine`` are the rows of work that the events launch, ``earlier`` those that were under way before."""
+        """``mine`` holds the rows of work that the events launch, ``earlier`` the rows that were launched before."""
         if not mine:
             raise InvalidInput("no call of the host is joined to work of a GPU: nothing to replay", source=trace.name)
         self.trace, self.begin, self.now, self.mine = trace, begin, begin, mine
@@ -158,7 +161,8 @@ class _Draft:
         self.now = max(self.now, end)
 
     def _branches(self, work: list[int]) -> None:
-        """One call may launch a whole CUDA graph, on several streams: work waits for what had ended on the others."""
+        """Order the work of one call that launches a CUDA graph on several streams: work waits for the work that had
+        ended on the other streams."""
         events, ends, rows = self.trace.work, {}, {}
         for item in work if len(work) > 1 else ():
             mine = int(events.thread[item])
@@ -170,13 +174,14 @@ class _Draft:
             rows.setdefault(mine, []).append(item)
 
     def _full(self, stream: int, end: int) -> bool:
-        """Whether the queue of ``stream`` was (all but) full when the call returned."""
+        """Whether the queue of ``stream`` was full, or nearly full, when the call returned."""
         ends = self.sent.get(stream, ())
         nearly = max(1, QUEUE_DEPTH - 4)
         return len(ends) >= nearly and ends[-nearly] > end - CLOCK_NS
 
     def _blocks(self, row: int, work: list[int]) -> bool:
-        """A copy from or to pageable memory that the call saw through: small ones only leave their bytes behind."""
+        """Whether the call waited for its copy from or to pageable memory. It does not wait for small copies, which
+        CUDA stages."""
         trace, item = self.trace, work[-1]
         if DEVICE_KINDS[trace.work_kind[item]] != "copy" or "Pageable" not in trace.names[trace.work.name[item]]:
             return False
@@ -186,7 +191,7 @@ class _Draft:
         calls, ends = self.trace.calls, self.trace.work.end
         begin, end = int(calls.begin[row]), int(calls.end[row])
         possible = [item for item in self.last.values() if ends[item] <= end + CLOCK_NS]
-        if "Device" not in name and possible:  # one stream: the one whose end explains the return
+        if "Device" not in name and possible:  # one stream: the stream whose end explains the return
             possible = [max(possible, key=lambda item: ends[item])]
         waited = max((int(ends[item]) for item in possible), default=begin)
         own = max(0, end - max(begin, self.now, waited))
@@ -201,7 +206,7 @@ class _Draft:
         self.now = max(self.now, end)
 
     def _orders(self, item: int, stream: int) -> None:
-        """The next launch after a wait: on the stream that waits, unless the times contradict it."""
+        """Order the next launch after a wait: it is on the waiting stream, unless the times contradict that."""
         work = self.trace.work
         for other, last in self.last.items():
             if other != stream and work.begin[item] >= work.end[last] - CLOCK_NS // 2:
@@ -238,7 +243,8 @@ class _Draft:
         )
 
     def _found_busy(self) -> None:
-        """A stream whose first work starts late after its call was at work that the trace does not show."""
+        """Find streams whose first work starts late after its call: they were busy with work that the trace does not
+        show."""
         work, calls, seen = self.trace.work, self.trace.calls, set()
         begin = dict(zip(calls.correlation.tolist(), calls.begin.tolist(), strict=True))
         for item in sorted(item for row in self.rows for item in row[4]):
@@ -249,11 +255,11 @@ class _Draft:
             seen.add(stream)
 
     def _latencies(self) -> tuple[int, np.ndarray]:
-        """Mean time from call to idle stream, and from work to queued work, over the whole trace."""
+        """The mean time from a call to its work on an idle stream, and between queued work, over the whole trace."""
         trace, work = self.trace, self.trace.work
         end_of_call = dict(zip(trace.calls.correlation.tolist(), trace.calls.end.tolist(), strict=True))
         idle, queued = [], [[] for _ in trace.streams]
-        first = {row[4][0] for row in self.rows if row[4]}  # of a launched graph the first work alone
+        first = {row[4][0] for row in self.rows if row[4]}  # only the first work of a launched graph
         last = {stream: ends[-1] for stream, ends in enumerate(self.before) if ends}
         for item in sorted(self.mine):
             stream = int(work.thread[item])
@@ -270,7 +276,7 @@ class _Draft:
 
 
 def _typical(values: list[int]) -> int:
-    """The mean of the lower nine tenths: the rest waited for something. -1 where there are too few."""
+    """The mean of the lower nine tenths, because the others waited for something; -1 if there are too few values."""
     if len(values) < 20:
         return -1
     values = np.sort(values)[: max(1, len(values) * 9 // 10)]
@@ -280,9 +286,10 @@ def _typical(values: list[int]) -> int:
 def host_costs(line: Line, leave_one_out: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """``(gap_ns, own_ns)`` int64 ``(n,)`` for a replay.
 
-    With ``leave_one_out`` each event of a step costs the mean of what its likes cost in the other steps, of which the
-    slowest and the fastest are left aside where there are four or more (its own time where no other step has it);
-    otherwise what it cost itself. Held-up calls cost the median of the calls of their name.
+    With ``leave_one_out``, the cost of an event is the mean cost of the events with the same key in the other steps. If
+    there are four or more of them, the slowest and the fastest are left out; if there is none, the event keeps its own
+    time. Without ``leave_one_out``, every event keeps its own time. The own time of a call that a full queue delayed is
+    the median over the calls of its name.
     """
     own = line.own_ns.astype(float)
     own[own < 0] = np.nan
@@ -309,7 +316,7 @@ def _from_other_steps(line: Line, gap: np.ndarray, own: np.ndarray) -> tuple[np.
 
 
 def from_others(parts: list[tuple[list, np.ndarray, np.ndarray]]) -> list[tuple[list, np.ndarray, np.ndarray]]:
-    """``(keys, gap, own)`` of repetitions of one thing, each with the mean costs of the other repetitions."""
+    """Replace the costs in each of several repetitions ``(keys, gap, own)`` by the means over the other repetitions."""
     numbers: dict[tuple, int] = {}
     coded = [tuple(numbers.setdefault(key, len(numbers)) for key in keys) for keys, _, _ in parts]
     order = np.argsort([gap.sum() + np.nansum(own) for _, gap, own in parts], kind="stable").tolist()
@@ -332,7 +339,7 @@ def _mean(samples: list[np.ndarray], default: np.ndarray) -> np.ndarray:
 
 
 def _aligned(mine: tuple, other: tuple) -> np.ndarray:
-    """int ``(len(mine),)``: the place in ``other`` of each element of ``mine``, -1 where it has none."""
+    """int ``(len(mine),)``: the position in ``other`` of each element of ``mine``, or -1 if it has none."""
     match, shorter = np.full(len(mine), -1), min(len(mine), len(other))
     head = next((k for k in range(shorter) if mine[k] != other[k]), shorter)  # steps differ in few places
     tail = next((k for k in range(shorter - head) if mine[-1 - k] != other[-1 - k]), shorter - head)
@@ -365,7 +372,8 @@ class Builder:
     """Puts one or more lines into one problem: a host and a device per stream for each."""
 
     def __init__(self, name: str, collectives: dict[tuple[int, int], tuple[int, int]] | None = None):
-        """``collectives`` maps (rank's turn, row of its work) to (number, ns once all ranks are there)."""
+        """``collectives`` maps (position of the rank, row of its work) to (number, ns after the last rank has
+        arrived)."""
         self.graph = GraphBuilder(name)
         self.devices: list[str] = []
         self.device: list[int] = []
@@ -380,7 +388,7 @@ class Builder:
         op = self.graph.op(f"{len(self.ns)} {name[:60]}", kind)
         self.ns.append(max(1, int(ns)))
         after = set(after)
-        if device in self.device_last:  # in turn, also where the graph is numbered anew
+        if device in self.device_last:  # in order, even after the graph is renumbered
             after.add(self.device_last[device])
         self.device.append(device)
         self.device_last[device] = op
@@ -389,7 +397,7 @@ class Builder:
         return op
 
     def add(self, line: Line, gap_ns: np.ndarray, own_ns: np.ndarray, begin_ns: int = 0) -> np.ndarray:
-        """A rank whose host begins at ``begin_ns``; int ``(n,)``, the op of each of its events."""
+        """Add a rank whose host begins at ``begin_ns``. Returns int ``(n,)``: the op of each of its events."""
         trace, rank, host = line.trace, self.ranks, len(self.devices)
         self.ranks += 1
         self.devices += [f"host{rank}", *(f"stream{rank}:{device}/{stream}" for device, stream in trace.streams)]
@@ -408,7 +416,7 @@ class Builder:
                 stream = queue[int(trace.work.thread[item])]
                 after += stream[-QUEUE_DEPTH:][:1] if len(stream) >= QUEUE_DEPTH else []
             cost = gap_ns[row] + own_ns[row]
-            if after and gap_ns[row]:  # the gap passes before the wait begins
+            if after and gap_ns[row]:  # the wait begins after the gap
                 self.op(f"{row}", "host", host, gap_ns[row])
                 cost = own_ns[row]
             place[row] = self.op(f"{row} {key[0]}", "host", host, cost, after)
@@ -424,7 +432,7 @@ class Builder:
                 op_of[item] = self.op(name, DEVICE_KINDS[trace.work_kind[item]], host + 1 + stream, ns, causes)
                 if number >= 0:
                     self.members.setdefault(number, []).append(op_of[item])
-            for item in line.work[row][-1:]:  # a launch takes one place in the queue, however much it launches
+            for item in line.work[row][-1:]:  # a launch takes one place in the queue, even if it launches a whole graph
                 queue[int(trace.work.thread[item])].append(op_of[item])
         return place
 
@@ -458,8 +466,8 @@ class Builder:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """Measured and simulated duration of each step, int64 ns ``(steps,)``, and what the simple answers would be:
-    ``sum_ns`` the durations of the step's work in turn, ``no_host_ns`` the same work on streams side by side."""
+    """The measured and the simulated duration of each step, int64 ns ``(steps,)``, and two baselines: ``sum_ns`` is the
+    sum of the durations of the step's work, ``no_host_ns`` the time of that work on its streams without a host."""
 
     name: str
     device_name: str
@@ -478,10 +486,10 @@ def is_collective(name: str) -> bool:
 
 
 def match_collectives(lines: list[Line]) -> dict[tuple[int, int], tuple[int, int]]:
-    """``(rank's turn, row of its work) -> (number, ns)``: the k-th collectives of the ranks are one, which takes the
-    median time from the last arrival to the end.
+    """Match the collectives of the ranks: ``(position of the rank, row of its work) -> (number, ns)``.
 
-    Raises :class:`InvalidInput` where the ranks do not run the same ones.
+    The k-th collectives of all ranks are one collective. Its time is the median, over the ranks, of the time from the
+    last arrival to the end. Raises :class:`InvalidInput` if the ranks do not run the same collectives.
     """
     rows = []
     for line in lines:
@@ -504,10 +512,11 @@ def match_collectives(lines: list[Line]) -> dict[tuple[int, int], tuple[int, int
 
 
 def replay_ranks(traces: list[Trace], leave_one_out: bool = True) -> list[Replay]:
-    """Simulate the steps of all ranks together: a collective starts on a rank when it gets there, and ends everywhere
-    when its time has passed since the last rank got there. The ranks' begins are given; one :class:`Replay` a rank.
+    """Simulate the steps of all ranks together and return one :class:`Replay` for each rank.
 
-    Raises :class:`InvalidInput` where the ranks have not as many steps, or not the same collectives.
+    A collective starts on a rank when the rank reaches it. It ends on all ranks when its time has passed since the last
+    rank reached it. The begin of each rank is taken from its trace. Raises :class:`InvalidInput` if the ranks differ in
+    the number of steps or in their collectives.
     """
     if len({len(trace.steps) for trace in traces}) > 1 or not traces[0].steps:
         raise InvalidInput("the ranks do not have the same number of steps", source=traces[0].name)
@@ -524,7 +533,7 @@ def replay_ranks(traces: list[Trace], leave_one_out: bool = True) -> list[Replay
 
 
 def _compared(line: Line, finish: np.ndarray) -> Replay:
-    """The steps as measured beside ``finish``, int64 ``(n,)``, when the simulation ended each event of the host."""
+    """Compare the measured steps with ``finish`` int64 ``(n,)``, the simulated end of each event of the host."""
     trace, work = line.trace, line.trace.work
     marks = finish[line.kind == MARK].reshape(-1, 2)
     totals = np.zeros((len(trace.steps), len(trace.streams)), np.int64)
@@ -537,13 +546,14 @@ def _compared(line: Line, finish: np.ndarray) -> Replay:
 
 
 def noise(values: np.ndarray) -> float:
-    """Relative spread of repeated measurements: 1.4826 times the median distance to the median, over the median."""
+    """The relative spread of repeated measurements: 1.4826 times the median distance to the median, divided by the
+    median."""
     middle = np.median(values)
     return float(1.4826 * np.median(np.abs(values - middle)) / middle)
 
 
 def replay(trace: Trace, leave_one_out: bool = True) -> Replay:
-    """Simulate all steps of ``trace`` one after the other. Raises :class:`InvalidInput` where it has no step."""
+    """Simulate all steps of ``trace`` in order. Raises :class:`InvalidInput` if it has no step."""
     if not trace.steps:
         raise InvalidInput("no step in the trace", source=trace.name)
     line = host_line(trace)

@@ -1,8 +1,8 @@
-"""Traces of PyTorch's profiler (Kineto, Chrome trace format), read event by event in bounded memory.
+"""Read traces of PyTorch's profiler (Kineto, Chrome trace format), event by event and in bounded memory.
 
-A trace of any length is decoded in pieces of a megabyte; what remains is a few numbers per event. Nothing is guessed:
-an event without a needed field, a kernel that no call launched, a category nobody knows and a file that ends too early
-are counted in :attr:`Trace.problems`, and :func:`report_problems` says so in words.
+A trace of any length is decoded in pieces of a megabyte, and only a few numbers are kept for each event. The reader
+does not guess. It counts every event without a required field, every kernel without a launching call, every unknown
+category and every truncated file in :attr:`Trace.problems`; :func:`report_problems` writes the counts as sentences.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MAX_EVENTS = 1 << 25
 MAX_UNPACKED = 8 << 30  # bytes of a trace, or of an archive of traces
 MAX_MEMBERS = 100_000  # of an archive
 MAX_NUMBER = 1 << 62  # ns since 1970 are below 2^61
-HEAD = ("deviceProperties", "distributedInfo")  # fields beside the events that are read
+HEAD = ("deviceProperties", "distributedInfo")  # fields of the document that are read besides the events
 
-# Categories of older and newer profilers, and what they are here.
+# By category of older and newer profilers: the kind of event.
 CATEGORIES = {
     "operator": "op", "cpu_op": "op", "user_annotation": "op", "runtime": "call", "cuda_runtime": "call",
     "cuda_driver": "call", "kernel": "kernel", "memcpy": "copy", "gpu_memcpy": "copy", "memset": "set",
@@ -60,7 +60,7 @@ class Events:
     end: np.ndarray
     name: np.ndarray
     thread: np.ndarray
-    correlation: np.ndarray  # int64: joins a call to the device work it launches; -1 where there is none
+    correlation: np.ndarray  # int64: number that a call shares with the device work that it launches; -1 if none
     detail: np.ndarray  # int32 into Trace.details (ops: input shapes) or bytes (copies, sets)
 
     def __len__(self) -> int:
@@ -76,8 +76,8 @@ class Events:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """The allocator's events in the order they happened: a positive size is an allocation, a negative one a release.
-    ``device`` -1 is the host. ``allocated`` and ``reserved`` are the totals after the event, -1 where not recorded."""
+    """The events of the allocator in order of time. A positive size is an allocation, a negative size a release.
+    ``device`` -1 is the host. ``allocated`` and ``reserved`` are the totals after the event, or -1 if not recorded."""
 
     time: np.ndarray
     device: np.ndarray
@@ -89,7 +89,8 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """One process's profile. ``work`` are kernels, copies and sets on the GPU (``work_kind`` names which)."""
+    """The profile of one process. ``work`` holds the kernels, copies and sets on the GPU; ``work_kind`` gives the
+    kind."""
 
     name: str
     device_name: str
@@ -109,7 +110,7 @@ class Trace:
 
     @property
     def cut(self) -> bool:
-        """Whether the file ends before its events do: the last steps may be missing some."""
+        """Whether the file is truncated, so that events of the last steps may be missing."""
         return any(what in self.problems for what in CUT)
 
     @property
@@ -119,7 +120,7 @@ class Trace:
 
 
 def read_trace(path: str | os.PathLike) -> Trace:
-    """Read one trace: plain or gzipped JSON. Raises :class:`InvalidInput` where there is no event to be had."""
+    """Read one trace, plain or gzipped JSON. Raises :class:`InvalidInput` if the file holds no usable event."""
     try:
         with open(path, "rb") as file:
             return _read(_unzipped(file, path), Path(path).name, path)
@@ -128,7 +129,7 @@ def read_trace(path: str | os.PathLike) -> Trace:
 
 
 def read_traces(path: str | os.PathLike) -> list[Trace]:
-    """The traces of a tar archive (one per rank, sorted by rank), or the one trace of another file."""
+    """The traces of a tar archive (one for each rank, sorted by rank), or the single trace of any other file."""
     if not re.search(r"\.(tar|tgz)(\.gz)?$", str(path)):
         return [read_trace(path)]
     traces = []
@@ -150,17 +151,17 @@ def read_traces(path: str | os.PathLike) -> list[Trace]:
 
 
 def report_problems(trace: Trace) -> list[str]:
-    """What was missing or not understood, one sentence each, the most frequent first."""
+    """The problems of a trace, one sentence each, the most frequent first."""
     return [f"{count} x {what}" for what, count in Counter(trace.problems).most_common()]
 
 
 def _unzipped(file: io.BufferedReader, source: object) -> Bounded:
-    """The content of a plain or gzipped file, at most :data:`MAX_UNPACKED` bytes of it."""
+    """A stream over the first :data:`MAX_UNPACKED` bytes of a plain or gzipped file."""
     return Bounded(_Gunzip(file) if file.peek(2)[:2] == b"\x1f\x8b" else file, MAX_UNPACKED, source)
 
 
 class _Gunzip:
-    """Reads a gzip file up to where it is damaged: :class:`gzip.GzipFile` drops the last piece of a truncated one."""
+    """Reads a damaged gzip file up to the damage. (:class:`gzip.GzipFile` loses the last piece of a truncated file.)"""
 
     def __init__(self, file: IO[bytes]):
         self.file, self.inflate, self.input = file, zlib.decompressobj(31), b""
@@ -181,12 +182,12 @@ class _Gunzip:
 
 
 class _Text:
-    """JSON values one after the other from a stream, with at most one value and a piece in memory."""
+    """Reads JSON values from a stream in order, with at most one value and one piece in memory."""
 
     def __init__(self, file: IO[bytes] | _Gunzip, problems: Counter):
         self.file, self.problems = file, problems
         self.text, self.at, self.ended = "", 0, False
-        self.decoder = json.JSONDecoder(parse_float=str)  # times have more digits than a double
+        self.decoder = json.JSONDecoder(parse_float=str)  # a double has too few digits for the times
         self.utf8 = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
 
     def more(self) -> bool:
@@ -203,7 +204,7 @@ class _Text:
         return not self.ended
 
     def peek(self) -> str:
-        """The next character that is neither space nor a comma; empty at the end."""
+        """The next character that is neither a space nor a comma; empty at the end of the stream."""
         while True:
             while self.at < len(self.text) and self.text[self.at] in " \t\r\n,:":
                 self.at += 1
@@ -211,7 +212,7 @@ class _Text:
                 return self.text[self.at : self.at + 1]
 
     def value(self):
-        """The next JSON value; ValueError where the text ends inside it or it is none."""
+        """The next JSON value. Raises :class:`ValueError` if the text is not JSON or ends inside the value."""
         self.peek()
         while True:
             try:
@@ -226,7 +227,7 @@ class _Text:
 
 
 def _events(text: _Text, head: dict) -> Iterator[object]:
-    """The elements of ``traceEvents`` (or of a bare list); other small fields go to ``head``."""
+    """Yield the elements of ``traceEvents`` (or of a bare list). Other small fields are stored in ``head``."""
     opening = text.peek()
     if opening == "[":
         text.at += 1
@@ -287,7 +288,7 @@ def _read(file: IO[bytes] | _Gunzip, name: str, source: object) -> Trace:
 
 
 def _file_event(event, tables, names, threads, streams, details, problems) -> None:
-    """Put one event into its table, or count why not."""
+    """Add one event to its table, or count the reason why it cannot be used."""
     if not isinstance(event, dict) or not isinstance(event.get("args", {}), dict):
         problems["event that is no object"] += 1
         return
@@ -351,7 +352,7 @@ def _external(args: dict) -> int:
 
 
 def _whole(value: object) -> int:
-    """A number as a whole one that fits the columns. Raises :class:`ValueError` for a larger one."""
+    """A number as an integer that fits the columns. Raises :class:`ValueError` if it is too large."""
     if isinstance(value, str) and len(value) > 20:
         raise ValueError
     number = int(value)
@@ -369,13 +370,13 @@ def _number(value: object) -> int:
 
 
 def _ns(value: object) -> int:
-    """Microseconds (a whole number, or text with a fraction) in whole ns, exactly."""
+    """Convert microseconds (an integer, or text with a fraction) exactly to whole ns."""
     if isinstance(value, bool):
         raise TypeError
     if isinstance(value, int):
         return _whole(value * 1000)
     whole, _, fraction = str(value).partition(".")
-    if not fraction.isdecimal() or not whole:  # an exponent, or no number at all
+    if not fraction.isdecimal() or not whole:  # an exponent, or not a number
         return _whole(round(float(value) * 1000))
     sign = -1 if whole.startswith("-") else 1
     return _whole(_whole(whole) * 1000 + sign * int((fraction + "000")[:3]))
@@ -390,7 +391,7 @@ def _columns(rows: list, count: int) -> list[np.ndarray]:
 def _trace(name, head, tables, names, threads, streams, details, problems: Counter) -> Trace:
     tables["work"].sort(key=lambda row: row[:2])
     for kind in ("op", "call"):
-        tables[kind].sort(key=lambda row: (row[0], -row[1]))  # an outer op before what it contains
+        tables[kind].sort(key=lambda row: (row[0], -row[1]))  # an outer op comes before the ops inside it
     work = _columns(tables["work"], 7)
     calls = _columns(tables["call"], 6)
     orphans = int((~np.isin(work[4], calls[4])).sum())
@@ -422,8 +423,8 @@ def _trace(name, head, tables, names, threads, streams, details, problems: Count
 
 
 def _steps(marked: list, ops: list, names: tuple[str, ...], problems: Counter) -> tuple[tuple[int, int, int], ...]:
-    """The steps that the profiler marked, one for each number; where it marked none, each from the end of one call of
-    an optimizer to the end of the next, as far as there are three."""
+    """The steps that the profiler marked, one for each number. If it marked none and an optimizer was called at least
+    three times, a step is the time from the end of one call to the end of the next."""
     if marked:
         first = {number: (begin, end) for number, begin, end in sorted(marked, key=lambda step: -step[1])}
         return tuple(sorted(((number, *edges) for number, edges in first.items()), key=lambda step: step[1]))
@@ -444,7 +445,7 @@ def _count(value: object, default: int) -> int:
 
 
 def _device_name(head: dict, streams) -> str:
-    """The name of the GPU that did the work; empty where the file does not say."""
+    """The name of the GPU; empty if the file does not give it."""
     rows = head.get("deviceProperties")
     used = next(iter(streams), (0, 0))[0]
     for row in rows if isinstance(rows, list) else ():

@@ -1,0 +1,122 @@
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from simdev.cli import main as cli
+from simdev.errors import InvalidInput
+from simdev.parallel import Mesh, Plan, find_model, load_cluster
+from simdev.studies import training_runs as report
+from simdev.studies.training_controls import START, constant_mfu, fit_formula, formula_left_out, formula_ns
+from simdev.studies.training_runs import Prediction, Run, read_runs, report_lines
+
+HEADER = (
+    "GPU numbers,data parallelism,pipeline parallelism,tensor parallelism,hidden size,# layers,attention heads,"
+    "sequence length,MicroBatchSize,global batch,iteration time (ms)\n"
+)
+
+
+def run_of(width, *, source="vtrain-single", layers=4, microbatch=1, step_ms=100.0, mesh=None, peak_bytes=0.0):
+    model, parameters = find_model(f"gpt[width={width},layers={layers},microbatch={microbatch}]")
+    plan = Plan(model, parameters, load_cluster("dgx-a100"), Mesh(mesh or {"tp": 2}), 4)
+    return Run(source, f"width {width}", f"gpt {width}", plan, step_ms * 1e6, peak_bytes)
+
+
+def cells(lines, source, group):
+    (line,) = [dict(zip(report.HEADER, line, strict=True)) for line in lines if line[:2] == [source, group]]
+    return line
+
+
+def test_misses_are_bold_and_a_set_with_fitted_constants_meets_no_goal():
+    good, bad = run_of(1024), run_of(2048)
+    lines = report_lines([Prediction(good, 102e6, 0.0), Prediction(bad, 150e6, 0.0)], [])
+    assert cells(lines, "vtrain-single", "gpt 1024") | {"mean %": "2.0", "met": "not tried"} == cells(
+        lines, "vtrain-single", "gpt 1024"
+    )
+    missed = cells(lines, "vtrain-single", "gpt 2048")
+    assert missed["mean %"] == "**50.0**" and missed["met"] == "**no**" and missed["bias %"] == "+50.0"
+    assert {line[3] for line in lines} == {"fitted here"}
+
+
+def test_a_set_without_fitted_constants_is_held_out_and_its_memory_is_compared():
+    run = run_of(1024, source="torchtitan", peak_bytes=1e9)
+    line = cells(report_lines([Prediction(run, 101e6, 0.8e9)], [run]), "torchtitan", "all")
+    assert line["constants"] == "held out" and line["met"] == "yes" and line["control %"] == "none"
+    assert line["memory %"] == "**20.0**"
+
+
+def test_every_set_says_what_was_chosen_on_it():
+    assert set(report.FITTED) == set(report.CONTROLS) == set(report.GOALS) == set(report.SETS)
+    assert all(name in text for name, text in zip(report.SETS, report.notes(report.SETS), strict=True))
+
+
+def test_a_constant_mfu_comes_from_other_models_on_the_same_machine():
+    mine, other = run_of(1024), run_of(2048, step_ms=300)
+    elsewhere = replace(other, plan=replace(other.plan, cluster=load_cluster("dgx-h100")), step_ns=1.0)
+    flops = [run.plan.model.flops(run.plan.parameters) for run in (mine, other)]
+    assert constant_mfu([mine], [mine, other, elsewhere]) == {0: pytest.approx(300e6 * flops[0] / flops[1])}
+    assert constant_mfu([mine], [mine, elsewhere]) == {}
+
+
+def test_the_formula_is_fitted_to_other_models_alone():
+    drawn = [
+        run_of(width, layers=layers, microbatch=microbatch, mesh=mesh)
+        for width in (1024, 2048)
+        for layers in (4, 8, 16)
+        for microbatch in (1, 4)
+        for mesh in ({"tp": 2}, {"tp": 4}, {"pp": 2}, {"dp_replicate": 2})
+    ]
+    runs = [replace(run, step_ns=ns) for run, ns in zip(drawn, formula_ns(drawn, START).tolist(), strict=True)]
+    small, large = runs[: len(runs) // 2], runs[len(runs) // 2 :]
+    assert formula_ns(small, fit_formula(small)) == pytest.approx([run.step_ns for run in small], rel=1e-3)
+    broken = [replace(run, step_ns=9 * run.step_ns) for run in large]
+    assert formula_left_out(large, small + large) == formula_left_out(large, small + broken)
+    assert formula_left_out(small, small) == {}
+
+
+def test_rows_that_cannot_be_simulated_say_why(data_dir):
+    runs, refused = read_runs(data_dir, "torchtitan")
+    assert [run.plan.parameters["recompute"] for run in runs] == ["selective"]
+    assert runs[0].plan.cluster.kind.memory_bandwidth == 2.4e12 and runs[0].peak_bytes > 80e9
+    assert len(refused) == 1 and refused[0].startswith("torchtitan row 2: the run is compiled")
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        (None, "No such file"),
+        ("GPU numbers\n8\n", "column 'hidden size' is missing"),
+        (HEADER + "2,1,1,2,wide,4,4,128,1,4,10\n", "row 1.*wide"),
+    ],
+)
+def test_files_of_runs_are_checked(tmp_path, rows, message):
+    (tmp_path / "training-runs").mkdir()
+    if rows is not None:
+        (tmp_path / "training-runs" / "vtrain_single.csv").write_text(rows)
+    with pytest.raises(InvalidInput, match=message):
+        read_runs(tmp_path, "vtrain-single")
+
+
+def test_the_command_prints_simulation_control_and_notes(data_dir, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "training-runs").mkdir()
+    for name in ("vtrain_single.csv", "torchtitan.csv"):
+        shutil.copy(data_dir / "training-runs" / name, tmp_path / "training-runs" / name)
+    monkeypatch.setattr("sys.argv", ["simdev", "training-runs", str(tmp_path), "--set", "vtrain-single", "--most", "1"])
+    try:
+        cli.main()
+    except SystemExit as stop:
+        assert not stop.code
+    printed = capsys.readouterr().out
+    line = next(line for line in printed.splitlines() if re.match(r"vtrain-single +all +1 ", line))
+    assert "fitted here" in line and "none" not in line
+    assert "chosen by hand on 40 rows" in printed and "held out: no constant" in printed
+
+
+def test_an_unknown_set_is_named(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["simdev", "training-runs", ".", "--set", "vtrain"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2 and "did you mean 'vtrain-" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Device files from measured data: read every table under the given paths, fit every class of every device model."""
+"""Build device files from measured data: read every table under the given paths and fit every class of each model."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ from simdev.problem.opcost.trees import arrays_of
 
 CLASSES = ("bmm", "linear", "gemm", "conv3x3", "conv", "conv_dgrad", "conv_wgrad", "rnn", "rnn_dgrad", "rnn_wgrad",
            "vector", "softmax", "layer_norm")  # fmt: skip
-# A class that a device lacks is taught by other devices, with an efficiency in proportion to this class.
+# If a device has no rows of a class, the trees come from other devices and the efficiency is scaled by this class.
 BESIDE = {"conv": "conv3x3", "conv_dgrad": "conv3x3", "conv_wgrad": "conv3x3"}
-# Tables that contradict other tables of the same board, and why: nothing is fitted to them.
+# Tables that contradict other tables of the same board, with the reason. No fit uses them.
 THROTTLED = {
     ("Tesla_P4", "linear"): "left out: at most 1.08 TFLOP/s, and 4.25 in the same authors' test table of this board",
 }
-# Tables of some dozens of real layers beside tables of thousands of random shapes: a row counts for several.
+# Some tables hold some dozens of real layers, others thousands of random shapes. A row of a small table has more
+# weight.
 FEW_ROWS, FEW_WEIGHT = 200, 8.0
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A device name of the measured files: its datasheet, its launch, and the model whose device file it goes into."""
+    """The data of one device name of the measured files: datasheet, launch time, and the model of its device file."""
 
     model: str
     sheet: Datasheet
@@ -50,7 +51,7 @@ class Sheet:
 
 @cache
 def datasheets() -> dict[str, Sheet]:
-    """Every device name that is known, from ``datasheets.toml``."""
+    """All known device names, from ``datasheets.toml``."""
     data = tomllib.loads((Path(__file__).parent / "datasheets.toml").read_text(encoding="utf-8"))
     return {
         name: Sheet(
@@ -71,12 +72,12 @@ def datasheets() -> dict[str, Sheet]:
 
 
 def read_tables(paths: Iterable[str | os.PathLike]) -> Found:
-    """Read every op table and workbook among ``paths`` (files, or folders searched through), in order of name, and
-    profiler traces that ``paths`` names themselves: those of a folder may be meant to judge.
+    """Read all op tables and workbooks among ``paths``, which are files, or folders that are searched recursively.
 
-    Files of other kinds are passed over; rows, devices and files of a folder that cannot be used are counted in
-    ``problems``. Raises :class:`InvalidInput` for a path that does not exist, for a damaged file that ``paths`` names
-    itself, and where nothing could be read.
+    Profiler traces are read only if ``paths`` names them directly, because traces in a folder may be meant for
+    validation. Files are read in order of name, and files of other kinds are ignored. ``problems`` counts unusable
+    rows, devices and files of a folder. Raises :class:`InvalidInput` for a path that does not exist, for a damaged file
+    that ``paths`` names directly, and if nothing could be read.
     """
     found = Found()
     for path in map(Path, paths):
@@ -99,7 +100,7 @@ def read_tables(paths: Iterable[str | os.PathLike]) -> Found:
 
 
 def has_op_tables(paths: Iterable[str | os.PathLike]) -> bool:
-    """Whether :func:`read_tables` would find a table or a named trace among ``paths``."""
+    """Whether :func:`read_tables` would find a table, or a directly named trace, among ``paths``."""
     files = [file for path in map(Path, paths) for file in (path.rglob("*") if path.is_dir() else [path])]
     return any(is_op_table(file) or is_workbook(file) for file in files if file.is_file())
 
@@ -121,7 +122,7 @@ def _read_file(file: Path, found: Found, named: bool) -> None:
 
 
 def samples_by_model(found: Found) -> dict[str, dict[str, list[Sample]]]:
-    """``{model: {class: samples}}`` of the f32 tables, timers worked out per device."""
+    """The f32 tables as ``{model: {class: samples}}``, with the timer constants of each device."""
     grouped: dict[str, dict[str, list[Sample]]] = {}
     for device in dict.fromkeys(rows.device for rows in found.tables):
         known = datasheets()[device]
@@ -137,19 +138,20 @@ def samples_by_model(found: Found) -> dict[str, dict[str, list[Sample]]]:
 
 
 def _sister_event(found: Found, known: Sheet, device: str) -> float:
-    """A device without elementwise tables has the events of another of its model."""
+    """The event cost of another device of the same model, for a device without elementwise tables."""
     sisters = {rows.device for rows in found.tables if datasheets()[rows.device].model == known.model} - {device}
     return max((event_seconds([r for r in found.tables if r.device == s], known.launch_s) for s in sisters), default=0)
 
 
 def build(found: Found, models: Iterable[str] | None = None, seed: int = 0) -> dict[str, Calibration]:
-    """A calibration of each device model that has op tables (or of ``models``)."""
+    """Build the calibration of each device model that has op tables, or of ``models``."""
     grouped = samples_by_model(found)
     return {model: build_one(model, grouped, seed) for model in (models or sorted(grouped))}
 
 
 def with_host(calibration: Calibration, found: Found) -> Calibration:
-    """``calibration`` with the host's dispatch times and the allocator's rounding of traces on its device model."""
+    """``calibration`` with the dispatch times of the host and the rounding of the allocator, from traces on its
+    model."""
     devices = [name for name, sheet in datasheets().items() if sheet.model == calibration.name]
     times = next((found.dispatch[name] for name in devices if name in found.dispatch), {})
     sizes = {f"granularity of {name}": found.granularity[name] for name in devices if found.granularity.get(name)}
@@ -157,7 +159,8 @@ def with_host(calibration: Calibration, found: Found) -> Calibration:
 
 
 def build_one(model: str, grouped: dict[str, dict[str, list[Sample]]], seed: int = 0) -> Calibration:
-    """Fit every class of ``model``; a class without rows of its own is taught by the other devices, where they have."""
+    """Fit every class of ``model``. The trees of a class without rows come from other devices, if they have such
+    rows."""
     own = grouped[model]
     classes: dict[str, ClassFit] = {}
     hidden = {f"class {name}": why for (device, name), why in THROTTLED.items() if datasheets()[device].model == model}
@@ -200,8 +203,8 @@ def build_one(model: str, grouped: dict[str, dict[str, list[Sample]]], seed: int
 
 
 def measured_table(samples: Iterable[Sample], sheet: Datasheet) -> dict[str, float]:
-    """``{part key: ns}`` of readings without a timer around each call, on a device with ``sheet`` itself: the medians
-    of what was not held out."""
+    """``{part key: ns}``: the median of the readings that are not held out, from tables without a timer around each
+    call and for devices with exactly the datasheet ``sheet``."""
     readings: dict[str, list[float]] = {}
     for sample in samples:
         if sample.sheet == sheet and not sample.rows.host_floor:
@@ -212,7 +215,8 @@ def measured_table(samples: Iterable[Sample], sheet: Datasheet) -> dict[str, flo
 
 
 def _linear_as_bmm(bmm: ClassFit, grouped: dict, others: dict, seed: int) -> ClassFit:
-    """``linear`` of a device without a usable table: its batched products, times the ratio of both on other devices."""
+    """The class ``linear`` of a device without a usable table: the fit of its batched products, with the efficiency
+    times the median ratio of ``linear`` to ``bmm`` on other devices."""
     ratios = []
     for other, samples in others.items():
         if "bmm" in grouped[other]:
@@ -223,7 +227,8 @@ def _linear_as_bmm(bmm: ClassFit, grouped: dict, others: dict, seed: int) -> Cla
 
 
 def _borrowed(name: str, beside: ClassFit, others: dict, grouped: dict, seed: int) -> ClassFit:
-    """Trees of the other devices; their efficiency in this class against ``beside``'s class, times ours there."""
+    """The fit of a class without rows: the trees of the other devices, and the efficiency of ``beside`` times the
+    median ratio of the two classes on those devices."""
     ratios = []
     for other, samples in others.items():
         near = grouped[other].get(BESIDE[name])
@@ -240,7 +245,7 @@ def _source(samples: list[Sample]) -> str:
 
 
 def save_calibration(calibration: Calibration, path: Path, comments: Iterable[str] = ()) -> None:
-    """Write the device file at ``path`` (``.toml``) and its trees beside it (``.npz``)."""
+    """Write the device file ``path`` (``.toml``) and its trees (``.npz``, in the same folder)."""
     arrays: dict[str, np.ndarray] = {}
     shared = load_calibration(calibration.like).classes if calibration.like else {}
     for name, fit in calibration.classes.items():

@@ -1,15 +1,17 @@
-"""What the device files predict of measured op tables and whole models: the cases F3, F4 and F5 of the fidelity report.
+"""Compare device files with measured op tables and whole models: the cases F3, F4 and F5 of the fidelity report.
 
-* F5: rows of op tables that were held out of every fit; a case per device and goal over all its rows, its error their
-  mean, and a row per table beside it. Of a file that the manifest does not list nothing was fitted to, so every row
-  judges, apart from the others; where its device has no device file, one is fitted to the rows that are not held out.
-* F3: whole models on a device that has a device file, or op tables to fit one to. No whole model and none of its ops
-  was fitted to; that products with a bias are a class apart was found on P100's, though.
-* F4: the same models as if the device had none. Another one stands in, with this device's datasheet: for a training
-  board the newest other training board; for an inference board, which has not the power to hold its clock, the next
-  newer one, or where there is none the training board of its generation, whose products are slowed as those of older
-  inference boards are against theirs. The rules were settled with P100's, V100's and T4's cases in view, and the
-  last with the op tables of T4 and P4. The tables of ops are judged so, too.
+* F5: rows of op tables that were held out of every fit. There is one case for each device and goal, whose error is the
+  mean over all rows, and an informative row for each table. No fit used a file that the manifest does not list, so all
+  its rows count, in a case of their own. If its device has no device file, one is fitted to the rows that are not held
+  out.
+* F3: whole models on a device that has a device file, or op tables for a fit. No fit used a whole model or its ops.
+  However, the rule that products with a bias are a class of their own was found with the models of the P100 in view.
+* F4: the same models as if the device had no device file. A stand-in replaces it, scaled by the device's datasheet. The
+  stand-in of a training board is the newest other training board. An inference board has too little power to hold its
+  clock; its stand-in is the next newer inference board. If there is none, it is the training board of its generation,
+  with products slowed down by the ratio between older inference boards and their training boards. The rules were chosen
+  with the cases of P100, V100 and T4 in view, and the last rule also with the op tables of T4 and P4. The op tables are
+  predicted in the same way.
 """
 
 from __future__ import annotations
@@ -42,20 +44,23 @@ GOAL_OF = {
     **dict.fromkeys(("rnn", "rnn_dgrad", "rnn_wgrad"), "recurrent"),
     **dict.fromkeys(("vector", "softmax", "layer_norm"), "F5 other"),
 }
-CONTRADICTORY = 0.25  # a label whose own nodes' times are so far from its whole is left out
+CONTRADICTORY = 0.25  # a label is left out if the times of its nodes differ more from the time of the whole model
 
 
 def op_cases(data: str | Path, notes: list[str] | None = None) -> list[dict]:
-    """A row for each case: ``group``, ``case``, ``role``, ``noise``, ``measured_s``, ``predicted_s``, the shares of
-    predicted time by source (``table_share``, ``fit_share``, ``fallback_share``), ``sum_of_ops_s``, ``roofline_s``, and
-    ``mean_error`` where the case is a mean over rows. What could not be used is added to ``notes``."""
+    """All cases under ``data``, one dictionary each; files that cannot be used are added to ``notes``.
+
+    The keys are ``group``, ``case``, ``role``, ``noise``, ``measured_s``, ``predicted_s``, the shares of the predicted
+    time by source (``table_share``, ``fit_share``, ``fallback_share``), ``sum_of_ops_s``, ``roofline_s`` and, if the
+    case is a mean over rows, ``mean_error``.
+    """
     notes = [] if notes is None else notes
     built: dict[str, Calibration] = {}
     return [*table_cases(Path(data), notes, built), *model_cases(Path(data), notes, built)]
 
 
 def table_cases(data: Path, notes: list[str], built: dict[str, Calibration]) -> list[dict]:
-    """F5: every op table under ``data``; ``built`` takes what is fitted to those of other devices."""
+    """F5: every op table under ``data``. The fits for devices without a device file are added to ``built``."""
     try:
         found = read_tables([data])
     except InvalidInput as error:
@@ -77,7 +82,7 @@ def table_cases(data: Path, notes: list[str], built: dict[str, Calibration]) -> 
 
 
 def _stand_in_cases(model: str, classes: dict[str, list[Sample]]) -> list[dict]:
-    """The tables of one device model by what would stand in for it, together for each goal."""
+    """The tables of one device model, predicted by its stand-in; one case for each goal."""
     stand_in = teacher_of(next(sheet for sheet in datasheets().values() if sheet.model == model))
     tables: dict[str, list[dict]] = {}
     for name, samples in sorted(classes.items()) if stand_in else ():
@@ -93,7 +98,7 @@ def _stand_in_cases(model: str, classes: dict[str, list[Sample]]) -> list[dict]:
 def _device_cases(
     model: str, calibration: Calibration, classes: dict[str, list[Sample]], unseen: set[str]
 ) -> list[dict]:
-    """The tables of one device model, and what they make together for each goal."""
+    """A row for each table of one device model, and one case for each goal."""
     tables: dict[tuple[str, str], list[dict]] = {}
     for name, samples in sorted(classes.items()):
         for sample in samples:
@@ -108,7 +113,8 @@ def _device_cases(
 
 
 def _left_out_cases(model: str, classes: dict[str, list[Sample]]) -> list[dict]:
-    """Every table of a class that has several on this device, by a fit to the others; all its rows judge."""
+    """For classes with several tables on this device: all rows of each table, predicted by a fit to the other
+    tables."""
     cases = []
     for name, samples in sorted(classes.items()):
         for sample in samples if len(samples) > 1 else ():
@@ -169,19 +175,19 @@ def model_cases(data: Path, notes: list[str], built: dict[str, Calibration]) -> 
 
 
 class _DeviceFiles:
-    """Device files by name or path: shipped ones, and others written to ``folder``."""
+    """Finds device files by name or path: the shipped ones, and others that are written to ``folder``."""
 
     def __init__(self, folder: Path, built: dict[str, Calibration]):
         self.folder, self.built = folder, built
 
     def own(self, known: Sheet) -> str:
-        """The file of a board's model; empty if there is none."""
+        """The device file of a board's model; empty if there is none."""
         if known.model in calibration_names():
             return known.model
         return self._written(known.model, self.built[known.model]) if known.model in self.built else ""
 
     def stand_in(self, known: Sheet) -> tuple[str, str]:
-        """``(file, name)`` of what stands in for a board; empty if nothing can."""
+        """``(file, name)`` of the stand-in for a board; empty if there is none."""
         found = teacher_of(known)
         return (self._written(f"for {known.model}", found), found.name) if found else ("", "")
 
@@ -209,13 +215,13 @@ def _cases_of_label(path: Path, files: _DeviceFiles, notes: list[str]) -> list[d
 
 
 def teacher_of(known: Sheet) -> Calibration | None:
-    """What stands in for a device as if it had no file: the rule of ``calibrated = "auto"``."""
+    """The stand-in for a device as if it had no device file, by the rule of ``calibrated = "auto"``."""
     matrix = dict(known.sheet.rates).get("bf16", 0.0)
     return stand_in(Board(known.watts, known.capability, known.vendor, matrix), without=known.model)
 
 
 def _label_cases(group: str, label: Label, known: Sheet, device_file: str) -> list[dict]:
-    """The whole training step, or the inference, of one label: its graph, costed and simulated as the bench does."""
+    """The training step or the inference of one label: its graph is costed and simulated as in the bench."""
     parts = label.forward + label.backward
     if not parts or not label.forward_s + label.backward_s:
         return []

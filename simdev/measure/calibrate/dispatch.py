@@ -1,8 +1,9 @@
-"""What issuing an op costs the host, by kind of op, from a profiler trace: ``dispatch_ns`` of the eager runtime (R11);
-and how the allocator of its devices rounds.
+"""Find two properties of a device in a profiler trace: the host time to issue each kind of op, and the allocator's
+rounding.
 
-An op is an outermost operator (``aten::...``) that launches work; it costs the host the time from the last launch of
-the op before it to its own last launch, without what the host waited for. The profiler itself is part of the times.
+The host times are ``dispatch_ns`` of the eager runtime (R11). An op is an outermost operator (``aten::...``) that
+launches work. Its host time is the time from the last launch of the previous op to its own last launch, without
+waiting. The times include the overhead of the profiler.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ import numpy as np
 from simdev.measure.calibrate.replay import MARK, host_costs, host_line
 from simdev.measure.calibrate.traces import Trace
 
-LEAST = 5  # ops of a kind
-EVERY = "(all)"  # the row over every kind
+LEAST = 5  # least number of ops of a kind
+EVERY = "(all)"  # the kind that stands for all ops
 
 
 def dispatch_ns(trace: Trace) -> dict[str, tuple[int, int, int]]:
-    """``{kind: (count, median ns, mean ns)}`` of the kinds with at least :data:`LEAST` ops, by total time, most first;
-    the kind :data:`EVERY` is over every op."""
+    """``{kind: (count, median ns, mean ns)}`` of the kinds with at least :data:`LEAST` ops, sorted by total time,
+    longest first. The kind :data:`EVERY` covers all ops."""
     line = host_line(trace)
     gap, own = host_costs(line, leave_one_out=False)
     outer = _outermost(trace)
     call_of = {correlation: row for row, correlation in enumerate(trace.calls.correlation.tolist())}
     times: dict[str, list[int]] = {}
-    spent, current = 0, -1  # host time of the op under way, and the row of its operator
+    spent, current = 0, -1  # host time of the current op, and the row of its operator
 
     def close() -> None:
         if current >= 0:
@@ -36,7 +37,7 @@ def dispatch_ns(trace: Trace) -> dict[str, tuple[int, int, int]]:
     for row in range(len(line.kind)):
         if line.kind[row] == MARK:
             close()
-            spent, current = 0, -1  # what lies between steps belongs to no op
+            spent, current = 0, -1  # the time between steps belongs to no op
             continue
         if line.work[row]:
             op = int(outer[call_of[int(trace.work.correlation[line.work[row][0]])]])
@@ -53,19 +54,19 @@ def dispatch_ns(trace: Trace) -> dict[str, tuple[int, int, int]]:
 
 
 def granularity(trace: Trace) -> int:
-    """The largest size in bytes of which every allocation on a device is a multiple; 0 without memory events."""
+    """The largest number of bytes that divides every allocation on a device; 0 if there are no memory events."""
     sizes = np.abs(trace.memory.size[trace.memory.device >= 0])
     return gcd(*sizes.tolist()) if len(sizes) else 0
 
 
 def _outermost(trace: Trace) -> np.ndarray:
-    """int64 ``(calls,)``: the row of the outermost ``aten::`` operator around each call, -1 where there is none."""
+    """int64 ``(calls,)``: the row of the outermost ``aten::`` operator around each call, or -1 if there is none."""
     found = np.full(len(trace.calls), -1)
     operator = np.array([name.startswith("aten::") for name in trace.names])
     for thread in np.unique(trace.calls.thread):
         ops = np.flatnonzero((trace.ops.thread == thread) & operator[trace.ops.name])
         latest = -1
-        tops = []  # operators that lie in no other: each begins after the one before has ended
+        tops = []  # outermost operators: each begins after the previous one has ended
         for op in ops.tolist():
             if trace.ops.begin[op] >= latest:
                 tops.append(op)

@@ -1,9 +1,9 @@
-"""Fits: how far the kernels of a class are from their physics on a device.
+"""Fit the ratio of kernel times to their physics, for one class of kernels on one device.
 
-A reading ``t`` of a timer around a single call is ``max(host, event + kernel)``: the host's issue time hides what is
-shorter. ``event`` is the intercept of readings over bytes in the elementwise tables, less a launch; ``host`` is what a
-table's rows read whose kernels cannot be seen. The kernel's time over its physics is fitted: a median, then boosted
-regression trees (Friedman 2001) on its logarithm, each row weighted by how much of its reading is kernel.
+A timer around a single call reads ``max(host, event + kernel)``: the host's issue time hides shorter kernels. ``event``
+is the intercept of the elementwise tables' readings over bytes, minus a launch. ``host`` is the reading of rows whose
+kernels are hidden. The fit of the ratio is its median times boosted regression trees (Friedman 2001) on its logarithm.
+The weight of a row is the share of the kernel in its reading.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simdev.problem.opcost.device import ClassFit, fitted_s
 from simdev.problem.opcost.physics import Datasheet, baseline_s, features
 from simdev.problem.opcost.trees import UNIT, Trees
 
-# (trees, leaves of each, rows in a leaf at least)
+# (number of trees, leaves of each, least number of rows in a leaf)
 SIZES = {
     "linear": (320, 31, 6),
     "gemm": (150, 8, 5),
@@ -32,13 +32,13 @@ SIZES = {
 }
 FEW = (80, 6, 6)
 LEARNING_RATE = 0.06
-TINY_S = 2e-6  # physics of a kernel that no timer around a call sees
-HIDDEN_WEIGHT = 0.05  # of rows that the host's time hides: enough to hold the trees where nothing else is seen
+TINY_S = 2e-6  # kernels with shorter physics are hidden from a timer around a call
+HIDDEN_WEIGHT = 0.05  # of rows that the host's time hides; they bound the trees in ranges without other rows
 
 
 @dataclass(frozen=True)
 class Timer:
-    """What a table's readings hold beside the kernels, in seconds."""
+    """The parts of a table's readings that are not kernel time, in seconds."""
 
     event_s: float = 0.0
     host_s: float = 0.0
@@ -48,12 +48,13 @@ class Timer:
 
 
 def split(rows: Observations) -> np.ndarray:
-    """bool ``(n,)``: the rows that judge and are never fitted to."""
+    """bool ``(n,)``: the held-out rows, which give the errors and are never used in a fit."""
     return np.array([held_out(key) for key in rows.keys()], bool)
 
 
 def event_seconds(tables: list[Observations], launch_s: float) -> float:
-    """What an event pair costs on a device: the elementwise tables' intercept over bytes, less a launch; 0 without."""
+    """The cost of a pair of events on a device: the intercept of the elementwise tables over bytes, minus a launch. It
+    is 0 without such tables."""
     intercepts = []
     for rows in tables:
         if rows.name != "vector" or not rows.host_floor:
@@ -63,14 +64,14 @@ def event_seconds(tables: list[Observations], launch_s: float) -> float:
         if seen.sum() < 20:
             continue
         size, seconds = rows.dims[seen].sum(axis=1), rows.seconds[seen]
-        design = np.stack([1 / seconds, size / seconds], axis=1)  # relative errors count
+        design = np.stack([1 / seconds, size / seconds], axis=1)  # least squares of relative errors
         intercepts.append(np.linalg.lstsq(design, np.ones(len(seconds)), rcond=None)[0][0])
     return max(0.0, float(np.median(intercepts)) - launch_s) if intercepts else 0.0
 
 
 def timer_of(rows: Observations, event_s: float, sheet: Datasheet) -> Timer:
-    """The host's time: the median reading of kernels far too short to be seen, or the least reading without ten such
-    kernels; of rows that are not held out."""
+    """The timer of a table. Its host time is the median reading of kernels that are certainly hidden or, with fewer
+    than ten such kernels, the least reading. Held-out rows are not used."""
     if not rows.host_floor:
         return Timer()
     seen = rows.where(~split(rows))
@@ -81,7 +82,7 @@ def timer_of(rows: Observations, event_s: float, sheet: Datasheet) -> Timer:
 
 @dataclass(frozen=True)
 class Sample:
-    """A table with the datasheet of its device and what its timer added."""
+    """A table with the datasheet of its device and the constants of its timer."""
 
     rows: Observations
     sheet: Datasheet
@@ -90,7 +91,7 @@ class Sample:
     weight: float = 1.0
 
     def kernel_s(self) -> np.ndarray:
-        """Seconds over the launch, at least a tenth of the physics."""
+        """Seconds of the kernels without event and launch, at least a tenth of their physics."""
         shortest = 0.1 * baseline_s(self.rows.name, self.rows.dims, self.sheet)
         return np.maximum(self.rows.seconds - self.timer.event_s - self.launch_s, shortest)
 
@@ -101,9 +102,10 @@ class Sample:
 def fit_class(
     samples: list[Sample], *, seed: int, teachers: Sequence[list[Sample]] = (), trees: bool = True, source: str = ""
 ) -> ClassFit:
-    """Fit one class to all ``samples``; rows that :func:`split` holds out only give the errors.
+    """Fit one class to all ``samples``. The rows that :func:`split` holds out are used only for the errors.
 
-    ``teachers`` are other devices' samples: they shape the trees, each against its own device's efficiency.
+    ``teachers`` are the samples of other devices. The trees are fitted to them, too, each relative to the efficiency of
+    its own device.
     """
     fitted, judged = zip(*(_halves(sample) for sample in samples), strict=True)
     efficiency = _efficiency(fitted)
@@ -118,21 +120,21 @@ def fit_class(
 
 
 def taught_class(teachers: Sequence[list[Sample]], efficiency: float, *, seed: int, source: str = "") -> ClassFit:
-    """A class of which the device has no rows: the trees of others, with an efficiency given."""
+    """The fit of a class for a device without rows: trees fitted to other devices, and a given efficiency."""
     taught = [[_halves(sample)[0] for sample in device] for device in teachers]
     forest = _forest([(device, _efficiency(device)) for device in taught], seed)
     return ClassFit(efficiency, forest, source)
 
 
 def relative_error(fit: ClassFit, sample: Sample) -> np.ndarray:
-    """float64 ``(n,)``: predicted over measured readings, less one."""
+    """float64 ``(n,)``: the ratio of predicted to measured readings, minus one."""
     rows = sample.rows
     kernel = sample.launch_s + fitted_s(fit, rows.name, rows.dims, sample.sheet)
     return sample.timer.reading(kernel) / rows.seconds - 1
 
 
 def shows_kernels(samples: list[Sample]) -> bool:
-    """Whether any row that may be fitted to reads more than the host's time."""
+    """Whether any row that is not held out reads more than the host's time."""
     return any((~_halves(sample)[0].hidden()).any() for sample in samples)
 
 
@@ -143,7 +145,7 @@ def _halves(sample: Sample) -> tuple[Sample, Sample]:
 
 
 def _efficiency(samples) -> float:
-    """The median of physics over kernel time, over rows long enough to show it."""
+    """The median ratio of physics to kernel time over the rows whose kernels are not hidden."""
     ratios = []
     for sample in samples:
         seen = ~sample.hidden() & (sample.rows.seconds > 3 * sample.timer.event_s)
@@ -184,7 +186,7 @@ def _forest(groups: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Tree
 
 
 def flatten(model) -> Trees:
-    """The trees of a fitted ``HistGradientBoostingRegressor`` as plain arrays, nodes breadth first."""
+    """The trees of a fitted ``HistGradientBoostingRegressor`` as plain arrays, with nodes in breadth-first order."""
     columns: dict[str, list] = {"feature": [], "threshold": [], "left": [], "value": []}
     roots = [0]
     _leaf(columns, float(np.ravel(model._baseline_prediction)[0]))

@@ -1,7 +1,7 @@
-"""``python -m simdev.exact FOLDER``: every dnn-partitioning file of a folder (throughput inputs) to its optimum.
+"""``python -m simdev.exact FOLDER`` solves every dnn-partitioning file of a folder (throughput inputs) to optimality.
 
-Prints, for each: nodes, ideals, the load of one device, the linear and the contiguous optimum with seconds, and the
-free optimum with its proven bound.
+For each file, it prints: nodes, ideals, the load of one device, the linear and the contiguous optimum with seconds, and
+the free optimum with its proven bound.
 """
 
 from __future__ import annotations

@@ -26,13 +26,15 @@ def fill(
     first,
     last,
 ):
-    """Fill ``table[i]`` for the ideals ``first <= i < last``; returns the pairs visited and the last best choice.
+    """Fill ``table[i]`` for the ideals ``first <= i < last``; return the pairs visited and the last best choice.
 
-    ``table`` float ``(ideals, (cores + 1) * (k + 1))``: least largest load of ideal ``i`` on ``c`` CPU cores and ``f``
-    accelerators, at ``c * (k + 1) + f``; only values up to ``bound`` are kept. Below each ideal its sub-ideals are
-    walked depth first, so that a stage grows by one class at a time and its load follows in a few additions; a stage
-    that exceeds ``bound`` on both kinds of machine ends its branch, as all below it are larger still.
-    ``choice`` holds, for the last ideal, the sub-ideal and the kind (1: accelerator) that gave each entry, or -1.
+    ``table`` float ``(ideals, (cores + 1) * (k + 1))``: the least largest load of ideal ``i`` on ``c`` CPU cores and
+    ``f`` accelerators, at ``c * (k + 1) + f``; only values up to ``bound`` are kept. ``choice`` holds, for the last
+    ideal, the sub-ideal and the kind (1: accelerator) that gave each entry, or -1.
+
+    The sub-ideals of each ideal are visited depth first, so that a stage grows by one class at a time and a few
+    additions update its load. A stage that exceeds ``bound`` on both kinds of machine ends its branch, because all
+    stages below it are larger.
     """
     states, n = (cores + 1) * (k + 1), len(accelerator)
     seen = np.full(len(ptr) - 1, -1, np.int32)

@@ -1,4 +1,4 @@
-"""Blocks of ops to place as one: classes of the forward order, each in parts by phase so that they can be scheduled."""
+"""Blocks of ops to place as one: classes of the forward order, split by phase so that they can be scheduled."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from simdev.problem.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """``block_of`` int ``(n,)``: the block of each op. ``problem`` has one op for each phase of a block, in a unit of
-    its own; ``tie`` int ``(units,)`` is the block of each such unit, ``size`` int ``(units,)`` the bytes it keeps."""
+    """A problem over blocks of ops, and the way back to the ops.
+
+    ``block_of`` int ``(n,)`` is the block of each op. ``problem`` has one op for each phase of a block, in a unit of
+    its own; ``tie`` int ``(units,)`` is the block of each such unit, and ``size`` int ``(units,)`` the bytes that it
+    keeps.
+    """
 
     block_of: np.ndarray
     problem: Problem
@@ -28,13 +32,13 @@ class Blocks:
         return int(self.block_of.max()) + 1
 
     def expand(self, devices: np.ndarray) -> np.ndarray:
-        """int32 ``(n,)``: the device of each op, given one for each unit of :attr:`problem`."""
+        """int32 ``(n,)``: the device of each op, for ``devices`` of the units of :attr:`problem`."""
         home = np.zeros(self.count, np.int32)
         home[self.tie] = devices
         return home[self.block_of]
 
     def project(self, problem: Problem, devices: np.ndarray) -> np.ndarray:
-        """int ``(units,)``: each block on the device where most of its time is under ``devices`` int ``(n,)``."""
+        """int ``(units,)``: each block on the device of most of its time under ``devices`` int ``(n,)`` of the ops."""
         time = np.maximum(problem.costs.device_op_ns[devices, np.arange(len(devices))], 0)
         share = np.zeros((self.count, problem.topology.n_devices))
         np.add.at(share, (self.block_of, devices), time)
@@ -42,8 +46,10 @@ class Blocks:
 
 
 def blocks(problem: Problem, count: int) -> Blocks:
-    """About ``count`` blocks: the classes of the max-load model, merged where that costs nothing and then cheapest
-    neighbours first (which may lose the optimum)."""
+    """Merge the classes of the max-load model to about ``count`` blocks.
+
+    Merges that lose nothing come first, then the cheapest neighbours, which may lose the optimum.
+    """
     load = load_of(problem, alike_accelerators(problem))
     classes = merge_cheapest(merge_dominated(contract(load)), count)
     label = classes.class_of.astype(np.int64) * 3 + problem.graph.op_phase
@@ -57,7 +63,7 @@ def blocks(problem: Problem, count: int) -> Blocks:
 
 
 def _without_cycles(problem: Problem, label: np.ndarray) -> np.ndarray:
-    """Parts that depend on one another in a circle become one part."""
+    """Merge parts that lie on a common cycle into one part."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -69,7 +75,7 @@ def _without_cycles(problem: Problem, label: np.ndarray) -> np.ndarray:
 
 
 def _tied(class_of: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Classes that share a part are one block."""
+    """Merge classes that share a part into one block."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

@@ -1,9 +1,9 @@
-"""Contracts a max-load problem to the classes that a contiguous split keeps whole, with their precedence.
+"""Contracts a max-load problem to classes that a contiguous split keeps whole, with their precedence.
 
-As in Tarnawski et al. (NeurIPS 2020, section 5 and the program published with it): nodes of a colour class share a
-machine, so a class with its backward nodes is one unit of work; precedence is that of the forward part; a class without
-forward nodes gets the mirror image of its backward edges; classes on a common cycle are merged; a zero-time source or
-sink with a single neighbour joins it.
+The rules are those of Tarnawski et al. (NeurIPS 2020, section 5) and of the program published with it. Nodes of a
+colour class share a machine, so a class with its backward nodes is one unit of work. The precedence is that of the
+forward part; a class without forward nodes gets the mirror image of its backward edges. Classes on a common cycle are
+merged. A zero-time source or sink with a single neighbour joins that neighbour.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Classes:
 
 
 def contract(problem: LoadProblem, *, merge_trivial: bool = True) -> Classes:
-    """Classes of ``problem``; without ``merge_trivial`` zero-time ends stay apart."""
+    """The classes of ``problem``. If ``merge_trivial`` is false, zero-time sources and sinks are not merged."""
     class_of = _without_cycles(problem, problem.class_of)
     if merge_trivial:
         class_of = _without_trivial(problem, class_of)
@@ -53,7 +53,7 @@ def contract(problem: LoadProblem, *, merge_trivial: bool = True) -> Classes:
 
 
 def _precedence(problem: LoadProblem, class_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Class edges of the forward part, and mirrored ones of classes that have no forward node."""
+    """Class edges of the forward part, and mirrored edges of classes that have no forward node."""
     source, target, _ = problem.edges
     forward = ~problem.backward
     has_forward = np.zeros(int(class_of.max()) + 1, bool)
@@ -71,8 +71,8 @@ def _without_cycles(problem: LoadProblem, class_of: np.ndarray) -> np.ndarray:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    # Merging may give an orphan class a forward node, which removes its mirrored edges: once is what the paper does,
-    # and the edges that stay are a subset, so the result has no cycle either.
+    # Merging may give an orphan class a forward node, which removes its mirrored edges. The paper merges once. The
+    # edges that remain are a subset, so the result has no cycle either.
     before, after = _precedence(problem, class_of)
     count = int(class_of.max()) + 1
     _, component = connected_components(
@@ -82,7 +82,7 @@ def _without_cycles(problem: LoadProblem, class_of: np.ndarray) -> np.ndarray:
 
 
 def _without_trivial(problem: LoadProblem, class_of: np.ndarray) -> np.ndarray:
-    """Merge each class of zero time that has one neighbour, and only forward ones, into that neighbour."""
+    """Merge each zero-time class that has one neighbour and only forward edges into that neighbour."""
     source, target, _ = problem.edges
     time = np.nan_to_num(problem.accelerator_time, posinf=1.0) + np.nan_to_num(problem.cpu_time, posinf=1.0)
     count = int(class_of.max()) + 1
@@ -115,7 +115,7 @@ def _without_trivial(problem: LoadProblem, class_of: np.ndarray) -> np.ndarray:
 
 
 def topological(count: int, before: np.ndarray, after: np.ndarray) -> list[int]:
-    """Depth first: a class follows the one visited last where it can, so that prefixes cut few tensors."""
+    """Depth first: a class follows the one visited last if possible, so that prefixes cut few tensors."""
     successors: list[list[int]] = [[] for _ in range(count)]
     waiting = [0] * count
     for a, b in sorted(set(zip(before.tolist(), after.tolist(), strict=True))):

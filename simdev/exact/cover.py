@@ -10,9 +10,9 @@ from simdev.exact.contract import Classes
 from simdev.exact.load import LoadProblem, machine_loads
 from simdev.exact.solver import AUTO, solve
 
-NEAR = 1e-4  # relative: a bound this close to the split proves it
-LONGEST = 20.0  # seconds that one set is looked for at most
-SMOOTHING = 0.7  # share of the best prices so far in the next ones (Wentges, Int. Trans. Oper. Res. 1997)
+NEAR = 1e-4  # relative difference at which the bound proves the split
+LONGEST = 20.0  # limit in seconds of the search for one set
+SMOOTHING = 0.7  # weight of the best prices so far in the next prices (Wentges, Int. Trans. Oper. Res. 1997)
 
 
 def cover_bound(
@@ -25,17 +25,20 @@ def cover_bound(
     solver: str = AUTO,
     seed: int = 0,
 ) -> float:
-    """A largest load that no split of ``classes`` beats, at least ``low`` (known to be one), within ``seconds``.
+    """A lower bound on the largest load of every split of ``classes``, computed within ``seconds``.
 
-    ``machine`` int ``(n,)`` is a good split. First, wherever a class is, its machine does at least this much: a core of
-    the CPU the class, an accelerator the least sum of times and crossed borders of all sets around it (a minimum cut).
+    ``low`` is a known lower bound, ``machine`` int ``(n,)`` a good split. If Ctrl-C interrupts the computation, the
+    bound proven by then is returned.
 
-    Then, suppose that a split has no load above ``T``. Each accelerator holds a set of classes of load at most ``T``,
-    each core a set that it does in ``T``. Give the classes prices; where no set for an accelerator is worth more than
-    ``b`` and none for a core more than ``c``, all classes are worth ``accelerators * b + cores * c`` at most. Prices
-    with a larger sum refute ``T``. They are the dual values of the cheapest fractional cover by the sets met so far,
-    and the most valuable set, an integer program of its own, is the next one (Gilmore and Gomory, Operations Research
-    1961, with the bound of Farley, 1990). ``T`` is found by bisection. On Ctrl-C, what is proven by then.
+    First, each class gives a bound on the load of its machine, wherever it is: on a CPU core its time; on an
+    accelerator the least sum of times and crossed borders of all sets around the class (a minimum cut).
+
+    Second, suppose that a split has no load above ``T``. Each accelerator holds a set of classes of load at most ``T``,
+    and each core a set of time at most ``T``. Give the classes prices. If no set for an accelerator is worth more than
+    ``b`` and no set for a core more than ``c``, all classes together are worth ``accelerators * b + cores * c`` at
+    most. Prices with a larger sum refute ``T``. The prices are the dual values of the cheapest fractional cover by the
+    sets found so far; an integer program finds the next, most valuable set (Gilmore and Gomory, Operations Research
+    1961, with the bound of Farley, 1990). Bisection finds ``T``.
     """
     deadline = time.monotonic() + seconds
     value = high = machine_loads(problem, machine).largest
@@ -55,8 +58,11 @@ def cover_bound(
 
 
 def _refute(sets: _Sets, limit: float, known: list, best: np.ndarray | None, deadline: float):
-    """Whether prices are found by the ``deadline`` that no split with loads up to ``limit`` can pay; and the best
-    prices, scaled so that a set for an accelerator is worth 1 at most. Sets met join ``known``."""
+    """Search until ``deadline`` for prices that no split with loads up to ``limit`` can pay.
+
+    Returns whether it found them, and the best prices, scaled so that a set for an accelerator is worth 1 at most. The
+    sets that it finds are added to ``known``.
+    """
     accelerators, cores = sets.problem.accelerators, sets.problem.cpus
     inside = [kept for kept in known if sets.load(kept) <= limit]
     on_core: list[np.ndarray] = []
@@ -91,8 +97,11 @@ def _refute(sets: _Sets, limit: float, known: list, best: np.ndarray | None, dea
 
 
 def _cover(inside: list, on_core: list, cores: int, count: int) -> tuple[np.ndarray, float]:
-    """Prices float ``(count,)`` and the size of the least fractional cover by sets for accelerators, ``cores`` sets for
-    a core given; a class without a set costs 10."""
+    """Prices float ``(count,)`` and the size of the least fractional cover by sets.
+
+    ``inside`` are sets for accelerators, ``on_core`` sets for a core, of which there are ``cores``. A class without a
+    set costs 10.
+    """
     from scipy.optimize import linprog
     from scipy.sparse import csc_array
 
@@ -105,7 +114,7 @@ def _cover(inside: list, on_core: list, cores: int, count: int) -> tuple[np.ndar
 
 
 def _core_set(price: np.ndarray, core_time: np.ndarray, limit: float) -> tuple[np.ndarray, float]:
-    """A set of high price that a core does within ``limit``, and an upper bound on the price of any such set."""
+    """A set of high price that a core can run within ``limit``, and an upper bound on the price of any such set."""
     chosen = core_time <= 0
     worth, left, full = float(price[chosen].sum()), limit, False
     able = np.flatnonzero((core_time > 0) & np.isfinite(core_time) & (price > 0))
@@ -153,7 +162,8 @@ class _Sets:
         return float(self.time[chosen].sum() + self.classes.border_cost[crossed].sum())
 
     def around(self, low: float, deadline: float) -> float:
-        """What some machine does at least, whatever is beside a class on it: the largest over the classes."""
+        """A load that some machine reaches in every split: the largest, over the classes, of the least load around
+        it."""
         self.model.minimize(self.weight)
         for c in np.argsort(-self.time, kind="stable").tolist():
             left = deadline - time.monotonic()
@@ -167,7 +177,8 @@ class _Sets:
         return low
 
     def dearest(self, price: np.ndarray, limit: float, deadline: float) -> tuple[np.ndarray | None, float]:
-        """A set of load up to ``limit`` worth much by ``price``, and what no such set is worth more than."""
+        """A set of load up to ``limit`` with a high total ``price``, and an upper bound on the price of any such
+        set."""
         if not hasattr(self, "limit"):
             self.limit = self.model.add_linear_constraint(self.weight <= limit)
         self.limit.upper_bound = limit

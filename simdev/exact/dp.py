@@ -16,8 +16,11 @@ SLACK = 1 + 1e-9  # sums taken in another order differ in their last digits
 
 @dataclass(frozen=True)
 class Split:
-    """``machine`` int ``(n,)`` per node (accelerators first), its ``largest`` load; ``ideals`` met and ``pairs`` of
-    nested ideals whose stage was examined."""
+    """A split found by dynamic programming.
+
+    ``machine`` int ``(n,)`` per node (accelerators first), its ``largest`` load, the number of ``ideals``, and the
+    number of ``pairs`` of nested ideals whose stage was examined.
+    """
 
     machine: np.ndarray
     largest: float
@@ -26,10 +29,10 @@ class Split:
 
 
 def best_contiguous(problem: LoadProblem, *, limit: int = 200_000, merge_trivial: bool = True) -> Split:
-    """The split with the least largest load among all whose machines hold a difference of two nested ideals each.
+    """The split with the least largest load among all whose machines each hold a difference of two nested ideals.
 
-    Raises :class:`Unsupported` above ``limit`` ideals, or where no contiguous split fits in memory (the reason is in
-    the message).
+    Raises :class:`Unsupported` if there are more than ``limit`` ideals or no contiguous split fits in memory; the
+    message gives the reason.
     """
     return contiguous_split(problem, contract(problem, merge_trivial=merge_trivial), limit)
 
@@ -37,14 +40,16 @@ def best_contiguous(problem: LoadProblem, *, limit: int = 200_000, merge_trivial
 def best_linear(problem: LoadProblem, *, merge_trivial: bool = True) -> Split:
     """The best split of one depth-first topological order of the classes into consecutive stages (the paper's DPL).
 
-    Any size; an upper bound of :func:`best_contiguous` only, as the order is fixed.
+    Works for any size. The order is fixed, so the result is only an upper bound of :func:`best_contiguous`.
     """
     return linear_split(problem, contract(problem, merge_trivial=merge_trivial))
 
 
 def contiguous_split(problem: LoadProblem, classes: Classes, limit: int) -> Split:
-    """The contiguous optimum over given classes. The linearised optimum bounds it from above, and stages beyond that
-    bound are not examined."""
+    """The contiguous optimum over given classes.
+
+    The optimum of one linear order is an upper bound; stages beyond that bound are not examined.
+    """
     ideals = all_ideals(classes.predecessors, limit)
     try:
         bound = linear_split(problem, classes).largest
@@ -57,7 +62,7 @@ def contiguous_split(problem: LoadProblem, classes: Classes, limit: int) -> Spli
 
 
 def linear_split(problem: LoadProblem, classes: Classes) -> Split:
-    """The best split of ``classes`` in their order into consecutive stages."""
+    """The best split of ``classes``, in their order, into consecutive stages."""
     chain = prefixes(classes.n_classes)
     work = classes.accelerator_time[np.isfinite(classes.accelerator_time)].sum()
     bound = 1.25 * work / max(1, problem.accelerators)
@@ -71,7 +76,7 @@ def linear_split(problem: LoadProblem, classes: Classes) -> Split:
 
 
 def why_infeasible(problem: LoadProblem, classes: Classes) -> str:
-    """One sentence: what keeps every split (or every contiguous one) from fitting."""
+    """One sentence that says why no split (or no contiguous split) fits."""
     if problem.cpus == 0 and classes.n_classes:
         largest = int(np.argmax(classes.size))
         if classes.size[largest] > problem.memory:

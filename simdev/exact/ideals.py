@@ -1,4 +1,4 @@
-"""Ideals (down-sets) of a precedence order: with a node, an ideal holds all nodes before it."""
+"""Ideals (down-sets) of a precedence order: an ideal that holds a node holds all nodes before it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from simdev.errors import Unsupported
 
 @dataclass(frozen=True, eq=False)
 class Ideals:
-    """All ideals, numbered by growing size: 0 is empty, the last one is full.
+    """All ideals, numbered by growing size: number 0 is empty, the last one is full.
 
-    Ideal ``i`` less its maximal element ``removed[e]`` is ideal ``below[e]``, ``e`` in ``ptr[i]:ptr[i + 1]``; int32.
+    Removing the maximal element ``removed[e]`` from ideal ``i`` gives ideal ``below[e]``, for each ``e`` in
+    ``ptr[i]:ptr[i + 1]``; all int32.
     """
 
     ptr: np.ndarray
@@ -29,7 +30,8 @@ class Ideals:
 def all_ideals(predecessors: Sequence[frozenset[int]], limit: int = 200_000) -> Ideals:
     """Every ideal of the order in which node ``v`` follows ``predecessors[v]``.
 
-    Level by level, an ideal being one bit set in one Python integer. Raises :class:`Unsupported` beyond ``limit``.
+    Ideals are enumerated by size; each is a bit set in a Python integer. Raises :class:`Unsupported` if there are more
+    than ``limit``.
     """
     n = len(predecessors)
     needs = [sum(1 << p for p in before) for before in predecessors]

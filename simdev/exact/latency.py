@@ -1,10 +1,10 @@
 """The latency model of Tarnawski et al. (NeurIPS 2020, section 4.2, one subgraph an accelerator), and its optimum.
 
-Each accelerator is called once: when all that its nodes read is there, it takes its transfers in, its work and its
-transfers out, in sequence, and all its results are there at the end. A CPU core does one node; there are as
-many cores as wanted. The published integer program relates calls by big-M constraints, whose relaxation is next to
-nothing; here the same is a constraint program with conditional constraints (CP-SAT), and the critical path on the
-faster of the two kinds backs its bound.
+Each accelerator is called once, when all inputs of its nodes are there. It takes its transfers in, its work and its
+transfers out, in sequence; all its results are there at the end. A CPU core runs one node, and there are as many cores
+as needed. The published integer program relates calls by big-M constraints, whose relaxation is weak. Here the model is
+a constraint program with conditional constraints (CP-SAT); the critical path on the faster of the two kinds supports
+its bound.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from simdev.errors import InvalidInput, Unsupported
 from simdev.exact.contract import Classes, contract, topological
 from simdev.exact.load import LoadProblem, machine_loads
 
-TICKS = 2_000_000  # of the first value: times are cut to ticks downwards, so that the bound stays valid
+TICKS = 2_000_000  # that the first value is divided into; times are rounded down to ticks, so the bound stays valid
 
 
 @dataclass(frozen=True)
 class Latency:
-    """``machine`` int ``(n,)`` (``accelerators`` stands for the CPU), its ``latency``, the proven ``bound``; ``status``
-    is ``optimal`` where the two are within a thousandth, which is what cutting times to ticks may cost."""
+    """A split and its proven bound.
+
+    ``machine`` int ``(n,)`` (``accelerators`` stands for the CPU), its ``latency``, and the ``bound``. ``status`` is
+    ``optimal`` if the two differ by at most a thousandth, which rounding times to ticks may cost.
+    """
 
     machine: np.ndarray
     latency: float
@@ -37,13 +40,15 @@ class Latency:
 
 
 def split_latency(problem: LoadProblem, machine: np.ndarray) -> float:
-    """Latency of a split; every machine from ``accelerators`` on is the CPU. inf where calls wait for one another, as
-    they do where a path leaves an accelerator and comes back."""
+    """The latency of a split, where every machine number from ``accelerators`` on is the CPU.
+
+    It is inf if calls wait for one another, which happens if a path leaves an accelerator and returns to it.
+    """
     k = problem.accelerators
     machine = np.minimum(np.asarray(machine), k)
     load = machine_loads(problem, machine).load if problem.cpus else _loads(problem, machine)
     source, target, _ = problem.edges
-    # A call is one step of the order, a node on the CPU another; a step begins when all it reads is there.
+    # A call is one step of the order, and so is a node on the CPU; a step begins when all its inputs are there.
     step = np.where(machine < k, machine, k + np.arange(problem.n_nodes))
     arcs = sorted({(int(a), int(b)) for a, b in zip(step[source], step[target], strict=True) if a != b})
     after: dict[int, list[int]] = {}
@@ -74,7 +79,7 @@ def _loads(problem: LoadProblem, machine: np.ndarray) -> np.ndarray:
 
 
 def critical_path(problem: LoadProblem) -> float:
-    """Longest path with every node on the faster kind and free transfers: no split is faster."""
+    """Longest path with every node on the faster kind and free transfers: a lower bound of every split's latency."""
     fast = problem.cpu_time.copy() if problem.cpus else np.full(problem.n_nodes, np.inf)
     if problem.accelerators:
         fast = np.minimum(fast, problem.accelerator_time)
@@ -82,12 +87,12 @@ def critical_path(problem: LoadProblem) -> float:
 
 
 def path_bound(problem: LoadProblem) -> float:
-    """A latency that no split beats, from what an accelerator can hold; at least :func:`critical_path`.
+    """A lower bound of the latency, from the memory of an accelerator; at least :func:`critical_path`.
 
-    An accelerator is called once, so a path stays on it for one stretch of nodes, whose sizes fit in its memory, and
-    the call takes their time, the tensor by which the path enters and the one by which it leaves; a node on the CPU
+    An accelerator is called once, so a path stays on it for one stretch of nodes, whose sizes fit in its memory. The
+    call takes their time, the tensor by which the path enters and the tensor by which it leaves; a node on the CPU
     takes its time there. The cheapest way to cut a path into such stretches (dynamic programming) bounds the latency of
-    the whole. Tried are the paths that are longest in time, in bytes held, in transfers, and in sums of these.
+    the whole. The paths that are tried are the longest in time, in bytes held, in transfers, and in sums of these.
     """
     best = critical_path(problem)
     if not problem.accelerators:
@@ -115,7 +120,7 @@ def _longest_path(problem: LoadProblem, weight: np.ndarray) -> list[int]:
 
 
 def _cut_path(problem: LoadProblem, path: list[int], cost: np.ndarray) -> float:
-    """Least time of a path in stretches on accelerators and nodes on the CPU."""
+    """Least time of a path that is cut into stretches on accelerators and nodes on the CPU."""
     least = np.full(len(path) + 1, np.inf)
     least[0] = 0.0
     for first, v in enumerate(path):
@@ -149,7 +154,7 @@ def _order(problem: LoadProblem) -> list[int]:
 
 
 def greedy_split(problem: LoadProblem) -> np.ndarray:
-    """Classes in depth-first order fill one accelerator's memory after the other; the rest goes to the CPU."""
+    """Fill the accelerators' memories in order with classes in depth-first order; the rest goes to the CPU."""
     classes = contract(problem, merge_trivial=False)
     home = np.full(classes.n_classes, problem.accelerators)
     current, held = 0, 0.0
@@ -166,9 +171,9 @@ def greedy_split(problem: LoadProblem) -> np.ndarray:
 
 
 def linear_split(problem: LoadProblem) -> np.ndarray | None:
-    """The best cut of one depth-first order into calls and stretches on the CPU, as if all of them ran in sequence.
+    """The best cut of one depth-first order into calls and stretches on the CPU, run in sequence.
 
-    None where nothing fits.
+    Returns None if nothing fits.
     """
     classes = contract(problem, merge_trivial=False)
     n, k = classes.n_classes, problem.accelerators
@@ -220,9 +225,11 @@ def best_latency(
     workers: int = 1,
     seed: int = 0,
 ) -> Latency:
-    """The split of least latency that ``seconds`` (and ``effort``, CP-SAT's deterministic time) find, with the proven
-    bound; after Ctrl-C, what was found by then. ``start`` defaults to the best of :func:`linear_split`,
-    :func:`greedy_split` and all on the CPU. Raises :class:`Unsupported` where nothing fits."""
+    """The split of least latency that ``seconds`` (and ``effort``, CP-SAT's deterministic time) find, and its bound.
+
+    After Ctrl-C, the best split found by then is returned. ``start`` defaults to the best of :func:`linear_split`,
+    :func:`greedy_split` and all on the CPU. Raises :class:`Unsupported` if nothing fits.
+    """
     from ortools.sat.python import cp_model
 
     began, k = time.monotonic(), problem.accelerators
@@ -255,7 +262,7 @@ def best_latency(
             best = value, home[classes.class_of]
     if best[1] is None:
         raise Unsupported(f"{problem.name}: no split fits in {k} accelerators of {problem.memory:.6g} bytes")
-    # One tick is lost where a time was cut, so what is proven in ticks holds in the unit of the file.
+    # Rounding a time down loses up to one tick, so a bound proven in ticks also holds in the unit of the file.
     bound = max(path_bound(problem), solver.best_objective_bound / scale if status != cp_model.UNKNOWN else 0.0)
     bound = min(bound, best[0])
     done = best[0] - bound <= 1e-3 * best[0]
@@ -263,7 +270,7 @@ def best_latency(
 
 
 def _model(cp_model, problem: LoadProblem, classes: Classes, scale: float, start: np.ndarray | None):
-    """``x[class, accelerator]``; a class on none is on the CPU."""
+    """``x[class, accelerator]``; a class without an accelerator is on the CPU."""
     model = cp_model.CpModel()
     k, count, top = problem.accelerators, classes.n_classes, TICKS + 2
 

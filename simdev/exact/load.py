@@ -1,8 +1,8 @@
-"""The maximum-load model of Tarnawski et al. (NeurIPS 2020): k like accelerators, l like CPU cores, what each bears.
+"""The maximum-load model of Tarnawski et al. (NeurIPS 2020): ``k`` equal accelerators and ``l`` equal CPU cores.
 
-An accelerator's load is the time of its nodes plus the cost of every tensor that crosses its border, each tensor once
-in either direction; a CPU core's load is the time of its nodes alone. The largest load is the time between two samples
-of a saturated pipeline. Times are floats in the unit of the input; inf where a node has no kernel.
+An accelerator's load is the time of its nodes plus the cost of every tensor that crosses its border; each tensor counts
+once in either direction. A CPU core's load is the time of its nodes alone. The largest load is the time between two
+samples of a saturated pipeline. Times are floats in the unit of the input, and inf for a node without a kernel.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from simdev.graphs.importers.reading import Fields, json_object, read_input
 class LoadProblem:
     """Put ``n`` nodes on ``accelerators`` + ``cpus`` machines so that the largest load is least.
 
+    Machines are numbered accelerators first. ``memory`` limits the sum of ``size`` on an accelerator.
     ``accelerator_time``, ``cpu_time``, ``size`` float ``(n,)``; ``backward`` bool ``(n,)``; ``group`` int ``(n,)``:
     nodes of equal number share a machine. Tensor ``t`` of cost ``tensor_cost[t]`` is made by ``tensor_producer[t]`` and
-    read by ``consumers[consumer_ptr[t]:consumer_ptr[t + 1]]``. ``memory`` limits the sum of ``size`` on an accelerator.
-    Machines are numbered accelerators first. ``node_ids`` names the nodes in messages.
+    read by ``consumers[consumer_ptr[t]:consumer_ptr[t + 1]]``. ``node_ids`` names the nodes in messages.
     """
 
     name: str
@@ -71,13 +71,13 @@ class LoadProblem:
 
     @cached_property
     def class_of(self) -> np.ndarray:
-        """int ``(n,)``: nodes of equal ``group`` numbered 0, 1, ..."""
+        """int ``(n,)``: the class of each node; nodes of equal ``group`` get the same number 0, 1, ..."""
         return np.unique(self.group, return_inverse=True)[1]
 
 
 @dataclass(frozen=True)
 class Loads:
-    """What a split bears. ``load`` and ``size`` float ``(machines,)``; ``overfull`` lists accelerators over memory."""
+    """The loads of a split: ``load``, ``size`` float ``(machines,)``; ``overfull`` lists accelerators over memory."""
 
     load: np.ndarray
     size: np.ndarray
@@ -89,9 +89,9 @@ class Loads:
 
 
 def machine_loads(problem: LoadProblem, machine: np.ndarray) -> Loads:
-    """Loads of a split, ``machine`` int ``(n,)`` (accelerators ``0 .. k-1``, then CPU cores).
+    """The loads of a split, ``machine`` int ``(n,)`` (accelerators ``0 .. k-1``, then CPU cores).
 
-    A tensor costs its producer's accelerator once however many machines read it, and each accelerator that reads it
+    A tensor costs its producer's accelerator once, however many machines read it, and each accelerator that reads it
     once. Raises :class:`InvalidInput` for a machine that does not exist or a separated group.
     """
     machine = np.asarray(machine)
@@ -118,11 +118,11 @@ def machine_loads(problem: LoadProblem, machine: np.ndarray) -> Loads:
 
 
 def read_load_problem(path: str | os.PathLike, *, fix_units: bool = False) -> LoadProblem:
-    """Read a dnn-partitioning JSON file as it is: its numbers, its units (msr-fiddle/dnn-partitioning).
+    """Read a dnn-partitioning JSON file (msr-fiddle/dnn-partitioning) with its numbers and units unchanged.
 
-    ``fix_units`` multiplies the edge costs by 1000 where they are 1000 times too small for the latencies: the bytes per
-    unit of cost of the throughput layer graphs are 2^31, of all other files 2^31 / 1000. Raises :class:`InvalidInput`
-    naming the file and the field.
+    If ``fix_units`` is true, edge costs that are 1000 times too small for the latencies are multiplied by 1000: the
+    bytes per unit of cost are 2^31 in the throughput layer graphs and 2^31 / 1000 in all other files. Raises
+    :class:`InvalidInput` that names the file and the field.
     """
     document = json_object(read_input(path), path)
     limits = [document.number(key) for key in ("maxFPGAs", "maxCPUs", "maxSizePerFPGA")]

@@ -1,10 +1,11 @@
 """Step time by constraint programming, under the execution model's own rules (MODEL.md), with a proven bound.
 
-Optional intervals: an op on the device that runs it, a transfer on the route that carries it; no two at a time on a
-one-slot device (R1) or, with ``fifo`` contention, on a channel (R4). The solver is free to order ops and transfers,
-which the queues of R2 and R4 are not, memory is the sum of persistent bytes, and under ``eager`` (R11) an op only waits
-to be issued: everything that the rules allow is a solution, so the proven bound is below every feasible step time.
-Numbers are OR-Tools CP-SAT's; times are cut to whole ticks, downwards, so that bounds stay valid.
+Optional intervals stand for an op on the device that runs it and for a transfer on the route that carries it. Two
+intervals never overlap on a one-slot device (R1) or, with ``fifo`` contention, on a channel (R4). The model relaxes the
+rules: the solver may order ops and transfers freely, which the queues of R2 and R4 may not; memory is the sum of
+persistent bytes; and under ``eager`` (R11) an op only waits for its dispatch. Every schedule that the rules allow is
+therefore a solution, and the proven bound is below every feasible step time. The solver is OR-Tools CP-SAT; times are
+rounded down to whole ticks, so that bounds stay valid.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from simdev.errors import InvalidInput, Unsupported
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 
-TICKS = 1 << 22  # the horizon in ticks: finer times make the solver slower, not wiser
+TICKS = 1 << 22  # of the horizon; finer times slow the solver down and do not improve its results
 
 
 @dataclass(frozen=True)
 class Makespan:
-    """``found``: devices per unit, int ``(k, units)``, of the solutions met, best last; ``bound_ns`` proven for every
-    placement that keeps to what was given; ``status`` as CP-SAT says it."""
+    """The solutions and the proven bound of a run.
+
+    ``found``: devices per unit, int ``(k, units)``, of the solutions, best last. ``bound_ns`` holds for every placement
+    that satisfies the given constraints. ``status`` is CP-SAT's.
+    """
 
     found: np.ndarray
     model_ns: int
@@ -52,8 +56,8 @@ def solve_makespan(
     ``allowed`` bool ``(D, units)`` (default: wherever there is a kernel); units of equal ``tie`` int ``(units,)`` share
     a device (default: none); ``size`` int ``(units,)`` bytes that add up within each memory (default: persistent).
     ``hint`` int ``(units,)`` is a start, ``upper_ns`` a step time that the model must not exceed. ``seconds`` is
-    CP-SAT's deterministic time, the same everywhere; ``wall_seconds``, in which the model is made, too, a safety net
-    that is not. Raises :class:`Unsupported` where nothing fits.
+    CP-SAT's deterministic time, which is the same on every host. ``wall_seconds`` is a safety net that depends on the
+    host; it includes the time to build the model. Raises :class:`Unsupported` if nothing fits.
     """
     began = time.monotonic()
     from ortools.sat.python import cp_model
@@ -74,7 +78,7 @@ def solve_makespan(
         home = np.zeros(together.shape[1], np.int64)
         home[tie] = hint
         for (device, cluster), variable in builder.on.items():
-            if len(builder.places[cluster]) > 1:  # what is settled is one shared constant
+            if len(builder.places[cluster]) > 1:  # a cluster with one possible device is a shared constant
                 builder.model.add_hint(variable, int(home[cluster] == device))
         builder.hint_starts = _starts(problem, hint)
     builder.minimise(durations)
@@ -82,7 +86,7 @@ def solve_makespan(
     parameters = solver.parameters
     parameters.num_workers, parameters.random_seed = 1, seed
     parameters.symmetry_level = parameters.cp_model_probing_level = 0
-    parameters.linearization_level = 0  # the linear relaxation of such models takes long and says little
+    parameters.linearization_level = 0  # the linear relaxation of such models is slow and gives weak bounds
     parameters.max_deterministic_time = seconds
     if math.isfinite(wall_seconds):
         parameters.max_time_in_seconds = max(0.1, wall_seconds - (time.monotonic() - began))
@@ -103,7 +107,7 @@ def solve_makespan(
         raise Unsupported(f"{graph.name}: the persistent bytes fit in no placement")
     found = np.array(seen, np.int64).reshape(-1, graph.n_units)
     solved = bool(len(found))
-    # Nothing within upper_ns: then every placement takes longer.
+    # No solution within upper_ns: every placement takes longer.
     bound = horizon if status == cp_model.INFEASIBLE else int(max(0, solver.best_objective_bound)) * tick
     model_ns = int(solver.objective_value) * tick if solved else horizon
     return Makespan(found, model_ns, bound, solver.status_name(status).lower())
@@ -120,14 +124,14 @@ def _serial(problem: Problem, allowed: np.ndarray) -> int:
 
 
 def _starts(problem: Problem, unit_devices: np.ndarray) -> np.ndarray:
-    """int64 ``(n,)``: when each op starts in the simulator."""
+    """int64 ``(n,)``: the start of each op in the simulator, ns."""
     from simdev.sim import simulate
 
     return simulate(problem, Placement.of_units(problem, unit_devices)).op_start
 
 
 class _Builder:
-    """The model under construction: ``on[d, c]`` says that cluster ``c`` (ops tied together) is on device ``d``."""
+    """Builds the model: ``on[d, c]`` says that cluster ``c`` (ops tied together) is on device ``d``."""
 
     def __init__(self, cp_model, problem: Problem, together: np.ndarray, cluster: np.ndarray, tick: int, horizon: int):
         self.problem, self.cluster, self.tick, self.horizon = problem, cluster.tolist(), tick, horizon
@@ -196,8 +200,8 @@ class _Builder:
         graph = self.problem.graph
         self.channel: dict[int, list] = {}
         ptr, consumers = graph.consumer_ptr.tolist(), graph.consumers.tolist()
-        # Tensors of one op with the same readers leave together and are needed together: one transfer, that lasts as
-        # long as all of them in sequence on their common route, or as the longest where they share it.
+        # Tensors of one op with the same readers leave together and are needed together: they are one transfer. It lasts
+        # as long as all of them in sequence on their common route, or as the longest if they share the route.
         alike: dict[tuple[int, ...], list[int]] = {}
         for tensor, producer in enumerate(graph.tensor_producer.tolist()):
             alike.setdefault((producer, *consumers[ptr[tensor] : ptr[tensor + 1]]), []).append(tensor)
@@ -214,7 +218,7 @@ class _Builder:
                 self._arrivals(producer, readers, target, length)
 
     def _arrivals(self, producer: int, readers: dict[int, list[int]], target: int, lengths: np.ndarray) -> None:
-        """The transfers to device ``target``, one for each device where ``producer`` may be; ticks per pair class."""
+        """The transfers to device ``target``, one for each possible device of ``producer``; ticks per pair class."""
         model, home = self.model, self.cluster[producer]
         pair_class, routes = self.problem.costs.pair_class, self.problem.topology.routes
         reading = [(self.on[target, c], ops) for c, ops in readers.items() if (target, c) in self.on]

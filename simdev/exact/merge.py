@@ -1,4 +1,4 @@
-"""Fewer classes for the exact methods: merges that lose nothing first, then merges of the cheapest neighbours."""
+"""Fewer classes for the exact methods: first merges that lose nothing, then merges of the cheapest neighbours."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from simdev.exact.contract import Classes, topological
 
 
 def merge_dominated(classes: Classes) -> Classes:
-    """Merge classes that some optimal contiguous split on accelerators keeps together, where memory does not bind.
+    """Merge classes that some optimal contiguous split on accelerators keeps together, if memory does not bind.
 
     Let ``v`` be the only successor of ``u``. Moving ``u`` from another accelerator to that of ``v`` keeps the split
-    contiguous. The borders that join ``u`` and ``v`` alone are no longer crossed, which relieves both accelerators by
-    their cost; every other border of ``u`` burdens either one by its cost at most, and the accelerator of ``v`` takes
-    the time of ``u``. So if time plus other borders are no more than the joining borders, no load grows. The same holds
-    for ``v`` when ``u`` is its only predecessor.
+    contiguous. The borders that join only ``u`` and ``v`` are no longer crossed, which reduces the load of both
+    accelerators by their cost. Every other border of ``u`` adds its cost to either accelerator at most, and the
+    accelerator of ``v`` takes the time of ``u``. If the time plus the other borders do not exceed the joining borders,
+    no load grows. The same holds for ``v`` if ``u`` is its only predecessor.
     """
     merger = _Merger(classes)
     waiting = list(range(classes.n_classes))
@@ -33,10 +33,10 @@ def merge_dominated(classes: Classes) -> Classes:
 
 
 def merge_cheapest(classes: Classes, target: int) -> Classes:
-    """Merge neighbours, those of least time together first, down to ``target`` classes or until none is left to merge.
+    """Merge neighbours, those of least total time first, until ``target`` classes or no more pairs are left.
 
     Only pairs that cannot close a cycle are merged: ``v`` is the only successor of ``u``, or ``u`` the only
-    predecessor of ``v``. This may lose the optimum.
+    predecessor of ``v``. Merging may lose the optimum.
     """
     merger = _Merger(classes)
     heap = [(merger.pair_time(u, v), u, v) for u in range(classes.n_classes) for v in sorted(merger.after[u])]
@@ -58,7 +58,7 @@ def merge_cheapest(classes: Classes, target: int) -> Classes:
 
 
 def regroup(classes: Classes, label: np.ndarray) -> Classes:
-    """Merge the classes of equal ``label`` int ``(c,)``; those that then lie on a cycle are merged too."""
+    """Merge the classes of equal ``label`` int ``(c,)``, and then the classes that lie on a common cycle."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -98,7 +98,7 @@ def regroup(classes: Classes, label: np.ndarray) -> Classes:
 
 
 def component_arcs(classes: Classes, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Precedence between labels as two arrays, without loops."""
+    """Precedence between labels as two arrays, without self-loops."""
     pairs = {(int(label[p]), int(label[c])) for c, before in enumerate(classes.predecessors) for p in before}
     arcs = sorted((a, b) for a, b in pairs if a != b)
     before, after = np.array(arcs, np.int64).reshape(-1, 2).T
@@ -106,7 +106,7 @@ def component_arcs(classes: Classes, label: np.ndarray) -> tuple[np.ndarray, np.
 
 
 class _Merger:
-    """Classes under way to fewer: who was merged ``into`` whom, and the graph of those left."""
+    """Merges classes step by step: records which class was merged ``into`` which, and the graph of the others."""
 
     def __init__(self, classes: Classes):
         self.classes = classes

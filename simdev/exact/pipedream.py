@@ -1,16 +1,17 @@
 """PipeDream's planner (Narayanan et al., SOSP 2019, section 3.1): pipeline stages with replicas, level by level.
 
-It sees a profile of layers and levels of machines. A *state* is an ideal of the layer graph; a stage is the difference
-of two nested states. On ``m`` replicas a stage takes ``(T + 4 (m - 1) W / (B m)) / m``: its time ``T`` and the exchange
-of its ``W`` parameter bytes at ``B`` bytes per second. The plan minimises the slowest stage.
+The inputs are a profile of layers and the levels of machines. A *state* is an ideal of the layer graph; a stage is the
+difference of two nested states. On ``m`` replicas a stage takes ``(T + 4 (m - 1) W / (B m)) / m``: its time ``T`` and
+the exchange of its ``W`` parameter bytes at ``B`` bytes per second. The plan minimises the slowest stage.
 
-Kept from the published program (msr-fiddle/pipedream), so that its figures can be replayed: a stage is no faster than
-the activations that enter or leave it, whether its replicas are on one machine or not; on upper levels the exchange of
-a stage that is the last of several is not divided among the machines below; layers are reached from the first source,
-others come in when a reader needs them.
-Mended: the program builds its states by walking between antichains, which does not end on wide graphs (ResNet-101,
-DenseNet-121); here they are enumerated as ideals, and beyond a limit the layers are put in one order and its prefixes
-are the states.
+Three properties of the published program (msr-fiddle/pipedream) are kept, so that its figures can be reproduced. A
+stage is no faster than the activations that enter or leave it, whether its replicas are on one machine or not. On upper
+levels, the exchange of a stage that is the last of several is not divided among the machines below. Layers are reached
+from the first source; other sources are added when a reader needs them.
+
+One defect is corrected: the program builds its states by walking between antichains, which does not end on wide graphs
+(ResNet-101, DenseNet-121). Here they are enumerated as ideals; beyond a limit, the states are the prefixes of one order
+of the layers.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from simdev.exact.contract import topological
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """``n`` layers in file order: ``seconds`` of forward and backward, ``activation`` and ``parameter`` bytes, float
-    ``(n,)``, and the layers that each reads."""
+    """``n`` layers in file order.
+
+    ``seconds`` of forward and backward, ``activation`` and ``parameter`` bytes, float ``(n,)``, and the layers that
+    each layer reads.
+    """
 
     name: str
     layers: tuple[str, ...]
@@ -48,9 +52,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """``seconds`` of the slowest stage; ``single_seconds`` on one worker; ``data_parallel_seconds`` with every layer on
+    """A plan and the figures to compare it with.
+
+    ``seconds`` of the slowest stage; ``single_seconds`` on one worker; ``data_parallel_seconds`` with every layer on
     all workers; ``states`` examined. The plan is optimal over these states. ``linear`` says that they are the prefixes
-    of one order."""
+    of one order.
+    """
 
     seconds: float
     single_seconds: float
@@ -72,10 +79,10 @@ def plan(
 ) -> Plan:
     """Plan for ``workers[i]`` machines on level ``i`` (innermost first) joined at ``bandwidths[i]`` bytes per second.
 
-    ``memory`` bytes limit what a worker stashes: activations and parameters of its stage, once for each minibatch under
-    way. Without ``transfers`` stages hand over activations (and, as much again, gradients) in no time. Without
-    ``replicate`` every stage has one worker. ``limit`` states at most, else prefixes of one order. Raises
-    :class:`InvalidInput` for levels that make no sense, :class:`Unsupported` where memory admits no plan.
+    ``memory`` is the limit in bytes of what a worker stores: activations and parameters of its stage, once for each
+    minibatch in flight. If ``transfers`` is false, activations and gradients pass between stages in no time. If
+    ``replicate`` is false, every stage has one worker. With more than ``limit`` states, the prefixes of one order are
+    used. Raises :class:`InvalidInput` for invalid levels, :class:`Unsupported` if memory admits no plan.
     """
     if len(workers) != len(bandwidths) or not workers or min(workers) < 1 or min(bandwidths) <= 0:
         raise InvalidInput("expected workers and a positive bandwidth for each level", source=profile.name)
@@ -115,8 +122,11 @@ def plan(
 
 @dataclass
 class _Table:
-    """``best[m]`` float ``(states + 1, states)``: slowest stage of a span on exactly ``m`` machines; ``cut[m]`` the
-    state before its last stage (-1: one stage) and ``last[m]`` that stage's replicas."""
+    """The best plans of one level.
+
+    ``best[m]`` float ``(states + 1, states)``: slowest stage of a span on exactly ``m`` machines; ``cut[m]`` the state
+    before its last stage (-1: one stage) and ``last[m]`` that stage's replicas.
+    """
 
     best: list[np.ndarray]
     cut: list[np.ndarray]
@@ -175,8 +185,11 @@ def _stages(tables: list[_Table], workers: Sequence[int], row: int, state: int) 
 
 
 def _states(profile: Profile, limit: int) -> tuple[np.ndarray, bool]:
-    """bool ``(states, n)``, by growing size: the ideals reached from the first source by adding a reader of a layer
-    inside, with all that the reader needs; prefixes of one order where there are more than ``limit``."""
+    """bool ``(states, n)``, by growing size: the ideals that are reached from the first source.
+
+    A step adds a reader of a layer inside, with all layers that the reader needs. If there are more than ``limit``
+    states, they are the prefixes of one order.
+    """
     n = len(profile.predecessors)
     arcs = np.array([(p, c) for c, before in enumerate(profile.predecessors) for p in before], np.int64).reshape(-1, 2)
     order = topological(n, arcs[:, 0], arcs[:, 1])
@@ -218,8 +231,8 @@ def _members(bits: int):
 def _outgoing(profile: Profile, states: np.ndarray) -> np.ndarray:
     """float ``(states,)``: activation bytes that leave a state, as the published program counts them.
 
-    Those of the state's last layers, and of each layer before one of them that has a reader not before that one: so a
-    layer whose readers are all inside counts too where they lie on different branches.
+    It counts the state's last layers, and each layer before one of them that has a reader not before that one. A layer
+    whose readers are all inside therefore counts too if they lie on different branches.
     """
     n = len(profile.predecessors)
     readers = np.zeros((n, n), bool)

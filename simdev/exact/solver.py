@@ -1,7 +1,7 @@
-"""Solves a MathOpt model within a time limit, interruptible, always with a proven bound.
+"""Solves a MathOpt model within a time limit; it can be interrupted and always returns a proven bound.
 
-``auto`` is Gurobi where the user has it with a licence, HiGHS otherwise; ``scip`` and ``cp-sat`` come with OR-Tools,
-too. OR-Tools is imported on first use.
+``auto`` is Gurobi if it is installed with a licence, else HiGHS. ``scip`` and ``cp-sat`` also come with OR-Tools.
+OR-Tools is imported on first use.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from simdev.errors import InvalidInput, UnknownName
 
 SOLVERS = {"highs": "HIGHS", "scip": "GSCIP", "cp-sat": "CP_SAT", "gurobi": "GUROBI"}
 AUTO = "auto"
-LONG = 25.0  # seconds from which HiGHS works in turns
-GRACE = 1.03  # a solver that has not stopped by itself after this share of its time is stopped
+LONG = 25.0  # seconds; with a longer limit HiGHS works in several runs
+GRACE = 1.03  # a solver that has not stopped after this multiple of its time limit is stopped
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``values`` maps variables to the best solution found (None: none); ``objective`` and the proven ``bound`` of a
-    minimisation (``-inf`` where the solver proved nothing); ``status`` is ``optimal``, ``feasible``, ``infeasible`` or
-    ``unknown``; ``interrupted`` by Ctrl-C."""
+    """The end of a solve.
+
+    ``values`` maps variables to the best solution found (None: none); ``objective`` and the proven ``bound`` are those
+    of a minimisation (``-inf`` if the solver proved nothing); ``status`` is ``optimal``, ``feasible``, ``infeasible``
+    or ``unknown``; ``interrupted`` is true after Ctrl-C.
+    """
 
     values: dict | None
     objective: float
@@ -44,20 +47,20 @@ class Outcome:
 
 @cache
 def available(solver: str) -> bool:
-    """Whether ``solver`` solves a model of one variable here: Gurobi needs its library and a licence."""
+    """Whether ``solver`` can solve a model of one variable here: Gurobi needs its library and a licence."""
     from ortools.math_opt.python import mathopt
 
     model = mathopt.Model()
     model.minimize(model.add_variable(lb=1.0, ub=2.0))
     try:
         mathopt.solve(model, getattr(mathopt.SolverType, SOLVERS[solver]))
-    except Exception:  # MathOpt raises many types, by what is missing
+    except Exception:  # MathOpt raises many types, depending on what is missing
         return False
     return True
 
 
 def chosen(solver: str) -> str:
-    """``solver``, or what ``auto`` stands for here. Raises :class:`UnknownName`."""
+    """``solver`` itself, or the solver that ``auto`` selects here. Raises :class:`UnknownName`."""
     if solver not in (*SOLVERS, AUTO):
         raise UnknownName("solver", solver, (*SOLVERS, AUTO))
     return solver if solver != AUTO else "gurobi" if available("gurobi") else "highs"
@@ -66,10 +69,10 @@ def chosen(solver: str) -> str:
 def solve(model, *, seconds: float, gap: float = 1e-4, solver: str = AUTO, hint: dict | None = None, seed: int = 0):
     """Minimise ``model`` (MathOpt) to a relative ``gap`` within ``seconds``; ``hint`` is a warm start.
 
-    Stops within 5 % of its limit. On Ctrl-C the best solution so far is returned, with ``interrupted`` set. OR-Tools
-    can interrupt neither HiGHS nor SCIP: HiGHS therefore works in three turns, an eighth, a quarter and the rest of a
-    long limit, each from the solution of the last one, and of SCIP nothing is kept. Raises :class:`InvalidInput` where
-    the solver refuses the model or is not there.
+    Stops within 5 % of its limit. On Ctrl-C it returns the best solution so far, with ``interrupted`` set. OR-Tools can
+    interrupt neither HiGHS nor SCIP. HiGHS therefore divides a long limit into three runs, an eighth, a quarter and the
+    rest, each from the solution of the previous run; of an interrupted SCIP nothing is kept. Raises
+    :class:`InvalidInput` if the solver refuses the model or is not installed.
     """
     solver = chosen(solver)
     turns = [seconds / 8, seconds / 4, seconds * 5 / 8] if solver == "highs" and seconds >= LONG else [seconds]
@@ -84,7 +87,7 @@ def solve(model, *, seconds: float, gap: float = 1e-4, solver: str = AUTO, hint:
 
 
 def _better(before: Outcome, after: Outcome) -> Outcome:
-    """Two attempts at one model as one."""
+    """Combine two attempts at one model."""
     best = after if after.objective <= before.objective else before
     bound = max(before.bound, after.bound)
     status = after.status if after.status in ("optimal", "infeasible") else best.status
@@ -98,7 +101,7 @@ def _attempt(model, seconds: float, gap: float, solver: str, hint: dict | None, 
     parameters = mathopt.SolveParameters(
         time_limit=datetime.timedelta(seconds=seconds), relative_gap_tolerance=gap, random_seed=seed
     )
-    if solver != "highs":  # HiGHS in MathOpt refuses the parameter; it uses what the machine has
+    if solver != "highs":  # HiGHS in MathOpt refuses the parameter; it uses all cores
         parameters.threads = 1
     hints = [mathopt.SolutionHint(variable_values=hint)] if hint else []
     box, stop = {}, SolveInterrupter()
@@ -134,7 +137,7 @@ def _attempt(model, seconds: float, gap: float, solver: str, hint: dict | None, 
     elapsed = time.monotonic() - started
     if "error" in box:
         raise InvalidInput(f"{type(box['error']).__name__}: {box['error']}", source=f"solver {solver}")
-    if "result" not in box:  # deep in one step that it does not leave: its thread is left to end by itself
+    if "result" not in box:  # the solver is in a step that it does not leave; its thread ends by itself
         return Outcome(None, math.inf, -math.inf, "unknown", elapsed, interrupted)
     return _outcome(mathopt, box["result"], elapsed, interrupted)
 

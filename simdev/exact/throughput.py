@@ -19,7 +19,8 @@ from simdev.exact.solver import AUTO, LONG, Outcome, solve
 
 @dataclass(frozen=True)
 class Proven:
-    """``machine`` int ``(n,)`` with its ``largest`` load, the proven lower ``bound``, and how the solver ended."""
+    """A split ``machine`` int ``(n,)`` with its ``largest`` load, its proven lower ``bound``, and how the solver
+    ended."""
 
     machine: np.ndarray
     largest: float
@@ -43,11 +44,11 @@ def best_split(
     start: np.ndarray | None = None,
     seed: int = 0,
 ) -> Proven:
-    """The split of least largest load, ``contiguous`` or free, with its proof as far as ``seconds`` carry it.
+    """The split of least largest load, ``contiguous`` or free, with the best proof that ``seconds`` allow.
 
-    Contiguous means that no path between two nodes of a machine leaves it, on every machine; as in the paper's program
-    (and less strictly than :func:`simdev.exact.dp.best_contiguous`) machines may feed one another. ``start`` is a split
-    to begin with (default: the best linear split, improved move by move). Raises :class:`Unsupported` where nothing
+    Contiguous means, for every machine, that no path between two of its nodes leaves it. As in the paper's program (and
+    less strictly than in :func:`simdev.exact.dp.best_contiguous`), machines may feed one another. ``start`` is the
+    split to start from (default: the best linear split, improved move by move). Raises :class:`Unsupported` if nothing
     fits in memory.
     """
     classes = contract(problem, merge_trivial=False) if contiguous else colour_classes(problem)
@@ -69,10 +70,10 @@ def best_split_of(
     start: np.ndarray | None = None,
     seed: int = 0,
 ) -> Proven:
-    """As :func:`best_split` over given ``classes``, which ``start`` keeps whole; the bound is for splits that do.
+    """Like :func:`best_split` over given ``classes``, which ``start`` keeps whole; the bound is for splits that do.
 
-    A free split with a long limit gets three tenths of it first; where that proves nothing, as long is spent on
-    :func:`exchange`, and the rest on :func:`simdev.exact.cover.cover_bound`.
+    A free split with a long limit first runs the solver for three tenths of it. If that proves nothing,
+    :func:`exchange` gets as much time, and :func:`simdev.exact.cover.cover_bound` the rest.
     """
     long = seconds >= LONG and not contiguous
     began = time.monotonic()
@@ -98,10 +99,10 @@ def exchange(
     solver: str = AUTO,
     seed: int = 0,
 ) -> tuple[np.ndarray, bool]:
-    """A free split, improved by large-neighbourhood search, and whether Ctrl-C ended it.
+    """Improve a free split by large-neighbourhood search; return it, int ``(n,)``, and whether Ctrl-C ended the search.
 
-    All stays but what is on the most loaded machine and on ``free`` - 1 others, drawn at random; those share their
-    classes anew, by the integer program. int ``(n,)``.
+    In each round, the integer program redistributes the classes of the most loaded machine and of ``free`` - 1 others,
+    drawn at random; all other classes stay.
     """
     rng = np.random.default_rng(seed)
     best, value, began = machine, machine_loads(problem, machine).largest, time.monotonic()
@@ -157,7 +158,7 @@ def _solve(problem, classes, contiguous, seconds, gap, solver, start, seed) -> P
 
 
 def colour_classes(problem: LoadProblem) -> Classes:
-    """One class per colour, without precedence: what a free split moves."""
+    """One class per colour, without precedence: the classes of a free split."""
     count = int(problem.class_of.max()) + 1
     borders: dict[tuple[int, ...], float] = {}
     for t in range(len(problem.tensor_cost)):
@@ -180,7 +181,8 @@ def colour_classes(problem: LoadProblem) -> Classes:
 
 
 def _model(problem: LoadProblem, classes: Classes, contiguous: bool, start: np.ndarray | None):
-    """``x[class, machine]``, and per border and accelerator whether the accelerator is on both its sides."""
+    """``x[class, machine]``, and for each border and accelerator whether the accelerator holds some but not all of
+    it."""
     from ortools.math_opt.python import mathopt
 
     model = mathopt.Model()
@@ -205,7 +207,7 @@ def _model(problem: LoadProblem, classes: Classes, contiguous: bool, start: np.n
         hint[largest] = loads.largest
         largest.upper_bound = loads.largest
     heavy = np.argsort(-np.where(np.isfinite(classes.accelerator_time), classes.accelerator_time, 0), kind="stable")
-    for rank, c in enumerate(heavy[:k].tolist()):  # accelerators are alike: the r-th heaviest class needs the first r
+    for rank, c in enumerate(heavy[:k].tolist()):  # accelerators are equal: the r-th heaviest class needs the first r
         for i in range(rank + 1, k):
             x[c, i].upper_bound = 0
     ptr = classes.member_ptr
@@ -247,7 +249,7 @@ def _model(problem: LoadProblem, classes: Classes, contiguous: bool, start: np.n
 
 
 def _reach(classes: Classes, inside: np.ndarray) -> list[float]:
-    """1 for the classes inside, or with one inside behind them: the z of a contiguous split."""
+    """The z of a contiguous split: 1 for the classes inside, and for classes before one inside."""
     z = inside.copy()
     for c in range(classes.n_classes - 1, -1, -1):
         if z[c]:
@@ -271,7 +273,7 @@ def _machines(problem: LoadProblem, classes: Classes, x: dict, outcome: Outcome)
 
 
 def simple_bound(problem: LoadProblem) -> float:
-    """All work on its faster machine, divided evenly; and the largest class alone. Both without transfers."""
+    """The larger of two bounds without transfers: all work on its faster machine, divided evenly; the largest class."""
     count = int(problem.class_of.max()) + 1
     fast = (
         np.bincount(problem.class_of, problem.accelerator_time, count)

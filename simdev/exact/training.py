@@ -1,4 +1,4 @@
-"""A placement problem seen as a max-load problem: forward ops in order, each with its backward and update ops."""
+"""A placement problem as a max-load problem: forward ops in order, each with its backward and update ops."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def alike_accelerators(problem: Problem) -> list[int]:
 
 
 def load_of(problem: Problem, accelerators: list[int], *, memory_share: float = 1.0) -> LoadProblem:
-    """The max-load problem of a training step, times in ns: one node per op, CPU cores only where a kernel is missing.
+    """The max-load problem of a training step, times in ns, with one node per op.
 
-    A tensor costs its transfer time averaged over the pairs of ``accelerators``. An op's size is its persistent bytes
-    and, for a forward op, the outputs that backward ops read (they live from forward to backward); ``memory_share`` of
-    an accelerator's memory is offered for the sum. Backward and update ops join the class of a forward op
-    (:func:`anchors`), as colour classes do in the paper.
+    There are CPU cores only if an accelerator kernel is missing. A tensor costs its transfer time averaged over the
+    pairs of ``accelerators``. An op's size is its persistent bytes and, for a forward op, its outputs that backward ops
+    read (they live from forward to backward); ``memory_share`` of an accelerator's memory is the limit of the sum.
+    Backward and update ops join the class of a forward op (:func:`anchors`), like colour classes in the paper.
     """
     graph, costs = problem.graph, problem.costs
     times = costs.device_op_ns
@@ -74,9 +74,12 @@ def load_of(problem: Problem, accelerators: list[int], *, memory_share: float = 
 
 
 def anchors(problem: Problem) -> np.ndarray:
-    """int64 ``(n,)``: class of each op. Colocated ops share one; so do a backward op and the forward op that it belongs
-    to: the last one of its own layer whose output it reads, else that of a backward op of its layer that it reads, else
-    whatever it reads last. Data that is there already (parameters, inputs) joins its first reader."""
+    """int64 ``(n,)``: the class of each op.
+
+    Colocated ops share a class, and so do a backward op and its forward op. The forward op is the last op of the same
+    layer whose output the backward op reads; else that of a backward op of the layer that it reads; else that of the
+    last op that it reads. Data that exists before the step (parameters, inputs) joins its first reader.
+    """
     graph = problem.graph
     parent = list(range(graph.n_ops))
 
@@ -92,7 +95,7 @@ def anchors(problem: Problem) -> np.ndarray:
     first_of_unit: dict[int, int] = {}
     for op in range(graph.n_ops):
         parent[find(op)] = find(first_of_unit.setdefault(unit[op], op))
-    # A parameter's gradient is where the parameter is, and that is with its first reader.
+    # A parameter's gradient is on the device of the parameter, which is the device of its first reader.
     settled = np.zeros(graph.n_units, bool)
     settled[graph.unit_of_op[graph.op_phase == 0]] = True
     sources = graph.tensor_producer[graph.inputs].tolist()
@@ -105,7 +108,7 @@ def anchors(problem: Problem) -> np.ndarray:
         read = [source for source in sources[ptr[op] : ptr[op + 1]] if not free[source]]
         near = [source for source in read if layer[source] == layer[op]]
         made = [source for source in near if phase[source] == 0] or near or read
-        # Forward ops are anchors themselves; of backward ops the anchor is already known.
+        # A forward op is its own anchor; the anchor of an earlier backward op is already known.
         anchor[op] = max((anchor[source] for source in made), default=last_forward)
         if phase[op] == 1 and not settled[unit[op]]:
             parent[find(op)] = find(anchor[op])

@@ -46,4 +46,4 @@ def place_by_load(problem: Problem, budget, solve: Callable[[LoadProblem], Split
 
 def _devices(problem: Problem, accelerators: list[int], split: Split) -> np.ndarray:
     """int32 ``(n,)``: the device of each op. Nodes of a class share a processor, so colocated ops share a device."""
-    return np.array([*accelerators, problem.topology.host], np.int32)[split.machine]
+    return np.array([*accelerators, problem.topology.host], np.int32)[split.processor]

@@ -41,7 +41,7 @@ def ip_latency(problem, *, rng, budget, effort, classes):
         coarse = _load_of_classes(load, few)
         coarse = _with_host(problem, coarse)
         found = best_latency(coarse, effort=effort, seconds=min(20.0, 0.2 * budget.seconds), seed=seed)
-        return Split(found.machine[few.class_of], found.latency, 0, 0)
+        return Split(found.processor[few.class_of], found.latency, 0, 0)
 
     return place_by_load(problem, budget, solve)
 

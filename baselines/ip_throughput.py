@@ -40,10 +40,10 @@ def ip_throughput(problem, *, rng, budget, contiguous, seconds, classes, solver)
             contiguous=contiguous,
             seconds=min(seconds, 0.5 * budget.seconds),
             solver=solver,
-            start=start.machine,
+            start=start.processor,
             seed=int(rng.integers(2**31)),
         )
-        split = Split(np.asarray(found.machine), found.largest, 0, 0)
+        split = Split(np.asarray(found.processor), found.largest, 0, 0)
         return min(split, linear_split(load, fine), key=lambda split: split.largest)
 
     return place_by_load(problem, budget, solve)

@@ -14,7 +14,7 @@ import numpy as np
 
 from simdev.errors import Unsupported
 from simdev.exact.dp import best_contiguous, best_linear
-from simdev.exact.load import machine_loads, read_load_problem
+from simdev.exact.load import processor_loads, read_load_problem
 from simdev.exact.throughput import best_split
 
 
@@ -32,7 +32,7 @@ def main() -> None:
 
 def _cells(path: Path, options) -> list[str]:
     problem = read_load_problem(path)
-    single = machine_loads(problem, np.zeros(problem.n_nodes, np.int64))
+    single = processor_loads(problem, np.zeros(problem.n_nodes, np.int64))
     cells = [str(problem.n_nodes)]
     started = time.monotonic()
     try:

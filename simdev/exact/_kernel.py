@@ -33,7 +33,7 @@ def fill(
     ideal, the sub-ideal and the kind (1: accelerator) that gave each entry, or -1.
 
     The sub-ideals of each ideal are visited depth first, so that a stage grows by one class at a time and a few
-    additions update its load. A stage that exceeds ``bound`` on both kinds of machine ends its branch, because all
+    additions update its load. A stage that exceeds ``bound`` on both kinds of processor ends its branch, because all
     stages below it are larger.
     """
     states, n = (cores + 1) * (k + 1), len(accelerator)

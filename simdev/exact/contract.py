@@ -1,7 +1,7 @@
 """Contracts a max-load problem to classes that a contiguous split keeps whole, with their precedence.
 
 The rules are those of Tarnawski et al. (NeurIPS 2020, section 5) and of the program published with it. Nodes of a
-colour class share a machine, so a class with its backward nodes is one unit of work. The precedence is that of the
+colour class share a processor, so a class with its backward nodes is one unit of work. The precedence is that of the
 forward part; a class without forward nodes gets the mirror image of its backward edges. Classes on a common cycle are
 merged. A zero-time source or sink with a single neighbour joins that neighbour.
 """

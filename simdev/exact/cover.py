@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from simdev.exact.contract import Classes
-from simdev.exact.load import LoadProblem, machine_loads
+from simdev.exact.load import LoadProblem, processor_loads
 from simdev.exact.solver import AUTO, solve
 
 NEAR = 1e-4  # relative difference at which the bound proves the split
@@ -18,7 +18,7 @@ SMOOTHING = 0.7  # weight of the best prices so far in the next prices (Wentges,
 def cover_bound(
     problem: LoadProblem,
     classes: Classes,
-    machine: np.ndarray,
+    processor: np.ndarray,
     *,
     low: float = 0.0,
     seconds: float = 60.0,
@@ -27,10 +27,10 @@ def cover_bound(
 ) -> float:
     """A lower bound on the largest load of every split of ``classes``, computed within ``seconds``.
 
-    ``low`` is a known lower bound, ``machine`` int ``(n,)`` a good split. If Ctrl-C interrupts the computation, the
+    ``low`` is a known lower bound, ``processor`` int ``(n,)`` a good split. If Ctrl-C interrupts the computation, the
     bound proven by then is returned.
 
-    First, each class gives a bound on the load of its machine, wherever it is: on a CPU core its time; on an
+    First, each class gives a bound on the load of its processor, wherever it is: on a CPU core its time; on an
     accelerator the least sum of times and crossed borders of all sets around the class (a minimum cut).
 
     Second, suppose that a split has no load above ``T``. Each accelerator holds a set of classes of load at most ``T``,
@@ -41,12 +41,12 @@ def cover_bound(
     1961, with the bound of Farley, 1990). Bisection finds ``T``.
     """
     deadline = time.monotonic() + seconds
-    value = high = machine_loads(problem, machine).largest
+    value = high = processor_loads(problem, processor).largest
     try:
         sets = _Sets(problem, classes, solver, seed)
         low = sets.around(low, deadline)
         home = np.zeros(classes.n_classes, np.int64)
-        home[classes.class_of] = machine
+        home[classes.class_of] = processor
         known, prices = [home == i for i in range(problem.accelerators)], None
         while high - low > NEAR * value and (left := deadline - time.monotonic()) > 0.5 and not sets.interrupted:
             limit = (low + high) / 2
@@ -162,7 +162,7 @@ class _Sets:
         return float(self.time[chosen].sum() + self.classes.border_cost[crossed].sum())
 
     def around(self, low: float, deadline: float) -> float:
-        """A load that some machine reaches in every split: the largest, over the classes, of the least load around
+        """A load that some processor reaches in every split: the largest, over the classes, of the least load around
         it."""
         self.model.minimize(self.weight)
         for c in np.argsort(-self.time, kind="stable").tolist():

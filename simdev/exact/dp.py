@@ -18,18 +18,18 @@ SLACK = 1 + 1e-9  # sums taken in another order differ in their last digits
 class Split:
     """A split found by dynamic programming.
 
-    ``machine`` int ``(n,)`` per node (accelerators first), its ``largest`` load, the number of ``ideals``, and the
+    ``processor`` int ``(n,)`` per node (accelerators first), its ``largest`` load, the number of ``ideals``, and the
     number of ``pairs`` of nested ideals whose stage was examined.
     """
 
-    machine: np.ndarray
+    processor: np.ndarray
     largest: float
     ideals: int
     pairs: int
 
 
 def best_contiguous(problem: LoadProblem, *, limit: int = 200_000, merge_trivial: bool = True) -> Split:
-    """The split with the least largest load among all whose machines each hold a difference of two nested ideals.
+    """The split with the least largest load among all whose processors each hold a difference of two nested ideals.
 
     Raises :class:`Unsupported` if there are more than ``limit`` ideals or no contiguous split fits in memory; the
     message gives the reason.
@@ -122,19 +122,19 @@ def _solve(classes: Classes, ideals: Ideals, problem: LoadProblem, bound: float)
     pairs, choice = fill(*arguments, table, 1, ideals.count)
     if not np.isfinite(table[-1, -1]):
         return None
-    machine = np.zeros(classes.n_classes, np.int64)
+    processor = np.zeros(classes.n_classes, np.int64)
     ideal, state, free = ideals.count - 1, states - 1, [k - 1, k + cores - 1]
     largest = float(table[-1, -1])
     while ideal > 0:
         lower, accelerated = (int(value) for value in choice[state])
         if lower != ideal:
-            machine[_difference(ideals, ideal, lower)] = free[0] if accelerated else free[1]
+            processor[_difference(ideals, ideal, lower)] = free[0] if accelerated else free[1]
             free[0 if accelerated else 1] -= 1
         state -= 1 if accelerated else k + 1
         if lower > 0:
             _, choice = fill(*arguments, table, lower, lower + 1)
         ideal = lower
-    return Split(machine[classes.class_of], largest, ideals.count, int(pairs))
+    return Split(processor[classes.class_of], largest, ideals.count, int(pairs))
 
 
 def _difference(ideals: Ideals, upper: int, lower: int) -> list[int]:

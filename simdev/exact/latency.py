@@ -16,7 +16,7 @@ import numpy as np
 
 from simdev.errors import InvalidInput, Unsupported
 from simdev.exact.contract import Classes, contract, topological
-from simdev.exact.load import LoadProblem, machine_loads
+from simdev.exact.load import LoadProblem, processor_loads
 
 TICKS = 2_000_000  # that the first value is divided into; times are rounded down to ticks, so the bound stays valid
 
@@ -25,11 +25,11 @@ TICKS = 2_000_000  # that the first value is divided into; times are rounded dow
 class Latency:
     """A split and its proven bound.
 
-    ``machine`` int ``(n,)`` (``accelerators`` stands for the CPU), its ``latency``, and the ``bound``. ``status`` is
+    ``processor`` int ``(n,)`` (``accelerators`` stands for the CPU), its ``latency``, and the ``bound``. ``status`` is
     ``optimal`` if the two differ by at most a thousandth, which rounding times to ticks may cost.
     """
 
-    machine: np.ndarray
+    processor: np.ndarray
     latency: float
     bound: float
     status: str
@@ -39,17 +39,17 @@ class Latency:
         return max(0.0, self.latency - self.bound) / max(self.latency, 1e-12)
 
 
-def split_latency(problem: LoadProblem, machine: np.ndarray) -> float:
-    """The latency of a split, where every machine number from ``accelerators`` on is the CPU.
+def split_latency(problem: LoadProblem, processor: np.ndarray) -> float:
+    """The latency of a split, where every processor number from ``accelerators`` on is the CPU.
 
     It is inf if calls wait for one another, which happens if a path leaves an accelerator and returns to it.
     """
     k = problem.accelerators
-    machine = np.minimum(np.asarray(machine), k)
-    load = machine_loads(problem, machine).load if problem.cpus else _loads(problem, machine)
+    processor = np.minimum(np.asarray(processor), k)
+    load = processor_loads(problem, processor).load if problem.cpus else _loads(problem, processor)
     source, target, _ = problem.edges
     # A call is one step of the order, and so is a node on the CPU; a step begins when all its inputs are there.
-    step = np.where(machine < k, machine, k + np.arange(problem.n_nodes))
+    step = np.where(processor < k, processor, k + np.arange(problem.n_nodes))
     arcs = sorted({(int(a), int(b)) for a, b in zip(step[source], step[target], strict=True) if a != b})
     after: dict[int, list[int]] = {}
     waiting = dict.fromkeys(set(step.tolist()), 0)
@@ -72,10 +72,10 @@ def split_latency(problem: LoadProblem, machine: np.ndarray) -> float:
     return latest if met == len(waiting) else np.inf
 
 
-def _loads(problem: LoadProblem, machine: np.ndarray) -> np.ndarray:
-    if (machine >= problem.accelerators).any():
+def _loads(problem: LoadProblem, processor: np.ndarray) -> np.ndarray:
+    if (processor >= problem.accelerators).any():
         raise InvalidInput("a node is on a CPU and there is none", source=problem.name)
-    return machine_loads(problem, machine).load
+    return processor_loads(problem, processor).load
 
 
 def critical_path(problem: LoadProblem) -> float:
@@ -237,7 +237,7 @@ def best_latency(
     starts = [start]
     if start is None:
         starts = [linear_split(problem), greedy_split(problem), np.full(problem.n_nodes, k)]
-    starts = [np.minimum(machine, k) for machine in starts if machine is not None]
+    starts = [np.minimum(processor, k) for processor in starts if processor is not None]
     known = [(split_latency(problem, s), s) for s in starts if problem.cpus or (s < k).all()]
     known = [pair for pair in known if np.isfinite(pair[0])]
     best = min(known, key=lambda pair: pair[0], default=(np.inf, None))

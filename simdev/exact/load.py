@@ -20,12 +20,12 @@ from simdev.graphs.importers.reading import Fields, json_object, read_input
 
 @dataclass(frozen=True, eq=False)
 class LoadProblem:
-    """Put ``n`` nodes on ``accelerators`` + ``cpus`` machines so that the largest load is least.
+    """Put ``n`` nodes on ``accelerators`` + ``cpus`` processors so that the largest load is least.
 
-    Machines are numbered accelerators first. ``memory`` limits the sum of ``size`` on an accelerator.
+    Processors are numbered accelerators first. ``memory`` limits the sum of ``size`` on an accelerator.
     ``accelerator_time``, ``cpu_time``, ``size`` float ``(n,)``; ``backward`` bool ``(n,)``; ``group`` int ``(n,)``:
-    nodes of equal number share a machine. Tensor ``t`` of cost ``tensor_cost[t]`` is made by ``tensor_producer[t]`` and
-    read by ``consumers[consumer_ptr[t]:consumer_ptr[t + 1]]``. ``node_ids`` names the nodes in messages.
+    nodes of equal number share a processor. Tensor ``t`` of cost ``tensor_cost[t]`` is made by ``tensor_producer[t]``
+    and read by ``consumers[consumer_ptr[t]:consumer_ptr[t + 1]]``. ``node_ids`` names the nodes in messages.
     """
 
     name: str
@@ -53,14 +53,14 @@ class LoadProblem:
         accelerated = np.isfinite(self.accelerator_time) & (self.accelerators > 0)
         nowhere = np.flatnonzero(~accelerated & ~(np.isfinite(self.cpu_time) & (self.cpus > 0)))
         if len(nowhere):
-            raise InvalidInput("no machine supports it", source=self.name, field=f"node {self.node_ids[nowhere[0]]}")
+            raise InvalidInput("no processor supports it", source=self.name, field=f"node {self.node_ids[nowhere[0]]}")
 
     @property
     def n_nodes(self) -> int:
         return len(self.size)
 
     @property
-    def n_machines(self) -> int:
+    def n_processors(self) -> int:
         return self.accelerators + self.cpus
 
     @cached_property
@@ -77,7 +77,7 @@ class LoadProblem:
 
 @dataclass(frozen=True)
 class Loads:
-    """The loads of a split: ``load``, ``size`` float ``(machines,)``; ``overfull`` lists accelerators over memory."""
+    """The loads of a split: ``load``, ``size`` float ``(processors,)``; ``overfull`` lists accelerators over memory."""
 
     load: np.ndarray
     size: np.ndarray
@@ -88,30 +88,30 @@ class Loads:
         return float(self.load.max())
 
 
-def machine_loads(problem: LoadProblem, machine: np.ndarray) -> Loads:
-    """The loads of a split, ``machine`` int ``(n,)`` (accelerators ``0 .. k-1``, then CPU cores).
+def processor_loads(problem: LoadProblem, processor: np.ndarray) -> Loads:
+    """The loads of a split, ``processor`` int ``(n,)`` (accelerators ``0 .. k-1``, then CPU cores).
 
-    A tensor costs its producer's accelerator once, however many machines read it, and each accelerator that reads it
-    once. Raises :class:`InvalidInput` for a machine that does not exist or a separated group.
+    A tensor costs its producer's accelerator once, however many processors read it, and each accelerator that reads it
+    once. Raises :class:`InvalidInput` for a processor that does not exist or a separated group.
     """
-    machine = np.asarray(machine)
-    if machine.shape != (problem.n_nodes,) or machine.min() < 0 or machine.max() >= problem.n_machines:
-        raise InvalidInput("expected a machine number per node", source=problem.name, field="split")
+    processor = np.asarray(processor)
+    if processor.shape != (problem.n_nodes,) or processor.min() < 0 or processor.max() >= problem.n_processors:
+        raise InvalidInput("expected a processor number per node", source=problem.name, field="split")
     home = np.zeros(problem.class_of.max() + 1, np.int64)
-    home[problem.class_of] = machine
-    apart = np.flatnonzero(home[problem.class_of] != machine)
+    home[problem.class_of] = processor
+    apart = np.flatnonzero(home[problem.class_of] != processor)
     if len(apart):
         raise InvalidInput("is apart from its group", source=problem.name, field=f"node {problem.node_ids[apart[0]]}")
-    on_accelerator = machine < problem.accelerators
+    on_accelerator = processor < problem.accelerators
     time = np.where(on_accelerator, problem.accelerator_time, problem.cpu_time)
-    load = np.bincount(machine, time, problem.n_machines)
-    size = np.bincount(machine, problem.size, problem.n_machines)
+    load = np.bincount(processor, time, problem.n_processors)
+    size = np.bincount(processor, problem.size, problem.n_processors)
     source, target, tensor = problem.edges
-    crossing = machine[source] != machine[target]
-    reading = np.unique(tensor[crossing] * problem.n_machines + machine[target[crossing]])
-    reader, sent = reading % problem.n_machines, np.unique(tensor[crossing])
-    traffic = np.bincount(reader, problem.tensor_cost[reading // problem.n_machines], problem.n_machines)
-    traffic += np.bincount(machine[problem.tensor_producer[sent]], problem.tensor_cost[sent], problem.n_machines)
+    crossing = processor[source] != processor[target]
+    reading = np.unique(tensor[crossing] * problem.n_processors + processor[target[crossing]])
+    reader, sent = reading % problem.n_processors, np.unique(tensor[crossing])
+    traffic = np.bincount(reader, problem.tensor_cost[reading // problem.n_processors], problem.n_processors)
+    traffic += np.bincount(processor[problem.tensor_producer[sent]], problem.tensor_cost[sent], problem.n_processors)
     load[: problem.accelerators] += traffic[: problem.accelerators]
     overfull = np.flatnonzero(size[: problem.accelerators] > problem.memory)
     return Loads(load, size, tuple(overfull.tolist()))

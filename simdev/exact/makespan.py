@@ -200,7 +200,7 @@ class _Builder:
         graph = self.problem.graph
         self.channel: dict[int, list] = {}
         ptr, consumers = graph.consumer_ptr.tolist(), graph.consumers.tolist()
-        # Tensors of one op with the same readers leave together and are needed together: they are one transfer. It lasts
+        # Tensors of one op with the same readers leave and are needed together: they are one transfer. It lasts
         # as long as all of them in sequence on their common route, or as the longest if they share the route.
         alike: dict[tuple[int, ...], list[int]] = {}
         for tensor, producer in enumerate(graph.tensor_producer.tolist()):

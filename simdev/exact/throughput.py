@@ -12,17 +12,17 @@ from simdev.errors import Unsupported
 from simdev.exact.contract import Classes, contract
 from simdev.exact.cover import cover_bound
 from simdev.exact.dp import best_linear, why_infeasible
-from simdev.exact.load import LoadProblem, machine_loads
+from simdev.exact.load import LoadProblem, processor_loads
 from simdev.exact.merge import regroup
 from simdev.exact.solver import AUTO, LONG, Outcome, solve
 
 
 @dataclass(frozen=True)
 class Proven:
-    """A split ``machine`` int ``(n,)`` with its ``largest`` load, its proven lower ``bound``, and how the solver
+    """A split ``processor`` int ``(n,)`` with its ``largest`` load, its proven lower ``bound``, and how the solver
     ended."""
 
-    machine: np.ndarray
+    processor: np.ndarray
     largest: float
     bound: float
     status: str
@@ -46,10 +46,10 @@ def best_split(
 ) -> Proven:
     """The split of least largest load, ``contiguous`` or free, with the best proof that ``seconds`` allow.
 
-    Contiguous means, for every machine, that no path between two of its nodes leaves it. As in the paper's program (and
-    less strictly than in :func:`simdev.exact.dp.best_contiguous`), machines may feed one another. ``start`` is the
-    split to start from (default: the best linear split, improved move by move). Raises :class:`Unsupported` if nothing
-    fits in memory.
+    Contiguous means, for every processor, that no path between two of its nodes leaves it. As in the paper's program
+    (and less strictly than in :func:`simdev.exact.dp.best_contiguous`), processors may feed one another. ``start`` is
+    the split to start from (default: the best linear split, improved move by move). Raises :class:`Unsupported` if
+    nothing fits in memory.
     """
     classes = contract(problem, merge_trivial=False) if contiguous else colour_classes(problem)
     if start is None:
@@ -80,19 +80,21 @@ def best_split_of(
     found = _solve(problem, classes, contiguous, 0.3 * seconds if long else seconds, gap, solver, start, seed)
     if not long or found.status == "optimal" or found.interrupted:
         return found
-    machine, interrupted = exchange(problem, classes, found.machine, seconds=0.3 * seconds, solver=solver, seed=seed)
+    processor, interrupted = exchange(
+        problem, classes, found.processor, seconds=0.3 * seconds, solver=solver, seed=seed
+    )
     left, bound = began + seconds - time.monotonic(), found.bound
     if left > 0 and not interrupted:
-        bound = cover_bound(problem, classes, machine, low=bound, seconds=left, solver=solver, seed=seed)
-    value = machine_loads(problem, machine).largest
+        bound = cover_bound(problem, classes, processor, low=bound, seconds=left, solver=solver, seed=seed)
+    value = processor_loads(problem, processor).largest
     status = "optimal" if value - bound <= max(gap, 1e-9) * value else "feasible"
-    return Proven(machine, value, min(bound, value), status, time.monotonic() - began, interrupted)
+    return Proven(processor, value, min(bound, value), status, time.monotonic() - began, interrupted)
 
 
 def exchange(
     problem: LoadProblem,
     classes: Classes,
-    machine: np.ndarray,
+    processor: np.ndarray,
     *,
     seconds: float,
     free: int = 3,
@@ -101,19 +103,19 @@ def exchange(
 ) -> tuple[np.ndarray, bool]:
     """Improve a free split by large-neighbourhood search; return it, int ``(n,)``, and whether Ctrl-C ended the search.
 
-    In each round, the integer program redistributes the classes of the most loaded machine and of ``free`` - 1 others,
-    drawn at random; all other classes stay.
+    In each round, the integer program redistributes the classes of the most loaded processor and of ``free`` - 1
+    others, drawn at random; all other classes stay.
     """
     rng = np.random.default_rng(seed)
-    best, value, began = machine, machine_loads(problem, machine).largest, time.monotonic()
-    free = min(free, problem.n_machines)
+    best, value, began = processor, processor_loads(problem, processor).largest, time.monotonic()
+    free = min(free, problem.n_processors)
     try:
         while (left := seconds - (time.monotonic() - began)) > 0.1:
             model, x, hint = _few_free(problem, classes, best, free, rng)
             outcome = solve(model, seconds=min(left, max(1.0, seconds / 20)), solver=solver, hint=hint, seed=seed)
             if outcome.values is not None:
-                found = _machines(problem, classes, x, outcome)
-                loads = machine_loads(problem, found)
+                found = _processors(problem, classes, x, outcome)
+                loads = processor_loads(problem, found)
                 if not loads.overfull and loads.largest < value:
                     best, value = found, loads.largest
             if outcome.interrupted:
@@ -123,19 +125,19 @@ def exchange(
     return best, False
 
 
-def _few_free(problem: LoadProblem, classes: Classes, machine: np.ndarray, free: int, rng: np.random.Generator):
-    """The model in which only the most loaded machine and ``free`` - 1 others exchange classes."""
+def _few_free(problem: LoadProblem, classes: Classes, processor: np.ndarray, free: int, rng: np.random.Generator):
+    """The model in which only the most loaded processor and ``free`` - 1 others exchange classes."""
     home = np.zeros(classes.n_classes, np.int64)
-    home[classes.class_of] = machine
+    home[classes.class_of] = processor
     home = _canonical(home, classes, problem.accelerators)
-    worst = int(np.argmax(machine_loads(problem, home[classes.class_of]).load))
-    others = np.setdiff1d(np.arange(problem.n_machines), worst)
-    open_machines = {worst, *rng.choice(others, free - 1, replace=False).tolist()}
-    model, x, hint = _model(problem, classes, False, machine)
+    worst = int(np.argmax(processor_loads(problem, home[classes.class_of]).load))
+    others = np.setdiff1d(np.arange(problem.n_processors), worst)
+    open_processors = {worst, *rng.choice(others, free - 1, replace=False).tolist()}
+    model, x, hint = _model(problem, classes, False, processor)
     for (c, i), variable in x.items():
-        if home[c] not in open_machines:
+        if home[c] not in open_processors:
             variable.lower_bound = variable.upper_bound = float(home[c] == i)
-        elif i not in open_machines:
+        elif i not in open_processors:
             variable.upper_bound = 0
     return model, x, hint
 
@@ -145,13 +147,13 @@ def _solve(problem, classes, contiguous, seconds, gap, solver, start, seed) -> P
     outcome = solve(model, seconds=seconds, gap=gap, solver=solver, hint=hint, seed=seed)
     candidates = [] if start is None else [start]
     if outcome.values is not None:
-        candidates.append(_machines(problem, classes, x, outcome))
+        candidates.append(_processors(problem, classes, x, outcome))
     if not candidates:
         if outcome.status == "infeasible":
             raise Unsupported(why_infeasible(problem, classes))
         raise Unsupported(f"{problem.name}: {solver} found no split in {outcome.seconds:.1f} s")
-    best = min(candidates, key=lambda machine: machine_loads(problem, machine).largest)
-    value = machine_loads(problem, best).largest
+    best = min(candidates, key=lambda processor: processor_loads(problem, processor).largest)
+    value = processor_loads(problem, best).largest
     bound = min(value, max(outcome.bound, simple_bound(problem)))
     status = "optimal" if value - bound <= max(gap, 1e-9) * value else "feasible"
     return Proven(best, value, bound, status, outcome.seconds, outcome.interrupted)
@@ -181,20 +183,20 @@ def colour_classes(problem: LoadProblem) -> Classes:
 
 
 def _model(problem: LoadProblem, classes: Classes, contiguous: bool, start: np.ndarray | None):
-    """``x[class, machine]``, and for each border and accelerator whether the accelerator holds some but not all of
+    """``x[class, processor]``, and for each border and accelerator whether the accelerator holds some but not all of
     it."""
     from ortools.math_opt.python import mathopt
 
     model = mathopt.Model()
-    k, machines = problem.accelerators, range(problem.n_machines)
+    k, processors = problem.accelerators, range(problem.n_processors)
     count = classes.n_classes
     x = {}
     for c in range(count):
-        for i in machines:
+        for i in processors:
             time = classes.accelerator_time[c] if i < k else classes.cpu_time[c]
             possible = math.isfinite(time) and (i >= k or classes.size[c] <= problem.memory)
             x[c, i] = model.add_variable(lb=0, ub=1 if possible else 0, is_integer=True)
-        model.add_linear_constraint(mathopt.fast_sum(x[c, i] for i in machines) == 1)
+        model.add_linear_constraint(mathopt.fast_sum(x[c, i] for i in processors) == 1)
     largest = model.add_variable(lb=simple_bound(problem))
     hint = {}
     home = None
@@ -203,7 +205,7 @@ def _model(problem: LoadProblem, classes: Classes, contiguous: bool, start: np.n
         home[classes.class_of] = start
         home = _canonical(home, classes, k)
         hint = {x[c, i]: float(home[c] == i) for c, i in x}
-        loads = machine_loads(problem, home[classes.class_of])
+        loads = processor_loads(problem, home[classes.class_of])
         hint[largest] = loads.largest
         largest.upper_bound = loads.largest
     heavy = np.argsort(-np.where(np.isfinite(classes.accelerator_time), classes.accelerator_time, 0), kind="stable")
@@ -230,12 +232,12 @@ def _model(problem: LoadProblem, classes: Classes, contiguous: bool, start: np.n
         sizes = mathopt.fast_sum(classes.size[c] / problem.memory * x[c, i] for c in range(count))
         if math.isfinite(problem.memory) and problem.memory > 0 and classes.size.sum() > problem.memory:
             model.add_linear_constraint(sizes <= 1)
-    for i in range(k, problem.n_machines):
+    for i in range(k, problem.n_processors):
         time = [classes.cpu_time[c] * x[c, i] for c in range(count) if math.isfinite(classes.cpu_time[c])]
         model.add_linear_constraint(mathopt.fast_sum(time) <= largest)
     if contiguous:
-        for i in machines:
-            # z falls along edges from 1: once a path has left the machine it does not come back.
+        for i in processors:
+            # z falls along edges from 1: once a path has left the processor it does not come back.
             z = [model.add_variable(lb=0, ub=1) for _ in range(count)]
             for c, before in enumerate(classes.predecessors):
                 model.add_linear_constraint(z[c] >= x[c, i])
@@ -267,13 +269,14 @@ def _canonical(home: np.ndarray, classes: Classes, k: int) -> np.ndarray:
     return number[home]
 
 
-def _machines(problem: LoadProblem, classes: Classes, x: dict, outcome: Outcome) -> np.ndarray:
-    share = np.array([[outcome.values[x[c, i]] for i in range(problem.n_machines)] for c in range(classes.n_classes)])
+def _processors(problem: LoadProblem, classes: Classes, x: dict, outcome: Outcome) -> np.ndarray:
+    share = np.array([[outcome.values[x[c, i]] for i in range(problem.n_processors)] for c in range(classes.n_classes)])
     return np.argmax(share, axis=1)[classes.class_of]
 
 
 def simple_bound(problem: LoadProblem) -> float:
-    """The larger of two bounds without transfers: all work on its faster machine, divided evenly; the largest class."""
+    """The larger of two bounds without transfers: all work on its faster processor, divided evenly; the largest
+    class."""
     count = int(problem.class_of.max()) + 1
     fast = (
         np.bincount(problem.class_of, problem.accelerator_time, count)
@@ -282,32 +285,32 @@ def simple_bound(problem: LoadProblem) -> float:
     )
     if problem.cpus:
         fast = np.minimum(fast, np.bincount(problem.class_of, problem.cpu_time, count))
-    return max(float(fast.sum()) / problem.n_machines, float(fast.max()))
+    return max(float(fast.sum()) / problem.n_processors, float(fast.max()))
 
 
 def _first_split(problem: LoadProblem, contiguous: bool) -> np.ndarray | None:
     try:
-        split = best_linear(problem, merge_trivial=False).machine
+        split = best_linear(problem, merge_trivial=False).processor
     except Unsupported:
         return None
     return split if contiguous else improve(problem, split)
 
 
-def improve(problem: LoadProblem, machine: np.ndarray, rounds: int = 200) -> np.ndarray:
-    """Move one class at a time off the most loaded machine while the largest load falls, within memory."""
+def improve(problem: LoadProblem, processor: np.ndarray, rounds: int = 200) -> np.ndarray:
+    """Move one class at a time off the most loaded processor while the largest load falls, within memory."""
     class_of = problem.class_of
     home = np.zeros(int(class_of.max()) + 1, np.int64)
-    home[class_of] = machine
-    best = machine_loads(problem, home[class_of])
+    home[class_of] = processor
+    best = processor_loads(problem, home[class_of])
     for _ in range(rounds):
         worst, moved = int(np.argmax(best.load)), None
         for c in np.flatnonzero(home == worst).tolist():
-            for i in range(problem.n_machines):
+            for i in range(problem.n_processors):
                 if i == worst:
                     continue
                 trial = home.copy()
                 trial[c] = i
-                loads = machine_loads(problem, trial[class_of])
+                loads = processor_loads(problem, trial[class_of])
                 if not loads.overfull and loads.largest < best.largest * (1 - 1e-9):
                     best, moved = loads, trial
         if moved is None:

@@ -11,7 +11,7 @@ from simdev.errors import Unsupported
 from simdev.exact.contract import contract
 from simdev.exact.dp import best_contiguous, best_linear, contiguous_split
 from simdev.exact.ideals import all_ideals
-from simdev.exact.load import LoadProblem, machine_loads, read_load_problem
+from simdev.exact.load import LoadProblem, processor_loads, read_load_problem
 from simdev.exact.merge import merge_cheapest, merge_dominated
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[3] / "shared" / "data")) / "dnn-partitioning"
@@ -56,7 +56,7 @@ def test_ideals_of_an_antichain_are_all_subsets():
 def test_a_chain_is_cut_where_it_is_balanced_and_cheap():
     # 4 4 | 1 4 costs 8 + 1 and 5 + 1; 4 | 4 1 4 costs 4 + 3, 9 + 3.
     found = best_contiguous(load_problem([4, 4, 1, 4], [(0, 1), (1, 2), (2, 3)], cost=[3, 1, 5, 0]))
-    assert found.largest == 9 and found.machine.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
+    assert found.largest == 9 and found.processor.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
 
 
 def test_memory_moves_the_cut_and_the_cpu_takes_what_does_not_fit():
@@ -75,7 +75,7 @@ def test_a_backward_node_stays_with_its_forward_node():
         [1, 2, 4, 8], [(0, 1), (1, 2), (2, 3)], cost=[1, 1, 1, 1], backward=[0, 0, 1, 1], group=[0, 1, 1, 0]
     )
     found = best_contiguous(problem)
-    assert found.largest == 1 + 8 + 1 + 1 and found.machine[0] == found.machine[3] != found.machine[1]
+    assert found.largest == 1 + 8 + 1 + 1 and found.processor[0] == found.processor[3] != found.processor[1]
 
 
 def test_an_orphan_backward_node_gets_the_mirror_image_of_its_edges():
@@ -114,20 +114,20 @@ def random_load_problem(rng):
 
 
 def enumerate_contiguous(problem):
-    """Least largest load over all splits whose machines can be put in an order that no edge runs against."""
+    """Least largest load over all splits whose processors can be put in an order that no edge runs against."""
     best = np.inf
     source, target, _ = problem.edges
-    for machine in itertools.product(range(problem.n_machines), repeat=problem.n_nodes):
-        machine = np.array(machine)
-        if any(len(set(machine[problem.group == g])) > 1 for g in problem.group):
+    for processor in itertools.product(range(problem.n_processors), repeat=problem.n_nodes):
+        processor = np.array(processor)
+        if any(len(set(processor[problem.group == g])) > 1 for g in problem.group):
             continue
-        arcs = {(int(a), int(b)) for a, b in zip(machine[source], machine[target], strict=True) if a != b}
+        arcs = {(int(a), int(b)) for a, b in zip(processor[source], processor[target], strict=True) if a != b}
         if not any(
             all(order.index(a) < order.index(b) for a, b in arcs)
-            for order in itertools.permutations(range(problem.n_machines))
+            for order in itertools.permutations(range(problem.n_processors))
         ):
             continue
-        loads = machine_loads(problem, machine)
+        loads = processor_loads(problem, processor)
         if not loads.overfull:
             best = min(best, loads.largest)
     return best
@@ -143,7 +143,7 @@ def test_equals_enumeration_on_random_problems():
                 best_contiguous(problem, merge_trivial=False)
             continue
         found = best_contiguous(problem, merge_trivial=False)
-        loads = machine_loads(problem, found.machine)
+        loads = processor_loads(problem, found.processor)
         assert found.largest == pytest.approx(best) == loads.largest and not loads.overfull
         solved += 1
     assert solved > 80
@@ -157,7 +157,7 @@ def test_linear_split_is_one_of_the_contiguous_ones():
             linear = best_linear(problem)
         except Unsupported:
             continue
-        assert machine_loads(problem, linear.machine).largest == pytest.approx(linear.largest)
+        assert processor_loads(problem, linear.processor).largest == pytest.approx(linear.largest)
         assert linear.largest >= best_contiguous(problem).largest - 1e-9
 
 
@@ -185,7 +185,7 @@ def test_published_optima(name, ideals, optimum):
     found = best_contiguous(problem)
     assert found.ideals == ideals
     assert found.largest == pytest.approx(optimum, rel=1e-4)
-    loads = machine_loads(problem, found.machine)
+    loads = processor_loads(problem, found.processor)
     assert loads.largest == pytest.approx(found.largest) and not loads.overfull
 
 
@@ -200,7 +200,7 @@ def test_dominated_merges_lose_nothing():
         merged += classes.n_classes - fewer.n_classes
         found = contiguous_split(problem, fewer, 1000)
         assert found.largest == pytest.approx(contiguous_split(problem, classes, 1000).largest)
-        assert machine_loads(problem, found.machine).largest == pytest.approx(found.largest)
+        assert processor_loads(problem, found.processor).largest == pytest.approx(found.largest)
     assert merged > 100
 
 
@@ -213,4 +213,4 @@ def test_cheapest_merges_stay_contiguous():
         classes = merge_cheapest(contract(problem), 3)
         assert all(p < c for c, before in enumerate(classes.predecessors) for p in before)
         found = contiguous_split(problem, classes, 5000)
-        assert machine_loads(problem, found.machine).largest == pytest.approx(found.largest)
+        assert processor_loads(problem, found.processor).largest == pytest.approx(found.largest)

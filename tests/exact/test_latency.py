@@ -19,7 +19,7 @@ from simdev.exact.latency import (
     path_bound,
     split_latency,
 )
-from simdev.exact.load import machine_loads, read_load_problem
+from simdev.exact.load import processor_loads, read_load_problem
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[3] / "shared" / "data")) / "dnn-partitioning"
 published = pytest.mark.skipif(not DATA.is_dir(), reason="SIMDEV_DATA names no folder with dnn-partitioning")
@@ -62,9 +62,9 @@ def test_path_bound_is_never_above_the_optimum(cpus):
             size=rng.integers(0, 5, n),
             cpu_times=times * int(rng.integers(1, 8)),
         )
-        splits = (np.array(machine) for machine in itertools.product(range(problem.n_machines), repeat=n))
+        splits = (np.array(processor) for processor in itertools.product(range(problem.n_processors), repeat=n))
         best = min(
-            (split_latency(problem, m) for m in splits if not machine_loads(problem, m).overfull), default=np.inf
+            (split_latency(problem, m) for m in splits if not processor_loads(problem, m).overfull), default=np.inf
         )
         assert path_bound(problem) <= best + 1e-9
         met += np.isfinite(best)
@@ -89,17 +89,17 @@ def test_equals_enumeration():
             cpu_times=times * int(rng.integers(1, 5)),
         )
         best = np.inf
-        for machine in itertools.product(range(problem.n_machines), repeat=n):
-            if not machine_loads(problem, np.array(machine)).overfull:
-                best = min(best, split_latency(problem, np.array(machine)))
+        for processor in itertools.product(range(problem.n_processors), repeat=n):
+            if not processor_loads(problem, np.array(processor)).overfull:
+                best = min(best, split_latency(problem, np.array(processor)))
         linear = linear_split(problem)
         assert linear is not None and split_latency(problem, linear) >= best
-        assert not machine_loads(problem, linear).overfull
+        assert not processor_loads(problem, linear).overfull
         found = best_latency(problem, seconds=10)
         assert found.status == "optimal" and found.latency == pytest.approx(best) and found.bound <= best + 1e-9
         assert critical_path(problem) <= path_bound(problem) <= best + 1e-9
-        assert split_latency(problem, found.machine) == found.latency
-        assert not machine_loads(problem, found.machine).overfull
+        assert split_latency(problem, found.processor) == found.latency
+        assert not processor_loads(problem, found.processor).overfull
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_ctrl_c_returns_the_best_so_far():
         timer.cancel()
         signal.signal(signal.SIGINT, before)
     assert 7 < time.monotonic() - began < 200  # of 300
-    assert found.status == "feasible" and found.bound < found.latency == split_latency(problem, found.machine)
+    assert found.status == "feasible" and found.bound < found.latency == split_latency(problem, found.processor)
 
 
 @published
@@ -154,4 +154,4 @@ def test_bert3_operators_to_the_proof():
     problem = read_load_problem(DATA / "latency-inputs" / "OperatorGraphs" / "bert_l-3_inference.json")
     found = best_latency(problem, seconds=120)
     assert found.latency == pytest.approx(408.4759, rel=1e-4) and found.status == "optimal"
-    assert not machine_loads(problem, found.machine).overfull
+    assert not processor_loads(problem, found.processor).overfull

@@ -9,7 +9,7 @@ import pytest
 from test_dp import load_problem
 
 from simdev.errors import InvalidInput
-from simdev.exact.load import machine_loads, read_load_problem
+from simdev.exact.load import processor_loads, read_load_problem
 from simdev.graphs.importers.reading import json_object, read_input
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[3] / "shared" / "data")) / "dnn-partitioning"
@@ -40,24 +40,24 @@ def write(tmp_path, **changes):
 
 def test_loads_by_hand(tmp_path):
     problem = read_load_problem(write(tmp_path))
-    found = machine_loads(problem, np.array([0, 1, 2]))
-    # Accelerator 0: 3 + 2 sent once to two machines. Accelerator 1: 4 + 2 received + 5 sent. The CPU pays no transfer.
+    found = processor_loads(problem, np.array([0, 1, 2]))
+    # Accelerator 0: 3 + 2 sent once to two others. Accelerator 1: 4 + 2 received + 5 sent. The CPU pays no transfer.
     assert found.load.tolist() == [5, 11, 50]
     assert found.size.tolist() == [4, 7, 0] and found.overfull == ()
-    together = machine_loads(problem, np.array([0, 0, 2]))
+    together = processor_loads(problem, np.array([0, 0, 2]))
     assert together.load.tolist() == [3 + 4 + 2 + 5, 0, 50] and together.overfull == (0,)
 
 
 def test_unsupported_node_has_no_load(tmp_path):
     problem = read_load_problem(write(tmp_path))
-    assert machine_loads(problem, np.array([0, 0, 1])).load[1] == np.inf
+    assert processor_loads(problem, np.array([0, 0, 1])).load[1] == np.inf
 
 
 @pytest.mark.parametrize(
     "changes, message",
     [
         ({"maxFPGAs": 0, "maxCPUs": 0}, "no accelerator and no CPU core"),
-        ({"maxCPUs": 0}, "node 9: no machine supports it"),
+        ({"maxCPUs": 0}, "node 9: no processor supports it"),
         ({"edges": [{"sourceId": 7, "destId": 5, "cost": 1}]}, "edge 0: destId: 5 is not the id"),
         ({"edges": [{"sourceId": 7, "destId": 8, "cost": -1}]}, "edge 0: cost: .*-1"),
         ({"nodes": 3}, "nodes: expected a list"),
@@ -81,7 +81,7 @@ def test_separated_group_is_refused(tmp_path):
         node["colorClass"] = 1
     path.write_text(json.dumps(document))
     with pytest.raises(InvalidInput, match="is apart from its group"):
-        machine_loads(read_load_problem(path), np.array([0, 1, 2]))
+        processor_loads(read_load_problem(path), np.array([0, 1, 2]))
 
 
 def test_unit_slip_is_fixed_only_where_it_is(tmp_path):
@@ -94,18 +94,18 @@ def test_unit_slip_is_fixed_only_where_it_is(tmp_path):
 
 
 def read_split(path, problem):
-    """The machine of each node in a published split. Nodes that it does not list follow their colour class."""
+    """The processor of each node in a published split. Nodes that it does not list follow their colour class."""
     document = json_object(read_input(path), path)
     index = {name: row for row, name in enumerate(problem.node_ids)}
-    machine = np.full(problem.n_nodes, -1)
+    processor = np.full(problem.n_nodes, -1)
     for key, first in (("fpgas", 0), ("cpus", problem.accelerators)):
         for offset, part in enumerate(document.rows(key)):
             for name in part.items("nodes", []):
-                machine[index[name]] = first + offset
-    known = np.flatnonzero(machine >= 0)
+                processor[index[name]] = first + offset
+    known = np.flatnonzero(processor >= 0)
     home = np.full(problem.class_of.max() + 1, -1)
-    home[problem.class_of[known]] = machine[known]
-    return np.where(machine < 0, home[problem.class_of], machine)
+    home[problem.class_of[known]] = processor[known]
+    return np.where(processor < 0, home[problem.class_of], processor)
 
 
 @published
@@ -128,18 +128,18 @@ def read_split(path, problem):
 )
 def test_published_loads(name, one_device, overfull, expert):
     problem = read_load_problem(DATA / "throughput-inputs" / f"{name}.json")
-    single = machine_loads(problem, np.zeros(problem.n_nodes, np.int64))
+    single = processor_loads(problem, np.zeros(problem.n_nodes, np.int64))
     assert single.largest == pytest.approx(one_device, rel=1e-4)
     assert bool(single.overfull) == overfull
     if expert is not None:
         stem = name.split("/")[1].replace("inceptionv3_training", "inceptionv3_inference")
         stem = stem.replace("resnet50_training", "resnet50_inference")  # backward nodes follow their colour class
         split = read_split(DATA / "human-experts" / f"{stem}_expert.json", problem)
-        found = machine_loads(problem, split)
+        found = processor_loads(problem, split)
         assert found.largest == pytest.approx(expert, rel=1e-4) and not found.overfull
 
 
-def test_no_machine_at_all():
+def test_no_processor_at_all():
     with pytest.raises(InvalidInput, match="hand: maxFPGAs, maxCPUs: no accelerator and no CPU core to place on"):
         load_problem([1.0], [], k=0)
-    assert machine_loads(load_problem([1.0], [], k=0, cpus=1), np.array([0])).largest == 10.0
+    assert processor_loads(load_problem([1.0], [], k=0, cpus=1), np.array([0])).largest == 10.0

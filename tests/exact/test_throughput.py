@@ -14,7 +14,7 @@ from simdev.errors import InvalidInput, Unsupported
 from simdev.exact import solver as solver_module
 from simdev.exact.cover import cover_bound
 from simdev.exact.dp import best_contiguous
-from simdev.exact.load import machine_loads, read_load_problem
+from simdev.exact.load import processor_loads, read_load_problem
 from simdev.exact.solver import solve
 from simdev.exact.throughput import best_split, colour_classes, exchange, simple_bound
 
@@ -28,17 +28,17 @@ def enumerate_splits(problem, contiguous):
     reach = np.eye(problem.n_nodes, dtype=bool)
     for a, b in sorted(zip(source.tolist(), target.tolist(), strict=True), reverse=True):
         reach[a] |= reach[b]
-    for machine in itertools.product(range(problem.n_machines), repeat=problem.n_nodes):
-        machine = np.array(machine)
-        if any(len(set(machine[problem.group == g])) > 1 for g in problem.group):
+    for processor in itertools.product(range(problem.n_processors), repeat=problem.n_nodes):
+        processor = np.array(processor)
+        if any(len(set(processor[problem.group == g])) > 1 for g in problem.group):
             continue
         if contiguous and any(
-            machine[a] == machine[c] != machine[b]
+            processor[a] == processor[c] != processor[b]
             for a, b, c in itertools.permutations(range(problem.n_nodes), 3)
             if reach[a, b] and reach[b, c]
         ):
             continue
-        loads = machine_loads(problem, machine)
+        loads = processor_loads(problem, processor)
         if not loads.overfull:
             best = min(best, loads.largest)
     return best
@@ -57,7 +57,7 @@ def test_equals_enumeration(contiguous):
                 best_split(problem, contiguous=contiguous, seconds=10)
             continue
         found = best_split(problem, contiguous=contiguous, seconds=10)
-        loads = machine_loads(problem, found.machine)
+        loads = processor_loads(problem, found.processor)
         assert found.status == "optimal" and found.largest == loads.largest and not loads.overfull
         assert found.largest == pytest.approx(best, rel=1e-4) and found.bound <= best + 1e-9
         assert simple_bound(problem) <= best + 1e-9
@@ -75,8 +75,13 @@ def test_the_limit_is_kept_and_a_bound_is_always_there():
     problem = hard_problem()
     found = best_split(problem, seconds=4, gap=1e-9)
     assert found.status in ("feasible", "optimal")
-    assert simple_bound(problem) - 1e-9 <= found.bound <= found.largest == machine_loads(problem, found.machine).largest
-    assert found.seconds < 30  # the limit is 4 s; a busy machine has room
+    assert (
+        simple_bound(problem) - 1e-9
+        <= found.bound
+        <= found.largest
+        == processor_loads(problem, found.processor).largest
+    )
+    assert found.seconds < 30  # the limit is 4 s; a busy host may need more
 
 
 def test_ctrl_c_returns_the_best_so_far():
@@ -91,20 +96,20 @@ def test_ctrl_c_returns_the_best_so_far():
         timer.cancel()
         signal.signal(signal.SIGINT, before)
     assert found.seconds < 130  # of 160
-    assert found.largest < machine_loads(problem, start).largest  # the solver's own, not the start
+    assert found.largest < processor_loads(problem, start).largest  # the solver's own, not the start
     assert simple_bound(problem) - 1e-9 <= found.bound <= found.largest
 
 
-def test_exchange_between_few_machines_improves_a_split():
+def test_exchange_between_few_processors_improves_a_split():
     problem = hard_problem(24)
     start, classes = np.arange(24) % 5, colour_classes(problem)
-    first = machine_loads(problem, start).largest
+    first = processor_loads(problem, start).largest
     pairs, interrupted = exchange(problem, classes, start, seconds=3, free=2)
-    assert machine_loads(problem, pairs).largest < first and not interrupted
-    # Two machines that have it all to share: the same as the whole.
+    assert processor_loads(problem, pairs).largest < first and not interrupted
+    # Two processors that have it all to share: the same as the whole.
     small = load_problem([5, 4, 3, 2], [(0, 1), (2, 3)], cost=[1, 0, 1, 0], k=2)
     found, _ = exchange(small, colour_classes(small), np.zeros(4, np.int64), seconds=0.5)
-    assert machine_loads(small, found).largest == enumerate_splits(small, False)
+    assert processor_loads(small, found).largest == enumerate_splits(small, False)
 
 
 def test_what_no_split_can_pay_is_a_bound():
@@ -114,8 +119,8 @@ def test_what_no_split_can_pay_is_a_bound():
         best = enumerate_splits(problem, False)
         if not np.isfinite(best) or best <= simple_bound(problem) * 1.001:
             continue
-        machine = best_split(problem, seconds=10).machine
-        bound = cover_bound(problem, colour_classes(problem), machine, low=simple_bound(problem), seconds=5)
+        processor = best_split(problem, seconds=10).processor
+        bound = cover_bound(problem, colour_classes(problem), processor, low=simple_bound(problem), seconds=5)
         assert simple_bound(problem) <= bound <= best * (1 + 1e-6)
         tight += bound >= best * (1 - 2e-4)
         better += bound > simple_bound(problem) * 1.001
@@ -160,5 +165,5 @@ def test_published_free_optima_with_our_own_proof(name, optimum, solver):
     problem = read_load_problem(DATA / "throughput-inputs" / f"{name}.json")
     found = best_split(problem, seconds=240, solver=solver)
     assert found.largest == pytest.approx(optimum, rel=1e-4) and found.status == "optimal" and found.gap <= 1e-4
-    assert not machine_loads(problem, found.machine).overfull
+    assert not processor_loads(problem, found.processor).overfull
     assert found.largest < best_contiguous(problem).largest

@@ -1,5 +1,7 @@
-"""DeepBench's spreadsheets (baidu-research/DeepBench): matrix products, convolutions and recurrent layers, forward and
-both gradients. Times in milliseconds, means over repeated calls without a timer around each.
+"""Read DeepBench's spreadsheets (baidu-research/DeepBench): matrix products, convolutions and recurrent layers.
+
+The tables hold the forward pass and both gradients. Times are in milliseconds, as means over repeated calls without a
+timer around each call.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def is_workbook(path: Path) -> bool:
 
 
 def read_workbook(path: Path, found: Found) -> None:
-    """Add the products and convolutions of a results workbook to ``found``; other rows are counted by section."""
+    """Add the tables of a results workbook to ``found``. Rows that cannot be used are counted by section."""
     match = DEVICE.search(path.name)
     device = match.group(1) if match else path.stem
     rows: dict[tuple[str, str], list[tuple[tuple[int, ...], float]]] = {}
@@ -51,13 +53,13 @@ def read_workbook(path: Path, found: Found) -> None:
 
 
 class _Row:
-    """The cells of a row by the texts of the section's header."""
+    """The cells of a row by the header of the section."""
 
     def __init__(self, cells: dict, header: dict):
         self.cells, self.header = cells, header
 
     def find(self, *starts: str) -> float | None:
-        """The number under the first header that begins with one of ``starts``."""
+        """The number in the first column whose header begins with one of ``starts``."""
         for start in starts:
             for text, column in self.header.items():
                 if text == start or (len(start) > 1 and text.startswith(start)):
@@ -95,6 +97,6 @@ def _measured(section: str, row: _Row, found: Found, path: Path):
 
 
 def _upright(dims: list[int]) -> list[int]:
-    """Some sheets give the output's width first: order it as the image is."""
+    """The output's extents in the order of the image's, because some sheets give the width first."""
     h, w, p, q = dims[3:7]
     return [*dims[:5], q, p, *dims[7:]] if (h < w) != (p < q) and h != w else dims

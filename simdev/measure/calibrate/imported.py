@@ -1,9 +1,9 @@
-"""A step of a profiler trace as a graph with measured costs: ``simdev import --format kineto``.
+"""Import one step of a profiler trace as a graph with measured costs (``simdev import --format kineto``).
 
-Each piece of GPU work is an op, of the kind of the operator that launched it; each call of the host that launches or
-waits is an op of the kind ``host`` and takes the time since the call before, without what it waited for. Order is in
-control edges: calls in turn, work in turn on its stream, work after its launch, waiting calls after what they wait for,
-streams after events. The bytes of copies are known, those of other tensors are not.
+Each piece of GPU work is an op; its kind is the operator that launched it. Each call of the host that launches work or
+waits is an op of the kind ``host``. Its time is the time since the previous call, without waiting. Control edges keep
+the order: calls in order, work in order on its stream, work after its launch, waiting calls after the work that they
+wait for, and streams after events. The bytes of copies are known, those of other tensors are not.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from simdev.measure.calibrate.replay import LAUNCH, MARK, RETURN, Line, host_cos
 from simdev.measure.calibrate.traces import DEVICE_KINDS, STEP, Trace
 from simdev.problem.graph import GraphBuilder
 
-HOST_KIND = "host"  # the device kind that the host's times are filed under
+HOST_KIND = "host"  # the device kind under which the times of the host are stored
 
 
 def operators(trace: Trace) -> np.ndarray:
-    """int64 ``(calls,)``: the row of the innermost operator around each call, -1 where there is none."""
+    """int64 ``(calls,)``: the row of the innermost operator around each call, or -1 if there is none."""
     found = np.full(len(trace.calls), -1)
     for thread in np.unique(trace.calls.thread):
         ops, calls = (np.flatnonzero(events.thread == thread) for events in (trace.ops, trace.calls))
@@ -41,10 +41,10 @@ def operators(trace: Trace) -> np.ndarray:
 
 
 def trace_graph(trace: Trace, step: int | None = None, device_kind: str = "accelerator") -> Imported:
-    """The graph of one step (the middle one; of all, where the trace has none), with the times of work filed under
-    ``device_kind`` and those of calls under :data:`HOST_KIND`.
+    """The graph of one step, by default the middle one; without steps in the trace, the graph of the whole trace.
 
-    Raises :class:`InvalidInput` where there is no such step.
+    The times of GPU work are stored under ``device_kind``, those of calls under :data:`HOST_KIND`. Raises
+    :class:`InvalidInput` if the trace does not have the step.
     """
     line = host_line(trace)
     if trace.steps:
@@ -91,7 +91,7 @@ def _imported(line: Line, rows: list[int], device_kind: str, step: int | None) -
 
 
 def _kinds(trace: Trace) -> list[str]:
-    """The kind of each piece of work: its operator without ``aten::``, or what it is."""
+    """The kind of each piece of work: its operator without ``aten::``, or its own kind if no operator launched it."""
     rows = operators(trace)
     by_correlation = dict(zip(trace.calls.correlation.tolist(), rows.tolist(), strict=True))
     answer = []

@@ -1,5 +1,5 @@
-"""Cases of the fidelity report on matrix units: kernels of sources that were not fitted to, whole training steps, and
-peak memory of training steps."""
+"""Cases of the fidelity report on matrix units: kernels of sources that no fit used, whole training steps, and their
+peak memory."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from simdev.problem.opcost.device import calibration_names, load_calibration
 from simdev.problem.opcost.physics import PRODUCTS, baseline_s
 from simdev.problem.topology import load_kinds
 
-LARGE = 1024  # the least side of a product that the goal is about
-VISIBLE_S = 50e-6  # other kernels that are shorter are not judged: launches decide
-HOST_TIMED = ("EleutherAI", "LLMCompass")  # sources that time single calls: their products must be as long, too
+LARGE = 1024  # the least side of the products that the goal covers
+VISIBLE_S = 50e-6  # other kernels below this time are not judged, because the launch dominates
+HOST_TIMED = ("EleutherAI", "LLMCompass")  # timers around single calls: products below that time, too
 TORCHTITAN_KIND = "h100-sxm5-96gb-hbm2e"
 
 
@@ -78,7 +78,8 @@ def _table_case(rows: Observations) -> list[dict]:
 
 
 def step_cases(data: Path) -> list[dict]:
-    """F7: whole bf16 training steps, unscaled, and by the factor of the other steps of the same kind."""
+    """F7: whole bf16 training steps, predicted without a factor and with the factor of the other steps of the same
+    kind."""
     cases = []
     for path in sorted(data.rglob("llm_foundry.csv")):
         steps = read_llm_foundry(path)

@@ -1,7 +1,8 @@
-"""Kernel tables of boards with matrix units: products and attention in bf16, f16, TF32 and FP8, norms, elementwise.
+"""Read kernel tables of boards with matrix units: products and attention in bf16, f16, TF32 and FP8, norms,
+elementwise.
 
-Five public sources, each read into :class:`Observations` with the source's name, so that a device file can be fitted to
-some sources and judged by the others:
+There are five public sources. The :class:`Observations` name their source, so that a device file can be fitted to some
+sources and judged by the others:
 
 * aiconfigurator (the package ``aiconfigurator-core``, Apache-2.0; Parquet): products and fused attention of three
   inference stacks on each board;
@@ -24,10 +25,10 @@ from simdev.errors import InvalidInput
 from simdev.measure.calibrate.manifest import held_out
 from simdev.measure.calibrate.observations import Observations
 
-# Sources that device files are fitted to; the others judge them. OpenXLA is all there is for MI300X: there a fifth of
-# its shapes judges.
+# Device files are fitted to these sources and judged by the others. OpenXLA is the only source for MI300X, where a
+# fifth of its shapes is held out.
 FITTED_SOURCES = ("aiconfigurator sglang", "aiconfigurator vllm", "vidur Llama-2-7b-hf", "vidur phi-2")
-STACKS = ("sglang", "vllm", "trtllm")  # each has its products and its attention
+STACKS = ("sglang", "vllm", "trtllm")  # each one has products and attention
 DTYPES = {"bfloat16": "bf16", "float16": "f16", "fp8": "f8"}
 OPENXLA_DEVICES = {"sm_90": "NVIDIA_H100_80GB_HBM3", "sm_100_B200": "NVIDIA_B200", "gfx942": "AMD_Instinct_MI300X"}
 OPENXLA_DTYPES = {
@@ -43,14 +44,14 @@ A100 = "NVIDIA_A100-SXM4-80GB"
 
 
 def fitted(rows: Observations) -> bool:
-    """Whether device files may be fitted to ``rows``."""
+    """Whether fits of device files use ``rows``."""
     return rows.source.startswith(FITTED_SOURCES) or (rows.device == MI300X and HELD_OUT not in rows.source)
 
 
 def read_kernel_tables(paths: Iterable[str | Path]) -> list[Observations]:
-    """Every kernel table under ``paths`` (files, or folders searched through), in order of name.
+    """Read all kernel tables under ``paths`` (files, or folders that are searched recursively), in order of name.
 
-    Raises :class:`InvalidInput` for a path that does not exist, and for a damaged table.
+    Raises :class:`InvalidInput` for a path that does not exist or a damaged table.
     """
     found: list[Observations] = []
     for path in map(Path, paths):
@@ -69,7 +70,7 @@ def read_kernel_tables(paths: Iterable[str | Path]) -> list[Observations]:
 
 
 def _reader(file: Path):
-    """The function that reads ``file``, or None."""
+    """The function that reads ``file``, or ``None`` if the file is not a kernel table."""
     if file.suffix == ".parquet" and any(f"/{stack}/" in file.as_posix() for stack in STACKS):
         kinds = {"gemm": _aic_products, "context_attention": _aic_attention, "encoder_attention": _aic_attention}
         return kinds.get(file.name.removesuffix("_perf.parquet"))
@@ -119,7 +120,8 @@ def _aic_products(file: Path) -> list[Observations]:
 
 
 def _aic_attention(file: Path) -> list[Observations]:
-    """Full attention in bf16: causal of a prompt (``context``), and not causal (``encoder``)."""
+    """Read full attention in bf16: causal attention of a prompt (``context``) and attention without a mask
+    (``encoder``)."""
     columns, device, source = _columns(file)
     chosen = columns["attn_dtype"] == "bfloat16"
     causal = file.name.startswith("context")
@@ -140,7 +142,7 @@ def _aic_attention(file: Path) -> list[Observations]:
 
 
 def _vidur(file: Path) -> list[Observations]:
-    """The layers of one model over tokens and tensor-parallel degree: products, norms, activation, sum."""
+    """Read the layers of one model by tokens and tensor-parallel degree: products, norms, activation and sum."""
     board, model = re.match(r"vidur_(\w+?)_(.*)_mlp\.csv", file.name).groups()
     device, source = VIDUR_DEVICES[board], f"vidur {model}"
     found: dict[str, tuple[list, list]] = {}
@@ -201,7 +203,8 @@ def _openxla(file: Path) -> list[Observations]:
 
 
 def _llmcompass(file: Path) -> list[Observations]:
-    """Products by time; softmax, layer norm and GELU by elements a second (in 1e9), launches included."""
+    """Read LLMCompass: products in time; softmax, layer norm and GELU in 1e9 elements per second, including
+    launches."""
     kind = file.name.split("_")[0]
     lines = [[cell.strip() for cell in line.split(",")] for line in file.read_text().splitlines() if line.strip()]
     if kind == "matmul":

@@ -1,4 +1,5 @@
-"""A measured model's list of kernels as a simdev graph, timed as the bench times graphs: costs, then simulation."""
+"""Turn the list of kernels of a measured model into a graph and predict its time as the bench does: costs, then
+simulation."""
 
 from __future__ import annotations
 
@@ -17,12 +18,12 @@ from simdev.problem.problem import Problem
 from simdev.problem.topology import Device, DeviceKind, Topology
 from simdev.sim import simulate
 
-ROOM_BYTES = 1 << 50  # the label's board held the model: memory does not matter here
+ROOM_BYTES = 1 << 50  # the model fitted on the measured board, so memory is not limited here
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What a graph takes on a device: simulated seconds, their shares by source, and by the datasheet's roofline."""
+    """The time of a graph on a device: the simulated seconds, the shares by source, and the seconds of the roofline."""
 
     seconds: float
     shares: dict[str, float]
@@ -30,7 +31,7 @@ class Timing:
 
 
 def graph_of(name: str, parts: Sequence[tuple[Part, int]]) -> ComputationGraph:
-    """A chain of ops: each of ``parts`` ``(part, how often)`` in turn, with the signature that a capture gives."""
+    """A chain of ops, one for each of ``parts`` ``(part, repetitions)``, with the signatures of captured graphs."""
     builder = GraphBuilder(name, meta={"source": "label"})
     last, number = None, 0
     for part, count in parts:
@@ -48,7 +49,7 @@ def graph_of(name: str, parts: Sequence[tuple[Part, int]]) -> ComputationGraph:
 
 
 def _signature(part: Part) -> tuple[str, str]:
-    """``(kind, signature)`` of the ATen op whose one part is ``part``."""
+    """``(kind, signature)`` of the ATen op whose only part is ``part``."""
     t = part.dtype
     if part.name == "vector":
         return "add", "add"

@@ -1,8 +1,8 @@
-"""NeuSight's labels (sitar-lab/NeuSight, ``label/<GPU>/<model>-{train,inf}-<seq>-<batch>``): whole models.
+"""Read NeuSight's labels of whole models (sitar-lab/NeuSight, ``label/<GPU>/<model>-{train,inf}-<seq>-<batch>``).
 
-A CSV file lists every node of a traced model with its shapes and times, one layer of the repeated ones; the JSON file
-of the same name holds the number of layers and the separately measured forward and backward time of the whole model,
-in milliseconds. No optimiser runs. Only shapes are taken from the nodes here: what they cost is what is judged.
+A CSV file lists every node of a traced model with its shapes and times; it holds only one of the repeated layers. The
+JSON file of the same name holds the number of layers, and the forward and backward time of the whole model in
+milliseconds, which was measured separately. No optimizer runs. Predictions use only the shapes of the nodes.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from simdev.errors import InvalidInput
 from simdev.problem.opcost.parts import Part, product_part
 
 FLOAT = 4
-REPEATED = re.compile(r"\.0[.']")  # a node inside the first of the repeated layers, by its module path
+REPEATED = re.compile(r"\.0[.']")  # the module path of a node in the first of the repeated layers
 MODULE = re.compile(r"<class '([\w.]+)'>\)\]\)")
 CALLED = re.compile(r"(?:<built-in (?:function|method) |<function )?(\w+)")
 NAME = re.compile(r"(?P<model>.+)-(?P<mode>train|inf)-(?P<sequence>\d+)-(?P<batch>\d+)\.csv(\.gz)?$")
-# Nodes that a kernel serves; all others (shapes, views, Python) cost the device nothing.
+# Nodes that launch a kernel. All others (shapes, views, Python) cost no device time.
 ELEMENTWISE = {"add", "sub", "mul", "truediv", "div", "pow", "tanh", "gelu", "relu", "max", "where", "masked_fill",
                "masked_fill_", "ReLU", "Tanh", "GELU", "NewGELUActivation", "GELUActivation", "neg", "exp", "sqrt",
                "rsqrt", "sigmoid", "silu", "Sigmoid", "SiLU", "cat", "mean", "sum"}  # fmt: skip
 PRODUCTS = {"matmul", "bmm", "addmm", "baddbmm"}
 
 
-LEAST_SHARE = 0.01  # of the nodes' own times: less in ops of no class is not worth a word
+LEAST_SHARE = 0.01  # share of the nodes' times; a smaller share in ops without a class is not reported
 
 
 @dataclass
 class Label:
-    """One measured model: ``forward`` and ``backward`` list ``(part, how often)``, seconds as measured (backward 0 for
-    inference), ``nodes_s`` what its nodes' own times sum to, and ``skipped`` counts nodes whose shapes could not be
-    read."""
+    """One measured model. ``forward`` and ``backward`` list ``(part, repetitions)``. The measured seconds of the
+    backward pass are 0 for inference. ``nodes_s`` is the sum of the times of the nodes, and ``skipped`` the number of
+    nodes whose shapes could not be read."""
 
     device: str
     case: str
@@ -53,14 +53,14 @@ class Label:
 
 
 def find_labels(root: Path) -> Iterator[Path]:
-    """CSV files under ``root`` that have a JSON file beside them, by name."""
+    """The CSV files under ``root`` that have a JSON file of the same name, sorted."""
     for path in sorted([*root.rglob("*.csv"), *root.rglob("*.csv.gz")]):
         if NAME.match(path.name) and _json_of(path).is_file():
             yield path
 
 
 def without_nodes(root: Path) -> Iterator[Path]:
-    """JSON files under ``root`` named as labels that have no CSV file beside them, by name."""
+    """The JSON files under ``root`` with the name of a label but without a CSV file, sorted."""
     for path in sorted(root.rglob("*.json")):
         name = path.name.removesuffix(".json")
         beside = (path.with_name(name + end) for end in (".csv", ".csv.gz"))
@@ -69,7 +69,7 @@ def without_nodes(root: Path) -> Iterator[Path]:
 
 
 def read_label(path: Path) -> Label:
-    """Read one label. Raises :class:`InvalidInput` for a file that cannot be read, or lacks a column or figure."""
+    """Read one label. Raises :class:`InvalidInput` if a file cannot be read or lacks a column or a figure."""
     try:
         measured = json.loads(_json_of(path).read_text(encoding="utf-8"))
         layers = int(measured["num_layer"])
@@ -92,8 +92,9 @@ def read_label(path: Path) -> Label:
 
 
 def _times_of_nodes(nodes: list[Node], layers: int) -> list[float]:
-    """Seconds of each node, as often as it runs, by its own timer. A timer's floor is the tenth percentile of all
-    readings; what reads under twice that runs on the host alone, and the others hold twice that too much."""
+    """The seconds of each node, over all its repetitions, by the timer of the node. The floor of the timers is the
+    tenth percentile of all readings. A node with a reading below twice the floor runs only on the host; twice the floor
+    is subtracted from every other reading."""
     readings = sorted(reading for node in nodes for reading in (node.forward_s, node.backward_s) if reading > 0)
     floor = 2 * readings[len(readings) // 10] if readings else 0.0
     return [
@@ -104,7 +105,7 @@ def _times_of_nodes(nodes: list[Node], layers: int) -> list[float]:
 
 
 def _report_unknown(nodes: list[Node], times: list[float], training: bool, label: Label) -> None:
-    """Ops that work by their own timers, but of which no class knows the parts."""
+    """Report ops that take time by their own timers but have no parts of any class."""
     unknown: Counter = Counter()
     for node, seconds in zip(nodes, times, strict=True):
         if not forward_parts(node, training):
@@ -117,7 +118,7 @@ def _report_unknown(nodes: list[Node], times: list[float], training: bool, label
 
 @dataclass(frozen=True)
 class Node:
-    """``what`` is called, on tensors of the shapes ``inputs`` (scalars left out), giving ``output``."""
+    """A call of ``what`` on tensors of the shapes ``inputs`` (without scalars) with the result ``output``."""
 
     what: str
     name: str
@@ -193,12 +194,12 @@ def _shape(value) -> tuple[int, ...]:
 
 
 def forward_parts(node: Node, training: bool) -> list[Part]:
-    """The kernels of a node's forward; none for what only makes views or runs on the host."""
+    """The kernels of the forward pass of a node; none if the node only makes views or runs on the host."""
     if node.output == (1,) or not node.inputs:
         return []
     size = node.output_bytes
     if node.what == "Linear":
-        return [product_part(1, *_linear(node), biased="lm_head" not in node.name)]  # heads share a weight, no bias
+        return [product_part(1, *_linear(node), biased="lm_head" not in node.name)]  # heads have no bias
     if node.what in PRODUCTS and len(node.inputs) >= 2:
         return [product_part(*_product(node), biased=node.what == "addmm")]
     if node.what == "LayerNorm":
@@ -217,7 +218,7 @@ def forward_parts(node: Node, training: bool) -> list[Part]:
 
 
 def backward_parts(node: Node, vocabulary: int) -> list[Part]:
-    """The kernels of a node's backward: a gradient for each input and parameter."""
+    """The kernels of the backward pass of a node: a gradient for each input and parameter."""
     if node.output == (1,) or not node.inputs:
         return []
     size = node.output_bytes
@@ -237,7 +238,7 @@ def backward_parts(node: Node, vocabulary: int) -> list[Part]:
     if node.what in ("Dropout", "dropout"):
         return [Part("vector", (size + size // FLOAT, size))]
     if node.what in ("add", "sub", "contiguous"):
-        return []  # the gradient is handed on
+        return []  # the gradient is passed on unchanged
     if node.what == "mul" and len(node.inputs) == 2:
         return [Part("vector", (2 * size, size))] * 2
     if node.what in ("mul", "truediv", "div"):

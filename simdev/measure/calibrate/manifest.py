@@ -1,10 +1,10 @@
-"""Which measured file may be fitted to, and which only judges: frozen before anything was fitted.
+"""Decide which measured files fits may use and which files only judge. The manifest was frozen before the first fit.
 
-``manifest.csv`` lists every public file used: its name under the data folder, SHA-256, role and source. A role is
+``manifest.csv`` lists every public file with its name under the data folder, SHA-256, role and source. The roles are
 
-* ``calibrate``: figures may be fitted to it, and no claim rests on it;
-* ``validate``: nothing is fitted to it. A replay takes the trace's own kernel times, and host times of its other steps;
-* ``split``: a table of which :func:`held_out` rows validate and the others calibrate.
+* ``calibrate``: fits may use the file, and no claim about accuracy does;
+* ``validate``: no fit uses the file. A replay uses the kernel times of the trace and the host times of its other steps;
+* ``split``: the :func:`held_out` rows of the table validate, and fits use the other rows.
 
 A file that is not listed, or whose content differs from the listed one, has the role ``validate``.
 """
@@ -36,12 +36,14 @@ class Entry:
 
 
 def held_out(key: str) -> bool:
-    """True for the fifth of all rows that judge: by the SHA-256 of ``key`` (a shape, a size), whatever the file."""
+    """True for the fifth of all rows that no fit uses. The SHA-256 of ``key`` (a shape or a size) decides, in every
+    file."""
     return hashlib.sha256(key.encode()).digest()[0] < 256 * HELD_OUT_SHARE
 
 
 def load_manifest(path: str | os.PathLike = SHIPPED) -> dict[str, Entry]:
-    """The manifest by file name. Raises :class:`InvalidInput` naming the line of a wrong role or a file given twice."""
+    """The manifest by file name. Raises :class:`InvalidInput`, which names the line, for an unknown role or a repeated
+    file."""
     lines = read_text(path).splitlines()
     try:
         return _entries(csv.DictReader(lines, strict=True), path)
@@ -77,7 +79,8 @@ def sha256_of(path: Path) -> str:
 
 
 def write_manifest(root: Path, roles: Iterable[tuple[str, str, str]], path: Path = SHIPPED) -> None:
-    """List the files under ``root`` that match ``(pattern, role, source)``, first match first, and write them."""
+    """Write a manifest of the files under ``root``. The first matching ``(pattern, role, source)`` decides about a
+    file."""
     seen: dict[str, str] = {}
     for pattern, role, source in roles:
         for file in sorted(root.glob(pattern)):

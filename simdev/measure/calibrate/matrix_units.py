@@ -1,8 +1,9 @@
-"""Fits of kernels on matrix units: one class per precision, to several sources that count alike.
+"""Fit kernels on matrix units: one class for each precision, to several sources of equal weight.
 
-Kernel times here hold no timer: the readings are of many launches in turn, less one launch. As in
-:mod:`simdev.measure.calibrate.fit` the kernel's time over its physics is an efficiency times boosted trees, but every
-source has the same weight whatever its number of rows, and rows of small shapes count less.
+The readings contain no timer: they are means over many consecutive launches, minus one launch. As in
+:mod:`simdev.measure.calibrate.fit`, the ratio of kernel time to physics is an efficiency times boosted trees. In
+contrast to that module, every source has the same weight for any number of rows, and rows of small shapes have less
+weight.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ from simdev.measure.calibrate.observations import Observations
 from simdev.problem.opcost.device import BACKWARD, Calibration, ClassFit, fitted_s, load_calibration
 from simdev.problem.opcost.physics import PRODUCTS, Datasheet, baseline_s, features
 
-# (trees, leaves of each, rows in a leaf at least)
+# (number of trees, leaves of each, least number of rows in a leaf)
 SIZES = {"product": (120, 12, 30), "attention": (100, 12, 20)}
 LEARNING_RATE = 0.08
-SHORT_S = 2e-6  # a kernel so short counts a quarter
-MOST_ROWS = 12_000  # of one table: more change little
-LARGE, SMALL_WEIGHT = 512, 1 / 3  # a product with a side under this counts a third
-# FlashAttention 2, which PyTorch runs by default, against the vendor's kernels: on an A100 both are the same;
-# 1.5 to 2 times as slow forward and 1.5 to 1.75 times backward on Hopper (Shah et al. 2024, arXiv 2407.08608).
+SHORT_S = 2e-6  # a kernel of this length has a quarter of the weight of a long one
+MOST_ROWS = 12_000  # rows of one table; more rows change little
+LARGE, SMALL_WEIGHT = 512, 1 / 3  # a product with a smaller side has a third of the weight
+# Time of FlashAttention 2, PyTorch's default, relative to the vendor's kernels. On an A100 both are equal. On Hopper,
+# FlashAttention 2 takes 1.5 to 2 times as long forward and 1.5 to 1.75 times backward (Shah et al. 2024, arXiv
+# 2407.08608).
 FLASH = {"h100": (1.75, 1.625), "h200": (1.75, 1.625)}
-PRECISION = {"f16": "bf16"}  # 16-bit formats run alike
+PRECISION = {"f16": "bf16"}  # the 16-bit formats are equally fast
 
 
 def class_of(rows: Observations) -> str:
-    """``product bf16``: the class of a device file that ``rows`` belong to."""
+    """The class of a device file that ``rows`` belong to, such as ``product bf16``."""
     return f"{'product' if rows.name in PRODUCTS else rows.name} {PRECISION.get(rows.dtype, rows.dtype)}"
 
 
 def on_model(tables: Iterable[Observations], model: str) -> list[Observations]:
-    """The tables of boards whose device file is ``model``."""
+    """The tables of the boards that use the device file ``model``."""
     sheets = datasheets()
     return [rows for rows in tables if rows.device in sheets and sheets[rows.device].model == model]
 
@@ -94,7 +96,7 @@ def _forest(x: np.ndarray, target: np.ndarray, weight: np.ndarray, size: tuple[i
 
 
 def predicted_s(calibration: Calibration, rows: Observations, sheet: Datasheet, launch_s: float) -> np.ndarray:
-    """float64 ``(n,)``: seconds of ``rows`` by a device file; NaN if it is silent on their class."""
+    """float64 ``(n,)``: the seconds of ``rows`` by a device file; NaN if the file lacks their class."""
     from simdev.problem.opcost.parts import Part
 
     fit = calibration.fit_of(Part(rows.name, tuple(rows.dims[0].tolist()), rows.dtype))
@@ -105,8 +107,8 @@ def predicted_s(calibration: Calibration, rows: Observations, sheet: Datasheet, 
 
 
 def with_matrix_units(calibration: Calibration, tables: Sequence[Observations], seed: int = 0) -> Calibration:
-    """``calibration`` with a class for every precision that ``tables`` of its model have, fitted to the sources that
-    may be fitted to; the errors of a class are those on the other sources."""
+    """``calibration`` with a class for every precision in the ``tables`` of its model. A class is fitted to the sources
+    that :func:`~simdev.measure.calibrate.kernel_tables.fitted` accepts; its errors are those on the other sources."""
     mine = [
         rows
         for rows in on_model(tables, calibration.name)
@@ -123,7 +125,7 @@ def with_matrix_units(calibration: Calibration, tables: Sequence[Observations], 
 
 
 def bare(model: str) -> Calibration:
-    """A device file without measured f32 kernels: those of A100 serve, with the board's own datasheet."""
+    """A device file without measured f32 kernels: it uses those of the A100, scaled by the board's own datasheet."""
     known = next(sheet for sheet in datasheets().values() if sheet.model == model)
     classes = {name: fit for name, fit in load_calibration("a100").classes.items() if " " not in name}
     return Calibration(
@@ -139,13 +141,13 @@ def bare(model: str) -> Calibration:
 
 
 def models_of(tables: Iterable[Observations]) -> list[str]:
-    """The device models that ``tables`` have products of, by name."""
+    """The device models with products in ``tables``, sorted by name."""
     sheets = datasheets()
     return sorted({sheets[rows.device].model for rows in tables if rows.name in PRODUCTS and rows.device in sheets})
 
 
 def _flash(attention: ClassFit, forward: float, backward: float) -> dict[str, ClassFit]:
-    """FlashAttention 2 by the fit of the vendor's kernels, so many times as slow."""
+    """The fit of FlashAttention 2: the fit of the vendor's kernels, slowed down by a factor."""
     source = "attention bf16, slower by the ratios of arXiv 2407.08608"
     one = ClassFit(attention.efficiency / forward, attention.trees, source, trees_of="attention bf16")
     other = replace(one, efficiency=attention.efficiency / (BACKWARD * backward))

@@ -1,7 +1,7 @@
-"""Peak memory from the allocations of a trace, through the simulator's memory rules (R7).
+"""Predict peak memory from the allocations of a trace by the memory rules of the simulator (R7).
 
-Each allocation is an op with one output, read by the op of its release; both run in the order of the trace on one
-device. What was there before the trace began is read off its first event.
+Each allocation is an op with one output, and the op of its release reads that output. The ops run on one device in the
+order of the trace. The first event of the trace gives the bytes that were allocated before it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Topology
 from simdev.sim import simulate
 
-GRANULE = 512  # PyTorch rounds every block on a GPU up to a multiple of it
+GRANULE = 512  # PyTorch rounds every block on a GPU up to a multiple of this
 
 
 @dataclass(frozen=True)
 class Peak:
-    """``measured_bytes``: the largest total that the allocator recorded, -1 where it recorded none; ``before_bytes``:
-    what was allocated before the first event; ``predicted_bytes``: that and the simulated peak of the events.
-    ``unknown`` counts releases of blocks that the trace did not see allocated."""
+    """The measured and the predicted peak of one GPU.
+
+    ``measured_bytes`` is the largest total that the allocator recorded, or -1 if it recorded none. ``before_bytes`` was
+    allocated before the first event. ``predicted_bytes`` is the sum of ``before_bytes`` and the simulated peak of the
+    events. ``unknown`` is the number of released blocks whose allocation is not in the trace.
+    """
 
     device: int
     events: int
@@ -36,13 +39,13 @@ class Peak:
 
 
 def replay_memory(trace: Trace) -> list[Peak]:
-    """One :class:`Peak` per GPU with memory events, by device number."""
+    """One :class:`Peak` for each GPU with memory events, by device number."""
     return [_replay(trace, int(device)) for device in np.unique(trace.memory.device) if device >= 0]
 
 
 def graph_peak(graph: ComputationGraph) -> int:
-    """Bytes in use at the peak on one GPU that runs ``graph`` in program order, without what is there all the time
-    (parameters and optimiser state)."""
+    """The peak bytes of one GPU that runs ``graph`` in program order, without persistent bytes (parameters and
+    optimizer state)."""
     kind = DeviceKind("memory", 1 << 50, {"f32": 1.0}, 1.0, granularity=GRANULE)
     costs = _unit_costs(graph)
     problem = Problem(graph, Topology("memory", (Device("gpu", kind),)), costs, Rules(order="program"))
@@ -51,7 +54,7 @@ def graph_peak(graph: ComputationGraph) -> int:
 
 
 def _unit_costs(graph: ComputationGraph) -> CostTable:
-    """One device on which every op takes 1 ns."""
+    """A problem with one device on which every op takes 1 ns."""
     return CostTable(
         op_ns=np.ones((1, graph.n_ops), np.int64),
         device_row=np.zeros(1, np.int32),
@@ -88,8 +91,8 @@ def _replay(trace: Trace, device: int) -> Peak:
 
 
 def _blocks(size: list[int], address: list[int]) -> tuple[list[tuple[int, int, int]], int]:
-    """``(allocating event + 1, releasing event + 1 or -1, bytes)`` per block; a block from before the trace comes from
-    op 0 and has negative bytes. Blocks without addresses are matched by size, the latest first."""
+    """``(allocating event + 1, releasing event + 1 or -1, bytes)`` of each block. A block that was allocated before the
+    trace belongs to op 0 and has negative bytes. Blocks without addresses are matched by size, the latest first."""
     open_blocks: dict[object, list[int]] = {}
     blocks: list[tuple[int, int, int]] = []
     unknown = 0

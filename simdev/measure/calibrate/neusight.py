@@ -1,7 +1,7 @@
-"""NeuSight's op tables (sitar-lab/NeuSight, ``data/dataset/train/collect``): forward times by shape, fp32, PyTorch 2.1.
+"""Read NeuSight's op tables (sitar-lab/NeuSight, ``data/dataset/train/collect``): forward times by shape in fp32.
 
-Times in milliseconds, taken by CUDA events around a single call: a reading is the kernels' time plus what the events
-cost, and never less than the host takes to issue the call.
+Times are in milliseconds, measured in PyTorch 2.1 by CUDA events around a single call. A reading is the time of the
+kernels plus the cost of the events, and at least the time that the host needs to issue the call.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ COLUMNS = {
 
 
 def is_op_table(path: Path) -> bool:
-    """True for a CSV file (``.csv`` or ``.csv.gz``) whose first line names an op's times by shape and device."""
+    """True for a CSV file (``.csv`` or ``.csv.gz``) whose header has the columns of NeuSight's op tables."""
     if not path.name.endswith((".csv", ".csv.gz")):
         return False
     try:
@@ -61,11 +61,11 @@ def is_op_table(path: Path) -> bool:
 
 
 def read_op_table(path: Path, found: Found) -> None:
-    """Add the table at ``path`` to ``found``, a table per op and device. Rows that are cut off, of another op or
-    without a positive time are counted as problems.
+    """Add the file ``path`` to ``found``, as one table for each op and device. Truncated rows, rows of unknown ops and
+    rows without a positive time are counted as problems.
 
-    The op is the folder's or the file's name, or else the row's own. Raises :class:`InvalidInput` for a file that
-    cannot be read at all, or lacks a column.
+    The name of the folder or of the file gives the op, or else the row itself. Raises :class:`InvalidInput` if the file
+    cannot be read or lacks a column.
     """
     named = next((name for name in (path.parent.name, path.name.split(".")[0]) if name in READERS), None)
     tables: dict[tuple[str, str], tuple[list, list]] = {}

@@ -1,4 +1,4 @@
-"""Measured kernels: what each reader of tables gives, whatever the file's kind."""
+"""Measured kernels: the common result of all readers of tables."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from simdev.problem.opcost.parts import Part
 
 @dataclass
 class Observations:
-    """Times of parts of one class on one device, in a reader's order.
+    """Measured times of parts of one class on one device, in the order of the file.
 
-    ``dims`` int64 ``(n, dimensions)`` as :mod:`simdev.problem.opcost.parts` lists them; ``seconds`` float64 ``(n,)``.
-    ``host_floor``: the readings contain the host's issue time and an event's cost (timers around single calls).
+    ``dims`` int64 ``(n, dimensions)`` has the dimensions that :mod:`simdev.problem.opcost.parts` lists. ``seconds`` is
+    float64 ``(n,)``. If ``host_floor`` is true, timers were around single calls, so that the readings contain the issue
+    time of the host and the cost of an event.
     """
 
     device: str
@@ -28,7 +29,7 @@ class Observations:
     file: str = ""
 
     def keys(self) -> list[str]:
-        """The part keys by which rows are split: see :attr:`simdev.problem.opcost.parts.Part.key`."""
+        """The key of each row, which decides whether it is held out: :attr:`simdev.problem.opcost.parts.Part.key`."""
         return [Part(self.name, tuple(row), self.dtype).key for row in self.dims.tolist()]
 
     def where(self, mask: np.ndarray) -> Observations:
@@ -38,7 +39,8 @@ class Observations:
 
 @dataclass
 class Found:
-    """What was read from a set of files: tables of observations, and a count of what could not be used."""
+    """The content of a set of files: tables of observations, and counts of the rows and files that could not be
+    used."""
 
     tables: list[Observations] = field(default_factory=list)
     problems: Counter = field(default_factory=Counter)

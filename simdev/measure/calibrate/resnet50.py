@@ -1,7 +1,7 @@
-"""ResNet-50 at batch 32 as public traces trained it (SGD with momentum): the memory of its graph beside theirs.
+"""ResNet-50 at batch 32 with SGD and momentum, to compare the memory of its graph with that of public traces.
 
-``simdev capture simdev/measure/calibrate/resnet50.py:make_step`` writes ``resnet50-32.npz``, which lies beside this
-file. The network is that of He et al. 2016, table 1, with the stride in the 3x3 convolution as in torchvision.
+``simdev capture simdev/measure/calibrate/resnet50.py:make_step`` writes ``resnet50-32.npz``, which is in the folder of
+this file. The network is that of He et al. 2016, table 1, with the stride in the 3x3 convolution as in torchvision.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from simdev.problem.graph import ComputationGraph
 from simdev.problem.graph_file import load_graph
 
 GRAPH = Path(__file__).parent / "resnet50-32.npz"
-FIRST_CONVOLUTION = "[[[32,3,224,224],[64,3,7,7]"  # the input shapes, as traces write them
+FIRST_CONVOLUTION = "[[[32,3,224,224],[64,3,7,7]"  # the input shapes in the notation of traces
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # width, blocks, stride of the first
 
 

@@ -1,10 +1,10 @@
 """Peak memory of one rank of a transformer's training step with sharded data parallelism (FSDP), in bytes.
 
-Counted, all from shapes: this rank's shard of f32 weights, gradients and two Adam moments; two layers' gathered bf16
-weights and the gathered f32 gradient of one; what each layer keeps for its backward pass; and the loss, whose bf16
-logits, f32 logits, log-probabilities and f32 gradient live together, and which is the peak in models with a large
-vocabulary. Sizes are rounded up to the allocator's granularity. Fragmentation is not modelled: an eager step reserves
-some per cent more than it allocates.
+All sizes follow from shapes. The model counts the rank's shard of f32 weights, gradients and two Adam moments; the
+gathered bf16 weights of two layers and the gathered f32 gradient of one; the tensors that each layer keeps for its
+backward pass; and the loss. The bf16 logits, f32 logits, log-probabilities and f32 gradient of the loss are in memory
+at the same time, and they are the peak of models with a large vocabulary. Sizes are rounded up to the granularity of
+the allocator. Fragmentation is not modelled: an eager step reserves some per cent more than it allocates.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def _rounded(size: int) -> int:
 
 
 def layer_bytes(model: Transformer, tokens: int, recompute: str) -> int:
-    """What one layer keeps for its backward pass. ``recompute``: ``none``, ``selective`` (every second product and
-    attention are kept, as torchtitan does) or ``full`` (the layer's input alone)."""
+    """The bytes that one layer keeps for its backward pass. ``recompute`` is ``none``, ``selective`` (attention and
+    every second product are kept, as in torchtitan) or ``full`` (only the input of the layer is kept)."""
     head = model.width // model.heads
     wide, groups = HALF * tokens * model.inner, HALF * tokens * model.kv_heads * head
     narrow, row = HALF * tokens * model.width, FULL * tokens * model.heads
@@ -40,7 +40,7 @@ def layer_bytes(model: Transformer, tokens: int, recompute: str) -> int:
 def peak_bytes(
     model: Transformer, batch: int, sequence: int, *, shards: int, recompute: str, embeddings: int = 1
 ) -> int:
-    """Peak of one rank; ``embeddings`` 2 if the output has weights of its own."""
+    """The peak of one rank in bytes. ``embeddings`` is 2 if the output layer has weights of its own."""
     tokens = batch * sequence
     table = model.vocabulary * model.width
     parameters = model.parameters + (embeddings - 1) * table

@@ -1,10 +1,10 @@
-"""Whole training steps of transformers: their kernels, what a device file predicts, and one factor per precision.
+"""Predict whole training steps of transformers from a device file, and compute one factor for each precision.
 
-A published throughput is of a whole step. Its kernels follow from the model's shapes; the device file predicts their
-sum. On one node the traffic of fully sharded data parallelism (FSDP) hides behind the kernels, so that the sum is the
-step. The factor by which measured steps are slower than predicted ones (dispatch gaps, clocks under a lasting load,
-traffic that does not hide) is one number for each kind and precision: :func:`factor` is the median, and
-:func:`leave_one_out` judges each row by the factor of the others.
+A published throughput describes a whole step. The kernels of the step follow from the shapes of the model, and the
+device file predicts the sum of their times. On one node, the traffic of fully sharded data parallelism (FSDP) overlaps
+with the kernels, so this sum is the prediction of the step. Measured steps are slower because of dispatch gaps, lower
+clocks under a lasting load and traffic that does not overlap. One factor for each board and precision corrects that:
+:func:`factor` is the median, and :func:`leave_one_out` predicts each row with the factor of the others.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from simdev.errors import InvalidInput
 from simdev.problem.opcost.parts import Part
 from simdev.problem.topology import DeviceKind, load_kinds
 
-# llm-foundry's figures are of 2023's attention in Triton; FlashAttention 2 is 1.3 to 2.5 times as fast (Dao 2023, arXiv
-# 2307.08691, section 4.1): the geometric mean of both.
+# llm-foundry's steps ran the attention of 2023 in Triton. FlashAttention 2 is 1.3 to 2.5 times as fast (Dao 2023, arXiv
+# 2307.08691, section 4.1). This is the geometric mean of both ratios.
 TRITON_ATTENTION = 1.8
-ADAM_BYTES = (16, 12)  # read and written per f32 parameter: gradient, weight and two moments; weight and moments
+ADAM_BYTES = (16, 12)  # read (gradient, weight, two moments) and written (weight, moments) per f32 parameter
 LLM_FOUNDRY_KINDS = {"a100_40gb": "a100-sxm4-40gb", "a100_80gb": "a100-sxm4-80gb", "h100_80gb": "h100-sxm5-80gb"}
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """A decoder: ``gated`` MLPs have three products and SiLU, others two and GELU; ``norm`` of the whole width."""
+    """The shape of a decoder. A ``gated`` MLP has three products and SiLU, any other has two products and GELU."""
 
     layers: int
     width: int
@@ -64,9 +64,9 @@ MODELS = {
 def step_parts(
     model: Transformer, batch: int, sequence: int, *, recompute: str = "none", shards: int = 1, dtype: str = "bf16"
 ) -> list[tuple[Part, int]]:
-    """Kernels of one forward and backward pass of ``batch`` sequences, and of the optimizer's step on one of
-    ``shards``, as ``(part, how often)``. ``recompute``: ``none``, ``full`` (every layer's forward once more), or
-    ``selective`` (all but every second product, as torchtitan does)."""
+    """The kernels of one forward and backward pass over ``batch`` sequences and of the optimizer on one of ``shards``,
+    as ``(part, repetitions)``. ``recompute`` is ``none``, ``full`` (the forward pass of every layer runs again) or
+    ``selective`` (all except every second product runs again, as in torchtitan)."""
     tokens, head, item = batch * sequence, model.width // model.heads, 2
     qkv = model.width + 2 * model.kv_heads * head
     products = [(qkv, model.width), (model.width, model.width), (model.width, model.inner)]
@@ -76,7 +76,7 @@ def step_parts(
     forward = [Part("gemm", (1, tokens, n, k), dtype) for n, k in products]
     forward += [Part("flash_attention", attention, dtype)]
     forward += [Part("layer_norm", (tokens, model.width), dtype)] * 2
-    forward += [Part("vector", (2 * narrow, narrow), dtype)] * 2  # residual sums
+    forward += [Part("vector", (2 * narrow, narrow), dtype)] * 2  # sums of the residual path
     forward += [Part("vector", ((2 if model.gated else 1) * wide, wide), dtype)]
     backward = [Part("gemm", (1, tokens, k, n), dtype) for n, k in products]
     backward += [Part("gemm", (1, n, k, tokens), dtype) for n, k in products]
@@ -95,7 +95,7 @@ def step_parts(
             (1, model.vocabulary, model.width, tokens),
         )
     ]
-    parts += [(Part("vector", (logits, 2 * logits), "f32"), 2)]  # to f32 and back
+    parts += [(Part("vector", (logits, 2 * logits), "f32"), 2)]  # conversion to f32 and back
     parts += [(Part(name, (tokens, model.vocabulary), "f32"), 1) for name in ("softmax", "softmax_backward")]
     own = model.parameters // shards
     read, written = ADAM_BYTES
@@ -105,8 +105,8 @@ def step_parts(
 def step_seconds(
     parts: Sequence[tuple[Part, int]], kind: DeviceKind, *, scaled: bool = True, attention: float = 1.0
 ) -> float:
-    """The sum of the parts' times on ``kind``; ``scaled`` with the device file's factor of whole steps, and fused
-    attention ``attention`` times as slow as the device file says."""
+    """The sum of the times of ``parts`` on ``kind``. ``scaled`` applies the device file's factor of whole steps. The
+    time of fused attention is multiplied by ``attention``."""
     from simdev.problem.costs import calibration_of, datasheet_of
 
     calibration = calibration_of(kind)
@@ -120,7 +120,8 @@ def step_seconds(
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A published step: seconds of one forward, backward and optimizer pass, and what the unscaled file predicts."""
+    """A published step: the measured seconds of the forward, backward and optimizer pass, and the unscaled
+    prediction."""
 
     case: str
     kind: str
@@ -130,7 +131,7 @@ class MeasuredStep:
 
 
 def read_llm_foundry(path: Path) -> list[MeasuredStep]:
-    """MPT training on one node of eight boards (mosaicml/llm-foundry, scripts/train/benchmarking)."""
+    """Read published MPT steps on one node of eight boards (mosaicml/llm-foundry, scripts/train/benchmarking)."""
     kinds, steps = load_kinds(), []
     with open(path, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -155,12 +156,13 @@ def read_llm_foundry(path: Path) -> list[MeasuredStep]:
 
 
 def factor(steps: Sequence[MeasuredStep]) -> float:
-    """The median of measured over predicted seconds."""
+    """The median ratio of measured to predicted seconds."""
     return float(np.median([step.measured_s / step.predicted_s for step in steps]))
 
 
 def leave_one_out(steps: Sequence[MeasuredStep]) -> np.ndarray:
-    """float64 ``(n,)``: each step's prediction by the factor of the others; without others, unscaled."""
+    """float64 ``(n,)``: the prediction of each step with the factor of the other steps, or unscaled if there are
+    none."""
     answer = []
     for number, step in enumerate(steps):
         others = [other for place, other in enumerate(steps) if place != number]

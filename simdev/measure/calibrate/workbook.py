@@ -1,4 +1,4 @@
-"""Rows of Excel workbooks (``.xlsx``: a zip of XML sheets), one at a time: no more than a row is in memory."""
+"""Read Excel workbooks (``.xlsx``: a zip of XML sheets) row by row, with only one row in memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ LINK = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
 
 
 def sheet_rows(path: str | Path) -> Iterator[tuple[str, int, dict[str, str | float]]]:
-    """``(sheet, row number, {column letters: value})`` for each row that is not empty; numbers are floats.
+    """Yield ``(sheet, row number, {column letters: value})`` for each row that is not empty. Numbers are floats.
 
-    Raises :class:`InvalidInput` for a file that is no workbook, is cut off, or unpacks to over 256 MiB a sheet.
+    Raises :class:`InvalidInput` if the file is not a workbook, is truncated, or has a sheet of over 256 MiB.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -66,6 +66,15 @@ def test_importing_simdev_loads_nothing():
     assert done.stdout.strip() == "set()", done.stderr
 
 
+@pytest.mark.parametrize("room", ["problem", "placers", "exact"])
+def test_a_room_exports_its_names_without_heavy_packages(room):
+    heavy = {"jax", "networkx", "numba", "ortools", "pandas", "scipy", "torch"}
+    opened = f"import sys, simdev.{room} as room; [getattr(room, name) for name in room.__all__]"
+    code = f"{opened}; print(sorted({heavy} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_the_version_is_the_same_everywhere():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "simdev.__version__"}

@@ -1,7 +1,8 @@
-"""The bench before and after calibration: which placers, and which placements, trade places?
+"""Compare the bench before and after calibration: which placers trade places?
 
-Each placer works twice on each case, once with roofline costs (*before*) and once with those of the device files
-(*after*). Both placements are timed with the costs they were made for; the one made before also with the costs after.
+Each placer runs twice on each case: with roofline costs (*before*) and with the costs of the device files (*after*).
+Each placement is simulated with the costs that its placer used. The first placement is also simulated with the costs
+after calibration (*moved*).
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ TOPOLOGIES = ("p100x4", "v100x8-dgx1")
 PLACERS = ("single-gpu", "single-cpu", "round-robin", "expert", "scotch", "min-cut", "critical-path", "heft", "peft",
            "m-topo", "m-etf", "m-sct", "pipedream", "dpl", "local-search")  # fmt: skip
 KINDS = ("p100-pcie", "v100-sxm2-16gb", "a100-sxm4-80gb", "h100-sxm5-80gb")
-LEAST = 5  # placers with two placements that fit
+LEAST = 5  # least number of placers whose placements both fit
 
 
 @dataclass(frozen=True, eq=False)
-class Case:
-    """``before``, ``after``, ``moved`` int64 ``(k,)``: the step in ns of the placement of each of ``placers`` made and
-    timed with roofline costs, made and timed with device files, made with the first and timed with the second."""
+class PlacerTimes:
+    """The step times of ``placers`` on one case, int64 ``(k,)`` in ns.
+
+    ``before``: placed and simulated with roofline costs. ``after``: placed and simulated with device files. ``moved``:
+    placed with roofline costs and simulated with device files.
+    """
 
     workload: str
     topology: str
@@ -44,19 +48,19 @@ class Case:
 
     @property
     def kendall(self) -> float:
-        """Of the placers' ranks, before and after."""
+        """The Kendall correlation of the ranks of the placers before and after calibration."""
         return kendall(self.before, self.after)
 
     @property
     def changed(self) -> int:
-        """Pairs of placers of which another one is the faster now."""
+        """The number of pairs of placers whose order changes."""
         upper = np.triu_indices(len(self.placers), 1)
         signs = [np.sign(times[:, None] - times[None, :])[upper] for times in (self.before, self.after)]
         return int((signs[0] * signs[1] < 0).sum())
 
     @property
     def regret(self) -> float:
-        """How much slower than the best placement after calibration the one is that looked best before it."""
+        """The relative step time that it costs, after calibration, to choose the placement that was best before it."""
         best = min(self.after.min(), self.moved.min())
         return float(self.moved[np.argmin(self.before)] / best - 1)
 
@@ -67,10 +71,10 @@ def compare(
     placers: Iterable[str],
     evaluations: int = 500,
     on_case: Callable[[str], None] = lambda text: None,
-) -> tuple[list[Case], list[str]]:
-    """The cases, and what was left aside, one sentence each.
+) -> tuple[list[PlacerTimes], list[str]]:
+    """Run the placers on all cases. Returns the cases, and one sentence for each case or placer that is left out.
 
-    Raises :class:`InvalidInput` where no case has :data:`LEAST` placers whose placements fit.
+    Raises :class:`InvalidInput` if no case has :data:`LEAST` placers whose placements fit.
     """
     cases, notes = [], []
     topologies, placers = list(topologies), list(placers)
@@ -91,14 +95,14 @@ def compare(
                 notes.append(f"{workload} on {topology}: only {len(rows)} placers with placements that fit")
                 continue
             times = np.array(list(rows.values()), np.int64).T
-            cases.append(Case(workload, topology, tuple(rows), *times))
+            cases.append(PlacerTimes(workload, topology, tuple(rows), *times))
     if not cases:
         raise InvalidInput(f"no case to compare ({'; '.join(notes[:3])})")
     return cases, notes
 
 
 def _times(problems: list[Problem], placer: str, evaluations: int) -> tuple[int, int, int]:
-    """``before``, ``after`` and ``moved`` of one placer. Raises :class:`InvalidInput` where one does not fit."""
+    """``before``, ``after`` and ``moved`` of one placer. Raises :class:`InvalidInput` if a placement does not fit."""
     spec, params = registry.find_placer(placer)
     placements = [
         spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=evaluations), **params)
@@ -124,7 +128,7 @@ HEADER = [
 ]
 
 
-def table(cases: list[Case]) -> list[list[str]]:
+def table(cases: list[PlacerTimes]) -> list[list[str]]:
     """A line per case."""
     return [
         [
@@ -142,8 +146,8 @@ def table(cases: list[Case]) -> list[list[str]]:
     ]
 
 
-def ranks(cases: list[Case]) -> list[list[str]]:
-    """A line per placer: its mean rank before and after, over the cases in which it has both, by the latter."""
+def ranks(cases: list[PlacerTimes]) -> list[list[str]]:
+    """A line for each placer with its mean ranks before and after, over its cases, sorted by the mean rank after."""
     found: dict[str, list[tuple[int, int]]] = {}
     for case in cases:
         places = [np.searchsorted(np.sort(times), times) + 1 for times in (case.before, case.after)]
@@ -162,12 +166,12 @@ def ranks(cases: list[Case]) -> list[list[str]]:
     ]
 
 
-SOURCES_HEADER = ["workload", "device", "table %", "fit %", "roofline %", "most of it by the roofline"]
+SOURCES_HEADER = ["workload", "device", "table %", "fit %", "roofline %", "largest roofline costs"]
 
 
 def sources(workloads: Iterable[str], kinds: Iterable[str] = KINDS) -> list[list[str]]:
-    """A line per workload and device kind: the shares of all its ops' time by where their costs come from, and the
-    kinds of op that take a hundredth or more of it by the roofline."""
+    """A line for each workload and device kind: the share of the ops' time by source of the cost, and the kinds of op
+    whose roofline costs are at least 1 % of that time."""
     lines, model, known = [], CostModel(), load_kinds()
     for workload in workloads:
         graph = registry.load_workload(workload)
@@ -182,8 +186,8 @@ def sources(workloads: Iterable[str], kinds: Iterable[str] = KINDS) -> list[list
     return lines
 
 
-def write(cases: list[Case], notes: list[str], folder: Path, evaluations: int) -> None:
-    """``times.csv`` (a row per placer and case) and ``README.md``."""
+def write(cases: list[PlacerTimes], notes: list[str], folder: Path, evaluations: int) -> None:
+    """Write ``times.csv`` (a row for each placer and case) and ``README.md`` into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         [case.workload, case.topology, placer, *(int(times[k]) for times in (case.before, case.after, case.moved))]
@@ -194,26 +198,24 @@ def write(cases: list[Case], notes: list[str], folder: Path, evaluations: int) -
     write_text(folder / "README.md", markdown(cases, notes, evaluations))
 
 
-def markdown(cases: list[Case], notes: list[str], evaluations: int) -> str:
+def markdown(cases: list[PlacerTimes], notes: list[str], evaluations: int) -> str:
     """The report as text."""
     pairs = sum(len(case.placers) * (len(case.placers) - 1) // 2 for case in cases)
     changed = sum(case.changed for case in cases)
     regrets = np.array([case.regret for case in cases])
     same = sum(np.argmin(case.before) == np.argmin(case.after) for case in cases)
     lines = ["# The bench before and after calibration", ""]
-    lines += [
-        f"Written by `simdev cost-report`: {len(cases)} cases, at most {evaluations} evaluations a run. *Before*:"
-    ]
-    lines += ["roofline costs; *after*: those of the device files. *Regret*: how much slower than the best placement"]
-    lines += ["known after calibration the one is that looked best before it. *After / before*: of the step times,"]
-    lines += ["the median over placers.", ""]
+    lines += [f"`simdev cost-report` wrote this report: {len(cases)} cases, at most {evaluations} evaluations per run."]
+    lines += ["Costs *before* calibration are rooflines, costs *after* it come from the device files. *Regret* is the"]
+    lines += ["step time that it costs, after calibration, to choose the placement that was best before it."]
+    lines += ["*After / before* is the median ratio of the step times over placers.", ""]
     lines += [f"{changed} of {pairs} pairs of placers ({100 * changed / pairs:.1f} %) trade places; the best placer is"]
     lines += [f"the same in {same} of {len(cases)} cases; the mean Kendall correlation of the ranks is"]
     lines += [f"{np.mean([case.kendall for case in cases]):.3f}, and the mean regret {100 * regrets.mean():.1f} %.", ""]
     lines += [*markdown_table(HEADER, table(cases)), "", "Mean rank of each placer:", ""]
     lines += markdown_table(["placer", "cases", "before", "after", "places won"], ranks(cases))
     if notes:
-        lines += ["", "Left aside:", "", *(f"* {note}" for note in notes)]
-    lines += ["", "## Where the costs come from", "", "Shares of the time that all ops take in turn.", ""]
+        lines += ["", "Left out:", "", *(f"* {note}" for note in notes)]
+    lines += ["", "## Where the costs come from", "", "Shares of the time that all ops take in sequence.", ""]
     lines += markdown_table(SOURCES_HEADER, sources(dict.fromkeys(case.workload for case in cases)))
     return "\n".join(lines) + "\n"

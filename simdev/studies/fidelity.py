@@ -1,9 +1,10 @@
-"""The fidelity report: predictions beside measured truth, case by case, with the noise of the measurement.
+"""Write the fidelity report: compare predictions with measurements, case by case, and show the noise of the
+measurements.
 
-A case is one measured figure that nothing was fitted to: a step of a profiled training run, a rank of an eight-GPU
-step, a link's time on unseen sizes, a peak of memory, a model's time from tables of ops. The goals are those of
-:data:`GOALS`; every case over its goal is listed by name. Which files may be fitted to is frozen in
-:mod:`simdev.measure.calibrate.manifest`.
+A case is one measured figure that no fit used: a step of a profiled training run, a rank of an eight-GPU step, the time
+of a link on unseen sizes, a peak of memory, or the time of a model predicted from op tables. :data:`GOALS` holds the
+goals, and the report lists every case over its goal by name. :mod:`simdev.measure.calibrate.manifest` fixes which files
+fits may use.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from simdev.measure.calibrate.replay import Replay, as_one_step, replay, replay_
 from simdev.measure.calibrate.traces import Trace, read_traces
 from simdev.studies.kept import Kept
 
-NOISE_LIMIT = 0.05  # a measurement that repeats no better judges nothing: the case is listed and left out of the means
+NOISE_LIMIT = 0.05  # a case whose measurement is noisier is listed, but left out of the means
 BOOTSTRAP = 2000
-# goal: (what it says, mean error at most, error of one case at most); None: no such limit
+# by goal: (description, limit of the mean error, limit of the error of one case); None: no limit
 GOALS = {
     "F1": ("replayed single-GPU steps, host times of the other steps", 0.02, 0.05),
     "F2": ("eight ranks of one step, replayed together", 0.04, None),
@@ -50,10 +51,14 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Case:
-    """One row. ``goal`` is a key of :data:`GOALS`, or empty for a row that only informs. ``measured`` and ``predicted``
-    are in ``unit``; the three baselines too (NaN where one does not apply): ops in turn, the datasheet's roofline, and
-    work without a host. The shares are of the predicted time; ``table`` is what was measured. ``error`` may be given
-    where it is a mean over many points. ``left_out`` says why a case does not count."""
+    """One row of the report.
+
+    ``goal`` is a key of :data:`GOALS`, or empty for an informative row. ``measured``, ``predicted`` and the three
+    baselines are in ``unit``; a baseline that does not apply is NaN. The baselines are the sum of the ops, the
+    datasheet's roofline, and the work without a host. The shares are parts of the predicted time by source; ``table``
+    is the measured part. ``mean_error`` replaces the error if it is a mean over many points. ``left_out`` is the reason
+    why a case does not count.
+    """
 
     goal: str
     group: str
@@ -74,12 +79,12 @@ class Case:
 
     @property
     def error(self) -> float:
-        """Relative; signed where it is of one figure."""
+        """The relative error; signed for a single figure."""
         return self.predicted / self.measured - 1 if np.isnan(self.mean_error) else self.mean_error
 
     @property
     def over(self) -> bool:
-        """Over the limit for one case, or for the mean where one case has none."""
+        """Whether the error is over the limit of one case or, without such a limit, over the limit of the mean."""
         if not self.goal or self.left_out:
             return False
         _, mean, worst = GOALS[self.goal]
@@ -87,7 +92,7 @@ class Case:
 
 
 def all_cases(data: Path, cache: Path | None = None) -> tuple[list[Case], list[str]]:
-    """The cases of every measured file under ``data``, and what could not be used, one sentence each.
+    """The cases of all measured files under ``data``, and one sentence for each file that could not be used.
 
     ``cache`` is a folder in which the cases of a file are kept: they are computed again only if the file or simdev
     itself has changed. Raises :class:`InvalidInput` if there is no folder ``data``.
@@ -117,7 +122,7 @@ def _file_cases(path: Path, kind: str, name: str, role: str, notes: list[str]) -
 
 
 def _matrix_cases(data: Path, notes: list[str]) -> list[Case]:
-    """Kernels on matrix units by sources that were not fitted to, whole bf16 steps, and their memory."""
+    """The cases of kernels on matrix units (by sources that no fit used), of whole bf16 steps, and of their memory."""
     try:
         from simdev.measure.calibrate.kernel_cases import kernel_cases, memory_cases, step_cases
     except ImportError:
@@ -142,7 +147,7 @@ def _kind(path: Path, data: Path) -> str | None:
 
 
 def _op_cases(data: Path, notes: list[str]) -> list[Case]:
-    """The cases of measured op tables, where their package is there."""
+    """The cases of measured op tables; none if their packages are not installed."""
     try:
         from simdev.measure.calibrate.cases import op_cases
     except ImportError:
@@ -155,7 +160,8 @@ def _op_cases(data: Path, notes: list[str]) -> list[Case]:
 
 
 def _op_case(row: dict) -> Case:
-    """``group`` begins with the goal (``F5 gemm, v100``); times are in s, and become ms."""
+    """A case from a row of :mod:`simdev.measure.calibrate.cases`. Its ``group`` begins with the goal (``F5 gemm,
+    v100``). Times in s are converted to ms."""
     goal = max((goal for goal in GOALS if row["group"].startswith(goal)), key=len, default="")
     shares = [float(row.get(f"{key}_share", NAN)) for key in ("table", "fit", "fallback")]
     baselines = [1e3 * float(row.get(f"{key}_s", NAN)) for key in ("sum_of_ops", "roofline", "no_host")]
@@ -171,7 +177,7 @@ def _op_case(row: dict) -> Case:
 
 
 def trace_cases(traces: list[Trace], name: str, role: str, notes: list[str]) -> list[Case]:
-    """F1 for a trace, F2 for the ranks of one run, F9 where the allocator's totals are recorded."""
+    """F1 for a trace, F2 for the ranks of one run, and F9 if the totals of the allocator are recorded."""
     for trace in traces:
         for what, count in trace.problems.items():
             notes.append(f"{name} ({trace.name}): {count} x {what}")
@@ -188,8 +194,8 @@ def trace_cases(traces: list[Trace], name: str, role: str, notes: list[str]) -> 
 
 
 def step_cases(trace: Trace, name: str, role: str) -> list[Case]:
-    """A trace of several steps by its median step (F1), and each step by itself; another one by all of it, with the
-    host times that it has: so it says less."""
+    """F1: the median step of a trace with several steps, and an informative row for each step. A trace without several
+    steps is replayed as a whole with its own host times, which proves less."""
     if len(trace.steps) < 2:
         group = "one step, its own host times" if trace.steps else "a trace without steps, its own host times"
         result = replay(trace if trace.steps else as_one_step(trace), leave_one_out=False)
@@ -205,7 +211,7 @@ def step_cases(trace: Trace, name: str, role: str) -> list[Case]:
 
 
 def rank_cases(traces: list[Trace], name: str, role: str) -> list[Case]:
-    """F2: with each rank's own host times, and with those of the other ranks; of several steps the median."""
+    """F2: replay the ranks with their own host times and with those of the other ranks; the median of several steps."""
     cases = []
     for group, leave_one_out in (("own host times", False), ("host times of the other ranks", True)):
         for trace, result in zip(traces, replay_ranks(traces, leave_one_out), strict=True):
@@ -244,8 +250,8 @@ def _replayed(
 
 
 def memory_cases(trace: Trace, name: str, role: str) -> list[Case]:
-    """F9: the replayed peak beside the allocator's own; where the trace is of ResNet-50 at batch 32, the peak of its
-    captured graph beside the trace's, both without what was allocated before the trace begins."""
+    """F9: compare the replayed peak with the allocator's own peak. For a trace of ResNet-50 at batch 32, also compare
+    the peak of its captured graph, without the bytes that were allocated before the trace begins."""
     cases = []
     known = any(detail.startswith(resnet50.FIRST_CONVOLUTION) for detail in trace.details)
     for peak in replay_memory(trace):
@@ -278,9 +284,10 @@ def memory_cases(trace: Trace, name: str, role: str) -> list[Case]:
 
 
 def link_cases(path: Path, name: str, role: str) -> list[Case]:
-    """F6: the mean error over the held-out sizes of each table; measured and predicted are means over them.
+    """F6: the mean error over the held-out sizes of each table. ``measured`` and ``predicted`` are means over these
+    sizes.
 
-    The baseline in the place of a roofline is one latency and one bandwidth for all sizes.
+    The roofline column holds the baseline of one latency and one bandwidth for all sizes.
     """
     cases = []
     for table in read_links(path):
@@ -317,8 +324,8 @@ def link_cases(path: Path, name: str, role: str) -> list[Case]:
 
 @dataclass(frozen=True)
 class Group:
-    """The mean absolute error of the counted cases of a group, with a bootstrap 95 % interval, the worst of them, and
-    the same mean for each baseline (NaN where it does not apply)."""
+    """The mean absolute error of the counted cases of a group with a bootstrap 95 % interval, the worst error, and the
+    mean absolute error of each baseline (NaN if it does not apply)."""
 
     goal: str
     group: str
@@ -374,7 +381,7 @@ def bootstrap(errors: np.ndarray, seed: int = 0) -> tuple[float, float]:
 
 
 def write(cases: list[Case], notes: list[str], folder: Path) -> None:
-    """``cases.csv``, ``groups.csv``, ``README.md`` and ``scatter.png``."""
+    """Write ``cases.csv``, ``groups.csv``, ``README.md`` and ``scatter.png`` into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [field.name for field in fields(Case)]
     lines = [[*(getattr(case, name) for name in names), case.error, int(case.over)] for case in cases]
@@ -391,9 +398,10 @@ def _percent(value: float) -> str:
 
 def markdown(cases: list[Case], notes: list[str]) -> str:
     """The report as text."""
-    lines = ["# Fidelity", "", "Written by `simdev fidelity`. Errors in %. A goal is met where the mean of its counted"]
-    lines += ["cases is within it (F1: and the worst case within 5 %). Which files may be fitted to:"]
-    lines += ["`simdev/measure/calibrate/manifest.csv`.", ""]
+    lines = ["# Fidelity", ""]
+    lines += ["`simdev fidelity` wrote this report. Errors are in %. A goal is met if the mean of its counted"]
+    lines += ["cases is within it and, for F1, if the worst case is within 5 %. The list of the files that fits may use"]
+    lines += ["is `simdev/measure/calibrate/manifest.csv`.", ""]
     lines += ["## Goals", ""]
     columns = "goal, what, group, cases, left out, mean, 95 %, worst, goal %, met, sum of ops, roofline, no host"
     lines += markdown_table(columns.split(", "), [_group_row(group) for group in groups(cases)])
@@ -412,7 +420,7 @@ def markdown(cases: list[Case], notes: list[str]) -> str:
 
 
 def _over(cases: list[Case]) -> list[str]:
-    """By name; a goal with many has its count and its worst ten (the rest are in ``cases.csv``)."""
+    """The cases over their goal by name. If a goal has more than ten, their number and the worst ten are listed."""
     lines = []
     for goal in GOALS:
         mine = sorted((case for case in cases if case.goal == goal), key=lambda case: -abs(case.error))
@@ -462,7 +470,8 @@ def _case_row(case: Case) -> list[str]:
 
 
 def draw(cases: list[Case], path: Path) -> None:
-    """Predicted against measured times, logarithmic, with the baselines; one panel per goal that has times."""
+    """Draw predicted over measured times with the baselines, on logarithmic axes, in one panel for each goal with
+    times."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -502,12 +511,12 @@ def draw(cases: list[Case], path: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Where cases are kept unless the user names a folder: ``simdev/fidelity`` in the user's cache."""
+    """The default folder of the kept cases: ``simdev/fidelity`` in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "simdev" / "fidelity"
 
 
 def data_folder(given: Path | None) -> Path:
-    """The folder named, or that of the environment variable ``SIMDEV_DATA``."""
+    """The folder that the user named, or else that in the environment variable ``SIMDEV_DATA``."""
     folder = given or os.environ.get("SIMDEV_DATA")
     if not folder:
         raise InvalidInput("name the folder of public measured data with --data, or in SIMDEV_DATA")

@@ -5,11 +5,11 @@ import pytest
 
 from simdev.errors import InvalidInput
 from simdev.studies import cost_report
-from simdev.studies.cost_report import Case
+from simdev.studies.cost_report import PlacerTimes
 
 
 def case(before, after, moved):
-    return Case("w", "t", tuple("abcde"[: len(before)]), *(np.array(times) for times in (before, after, moved)))
+    return PlacerTimes("w", "t", tuple("abcde"[: len(before)]), *(np.array(times) for times in (before, after, moved)))
 
 
 def test_pairs_that_trade_places_and_the_regret_of_the_old_favourite():

@@ -1,4 +1,4 @@
-"""ColocRL (Mirhoseini et al. 2017): a sequence-to-sequence network names the device of each group of ops."""
+"""ColocRL (Mirhoseini et al. 2017): a sequence-to-sequence network chooses the device of each group of ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ DEFAULTS = {"groups": 64, "hidden": 64, "samples": 10, "rate": 0.003, "entropy":
 
 
 def learner(problems, *, groups, hidden, samples, rate, entropy, reach, devices=0) -> Learner:
-    """What ``simdev train`` and the placer share; ``devices`` at most, 0: what ``problems`` need."""
+    """The learner for ``simdev train`` and the placer; ``devices`` is the most it can name (0: as ``problems``
+    need)."""
     from simdev.baselines.rl._colocrl import learner_functions
 
     settings = {
@@ -45,16 +46,17 @@ def colocrl(problem, *, rng, budget, policy, **params):
     """Sample ``samples`` placements at a time, and follow the policy gradient of ``-sqrt(step time)``.
 
     As in the paper: groups by single readers; embeddings of a group's kinds (learned), output shapes and neighbours; an
-    LSTM encoder; an attentional LSTM decoder that is fed the learned embedding of the device it named last; REINFORCE
-    with a moving average as baseline; Adam; failing placements count as a large constant, and not at all once the
-    policy has been updated often.
+    LSTM encoder; an attentional LSTM decoder whose input is the learned embedding of the device that it chose last;
+    REINFORCE with a moving average as baseline; Adam. Placements that do not fit count as a large constant at first,
+    and not at all after many updates.
 
-    Departures, for a budget of a few thousand simulations where the paper ran twelve hours and more on 80 and more
-    machines. One controller, not 20 asynchronous ones. ``groups`` and ``hidden`` (64; the paper's groups came from
-    rules by hand, see :func:`~simdev.baselines.rl._groups.coarse_groups`). Accelerators only, as all placers here: no
-    CPU among the devices. A group's embedding also has its time, memory and place in the graph, and kinds are hashed
-    into buckets. Advantages are divided by their standard deviation. Logits stay within ``reach`` (a hyperbolic
-    tangent, from HDP's program), which keeps the policy exploring. What fails costs more the less it fits.
+    Departures, for a budget of a few thousand simulations (the paper ran twelve hours and more on at least 80
+    machines): there is one controller, not 20 asynchronous ones. ``groups`` and ``hidden`` are 64 (the paper's groups
+    came from rules by hand, see :func:`~simdev.baselines.rl._groups.coarse_groups`). As for all placers here, only
+    accelerators are used, no CPU. A group's embedding also has its time, memory and place in the graph, and kinds are
+    hashed into buckets. Advantages are divided by their standard deviation. Logits stay within ``reach`` (a hyperbolic
+    tangent, from HDP's program), which keeps the policy exploring. The cost of a placement that does not fit grows with
+    its overflow.
     """
     return search(
         learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy

@@ -1,4 +1,4 @@
-"""GDP (Zhou et al. 2019): a graph network and a segment-recurrent attention placer name all devices at once."""
+"""GDP (Zhou et al. 2019): a graph network and a segment-recurrent attention placer choose all devices at once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ DEFAULTS = {
     "rate": 0.001, "clip": 0.2, "entropy": 0.9, "entropy_end": 0.05, "entropy_updates": 80, "tuning_entropy": 0.3,
     "policy": "",
 }  # fmt: skip
-SHAPE = ("groups", "layers", "hidden", "sages", "blocks", "neighbours", "devices")  # what a policy is stored with
+SHAPE = ("groups", "layers", "hidden", "sages", "blocks", "neighbours", "devices")  # settings that a policy file stores
 SHIPPED = "gdp"  # a folder in policies/
 SOURCE = "Zhou et al.: GDP: Generalized Device Placement for Dataflow Graphs, arXiv:1910.01578, 2019"
 
 
 def learner(problems, *, groups, layers, neighbours, devices=0, tuning_entropy=0.0, **given) -> Learner:
-    """What ``simdev train`` and the placers share; ``devices`` at most, 0: what ``problems`` need."""
+    """The learner for ``simdev train`` and the placer; ``devices`` is the most it can name (0: as ``problems``
+    need)."""
     from simdev.baselines.rl._gdp import learner_functions
 
     devices = device_columns(problems, devices)
@@ -58,10 +59,10 @@ def _groups(problem, most, layers):
 def gdp(problem, *, rng, budget, policy, **params):
     """GDP-one: a network is trained on the problem at hand, ``samples`` placements an update.
 
-    The paper's: a GraphSAGE of ``sages`` layers (element-wise maximum over neighbours of a sigmoid layer); a placer of
-    ``blocks`` layers of attention over ops in topological order, segment by segment with the one before as memory and
-    without positional encoding; the devices of the whole graph named at once; the placer's layers conditioned on the
-    graph by superposition; PPO with ``epochs`` steps an update and reward minus the square root of the step time.
+    From the paper: a GraphSAGE of ``sages`` layers (element-wise maximum over neighbours of a sigmoid layer); a placer
+    of ``blocks`` layers of attention over ops in topological order, segment by segment with the one before as memory
+    and without positional encoding; the devices of the whole graph named at once; the placer's layers conditioned on
+    the graph by superposition; PPO with ``epochs`` steps an update and reward minus the square root of the step time.
     It departs from the paper, or fills a gap in it, as follows:
 
     * Ops are grouped first, to at most ``groups`` groups: the layers of the source model (in graphs that name none,
@@ -81,7 +82,8 @@ def gdp(problem, *, rng, budget, policy, **params):
       ``entropy_updates`` updates.
     * A placement that does not fit has not the reward -10, but one that falls with the bytes that it lacks.
 
-    With ``policy``, a folder that ``simdev train`` wrote, it starts from there, with the entropy ``tuning_entropy``.
+    If ``policy``, a folder that ``simdev train`` wrote, is given, learning starts from it, with the entropy
+    ``tuning_entropy``.
     """
     return _place(problem, rng, budget, policy, params)
 
@@ -104,13 +106,13 @@ def _place(problem, rng, budget, policy, params):
     source=SOURCE,
 )
 def gdp_batch(problem, *, rng, budget, policy, **params):
-    """GDP-batch: :func:`gdp` from the policy that ships, which was trained on many graphs and machines together.
+    """GDP-batch: :func:`gdp` from the policy that ships, which was trained on many graphs and topologies together.
 
-    Its most probable placement comes first (zero-shot), then it is tuned to the problem for what is left of the
-    budget. ``policies/README.md`` tells what it was trained on and what was held out. It knows machines of at most 8
-    accelerators.
+    Its most probable placement is evaluated first (zero-shot); the rest of the budget tunes it to the problem.
+    ``policies/README.md`` lists the problems that it was trained on and those that were held out. It supports
+    topologies of at most 8 accelerators.
     """
     if device_columns([problem]) > 8:
-        raise Unsupported("the policy that ships knows machines of at most 8 accelerators")
+        raise Unsupported("the policy that ships supports at most 8 accelerators")
     folder = Path(__file__).parent / "policies" / policy if policy == SHIPPED else policy
     return _place(problem, rng, budget, str(folder), params)

@@ -1,4 +1,4 @@
-"""GiPH (Hu et al. 2023): a policy that moves one group of ops after another, over a graph of all possible moves."""
+"""GiPH (Hu et al. 2023): a policy that moves one group of ops at a time, over a graph of all possible moves."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DEFAULTS = {
     "rate": 0.01,
     "policy": "",
 }
-SHAPE = ("groups", "layers", "hidden", "output")  # what a policy is stored with
+SHAPE = ("groups", "layers", "hidden", "output")  # settings that a policy file stores
 
 
 def learner(problems, *, groups, layers, **given) -> Learner:
-    """What ``simdev train`` and the placer share."""
+    """The learner for ``simdev train`` and the placer."""
     from simdev.baselines.rl._giph import learner_functions, with_net
 
     settings = {"groups": groups, "layers": layers, **given}
@@ -51,13 +51,13 @@ def learner(problems, *, groups, layers, **given) -> Learner:
 def giph(problem, *, rng, budget, policy, **params):
     """Learn which group to move where: scores of all moves from one graph of all groups on all devices.
 
-    The paper's: gpNet has a node for each group on each device that may take it, those of the placement being pivots;
-    edges join each pivot to the nodes of the groups behind it, and the other nodes to the pivots behind them. Messages
-    pass along the edges and against them, group after group in topological order, each way with weights of its own; an
-    embedding of ``output`` numbers gives a node's score, and a softmax over all nodes the move, never one that moves
-    nothing or moves the same group again. The reward of a move is what it takes off the step time; REINFORCE with Adam;
-    an episode is ``length`` moves a group. No number is tied to a device: a policy serves any machine.
-    It departs from the paper, or fills a gap in it, as follows:
+    From the paper: gpNet has a node for each group on each device that may take it, those of the placement being
+    pivots; edges join each pivot to the nodes of the groups behind it, and the other nodes to the pivots behind them.
+    Messages pass along the edges and against them, group after group in topological order, each way with weights of its
+    own; an embedding of ``output`` numbers gives a node's score, and a softmax over all nodes the move, never one that
+    moves nothing or moves the same group again. The reward of a move is what it takes off the step time; REINFORCE with
+    Adam; an episode is ``length`` moves a group. No number is tied to a device: a policy serves any machine. It departs
+    from the paper, or fills a gap in it, as follows:
 
     * Learning does not wait for the end of an episode: after every ``every`` moves the policy is updated, with returns
       that end there. Of rewards, their mean over those moves is taken off, and returns are divided by their deviation
@@ -65,7 +65,8 @@ def giph(problem, *, rng, budget, policy, **params):
     * ``episodes`` episodes run side by side with one policy. They start from the best placement so far; with
       ``from_best=false`` from random ones, as the paper's.
     * Step times are relative to the time of all ops on their fastest devices, and count at most 20 times that; a
-      placement that does not fit counts as 10 times, and more the more it lacks (the paper knows no memory).
+      placement that does not fit counts as 10 times, plus a part that grows with its overflow (the paper ignores
+      memory).
     * The start-time potential of a node, when its inputs could be there less when its group starts, comes from an
       estimate of a schedule of groups (in order, transfers at once), not from the simulator's.
     * Node features are times relative to the mean of a group, not work and speed; a pivot is marked; load and memory of
@@ -78,7 +79,7 @@ def giph(problem, *, rng, budget, policy, **params):
     * The most probable placement of a trained policy is, of those that its most probable moves lead through, the one
       that fits best and ends first by that estimate.
 
-    With ``policy``, a folder that ``simdev train`` wrote, it starts from there.
+    If ``policy``, a folder that ``simdev train`` wrote, is given, learning starts from it.
     """
     return search(
         learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy

@@ -22,7 +22,8 @@ DEFAULTS = {
 
 
 def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpness, layers, devices=0) -> Learner:
-    """What ``simdev train`` and the placer share; ``devices`` at most, 0: what ``problems`` need."""
+    """The learner for ``simdev train`` and the placer; ``devices`` is the most it can name (0: as ``problems``
+    need)."""
     from simdev.baselines.rl._hdp import learner_functions
 
     settings = {
@@ -62,16 +63,16 @@ def hdp(problem, *, rng, budget, policy, **params):
     As in the paper: a feed-forward grouper (64 hidden units) with a softmax over groups; group embeddings of their ops'
     features and of their neighbours; a placer with an LSTM encoder in both directions and an attentional LSTM decoder;
     logits through a hyperbolic tangent; REINFORCE on ``-sqrt(step time)`` with an exponential baseline of decay 0.9;
-    failing placements left out once the policy has been updated often; Adam with clipped gradients.
+    Adam with clipped gradients. Placements that do not fit are left out after many updates.
 
-    Departures. What is grouped are the layers of the source model, at most ``MOST_LAYERS``, gradients included, or with
-    ``layers=false`` the finer colocation groups (an op with its only reader, gradients with their ops). In place of the
-    numbers of 20 neighbours an op has the mean features of what it reads and of what reads it, which mean the same in
-    every graph. ``groups`` and ``hidden`` are 64, not 20 a device and 512; ``rate`` is 0.003, not 0.1 with decay; no
-    noise on the logits. The grouper's last layer starts ``sharpness`` times larger, so that similar ops share a group
-    from the first sample on: from a near-uniform grouping, a few thousand samples lead nowhere. Advantages are divided
-    by their standard deviation. Empty groups are not counted. The baseline starts at the mean of the first batch, and
-    what fails costs more the less it fits.
+    Departures. The grouper groups the layers of the source model, at most ``MOST_LAYERS``, gradients included, or with
+    ``layers=false`` the finer colocation groups (an op with its only reader, gradients with their ops). The paper gives
+    an op the numbers of 20 neighbours; here it has the mean features of its producers and of its readers, which mean
+    the same in every graph. ``groups`` and ``hidden`` are 64, not 20 a device and 512; ``rate`` is 0.003, not 0.1 with
+    decay; the logits have no noise. The grouper's last layer starts ``sharpness`` times larger, so that similar ops
+    share a group from the first sample on; a few thousand samples from a near-uniform grouping lead nowhere. Advantages
+    are divided by their standard deviation. Empty groups are not counted. The baseline starts at the mean of the first
+    batch, and the cost of a placement that does not fit grows with its overflow.
     """
     return search(
         learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy

@@ -1,4 +1,4 @@
-"""HSDAG (Duan et al. 2024): a graph network parses the graph into groups, any number of them, and places these."""
+"""HSDAG (Duan et al. 2024): a graph network parses the graph into any number of groups and places them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.placers.placer import placer
 
 DEFAULTS = {"nodes": 64, "hidden": 64, "steps": 20, "rate": 0.001, "discount": 0.95, "policy": ""}
-SHAPE = ("nodes", "hidden", "devices")  # what a policy is stored with
+SHAPE = ("nodes", "hidden", "devices")  # settings that a policy file stores
 
 
 def learner(problems, *, nodes, devices=0, **given) -> Learner:
-    """What ``simdev train`` and the placer share; ``devices`` at most, 0: what ``problems`` need."""
+    """The learner for ``simdev train`` and the placer; ``devices`` is the most it can name (0: as ``problems``
+    need)."""
     from simdev.baselines.rl._hsdag import learner_functions, structured
 
     devices = device_columns(problems, devices)
@@ -39,15 +40,15 @@ def learner(problems, *, nodes, devices=0, **given) -> Learner:
 def hsdag(problem, *, rng, budget, policy, **params):
     """Parse the graph into groups and place these, ``steps`` times, then follow the policy gradient.
 
-    The paper's: ops joined along chains (an op with its only successor where that has no other predecessor); features
-    of a node from its kinds of ops, output shapes, numbers of predecessors and successors, fractal dimension and place
-    in the topological order; an encoder of two graph convolutions; parsing: an edge is scored by a network from the
-    product of its ends' embeddings, each node keeps its best edge, what kept edges join is a group, so that there may
-    be any number of them; a group's embedding is made from the sum of its members' and scaled by the mean score of its
-    edges, through which the scores learn; a softmax over devices for each group; from step to step of an episode, the
-    groups' new features are added to their members'; reward 1 / step time; one update after ``steps`` placements, with
-    discount. ``steps``, ``rate``, ``discount``, two convolutions and dropout of 0.2 are those of the authors' program.
-    It departs from the paper, or fills a gap in it, as follows:
+    From the paper: ops joined along chains (an op with its only successor where that has no other predecessor);
+    features of a node from its kinds of ops, output shapes, numbers of predecessors and successors, fractal dimension
+    and place in the topological order; an encoder of two graph convolutions; parsing: an edge is scored by a network
+    from the product of its ends' embeddings, each node keeps its best edge, what kept edges join is a group, so that
+    there may be any number of them; a group's embedding is made from the sum of its members' and scaled by the mean
+    score of its edges, through which the scores learn; a softmax over devices for each group; from step to step of an
+    episode, the groups' new features are added to their members'; reward 1 / step time; one update after ``steps``
+    placements, with discount. ``steps``, ``rate``, ``discount``, two convolutions and dropout of 0.2 are those of the
+    authors' program. It departs from the paper, or fills a gap in it, as follows:
 
     * The graphs are of training steps, not of inference: a forward op has its backward and update ops with it, and
       only forward ops make chains. Where there are more than ``nodes`` chains, nodes are the groups of
@@ -70,8 +71,8 @@ def hsdag(problem, *, rng, budget, policy, **params):
     the policy is still undecided, and what is found is found by the variety of the parsings. A larger ``rate`` decides
     sooner, on `inception-v3` for one device.
 
-    With ``policy``, a folder that ``simdev train`` wrote, it starts from there: without dropout, on the most probable
-    devices, for the first evaluation.
+    If ``policy``, a folder that ``simdev train`` wrote, is given, learning starts from it: without dropout, on the most
+    probable devices, for the first evaluation.
     """
     return search(
         learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy

@@ -1,4 +1,4 @@
-"""Placeto (Addanki et al. 2019): a policy that improves a placement, one group of ops after another."""
+"""Placeto (Addanki et al. 2019): a policy that improves a placement by visiting one group of ops at a time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ DEFAULTS = {
     "groups": 64, "layers": True, "hidden": 16, "rounds": 8, "episodes": 4, "every": 4, "from_best": True,
     "discount": 1.0, "history": 16, "rate": 0.003, "entropy": 0.02, "entropy_updates": 20, "policy": "",
 }  # fmt: skip
-SHAPE = ("groups", "layers", "hidden", "rounds", "devices")  # what a policy is stored with
+SHAPE = ("groups", "layers", "hidden", "rounds", "devices")  # settings that a policy file stores
 
 
 def learner(problems, *, groups, layers, devices=0, **given) -> Learner:
-    """What ``simdev train`` and the placer share; ``devices`` at most, 0: what ``problems`` need."""
+    """The learner for ``simdev train`` and the placer; ``devices`` is the most it can name (0: as ``problems``
+    need)."""
     from simdev.baselines.rl._placeto import learner_functions, with_view
 
     devices = device_columns(problems, devices)
@@ -43,13 +44,13 @@ def learner(problems, *, groups, layers, devices=0, **given) -> Learner:
     "Learning, NeurIPS 2019",
 )
 def placeto(problem, *, rng, budget, policy, **params):
-    """Learn to improve a placement: an episode visits each group once and chooses its device anew.
+    """Learn to improve a placement: an episode visits each group once and chooses its device again.
 
-    The paper's: the state is the graph, the placement and the group visited; node embeddings by ``rounds`` rounds of
-    message passing along and against the edges with shared weights; summaries of the visited group's ancestors,
-    descendants and parallel groups; the reward is the difference of step times; REINFORCE, the baseline being the mean
-    return of the same step over the last ``history`` episodes; an entropy bonus that decays; gradients clipped at 1.25.
-    It departs from the paper, or fills a gap in it, as follows:
+    From the paper: the state is the graph, the placement and the visited group; node embeddings come from ``rounds``
+    rounds of message passing along and against the edges with shared weights; there are summaries of the visited
+    group's ancestors, descendants and parallel groups; the reward is the difference of step times; REINFORCE takes the
+    mean return of the same step over the last ``history`` episodes as baseline; an entropy bonus decays; gradients are
+    clipped at 1.25. It departs from the paper, or fills a gap in it, as follows:
 
     * The step time is measured after every ``every``-th group that is visited (1: the paper's), and only where
       something has moved; a group in between shares the difference with its neighbours. ``every=groups`` gives the
@@ -70,7 +71,7 @@ def placeto(problem, *, rng, budget, policy, **params):
       mean the same in every graph (levels, memory, op classes, even shares of the time); the last layer also sees the
       features and the load of each device, so that one policy serves unlike machines of up to 8 devices.
 
-    With ``policy``, a folder that ``simdev train`` wrote, it starts from there.
+    If ``policy``, a folder that ``simdev train`` wrote, is given, learning starts from it.
     """
     return search(
         learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy

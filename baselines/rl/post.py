@@ -22,7 +22,7 @@ DEFAULTS = {
 
 def learner(problems, **params):
     """Refuses: a distribution over the devices of one graph's groups says nothing about another graph."""
-    raise InvalidInput("learns each graph on each machine anew: there is no policy to train", source="placer post")
+    raise InvalidInput("learns each problem from the start: there is no policy to train", source="placer post")
 
 
 @placer(
@@ -39,18 +39,20 @@ def learner(problems, **params):
 def post(problem, *, rng, budget, groups, elite, **params):
     """Learn, without a network, how probable each device is for each group.
 
-    The paper's (its algorithm 1): an independent distribution over the devices for each group, a softmax of parameters
-    that are 0 at first; after every ``samples`` placements, ``epochs`` steps of gradient ascent on the objective of
-    proximal policy optimisation; after every ``pool`` placements instead, the distribution nearest in cross entropy to
-    the best ``elite`` of them (in closed form: how often the elite names each device), mixed with ``mix`` of the even
-    one. The elite is the best tenth, as in the paper. Nothing carries over to another graph: there is no policy to
-    train, to store or to start from. It departs from the paper, or fills a gap in our sources, as follows:
+    From the paper (its algorithm 1): each group has an independent distribution over the devices, a softmax of
+    parameters that are 0 at first. After every ``samples`` placements, ``epochs`` steps of gradient ascent improve the
+    objective of proximal policy optimisation. After every ``pool`` placements instead, the distribution becomes the
+    nearest one in cross-entropy to the best ``elite`` of them (in closed form: how often the elite uses each device),
+    mixed with ``mix`` of the uniform one. The elite is the best tenth, as in the paper. Nothing transfers to another
+    graph, so there is no policy to train, to store or to start from. It departs from the paper, or fills a gap in our
+    sources, as follows:
 
     * ``samples``, ``pool``, ``mix``, ``rate`` and ``penalty`` are our choices. The paper spent 2,400 placements.
     * The objective of PPO is the form with a penalty, ``penalty`` times the distance (Kullback-Leibler) from the old
       distribution, group by group, not the clipped one. Gradient ascent is plain, with step ``rate``.
     * Advantages are rewards less the batch's mean, over its deviation; the reward is minus the square root of the step
-      time, and what does not fit counts ten times the time of all ops and more the more bytes it lacks.
+      time, and a placement that does not fit counts ten times the time of all ops, plus a part that grows with its
+      overflow.
     * The elite is ordered by bytes lacking, then by step time; what equals the last of it belongs to it too. All
       placements since the last minimisation count alike, although the updates between them moved the distribution.
     * ``groups`` at most, from one rule for all graphs (see :func:`~simdev.baselines.rl._groups.coarse_groups`), and

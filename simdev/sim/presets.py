@@ -1,7 +1,7 @@
-"""The rules of other simulators as presets of this one: they time the same placement as those simulators would.
+"""Compute the step time of a placement under the rules of other simulators (presets).
 
-A preset turns a problem and a placement into another problem and placement for the same engine. Presets are meant for
-step times; they do not model memory.
+A preset converts a problem and a placement to another problem and placement, which the same engine simulates. Presets
+model step times, not memory.
 
 * ``placeto`` (Addanki et al. 2019; the simulator in Park): an op costs the same on every device (here: its duration on
   the first accelerator), and its device stays closed for 5.7 us after it. A device has one outgoing bus. A tensor
@@ -9,9 +9,10 @@ step times; they do not model memory.
   Queues are first come, first served; nothing waits at the receiver.
 * ``baechi`` (Jeon et al. 2020): each device has one channel for both directions, with 134 us and 0.0001754 us per byte
   in total. A tensor is sent once to each device that reads it.
-* ``load`` (Tarnawski et al. 2020): the largest load. The load of an accelerator is its ops and each tensor that crosses
-  its border, once for in and once for out; the load of a host is its ops. Nothing waits. A crossing costs as much as a
-  transfer between the device and the host (without a host, the most expensive transfer from the device).
+* ``load`` (Tarnawski et al. 2020): the step time is the largest load. The load of an accelerator is the time of its ops
+  plus one crossing for each tensor that it receives or sends. The load of a host is the time of its ops. Nothing waits.
+  A crossing costs as much as a transfer between the device and the host (without a host, the most expensive transfer
+  from the device).
 * ``ideal-links`` (GiPH, 2023; Doppler, 2026): transfers never wait for each other.
 """
 

@@ -400,8 +400,8 @@ def markdown(cases: list[Case], notes: list[str]) -> str:
     """The report as text."""
     lines = ["# Fidelity", ""]
     lines += ["`simdev fidelity` wrote this report. Errors are in %. A goal is met if the mean of its counted"]
-    lines += ["cases is within it and, for F1, if the worst case is within 5 %. The list of the files that fits may use"]
-    lines += ["is `simdev/measure/calibrate/manifest.csv`.", ""]
+    lines += ["cases is within it and, for F1, if the worst case is within 5 %. The list of the files that fits may"]
+    lines += ["use is `simdev/measure/calibrate/manifest.csv`.", ""]
     lines += ["## Goals", ""]
     columns = "goal, what, group, cases, left out, mean, 95 %, worst, goal %, met, sum of ops, roofline, no host"
     lines += markdown_table(columns.split(", "), [_group_row(group) for group in groups(cases)])

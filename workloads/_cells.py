@@ -19,8 +19,8 @@ class Genotype:
 
 @dataclass(frozen=True)
 class CellSpec:
-    """One cell: ``current`` and ``previous`` count back the outputs made so far (the stem's is the first); None takes
-    the current output, unchanged, as the previous one too."""
+    """One cell: ``current`` and ``previous`` count back from the latest output (the stem's output is the first). If
+    ``previous`` is None, the current output, unchanged, is also the previous one."""
 
     genotype: Genotype
     channels: int
@@ -30,7 +30,7 @@ class CellSpec:
 
 def stack_class(operation: Callable, *, adjust_first: bool, drop_path: float = 0.0, norm: Callable):
     """A module class ``Cells(stem_channels, specs)``: cells applied in turn; ``forward(x, branch)`` returns the last
-    output and what cell ``branch`` reads.
+    output and the input of cell ``branch``.
 
     ``operation(name, inputs, outputs, stride)`` makes a module, or None for the identity. ``adjust_first``: with no
     previous cell, the current output still goes through a 1x1 convolution when it serves as the previous one.
@@ -117,7 +117,7 @@ def stack_class(operation: Callable, *, adjust_first: bool, drop_path: float = 0
                     branched = outputs[-1]
                 previous = spec.current if spec.previous is None else spec.previous
                 outputs.append(cell(outputs[spec.current], outputs[previous]))
-                del outputs[:-3]  # no cell looks back further
+                del outputs[:-3]  # no cell reads older outputs
             return outputs[-1], branched
 
     return Cells

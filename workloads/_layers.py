@@ -1,4 +1,4 @@
-"""Building blocks that several convolutional workloads share. PyTorch is imported when one is made, not before."""
+"""Building blocks that several convolutional workloads share. They import PyTorch when they are called."""
 
 from __future__ import annotations
 

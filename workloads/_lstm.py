@@ -12,8 +12,8 @@ def cell_class():
     from torch import nn
 
     class Join(torch.autograd.Function):
-        """Matrices side by side. The gradient is cut into copies, as by TensorFlow's Slice ops: a layer on another
-        device is sent its own part, not a view into all of it."""
+        """Matrices side by side. The gradient is cut into copies, like TensorFlow's Slice ops do, so that a layer on
+        another device receives only its own part, not a view into the whole."""
 
         @staticmethod
         def forward(ctx, *parts):
@@ -42,7 +42,7 @@ def cell_class():
                 self.bias[units : 2 * units].fill_(1.0)
 
         def initial(self, batch: int):
-            """Zero output and zero cell, each ``(batch, units)``."""
+            """The zero state: output and cell, each ``(batch, units)``."""
             zeros = self.weight.new_zeros(batch, self.units)
             return zeros, zeros
 

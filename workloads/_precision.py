@@ -11,7 +11,7 @@ _DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 @contextmanager
 def precision_of(name: str):
-    """Parameters made inside have the format ``name``. (``Module.to`` afterwards fails on fake tensors.)"""
+    """A context in which new parameters have the format ``name``. (``Module.to`` fails on fake tensors.)"""
     import torch
 
     if name not in _DTYPES:

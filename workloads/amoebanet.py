@@ -13,7 +13,7 @@ from simdev.workloads._cells import CellSpec, Genotype, stack_class
 from simdev.workloads._layers import batch_norm, images
 
 # The genotype of the authors' TensorFlow release. Its normal cell concatenates states 0, 3, 4 and 6 where figure 11 of
-# the paper shows 4, 5 and 6; with the release's, GPipe's parameter counts come out.
+# the paper shows 4, 5 and 6; only the release's reproduces GPipe's parameter counts.
 NORMAL = Genotype(
     blocks=(
         (("conv1", 1), ("maximum3", 1)),

@@ -2,7 +2,7 @@
 
 Module paths (``op_layer``): ``embedding``, ``layer0`` ... (inside: ``attention_norm``, ``attention``, ``norm``,
 ``feed_forward``), ``norm`` and ``softmax`` (projection, tied to the embedding, and loss). Weights, activations and
-optimiser state are bfloat16 (``precision=f32`` for single), the loss is computed in float32; dropout is left out.
+optimiser state are bfloat16 (``precision=f32``: float32), and the loss is computed in float32. There is no dropout.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ Module paths (``op_layer``): ``embedding``, ``position``, ``layer0`` ... (inside
 ``norm``, ``experts.router``, ``experts.dispatch``, ``experts.expert0`` ..., ``experts.combine``), ``norm`` and
 ``softmax`` (projection and loss).
 
-Depth, width and expert width are 3/4, 1/2 and 1/2 of Mixtral's. Everything is bfloat16, Adam's state included, but the
-router's and the loss's softmax (``precision=f32`` for single).
+Depth, width and expert width are 3/4, 1/2 and 1/2 of Mixtral's. Everything, including Adam's state, is bfloat16
+(``precision=f32``: float32), except for the softmax of the router and of the loss.
 
 Routing has static shapes: each token chooses its two best experts, and each expert takes at most ``capacity`` times an
-even share of them, the best weighted first (Riquelme et al. 2021, batch prioritized routing); the rest pass by on the
-residual path. Mixtral drops no token, which needs shapes that depend on the data. An expert with too few tokens is
-filled up with tokens of weight zero.
+even share of them, the best weighted first (Riquelme et al. 2021, batch prioritized routing); the other tokens skip the
+experts on the residual path. Mixtral drops no token, which needs shapes that depend on the data. An expert with too few
+tokens is filled up with tokens of weight zero.
 """
 
 from __future__ import annotations

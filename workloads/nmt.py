@@ -2,11 +2,11 @@
 
 Module paths (``op_layer``): ``encoder.embedding``, ``encoder.layer0`` ... , ``decoder.embedding``,
 ``decoder.attention`` (below it ``key``, ``query``, ``score``), ``decoder.layer0`` ... and ``softmax`` (projection and
-loss). GNMT's first encoder layer reads both ways: ``encoder.layer0`` and ``encoder.layer0_reversed``. Wu et al. (2016,
-section 3.3) put each layer on a device of its own, the softmax on the last.
+loss). GNMT's first encoder layer runs in both directions: ``encoder.layer0`` and ``encoder.layer0_reversed``. Wu et al.
+(2016, section 3.3) put each layer on a device of its own, the softmax on the last.
 
 Encoder and decoder are unrolled over ``length`` steps. NMT has a softmax in each step, as TensorFlow's static
-sequence-to-sequence graphs had; in GNMT one serves all steps together, as in TensorFlow's GNMT. All sentences have the
+sequence-to-sequence graphs had; in GNMT one softmax serves all steps, as in TensorFlow's GNMT. All sentences have the
 full length, so nothing is masked. Source and target tables are separate, the gradient of an embedding table is dense,
 dropout and gradient clipping are left out.
 """

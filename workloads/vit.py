@@ -30,7 +30,7 @@ from simdev.workloads._layers import images
 )
 def vit_l(batch, size, classes, patch, layers, units, heads, inner):
     """Cross-entropy and Adam (beta 0.9, 0.999) in float32; the paper's batch of 4096 is spread over many devices, 32
-    is ours. Without dropout."""
+    is ours. There is no dropout."""
     import torch
     from torch.nn.functional import cross_entropy
 

@@ -22,8 +22,9 @@ _SOURCE = (
 def wavenet(stacks, layers, batch, length, channels, skips, levels):
     """Predict each of ``length`` samples (one of ``levels`` mu-law values) from those before it; Adam.
 
-    ``layers`` is the number in all stacks together. The paper states no widths: residual 512 and skip 256 are those of
-    NSynth's decoder, so is the length of 6144 samples; the batch of 8 is ours. Filters have width 2 as in the paper.
+    ``layers`` is the total over all stacks. The paper states no widths: the residual width of 512, the skip width of
+    256 and the length of 6144 samples are those of NSynth's decoder; the batch of 8 is ours. Filters have width 2 as in
+    the paper.
     """
     import torch
 

@@ -11,8 +11,7 @@ DEFAULTS = {"groups": 64, "hidden": 64, "samples": 10, "rate": 0.003, "entropy":
 
 
 def learner(problems, *, groups, hidden, samples, rate, entropy, reach, devices=0) -> Learner:
-    """The learner for ``simdev train`` and the placer; ``devices`` is the most it can name (0: as ``problems``
-    need)."""
+    """The learner for ``simdev train`` and the placer; it names at most ``devices`` (0: as many as needed)."""
     from simdev.baselines.rl._colocrl import learner_functions
 
     settings = {

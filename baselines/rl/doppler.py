@@ -1,5 +1,4 @@
-"""Doppler (Yao et al. 2026): one policy picks the next group of ops, another its device; list scheduling teaches
-both."""
+"""Doppler (Yao et al. 2026): one policy picks the next group of ops, another its device; a scheduler teaches both."""
 
 from __future__ import annotations
 

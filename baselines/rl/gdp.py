@@ -22,8 +22,7 @@ SOURCE = "Zhou et al.: GDP: Generalized Device Placement for Dataflow Graphs, ar
 
 
 def learner(problems, *, groups, layers, neighbours, devices=0, tuning_entropy=0.0, **given) -> Learner:
-    """The learner for ``simdev train`` and the placer; ``devices`` is the most it can name (0: as ``problems``
-    need)."""
+    """The learner for ``simdev train`` and the placer; it names at most ``devices`` (0: as many as needed)."""
     from simdev.baselines.rl._gdp import learner_functions
 
     devices = device_columns(problems, devices)

@@ -22,8 +22,7 @@ DEFAULTS = {
 
 
 def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpness, layers, devices=0) -> Learner:
-    """The learner for ``simdev train`` and the placer; ``devices`` is the most it can name (0: as ``problems``
-    need)."""
+    """The learner for ``simdev train`` and the placer; it names at most ``devices`` (0: as many as needed)."""
     from simdev.baselines.rl._hdp import learner_functions
 
     settings = {

@@ -11,8 +11,7 @@ SHAPE = ("nodes", "hidden", "devices")  # settings that a policy file stores
 
 
 def learner(problems, *, nodes, devices=0, **given) -> Learner:
-    """The learner for ``simdev train`` and the placer; ``devices`` is the most it can name (0: as ``problems``
-    need)."""
+    """The learner for ``simdev train`` and the placer; it names at most ``devices`` (0: as many as needed)."""
     from simdev.baselines.rl._hsdag import learner_functions, structured
 
     devices = device_columns(problems, devices)

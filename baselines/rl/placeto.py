@@ -15,8 +15,7 @@ SHAPE = ("groups", "layers", "hidden", "rounds", "devices")  # settings that a p
 
 
 def learner(problems, *, groups, layers, devices=0, **given) -> Learner:
-    """The learner for ``simdev train`` and the placer; ``devices`` is the most it can name (0: as ``problems``
-    need)."""
+    """The learner for ``simdev train`` and the placer; it names at most ``devices`` (0: as many as needed)."""
     from simdev.baselines.rl._placeto import learner_functions, with_view
 
     devices = device_columns(problems, devices)
@@ -52,21 +51,22 @@ def placeto(problem, *, rng, budget, policy, **params):
     mean return of the same step over the last ``history`` episodes as baseline; an entropy bonus decays; gradients are
     clipped at 1.25. It departs from the paper, or fills a gap in it, as follows:
 
-    * The step time is measured after every ``every``-th group that is visited (1: the paper's), and only where
-      something has moved; a group in between shares the difference with its neighbours. ``every=groups`` gives the
-      paper's other form, the reward at the end. Messages pass as often: the groups up to the next measurement share
-      the embeddings of the placement before them, and see by themselves only where their neighbours and the load now
-      are.
+    * The step time is measured after every ``every``-th group that is visited (1: the paper's), and only if
+      a group has moved; a group in between shares the difference with its neighbours. ``every=groups`` gives the
+      paper's other form, the reward at the end. Message passing runs as often: the groups up to the next measurement
+      share the embeddings of the placement before them, and only the devices of their neighbours and the load are
+      up to date.
     * Episodes start from the best placement so far (``from_best=False``: from all groups on the first device), and the
-      policy leans to leaving a group where it is by a learned bonus, 2 at first; else the first policy hardly prefers
-      a device to another. Logits are bounded to -3 to 3, so that a policy never ceases to explore.
+      policy has a learned bonus, 2 at first, for leaving a group where it is; otherwise the first policy hardly
+      prefers any device. Logits are bounded to -3 to 3, so that a policy never stops exploring.
     * ``episodes`` episodes run side by side with one policy, then it is updated; the paper's workers are asynchronous.
-      Step times are relative to the time of all ops on one device, and count at most ten times that; what does not fit
-      counts more than ten, the more the more bytes it lacks. Advantages are divided by the deviation of the returns.
+      Step times are relative to the time of all ops on one device, and count at most ten times that; a placement that
+      does not fit counts as ten times that, plus a part that grows with its overflow. Advantages are divided by the
+      deviation of the returns.
     * Groups are the layers of the source model (in graphs that name none, ops with their only reader), merged to at
       most ``groups``, or with ``layers=false`` single forward ops that share traffic; backward and update ops go with
-      their forward op. They are visited in topological order. Messages are averaged, not summed, and normalised, or the
-      rounds would grow them without bound.
+      their forward op. They are visited in topological order. Messages are averaged, not summed, and normalised;
+      otherwise they would grow without limit over the rounds.
     * Node features are those of the paper (time, output bytes, device, visited now, visited before) and others that
       mean the same in every graph (levels, memory, op classes, even shares of the time); the last layer also sees the
       features and the load of each device, so that one policy serves unlike machines of up to 8 devices.

@@ -26,7 +26,7 @@ One training step each: forward, loss, backward and optimiser update, at the par
 
 *reads* are pairs of a tensor and an op that reads it; *TFLOP* is the whole step; *forward* counts the multiply-adds of
 matrix products, convolutions and attention in the forward pass per sample; *published* are the figures of the papers,
-whose sources stand in the file; tests compare.
+whose sources are given in the file; tests compare them.
 
 | workload | batch | ops | tensors | reads | parameters | TFLOP | forward | published |
 |---|--:|--:|--:|--:|--:|--:|--:|---|

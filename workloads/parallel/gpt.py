@@ -28,7 +28,7 @@ def gpt_flops(p) -> float:
 
 
 def gpt_checks(p, mesh) -> None:
-    """Raise :class:`InvalidInput` where heads, width or vocabulary do not divide by the tensor-parallel ranks."""
+    """Raise :class:`InvalidInput` if heads, width or vocabulary do not divide by the tensor-parallel ranks."""
     for name in ("heads", "width", "vocabulary"):
         if p[name] % mesh["tp"]:
             message = f"{p[name]} does not divide by {mesh['tp']} tensor-parallel ranks"

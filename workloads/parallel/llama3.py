@@ -29,7 +29,7 @@ def llama3_flops(p) -> float:
 
 
 def llama3_checks(p, mesh) -> None:
-    """Raise :class:`InvalidInput` where heads, hidden units or tokens do not divide by the tensor-parallel ranks."""
+    """Raise :class:`InvalidInput` if heads, hidden units or tokens do not divide by the tensor-parallel ranks."""
     for name in ("heads", "kv_heads", "hidden", "length", "vocabulary"):
         if p[name] % mesh["tp"]:
             message = f"{p[name]} does not divide by {mesh['tp']} tensor-parallel ranks"

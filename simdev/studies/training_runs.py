@@ -34,7 +34,7 @@ MEMORY_GOAL = 0.08
 FITTED = {  # set -> whether constants were chosen on rows of its models, and which
     "vtrain-single": (
         True,
-        "the four host times 'megatron' were chosen by hand on 40 rows of this set with all its three models",
+        "the five host times 'megatron' were chosen by hand on 60 rows of this set or fewer, of all its three models",
     ),
     "vtrain-multi": (False, "no constant was chosen on it; the host times 'megatron' come from vtrain-single"),
     "llm-foundry": (
@@ -43,11 +43,17 @@ FITTED = {  # set -> whether constants were chosen on rows of its models, and wh
     ),
     "torchtitan": (False, "no constant was chosen on it; the host times 'eager' are estimated"),
 }
+CONTROL_ROWS = {  # set -> sets to whose rows its control is fitted, the judged model's rows left out
+    "vtrain-single": ("vtrain-single",),
+    "vtrain-multi": ("vtrain-single", "vtrain-multi"),
+    "llm-foundry": ("llm-foundry",),
+    "torchtitan": ("torchtitan",),
+}
 CONTROLS = {
-    "vtrain-single": "formula of ten constants, fitted to all vTrain rows of other models",
-    "vtrain-multi": "formula of ten constants, fitted to all vTrain rows of other models",
-    "llm-foundry": "one MFU for each GPU and recomputation, median of all rows of other models",
-    "torchtitan": "one MFU for each GPU and recomputation, median of all rows of other models",
+    "vtrain-single": "formula of ten constants, fitted to the other models of this set",
+    "vtrain-multi": "formula of ten constants, fitted to vtrain-single and the other models of this set",
+    "llm-foundry": "one MFU for each GPU and recomputation, median of the other models of this set",
+    "torchtitan": "one MFU for each GPU and recomputation, median of the other models of this set",
 }
 VTRAIN_ADAPTER = 12_500_000_000  # bytes/s: 800 Gbit/s between nodes of 8 (notes of the data)
 
@@ -235,9 +241,8 @@ def report_lines(predictions: list[Prediction], given: list[Run]) -> list[list[s
         if not mine:
             continue
         runs = [p.run for p in mine]
-        family = source.partition("-")[0]
-        rows = [run for run in given if run.source.partition("-")[0] == family]
-        control = (formula_left_out if family == "vtrain" else constant_mfu)(runs, rows)
+        rows = [run for run in given if run.source in CONTROL_ROWS[source]]
+        control = (formula_left_out if source.startswith("vtrain") else constant_mfu)(runs, rows)
         for group in [*sorted({run.group for run in runs}), "all"]:
             lines.append(_line(source, group, mine, control))
     return lines

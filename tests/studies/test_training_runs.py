@@ -112,7 +112,7 @@ def test_the_command_prints_simulation_control_and_notes(data_dir, tmp_path, mon
     printed = capsys.readouterr().out
     line = next(line for line in printed.splitlines() if re.match(r"vtrain-single +all +1 ", line))
     assert "fitted here" in line and "none" not in line
-    assert "chosen by hand on 40 rows" in printed and "held out: no constant" in printed
+    assert "chosen by hand on 60 rows" in printed and "held out: no constant" in printed
 
 
 def test_an_unknown_set_is_named(monkeypatch, capsys):

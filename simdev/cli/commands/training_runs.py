@@ -28,7 +28,7 @@ def training_runs(
     chosen = [source for source in report.SETS if source in (sets or report.SETS)]
     found, given, refused = [], [], []
     for source in report.SETS:
-        if source not in chosen and not (source == "vtrain-single" and "vtrain-multi" in chosen):
+        if not any(source in report.CONTROL_ROWS[name] for name in chosen):
             continue
         runs, why = report.read_runs(data, source)
         given += runs  # controls are fitted to all rows of other models, also to those that are not simulated

@@ -14,7 +14,7 @@ from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._pairs import group_loads, group_pairs, neighbours
 from simdev.baselines.rl._train import Evaluator, State
 
-LONGEST = 20.0  # times the scale: a longer step time counts as this one; from 10 on, what does not fit
+LONGEST = 20.0  # times the scale: the largest cost; placements that exceed memory cost 10 or more
 NODE_FEATURES, DEVICE_FEATURES = 6, 6
 
 

@@ -64,22 +64,22 @@ def gdp(problem, *, rng, budget, policy, **params):
     the graph by superposition; PPO with ``epochs`` steps an update and reward minus the square root of the step time.
     It departs from the paper, or fills a gap in it, as follows:
 
-    * Ops are grouped first, to at most ``groups`` groups: the layers of the source model (in graphs that name none,
-      ops with their only reader), merged where they are more, or with ``layers=false`` single forward ops that share
-      traffic; backward and update ops go with their forward op. ``groups=0`` places every op (or colocation group)
-      by itself.
+    * Ops are grouped first, to at most ``groups`` groups: the layers of the source model (in graphs without layer
+      names, ops with their only reader), merged if there are more, or with ``layers=false`` single forward ops that
+      share traffic; backward and update ops go with their forward op. ``groups=0`` places every op (or colocation
+      group) by itself.
     * Node features are numbers that mean the same in every graph (shares of time and memory, levels, op classes), not
       an embedding of op types and shapes. Two of them, the running share of the time and the nearness to each device's
-      even share of it, tell where a group is in the graph; the logits get a learned multiple of the latter.
-    * Neighbours are the ``neighbours`` dearest parents and children of a group, not a random sample; layers have
-      residual connections and normalisation.
-    * Logits have a term from the devices' features, so that one policy serves unlike machines of up to 8 devices;
-      devices that are not there are masked.
-    * The most probable placement is evaluated with each batch, and not learned from. Advantages are rewards less the
-      batch's mean, over its deviation, within 3. The ratio is clipped group by group.
-    * A bonus holds the entropy, as a share of the largest possible, on a line from ``entropy`` to ``entropy_end`` over
-      ``entropy_updates`` updates.
-    * A placement that does not fit has not the reward -10, but one that falls with the bytes that it lacks.
+      even share of it, give the position of a group in the graph; the logits get a learned multiple of the latter.
+    * Neighbours are the ``neighbours`` parents and children with the longest transfers, not a random sample; layers
+      have residual connections and normalisation.
+    * Logits have a term from the devices' features, so that one policy works on different topologies of up to 8
+      devices; absent devices are masked.
+    * The most probable placement is evaluated with each batch, but does not enter the update. Advantages are rewards
+      less the batch's mean, over its deviation, within 3. The ratio is clipped group by group.
+    * A bonus keeps the entropy, as a share of the largest possible one, on a line from ``entropy`` to ``entropy_end``
+      over ``entropy_updates`` updates.
+    * The reward of a placement that does not fit is not -10; it falls with the overflow.
 
     If ``policy``, a folder that ``simdev train`` wrote, is given, learning starts from it, with the entropy
     ``tuning_entropy``.

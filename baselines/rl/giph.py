@@ -53,25 +53,25 @@ def giph(problem, *, rng, budget, policy, **params):
 
     From the paper: gpNet has a node for each group on each device that may take it, those of the placement being
     pivots; edges join each pivot to the nodes of the groups behind it, and the other nodes to the pivots behind them.
-    Messages pass along the edges and against them, group after group in topological order, each way with weights of its
-    own; an embedding of ``output`` numbers gives a node's score, and a softmax over all nodes the move, never one that
-    moves nothing or moves the same group again. The reward of a move is what it takes off the step time; REINFORCE with
-    Adam; an episode is ``length`` moves a group. No number is tied to a device: a policy serves any machine. It departs
-    from the paper, or fills a gap in it, as follows:
+    Messages pass along the edges and against them, in topological order of the groups, with separate weights for each
+    direction; an embedding of ``output`` numbers gives a node's score, and a softmax over all nodes the move. A move
+    that changes nothing or moves the same group again is excluded. The reward of a move is the decrease of the step
+    time; learning is REINFORCE with Adam; an episode is ``length`` moves a group. No number depends on the identity of
+    a device, so a policy works on any topology. It departs from the paper, or fills a gap in it, as follows:
 
     * Learning does not wait for the end of an episode: after every ``every`` moves the policy is updated, with returns
-      that end there. Of rewards, their mean over those moves is taken off, and returns are divided by their deviation
-      and clipped at 3; gradients are clipped at 1.
+      that end there. The mean reward over those moves is subtracted from the rewards; returns are divided by
+      their deviation and clipped at 3; gradients are clipped at 1.
     * ``episodes`` episodes run side by side with one policy. They start from the best placement so far; with
-      ``from_best=false`` from random ones, as the paper's.
+      ``from_best=false`` they start from random ones, as in the paper.
     * Step times are relative to the time of all ops on their fastest devices, and count at most 20 times that; a
       placement that does not fit counts as 10 times, plus a part that grows with its overflow (the paper ignores
       memory).
-    * The start-time potential of a node, when its inputs could be there less when its group starts, comes from an
-      estimate of a schedule of groups (in order, transfers at once), not from the simulator's.
+    * The start-time potential of a node is the time when its inputs could be there less the start of its group. It
+      comes from an estimated schedule of groups (in order, without contention), not from the simulator's schedule.
     * Node features are times relative to the mean of a group, not work and speed; a pivot is marked; load and memory of
       the device and the group's start are added. Edge features are bytes, transfer time and whether there is any.
-      Logarithms take the place of the scaling to the range of the graph. Messages are averaged over a node's edges.
+      Logarithms replace the scaling to the range of the graph. Messages are averaged over a node's edges.
     * Groups are the layers of the source model (in graphs that name none, ops with their only reader), merged to at
       most ``groups``, or with ``layers=false`` single forward ops that share traffic; backward and update ops go with
       their forward op. So groups depend on one another in circles: each pair is one edge, from the first in

@@ -62,13 +62,14 @@ def hsdag(problem, *, rng, budget, policy, **params):
     * An advantage is the reward less the episode's mean, over its deviation, within 3; the paper has no baseline. It
       weighs its own step by ``discount`` to the power of the step's number: no later reward depends on it. The program
       weighs all steps of an episode with one discounted sum.
-    * What does not fit counts as ten times the time of all ops, and more the more bytes it lacks; the program leaves
-      out placements on one device only, which count here. Gradients are clipped at 1. Layers are normalised.
+    * A placement that does not fit counts as ten times the time of all ops, plus a part that grows with its overflow.
+      The program leaves out placements on one device only; they count here. Gradients are clipped at 1. Layers are
+      normalised.
     * Accelerators only, two to any number of them; the paper has one CPU and one GPU.
 
-    A few thousand placements are few for this gradient: after 2,000 for `inception-v3` or `nasnet-a-large` on `p100x4`
-    the policy is still undecided, and what is found is found by the variety of the parsings. A larger ``rate`` decides
-    sooner, on `inception-v3` for one device.
+    A few thousand placements are too few for this gradient: after 2,000 for `inception-v3` or `nasnet-a-large` on
+    `p100x4` the policy is still undecided, and the variety of the parsings finds the best placements. With a larger
+    ``rate`` the policy converges sooner, on `inception-v3` to a single device.
 
     If ``policy``, a folder that ``simdev train`` wrote, is given, learning starts from it: without dropout, on the most
     probable devices, for the first evaluation.

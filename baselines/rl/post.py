@@ -53,7 +53,7 @@ def post(problem, *, rng, budget, groups, elite, **params):
     * Advantages are rewards less the batch's mean, over its deviation; the reward is minus the square root of the step
       time, and a placement that does not fit counts ten times the time of all ops, plus a part that grows with its
       overflow.
-    * The elite is ordered by bytes lacking, then by step time; what equals the last of it belongs to it too. All
+    * The elite is ordered by overflow, then by step time; placements equal to its last one belong to it too. All
       placements since the last minimisation count alike, although the updates between them moved the distribution.
     * ``groups`` at most, from one rule for all graphs (see :func:`~simdev.baselines.rl._groups.coarse_groups`), and
       accelerators only: no CPU among the devices.

@@ -75,7 +75,7 @@ def _refute(sets: _Sets, limit: float, known: list, best: np.ndarray | None, dea
         for share in (SMOOTHING, 0.0) if best is not None else (0.0,):
             tried = price if best is None else share * best + (1 - share) * price
             core, core_worth = _core_set(tried, sets.core_time, limit)
-            found, worth = sets.dearest(tried, limit, deadline)
+            found, worth = sets.most_valuable(tried, limit, deadline)
             paid = (tried.sum() - cores * core_worth) / max(worth, 1e-9)
             if paid > most and worth > 0:
                 most, best_here = paid, tried / worth
@@ -176,7 +176,7 @@ class _Sets:
             self.inside[c].lower_bound = 0
         return low
 
-    def dearest(self, price: np.ndarray, limit: float, deadline: float) -> tuple[np.ndarray | None, float]:
+    def most_valuable(self, price: np.ndarray, limit: float, deadline: float) -> tuple[np.ndarray | None, float]:
         """A set of load up to ``limit`` with a high total ``price``, and an upper bound on the price of any such
         set."""
         if not hasattr(self, "limit"):

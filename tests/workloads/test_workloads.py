@@ -175,7 +175,8 @@ def recapture(name):
     if version != shipped.meta["torch"]:
         pytest.skip(f"captured with torch {shipped.meta['torch']}, this is {version}")
     graph = capture_workload(workloads()[name])
-    assert graph.fingerprint == shipped.fingerprint and graph.meta == shipped.meta
+    assert graph.fingerprint == shipped.fingerprint
+    assert {key: graph.meta.get(key) for key in shipped.meta} == shipped.meta  # newer captures note more
 
 
 QUICK = ("inception-v3", "nasnet-a-mobile", "vit-l", "wavenet-2x18", "transformer-xl-2", "rnnlm")

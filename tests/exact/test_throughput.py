@@ -157,8 +157,8 @@ def test_unknown_solver():
         ("OperatorGraphs/bert_l-3_training", 54.2074, "highs"),
         pytest.param("LayerGraphs/bert24_training", 39.7895, "highs", marks=pytest.mark.slow),
         # Proven between 31.6862 and 31.6893, and 17.7132 and 17.7147, elsewhere.
-        pytest.param("LayerGraphs/gnmt_inference", 31.6873, "scip", marks=pytest.mark.slow),
-        pytest.param("LayerGraphs/bert24_inference", 17.7147, "scip", marks=pytest.mark.slow),
+        pytest.param("LayerGraphs/gnmt_inference", 31.6873, "scip", marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param("LayerGraphs/bert24_inference", 17.7147, "scip", marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_published_free_optima_with_our_own_proof(name, optimum, solver):

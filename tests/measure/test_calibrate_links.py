@@ -113,6 +113,8 @@ def test_ranges_are_written_as_a_topology_reads_them():
 
 def test_the_public_tables_are_predicted_on_sizes_not_fitted_to(data_dir):
     """Send/recv tables and nccl-tests tables; vidur's all-reduce tables step between algorithms and are missed."""
-    for path in sorted((data_dir / "links").glob("*/*_dgx.send_recv*")) + sorted((data_dir / "links").glob("*/*gpu.txt")):
+    for path in sorted((data_dir / "links").glob("*/*_dgx.send_recv*")) + sorted(
+        (data_dir / "links").glob("*/*gpu.txt")
+    ):
         for table in read_links(path):
             assert fit_table(table).error < max(0.03, 1.3 * table.noise), table.name

@@ -13,7 +13,7 @@ from simdev.cli.tables import print_table
 from simdev.errors import InvalidInput, UnknownName
 
 
-@command("calibrate")
+@command("calibrate", hidden=True)
 def calibrate(
     data: Annotated[list[Path], typer.Argument(help="Measured files or folders: NeuSight, DeepBench, vidur ...")],
     out: OutOption = Path("device.toml"),

@@ -115,7 +115,7 @@ def recounted(target: str) -> dict:
 
     import torch
     from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
-    from torch.utils.flop_counter import FlopCounterMode, conv_backward_flop
+    from torch.utils.flop_counter import FlopCounterMode, conv_backward_flop, sdpa_backward_flop_count, sdpa_flop_count
 
     from simdev.graphs.capture.packages import package_step
     from simdev.graphs.capture.trace import grouped_backward_flops
@@ -126,11 +126,23 @@ def recounted(target: str) -> dict:
             return grouped_backward_flops(image, gradient, weight, mask)
         return conv_backward_flop(gradient, image, weight, *rest, out_val=out_val)
 
-    backward._get_raw = True
+    def attend(query, key, value, *rest, out_val=None, **kwargs):
+        return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+    def attend_backward(gradient, query, key, value, *rest, out_val=None, **kwargs):
+        return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
+
+    for formula in (backward, attend, attend_backward):
+        formula._get_raw = True
     torch.manual_seed(0)
     step = package_step(target)[0]()
     counted = {"pytorch_parameters": sum(parameter.numel() for parameter in step.model.parameters())}
-    mapping = {torch.ops.aten.convolution_backward: backward}
+    mapping = {
+        torch.ops.aten.convolution_backward: backward,
+        # the CPU's kernel, which the counter of some versions does not know
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attend,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: attend_backward,
+    }
 
     def count(model, inputs):
         with whole_attention(), FlopCounterMode(display=False, custom_mapping=mapping) as counter:

@@ -34,7 +34,7 @@ def bound(
     runtime: RuntimeOption = Runtime.dataflow,
     costs: CostsOption = None,
     seconds: Annotated[
-        float | None, typer.Option(min=0.1, help="Let a constraint solver prove one, too, for so long (small graphs).")
+        float | None, typer.Option(min=0.1, help="Seconds in which a constraint solver also proves one (small graphs).")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -31,7 +31,7 @@ def training_runs(
         if not any(source in report.CONTROL_ROWS[name] for name in chosen):
             continue
         runs, why = report.read_runs(data, source)
-        given += runs  # controls are fitted to all rows of other models, also to those that are not simulated
+        given += runs  # controls are fitted to all rows of other models, simulated or not
         if source in chosen:
             predictions, more = report.predict_all(report.spread(runs, most), lambda text: print(text, file=sys.stderr))
             found += predictions

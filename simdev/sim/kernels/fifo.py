@@ -11,7 +11,7 @@ It needs no queue of events. Three facts make it exact.
    requests are processed in the order (finish, op), then tensor and destination, each transfer's start is the latest of
    its request and the ends of the transfers before it on its channels, all of which are known. The earliest postponed
    request is next once no op is ready before it: ops that start at its time or later finish, and send, after it.
-3. *What waits for nobody needs no turn.* Tensors that stay on their device arrive at the finish of their op; and no
+3. *A send that cannot be delayed needs no turn.* Tensors that stay on their device arrive at the finish of their op; no
    other device's send can delay a send whose channels no other device uses. Both are settled when the op starts.
 
 Invariant of the loop: all transfers requested before ``next_send``, and all starts of ops that were ready before the

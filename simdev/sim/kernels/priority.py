@@ -1,9 +1,9 @@
 """The loop of the policy ``priority`` on devices of one slot: dataflow, contention ``fifo`` or ``none``, no gaps.
 
-As in :mod:`simdev.sim.kernels.fifo`, requests are processed in the order (finish, op), and what waits for nobody is
-settled when its op starts. Here, however, a ready op does not know its place on its device: a more urgent op may become
-ready before the device is free. So an op waits twice, in the ready queue until its ready time is reached, and then in
-the set of ready ranks of its device until the device takes the least.
+As in :mod:`simdev.sim.kernels.fifo`, requests are processed in the order (finish, op), and a send that cannot be
+delayed is settled when its op starts. Here, however, a ready op does not know its place on its device: a more urgent
+op may become ready before the device is free. So an op waits twice, in the ready queue until its ready time is
+reached, and then in the set of ready ranks of its device until the device takes the least.
 
 Each turn takes the earliest of three events: a request, an op that becomes ready, a free device that has a ready op. At
 the same instant requests and ready ops precede starts (R5), so a device chooses when all ops that are ready at that

@@ -141,17 +141,17 @@ def test_rows_tell_what_happened(graphs, tmp_path):
     limits = Limits(seconds=20, memory_bytes=1 << 30)
     found = run(graphs[:1], odd(*names), tmp_path, limits=limits)
     by_name = {row.placer.partition(":")[2]: row for row in found}
-    told = {name: (row.status, row.error) for name, row in by_name.items()}
-    assert told["shy"] == ("skipped", "not today")
-    assert told["needy"] == ("skipped", "needs the package no_such_package")
-    assert told["broken"] == ("error", "ZeroDivisionError: one line and another")
-    assert told["leaver"] == ("error", "SystemExit: good bye")
-    assert told["wrong"][0] == "error" and "device 99" in told["wrong"][1]
-    assert told["suicidal"][0] == "memory" and "signal 9" in told["suicidal"][1]
-    assert told["glutton"][0] == "memory" and "Unable to allocate" in told["glutton"][1]
-    assert told["walk"] == told["spendthrift"] == ("ok", "")
+    outcome = {name: (row.status, row.error) for name, row in by_name.items()}
+    assert outcome["shy"] == ("skipped", "not today")
+    assert outcome["needy"] == ("skipped", "needs the package no_such_package")
+    assert outcome["broken"] == ("error", "ZeroDivisionError: one line and another")
+    assert outcome["leaver"] == ("error", "SystemExit: good bye")
+    assert outcome["wrong"][0] == "error" and "device 99" in outcome["wrong"][1]
+    assert outcome["suicidal"][0] == "memory" and "signal 9" in outcome["suicidal"][1]
+    assert outcome["glutton"][0] == "memory" and "Unable to allocate" in outcome["glutton"][1]
+    assert outcome["walk"] == outcome["spendthrift"] == ("ok", "")
     assert by_name["walk"].evaluations == 10 and by_name["walk"].step_ns > 0
-    assert all(row.step_ns is None for name, row in by_name.items() if told[name][0] != "ok")
+    assert all(row.step_ns is None for name, row in by_name.items() if outcome[name][0] != "ok")
 
 
 RAISED = {
@@ -601,9 +601,9 @@ def test_verify_names_missing_and_altered_placements(folder, tmp_path):
     kept = rows.placement_path(copy, next(key for name, key in found.items() if name.endswith("walk")))
     rows.placement_path(copy, swapped).write_bytes(kept.read_bytes())
     rows.placement_path(copy, gone).unlink()
-    told = "\n".join(map(str, verify.verify(copy, engine="fast")))
-    assert f"{gone}.npz: No such file" in told
-    assert f"{swapped}.npz: holds placement" in told
+    outcome = "\n".join(map(str, verify.verify(copy, engine="fast")))
+    assert f"{gone}.npz: No such file" in outcome
+    assert f"{swapped}.npz: holds placement" in outcome
 
 
 def test_verify_does_not_need_the_users_graph_file(tmp_path):

@@ -89,22 +89,22 @@ def test_pytorch_takes_the_map_and_the_splits(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert not stop.value.code, capsys.readouterr().err
-    told = json.loads(out.read_text(encoding="utf-8"))
+    outcome = json.loads(out.read_text(encoding="utf-8"))
     scope = {}
     exec(textwrap.dedent(MODEL), scope)
     step = scope["make_step"]()
-    for name, device in told["device_map"].items():
+    for name, device in outcome["device_map"].items():
         step.model.get_submodule(name)
         assert device in (0, 1, "cpu")
     covered = [
-        any(not path or name == path or name.startswith(f"{path}.") for path in told["device_map"])
+        any(not path or name == path or name.startswith(f"{path}.") for path in outcome["device_map"])
         for name, _ in step.model.named_parameters()
     ]
     assert all(covered)
     from torch.distributed.pipelining import SplitPoint, pipeline
 
-    assert told["split_spec"]
-    spec = {name: SplitPoint[point] for name, point in told["split_spec"].items()}
+    assert outcome["split_spec"]
+    spec = {name: SplitPoint[point] for name, point in outcome["split_spec"].items()}
     stages = pipeline(step.model, mb_args=(step.inputs[0],), split_spec=spec)
     assert stages.num_stages == len(spec) + 1
     torch.testing.assert_close(stages(step.inputs[0]), (step.model(step.inputs[0]),), check_device=False)
@@ -114,9 +114,9 @@ def test_written_map_names_devices(tmp_path):
     problem = Problem.build(registry.load_workload("transformer-xl-2"), load_topology("p100x2"))
     found = device_map(problem, Placement(np.full(problem.graph.n_ops, 2, np.int32)))
     write_device_map(tmp_path / "map.json", problem, found)
-    told = json.loads((tmp_path / "map.json").read_text(encoding="utf-8"))
-    assert told["device_map"] == {"": 1} and told["devices"] == {"": "gpu1"} and told["aligned"]
-    assert told["split_spec"] == {} and told["step_time_s"] == told["placement_step_time_s"]
+    outcome = json.loads((tmp_path / "map.json").read_text(encoding="utf-8"))
+    assert outcome["device_map"] == {"": 1} and outcome["devices"] == {"": "gpu1"} and outcome["aligned"]
+    assert outcome["split_spec"] == {} and outcome["step_time_s"] == outcome["placement_step_time_s"]
 
 
 HUGGING_FACE = {

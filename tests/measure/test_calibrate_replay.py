@@ -99,7 +99,7 @@ def test_a_full_queue_holds_the_launch_up(tmp_path, monkeypatch):
         p.work(10 + 50 * number, 49)
         now += 5
     line = host_line(p.trace(tmp_path))
-    line.own_ns[line.own_ns < 0] = 5000  # such short queues are not told from calls that only look held up
+    line.own_ns[line.own_ns < 0] = 5000  # such short queues cannot be distinguished from calls that only look held up
     problem, placement, ops = replay_problem(line, line.gap_ns, line.own_ns)
     finish = simulate(problem, placement).op_finish[ops] / 1e3
     # launches at 5 and 10; the third waits for the first work (from 5 + launch, 49 + 1 later)

@@ -32,14 +32,14 @@ def make_step():
 """
 
 
-def row(name, measured, simulated, peak=100, told=100):
+def row(name, measured, simulated, peak=100, simulated_peak=100):
     return {
         "name": name,
         "measured_ns": measured,
         "simulated_ns": simulated,
         "samples_ns": [measured] * 3,
         "peak_bytes": [peak, 0],
-        "simulated_peak_bytes": [told, 0],
+        "simulated_peak_bytes": [simulated_peak, 0],
     }
 
 
@@ -215,12 +215,12 @@ def test_files_without_signatures_are_refused(tmp_path, text, message):
 
 
 def test_profile_takes_steps_or_ops_and_refuses_in_one_line(tmp_path):
-    for options, told in (
+    for options, outcome in (
         (["--ops", "gone.csv"], "gone.csv: No such file or directory"),
         (["nmt", "--ops", "gone.csv"], "give either steps or --ops"),
     ):
         code, out, err = simdev("profile", *options, "-o", "mine", cwd=tmp_path)
-        assert (code, out, err) == (2, "", f"simdev: error: {told}\n")
+        assert (code, out, err) == (2, "", f"simdev: error: {outcome}\n")
         assert not (tmp_path / "mine").exists()
 
 
@@ -232,8 +232,8 @@ class FakeTensor:
         return self.address
 
 
-@pytest.mark.parametrize(("step", "told"), [(48, 16), (256, 256), (1 << 20, 4096)])
-def test_granularity_of_an_allocator(monkeypatch, step, told):
+@pytest.mark.parametrize(("step", "granularity"), [(48, 16), (256, 256), (1 << 20, 4096)])
+def test_granularity_of_an_allocator(monkeypatch, step, granularity):
     from itertools import count
 
     from simdev.measure.execute import link
@@ -241,7 +241,7 @@ def test_granularity_of_an_allocator(monkeypatch, step, told):
     assert link.granularity(f"cpu:{CORES[0]}") in (16, 32, 64, 128)  # PyTorch's own
     used = count(0, step)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: FakeTensor(next(used)))
-    assert link.granularity(f"cpu:{CORES[0]}") == told
+    assert link.granularity(f"cpu:{CORES[0]}") == granularity
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(used) // step * 100)
     assert link.granularity("cuda:0") == 200  # one tensor between two looks
 

@@ -107,6 +107,25 @@ def test_every_package_is_listed():
     assert sorted(listed) == sorted(folders)
 
 
+def test_every_data_file_is_installed():
+    """A file beside the code that an installed copy lacks is missed only where simdev is not run from a checkout."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]
+    installed = set()
+    for package, globs in patterns.items():
+        top, _, rest = package.removeprefix("simdev.").partition(".")
+        folder = ROOT / top / rest if top in SHELVES else ROOT / package.replace(".", "/")
+        installed |= {path for pattern in globs for path in folder.glob(pattern)}
+    skipped = {"README.md", "__pycache__"}
+    there = {
+        path
+        for folder in ("simdev", *SHELVES)
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix != ".py" and not skipped & set(path.parts)
+    }
+    assert {str(path.relative_to(ROOT)) for path in there - installed} == set()
+
+
 def test_the_shelves_load_without_heavy_packages():
     code = f"""
 import sys

@@ -99,8 +99,8 @@ class Placement:
                 field="devices",
             )
 
-    def save(self, path: str | os.PathLike, problem: Problem) -> None:
-        """Write as JSON: graph fingerprint, topology, device names and the device number of each op."""
+    def to_json(self, problem: Problem) -> str:
+        """The text of a placement file: graph fingerprint, topology, device names and the device number of each op."""
         document = {
             "graph": problem.graph.name,
             "fingerprint": problem.graph.fingerprint,
@@ -110,7 +110,11 @@ class Placement:
         }
         if self.priority is not None:
             document["priority"] = self.priority.tolist()
-        write_text(path, json.dumps(document) + "\n")
+        return json.dumps(document) + "\n"
+
+    def save(self, path: str | os.PathLike, problem: Problem) -> None:
+        """Write a placement file, as :meth:`to_json` describes it."""
+        write_text(path, self.to_json(problem))
 
     @classmethod
     def load(cls, path: str | os.PathLike, problem: Problem) -> Placement:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
+import zlib
 from collections import defaultdict
 from importlib.resources import files
 from pathlib import Path
@@ -30,8 +33,10 @@ def write_page(folder: str | os.PathLike, out: str | os.PathLike) -> None:
         raise InvalidInput("holds no row", source=folder / "results.csv")
     # "<" cannot end the script element early once it is escaped
     text = json.dumps(page_data(folder, found), separators=(",", ":")).replace("<", "\\u003c")
-    template = (files("simdev.report") / "page.html").read_text(encoding="utf-8")
-    write_text(out, template.replace("@DATA@", text))
+    parts = {name: (files("simdev.report") / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")}
+    page = (files("simdev.report") / "page.html").read_text(encoding="utf-8")
+    page = page.replace("@STYLE@", parts["page.css"].strip()).replace("@SCRIPT@", parts["page.js"].strip())
+    write_text(out, page.replace("@DATA@", text))
 
 
 def page_data(folder: Path, found: list[Row]) -> dict:
@@ -46,9 +51,15 @@ def page_data(folder: Path, found: list[Row]) -> dict:
         "summary": f"{len(found)} runs of {len(placers)} placers on {len(cases)} cases, {fits} of which fit; budget "
         + ", ".join(budgets)
         + ".",
+        "tracks": sorted({track(row) for row in found}),
         "cases": {name: _case(folder, mine) for name, mine in cases.items()},
         "rows": [_row(name, row) for name, mine in cases.items() for row in mine],
     }
+
+
+def track(row: Row) -> str:
+    """Rows of different tracks are never ranked against each other: they follow different orders of ready ops."""
+    return f"order {row.rules.split('/')[0]}"
 
 
 def _row(case: str, row: Row) -> dict:
@@ -69,24 +80,34 @@ def _row(case: str, row: Row) -> dict:
 def _case(folder: Path, mine: list[Row]) -> dict:
     scored = sorted((row for row in mine if row.step_ns is not None), key=lambda row: (row.step_ns, row.key))
     first = mine[0]
-    ops, pictures, note = None, [], ""
+    ops, pictures, download, note = None, [], None, ""
     try:
         problem = stored.stored_problem(folder, first)
         ops = problem.graph.n_ops
         pictures = [_gantt(folder, problem, row) for row in scored[:SCHEDULES]]
+        download = _download(folder, problem, scored[0]) if scored else None
     except SimdevError as error:  # the folder lacks the graph, machine or placement: show the row only
         note = str(error)
     return {
         "workload": first.workload,
         "topology": first.topology,
+        "track": track(first),
         "rules": first.rules,
         "ops": ops,
         "best": scored[0].step_ns if scored else None,
         "bound": first.lower_bound_ns,
         "method": first.bound_method,
         "gantts": pictures,
+        "placement": download,
         "note": note,
     }
+
+
+def _download(folder: Path, problem, row: Row) -> dict:
+    """The placement file of a row, compressed, for the page's download."""
+    text = rows.stored_placement(folder, row.placement).to_json(problem)
+    name = re.sub(r"[^\w.-]+", "-", f"{row.workload}-{row.topology}-{row.entry}.json")
+    return {"name": name, "content": base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")}
 
 
 def _gantt(folder: Path, problem, row: Row) -> dict:

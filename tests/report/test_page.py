@@ -1,5 +1,7 @@
-"""The leaderboard page in a real browser: sorts, filters, opens a case, fits a phone, logs no error."""
+"""The leaderboard page in a real browser: it sorts, filters, links and downloads, on three screens and by keyboard."""
 
+import csv
+import io
 import json
 import re
 import shutil
@@ -9,10 +11,17 @@ import numpy as np
 import pytest
 from small_board import small_board
 
+from simdev.bench.rows import read_rows
 from simdev.errors import InvalidInput
+from simdev.placers.registry import load_workload
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
+from simdev.problem.topology import load_topology
 from simdev.report import page
+from simdev.sim import simulate
 
 BOARD = Path(__file__).parents[2] / "leaderboard" / "standard"
+CHECKS = Path(__file__).parent / "page_checks.js"
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 
@@ -117,9 +126,125 @@ def test_a_case_opens_and_closes(tab):
     assert not dialog.is_visible()
 
 
-def test_fits_a_phone(tab):
-    tab.set_viewport_size({"width": 390, "height": 844})
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+WIDTHS = (390, 1280, 1920)  # a phone, a laptop, a large screen
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_fits_the_screen(tab, width):
+    tab.set_viewport_size({"width": width, "height": 844})
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    tab.locator("#rows button.open").first.click()
+    dialog = tab.get_by_role("dialog").bounding_box()
+    assert dialog["x"] >= 0 and dialog["x"] + dialog["width"] <= width
+    title, close = tab.locator("#details-title").bounding_box(), tab.get_by_role("button", name="Close").bounding_box()
+    assert title["x"] + title["width"] <= close["x"] and close["x"] + close["width"] <= width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_labels_are_readable_and_never_collide(tab, width):
+    tab.set_viewport_size({"width": width, "height": 844})
+    tab.add_script_tag(path=CHECKS)
+    labels = tab.locator("#cost text.label").count()
+    assert tab.evaluate("collisions()") == [] and labels >= (12 if width < 500 else 24)
+    tab.locator("#rows button.open").first.click()
+    heights = tab.evaluate("[...document.querySelectorAll('svg text')].map((e) => e.getBoundingClientRect().height)")
+    assert min(height for height in heights if height) >= 12
+
+
+def test_the_address_holds_what_is_shown(tab, browser):
+    tab.get_by_label("Workload").select_option("nmt")
+    tab.get_by_label("Find").fill("p100x4")
+    tab.get_by_role("button", name="step, ms").click()
+    tab.locator("#rows button.open").first.click()
+    context = browser.new_context(offline=True)
+    other = context.new_page()
+    other.goto(tab.url)
+    assert other.get_by_role("dialog").get_by_role("heading", name="nmt, p100x4").is_visible()
+    other.keyboard.press("Escape")
+    assert column(other, "rows", 1) == column(tab, "rows", 1) and set(column(other, "rows", 1)) == {"nmt, p100x4"}
+    assert other.locator('#rows th[data-key="step"]').get_attribute("aria-sort") == "ascending"
+    context.close()
+    tab.go_back()  # the case closes, the filters stay
+    assert not tab.get_by_role("dialog").is_visible() and set(column(tab, "rows", 1)) == {"nmt, p100x4"}
+
+
+def test_a_damaged_address_shows_the_whole_board(tab):
+    everything = tab.get_by_role("status").inner_text()
+    tab.goto(tab.url.split("#")[0] + "#workload=%3Cb%3E&case=nothing&sort-rows=x&track=%FF&fits=2")
+    tab.reload()
+    assert tab.get_by_role("status").inner_text() == everything and not tab.get_by_role("dialog").is_visible()
+
+
+def test_marks_and_bars_open_what_they_show(tab):
+    tab.locator('#cost [data-placer="portfolio"]').click()
+    dialog = tab.get_by_role("dialog")
+    assert dialog.locator("h2").inner_text() == "portfolio" and dialog.locator("tbody tr").count() == 36
+    dialog.locator("button.open").first.click()  # from a placer to one of its cases
+    assert dialog.locator("svg path").count() >= 5
+    tab.keyboard.press("Escape")
+    tab.locator("#gap [role=button]").last.click()
+    assert "Proven lower bound" in dialog.inner_text()
+
+
+def test_downloads_the_runs_and_the_best_placement(tab, tmp_path):
+    tab.get_by_label("Workload").select_option("inception-v3")
+    with tab.expect_download() as found:
+        tab.get_by_role("button", name="Download these runs as CSV").click()
+    lines = list(csv.DictReader(io.StringIO(Path(found.value.path()).read_text(encoding="utf-8"))))
+    assert len(lines) == len([line for line in read_rows(BOARD / "results.csv") if line.workload == "inception-v3"])
+    best = min(
+        (line for line in lines if line["machine"] == "p100x4" and line["step_ns"]), key=lambda x: int(x["step_ns"])
+    )
+    tab.locator("#rows button.open", has_text="p100x4").first.click()
+    with tab.expect_download() as found:
+        tab.get_by_role("button", name="Download the best placement").click()
+    found.value.save_as(tmp_path / "best.json")
+    problem = Problem.build(load_workload("inception-v3"), load_topology("p100x4"))
+    found = simulate(problem, Placement.load(tmp_path / "best.json", problem))
+    assert found.step_ns == int(best["step_ns"])
+
+
+def test_works_with_the_keyboard_alone(tab):
+    def tab_to(matching):
+        for _ in range(200):
+            tab.keyboard.press("Tab")
+            if tab.evaluate(f"document.activeElement.matches({json.dumps(matching)})"):
+                return
+        raise AssertionError(f"Tab never reaches {matching}")
+
+    tab_to("#workload")
+    tab.keyboard.type("nmt")
+    tab_to("#cost [role=button]")
+    tab.keyboard.press("Enter")
+    dialog = tab.get_by_role("dialog")
+    assert dialog.is_visible()
+    tab_to("dialog button.open")
+    case = tab.evaluate("document.activeElement.textContent")
+    tab.keyboard.press("Enter")
+    assert dialog.locator("h2").first.inner_text() == case
+    tab.keyboard.press("Escape")
+    assert not dialog.is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast(tab, scheme):
+    tab.emulate_media(color_scheme=scheme)
+    tab.locator("#rows button.open").first.click()
+    tab.add_script_tag(path=CHECKS)
+    assert tab.evaluate("poorContrast()") == []
+
+
+def test_what_a_screen_reader_is_given(tab):
+    found = tab.locator("body").aria_snapshot()
+    for part in (
+        'heading "simdev leaderboard"',
+        'combobox "Workload"',
+        'searchbox "Find"',
+        'region "Ranking"',
+        'columnheader "ratio to best"',
+    ):
+        assert part in found, part
+    assert re.search(r'button "portfolio: [\d.]+ times the best', found)
 
 
 def test_everything_to_press_has_a_name(tab):

@@ -19,7 +19,7 @@ from simdev.placers.placer import PlacerSpec
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.graph_file import load_graph
 from simdev.problem.problem import Problem
-from simdev.problem.topology import Topology, kept_device_file, load_topology, topology_names
+from simdev.problem.topology import Topology, kept_device_file, load_topology, split_nodes, topology_names
 
 
 def kept_graph(out: Path, fingerprint: str) -> Path:
@@ -37,19 +37,20 @@ def kept_machine(out: Path, topology: str) -> Path:
 def keep_machine(topology: str, out: Path) -> None:
     """Copy a machine of the user's own, with the device files that it names, into a result folder, so that its rows can
     be verified elsewhere."""
-    if topology in topology_names():
+    file, _ = split_nodes(topology)
+    if file in topology_names():
         return
     path = kept_machine(out, topology)
     path.parent.mkdir(exist_ok=True)
-    for kind in read_toml(topology).get("kind", {}).values():
+    for kind in read_toml(file).get("kind", {}).values():
         name = kind.get("calibrated", "")
         if name.endswith(".toml"):
-            source, target = Path(topology).parent / name, Path(kept_device_file(str(path), name))
+            source, target = Path(file).parent / name, Path(kept_device_file(str(path), name))
             for ending in (".toml", ".npz"):
                 if source.with_suffix(ending).is_file():
                     with open(source.with_suffix(ending), "rb") as old, replacing(target.with_suffix(ending)) as new:
                         shutil.copyfileobj(old, new)
-    write_text(path, read_text(topology))
+    write_text(path, read_text(file))
 
 
 def ships(workload: str) -> bool:
@@ -91,12 +92,13 @@ def stored_graph(out: Path, row: Row) -> ComputationGraph:
 
 def stored_machine(out: Path, row: Row) -> Topology:
     """The machine of a row. Raises :class:`InvalidInput` if it neither ships with simdev nor lies in the folder."""
-    if row.topology in topology_names():
-        return registered_machine(row.topology)
+    name, nodes = split_nodes(row.topology)
+    if name in topology_names():
+        return load_topology(row.topology)
     path = kept_machine(out, row.topology)
     if not path.is_file():
         raise InvalidInput("the machine is not kept with the results", source=row.topology)
-    return load_topology(path, kept=True)
+    return load_topology(path if nodes is None else f"{path}[nodes={nodes}]", kept=True)
 
 
 def stored_problem(out: Path, row: Row) -> Problem:
@@ -123,7 +125,7 @@ def registered_workload(name: str) -> ComputationGraph:
 
 def registered_machine(name: str) -> Topology:
     """A machine that a file names. Raises :class:`UnknownName` unless it comes with simdev."""
-    if name not in topology_names():
+    if split_nodes(name)[0] not in topology_names():
         raise UnknownName("topology", name, topology_names())
     return load_topology(name)
 

@@ -50,7 +50,8 @@ DEVICES_DIR = Path(__file__).parent / "devices"
 NETWORK = "network"  # the switch that all nodes share
 ROUTE_PROBE_BYTES = 1 << 20  # routes are the fastest for a transfer of 1 MiB (execution model)
 # Bounds that keep every sum of the engines inside 64 bits.
-MAX_DEVICES, MAX_SLOTS, MAX_DELAY_NS, MAX_SIZE, MAX_RATE = 1024, 1 << 16, 1 << 42, 1 << 60, 1 << 60
+MAX_DEVICES, MAX_LINKS = 1024, 1 << 20  # a link for every pair
+MAX_SLOTS, MAX_DELAY_NS, MAX_SIZE, MAX_RATE = 1 << 16, 1 << 42, 1 << 60, 1 << 60
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,15 @@ class Topology:
             self._fail("no devices", "device")
         if len(names) > MAX_DEVICES:
             self._fail(f"{len(names)} devices and switches; at most {MAX_DEVICES} are supported", "device")
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            self._fail(f"name {min(twice)!r} is used twice", "device, switch")
+        known = set(names)
+        if len(known) < len(names):
+            self._fail(f"name {min(name for name in known if names.count(name) > 1)!r} is used twice", "device, switch")
+        if len(self.links) > MAX_LINKS:
+            self._fail(f"{len(self.links)} links; at most {MAX_LINKS} are supported", "link")
         for number, link in enumerate(self.links):
             where = f"link {number} ({' - '.join(link.ends)})"
             for end in link.ends:
-                if end not in names:
+                if end not in known:
                     raise UnknownName("device or switch", end, names, source=self.name, field=where)
             if link.ends[0] == link.ends[1]:
                 self._fail("joins a device to itself", where)
@@ -224,40 +227,71 @@ class Topology:
                 routes[source, target] = path
         return routes
 
-    def _routes_from(self, source: int) -> dict[int, tuple[int, ...]]:
-        relays = set(self.switches) | {device.name for device in self.devices if device.host}
-        arcs: dict[str, list[tuple[str, int, int, int]]] = {}
+    @cached_property
+    def _arcs(self) -> dict[str, list[tuple[int, str, int, int]]]:
+        """``(bytes_per_s, to, channel, latency_ns)`` of the channels that leave a device or switch, fastest first."""
+        arcs: dict[str, list[tuple[int, str, int, int]]] = {}
         channel = 0
         for link in self.links:
             a, b = link.ends
             back = channel + 1 if link.duplex == "full" else channel
-            arcs.setdefault(a, []).append((b, channel, link.latency_ns, link.bytes_per_s))
-            arcs.setdefault(b, []).append((a, back, link.latency_ns, link.bytes_per_s))
+            arcs.setdefault(a, []).append((link.bytes_per_s, b, channel, link.latency_ns))
+            arcs.setdefault(b, []).append((link.bytes_per_s, a, back, link.latency_ns))
             channel = back + 1
-        best: dict[int, tuple] = {}
+        for leaving in arcs.values():
+            leaving.sort(key=lambda arc: -arc[0])
+        return arcs
+
+    @cached_property
+    def _arcs_by_rate(self) -> list[tuple[int, list[tuple[str, str, int, int]]]]:
+        """Bandwidths, falling, and the arcs ``(from, to, channel, latency_ns)`` that have each."""
+        found: dict[int, list[tuple[str, str, int, int]]] = {}
+        for start, leaving in self._arcs.items():
+            for rate, there, number, delay in leaving:
+                found.setdefault(rate, []).append((start, there, number, delay))
+        return sorted(found.items(), reverse=True)
+
+    def _routes_from(self, source: int) -> dict[int, tuple[int, ...]]:
+        """The routes of one device by target.
+
+        A route is as fast as its slowest link. So the links are added in the order of falling bandwidth; after each
+        bandwidth every node has its path of least latency over the links added so far, and the best of a node's
+        paths is its route. An added link changes the paths of few nodes, and only those are searched again. (An
+        extension keeps the order of two paths to the same node, so that the result is that of a new search.)
+        """
         start = self.devices[source].name
-        # A route is as fast as its slowest link: search once per bandwidth, over the links at least so fast.
-        for floor in sorted({link.bytes_per_s for link in self.links}):
-            queue: list[tuple[int, int, tuple[str, ...], tuple[int, ...]]] = [(0, 0, (start,), ())]
-            done: set[str] = set()
+        relays = {start, *self.switches, *(device.name for device in self.devices if device.host)}
+        # by node: latency, hops, names and channels of its path; the order of these tuples is the order of paths
+        paths: dict[str, tuple[int, int, tuple[str, ...], tuple[int, ...]]] = {start: (0, 0, (start,), ())}
+        best: dict[int, tuple] = {}
+        for floor, added in self._arcs_by_rate:
+            queue = [
+                _extended(paths[here], there, number, delay)
+                for here, there, number, delay in added
+                if here in paths and here in relays
+            ]
+            heapq.heapify(queue)
             while queue:
-                latency, hops, names, path = heapq.heappop(queue)
-                here = names[-1]
-                if here in done:
+                path = heapq.heappop(queue)
+                here = path[2][-1]
+                if here in paths and paths[here] <= path:
                     continue
-                done.add(here)
+                paths[here] = path
                 target = self.device_index.get(here)
-                if path and target is not None:
-                    slowest = min(self.channels[c][3] for c in path)
-                    key = (latency + -(-ROUTE_PROBE_BYTES * 10**9 // slowest), hops, names, path)
+                if target is not None:
+                    slowest = min(self.channels[c][3] for c in path[3])
+                    key = (path[0] + -(-ROUTE_PROBE_BYTES * 10**9 // slowest), *path[1:])
                     if target not in best or key < best[target]:
                         best[target] = key
-                if here != start and here not in relays:
+                if here not in relays:
                     continue
-                for there, number, delay, rate in arcs.get(here, ()):
-                    if rate >= floor and there not in done:
-                        heapq.heappush(queue, (latency + delay, hops + 1, (*names, there), (*path, number)))
-        return {target: key[3] for target, key in best.items() if target != source}
+                for rate, there, number, delay in self._arcs.get(here, ()):
+                    if rate < floor:
+                        break
+                    longer = _extended(path, there, number, delay)
+                    if there not in paths or longer < paths[there]:
+                        heapq.heappush(queue, longer)
+        return {target: key[-1] for target, key in best.items()}
 
     @cached_property
     def route_csr(self) -> tuple[np.ndarray, np.ndarray]:
@@ -290,6 +324,11 @@ class Topology:
         return f"<Topology {self.name}: {self.n_devices} devices, {len(self.links)} links>"
 
 
+def _extended(path: tuple, there: str, number: int, delay: int) -> tuple[int, int, tuple[str, ...], tuple[int, ...]]:
+    latency, hops, names, channels = path
+    return latency + delay, hops + 1, (*names, there), (*channels, number)
+
+
 def topology_names() -> list[str]:
     """Names of the topologies that ship with simdev."""
     return sorted(path.stem for path in DEVICES_DIR.glob("*.toml") if path.stem != "kinds")
@@ -303,19 +342,22 @@ def load_topology(name_or_path: str | Path, *, kept: bool = False) -> Topology:
     Pass ``kept`` for a file of a result folder: the device files that it names are then the ones beside it (see
     :func:`kept_device_file`), and no other file is read.
     """
-    text = str(name_or_path)
+    text, nodes = split_nodes(str(name_or_path))
     path = Path(text)
-    many = re.fullmatch(r"(.+)\[nodes=(\d+)\]", text)
-    if many:
-        path = Path(text := many[1])
     if "/" not in text and path.suffix != ".toml":
         path = DEVICES_DIR / f"{text}.toml"
         if text == "kinds" or not path.is_file():
             raise UnknownName("topology", text, topology_names())
     data = read_toml(path)
-    if many:
-        data["nodes"] = int(many[2])
+    if nodes is not None:
+        data["nodes"] = nodes
     return parse_topology(data, source=str(name_or_path), kept=kept)
+
+
+def split_nodes(text: str) -> tuple[str, int | None]:
+    """Name or path, and number of nodes, of ``NAME[nodes=N]``; None where the text names no number."""
+    many = re.fullmatch(r"(.+)\[nodes=([0-9]{1,9})\]", text)
+    return (many[1], int(many[2])) if many else (text, None)
 
 
 def load_kinds() -> dict[str, DeviceKind]:
@@ -358,6 +400,11 @@ def parse_topology(data: dict, *, source: str, kept: bool = False) -> Topology:
         count = read("nodes", int)
         if not 1 <= count <= MAX_DEVICES:
             raise InvalidInput(f"expected a whole number from 1 to {MAX_DEVICES}", source=source, field="nodes")
+        if count * len(devices) > MAX_DEVICES or count * len(links) > MAX_LINKS:
+            large = f"{count * len(devices)} devices and {count * len(links)} links"
+            raise InvalidInput(
+                f"{large}; at most {MAX_DEVICES} and {MAX_LINKS} are supported", source=source, field="nodes"
+            )
         devices, switches, links = _of_nodes(devices, switches, links, count)
     try:
         topology = Topology(

@@ -136,3 +136,26 @@ def test_a_machine_is_kept_with_its_device_files(tmp_path):
     from simdev.problem.opcost.device import load_calibration
 
     assert load_calibration(kept.kinds[0].calibrated).table == load_calibration("v100").table
+
+
+NODES = MACHINE.replace('[[link]]\nends = ["a", "b"]', '[[link]]\nends = [["a", "network"], ["b", "network"]]').replace(
+    "[kind.k]", 'switches = ["network"]\n[kind.k]'
+)
+
+
+@pytest.mark.parametrize("topology", ["dgx-h100[nodes=2]", "mine.toml[nodes=3]"])
+def test_rows_of_machines_of_several_nodes_are_verified(tmp_path, topology):
+    from test_bench import LIMITS, make_graph
+
+    from simdev.bench.bench import bench
+    from simdev.bench.plan import plan
+
+    (tmp_path / "mine.toml").write_text(NODES, encoding="utf-8")
+    name = topology if topology.startswith("dgx") else str(tmp_path / topology)
+    runs = plan([make_graph(tmp_path / "g.npz")], [name], ["single-gpu"], budget="evaluations=1")
+    (row,) = bench(runs, tmp_path / "out", jobs=1, limits=LIMITS)
+    assert row.status == "ok" and row.topology == name
+    (tmp_path / "mine.toml").unlink()
+    assert verify(tmp_path / "out", jobs=1) == []
+    submit(tmp_path / "out", tmp_path / "a.zip")
+    assert verify(tmp_path / "a.zip", jobs=1) == []

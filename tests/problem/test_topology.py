@@ -206,3 +206,82 @@ def test_random_damage_to_a_file_is_noticed_or_harmless(tmp_path):
             refused += 1
             assert "\n" not in str(error)
     assert refused > 300
+
+
+def naive_routes(topology, source):
+    """The routes of one device by the definition: of all simple paths through relays, the one of the least key."""
+    relays = {*topology.switches, *(device.name for device in topology.devices if device.host)}
+    arcs, channel = [], 0
+    for link in topology.links:
+        back = channel + 1 if link.duplex == "full" else channel
+        arcs += [(*link.ends, channel), (*link.ends[::-1], back)]
+        channel = back + 1
+    best = {}
+
+    def follow(names, path):
+        for here, there, number in arcs:
+            if here == names[-1] and there not in names and (not path or here in relays):
+                longer, channels = (*names, there), (*path, number)
+                key = (
+                    sum(topology.channels[c][2] for c in channels)
+                    + -(-(2**20) * 10**9 // min(topology.channels[c][3] for c in channels)),
+                    len(channels),
+                    longer,
+                    channels,
+                )
+                best[there] = min(best.get(there, key), key)
+                follow(longer, channels)
+
+    follow((topology.devices[source].name,), ())
+    return {topology.device_index[name]: key[-1] for name, key in best.items() if name in topology.device_index}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_routes_are_the_best_of_all_paths(seed):
+    rng = np.random.default_rng(seed)
+    devices = tuple(Device(f"d{i}", GPU, bool(rng.random() < 0.3)) for i in rng.permutation(rng.integers(2, 5)))
+    switches = tuple(f"s{i}" for i in range(rng.integers(0, 3)))
+    names = [device.name for device in devices] + list(switches)
+    links = tuple(
+        Link(
+            tuple(str(name) for name in rng.choice(names, 2, replace=False)),
+            int(rng.choice([10**7, 10**9, 10**10])),
+            int(rng.choice([0, 10, 10**5, 10**7])),
+            str(rng.choice(["full", "half"])),
+        )
+        for _ in range(rng.integers(1, 8))
+    )
+    topology = Topology("drawn", devices, links, switches)
+    for source in range(len(devices)):
+        found = {target: path for (start, target), path in topology.routes.items() if start == source}
+        assert found == naive_routes(topology, source)
+
+
+def test_routes_of_a_star_whose_links_all_differ_take_few_steps(monkeypatch):
+    from simdev.problem import topology
+
+    extended, steps = topology._extended, []
+    monkeypatch.setattr(topology, "_extended", lambda *path: steps.append(1) or extended(*path))
+    n = 50
+    star = Topology(
+        "star",
+        tuple(Device(f"d{i}", GPU) for i in range(n)),
+        tuple(Link((f"d{i}", "s"), (i + 1) * 10**9, i % 7) for i in range(n)),
+        ("s",),
+    )
+    assert len(star.routes) == n * (n - 1)
+    assert len(steps) < 4 * n * n  # a new search for each bandwidth would take n ** 3 / 2
+
+
+@pytest.mark.parametrize(
+    "line, refused",
+    [("nodes = 1024", "2048 devices"), ('nodes = 3\nswitches = ["network"]', "disconnected"), ("nodes = 0", "nodes")],
+)
+def test_numbers_of_nodes_that_are_refused_before_the_copies_are_made(tmp_path, line, refused):
+    path = tmp_path / "many.toml"
+    devices = '[[device]]\nnames = ["a", "b"]\nkind = "p100-pcie"\n[[link]]\nends = ["a", "b"]\ngb_per_s = 1\n'
+    path.write_text(f'name = "many"\n{line}\n{devices}latency_us = 1\n', encoding="utf-8")
+    with pytest.raises(InvalidInput, match=refused):
+        load_topology(path)
+    with pytest.raises(InvalidInput):
+        load_topology(f"{path}[nodes={'9' * 5000}]")

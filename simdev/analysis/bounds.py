@@ -65,21 +65,21 @@ def lower_bounds(problem: Problem) -> list[Bound]:
     prices = load.prices()
     fits = prices is not None
     if prices is not None:
-        bounds.append((_trimmed(load.dual_value(*prices)), "load"))
+        bounds.append((trimmed(load.dual_value(*prices)), "load"))
     if prices is None or any(prices[1]):
         load = load.without_memory()
         prices = load.prices()
         assert prices is not None, "without a limit on memory, work can always be divided"
-        bounds.append((_trimmed(load.dual_value(*prices)), "load"))
+        bounds.append((trimmed(load.dual_value(*prices)), "load"))
     head, tail = gathered(problem, head, below - fastest, fastest)
     bounds.append((int((head + fastest + tail).max()), "path and transfers"))
-    bounds.append((_trimmed(_window_bound(problem, head, tail, load, prices[0])), "path and load"))
+    bounds.append((trimmed(_window_bound(problem, head, tail, load, prices[0])), "path and load"))
     known = max(ns for ns, _ in bounds)
     bounds.append((stay_or_send(problem, head, tail + fastest, fastest, known), "stay or send"))
     return [Bound(ns, method, fits) for ns, method in bounds]
 
 
-def _trimmed(ns: int) -> int:
+def trimmed(ns: int) -> int:
     """``ns`` rounded down to 24 significant bits."""
     return ns >> (drop := max(0, ns.bit_length() - 24)) << drop
 

@@ -26,7 +26,9 @@ class LoadModel:
     count: np.ndarray
 
     @classmethod
-    def of(cls, problem: Problem) -> LoadModel:
+    def of(cls, problem: Problem, unit_ns: np.ndarray | None = None) -> LoadModel:
+        """The relaxation of a problem; ``unit_ns`` int64 ``(D, units)`` counts instead of ``problem.unit_op_ns``."""
+        unit_ns = problem.unit_op_ns if unit_ns is None else unit_ns
         graph, topology = problem.graph, problem.topology
         slots = np.ones_like(topology.slots) if problem.rules.runtime == "eager" else topology.slots
         alike: dict[tuple, list[int]] = {}
@@ -43,7 +45,7 @@ class LoadModel:
         size = np.zeros((graph.n_units, len(groups)), np.int64)
         for column, grain in enumerate(topology.granularity[first]):
             np.add.at(size[:, column], graph.unit_of_op, -(-graph.op_persistent_bytes // grain) * grain)
-        rows = np.concatenate([problem.unit_op_ns[first].T, size], axis=1)
+        rows = np.concatenate([unit_ns[first].T, size], axis=1)
         rows, count = np.unique(rows, axis=0, return_counts=True)
         return cls(
             groups,

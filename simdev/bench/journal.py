@@ -193,7 +193,7 @@ def read_curves(path: Path) -> dict[tuple, list[tuple[int, float, int]]]:
     curves: dict[tuple, list] = {}
     for line, cells in rows.read_csv(path, CURVES):
         try:
-            key = (*(cells[name] for name in rows.KEY[:-1]), rows.read_whole(cells["seed"]))
+            key = tuple(rows.read_whole(cells[name]) if name == "seed" else cells[name] for name in rows.KEY)
             seconds, step_ns = rows.read_fraction(cells["seconds"]), rows.read_time(cells["step_time_s"])
             curves.setdefault(key, []).append((rows.read_whole(cells["evaluations"]), seconds, step_ns))
         except (ValueError, ArithmeticError):

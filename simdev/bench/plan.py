@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from simdev.bench import rows
+from simdev.bench.objective import parse_objective
 from simdev.errors import InvalidInput, UnknownName
 from simdev.placers import registry
 from simdev.problem.problem import Rules
@@ -55,11 +56,12 @@ class Run:
     params: str
     budget: str
     seed: int
+    objective: str = "step"
 
     @property
     def entropy(self) -> int:
         """Seed of the run's generator: any row can be run again alone."""
-        key = json.dumps([self.workload, self.topology, self.rules, self.placer, self.params, self.budget, self.seed])
+        key = json.dumps(self.key[:-1] if self.objective == "step" else self.key)
         return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big")
 
     @property
@@ -72,8 +74,8 @@ class Run:
         return rows.entry_id(self.placer, json.loads(self.params))
 
     @property
-    def instance(self) -> tuple[str, str, str]:
-        return self.workload, self.topology, self.rules
+    def instance(self) -> tuple[str, str, str, str]:
+        return self.workload, self.topology, self.rules, self.objective
 
     def __str__(self) -> str:
         return f"{self.workload} on {self.topology}: {self.entry}" + (f" #{self.seed}" if self.seed else "")
@@ -87,15 +89,17 @@ def plan(
     budget: str = "quick",
     seeds: int = 1,
     rules: str = DEFAULT_RULES,
+    objective: str = "step",
 ) -> list[Run]:
     """The sorted runs: every workload x topology x placer x seed. Empty lists mean the defaults of a named budget.
 
-    Raises :class:`UnknownName` or :class:`InvalidInput` for a name, parameter, budget or rule that does not exist.
+    Raises :class:`UnknownName` or :class:`InvalidInput` for a name, parameter, budget, rule or objective that does not
+    exist.
     """
     named = BUDGETS.get(budget, BUDGETS["quick"])
     spent = BUDGETS[budget].budget if budget in BUDGETS else budget
     parse_budget(spent)
-    parse_rules(rules)
+    parse_objective(objective).check(parse_rules(rules))
     if seeds < 1:
         raise InvalidInput(f"{seeds} is not a number of repetitions", source="seeds")
     workloads = _expand(workloads, named.workloads, registry.workloads)
@@ -112,7 +116,7 @@ def plan(
         name, _, _ = registry.parse_id(placer)
         text = json.dumps(params, sort_keys=True)
         runs |= {
-            Run(workload, topology, rules, name, text, spent, seed)
+            Run(workload, topology, rules, name, text, spent, seed, objective)
             for workload in workloads
             for topology in topologies
             for seed in range(seeds)

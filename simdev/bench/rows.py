@@ -26,15 +26,16 @@ from simdev.problem.placement import Placement
 
 STATUSES = ("ok", "infeasible", "skipped", "timeout", "memory", "error")
 EXACT = (
-    "workload", "fingerprint", "topology", "cost_hash", "rules", "placer", "version", "params", "budget", "seed",
-    "status", "error", "feasible", "step_time_s", "simulated_s", "overflow", "lower_bound_s", "bound_method",
+    "workload", "fingerprint", "topology", "cost_hash", "rules", "objective", "placer", "version", "params", "budget",
+    "seed", "status", "error", "feasible", "step_time_s", "simulated_s", "overflow", "lower_bound_s", "bound_method",
     "peak_memory_bytes", "comm_bytes", "evaluations", "placement",
 )  # fmt: skip
 CIRCUMSTANTIAL = ("place_seconds", "machine", "versions", "commit", "utc")
 COLUMNS = (*EXACT, "digest", *CIRCUMSTANTIAL)
 NAME = re.compile(r"[0-9a-f]{0,64}")  # of a graph or placement file; nothing else becomes a path
 LONGEST_NUMBER = 40  # characters
-KEY = ("workload", "topology", "rules", "placer", "params", "budget", "seed")
+KEY = ("workload", "topology", "rules", "placer", "params", "budget", "seed", "objective")
+ABSENT = {"objective": "step"}  # columns that older folders lack; these values are left out of the digest
 FIELD = {"step_time_s": "step_ns", "simulated_s": "simulated_ns", "lower_bound_s": "lower_bound_ns"}  # by column
 
 
@@ -69,6 +70,7 @@ class Row:
     versions: str = ""
     commit: str = ""
     utc: str = ""
+    objective: str = "step"
 
     @property
     def key(self) -> tuple:
@@ -153,13 +155,15 @@ def write_csv(path: Path, columns: Iterable[str], table: Iterable[dict]) -> None
 
 
 def read_csv(path: Path, columns: Iterable[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line number and cells of each row of a CSV file that has exactly ``columns``."""
+    """Line number and cells of each row of a CSV file that has exactly ``columns``; those of :data:`ABSENT` may be
+    missing."""
     columns = list(columns)
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
         header = next(reader, [])
-        missing = [name for name in columns if name not in header]
-        if missing or len(header) != len(columns):
+        absent = {name: ABSENT[name] for name in columns if name in ABSENT and name not in header}
+        missing = [name for name in columns if name not in header and name not in absent]
+        if missing or len(header) + len(absent) != len(columns):
             raise InvalidInput(
                 f"column {missing[0]!r} is missing" if missing else "a column too many", source=path, field="header"
             )
@@ -168,7 +172,7 @@ def read_csv(path: Path, columns: Iterable[str]) -> Iterator[tuple[int, dict[str
                 raise InvalidInput(
                     f"{len(cells)} cells, expected {len(header)}", source=path, field=f"line {reader.line_num}"
                 )
-            yield reader.line_num, dict(zip(header, map(unguarded, cells), strict=True))
+            yield reader.line_num, {**absent, **dict(zip(header, map(unguarded, cells), strict=True))}
     except csv.Error as error:
         raise InvalidInput(f"not a CSV file ({error})", source=path) from None
 
@@ -234,7 +238,8 @@ def stored_placement(folder: Path, key: str) -> Placement:
 
 
 def _digest(cells: dict[str, str]) -> str:
-    return hashlib.sha256(json.dumps([cells[name] for name in EXACT]).encode()).hexdigest()[:16]
+    values = [cells[name] for name in EXACT if cells[name] != ABSENT.get(name)]
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
 def _write_cell(value, is_time: bool) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.analysis.feasible import check_feasible
+from simdev.bench.objective import Steady, parse_objective
 from simdev.bench.plan import Run, parse_budget, parse_rules
 from simdev.bench.provenance import circumstances
 from simdev.bench.rows import Row
@@ -22,6 +23,7 @@ from simdev.problem.graph_file import load_graph, save_graph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.problem.topology import load_topology
+from simdev.sim.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,13 @@ class Instance:
     graph_file: str | None = None
     bound_ns: int | None = None
     bound_method: str = ""
+    objective: str = "step"
 
     @property
-    def problem(self) -> tuple[str, str, str]:
+    def problem(self) -> tuple[str, ...]:
         """The identity of the problem: a lower bound holds for all instances that share it."""
-        return self.fingerprint, self.cost_hash, self.rules
+        same = (self.fingerprint, self.cost_hash, self.rules)
+        return same if self.objective == "step" else (*same, self.objective)
 
 
 @dataclass(frozen=True)
@@ -93,17 +97,15 @@ def execute_limited(run: Run, instance: Instance, limits: Limits) -> Outcome:
 
 
 def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> Outcome:
-    from simdev.sim import simulate
-
-    given = _identity(problem)
+    given, objective = _identity(problem), parse_objective(run.objective)
     evaluations, seconds = parse_budget(run.budget)
-    budget = Budget(problem, evaluations=evaluations, seconds=seconds)
+    budget = Budget(problem, evaluations=evaluations, seconds=seconds, simulate=objective.simulate_many)
     started = time.monotonic()
     placement = spec.place(problem, rng=np.random.default_rng(run.entropy), budget=budget, **params)
     taken = time.monotonic() - started
     if _identity(problem) != given:
         raise InvalidInput("the placer altered the problem that it was given")
-    row = score(blank, problem, placement, simulate(problem, placement))
+    row = score(blank, problem, placement, objective.simulate(problem, placement))
     row = replace(row, evaluations=budget.used, place_seconds=round(taken, 3))
     return Outcome(row, placement, tuple(budget.curve))
 
@@ -140,10 +142,11 @@ def blank_row(run: Run, instance: Instance, placer_version: int) -> Row:
         status="error",
         lower_bound_ns=instance.bound_ns,
         bound_method=instance.bound_method,
+        objective=instance.objective,
     )
 
 
-def score(blank: Row, problem: Problem, placement: Placement, schedule) -> Row:
+def score(blank: Row, problem: Problem, placement: Placement, schedule: Schedule | Steady) -> Row:
     """``blank`` with what the schedule of ``placement`` says. An infeasible run has no step time, but a simulated
     one."""
     return replace(
@@ -165,7 +168,7 @@ def overflow_text(problem: Problem, schedule) -> str:
     return " ".join(f"{names[d]}:{int(schedule.overflow_bytes[d])}" for d in np.flatnonzero(schedule.overflow_bytes))
 
 
-def find_instance(workload: str, topology: str, rules: str, out: str) -> Instance:
+def find_instance(workload: str, topology: str, rules: str, objective: str, out: str) -> Instance:
     graph = registry.load_workload(workload)
     try:
         cost_hash = Problem.build(graph, load_topology(topology), rules=parse_rules(rules)).costs.hash
@@ -179,14 +182,15 @@ def find_instance(workload: str, topology: str, rules: str, out: str) -> Instanc
             path.parent.mkdir(exist_ok=True)
             save_graph(graph, path)
         graph_file = str(path)
-    return Instance(workload, topology, rules, graph.fingerprint, cost_hash, graph.n_ops, graph_file)
+    return Instance(
+        workload, topology, rules, graph.fingerprint, cost_hash, graph.n_ops, graph_file, objective=objective
+    )
 
 
 def find_bound(instance: Instance, limits: Limits) -> tuple[int, str]:
-    from simdev.analysis.bounds import lower_bound
-
     limit_process(limits)
-    bound = lower_bound(load_problem(instance.workload, instance.topology, instance.rules, instance.graph_file))
+    problem = load_problem(instance.workload, instance.topology, instance.rules, instance.graph_file)
+    bound = parse_objective(instance.objective).lower_bound(problem)
     return int(bound.ns), str(bound.method)
 
 

@@ -17,12 +17,13 @@ from simdev.errors import InvalidInput
 
 CAP = 10.0
 LEADERBOARD = (
-    "workload", "topology", "rules", "budget", "placer", "version", "params", "runs", "solved", "status",
+    "workload", "topology", "rules", "objective", "budget", "placer", "version", "params", "runs", "solved", "status",
     "step_time_s", "best_step_time_s", "lower_bound_s", "bound_method", "gap", "best_known_s", "ratio_to_best",
     "speedup_vs_single_gpu", "speedup_vs_expert", "rank",
 )  # fmt: skip
 RANKING = (
     "rules",
+    "objective",
     "budget",
     "place",
     "placer",
@@ -34,8 +35,8 @@ RANKING = (
     "mean_rank",
     "geomean_ratio_to_best",
 )
-GAPS = ("workload", "topology", "rules", "best placer", "best ms", "bound ms", "bound method", "gap")
-INSTANCE = ["workload", "topology", "rules"]
+GAPS = ("workload", "topology", "rules", "objective", "best placer", "best ms", "bound ms", "bound method", "gap")
+INSTANCE = ["workload", "topology", "rules", "objective"]
 ENTRY = ["placer", "params"]
 
 
@@ -48,8 +49,8 @@ def scores(rows: Iterable[Row]) -> pd.DataFrame:
     the ratio to the best known, at most :data:`CAP`. Absent numbers are ``<NA>``.
     """
     runs = pd.DataFrame(
-        [(row.workload, row.topology, row.rules, row.budget, row.placer, row.params, row.version, row.seed,
-          "oom" if row.status == "ok" and not row.feasible else row.status, row.step_ns, row.lower_bound_ns,
+        [(row.workload, row.topology, row.rules, row.objective, row.budget, row.placer, row.params, row.version,
+          row.seed, "oom" if row.status == "ok" and not row.feasible else row.status, row.step_ns, row.lower_bound_ns,
           row.bound_method) for row in rows],
         columns=[*INSTANCE, "budget", *ENTRY, "version", "seed", "status", "step_ns", "bound_ns", "bound_method"],
     ).astype({"step_ns": "Int64", "bound_ns": "Int64"})  # fmt: skip
@@ -97,12 +98,12 @@ def leaderboard(rows: Iterable[Row]) -> list[dict[str, str]]:
 
 
 def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
-    """The table of ``ranking.csv``: a line for each placer over all instances of a rule set and budget.
+    """The table of ``ranking.csv``: a line for each placer over all instances of a rule set, objective and budget.
 
     Every placer is held to every instance on which any placer ran; see the module's head for what is missing.
     """
     lines = []
-    for (rules, budget), group in scores(rows).groupby(["rules", "budget"]):
+    for (rules, objective, budget), group in scores(rows).groupby(["rules", "objective", "budget"]):
         instances = group[INSTANCE].drop_duplicates()
         entries = group.groupby(ENTRY, as_index=False)["version"].max()
         held = entries.merge(instances, how="cross").merge(
@@ -122,7 +123,7 @@ def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
         found["mean_rank"] = [f"{value:.2f}" for value in found["mean_rank"]]
         found["order"] = found["geomean_ratio_to_best"].astype(float)
         found = found.sort_values(["order", *ENTRY], ignore_index=True)
-        found = found.assign(rules=rules, budget=budget, place=found.index + 1)
+        found = found.assign(rules=rules, objective=objective, budget=budget, place=found.index + 1)
         lines += found[list(RANKING)].astype(str).to_dict("records")
     return lines
 
@@ -132,7 +133,7 @@ def gaps(rows: Iterable[Row]) -> list[dict[str, str]]:
     bound, and the gap between them (``GAPS``). A cell is empty if there is no such value."""
     found: dict[tuple, list[Row]] = {}
     for row in rows:
-        found.setdefault((row.workload, row.topology, row.rules), []).append(row)
+        found.setdefault((row.workload, row.topology, row.rules, row.objective), []).append(row)
     lines = []
     for instance, runs in sorted(found.items()):
         scored = [row for row in runs if row.step_ns is not None]

@@ -20,6 +20,7 @@ import numpy as np
 from simdev.analysis.bounds import Bound
 from simdev.analysis.feasible import check_feasible
 from simdev.bench import provenance, rows, stored, workers
+from simdev.bench.objective import parse_objective
 from simdev.bench.plan import Run, parse_budget, time_limit
 from simdev.bench.rows import Row
 from simdev.bench.run import Instance, execute, one_line, score
@@ -185,6 +186,7 @@ def check_row(folder: Path, row: Row, check: Check) -> tuple[list[Difference], s
             None,
             fresh.lower_bound_ns,
             fresh.bound_method,
+            row.objective,
         )
         fresh = execute(Run(*row.key), instance, problem).row
     return _compare(row, fresh), skipped
@@ -226,24 +228,19 @@ def _bounded(row: Row, problem: Problem) -> Row:
     """The row with the lower bound of the problem. If the row says that the bound failed, it stays empty."""
     if row.bound_method in ("timeout", "memory", "error"):
         return replace(row, lower_bound_ns=None)
-    key = problem.graph.fingerprint, problem.costs.hash, row.rules
+    key = problem.graph.fingerprint, problem.costs.hash, row.rules, row.objective
     if key not in _BOUNDS:
-        from simdev.analysis.bounds import lower_bound
-
-        _BOUNDS[key] = lower_bound(problem)
+        _BOUNDS[key] = parse_objective(row.objective).lower_bound(problem)
     bound = _BOUNDS[key]
     return replace(row, lower_bound_ns=int(bound.ns), bound_method=str(bound.method))
 
 
 def _scored(row: Row, problem: Problem, folder: Path, engine: str) -> Row:
     """The row with the score of its stored placement, simulated by ``engine`` and accepted by the validator."""
-    from simdev.sim import simulate, validate
-
     placement = rows.stored_placement(folder, row.placement)
     placement.check(problem, source=rows.placement_path(folder, row.placement))
-    schedule = simulate(problem, placement, engine=engine)
-    validate(problem, placement, schedule)
-    return replace(score(row, problem, placement, schedule), error="")
+    found = parse_objective(row.objective).simulate(problem, placement, engine=engine, valid=True)
+    return replace(score(row, problem, placement, found), error="")
 
 
 def _spec(row: Row, check: Check) -> PlacerSpec | None:

@@ -34,6 +34,11 @@ class Runtime(StrEnum):
     eager = "eager"
 
 
+class Aim(StrEnum):
+    step = "step"
+    throughput = "throughput"
+
+
 class Backend(StrEnum):
     local = "local"
     dask = "dask"

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.bench import rows, stored
+from simdev.bench.objective import parse_objective
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import write_text
@@ -43,7 +44,8 @@ def page_data(folder: Path, found: list[Row]) -> dict:
     """The content of the page as a dictionary for JSON; times are in ns, memory is in bytes."""
     cases: dict[str, list[Row]] = defaultdict(list)
     for row in found:
-        cases[f"{row.workload}, {row.topology}, {row.rules}"].append(row)
+        judged = "" if row.objective == "step" else f", {row.objective}"
+        cases[f"{row.workload}, {row.topology}, {row.rules}{judged}"].append(row)
     fits = sum(row.step_ns is not None for row in found)
     placers, budgets = {row.entry for row in found}, sorted({row.budget for row in found})
     return {
@@ -113,11 +115,9 @@ def _download(folder: Path, problem, row: Row) -> dict:
 def _gantt(folder: Path, problem, row: Row) -> dict:
     """The load of each device and of the busiest channels in each of :data:`BINS` parts of the step, as digits 0 to
     9."""
-    from simdev.sim import simulate
-
     placement = rows.stored_placement(folder, row.placement)
     placement.check(problem, source=rows.placement_path(folder, row.placement))
-    explanation = Explanation(problem, placement, simulate(problem, placement))
+    explanation = Explanation(*parse_objective(row.objective).run(problem, placement))
     s = explanation.schedule
     lanes = []
     for device, name in enumerate(explanation.device_names):

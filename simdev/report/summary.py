@@ -22,26 +22,31 @@ def board(rows: Iterable[Row]) -> list[Table]:
     placer ``single-gpu``.
     """
     rows = list(rows)
-    places = {(line["rules"], line["budget"], line["placer"], line["params"]): line for line in ranking(rows)}
-    return [_table(*key, table, places) for key, table in scores(rows).groupby(["topology", "rules", "budget"])]
+    places = {
+        (line["rules"], line["objective"], line["budget"], line["placer"], line["params"]): line
+        for line in ranking(rows)
+    }
+    groups = scores(rows).groupby(["topology", "rules", "objective", "budget"])
+    return [_table(*key, table, places) for key, table in groups]
 
 
-def _table(topology, rules, budget, table, places) -> Table:
+def _table(topology, rules, objective, budget, table, places) -> Table:
     workloads = sorted(set(table["workload"]))
     cells = {(line.placer, line.params, line.workload): line for line in table.itertuples()}
     best = table.groupby("workload")["step_ns"].min()
     entries = {(line.placer, line.params) for line in table.itertuples()}
     lines = []
-    for entry in sorted(entries, key=lambda entry: int(places[rules, budget, *entry]["place"])):
+    for entry in sorted(entries, key=lambda entry: int(places[rules, objective, budget, *entry]["place"])):
         found = [_board_cell(cells.get((*entry, w)), best[w], cells.get(("single-gpu", "{}", w))) for w in workloads]
-        mean = places[rules, budget, *entry]["geomean_ratio_to_best"]
+        mean = places[rules, objective, budget, *entry]["geomean_ratio_to_best"]
         lines.append([_name(entry), *found, f"{float(mean):.3f}"])
-    return f"{topology}, {budget}, rules {rules}", ["placer", *workloads, "mean"], lines
+    judged = "" if objective == "step" else f", {objective}"
+    return f"{topology}, {budget}, rules {rules}{judged}", ["placer", *workloads, "mean"], lines
 
 
 LEGEND = (
-    "Step time in ms (speed-up over single-gpu), * best. Mean: geometric mean of the ratio to the best over all "
-    "workloads and machines, at most 10 each; a run without a score counts 10."
+    "Step time (throughput: steady time per microbatch) in ms (speed-up over single-gpu), * best. Mean: geometric mean "
+    "of the ratio to the best over all workloads and machines, at most 10 each; a run without a score counts 10."
 )
 
 

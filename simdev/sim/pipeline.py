@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simdev.analysis.steady import each_microbatch_ns, held_before
 from simdev.errors import InvalidInput, UnknownName
 from simdev.problem.costs import FREE_KINDS, CostTable
 from simdev.problem.graph import PHASES, ComputationGraph, GraphBuilder
@@ -31,6 +32,7 @@ class PipelineReport:
     * ``steady_ns``: ns per microbatch once the pipeline is full: the average distance between completions of successive
       microbatches over the later half of them. For ``gpipe``, this distance of the forward parts plus that of the
       backward parts, because the two pass through the pipeline apart. With fewer than three microbatches, ``total_ns``.
+      It is at least the largest load per slot: the last microbatches drain, which can make their distances shorter.
     * ``bubble_fraction``: the share of the stages' slot time until ``total_ns`` in which they were idle.
     * ``stages``: device numbers in pipeline order. ``peak_bytes``, ``overflow_bytes`` int64 ``(D,)``.
     * ``problem``, ``placement``, ``schedule``: the unrolled run, as :func:`simdev.sim.validate` takes them;
@@ -84,9 +86,10 @@ def simulate_pipeline(
     schedule = simulate(run, devices, engine=engine)
     busy = schedule.busy_ns(devices.devices, problem.topology.n_devices)[list(stages)].sum()
     slot_ns = schedule.step_ns * problem.topology.slots[list(stages)].sum()
+    apart = _steady_ns(schedule, run.graph, microbatch, int(microbatches), order)
     return PipelineReport(
         total_ns=schedule.step_ns,
-        steady_ns=_steady_ns(schedule, run.graph, microbatch, int(microbatches), order),
+        steady_ns=max(apart, float(_load_ns(problem, placement.devices).max(initial=0.0))),
         bubble_fraction=float(1 - busy / slot_ns) if slot_ns else 0.0,
         stages=stages,
         peak_bytes=schedule.peak_bytes,
@@ -124,8 +127,7 @@ class _Unrolled:
         self.tensor = np.full((microbatches, graph.n_tensors), -1, np.int64)
         self.control: dict[int, int] = {}
         self.device = devices.tolist()
-        phase, reads = graph.op_phase, np.diff(graph.input_ptr)
-        fixed = (reads == 0) & ((graph.op_persistent_bytes > 0) | _is_kind(graph, ("parameter", "constant")))
+        phase, fixed = graph.op_phase, held_before(graph)
         self.once = fixed | (phase == UPDATE)
         for op in np.flatnonzero(fixed).tolist():
             self._copy(op, 0)
@@ -264,10 +266,6 @@ class _Unrolled:
         return run, Placement(device, _priority(graph, op, microbatch, order)), microbatch.astype(np.int32)
 
 
-def _is_kind(graph: ComputationGraph, names: tuple[str, ...]) -> np.ndarray:
-    return np.array([kind in names for kind in graph.kinds])[graph.op_kind]
-
-
 def _unrolled_costs(problem: Problem, op: np.ndarray, origin: np.ndarray) -> CostTable:
     """The problem's costs for the unrolled ops and tensors; barriers take 1 ns, control edges the latency."""
     costs, latency = problem.costs, problem.topology.pair_latency_ns
@@ -297,6 +295,12 @@ def _priority(graph: ComputationGraph, op: np.ndarray, microbatch: np.ndarray, o
     priority = np.empty(len(op), np.int64)
     priority[np.lexsort((op, microbatch, turn))] = -np.arange(len(op))
     return priority
+
+
+def _load_ns(problem: Problem, devices: np.ndarray) -> np.ndarray:
+    """float ``(D,)``: work of one microbatch per slot of each device."""
+    own = each_microbatch_ns(problem)[devices, np.arange(problem.graph.n_ops)]
+    return np.bincount(devices, own, problem.topology.n_devices) / problem.topology.slots
 
 
 def _steady_ns(schedule: Schedule, graph: ComputationGraph, microbatch: np.ndarray, count: int, order: str) -> float:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 from simdev.cli.app import command
 from simdev.cli.board import print_board
 from simdev.cli.options import (
+    Aim,
     Backend,
     BackendOption,
     Contention,
@@ -42,10 +43,17 @@ def bench(
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", help="Runs at the same time (default: one per core).")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default: leaderboard/BUDGET).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder (default: leaderboard/BUDGET or /throughput).")
+    ] = None,
     order: OrderOption = Order.fifo,
     contention: ContentionOption = Contention.fifo,
     runtime: RuntimeOption = Runtime.dataflow,
+    objective: Annotated[Aim, typer.Option(help="The score: a step's time, or a full pipeline's per microbatch.")] = (
+        Aim.step
+    ),
+    microbatches: Annotated[int, typer.Option(min=3, help="Microbatches of --objective throughput.")] = 32,
+    schedule: Annotated[str, typer.Option(help="Schedule of --objective throughput: gpipe or 1f1b.")] = "1f1b",
     time_limit: Annotated[float | None, typer.Option(help="Seconds that one run may take.")] = None,
     memory_limit: Annotated[float | None, typer.Option(help="Memory that one run may use, in GiB.")] = None,
     retry: Annotated[bool, typer.Option("--retry", help="Execute runs again that failed or were skipped.")] = False,
@@ -79,8 +87,10 @@ def bench(
         budget=budget,
         seeds=seeds,
         rules=f"{order}/{contention}/{runtime}",
+        objective="step" if objective == Aim.step else f"throughput/{schedule}/{microbatches}",
     )
-    out = out or Path("leaderboard") / (budget if budget in plan.BUDGETS else "custom")
+    named_folder = budget if budget in plan.BUDGETS else "custom"
+    out = out or Path("leaderboard") / ("throughput" if objective == Aim.throughput else named_folder)
     with progress.observer(len(runs)) as observer:
         try:
             found = execute_all(

@@ -1,0 +1,114 @@
+"""What a bench judges placements by: the time of one step, or the steady time per microbatch of a pipeline."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simdev.analysis.bounds import Bound, lower_bound
+from simdev.analysis.steady import steady_bound
+from simdev.errors import InvalidInput, UnknownName
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
+from simdev.sim.schedule import Outcomes, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SCHEDULES = ("gpipe", "1f1b")
+MOST = 1024  # microbatches: the unrolled graph has that many copies of every op
+
+
+@dataclass(frozen=True, eq=False)
+class Steady:
+    """A pipeline as a row shows it: ``step_ns`` is the steady time per microbatch, rounded up; ``comm_bytes`` counts
+    all microbatches; ``peak_bytes`` and ``overflow_bytes`` int64 ``(D,)``."""
+
+    step_ns: int
+    peak_bytes: np.ndarray
+    overflow_bytes: np.ndarray
+    comm_bytes: int
+
+    @property
+    def feasible(self) -> bool:
+        """True if the peak of every device fits in its memory."""
+        return not self.overflow_bytes.any()
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The time of one step, or, if there are ``microbatches``, their steady time under a pipeline ``schedule``."""
+
+    schedule: str = ""
+    microbatches: int = 0
+
+    def check(self, rules: Rules) -> None:
+        """Raise :class:`InvalidInput` unless a pipeline can run under ``rules``; it has an order of its own (R10)."""
+        if self.microbatches and (rules.order != "fifo" or rules.runtime != "dataflow"):
+            raise InvalidInput(
+                f"throughput has the order of its schedule and the runtime dataflow, not {rules.order}/{rules.runtime}",
+                source="rules",
+            )
+
+    def run(self, problem: Problem, placement: Placement) -> tuple[Problem, Placement, Schedule]:
+        """What is simulated: the problem itself, or the graph of all microbatches."""
+        from simdev.sim import simulate
+        from simdev.sim.pipeline import simulate_pipeline
+
+        if not self.microbatches:
+            return problem, placement, simulate(problem, placement)
+        report = simulate_pipeline(problem, placement, self.microbatches, self.schedule)
+        return report.problem, report.placement, report.schedule
+
+    def simulate(
+        self, problem: Problem, placement: Placement, *, engine: str = "fast", valid: bool = False
+    ) -> Schedule | Steady:
+        """The result of a placement. If ``valid`` is true, the validator checks its schedule."""
+        from simdev.sim import simulate, validate
+        from simdev.sim.pipeline import simulate_pipeline
+
+        if not self.microbatches:
+            schedule = simulate(problem, placement, engine=engine)
+            if valid:
+                validate(problem, placement, schedule)
+            return schedule
+        report = simulate_pipeline(problem, placement, self.microbatches, self.schedule, engine=engine)
+        if valid:
+            validate(report.problem, report.placement, report.schedule)
+        steady_ns, sent = math.ceil(report.steady_ns), int(report.schedule.comm_bytes)
+        return Steady(steady_ns, report.peak_bytes, report.overflow_bytes, sent)
+
+    @property
+    def simulate_many(self) -> Callable[..., Outcomes] | None:
+        """The simulator of a placer's budget; None stands for :func:`simdev.sim.simulate_many`."""
+        return self._steady_of_each if self.microbatches else None
+
+    def _steady_of_each(self, problem: Problem, devices: np.ndarray, *, below: int | None = None) -> Outcomes:
+        found = [self.simulate(problem, Placement(row)) for row in np.asarray(devices)]
+        return Outcomes(
+            np.array([one.step_ns for one in found], np.int64),
+            np.array([one.peak_bytes for one in found], np.int64),
+            np.array([one.overflow_bytes.sum() for one in found], np.int64),
+        )
+
+    def lower_bound(self, problem: Problem) -> Bound:
+        """A score that no placement beats."""
+        return steady_bound(problem) if self.microbatches else lower_bound(problem)
+
+
+def parse_objective(text: str) -> Objective:
+    """The objective that a row names: ``step``, or ``throughput/SCHEDULE/MICROBATCHES``."""
+    if text == "step":
+        return Objective()
+    kind, _, rest = text.partition("/")
+    schedule, _, count = rest.partition("/")
+    if kind != "throughput" or not (count.isascii() and count.isdigit() and len(count) < 8):
+        raise UnknownName("objective", text, ["step", "throughput/1f1b/32"])
+    if schedule not in SCHEDULES:
+        raise UnknownName("schedule", schedule, SCHEDULES, source="objective")
+    if not 3 <= int(count) <= MOST:
+        raise InvalidInput(f"expected 3 to {MOST} microbatches, got {count}", source="objective")
+    return Objective(schedule, int(count))

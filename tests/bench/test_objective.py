@@ -1,0 +1,114 @@
+"""Rows of the objective throughput: scored by the pipeline, bounded by the load, verified; older folders stay valid."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_board import MACHINE, small_board
+
+from simdev.analysis.steady import each_microbatch_ns, steady_bound
+from simdev.bench import rows
+from simdev.bench.bench import bench
+from simdev.bench.objective import parse_objective
+from simdev.bench.plan import Run, plan
+from simdev.bench.verify import verify
+from simdev.errors import InvalidInput, UnknownName
+from simdev.placers.testing import training_graph
+from simdev.problem.graph_file import save_graph
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem, Rules
+from simdev.problem.topology import load_topology
+from simdev.sim.pipeline import simulate_pipeline
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A training step and a machine of two devices as files, and their problem."""
+    folder = tmp_path_factory.mktemp("small")
+    graph = training_graph(np.random.default_rng(3), 40)
+    save_graph(graph, folder / "mine.npz")
+    (folder / "mine.toml").write_text(MACHINE, encoding="utf-8")
+    return folder, Problem.build(graph, load_topology(folder / "mine.toml"))
+
+
+def test_a_bench_for_throughput_ranks_by_the_steady_time(small, tmp_path):
+    folder, problem = small
+    runs = plan(
+        [str(folder / "mine.npz")],
+        [str(folder / "mine.toml")],
+        ["dpl", "single-gpu"],
+        budget="evaluations=5",
+        objective="throughput/1f1b/6",
+    )
+    found = {row.placer: row for row in bench(runs, tmp_path / "out", jobs=1)}
+    for row in found.values():
+        placement = rows.stored_placement(tmp_path / "out", row.placement)
+        report = simulate_pipeline(problem, placement, 6, "1f1b")
+        assert row.objective == "throughput/1f1b/6" and row.step_ns == math.ceil(report.steady_ns)
+        assert row.bound_method == "load" and row.lower_bound_ns == steady_bound(problem).ns <= row.step_ns
+    assert found["dpl"].step_ns <= found["single-gpu"].step_ns
+    assert verify(tmp_path / "out", jobs=1) == []
+    text = (tmp_path / "out" / "results.csv").read_text(encoding="utf-8")
+    (tmp_path / "out" / "results.csv").write_text(text.replace("1f1b/6", "1f1b/7"), encoding="utf-8")
+    assert {difference.column for difference in verify(tmp_path / "out", jobs=1)} >= {"digest"}
+
+
+def test_no_placement_beats_the_bound():
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        problem = Problem.build(training_graph(rng, 12), load_topology("p100x4"))
+        bound = steady_bound(problem).ns
+        placement = Placement.of_units(problem, 1 + rng.integers(2, size=problem.graph.n_units))
+        report = simulate_pipeline(problem, placement, 8, "1f1b")
+        load = np.bincount(
+            placement.devices, each_microbatch_ns(problem)[placement.devices, np.arange(problem.graph.n_ops)]
+        )
+        assert bound <= load.max() <= report.steady_ns
+
+
+def test_a_budget_for_throughput_evaluates_pipelines(small):
+    _, problem = small
+    objective = parse_objective("throughput/gpipe/4")
+    devices = np.zeros((2, problem.graph.n_ops), np.int32)
+    devices[1] = Placement.of_units(problem, np.arange(problem.graph.n_units) % 2).devices
+    found = objective.simulate_many(problem, devices)
+    steady = [simulate_pipeline(problem, Placement(row), 4, "gpipe").steady_ns for row in devices]
+    assert found.step_ns.tolist() == [math.ceil(ns) for ns in steady]
+    assert parse_objective("step").simulate_many is None
+
+
+def test_folders_without_the_column_hold_steps(tmp_path):
+    small_board(tmp_path)
+    for name in ("results.csv", "leaderboard.csv", "ranking.csv", "curves.csv"):
+        path = tmp_path / name
+        lines = [line.split(",") for line in path.read_text(encoding="utf-8").splitlines()]
+        assert not any('"' in cell for cell in lines[0])
+        where = lines[0].index("objective")
+        table = list(rows.read_csv(path, lines[0]))
+        rows.write_csv(path, [name for name in lines[0] if name != "objective"], [cells for _, cells in table])
+        assert len(table) and where >= 0
+    (tmp_path / "journal.jsonl").unlink()
+    found = rows.read_rows(tmp_path / "results.csv")
+    assert {row.objective for row in found} == {"step"}
+    assert [d for d in verify(tmp_path, jobs=1) if "single-gpu" in d.row] == []
+
+
+def test_the_digest_covers_the_objective(tmp_path):
+    row = small_board(tmp_path)[0]
+    assert replace(row, objective="throughput/1f1b/8").digest != row.digest
+    run = Run(*row.key)
+    assert run.entropy != replace(run, objective="throughput/1f1b/8").entropy
+
+
+@pytest.mark.parametrize("text", ["speed", "throughput", "throughput/zero-bubble/8", "throughput/1f1b/-3", "step/1"])
+def test_unknown_objectives_are_refused(text):
+    with pytest.raises(UnknownName):
+        parse_objective(text)
+
+
+def test_impossible_objectives_are_refused():
+    with pytest.raises(InvalidInput, match="3 to 1024 microbatches"):
+        parse_objective("throughput/1f1b/2")
+    with pytest.raises(InvalidInput, match="has the order of its schedule"):
+        parse_objective("throughput/1f1b/8").check(Rules(order="program"))

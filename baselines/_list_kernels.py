@@ -89,7 +89,7 @@ def commit(table, state, channel, op, device, start):
         tensor = table.inputs[at]
         source = table.producer[tensor]
         if state.finish[source] < 0:  # lazy, and this is its first reader
-            settle(table, state, source, device)
+            settle(table, state, np.int64(source), device)
             home = state.unit_device[table.unit[source]]
             state.start[source], state.finish[source] = 0, table.op_ns[home, source]
             for output in range(table.output_ptr[source], table.output_ptr[source + 1]):
@@ -243,9 +243,10 @@ def earliest_start_first(table, state, rank_order, favourite):
                 best_device, best_start, best_rank, best_op = device, start, rank, op_of_rank[rank]
         if (
             best_device >= 0
-            and state.used[best_device] + need_bytes(table, state, best_op, best_device) > state.headroom[best_device]
+            and state.used[best_device] + need_bytes(table, state, best_op, np.int64(best_device))
+            > state.headroom[best_device]
         ):
-            _refuse(best_device, best_rank, n, now_key, now_rank, nows, wait_key, wait_rank, waits)
+            _refuse(np.int64(best_device), best_rank, n, now_key, now_rank, nows, wait_key, wait_rank, waits)
             if child[best_device] == best_op:
                 child[best_device] = -1
             options[best_op] -= 1

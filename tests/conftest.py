@@ -1,9 +1,16 @@
-"""Fixtures that several test files share."""
+"""Fixtures that several test files share, and how many processes ``pytest -n auto`` starts."""
 
 import os
 from pathlib import Path
 
 import pytest
+
+MOST_PROCESSES = 8  # each takes up to 3 GiB
+
+
+def pytest_xdist_auto_num_workers(config) -> int:
+    """One for each core that this process may use; also where two of them are one core's threads."""
+    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
 
 
 @pytest.fixture(scope="session")

@@ -63,6 +63,7 @@ class Entry:
     bytes: int = 0  # of a collective: the largest of its buffers on one rank
     live_bytes: int = 0  # bytes of all tensors alive once it has been issued
     recorded_grad: bool = False  # issued by code that autograd records: a forward pass, also one that is recomputed
+    in_backward: bool = False  # issued by a backward pass
 
 
 @dataclass
@@ -125,6 +126,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.entries: list[Entry] = []
         self.live_bytes = 0
+        self.sends = 0  # to other ranks
         self._paused = False  # while DTensor asks for the shapes of results
         self._streams: list[RecordedStream] = []
         self._comm: dict[tuple[int, ...], RecordedStream] = {}
@@ -269,6 +271,9 @@ class Recorder(TorchDispatchMode):
             buffers.append(tensor)
             self._see(tensor.untyped_storage())
         kind, ranks = COLLECTIVES[name], _ranks_of(args, kwargs)
+        if kind in ("send", "recv"):  # between pipeline stages: part of a schedule, not of a stage's program
+            self.sends += kind == "send"
+            return
         if len(ranks) == 1:
             return
         comm = self._comm.setdefault(ranks, None) or self.stream()
@@ -306,6 +311,7 @@ class Recorder(TorchDispatchMode):
     def _append(self, entry: Entry, stream: RecordedStream) -> None:
         entry.live_bytes = self.live_bytes
         entry.recorded_grad = torch.is_grad_enabled()
+        entry.in_backward = torch._C._current_graph_task_id() != -1
         stream.last = len(self.entries)
         self.entries.append(entry)
 
@@ -328,7 +334,7 @@ def _ranks_of(args, kwargs) -> tuple[int, ...]:
 
 def _is_async(func, args, kwargs) -> bool:
     for position, argument in enumerate(func._schema.arguments):
-        if argument.name == "asyncOp":
-            value = args[position] if position < len(args) else kwargs.get("asyncOp", argument.default_value)
+        if argument.name in ("async_op", "asyncOp"):  # now, and in earlier versions of PyTorch
+            value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
             return bool(value)
     return False

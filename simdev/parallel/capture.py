@@ -17,8 +17,9 @@ from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.graphs.capture import sentence
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
 from simdev.parallel import kept
+from simdev.parallel.cut import cut
 from simdev.parallel.mesh import Mesh
-from simdev.parallel.program import COMPUTE, Call, NotRepeating, Segment, stretch
+from simdev.parallel.program import NotRepeating, Segment, stretch
 
 FEW = 3  # layers in the shorter capture: a first one, a last one, and one in between (FSDP prefetches across layers)
 
@@ -185,7 +186,7 @@ class _Run:
     def _cut(self, name: str, base: int) -> None:
         entries = self.recorder.entries
         first, self._begin = self._begin, len(entries)
-        self.segments[name] = _segment(name, entries, first, self.mesh, base, self.recorder.live_bytes)
+        self.segments[name] = cut(name, entries, first, self.mesh, base, self.recorder.live_bytes)
 
 
 def _local(tensor):
@@ -196,51 +197,3 @@ def _name(number: int, microbatches: int) -> str:
     if microbatches == 1:
         return "only"
     return "last" if number == microbatches - 1 else "first" if number == 0 else "further"
-
-
-def _segment(name: str, entries: list, first: int, mesh: Mesh, base: int, live: int) -> Segment:
-    """The entries from ``first`` on as a segment."""
-    issued: dict[str, int] = {}  # calls of each stream so far
-    place: dict[int, tuple[str, int]] = {}  # entry -> its stream and its position there
-    waited: dict[tuple[str, str], int] = {}  # (stream, other) -> the latest position waited for
-    calls = []
-    for number in range(first, len(entries)):
-        entry = entries[number]
-        axes = mesh.axes_of(entry.ranks) if entry.ranks else ()
-        stream = "+".join(axes) if axes else COMPUTE if entry.stream == 0 else f"stream {entry.stream}"
-        waits = {}
-        for other in entry.waits:
-            if other < first:
-                before = entries[other]
-                there = _stream_of(before, mesh)
-                position = -1
-            else:
-                there, position = place[other]
-            if there == stream or waited.get((stream, there), -2) >= position:
-                continue
-            waited[stream, there] = position
-            count = issued.get(there, 0)
-            waits[there] = max(0, count - 1 - position) if position >= 0 else count
-        place[number] = stream, issued.get(stream, 0)
-        issued[stream] = issued.get(stream, 0) + 1
-        calls.append(
-            Call(
-                stream,
-                entry.kind,
-                entry.signature,
-                entry.flops,
-                entry.read,
-                entry.written,
-                tuple(sorted(waits.items())),
-                axes,
-                entry.bytes,
-                entry.live_bytes - base,
-                entry.recorded_grad,
-            )
-        )
-    return Segment(name, tuple(calls), live - base)
-
-
-def _stream_of(entry, mesh: Mesh) -> str:
-    axes = mesh.axes_of(entry.ranks) if entry.ranks else ()
-    return "+".join(axes) if axes else COMPUTE if entry.stream == 0 else f"stream {entry.stream}"

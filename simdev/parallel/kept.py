@@ -23,7 +23,7 @@ from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.program import Call, Segment
 
-FORMAT = 1
+FORMAT = 2
 
 
 def folder() -> Path:
@@ -49,7 +49,7 @@ def load(name: str) -> dict | None:
 
 def save(name: str, segments: list[Segment], figures: dict[str, int]) -> None:
     """Keep a stage; nothing happens where the folder cannot be written to."""
-    rows = [[s.name, s.live_bytes, [_row(call) for call in s.calls]] for s in segments]
+    rows = [[s.name, s.live_bytes, [call.row() for call in s.calls]] for s in segments]
     with contextlib.suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
         text = json.dumps({"segments": rows, **figures}, separators=(",", ":"))
@@ -57,31 +57,9 @@ def save(name: str, segments: list[Segment], figures: dict[str, int]) -> None:
             file.write(gzip.compress(text.encode(), 6, mtime=0))
 
 
-def _row(c: Call) -> list:
-    return [
-        c.stream,
-        c.kind,
-        c.signature,
-        c.flops,
-        c.bytes_read,
-        c.bytes_written,
-        c.waits,
-        c.axes,
-        c.payload_bytes,
-        c.live_bytes,
-        int(c.is_forward),
-    ]
-
-
 def _segment(row: list) -> Segment:
     name, live_bytes, rows = row
-    calls = []
-    for stream, kind, signature, flops, read, written, waits, axes, payload, live, forward in rows:
-        pairs = tuple((name, back) for name, back in waits)
-        calls.append(
-            Call(stream, kind, signature, flops, read, written, pairs, tuple(axes), payload, live, bool(forward))
-        )
-    return Segment(name, tuple(calls), live_bytes)
+    return Segment(name, tuple(Call.of_row(values) for values in rows), live_bytes)
 
 
 @cache
@@ -89,7 +67,7 @@ def _code() -> str:
     """Of PyTorch's version and of the files that decide what a capture holds."""
     here = Path(__file__).parent
     digest = hashlib.sha256(version("torch").encode())
-    for path in (here / "record.py", here / "capture.py", here / "program.py", here / "kept.py"):
+    for path in (here / f"{name}.py" for name in ("record", "capture", "cut", "program", "kept")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

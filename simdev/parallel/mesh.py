@@ -44,6 +44,11 @@ class Mesh:
         return hash(tuple(self[axis] for axis in AXES))
 
     @property
+    def ordered(self) -> dict[str, int]:
+        """The axes that were given, also those of size 1, outermost first."""
+        return {axis: self.sizes[axis] for axis in AXES if axis in self.sizes}
+
+    @property
     def ranks(self) -> int:
         """Number of ranks: the product of all sizes."""
         return prod(self.sizes.values())

@@ -10,8 +10,15 @@ from simdev.parallel.plan import PlanReport
 from simdev.parallel.unroll import name_of
 
 WIDTH, ROW, LEFT, TOP = 1100, 34, 80, 40
-COLOURS = {"F": "#4c78a8", "B": "#e45756", "I": "#f58518", "W": "#54a24b", "U": "#72b7b2"}
-MEANING = {"F": "forward", "B": "backward", "I": "gradient of the input", "W": "gradient of the weights", "U": "update"}
+COLOURS = {"S": "#9d755d", "F": "#4c78a8", "B": "#e45756", "I": "#f58518", "W": "#54a24b", "U": "#72b7b2"}
+MEANING = {
+    "S": "step",
+    "F": "forward",
+    "B": "backward",
+    "I": "gradient of the input",
+    "W": "gradient of the weights",
+    "U": "update",
+}
 
 
 def pipeline_svg(report: PlanReport) -> str:
@@ -39,7 +46,7 @@ def pipeline_svg(report: PlanReport) -> str:
             )
     for rank in range(ranks):
         parts.append(f'<text x="8" y="{TOP + ROW * rank + 18}">rank {rank}</text>')
-    shown = sorted({action[0] for action in found.actions}, key="FBIWU".index)
+    shown = sorted({action[0] for action in found.actions}, key="SFBIWU".index)
     for place, letter in enumerate(shown):
         x, y = LEFT + 170 * place, TOP + ROW * ranks + 12
         parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{COLOURS[letter]}"/>')

@@ -75,6 +75,20 @@ class Plan:
         """Sequences in a step, over all replicas (the global batch)."""
         return int(self.parameters["microbatch"]) * self.microbatches * self.mesh.replicas
 
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in a step, over all replicas."""
+        return self.sequences * int(self.parameters["length"])
+
+    @property
+    def flops(self) -> float:
+        """Model FLOPs of a step, without recomputation."""
+        return self.model.flops(self.parameters) * self.sequences
+
 
 @dataclass(frozen=True, eq=False)
 class PlanReport:
@@ -96,13 +110,14 @@ class PlanReport:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.plan.sequences * int(self.plan.parameters["length"]) / self.step_ns * 1e9
+        return self.plan.tokens / self.step_ns * 1e9
 
     @property
     def mfu(self) -> float:
         """Model FLOPs over what the accelerators' datasheet allows in the step (bf16)."""
-        flops = self.plan.model.flops(self.plan.parameters) * self.plan.sequences
-        return flops / (self.step_ns / 1e9 * self.plan.mesh.ranks * peak_flops(self.plan.cluster.kind, "bf16"))
+        return self.plan.flops / (
+            self.step_ns / 1e9 * self.plan.mesh.ranks * peak_flops(self.plan.cluster.kind, "bf16")
+        )
 
     @property
     def fits(self) -> bool:
@@ -112,7 +127,7 @@ class PlanReport:
         """The figures, ready for JSON."""
         plan = self.plan
         return {
-            "model": plan.model.name, "cluster": plan.cluster.name, "mesh": str(plan.mesh), "ranks": plan.mesh.ranks,
+            "model": plan.name, "cluster": plan.cluster.name, "mesh": str(plan.mesh), "ranks": plan.mesh.ranks,
             "microbatches": plan.microbatches, "schedule": plan.schedule, "global_batch": plan.sequences,
             "step_ns": self.step_ns, "step_time_s": self.step_ns / 1e9, "tokens_per_s": self.tokens_per_s,
             "tokens_per_s_per_gpu": self.tokens_per_s / plan.mesh.ranks, "mfu": self.mfu, "fits": self.fits,
@@ -241,6 +256,16 @@ def _template(program: PlanProgram, action: Action, which: dict[Action, int]) ->
 def _report(program: PlanProgram, orders, which, unrolled: Unrolled, schedule: Schedule) -> PlanReport:
     plan = program.plan
     ranks, width = plan.mesh["pp"], plan.mesh.stage_ranks
+    compute, exposed = stream_times(unrolled, schedule, ranks, width)
+    peak = np.array([_peak(program, orders[rank], which) for rank in range(ranks)], np.int64)
+    return PlanReport(
+        plan, int(schedule.step_ns), peak, compute, exposed, schedule.step_ns - compute - exposed, unrolled, schedule
+    )
+
+
+def stream_times(unrolled: Unrolled, schedule: Schedule, ranks: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """int64 per pipeline rank of ``width`` ranks: time in which its compute stream runs kernels, and in which that
+    stream is idle while one of the rank's collectives runs."""
     copies = 1 if len(np.unique(unrolled.rank)) <= ranks and unrolled.rank.max() < ranks else width
     compute, exposed = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     for rank in range(ranks):
@@ -249,10 +274,7 @@ def _report(program: PlanProgram, orders, which, unrolled: Unrolled, schedule: S
         compute[rank] = int((schedule.op_finish[busy] - schedule.op_start[busy]).sum())
         either = busy | (mine & unrolled.is_communication)
         exposed[rank] = _covered(schedule.op_start[either], schedule.op_finish[either]) - compute[rank]
-    peak = np.array([_peak(program, orders[rank], which) for rank in range(ranks)], np.int64)
-    return PlanReport(
-        plan, int(schedule.step_ns), peak, compute, exposed, schedule.step_ns - compute - exposed, unrolled, schedule
-    )
+    return compute, exposed
 
 
 def _covered(start: np.ndarray, finish: np.ndarray) -> int:

@@ -27,7 +27,7 @@ class Call:
     ``back`` others were issued to it; where that lies before the segment, after the stream's last call before the
     segment. ``axes`` and ``payload_bytes`` (the largest buffer on one rank) are those of a collective. ``live_bytes``
     is by how much the memory in use has grown since the begin of the segment. ``is_forward`` holds for forward passes,
-    recomputed ones too.
+    recomputed ones too; ``in_backward`` for all that a backward pass issues, recomputed forward passes included.
     """
 
     stream: str
@@ -41,10 +41,26 @@ class Call:
     payload_bytes: int = 0
     live_bytes: int = field(default=0, compare=False)
     is_forward: bool = False
+    in_backward: bool = False
 
     @property
     def is_collective(self) -> bool:
         return bool(self.axes)
+
+    def row(self) -> list:
+        """The fields in order, ready for JSON."""
+        flags = int(self.is_forward), int(self.in_backward)
+        numbers = self.flops, self.bytes_read, self.bytes_written
+        return [self.stream, self.kind, self.signature, *numbers, self.waits, self.axes, self.payload_bytes,
+                self.live_bytes, *flags]  # fmt: skip
+
+    @classmethod
+    def of_row(cls, row: list) -> Call:
+        """The call that :meth:`row` describes. Raises :class:`ValueError` or :class:`TypeError` for anything else."""
+        stream, kind, signature, flops, read, written, waits, axes, payload, live, forward, backward = row
+        pairs = tuple((name, back) for name, back in waits)
+        sizes = payload, live, bool(forward), bool(backward)
+        return cls(stream, kind, signature, flops, read, written, pairs, tuple(axes), *sizes)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Host:
             return self.collective_ns
         if call.is_forward:
             return self.forward_ns
-        return self.backward_ns if segment.startswith("backward") else self.update_ns
+        return self.backward_ns if call.in_backward or segment.startswith("backward") else self.update_ns
 
     @property
     def idle(self) -> bool:

@@ -21,10 +21,24 @@ def capture(
     mode: Annotated[
         str, typer.Option(help="A package's model: train, inference, prefill or decode (one token).")
     ] = "train",
-    batch: Annotated[int | None, typer.Option(min=1, help="A package's model: samples of a batch.")] = None,
-    length: Annotated[int | None, typer.Option(min=1, help="A package's model: tokens of a sample.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a batch (a package's model; with --mesh: of each replica).")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a sample (a package's model, or with --mesh).")
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(help="Sizes of mesh axes (dp_shard=8,tp=8): capture the program of each rank of make_step(mesh)."),
+    ] = None,
 ) -> None:
-    """Turn a step of a PyTorch model (training, inference, a loop of your own) into a graph file."""
+    """Turn a step of a PyTorch model (training, inference, a loop of your own) into a graph file.
+
+    With --mesh, turn a parallel step into a rank program, which `simdev simulate-plan` takes in place of a model.
+    """
+    if mesh is not None:
+        _capture_ranks(step, out, mesh, name, mode, batch, length)
+        return
     from simdev.graphs.capture import capture_file, capture_package, is_package_model
     from simdev.graphs.capture.precision import precision_text
     from simdev.problem.graph_file import save_graph
@@ -42,3 +56,20 @@ def capture(
         print(f"recomputed: {graph.meta['recomputed_ops']} ops of the forward pass run again in the backward pass")
     if graph.meta.get("values") == "real":
         print("the step depends on values: it ran for real on the inputs that were given, whose sizes the graph has")
+
+
+def _capture_ranks(step: str, out, mesh: str, name: str | None, mode: str, batch: int | None, length: int | None):
+    from simdev.parallel import parse_mesh
+    from simdev.parallel.rank_program import save_rank_program
+    from simdev.parallel.step_capture import capture_step_file
+
+    if mode != "train":
+        raise InvalidInput("--mode is for models of packages; the file decides", source=step)
+    program = capture_step_file(step, parse_mesh(mesh), name=name, batch=batch or 0, length=length or 0)
+    save_rank_program(program, out)
+    calls = [call for piece in program.pieces[0] for call in program.segments[piece.segment].calls]
+    collectives = sum(call.is_collective for call in calls)
+    print(f"{out}: {program.mesh.ranks} ranks ({program.mesh}), {len(program.pieces)} pipeline ranks")
+    print(
+        f"rank 0: {len(calls) - collectives} kernels, {collectives} collectives; {program.flops:.4g} FLOPs on all ranks"
+    )

@@ -11,13 +11,19 @@ import typer
 from simdev.cli.app import command
 from simdev.cli.options import JsonOption, in_a_folder
 from simdev.cli.tables import print_table
+from simdev.errors import InvalidInput
 
 
 @command("simulate-plan")
 def simulate_plan(
-    model: Annotated[str, typer.Argument(help="Model, size and parameters: llama3-70b, gpt-3.6b[microbatch=4].")],
+    model: Annotated[
+        str,
+        typer.Argument(help="Model, size and parameters: llama3-70b, gpt-3.6b[microbatch=4]; or a captured program."),
+    ],
     cluster: Annotated[str, typer.Argument(help="Topology of a node, or file: dgx-h100, dgx-h100[nodes=8].")],
-    mesh: Annotated[str, typer.Option(help="Sizes of the mesh axes: dp_shard=8,tp=8,pp=4.")],
+    mesh: Annotated[
+        str | None, typer.Option(help="Sizes of the mesh axes: dp_shard=8,tp=8,pp=4. A captured program has its own.")
+    ] = None,
     microbatches: Annotated[int, typer.Option(help="Microbatches of each replica in a step.")] = 1,
     schedule: Annotated[str, typer.Option(help="gpipe, 1f1b, interleaved or looped-bfs.")] = "1f1b",
     stages_per_rank: Annotated[int, typer.Option(help="Stages on a pipeline rank (interleaved schedules).")] = 1,
@@ -34,22 +40,30 @@ def simulate_plan(
     The program of one rank of each pipeline stage is captured from PyTorch on a fake process group; no GPU is needed.
     The first capture of a model takes up to two minutes; it is kept.
     """
-    from simdev.parallel import Plan, Prices, find_model, load_cluster, parse_mesh
-    from simdev.parallel import simulate_plan as simulate
+    from simdev.parallel import Prices, load_cluster
     from simdev.parallel.hosts import find_host, find_scale
+    from simdev.parallel.rank_program import is_rank_program
 
-    spec, parameters = find_model(model)
-    plan = Plan(
-        spec,
-        parameters,
-        load_cluster(cluster),
-        parse_mesh(mesh),
-        microbatches,
-        schedule,
-        stages_per_rank,
-        find_host(host),
-    )
-    report = simulate(plan, Prices(plan.cluster, scale=find_scale(host)), unfolded=unfolded)
+    where, issuer = load_cluster(cluster), find_host(host)
+    prices = Prices(where, scale=find_scale(host))
+    if is_rank_program(model):
+        from simdev.parallel.rank_program import load_rank_program
+        from simdev.parallel.replay import ProgramPlan, simulate_rank_program
+
+        if mesh is not None or (microbatches, schedule, stages_per_rank) != (1, "1f1b", 1):
+            message = "a captured program has its mesh, microbatches and schedule; capture it anew for others"
+            raise InvalidInput(message, source=model)
+        program = ProgramPlan(load_rank_program(model), where, issuer)
+        report = simulate_rank_program(program, prices, unfolded=unfolded)
+    else:
+        from simdev.parallel import Plan, find_model, parse_mesh
+        from simdev.parallel import simulate_plan as simulate
+
+        if mesh is None:
+            raise InvalidInput("a model needs --mesh, such as dp_shard=8,tp=8", source=model)
+        spec, parameters = find_model(model)
+        plan = Plan(spec, parameters, where, parse_mesh(mesh), microbatches, schedule, stages_per_rank, issuer)
+        report = simulate(plan, prices, unfolded=unfolded)
     if trace is not None:
         from simdev.report.perfetto import trace_events, write_trace
 
@@ -78,8 +92,10 @@ def simulate_plan(
 def print_report(found: dict) -> None:
     """The figures of a plan as text."""
     print(f"{found['model']} on {found['ranks']} x {found['cluster']}, {found['mesh']}, {found['schedule']}")
-    print(f"step time         {found['step_time_s'] * 1e3:,.1f} ms, global batch {found['global_batch']:,} sequences")
-    print(f"throughput        {found['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, MFU {found['mfu']:.1%}")
+    batch = f", global batch {found['global_batch']:,} sequences" if found["global_batch"] else ""
+    print(f"step time         {found['step_time_s'] * 1e3:,.1f} ms{batch}")
+    tokens = f"{found['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, " if found["tokens_per_s"] else ""
+    print(f"throughput        {tokens}MFU {found['mfu']:.1%}")
     if not found["fits"]:
         print(f"OUT OF MEMORY     more than {found['capacity_bytes'] / 2**30:.1f} GiB")
     rows = [

@@ -1,0 +1,206 @@
+"""What a capture changes in PyTorch's parallel libraries, so that they run on fake tensors and say what they do.
+
+* Meshes compute with real numbers, also inside a fake mode.
+* DDP: the reducer reduces each bucket through a hook, because the fake process group's own answer is none that it
+  accepts. After its first step it makes new buckets in the order in which gradients arrived, which it cannot do on fake
+  tensors; here it has such buckets from the start, for gradients in the reverse order of the parameters. When a bucket
+  is reduced is the reducer's own decision.
+* Pipelining: a stage learns the shapes of its neighbours' tensors from the stages that were captured before it, and
+  each chunk that a schedule runs is noted.
+* Context parallelism: attention on sharded sequences is the flash kernel of an accelerator, which has a ring form.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import stage as pipelining
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import distributed as ddp
+from torch.overrides import TorchFunctionMode
+
+from simdev.parallel.orders import Action
+
+ATTENTION = torch.nn.functional.scaled_dot_product_attention
+
+
+@dataclass
+class Chunks:
+    """The chunks that pipeline schedules run. ``begin`` and ``end`` are called with each action; ``shapes`` holds what
+    stages said about their outputs, for the pipeline ranks that are captured later."""
+
+    shapes: dict[int, object] = field(default_factory=dict)
+    begin: Callable[[Action], None] = lambda action: None
+    end: Callable[[Action], None] = lambda action: None
+    sent_bytes: dict[Action, int] = field(default_factory=dict)
+
+
+@contextmanager
+def recordable(chunks: Chunks):
+    """While active, the libraries run on fake tensors and the fake process group."""
+    with ExitStack() as stack:
+
+        def patch(owner, name: str, value):
+            old = vars(owner).get(name)  # as it stands in the class: a static method stays one
+            stack.callback(*((delattr, owner, name) if old is None else (setattr, owner, name, old)))
+            setattr(owner, name, value)
+
+        _meshes(patch)
+        _data_parallel(patch)
+        _pipelines(patch, chunks)
+        stack.enter_context(_RingAttention())
+        yield
+
+
+def _meshes(patch) -> None:
+    for name, method in vars(DeviceMesh).items():
+        if isinstance(method, property) or name in ("__hash__", "__eq__", "__repr__", "__getstate__", "__setstate__"):
+            continue
+        if callable(method) and not isinstance(method, (staticmethod, classmethod, type)):
+            patch(DeviceMesh, name, _really(method))
+        elif isinstance(method, staticmethod):
+            patch(DeviceMesh, name, staticmethod(_really(method.__func__)))
+
+
+def _really(function):
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        with unset_fake_temporarily():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def _data_parallel(patch) -> None:
+    patch(ddp, "_verify_param_shape_across_processes", lambda *_, **__: True)
+    patch(ddp, "_sync_module_states", lambda *_, **__: None)
+    build = ddp.DistributedDataParallel.__init__
+    register = ddp.DistributedDataParallel.register_comm_hook
+
+    def init(module, *args, **kwargs):
+        build(module, *args, **kwargs)
+        if not module._comm_hooks:
+            register(module, module.process_group, _reduce_bucket)
+
+    def replace(module, state, hook):
+        raise RuntimeError("a communication hook of the user's own on DistributedDataParallel cannot be captured")
+
+    reducer, by_size = dist.Reducer, dist._compute_bucket_assignment_by_size
+
+    def with_buckets(parameters, buckets, limits, group, sparse, most_bytes, find_unused, *rest):
+        if not find_unused and len(buckets) == 1:
+            order = list(reversed(range(len(parameters))))
+            first = min(dist._DEFAULT_FIRST_BUCKET_BYTES, most_bytes)
+            arrived = [parameters[number] for number in order]
+            found, limits = by_size(arrived, [first, most_bytes], [sparse[number] for number in order])
+            buckets = [[order[number] for number in bucket] for bucket in found]
+        return reducer(parameters, buckets, limits, group, sparse, most_bytes, find_unused, *rest)
+
+    patch(dist, "Reducer", with_buckets)
+    patch(reducer, "_rebuild_buckets", lambda _: False)
+    patch(ddp.DistributedDataParallel, "__init__", init)
+    patch(ddp.DistributedDataParallel, "register_comm_hook", replace)
+
+
+def _reduce_bucket(group, bucket):
+    """The reducer's own all-reduce: started once the bucket is full, awaited at the end of the backward pass. The
+    division by the number of ranks is part of the copy into the bucket, which is recorded."""
+    buffer = bucket.buffer()
+    dist.all_reduce(buffer, group=group, async_op=True)
+    done = torch.futures.Future()
+    done.set_result(buffer)
+    return done
+
+
+def _pipelines(patch, chunks: Chunks) -> None:
+    stage = pipelining._PipelineStageBase
+    forward, backward, weights = stage.forward_one_chunk, stage.backward_one_chunk, stage.backward_weight_one_chunk
+
+    def noted(letter_of, run):
+        @functools.wraps(run)
+        def chunk(self, number, *args, **kwargs):
+            action = letter_of(kwargs, args), self.stage_index, number
+            chunks.begin(action)
+            try:
+                return run(self, number, *args, **kwargs)
+            finally:
+                if action[0] in "FBI":
+                    chunks.sent_bytes[action] = _sent(self, action)
+                chunks.end(action)
+
+        return chunk
+
+    def letter(kwargs, args):
+        full = kwargs.get("full_backward", args[1] if len(args) > 1 else True)
+        return "B" if full else "I"
+
+    patch(stage, "forward_one_chunk", noted(lambda *_: "F", forward))
+    patch(stage, "backward_one_chunk", noted(letter, backward))
+    patch(stage, "backward_weight_one_chunk", noted(lambda *_: "W", weights))
+    kind = pipelining.PipelineStage
+    vote = kind._warmup_forward_vote
+
+    def voted(self, has_backward, received_acc=None):
+        dynamic = pipelining.InferenceMode.needs_dynamic(self._user_meta, has_backward)
+        return _Answer(0 if dynamic else 1)
+
+    patch(kind, "_warmup_forward_vote", functools.wraps(vote)(voted))
+    patch(kind, "_warmup_backward_result", lambda self, received_result=None: received_result or voted(self, True))
+
+    def send(self, meta, target):
+        if target > self.stage_index:
+            chunks.shapes[target] = meta
+
+    def receive(self, source):
+        if source > self.stage_index:  # a gradient has the shape of the output
+            return pipelining._StageBackwardMeta(backward_metas=pipelining._derive_grad_metas(self._stage_meta.outputs))
+        # A stage that comes back to an earlier rank: its neighbour's output is not known yet, but a sibling's is.
+        return chunks.shapes.get(self.stage_index) or chunks.shapes[max(chunks.shapes)]
+
+    patch(kind, "_send_meta", send)
+    patch(kind, "_recv_meta", receive)
+
+
+@dataclass
+class _Answer:
+    """The answer to the stages' vote whether shapes are static: nobody can look at a fake tensor's value."""
+
+    value: int
+
+    def item(self) -> int:
+        return self.value
+
+
+def _sent(stage, action: Action) -> int:
+    """Bytes that a stage sends after an action."""
+    letter, _, number = action
+    if letter == "F":
+        tensors = () if stage.is_last or number not in stage.fwd_cache else stage.fwd_cache[number][0]
+    else:
+        tensors = () if stage.is_first else stage.bwd_cache.get(number, ())
+    local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors if isinstance(t, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in local)
+
+
+class _RingAttention(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is ATTENTION and isinstance(args[0] if args else kwargs.get("query"), DTensor):
+            return _flash(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _flash(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
+    if attn_mask is not None:
+        raise RuntimeError("attention with a mask on a sharded sequence has no flash kernel")
+    if enable_gqa and key.shape[1] != query.shape[1]:
+        key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    return flash(query, key, value, 0.0, is_causal, return_debug_mask=False, scale=scale)[0]

@@ -1,0 +1,151 @@
+"""Simulates a captured rank program: the actions of each pipeline rank in their recorded order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+from simdev.parallel.cluster import Cluster
+from simdev.parallel.collectives import send_ns
+from simdev.parallel.mesh import Mesh
+from simdev.parallel.orders import Action
+from simdev.parallel.plan import PlanReport, stream_times
+from simdev.parallel.rank_program import Piece, RankProgram
+from simdev.parallel.timing import Host, Prices, Template, make_template
+from simdev.parallel.unroll import Unroller, name_of
+from simdev.sim import simulate
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramPlan:
+    """A captured program on a cluster, described as plans are."""
+
+    program: RankProgram
+    cluster: Cluster
+    host: Host = field(default_factory=Host)
+    schedule: str = "as captured"
+
+    def __post_init__(self):
+        self.cluster.check(self.mesh.ranks)
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.program.mesh
+
+    @property
+    def microbatches(self) -> int:
+        return self.program.microbatches
+
+    @property
+    def sequences(self) -> int:
+        return self.program.batch * self.mesh.replicas
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.program.length
+
+    @property
+    def flops(self) -> float:
+        return self.program.flops
+
+
+def simulate_rank_program(
+    plan: ProgramPlan, prices: Prices | None = None, *, unfolded: bool = False, engine: str = "fast"
+) -> PlanReport:
+    """Time and simulate the program of ``plan``.
+
+    Raises :class:`InvalidInput` where it does not fit the cluster, or its pipeline ranks would wait for each other for
+    ever.
+    """
+    program, mesh = plan.program, plan.mesh
+    prices = prices or Prices(plan.cluster)
+    ranks, width = mesh["pp"], mesh.stage_ranks
+    unroller = Unroller(mesh, ranks, width if unfolded else 1)
+    rank_of = {piece.action: rank for rank, pieces in enumerate(program.pieces) for piece in pieces}
+    needs = {action: _needs(action, rank_of) for action in rank_of}
+    receiver = {need: action for action, need in needs.items() if need and (need[1] != action[1])}
+    arrived: dict[Action, np.ndarray] = {}
+    timed: dict[tuple[int, int], Template] = {}
+    for rank, piece in _execution_order(program.pieces, needs):
+        action = piece.action
+        key = piece.segment, rank * width % plan.cluster.gpus
+        if key not in timed:
+            segment = program.segments[piece.segment]
+            timed[key] = make_template(segment, plan.cluster, mesh, rank, plan.host, prices)
+        after = [arrived.pop(action)] if action in arrived else []
+        if after and plan.host.send_ns:
+            unroller.wait_on_host(rank, after[0], plan.host.send_ns)
+        unroller.add(rank, action, timed[key], after)
+        following = receiver.get(action)
+        ops = unroller.last(rank, "compute")
+        if following is None or ops is None:
+            continue
+        target = rank_of[following]
+        if target != rank:
+            ends = {(rank * width + copy, target * width + copy) for copy in {0, width - 1}}
+            ns = max(send_ns(piece.sent_bytes, *pair, plan.cluster) for pair in ends)
+            ops = unroller.send(rank, target, ns)
+            if plan.host.send_ns:
+                unroller.wait_on_host(rank, ops, plan.host.send_ns)
+        arrived[following] = ops
+    unrolled = unroller.build(f"{program.name} {mesh}")
+    schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)
+    compute, exposed = stream_times(unrolled, schedule, ranks, width)
+    peak = np.array([_peak(program, rank) for rank in range(ranks)], np.int64)
+    idle = schedule.step_ns - compute - exposed
+    return PlanReport(plan, int(schedule.step_ns), peak, compute, exposed, idle, unrolled, schedule)
+
+
+def _needs(action: Action, known: Mapping[Action, int]) -> Action | None:
+    """The action whose result ``action`` waits for: forward passes wait for the stage before, the pass that takes the
+    gradient from the next stage waits for that stage. A first stage has no gradient of its input to compute: there,
+    the second half of a split backward pass takes it."""
+    what, stage, number = action
+    if what == "F":
+        return ("F", stage - 1, number) if stage else None
+    halved = any((letter, stage, number) in known for letter in "BI")
+    if what in "SU" or (what == "W" and halved):
+        return None
+    return next((a for a in (("B", stage + 1, number), ("I", stage + 1, number)) if a in known), None)
+
+
+def _execution_order(pieces: tuple[tuple[Piece, ...], ...], needs: Mapping) -> list[tuple[int, Piece]]:
+    """``(rank, piece)`` of all ranks in an order in which each finds its inputs."""
+    done: set[Action] = set()
+    place, result = [0] * len(pieces), []
+    moved = True
+    while moved:
+        moved = False
+        for rank, mine in enumerate(pieces):
+            while place[rank] < len(mine) and _ready(needs[mine[place[rank]].action], done):
+                piece = mine[place[rank]]
+                done.add(piece.action)
+                result.append((rank, piece))
+                place[rank], moved = place[rank] + 1, True
+    stuck = [rank for rank, mine in enumerate(pieces) if place[rank] < len(mine)]
+    if stuck:
+        actions = [(rank, pieces[rank][place[rank]].action) for rank in stuck[:4]]
+        waits = [f"rank {rank} at {name_of(action)} waits for {name_of(needs[action])}" for rank, action in actions]
+        raise InvalidInput(f"the pipeline ranks wait for each other: {'; '.join(waits)}", source="schedule")
+    return result
+
+
+def _ready(need: Action | None, done: set[Action]) -> bool:
+    return need is None or need in done
+
+
+def _peak(program: RankProgram, rank: int) -> int:
+    """Most bytes in use on a pipeline rank."""
+    live = peak = program.resident_bytes[rank]
+    for piece in program.pieces[rank]:
+        segment = program.segments[piece.segment]
+        peak = max(peak, live + segment.peak_bytes)
+        live += segment.live_bytes
+    return peak

@@ -1,0 +1,92 @@
+"""Files of rank programs: what is read, and what is refused in one sentence."""
+
+import gzip
+import json
+
+import pytest
+
+from simdev.errors import InvalidInput
+from simdev.parallel import load_cluster, parse_mesh
+from simdev.parallel.program import Call, Segment
+from simdev.parallel.rank_program import Piece, RankProgram, load_rank_program, save_rank_program
+from simdev.parallel.replay import ProgramPlan, simulate_rank_program
+
+KERNEL = Call("compute", "mm", "mm", 1 << 30, 1 << 20, 1 << 20, live_bytes=64)
+REDUCE = Call("tp", "all_reduce", "all_reduce(2)", waits=(("compute", 0),), axes=("tp",), payload_bytes=1 << 20)
+
+
+@pytest.fixture
+def program():
+    segment = Segment("step", (KERNEL, REDUCE, KERNEL), 32)
+    return RankProgram("p", parse_mesh("tp=2"), (segment,), ((Piece(("S", 0, 0), 0),),), (1000,), 4, 128)
+
+
+@pytest.fixture
+def document(program, tmp_path):
+    save_rank_program(program, tmp_path / "whole.rank.json.gz")
+    return json.loads(gzip.decompress((tmp_path / "whole.rank.json.gz").read_bytes()))
+
+
+def read(tmp_path, document):
+    path = tmp_path / "changed.rank.json.gz"
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    return load_rank_program(path)
+
+
+def test_a_whole_step_is_simulated(program):
+    report = simulate_rank_program(ProgramPlan(program, load_cluster("dgx-h100")))
+    assert report.peak_bytes.tolist() == [1064]
+    assert report.plan.flops == 2 * 2 * (1 << 30) and report.plan.tokens == 4 * 128
+    assert report.exposed_ns[0] == 0 or report.exposed_ns[0] < report.step_ns
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"format": "other"}, "expected a rank program"),
+        ({"mesh": {"tp": 0}}, "mesh: expected a whole number"),
+        ({"mesh": {"colour": 2}}, "mesh: unknown mesh axis"),
+        ({"mesh": {"tp": 2, "pp": 2}}, "pieces: expected those of 2 pipeline ranks"),
+        ({"mesh": {"cp": 2}}, "a collective along tp, not of cp=2"),
+        ({"name": 3}, "name: expected a name"),
+        ({"batch": -1}, "batch: expected a whole number"),
+        ({"resident_bytes": [1.5]}, "resident_bytes: expected a whole number"),
+        ({"segments": []}, "segments: expected a list"),
+        ({"segments": [["step", 0, []]]}, "segment 0 has no calls"),
+        ({"segments": [["step", 0, [["compute"]]]]}, "call 0 of segment 0 is malformed"),
+        ({"pieces": [[["X", 0, 0, 0, 0]]]}, "no such action or segment"),
+        ({"pieces": [[["S", 0, 0, 9, 0]]]}, "no such action or segment"),
+        ({"pieces": [[["S", 0, 0]]]}, "expected action, stage, microbatch"),
+    ],
+)
+def test_malformed_files_are_refused(tmp_path, document, change, message):
+    with pytest.raises(InvalidInput, match=message):
+        read(tmp_path, {**document, **change})
+
+
+@pytest.mark.parametrize(
+    "place, value", [(0, 3), (3, -1), (3, 1 << 60), (6, [["compute", -1]]), (7, ["colour"]), (9, "x")]
+)
+def test_malformed_calls_are_refused(tmp_path, document, place, value):
+    document["segments"][0][2][1][place] = value
+    with pytest.raises(InvalidInput, match="call 1 of segment 0 is malformed"):
+        read(tmp_path, document)
+
+
+@pytest.mark.parametrize(
+    "data, message", [(b"", "truncated"), (b"text", "not packed"), (gzip.compress(b"{")[:-9], "trunc")]
+)
+def test_files_that_are_none_are_refused(tmp_path, data, message):
+    path = tmp_path / "p.rank.json.gz"
+    path.write_bytes(data)
+    with pytest.raises(InvalidInput, match=message):
+        load_rank_program(path)
+
+
+def test_ranks_that_wait_for_each_other_are_named(program):
+    f, b = Piece(("F", 0, 0), 0), Piece(("B", 0, 0), 0)
+    later = Piece(("F", 1, 0), 0), Piece(("B", 1, 0), 0)
+    mesh = parse_mesh("tp=2,pp=2")
+    stuck = RankProgram("p", mesh, program.segments, ((b, f), later), (0, 0))
+    with pytest.raises(InvalidInput, match="rank 0 at B0.0 waits for B1.0; rank 1 at F1.0 waits for F0.0"):
+        simulate_rank_program(ProgramPlan(stuck, load_cluster("dgx-h100")))

@@ -1,0 +1,321 @@
+"""Steps of a user's own, with each of PyTorch's parallel libraries, on tiny models."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from simdev.cli import main as cli
+from simdev.errors import InvalidInput
+from simdev.parallel import load_cluster, parse_mesh
+
+pytest.importorskip("torch")
+
+STEPS = """
+import torch
+from torch import nn
+
+WIDTH = 64
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        q, k, v = (f(x).view(*x.shape[:2], -1, 16).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(y.transpose(1, 2).reshape(*x.shape[:2], -1))
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def blocks(count=2):
+    return nn.Sequential(*[Block() for _ in range(count)])
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), fused=True)
+
+
+def trained(model, optimizer, run):
+    def step():
+        run().float().pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def ddp(mesh):
+    model = blocks(4).to("cuda")
+    group = mesh["dp_replicate"].get_group()
+    model = nn.parallel.DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.2)
+    x = torch.randn(2, 8, WIDTH, device="cuda")
+    return trained(model, adam(model), lambda: model(x))
+
+
+def fsdp_tp(mesh):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    with torch.device("meta"):
+        model = blocks()
+    columns, rows = dict.fromkeys("qkv", ColwiseParallel()), {"o": RowwiseParallel(), "down": RowwiseParallel()}
+    for block in model:
+        parallelize_module(block, mesh["tp"], {**columns, **rows, "up": ColwiseParallel()})
+        fully_shard(block, mesh=mesh["dp_shard"])
+    fully_shard(model, mesh=mesh["dp_shard"])
+    model.to_empty(device="cuda")
+    x = torch.randn(2, 8, WIDTH, device="cuda")
+    return trained(model, adam(model), lambda: model(x))
+
+
+def context(mesh):
+    from torch.distributed.tensor.experimental import context_parallel
+
+    model = blocks()
+    optimizer = adam(model)
+
+    def step():
+        x = torch.randn(2, 32, WIDTH)
+        with context_parallel(mesh["cp"], buffers=(x,), buffer_seq_dims=(1,)):
+            model(x).float().pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def experts(mesh):
+    from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+    group, ways = mesh["ep"].get_group(), mesh["ep"].size()
+    model = blocks(1)
+    expert = nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.AdamW([*model.parameters(), *expert.parameters()], fused=True)
+
+    def run():
+        x = model(torch.randn(1, 8 * ways, WIDTH)).view(-1, WIDTH)
+        y = expert(all_to_all_single_autograd(x, [8] * ways, [8] * ways, group))
+        return all_to_all_single_autograd(y, [8] * ways, [8] * ways, group)
+
+    return trained(model, optimizer, run)
+
+
+def pipeline(mesh, kind="Schedule1F1B", chunks=1):
+    from torch.distributed.pipelining import PipelineStage, schedules
+
+    rank, ranks = mesh["pp"].get_local_rank(), mesh["pp"].size()
+    models = nn.ModuleList([blocks(1) for _ in range(chunks)])
+    optimizer = adam(models)
+    group, device = mesh["pp"].get_group(), torch.device("cuda")
+    stages = [PipelineStage(m, rank + i * ranks, chunks * ranks, device, group=group) for i, m in enumerate(models)]
+    loss = lambda y, target: (y - target).pow(2).mean()
+    schedule = getattr(schedules, kind)(stages if chunks > 1 else stages[0], n_microbatches=4, loss_fn=loss)
+    x = torch.randn(8, 8, WIDTH)
+
+    def step():
+        if rank == 0:
+            schedule.step(x)
+        elif rank == ranks - 1:
+            schedule.step(target=x)
+        else:
+            schedule.step()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def zero_bubble(mesh):
+    return pipeline(mesh, "ScheduleInterleavedZeroBubble", 2)
+
+
+def half_an_axis(mesh):
+    import torch.distributed as dist
+
+    group = dist.new_group([0, 1])
+    return lambda: dist.all_reduce(torch.ones(8), group=group)
+
+
+def sends(mesh):
+    import torch.distributed as dist
+
+    return lambda: (torch.ones(8) + 1, dist.send(torch.ones(8), 1))
+
+
+def fails(mesh):
+    return lambda: torch.ones(2) @ torch.ones(3)
+
+
+def fails_to_build(mesh):
+    return mesh["tp"]
+
+
+def no_step(mesh):
+    return 3
+
+
+def nothing(mesh):
+    return lambda: None
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("steps") / "steps.py"
+    path.write_text(STEPS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def captured(file):
+    from simdev.parallel.step_capture import capture_step_file
+
+    known = {}
+
+    def capture(function, mesh):
+        if (function, mesh) not in known:
+            known[function, mesh] = capture_step_file(f"{file}:{function}", parse_mesh(mesh), batch=2, length=8)
+        return known[function, mesh]
+
+    return capture
+
+
+def collectives(program, rank=0):
+    calls = [call for piece in program.pieces[rank] for call in program.segments[piece.segment].calls]
+    return Counter((call.kind, call.axes) for call in calls if call.is_collective)
+
+
+def test_ddp_reduces_each_bucket_during_the_backward_pass(captured):
+    program = captured("ddp", "dp_replicate=4")
+    calls = program.segments[0].calls
+    reduced = [n for n, call in enumerate(calls) if call.is_collective]
+    assert collectives(program) == {("all_reduce", ("dp_replicate",)): len(reduced)} and len(reduced) > 2
+    assert sum(calls[n].payload_bytes for n in reduced) == 4 * 4 * (4 + 8) * 64 * 64
+    assert max(calls[n].payload_bytes for n in reduced) < 0.2 * 2**20 + 4 * 256 * 64
+    assert any(call.kind == "mm" and call.in_backward for call in calls[reduced[0] : reduced[-1]])
+    waiting = [n for n, call in enumerate(calls) if "dp_replicate" in dict(call.waits)]
+    assert waiting[0] > reduced[-1]  # nothing waits before the end of the backward pass
+    assert calls[waiting[-1]].kind == "copy_" and dict(calls[waiting[-1]].waits)["dp_replicate"] == 0
+
+
+def test_fsdp_and_tensor_parallelism(captured):
+    program = captured("fsdp_tp", "dp_shard=4,tp=2")
+    found = collectives(program)
+    assert found["reduce_scatter", ("dp_shard",)] == 2 and found["all_gather", ("dp_shard",)] == 4
+    assert found["all_reduce", ("tp",)] == 2 * 2 + 4 + 1  # forward, and of inputs that need a gradient: not the first
+    gathered = {c.payload_bytes for c in program.segments[0].calls if c.kind == "all_gather"}
+    assert gathered == {4 * 12 * 64 * 64 // 2}
+
+
+def test_context_parallelism_exchanges_keys_and_values(captured):
+    program = captured("context", "cp=4")
+    assert {axes for _, axes in collectives(program)} == {("cp",)}
+    kinds = Counter(call.kind for call in program.segments[0].calls)
+    assert kinds["_scaled_dot_product_flash_attention"] == 2 * 4
+
+
+def test_expert_parallelism_exchanges_tokens(captured):
+    assert collectives(captured("experts", "ep=4")) == {("all_to_all", ("ep",)): 4}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_pipeline_has_pytorchs_own_order(captured, ranks):
+    from simdev.parallel.orders import pipeline_order
+
+    program = captured("pipeline", f"pp={ranks}")
+    order = tuple(tuple(p.action for p in pieces if p.action[0] != "U") for pieces in program.pieces)
+    assert order == pipeline_order("1f1b", ranks, 4)
+    sent = {piece.action: piece.sent_bytes for pieces in program.pieces for piece in pieces}
+    assert sent["F", 0, 0] == sent["B", ranks - 1, 0] == 2 * 8 * 64 * 4
+    assert sent["F", ranks - 1, 0] == sent["B", 0, 0] == 0
+
+
+def test_a_zero_bubble_schedule_splits_backward_passes(captured):
+    program = captured("zero_bubble", "pp=2")
+    letters = Counter(piece.action[0] for pieces in program.pieces for piece in pieces)
+    assert letters["F"] == letters["W"] == 16 and letters["I"] == 12  # stage 0 needs no gradient of its input
+
+
+@pytest.mark.parametrize(
+    "function, mesh, cluster",
+    [
+        ("ddp", "dp_replicate=4", "dgx-h100"),
+        ("fsdp_tp", "dp_shard=4,tp=2", "dgx-h100"),
+        ("context", "cp=4", "dgx-h100"),
+        ("pipeline", "pp=4", "dgx-a100"),
+        ("zero_bubble", "pp=2", "dgx-h100"),
+    ],
+)
+def test_a_program_runs_folded_and_unfolded_alike(captured, function, mesh, cluster):
+    from simdev.parallel.replay import ProgramPlan, simulate_rank_program
+
+    plan = ProgramPlan(captured(function, mesh), load_cluster(cluster))
+    report = simulate_rank_program(plan)
+    assert simulate_rank_program(plan, unfolded=True).step_ns == report.step_ns
+    assert simulate_rank_program(plan, engine="reference").step_ns == report.step_ns
+    assert np.array_equal(
+        report.compute_ns + report.exposed_ns + report.bubble_ns, [report.step_ns] * len(report.peak_bytes)
+    )
+    assert report.plan.sequences == 2 * plan.mesh.replicas and report.mfu > 0
+
+
+def test_a_program_is_read_as_it_was_written(captured, tmp_path):
+    from simdev.parallel.rank_program import load_rank_program, save_rank_program
+
+    program = captured("pipeline", "pp=2")
+    save_rank_program(program, tmp_path / "p.rank.json.gz")
+    again = load_rank_program(tmp_path / "p.rank.json.gz")
+    assert (again.segments, again.pieces, again.resident_bytes) == (
+        program.segments,
+        program.pieces,
+        program.resident_bytes,
+    )
+    assert [c.live_bytes for c in again.segments[0].calls] == [c.live_bytes for c in program.segments[0].calls]
+
+
+@pytest.mark.parametrize(
+    "function, mesh, message",
+    [
+        ("fails", "tp=2", r"steps.py: line \d+, in <lambda>: the model was built, but running its step failed on tp=2"),
+        (
+            "fails_to_build",
+            "dp_shard=2",
+            r"line \d+, in fails_to_build: building the model failed on dp_shard=2: KeyError",
+        ),
+        ("no_step", "tp=2", "make_step returned int"),
+        ("absent", "tp=2", "no such function"),
+        ("nothing", "tp=2", "executes nothing"),
+        ("half_an_axis", "tp=4", "all_reduce among 2 ranks .* is not along whole axes of tp=4"),
+        ("sends", "tp=2", "sends to other ranks outside of torch.distributed.pipelining"),
+        ("fsdp_tp", "dp_shard=2,tp=3", "building the model failed on dp_shard=2,tp=3|running its step failed"),
+        ("ddp", "data=2", "unknown mesh axis 'data'"),
+        ("ddp", "dp_replicate=0", "expected a whole number from 1 on"),
+    ],
+)
+def test_mistakes_are_one_sentence(file, tmp_path, monkeypatch, capsys, function, mesh, message):
+    out = str(tmp_path / "p.rank.json.gz")
+    monkeypatch.setattr("sys.argv", ["simdev", "capture", f"{file}:{function}", "--mesh", mesh, "--out", out])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    printed = capsys.readouterr().err
+    assert stop.value.code == 2 and printed.count("\n") == 1
+    assert re.search(message, printed), printed
+
+
+def test_a_program_has_its_own_mesh_and_has_to_fit(captured, tmp_path, monkeypatch, capsys):
+    from simdev.parallel.rank_program import save_rank_program
+    from simdev.parallel.replay import ProgramPlan
+
+    path = str(tmp_path / "p.rank.json.gz")
+    save_rank_program(captured("experts", "ep=4"), path)
+    monkeypatch.setattr("sys.argv", ["simdev", "simulate-plan", path, "dgx-h100", "--mesh", "tp=2"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2 and "has its mesh" in capsys.readouterr().err
+    with pytest.raises(InvalidInput, match="4 ranks, the cluster 16 accelerators"):
+        ProgramPlan(captured("experts", "ep=4"), load_cluster("dgx-h100[nodes=2]"))

@@ -4,6 +4,9 @@ Meshes, sharding and FSDP wrapping happen outside of the fake mode with paramete
 become fake tensors and the stage runs microbatches as a pipeline schedule would: forward and backward, gradients
 accumulated, reduced with the last one. The stage is captured with three and with four layers; further layers repeat the
 additional one (:func:`simdev.parallel.program.stretch`).
+
+A planner that compares many sizes of the data-parallel axes calls :func:`simdev.parallel.resize.capture_resized`
+instead: two captures serve them all.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import contextlib
 import importlib.util
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd, prod
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.graphs.capture import sentence
@@ -29,7 +33,8 @@ class StageProgram:
     """The segments of one stage: ``forward``; ``backward`` of the first microbatch, of a further one and of the last
     one (of the only one, where there is one); ``finish``, after the last backward pass. ``resident_bytes`` are
     parameters, optimizer state and inputs; ``output_bytes`` is what the stage sends to the next one for each
-    microbatch."""
+    microbatch. ``shard_unit`` is the greatest number of ranks among which FSDP divides each parameter without padding
+    (0 without FSDP)."""
 
     forward: Segment
     backward: tuple[Segment, Segment, Segment, Segment]
@@ -37,6 +42,7 @@ class StageProgram:
     resident_bytes: int
     output_bytes: int
     parameters: int
+    shard_unit: int = 0
 
     FIRST, FURTHER, LAST, ONLY = range(4)
 
@@ -59,6 +65,7 @@ def capture_stage(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part
             short.resident_bytes + (long.resident_bytes - short.resident_bytes) * more,
             short.output_bytes,
             short.parameters + (long.parameters - short.parameters) * more,
+            shard_unit=short.shard_unit,
         )
     except NotRepeating:
         return _captured(model, key, mesh, part, several)
@@ -73,7 +80,7 @@ def _captured(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, s
         return StageProgram(forward, tuple(backward), finish, **found)
     try:
         program = _capture(model, {**dict(parameters), "layers": part.layers}, mesh, part, several)
-        figures = {key: getattr(program, key) for key in ("resident_bytes", "output_bytes", "parameters")}
+        figures = {key: getattr(program, key) for key in ("resident_bytes", "output_bytes", "parameters", "shard_unit")}
         kept.save(name, [program.forward, *program.backward, program.finish], figures)
         return program
     except SimdevError:
@@ -105,7 +112,8 @@ def _capture(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, sev
     only = segments.get("backward only") or segments["backward first"]
     last = segments.get("backward last", only)
     backward = segments.get("backward first", only), segments.get("backward further", last), last, only
-    return StageProgram(segments["forward"], backward, segments["finish"], *figures)
+    unit = _shard_unit(stage.module, mesh)
+    return StageProgram(segments["forward"], backward, segments["finish"], *figures, shard_unit=unit)
 
 
 @contextlib.contextmanager
@@ -187,6 +195,21 @@ class _Run:
         entries = self.recorder.entries
         first, self._begin = self._begin, len(entries)
         self.segments[name] = cut(name, entries, first, self.mesh, base, self.recorder.live_bytes)
+
+
+def _shard_unit(module, mesh: Mesh) -> int:
+    """The greatest common divisor of what FSDP divides of each parameter."""
+    unit = 0
+    for parameter in module.parameters():
+        names = getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None) or ()
+        dims = [getattr(placement, "dim", None) for placement in getattr(parameter, "placements", ())]
+        for name, dim in zip(names, dims, strict=True):
+            if "dp_shard" in name and dim is not None:  # of all kinds of shards, strided ones too
+                sizes = parameter.device_mesh.shape
+                shards = prod(size for size, other in zip(sizes, dims, strict=True) if other == dim)
+                whole, rest = divmod(parameter.shape[dim] * mesh["dp_shard"], shards)
+                unit = gcd(unit, 1 if rest else whole)
+    return unit
 
 
 def _local(tensor):

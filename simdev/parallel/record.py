@@ -280,7 +280,7 @@ class Recorder(TorchDispatchMode):
         self._comm[ranks] = comm
         comm.pending |= stream.state()
         size = max(touched_bytes(t) for t in buffers)
-        text = f"{kind}({','.join(str(len(ranks)))})"
+        text = f"{kind}({len(ranks)})"
         entry = Entry(comm.number, kind, text, 0, 0, 0, self._take(comm), ranks, size)
         self._append(entry, comm)
         filled = list(tensors_in(out)) if func.namespace == "_c10d_functional" else list(tensors_in(args[0]))

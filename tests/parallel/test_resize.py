@@ -1,0 +1,65 @@
+import pytest
+
+from simdev.graphs.parallel_model import Part
+from simdev.parallel import find_model, parse_mesh, resize
+from simdev.parallel.capture import capture_stage
+from simdev.parallel.program import NotRepeating
+
+pytest.importorskip("torch")
+TINY = "llama3-8b[width=64,layers=2,heads=4,kv_heads=2,hidden=128,vocabulary=256,length=32,recompute=full]"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def captures(tmp_path_factory):
+    """Captures are kept for this file alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def all_of(program):
+    segments = program.forward, *program.backward, program.finish
+    live = [[call.live_bytes for call in segment.calls] for segment in segments]
+    return segments, live, program.resident_bytes, program.output_bytes, program.parameters
+
+
+@pytest.mark.parametrize(
+    "mesh, several, part",
+    [
+        ("dp_shard=8,tp=2", True, Part(2)),
+        ("dp_shard=32", False, Part(2)),
+        ("dp_replicate=2,dp_shard=16", True, Part(2, last=False)),
+    ],
+)
+def test_a_resized_program_is_the_one_that_is_captured(mesh, several, part, monkeypatch):
+    model, parameters = find_model(TINY)
+    wanted = capture_stage(model, parameters, parse_mesh(mesh), part, several)
+    asked = []
+
+    def watched(model, parameters, mesh, part, *options):
+        asked.append(mesh["dp_shard"])
+        return capture_stage(model, parameters, mesh, part, *options)
+
+    monkeypatch.setattr(resize, "capture_stage", watched)
+    found = resize.capture_resized(model, parameters, parse_mesh(mesh), part, several)
+    assert asked == [2, 4]
+    assert all_of(found) == all_of(wanted)
+    assert wanted.shard_unit == (16 if "tp" in mesh else 32)
+
+
+def test_sizes_that_do_not_divide_are_captured():
+    model, parameters = find_model(TINY)
+    mesh = parse_mesh("dp_shard=6")
+    wanted = capture_stage(model, parameters, mesh, Part(1), False)
+    assert all_of(resize.capture_resized(model, parameters, mesh, Part(1), False)) == all_of(wanted)
+
+
+def test_numbers_are_constant_proportional_or_shares():
+    assert resize._size(7, 7, 16) == 7
+    assert resize._size(10, 20, 16) == 80
+    assert resize._size(100 + 48 // 2, 100 + 48 // 4, 16) == 103
+    assert resize._signature("f32[2,8] 5", "f32[4,4] 5", 8) == "f32[8,2] 5"
+    with pytest.raises(NotRepeating):
+        resize._size(100 + 48 // 2, 100 + 48 // 4, 32)
+    with pytest.raises(NotRepeating):
+        resize._signature("a 1", "b 2", 8)

@@ -28,7 +28,8 @@ from simdev.sim import Schedule, simulate
 @dataclass(frozen=True)
 class Plan:
     """``microbatches`` is how many microbatches each data-parallel replica processes in a step; ``stages_per_rank`` is
-    the number of stages on a pipeline rank (virtual stages)."""
+    the number of stages on a pipeline rank (virtual stages). ``stage_layers`` is the number of layers on each stage;
+    empty: layers are spread evenly, earlier stages take what is left over."""
 
     model: ParallelModel
     parameters: Mapping[str, object]
@@ -38,6 +39,7 @@ class Plan:
     schedule: str = "1f1b"
     stages_per_rank: int = 1
     host: Host = field(default_factory=Host)
+    stage_layers: tuple[int, ...] = ()
 
     def __post_init__(self):
         for axis, _ in self.mesh.inner:
@@ -61,8 +63,14 @@ class Plan:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The piece of the model on each stage: layers are spread evenly, earlier stages take what is left over."""
+        """The piece of the model on each stage."""
         layers, stages = int(self.parameters["layers"]), self.stages
+        if self.stage_layers:
+            if len(self.stage_layers) != stages or sum(self.stage_layers) != layers or min(self.stage_layers) < 1:
+                counts = "/".join(map(str, self.stage_layers))
+                message = f"{counts} do not spread {layers} layers over {stages} stages, one or more on each"
+                raise InvalidInput(message, source="plan", field="stage_layers")
+            return tuple(Part(n, s == 0, s == stages - 1) for s, n in enumerate(self.stage_layers))
         if layers < stages:
             raise InvalidInput(
                 f"{layers} layers on {stages} stages leave a stage without work", source="plan", field="pp"
@@ -153,19 +161,34 @@ class PlanProgram:
     finish: tuple[Template, ...]
 
 
-def prepare(plan: Plan, prices: Prices | None = None, merge: bool = True) -> PlanProgram:
-    """Capture the stages of ``plan`` and time their segments."""
+def prepare(
+    plan: Plan, prices: Prices | None = None, merge: bool = True, known: dict[tuple, object] | None = None
+) -> PlanProgram:
+    """Capture the stages of ``plan`` and time their segments.
+
+    Pass the same ``known`` for many plans of one model on one cluster with the same host and prices: captured stages
+    and timed segments are kept in it, and plans that differ in pipeline depth, replicas or microbatches share them.
+    """
     prices = prices or Prices(plan.cluster)
+    known = {} if known is None else known
     inner, several = _inner(plan.mesh), plan.microbatches > 1
-    programs = tuple(capture_stage(plan.model, dict(plan.parameters), inner, part, several) for part in plan.parts)
-    timed: dict[tuple, Template] = {}
+    parameters = tuple(sorted((name, value) for name, value in plan.parameters.items() if name != "layers"))
+
+    def capture(part):
+        key = "stage", parameters, inner, part, several
+        if key not in known:
+            known[key] = capture_stage(plan.model, dict(plan.parameters), inner, part, several)
+        return known[key]
 
     def time(segment, stage):
         rank = stage_rank(plan.mesh["pp"], stage)
-        key = id(segment), rank * plan.mesh.stage_ranks % plan.cluster.gpus
-        if key not in timed:
-            timed[key] = make_template(segment, plan.cluster, plan.mesh, rank, plan.host, prices, merge)
-        return timed[key]
+        key = "template", id(segment), plan.mesh.inner, rank * plan.mesh.stage_ranks % plan.cluster.gpus, merge
+        if key not in known:
+            template = make_template(segment, plan.cluster, plan.mesh, rank, plan.host, prices, merge)
+            known[key] = template, segment  # the segment stays alive, so that its id stays its own
+        return known[key][0]
+
+    programs = tuple(capture(part) for part in plan.parts)
 
     return PlanProgram(
         plan,
@@ -251,6 +274,14 @@ def _backward_kinds(orders, microbatches: int) -> dict[Action, int]:
 def _template(program: PlanProgram, action: Action, which: dict[Action, int]) -> Template:
     what, stage, _ = action
     return program.forward[stage] if what == "F" else program.backward[stage][which[action]]
+
+
+def peak_bytes(program: PlanProgram) -> np.ndarray:
+    """int64 per pipeline rank: most bytes in use in a step. Needs no simulation."""
+    plan = program.plan
+    orders = pipeline_order(plan.schedule, plan.mesh["pp"], plan.microbatches, plan.stages_per_rank)
+    which = _backward_kinds(orders, plan.microbatches)
+    return np.array([_peak(program, actions, which) for actions in orders], np.int64)
 
 
 def _report(program: PlanProgram, orders, which, unrolled: Unrolled, schedule: Schedule) -> PlanReport:

@@ -1,0 +1,24 @@
+"""What a planner is: a function from a training job to the plan that the job should run with.
+
+The planners themselves stand in ``baselines/parallel/``, one file each. :mod:`simdev.parallel` simulates what they
+choose.
+"""
+
+from simdev.planners.budget import PlanBudget
+from simdev.planners.evaluate import Evaluator
+from simdev.planners.job import Choice, Job
+from simdev.planners.outcome import Outcome
+from simdev.planners.planner import PlannerSpec, planner
+from simdev.planners.registry import find_planner, planners
+
+__all__ = [
+    "Choice",
+    "Evaluator",
+    "Job",
+    "Outcome",
+    "PlanBudget",
+    "PlannerSpec",
+    "find_planner",
+    "planner",
+    "planners",
+]

@@ -1,0 +1,74 @@
+"""What a planner may spend: simulated plans, or seconds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+
+from simdev.errors import BudgetExhausted
+from simdev.planners.evaluate import Evaluator
+from simdev.planners.job import Choice
+from simdev.planners.outcome import Outcome
+
+
+class PlanBudget:
+    """Simulates plans for a planner, until its evaluations or its seconds are used up.
+
+    A plan that was evaluated before costs nothing. ``best`` is the fastest plan that fits of all that were evaluated;
+    ``tried`` holds the outcome of each. A budget of ``evaluations`` gives the same result on every machine; one of
+    ``seconds`` does not. ``tell(used, best)`` is called after each evaluation.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        *,
+        evaluations: float = math.inf,
+        seconds: float = math.inf,
+        tell: Callable[[int, Outcome | None], None] = lambda used, best: None,
+    ):
+        self.evaluator, self.evaluations, self.seconds, self.tell = evaluator, evaluations, seconds, tell
+        self.job = evaluator.job
+        self.tried: dict[Choice, Outcome] = {}
+        self.curve: list[tuple[int, float, int]] = []
+        self.best: Outcome | None = None
+        self._started = time.monotonic()
+
+    @property
+    def used(self) -> int:
+        """Number of different plans that were evaluated."""
+        return len(self.tried)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the budget was granted."""
+        return time.monotonic() - self._started
+
+    @property
+    def open(self) -> bool:
+        """True while there is an evaluation left."""
+        return self.used < self.evaluations and self.elapsed < self.seconds
+
+    def evaluate(self, choice: Choice) -> Outcome:
+        """Simulate a plan. Raises :class:`BudgetExhausted` if nothing is left, :class:`InvalidInput` for a choice that
+        does not suit the job."""
+        return self.evaluate_many([choice])[0]
+
+    def evaluate_many(self, choices: Iterable[Choice]) -> list[Outcome]:
+        """Simulate a batch, in order. If fewer evaluations than plans are left,
+        only the first plans are simulated. Raises :class:`BudgetExhausted` if none is left."""
+        choices = list(choices)
+        new = list(dict.fromkeys(choice for choice in choices if choice not in self.tried))
+        if new and not self.open:
+            raise BudgetExhausted(f"the budget is used up after {self.used} plans")
+        room = self.evaluations - self.used
+        for outcome in self.evaluator.outcomes(new if len(new) <= room else new[: int(room)]):
+            self.tried[outcome.choice] = outcome
+            if outcome.fits and (self.best is None or outcome < self.best):
+                self.best = outcome
+                self.curve.append((self.used, self.elapsed, outcome.step_ns))
+            self.tell(self.used, self.best)
+            if self.elapsed >= self.seconds:
+                break
+        return [self.tried[choice] for choice in choices if choice in self.tried]

@@ -1,0 +1,200 @@
+"""A training job that wants a plan, and what a planner chooses for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from simdev.errors import InvalidInput, SimdevError
+from simdev.graphs.parallel_model import ParallelModel
+from simdev.parallel.cluster import Cluster
+from simdev.parallel.hosts import find_host
+from simdev.parallel.mesh import Mesh
+from simdev.parallel.plan import Plan
+
+RECOMPUTE = ("none", "selective", "full")  # less memory and more work from left to right
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a planner decides: the mesh, sequences of a microbatch, recomputation, schedule, stages on a pipeline rank.
+
+    ``stage_layers`` is the number of layers on each stage; empty: layers are spread evenly.
+    """
+
+    mesh: Mesh
+    microbatch: int = 1
+    recompute: str = "none"
+    schedule: str = "1f1b"
+    stages_per_rank: int = 1
+    stage_layers: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [str(self.mesh), f"microbatch={self.microbatch}"]
+        parts += [f"recompute={self.recompute}"] if self.recompute != "none" else []
+        if self.mesh["pp"] > 1:
+            parts.append(self.schedule + (f" x{self.stages_per_rank}" if self.stages_per_rank > 1 else ""))
+        if self.stage_layers:
+            parts.append(f"layers={'/'.join(map(str, self.stage_layers))}")
+        return " ".join(parts)
+
+    @property
+    def order(self) -> tuple:
+        """A total order of choices, so that ties between equally good plans are broken in the same way everywhere."""
+        sizes = tuple(self.mesh[axis] for axis in ("pp", "tp", "cp", "ep", "dp_shard", "dp_replicate"))
+        recompute = RECOMPUTE.index(self.recompute) if self.recompute in RECOMPUTE else len(RECOMPUTE)
+        return sizes, self.microbatch, recompute, self.schedule, self.stages_per_rank, self.stage_layers
+
+    def to_json(self) -> dict:
+        """Plain values, from which :func:`choice_from` makes the choice again."""
+        return {
+            "mesh": {axis: size for axis, size in self.mesh.sizes.items() if size > 1},
+            "microbatch": self.microbatch,
+            "recompute": self.recompute,
+            "schedule": self.schedule,
+            "stages_per_rank": self.stages_per_rank,
+            "stage_layers": list(self.stage_layers),
+        }
+
+
+def choice_from(values: Mapping) -> Choice:
+    """The choice that :meth:`Choice.to_json` has written. Raises :class:`InvalidInput` naming the field."""
+    wanted = {"mesh": dict, "microbatch": int, "recompute": str, "schedule": str, "stages_per_rank": int}
+    for name, kind in {**wanted, "stage_layers": list}.items():
+        if not isinstance(values.get(name), kind) or isinstance(values[name], bool):
+            raise InvalidInput(f"expected {kind.__name__}, got {values.get(name)!r}", source="plan", field=name)
+    layers = values["stage_layers"]
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in layers):
+        raise InvalidInput("expected whole numbers from 1 on", source="plan", field="stage_layers")
+    mesh = Mesh(values["mesh"])
+    return Choice(mesh, *(values[name] for name in list(wanted)[1:]), tuple(layers))
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model that is to be trained on ``ranks`` accelerators of ``cluster`` with ``batch`` sequences in a step.
+
+    ``parameters`` are those of the model; ``microbatch`` and ``recompute`` in them are replaced by each choice.
+    ``framework`` names what issues the kernels (:mod:`simdev.parallel.hosts`). ``microbatches`` are the microbatch
+    sizes and ``recomputes`` the kinds of recomputation that planners may choose.
+    """
+
+    model: ParallelModel
+    parameters: Mapping[str, object]
+    cluster: Cluster
+    batch: int
+    ranks: int = 0
+    framework: str = "eager"
+    microbatches: tuple[int, ...] = (1, 2, 4, 8)
+    recomputes: tuple[str, ...] = RECOMPUTE
+    schedules: tuple[str, ...] = ("1f1b",)
+    name: str = field(default="", compare=False)
+
+    def __post_init__(self):
+        if not self.ranks:
+            object.__setattr__(self, "ranks", max(1, self.cluster.nodes) * self.cluster.gpus)
+        if self.batch < 1:
+            raise InvalidInput(f"expected a whole number from 1 on, got {self.batch}", source="job", field="batch")
+        if not self.microbatches or min(self.microbatches) < 1:
+            raise InvalidInput("expected sizes from 1 on", source="job", field="microbatches")
+        find_host(self.framework)
+        self.cluster.check(self.ranks)
+
+    def __hash__(self) -> int:
+        return hash((self.model.name, self.cluster, self.batch, self.ranks))
+
+    @property
+    def layers(self) -> int:
+        return int(self.parameters["layers"])
+
+    @cached_property
+    def known_recomputes(self) -> tuple[str, ...]:
+        """Those of ``recomputes`` that the model has."""
+        return tuple(kind for kind in self.recomputes if self._knows(kind))
+
+    def _knows(self, recompute: str) -> bool:
+        if "recompute" not in self.parameters:
+            return recompute == "none"
+        try:
+            if self.model.checks is not None:
+                self.model.checks({**self.parameters, "recompute": recompute}, Mesh({}))
+        except SimdevError:
+            return False
+        return True
+
+    def plan(self, choice: Choice) -> Plan:
+        """The plan of a choice. Raises :class:`InvalidInput` if the choice does not suit model, cluster or batch."""
+        mesh = choice.mesh
+        if mesh.ranks != self.ranks:
+            raise InvalidInput(f"{mesh} has {mesh.ranks} ranks, the job {self.ranks}", source="plan", field="mesh")
+        at_once = mesh.replicas * choice.microbatch
+        if self.batch % at_once:
+            raise InvalidInput(
+                f"{self.batch} sequences do not divide by {mesh.replicas} replicas with {choice.microbatch} each",
+                source="plan",
+                field="microbatch",
+            )
+        parameters = {**self.parameters, "microbatch": choice.microbatch}
+        if "recompute" in parameters:
+            parameters["recompute"] = choice.recompute
+        elif choice.recompute != "none":
+            raise InvalidInput(f"{self.model.name} does not recompute", source="plan", field="recompute")
+        plan = Plan(
+            self.model,
+            parameters,
+            self.cluster,
+            mesh,
+            self.batch // at_once,
+            choice.schedule,
+            choice.stages_per_rank,
+            find_host(self.framework),
+            stage_layers=choice.stage_layers,
+        )
+        plan.parts  # noqa: B018  raises where a stage would have no layer
+        return plan
+
+    def valid(self, choice: Choice) -> bool:
+        """Whether the choice suits model, cluster and batch."""
+        try:
+            self.plan(choice)
+        except SimdevError:
+            return False
+        return True
+
+    def meshes(self) -> list[Mesh]:
+        """Every mesh of the job's ranks along the axes that the model knows; tensor parallelism stays in a node."""
+        found = []
+        for pp in _divisors(self.ranks):
+            if pp > self.layers:
+                continue
+            inner = self.ranks // pp
+            for tp in _divisors(inner) if "tp" in self.model.axes else (1,):
+                if tp > self.cluster.gpus:
+                    continue
+                data = inner // tp
+                for shard in _divisors(data) if "dp_shard" in self.model.axes else (1,):
+                    replicate = data // shard
+                    if replicate > 1 and "dp_replicate" not in self.model.axes:
+                        continue
+                    sizes = {"pp": pp, "dp_replicate": replicate, "dp_shard": shard, "tp": tp}
+                    found.append(Mesh({axis: size for axis, size in sizes.items() if size > 1}))
+        return found
+
+    def choices(self) -> Iterator[Choice]:
+        """Every plan of the job with stages of equal depth, in a fixed order."""
+        for mesh in self.meshes():
+            for microbatch in self.microbatches:
+                for recompute in self.known_recomputes:
+                    for schedule in self.schedules if mesh["pp"] > 1 else self.schedules[:1]:
+                        choice = Choice(mesh, microbatch, recompute, schedule)
+                        if self.valid(choice):
+                            yield choice
+
+    def with_changes(self, **changes) -> Job:
+        """The job with other fields."""
+        return replace(self, **changes)
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(1, n + 1) if n % d == 0]

@@ -1,0 +1,39 @@
+"""What simulating a plan answers, small enough to keep for thousands of plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simdev.planners.job import Choice
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A choice and its figures. Outcomes have an order: the better one is the smaller one.
+
+    ``peak_bytes``, ``compute_ns``, ``exposed_ns`` and ``idle_ns`` are per pipeline rank, as in
+    :class:`simdev.parallel.plan.PlanReport`. ``overflow_bytes`` is the sum over pipeline ranks of the bytes above the
+    capacity. ``step_ns`` is None, and the three times are empty, for a plan that does not fit and was therefore not
+    simulated. ``bound_ns`` is a step time that this plan cannot beat.
+    """
+
+    choice: Choice
+    step_ns: int | None
+    overflow_bytes: int
+    peak_bytes: tuple[int, ...]
+    bound_ns: int = 0
+    compute_ns: tuple[int, ...] = ()
+    exposed_ns: tuple[int, ...] = ()
+    idle_ns: tuple[int, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return self.overflow_bytes == 0
+
+    def __lt__(self, other: Outcome) -> bool:
+        return self.rank < other.rank
+
+    @property
+    def rank(self) -> tuple:
+        """What outcomes are ordered by: plans that fit first, then step time, then the order of choices."""
+        return self.overflow_bytes, self.step_ns if self.step_ns is not None else 0, self.choice.order

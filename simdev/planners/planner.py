@@ -1,0 +1,97 @@
+"""The planner protocol: a function from a job to a choice, and the decorator that registers it.
+
+A planner is one function in one file of ``baselines/parallel/``::
+
+    @planner("all-sharded", version=1, family="mine")
+    def all_sharded(job, *, rng, budget):
+        return Choice(Mesh({"dp_shard": job.ranks}))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
+from simdev.planners.budget import PlanBudget
+from simdev.planners.job import Choice, Job
+
+
+class PlannerFunction(Protocol):
+    """What a planner receives and returns. ``rng`` is its only source of randomness, ``budget`` its only simulator."""
+
+    def __call__(self, job: Job, /, *, rng: np.random.Generator, budget: PlanBudget, **params: Any) -> Choice: ...
+
+
+Function = TypeVar("Function", bound=Callable[..., Choice])
+
+SHELF: dict[str, PlannerSpec] = {}
+
+
+@dataclass(frozen=True)
+class PlannerSpec:
+    """A registered planner.
+
+    ``version`` is raised when its plans change. ``source`` cites the paper (section), ``departures`` says what the
+    planner does differently. ``searches`` is True if it spends evaluations of the budget; a planner that does not may
+    return a plan that does not fit. ``defaults`` are its parameters, which an id sets: ``name[param=value]``.
+    """
+
+    name: str
+    version: int
+    family: str
+    function: PlannerFunction
+    searches: bool = False
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    source: str = ""
+    departures: tuple[str, ...] = ()
+
+    def plan(self, job: Job, *, rng: np.random.Generator, budget: PlanBudget, **params: Any) -> Choice:
+        """Run the planner and check its choice.
+
+        A planner that runs into the end of the budget returns the best plan that the budget saw. Raises
+        :class:`Unsupported` if the planner cannot handle the job, :class:`BudgetExhausted` if the budget ended before
+        any plan fitted, and :class:`InvalidInput` for an unknown parameter or a wrong result.
+        """
+        for key in params:
+            if key not in self.defaults:
+                raise UnknownName("parameter", key, self.defaults, source=f"planner {self.name}")
+        try:
+            choice = self.function(job, rng=rng, budget=budget, **{**self.defaults, **params})
+        except BudgetExhausted:
+            if budget.best is None:
+                raise
+            choice = budget.best.choice
+        if not isinstance(choice, Choice):
+            raise InvalidInput(f"returned {type(choice).__name__}, expected Choice", source=f"planner {self.name}")
+        job.plan(choice)
+        return choice
+
+
+def planner(
+    name: str,
+    *,
+    version: int,
+    family: str,
+    searches: bool = False,
+    defaults: Mapping[str, object] | None = None,
+    source: str = "",
+    departures: tuple[str, ...] = (),
+) -> Callable[[Function], Function]:
+    """Register the decorated function as the planner ``name``; the arguments are the fields of :class:`PlannerSpec`."""
+
+    def register(function: Function) -> Function:
+        if name in SHELF and SHELF[name].function.__module__ != function.__module__:
+            raise InvalidInput(f"planner {name!r} is registered twice", source=function.__module__)
+        SHELF[name] = PlannerSpec(name, version, family, function, searches, dict(defaults or {}), source, departures)
+        return function
+
+    return register
+
+
+def no_plan(name: str, why: str) -> Unsupported:
+    """The error of a planner that finds no plan for a job."""
+    return Unsupported(f"{name}: {why}")

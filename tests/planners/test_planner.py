@@ -1,0 +1,65 @@
+import pytest
+
+from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
+from simdev.parallel.mesh import Mesh
+from simdev.planners import Choice, PlanBudget, find_planner, planners
+from simdev.planners.job import choice_from
+from simdev.planners.testing import check_planner
+
+
+@pytest.mark.parametrize("name", sorted(planners()))
+def test_every_planner_keeps_the_contract(name, tiny_job, tiny_evaluator):
+    check_planner(planners()[name], tiny_job, tiny_evaluator)
+
+
+def test_grid_is_no_worse_than_any_other_planner(tiny_job, tiny_evaluator):
+    import numpy as np
+
+    def best(name):
+        try:
+            budget = PlanBudget(tiny_evaluator)
+            choice = planners()[name].plan(tiny_job, rng=np.random.default_rng(0), budget=budget)
+        except Unsupported:
+            return None
+        return tiny_evaluator.outcome(choice).step_ns if not choice.stage_layers else None
+
+    found = {name: best(name) for name in planners()}
+    assert found["grid"] == min(step for step in found.values() if step is not None)
+
+
+def test_no_plan_beats_its_bound(tiny_job, tiny_evaluator):
+    choices = list(tiny_job.choices())
+    assert len(choices) > 20
+    for choice in choices:
+        outcome = tiny_evaluator.outcome(choice, always=True)
+        assert 0 < outcome.bound_ns <= outcome.step_ns, choice
+
+
+def test_an_unknown_planner_is_named():
+    with pytest.raises(UnknownName, match="planner"):
+        find_planner("megaton")
+
+
+def test_a_budget_counts_each_plan_once(tiny_job, tiny_evaluator):
+    a, b, c = list(tiny_job.choices())[:3]
+    budget = PlanBudget(tiny_evaluator, evaluations=2)
+    assert len(budget.evaluate_many([a, a, b, c])) == 3  # a, a, b; nothing is left for c
+    assert budget.used == 2 and not budget.open
+    budget.evaluate(a)
+    with pytest.raises(BudgetExhausted):
+        budget.evaluate(c)
+
+
+def test_choices_survive_json():
+    choice = Choice(Mesh({"pp": 2, "tp": 2}), 4, "full", "1f1b", 1, (2, 4))
+    assert choice_from(choice.to_json()) == choice
+    with pytest.raises(InvalidInput, match="microbatch"):
+        choice_from({**choice.to_json(), "microbatch": "4"})
+
+
+def test_uneven_stages_are_simulated(tiny_job, tiny_evaluator):
+    even = tiny_evaluator.outcome(Choice(Mesh({"pp": 2, "dp_replicate": 2})))
+    skewed = tiny_evaluator.outcome(Choice(Mesh({"pp": 2, "dp_replicate": 2}), stage_layers=(5, 1)))
+    assert skewed.compute_ns[0] > even.compute_ns[0] and skewed.compute_ns[1] < even.compute_ns[1]
+    with pytest.raises(InvalidInput, match="stage_layers"):
+        tiny_evaluator.outcome(Choice(Mesh({"pp": 2, "dp_replicate": 2}), stage_layers=(5, 2)))

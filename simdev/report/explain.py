@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
-from simdev.sim import Schedule, simulate_many
+from simdev.sim import Schedule, simulate, simulate_many
 
 REASONS = {
-    "compute": "compute on the critical path",
-    "device": "waiting for a busy device",
-    "transfer": "transfers on the critical path",
-    "link": "waiting for a busy link",
-    "launch": "waiting for the host to launch",
+    "compute": "computing the ops of the critical chain",
+    "device": "queueing: an op of the chain is ready, but its device computes other ops",
+    "transfer": "transferring tensors of the chain",
+    "link": "queueing: a tensor of the chain is ready, but its link carries other tensors",
+    "launch": "waiting until the host launches an op of the chain",
 }
-TRIES = 400  # single moves that explain may simulate
+TRIES = 400  # moves that explain may simulate
 
 
 @dataclass(frozen=True)
@@ -223,17 +223,16 @@ class Finding:
 
 
 def explain(explanation: Explanation, most: int = 10) -> list[Finding]:
-    """The bottlenecks and the single changes that matter most, at most ``most`` of them, the largest first. The
-    savings of a change are simulated, not estimated."""
+    """The bottlenecks, at most ``most`` of them and the largest first; then the changes that were tried, with what each
+    saves. Savings are simulated, not estimated. If no change helps, the last finding says how many were tried."""
     found = [
         *_overflows(explanation),
         *_reasons(explanation),
         *_layers(explanation),
         *_transfers(explanation),
         *_idle(explanation),
-        *_moves(explanation),
     ]
-    return sorted(found, key=lambda finding: -finding.ns)[:most]
+    return [*sorted(found, key=lambda finding: -finding.ns)[:most], *_changes(explanation)]
 
 
 def _ms(ns: int) -> str:
@@ -311,46 +310,91 @@ def _idle(explanation: Explanation) -> list[Finding]:
     each = ", ".join(f"{name} {share:.0%}" for name, share in zip(names, shares, strict=True))
     idle = int((1 - shares.mean()) * explanation.schedule.step_ns) if len(shares) else 0
     return (
-        [Finding(idle, f"accelerators idle for {_share(explanation, idle)} on average; busy: {each}")] if names else []
+        [Finding(idle, f"accelerators compute nothing for {_share(explanation, idle)} on average; computing: {each}")]
+        if names
+        else []
     )
 
 
-def _moves(explanation: Explanation) -> list[Finding]:
-    """The single moves of a placement unit on the critical chain that save the most, each simulated."""
-    unit_of_op, n_devices = explanation.graph.unit_of_op, explanation.topology.n_devices
-    weight: dict[int, int] = defaultdict(int)
+def _changes(explanation: Explanation) -> list[Finding]:
+    """The changes that save the most: moves of a placement unit or a layer, another order of ready ops, links without
+    queues. Each is simulated."""
+    moves = _moves(explanation)
+    found = [*_best_moves(explanation, moves), *_other_rules(explanation)]
+    helpful = sorted((finding for finding in found if finding.ns > 0), key=lambda finding: -finding.ns)
+    if any(finding.text.startswith("moving") for finding in helpful):
+        return helpful
+    return [*helpful, Finding(0, f"none of {len(moves)} tried moves of ops and layers of the chain helps")]
+
+
+def _moves(explanation: Explanation) -> list[tuple[np.ndarray, int]]:
+    """Moves of the units and layers that fill most of the critical chain: the ops that move, and the device that they
+    move to. At most :data:`TRIES`."""
+    graph, n_devices = explanation.graph, explanation.topology.n_devices
+    unit_of_op = graph.unit_of_op
+    weight: dict[tuple[str, int, int], int] = defaultdict(int)  # by kind, number, device
     for stretch in explanation.chain:
         op = stretch.item if stretch.reason in ("compute", "device", "launch") else None
         if op is None:
-            op = int(explanation.graph.tensor_producer[explanation.schedule.transfer_tensor[stretch.item]])
-        weight[int(unit_of_op[op])] += stretch.end_ns - stretch.begin_ns
-    heaviest = sorted(weight, key=lambda unit: -weight[unit])[: TRIES // n_devices]
-    tries = []
-    for unit in heaviest:
-        here = int(explanation.device[np.argmax(unit_of_op == unit)])
-        for device in range(n_devices):
-            if device != here and explanation.problem.unit_op_ns[device, unit] >= 0:
-                tries.append((unit, here, device))
-    if not tries:
+            op = int(graph.tensor_producer[explanation.schedule.transfer_tensor[stretch.item]])
+        here, ns = int(explanation.device[op]), stretch.end_ns - stretch.begin_ns
+        weight["unit", int(unit_of_op[op]), here] += ns
+        if graph.layers[graph.op_layer[op]]:
+            weight["layer", int(graph.op_layer[op]), here] += ns
+    moves: list[tuple[np.ndarray, int]] = []
+    for kind in ("layer", "unit"):
+        heaviest = sorted((key for key in weight if key[0] == kind), key=lambda key: -weight[key])
+        for _, number, here in heaviest[: TRIES // 2 // max(1, n_devices - 1)]:
+            whole = graph.op_layer == number if kind == "layer" else unit_of_op == number
+            units = np.unique(unit_of_op[whole & (explanation.device == here)])
+            ops = np.flatnonzero(np.isin(unit_of_op, units))
+            for device in range(n_devices):
+                if device != here and (explanation.problem.unit_op_ns[device, units] >= 0).all():
+                    moves.append((ops, device))
+    return moves
+
+
+def _best_moves(explanation: Explanation, moves: list[tuple[np.ndarray, int]], most: int = 3) -> list[Finding]:
+    if not moves:
         return []
-    devices = np.tile(explanation.device, (len(tries), 1))
-    for row, (unit, _, device) in zip(devices, tries, strict=True):
-        row[unit_of_op == unit] = device
-    outcome = simulate_many(explanation.problem, devices)
-    fits = outcome.overflow_bytes <= int(explanation.schedule.overflow_bytes.sum())
-    saved = np.where(fits, explanation.schedule.step_ns - outcome.step_ns, 0)
+    devices = np.tile(explanation.device, (len(moves), 1))
+    for row, (ops, device) in zip(devices, moves, strict=True):
+        row[ops] = device
+    step_ns, overflow_bytes = _simulated(explanation, devices)
+    fits = overflow_bytes <= int(explanation.schedule.overflow_bytes.sum())
+    saved = np.where(fits, explanation.schedule.step_ns - step_ns, 0)
     found = []
-    for number in np.argsort(-saved, kind="stable")[:3]:
-        if saved[number] <= 0:
-            break
-        unit, here, device = tries[number]
-        ops = np.flatnonzero(unit_of_op == unit)
-        more = f" and {len(ops) - 1} more ops" if len(ops) > 1 else ""
-        way = f"from {explanation.device_names[here]} to {explanation.device_names[device]}"
-        text = (
-            f"moving {explanation.graph.op_names[ops[0]]!r}{more} {way} saves {_share(explanation, int(saved[number]))}"
-        )
-        found.append(Finding(int(saved[number]), text))
-    if not found:
-        found.append(Finding(0, f"none of {len(tries)} single moves of ops on the critical chain helps"))
+    for number in np.argsort(-saved, kind="stable")[:most]:
+        ops, device = moves[number]
+        more = f" and {len(ops) - 1:,} more op{'s' if len(ops) > 2 else ''}" if len(ops) > 1 else ""
+        way = f"from {explanation.device_names[int(explanation.device[ops[0]])]} to {explanation.device_names[device]}"
+        ns = int(saved[number])
+        first = explanation.graph.op_names[ops[0]]
+        found.append(Finding(ns, f"moving {first!r}{more} {way} saves {_share(explanation, ns)}"))
+    return found
+
+
+def _simulated(explanation: Explanation, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Step time in ns and overflow in bytes of each row of ``devices``, int64, with the placement's own priorities."""
+    priority = explanation.placement.priority
+    if priority is None:
+        outcome = simulate_many(explanation.problem, devices)
+        return outcome.step_ns, outcome.overflow_bytes
+    found = [simulate(explanation.problem, Placement(row, priority)) for row in devices]
+    return np.array([s.step_ns for s in found]), np.array([s.overflow_bytes.sum() for s in found])
+
+
+def _other_rules(explanation: Explanation) -> list[Finding]:
+    """What the same placement gains if ready ops are taken by priority, and if links never queue."""
+    problem, found = explanation.problem, []
+    variants = (
+        ("order", "priority", "taking ready ops by priority instead of in order of arrival"),
+        ("contention", "none", "links that carry any number of tensors at full speed"),
+    )
+    for name, value, what in variants:
+        if getattr(problem.rules, name) == value:
+            continue
+        changed = replace(problem, rules=replace(problem.rules, **{name: value}))
+        ns = explanation.schedule.step_ns - simulate(changed, explanation.placement).step_ns
+        found.append(Finding(ns, f"{what} would save {_share(explanation, ns)}"))
     return found

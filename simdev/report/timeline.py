@@ -1,4 +1,5 @@
-"""Draw a schedule: devices and links over time, memory and capacity, the reasons for waiting, and the placement."""
+"""Draw a schedule: devices and links over time, memory and capacity, what the critical chain consists of, and which
+device computes which module."""
 
 from __future__ import annotations
 
@@ -6,10 +7,9 @@ import os
 
 import numpy as np
 
-from simdev.analysis.levels import levels
 from simdev.errors import InvalidInput
 from simdev.files import replacing
-from simdev.problem.graph import PHASES
+from simdev.problem.graph import PHASES, ComputationGraph
 from simdev.report.explain import REASONS, Explanation
 from simdev.report.labels import plain
 
@@ -22,6 +22,7 @@ REASON_COLOURS = {
     "launch": "#66ccee",
 }
 MOST_CHANNELS = 16  # only the busiest channels are drawn
+MOST_MODULES = 24
 PIXELS = 1600  # intervals closer than a pixel are drawn as one
 
 
@@ -37,8 +38,9 @@ def draw(explanation: Explanation, path: str | os.PathLike) -> None:
     if kind not in ("png", "svg", "pdf"):
         raise InvalidInput("pictures end in .png, .svg or .pdf", source=path)
     rows = explanation.topology.n_devices + min(MOST_CHANNELS, len(explanation.channel_users))
-    heights = [0.3 * rows + 0.8, 0.35 * explanation.topology.n_devices + 1.2, 0.55, 2.6]
-    figure, (gantt, memory, why, graph) = pyplot.subplots(
+    names, numbers = modules(explanation.graph)
+    heights = [0.3 * rows + 0.8, 0.35 * explanation.topology.n_devices + 1.2, 0.55, 0.2 * len(names) + 0.4]
+    figure, (gantt, memory, why, where) = pyplot.subplots(
         4, 1, figsize=(12, sum(heights) + 2.2), height_ratios=heights, layout="constrained"
     )
     s = explanation.schedule
@@ -48,7 +50,7 @@ def draw(explanation: Explanation, path: str | os.PathLike) -> None:
     _draw_gantt(gantt, explanation)
     _draw_memory(memory, explanation)
     _draw_reasons(why, explanation)
-    _draw_placement(graph, explanation)
+    _draw_modules(where, explanation, names, numbers)
     with replacing(path) as file:
         figure.savefig(file, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
     pyplot.close(figure)
@@ -130,33 +132,57 @@ def _draw_reasons(axes, explanation: Explanation) -> None:
     left, total = 0.0, max(1, explanation.schedule.step_ns)
     for reason, ns in explanation.attribution.items():
         share = ns / total * 100
-        axes.barh(0, share, left=left, color=REASON_COLOURS[reason], label=f"{REASONS[reason]} {share:.1f} %")
+        label = f"{REASONS[reason]}: {share:.1f} %" if ns else None
+        axes.barh(0, share, left=left, color=REASON_COLOURS[reason], label=label)
         left += share
     axes.set_yticks([])
     axes.set_xlim(0, 100)
     axes.set_xlabel("% of the step")
-    axes.legend(fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    axes.legend(fontsize=8, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
-def _draw_placement(axes, explanation: Explanation) -> None:
+def modules(graph: ComputationGraph, most: int = MOST_MODULES) -> tuple[list[str], np.ndarray]:
+    """Group ops by module. Returns the names, in the order of their first ops, and the number of each op's module,
+    int64 ``(n,)``.
+
+    A module is a prefix of the layer's dotted name, as long as at most ``most`` modules result. If even the first parts
+    are more, the last module holds the rest.
+    """
+    parts = [layer.split(".") if layer else ["(no module)"] for layer in graph.layers]
+    deepest = max(len(part) for part in parts)
+    prefixes: list[str] = []
+    for depth in range(deepest, 0, -1):
+        prefixes = [".".join(part[:depth]) for part in parts]
+        if len(set(prefixes)) <= most:
+            break
+    names, module_of_layer = [], {}
+    numbers = np.empty(graph.n_ops, np.int64)
+    for op, layer in enumerate(graph.op_layer.tolist()):
+        name = prefixes[layer]
+        if name not in module_of_layer:
+            module_of_layer[name] = min(len(names), most - 1)
+            if len(names) < most:
+                names.append(name)
+            else:
+                names[-1] = "(all others)"
+        numbers[op] = module_of_layer[name]
+    return names, numbers
+
+
+def _draw_modules(axes, explanation: Explanation, names: list[str], numbers: np.ndarray) -> None:
+    """The compute time of each module, split by the device that it runs on."""
     from matplotlib import colormaps
-    from matplotlib.patches import Patch
 
-    level = levels(explanation.graph)
-    order = np.lexsort((explanation.graph.op_layer, level))
-    height = np.empty(explanation.graph.n_ops)
-    first = np.searchsorted(level[order], level[order])
-    height[order] = np.arange(explanation.graph.n_ops) - first
-    width = np.bincount(level)[level]
-    height = height - (width - 1) / 2
-    size = float(np.clip(12000 / explanation.graph.n_ops, 2, 14))
-    handles = []
+    s = explanation.schedule
+    taken = (s.op_finish - s.op_start) / 1e6
+    left = np.zeros(len(names))
     for device, name in enumerate(explanation.device_names):
-        ops, colour = np.flatnonzero(explanation.device == device), colormaps["tab10"](device % 10)
-        if len(ops):
-            axes.scatter(level[ops], height[ops], s=size, color=colour, lw=0, rasterized=True)
-            handles.append(Patch(color=colour, label=plain(name)))
-    axes.set_yscale("symlog", linthresh=10)
-    axes.set_yticks([])
-    axes.set_xlabel("depth of the op in the graph (ops of one depth in a column)")
-    axes.legend(handles=handles, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        mine = explanation.device == device
+        ms = np.bincount(numbers[mine], taken[mine], minlength=len(names))
+        if ms.any():
+            axes.barh(range(len(names)), ms, left=left, color=colormaps["tab10"](device % 10), label=plain(name))
+            left += ms
+    axes.set_yticks(range(len(names)), map(plain, names), fontsize=8)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlabel("compute time of each module by device, ms")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

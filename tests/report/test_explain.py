@@ -16,7 +16,7 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 from simdev.report.explain import REASONS, Explanation, explain
-from simdev.report.timeline import draw, merged
+from simdev.report.timeline import draw, merged, modules
 
 KIND = DeviceKind("tiny", 1 << 20, {"f32": 1e12}, 1e11)
 
@@ -78,6 +78,41 @@ def test_a_move_that_helps_is_named_with_what_it_saves():
     (best, *_) = [finding for finding in explain(explanation) if finding.text.startswith("moving")]
     moved = Placement(np.array([1 if "'op0'" in best.text else 0, 1 if "'op1'" in best.text else 0, 0], np.int32))
     assert explanation.schedule.step_ns - sim.simulate(explanation.problem, moved).step_ns == best.ns > 0
+
+
+def test_the_last_finding_is_about_a_change_that_was_tried():
+    cut = two_devices([10**7, 10**7], [(0, 1)], [0, 1])  # together, the ops need no transfer
+    assert "saves" in explain(cut)[-1].text or "would save" in explain(cut)[-1].text
+    best = two_devices([10**7, 10**7], [(0, 1)], [0, 0])
+    assert explain(best)[-1].text == "none of 2 tried moves of ops and layers of the chain helps"
+
+
+def test_a_whole_layer_moves_where_no_single_op_helps():
+    """The layer's ops exchange so much that only both together gain by leaving the busy device."""
+    builder = GraphBuilder("hand")
+    (x,) = builder.outputs(builder.op("first", "mm", inputs=[], flops=1, outputs=[1]))
+    for branch in ("left", "right"):
+        (y,) = builder.outputs(builder.op(f"{branch}0", "mm", inputs=[x], flops=1, outputs=[10**9], layer=branch))
+        builder.op(f"{branch}1", "mm", inputs=[y], flops=1, outputs=[1], layer=branch)
+    topology = Topology("pair", (Device("a", KIND), Device("b", KIND)), (Link(("a", "b"), 10**9, 0),))
+    problem = Problem.build(builder.build(), topology)
+    op_ns = np.full_like(problem.costs.op_ns, 10**7)
+    problem = replace(problem, costs=replace(problem.costs, op_ns=op_ns))
+    placement = Placement(np.zeros(5, np.int32))
+    findings = explain(Explanation(problem, placement, sim.simulate(problem, placement)))
+    (move,) = [finding.text for finding in findings if finding.text.startswith("moving")][:1]
+    assert "and 1 more op from a to b" in move
+
+
+def test_modules_are_prefixes_of_layers():
+    builder = GraphBuilder("hand")
+    for op, layer in enumerate(("a.x.0", "a.x.1", "a.y.0", "b.0", "a.x.0")):
+        builder.op(f"op{op}", "mm", inputs=[], flops=1, outputs=[1], layer=layer)
+    graph = builder.build()
+    names, numbers = modules(graph, most=3)
+    assert names == ["a.x", "a.y", "b.0"] and numbers.tolist() == [0, 0, 1, 2, 0]
+    names, numbers = modules(graph, most=1)
+    assert names == ["(all others)"] and not numbers.any()
 
 
 def test_out_of_memory_comes_first():

@@ -26,6 +26,7 @@ NEAR = 1.02
     repeatable=False,
     searches=True,
     defaults={"blocks": 80, "fine": 150, "free": 12, "effort": 3.0, "rounds": 8},
+    needs=("ortools",),
     source="CP-SAT of OR-Tools; neighbourhoods after Shaw, CP 1998",
 )
 def cp_sat(problem, *, rng, budget, blocks, fine, free, effort, rounds):

@@ -23,6 +23,7 @@ from simdev.placers.placer import placer
     repeatable=False,
     searches=True,
     defaults={"effort": 3.0, "classes": 60},
+    needs=("ortools",),
     source="Tarnawski et al., NeurIPS 2020, section 4.2, as a constraint program",
 )
 def ip_latency(problem, *, rng, budget, effort, classes):

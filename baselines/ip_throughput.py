@@ -19,6 +19,7 @@ from simdev.placers.placer import placer
     repeatable=False,
     searches=True,
     defaults={"contiguous": False, "seconds": 20.0, "classes": 60, "solver": "auto"},
+    needs=("ortools",),
     source="Tarnawski et al., NeurIPS 2020, section 4",
 )
 def ip_throughput(problem, *, rng, budget, contiguous, seconds, classes, solver):

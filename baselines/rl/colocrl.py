@@ -38,6 +38,7 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, devices=
     same_processor=True,
     searches=True,
     defaults=DEFAULTS,
+    needs=("jax",),
     learner=learner,
     source="Mirhoseini et al.: Device Placement Optimization with Reinforcement Learning, ICML 2017",
 )

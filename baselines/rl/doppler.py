@@ -36,6 +36,7 @@ def learner(problems, *, groups, layers, **given) -> Learner:
     same_processor=True,
     searches=True,
     defaults=DEFAULTS,
+    needs=("jax",),
     learner=learner,
     source="Yao et al.: Doppler: Dual-Policy Learning for Device Assignment in Asynchronous Dataflow Graphs, ICLR 2026",
 )

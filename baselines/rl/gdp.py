@@ -52,6 +52,7 @@ def _groups(problem, most, layers):
     same_processor=True,
     searches=True,
     defaults=DEFAULTS,
+    needs=("jax",),
     learner=learner,
     source=SOURCE,
 )
@@ -101,6 +102,7 @@ def _place(problem, rng, budget, policy, params):
     same_processor=True,
     searches=True,
     defaults={**DEFAULTS, "policy": SHIPPED},
+    needs=("jax",),
     learner=learner,
     source=SOURCE,
 )

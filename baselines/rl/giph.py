@@ -45,6 +45,7 @@ def learner(problems, *, groups, layers, **given) -> Learner:
     same_processor=True,
     searches=True,
     defaults=DEFAULTS,
+    needs=("jax",),
     learner=learner,
     source="Hu et al.: GiPH: Generalizable Placement Learning for Adaptive Heterogeneous Computing, MLSys 2023",
 )

@@ -52,6 +52,7 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpnes
     same_processor=True,
     searches=True,
     defaults=DEFAULTS,
+    needs=("jax",),
     learner=learner,
     source="Mirhoseini et al.: A Hierarchical Model for Device Placement, ICLR 2018; "
     "constants from TensorFlow's grappler",

@@ -32,6 +32,7 @@ def learner(problems, *, nodes, devices=0, **given) -> Learner:
     same_processor=True,
     searches=True,
     defaults=DEFAULTS,
+    needs=("jax",),
     learner=learner,
     source="Duan et al.: A Structure-Aware Framework for Learning Device Placements on Computation Graphs, "
     "NeurIPS 2024",

@@ -38,6 +38,7 @@ def learner(problems, *, groups, layers, devices=0, **given) -> Learner:
     same_processor=True,
     searches=True,
     defaults=DEFAULTS,
+    needs=("jax",),
     learner=learner,
     source="Addanki et al.: Placeto: Learning Generalizable Device Placement Algorithms for Distributed Machine "
     "Learning, NeurIPS 2019",

@@ -32,6 +32,7 @@ def learner(problems, **params):
     same_processor=True,
     searches=True,
     defaults=DEFAULTS,
+    needs=("jax",),
     learner=learner,
     source="Gao, Chen, Li: Post: Device Placement with Cross-Entropy Minimization and Proximal Policy Optimization, "
     "NeurIPS 2018",

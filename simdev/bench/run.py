@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -71,9 +70,8 @@ def execute(run: Run, instance: Instance, problem: Problem | None = None) -> Out
     """
     spec, params = registry.find_placer(run.entry)
     blank = blank_row(run, instance, spec.version)
-    missing = [package for package in spec.needs if find_spec(package) is None]
-    if missing:
-        return Outcome(replace(blank, status="skipped", error=f"needs the package {missing[0]}"))
+    if spec.missing:
+        return Outcome(replace(blank, status="skipped", error=f"needs the package {spec.missing[0]}"))
     try:
         problem = problem or load_problem(run.workload, run.topology, run.rules, instance.graph_file)
         check_feasible(problem)

@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 from pathlib import Path
 
 from simdev.bench.provenance import commit, machine, versions
@@ -26,9 +25,8 @@ def diagnose() -> dict:
         "problems": [],
     }
     for name, spec in registry.placers().items():
-        missing = [package for package in spec.needs if find_spec(package) is None]
-        if missing:
-            found["placers"]["unavailable"][name] = f"needs the package {missing[0]}"
+        if spec.missing:
+            found["placers"]["unavailable"][name] = f"needs the package {spec.missing[0]}"
         else:
             found["placers"]["available"] += 1
     found["problems"] = _problems(found)

@@ -19,12 +19,20 @@ _more = ", ".join(sorted(found.name for found in app.registered_commands if foun
 app.info.epilog = f"More commands, each with --help: {_more}.\n\n{EXAMPLES}"
 
 
+# What the core does without: the extra "all" installs these packages.
+IN_ALL = ("equinox", "jax", "matplotlib", "optax", "ortools", "pymetis", "pyscotch", "safetensors")
+
+
 def main() -> None:
     """Entry point. A mistake in the input is one line on stderr with exit code 2; an interruption exits with 130."""
     try:
         app()
     except SimdevError as error:
         _fail(str(error))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in IN_ALL:
+            raise
+        _fail(f"this needs the package {error.name}: pip install 'simdev[all]'")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

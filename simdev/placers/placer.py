@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from simdev.errors import BudgetExhausted, InvalidInput, UnknownName
+from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
 from simdev.placers.budget import Budget
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
@@ -65,6 +66,11 @@ class PlacerSpec:
     source: str = ""
     learner: Callable[..., Any] | None = None
 
+    @property
+    def missing(self) -> list[str]:
+        """The packages of ``needs`` that are not installed."""
+        return [package for package in self.needs if find_spec(package) is None]
+
     def place(self, problem: Problem, *, rng: np.random.Generator, budget: Budget, **params: Any) -> Placement:
         """Run the placer and check the placement that it returns.
 
@@ -75,6 +81,8 @@ class PlacerSpec:
         for key in params:
             if key not in self.defaults:
                 raise UnknownName("parameter", key, self.defaults, source=f"placer {self.name}")
+        if self.missing:
+            raise Unsupported(f"placer {self.name} needs the package {self.missing[0]}: pip install 'simdev[all]'")
         try:
             placement = self.function(problem, rng=rng, budget=budget, **{**self.defaults, **params})
         except BudgetExhausted:

@@ -15,6 +15,8 @@ costed. Where each figure comes from, and on which measured runs it was chosen:
     benchmarks of 2023, with all its three models among them (MPT 760m, 7b, 30b; A100 and H100): Triton attention,
     eager elementwise kernels, products that slow down beside FSDP's collectives. With one model left out in turn, by a
     linear estimate: 9.0 % (30b), 6.6 % (760m), 3.2 % (7b).
+``fsdp``
+    As ``llm-foundry``, for FlashAttention 2: the factor of attention, which was that of Triton's kernel, is 1.
 ``compiled``
     No time for any kernel: they are issued from generated code or a CUDA graph. Not compared with any run.
 """
@@ -32,8 +34,9 @@ HOSTS = {
 }
 
 # By how much the kernels of a framework take longer than the cost model says, by class of op; ``rest`` is all others.
-SCALES = {"llm-foundry": {"gemm": 1.138, "attention": 1.738, "rest": 1.177}}
-HOSTS["llm-foundry"] = HOSTS["eager"]
+FSDP = {"gemm": 1.138, "rest": 1.177}
+SCALES = {"llm-foundry": {**FSDP, "attention": 1.738}, "fsdp": {**FSDP, "attention": 1.0}}
+HOSTS["llm-foundry"] = HOSTS["fsdp"] = HOSTS["eager"]
 
 
 def find_scale(name: str) -> dict[str, float]:

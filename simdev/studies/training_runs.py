@@ -19,6 +19,7 @@ from simdev.parallel import Mesh, Plan, find_model, load_cluster
 from simdev.parallel.hosts import find_host, find_scale
 from simdev.parallel.plan import prepare, simulate_program
 from simdev.parallel.timing import Prices
+from simdev.problem.topology import load_kinds
 from simdev.studies.training_controls import constant_mfu, formula_left_out
 
 SETS = ("vtrain-single", "vtrain-multi", "llm-foundry", "torchtitan")
@@ -31,6 +32,7 @@ FILES = {
 GOALS = {"vtrain-single": 0.04, "vtrain-multi": 0.10, "llm-foundry": 0.08, "torchtitan": 0.08}
 PUBLISHED = {"vtrain-single": 0.0837, "vtrain-multi": 0.1473}  # vTrain's own simulator
 MEMORY_GOAL = 0.08
+SCALES = {"llm-foundry": "llm-foundry", "torchtitan": "fsdp"}  # set -> the framework whose factors of kernels serve
 FITTED = {  # set -> whether constants were chosen on rows of its models, and which
     "vtrain-single": (
         True,
@@ -41,7 +43,11 @@ FITTED = {  # set -> whether constants were chosen on rows of its models, and wh
         True,
         "the three factors 'llm-foundry' are fitted to 26 rows of this set with all its three models",
     ),
-    "torchtitan": (False, "no constant was chosen on it; the host times 'eager' are estimated"),
+    "torchtitan": (
+        False,
+        "no constant was chosen on it; the host times 'eager' are estimated, the factors of all kernels but attention "
+        "come from llm-foundry",
+    ),
 }
 CONTROL_ROWS = {  # set -> sets to whose rows its control is fitted, the judged model's rows left out
     "vtrain-single": ("vtrain-single",),
@@ -111,7 +117,12 @@ def read_runs(folder: Path, source: str) -> tuple[list[Run], list[str]]:
 def predict(run: Run, prices: Prices | None = None) -> Prediction:
     """Simulate the plan of a run."""
     report = simulate_program(prepare(run.plan, prices))
-    return Prediction(run, float(report.step_ns), float(report.peak_bytes.max()))
+    peak = float(report.peak_bytes.max())
+    if run.peak_bytes and run.plan.microbatches == run.plan.stages == 1:
+        from simdev.parallel.reserved import reserved_bytes
+
+        peak = float(reserved_bytes(run.plan)[1])  # published figures are what the allocator has reserved
+    return Prediction(run, float(report.step_ns), peak)
 
 
 def predict_all(runs: list[Run], tell: Callable[[str], None] = lambda _: None) -> tuple[list[Prediction], list[str]]:
@@ -122,7 +133,7 @@ def predict_all(runs: list[Run], tell: Callable[[str], None] = lambda _: None) -
     for number, run in enumerate(runs):
         key = run.source, run.plan.cluster
         if key not in shared:
-            shared[key] = Prices(run.plan.cluster, scale=find_scale(run.source))
+            shared[key] = Prices(run.plan.cluster, scale=find_scale(SCALES.get(run.source, "")))
         try:
             found.append(predict(run, shared[key]))
             tell(f"{run.source} {number + 1}/{len(runs)}: {found[-1].error:+.1%}")
@@ -155,6 +166,7 @@ def _vtrain(source: str, name: str, row: dict) -> Run:
         "heads": int(numbers["attention heads"]),
         "length": int(numbers["sequence length"]),
         "microbatch": micro,
+        "recompute": "none" if source == "vtrain-single" else "full",
     }
     cluster = replace(load_cluster("dgx-a100"), network_bytes_per_s=VTRAIN_ADAPTER, name="vtrain-a100")
     sizes = {axis: size for axis, size in (("pp", pipe), ("dp_replicate", data), ("tp", tensor)) if size > 1}
@@ -192,9 +204,7 @@ def _foundry(source: str, name: str, row: dict) -> Run:
     return Run(source, name, f"mpt-{row['Model']}", plan, 1e9 * step_s)
 
 
-# torchtitan's runs used H100 with 96 GB of HBM2e at 2.4 TB/s and a limit of 500 W; clocks under it are not modelled.
-TITAN_MEMORY = 96_000_000_000
-TITAN_BANDWIDTH = 2.4e12
+TITAN_BOARD = "h100-sxm5-96gb-hbm2e"  # the report's H100: 96 GB of HBM2e at 2.4 TB/s, a limit of 500 W
 
 
 def _titan(source: str, name: str, row: dict) -> Run:
@@ -210,13 +220,13 @@ def _titan(source: str, name: str, row: dict) -> Run:
         "length": int(row["sequence"]),
         "microbatch": int(row["local_batch"]),
         "recompute": row["recompute"] if row["recompute"] != "no" else "none",
+        "norm": "composed",  # PyTorch of December 2024
     }
     sizes = {axis: int(row[axis]) for axis in ("pp", "dp_shard", "tp") if int(row[axis]) > 1}
     ranks = int(row["gpus"])
     cluster = load_cluster("dgx-h100")
-    kind = replace(cluster.kind, memory_bytes=TITAN_MEMORY, memory_bandwidth=TITAN_BANDWIDTH)
-    cluster = replace(cluster, kind=kind, name="torchtitan-h100")
-    plan = Plan(model, parameters, cluster, Mesh(sizes), 1, host=find_host("eager"))
+    cluster = replace(cluster, kind=load_kinds()[TITAN_BOARD], name="torchtitan-h100")
+    plan = Plan(model, parameters, cluster, Mesh(sizes), 1, host=find_host("fsdp"))
     step_s = int(row["global_batch"]) * parameters["length"] / (float(row["tokens_per_s_per_gpu"]) * ranks)
     return Run(source, name, f"llama3-{size}", plan, 1e9 * step_s, float(row["memory_gib"]) * 2**30)
 

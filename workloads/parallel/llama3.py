@@ -4,6 +4,8 @@ input alone; ``"selective"`` also keeps the results of attention, of reduce-scat
 (torchtitan's ``selective_ac_option = "op"``, the setting of its published runs).
 
 Weights and gradients are bfloat16 in computation and float32 in storage (FSDP's mixed precision); AdamW is fused.
+``norm="composed"`` computes RMSNorm in float32 by separate kernels, as PyTorch did before version 2.8 outside of
+``torch.compile``; ``"fused"`` is one kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ SIZES = {
     "70b": {"width": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "hidden": 28672},
     "405b": {"width": 16384, "layers": 126, "heads": 128, "kv_heads": 8, "hidden": 53248},
 }
-DEFAULTS = {**SIZES["8b"], "vocabulary": 128_256, "length": 8192, "microbatch": 1, "recompute": "none"}
+DEFAULTS = {**SIZES["8b"], "vocabulary": 128_256, "length": 8192, "microbatch": 1, "recompute": "none", "norm": "fused"}
+NORMS = ("fused", "composed")
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -36,6 +39,8 @@ def llama3_checks(p, mesh) -> None:
             raise InvalidInput(message, source="llama3", field=name)
     if p["recompute"] not in RECOMPUTE:
         raise UnknownName("recompute", str(p["recompute"]), RECOMPUTE, source="llama3")
+    if p["norm"] not in NORMS:
+        raise UnknownName("norm", str(p["norm"]), NORMS, source="llama3")
 
 
 @parallel_model(
@@ -47,7 +52,9 @@ def llama3_checks(p, mesh) -> None:
     source="Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3; pytorch/torchtitan",
     checks=llama3_checks,
 )
-def llama3(mesh, part: Part, *, width, layers, heads, kv_heads, hidden, vocabulary, length, microbatch, recompute):
+def llama3(
+    mesh, part: Part, *, width, layers, heads, kv_heads, hidden, vocabulary, length, microbatch, recompute, norm
+):
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -55,6 +62,14 @@ def llama3(mesh, part: Part, *, width, layers, heads, kv_heads, hidden, vocabula
     tp = mesh["tp"] if "tp" in mesh.mesh_dim_names else None
     ways = tp.size() if tp else 1
     head = width // heads
+
+    class ComposedNorm(nn.RMSNorm):
+        def forward(self, x):
+            y = x.float()
+            scale = torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + torch.finfo(torch.float32).eps)
+            return (y * scale).type_as(x) * self.weight
+
+    Norm = ComposedNorm if norm == "composed" else nn.RMSNorm
 
     class Attention(nn.Module):
         def __init__(self):
@@ -83,7 +98,7 @@ def llama3(mesh, part: Part, *, width, layers, heads, kv_heads, hidden, vocabula
     class Layer(nn.Module):
         def __init__(self):
             super().__init__()
-            self.attention_norm, self.norm = nn.RMSNorm(width), nn.RMSNorm(width)
+            self.attention_norm, self.norm = Norm(width), Norm(width)
             self.attention, self.feed_forward = Attention(), FeedForward()
 
         def forward(self, x, rotation):
@@ -97,7 +112,7 @@ def llama3(mesh, part: Part, *, width, layers, heads, kv_heads, hidden, vocabula
                 self.embedding = nn.Embedding(vocabulary, width)
             self.layers = nn.ModuleList([Layer() for _ in range(part.layers)])
             if part.last:
-                self.norm, self.output = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+                self.norm, self.output = Norm(width), nn.Linear(width, vocabulary, bias=False)
 
         def forward(self, x, rotation, target=None):
             x = self.embedding(x) if part.first else x

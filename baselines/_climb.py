@@ -29,8 +29,8 @@ class Neighbourhood:
     def draw(self, rng: np.random.Generator, devices: np.ndarray) -> np.ndarray | None:
         """A neighbour of ``devices`` int32 ``(units,)``, or None if no move was found."""
         for _ in range(MISSES):
-            pivot = int(np.searchsorted(self.cumulative, rng.random() * self.cumulative[-1], side="right"))
-            units = self._around(rng, min(pivot, len(devices) - 1), devices)
+            pivot = self.pivot(rng)
+            units = self.members(rng, pivot, devices)
             target = draw_device(rng, self.allowed, units, int(devices[units[0]]))
             if target >= 0:
                 neighbour = devices.copy()
@@ -38,9 +38,18 @@ class Neighbourhood:
                 return neighbour
         return None
 
-    def _around(self, rng, pivot: int, devices: np.ndarray) -> np.ndarray:
+    def pivot(self, rng: np.random.Generator) -> int:
+        """A unit, drawn by its time."""
+        pivot = int(np.searchsorted(self.cumulative, rng.random() * self.cumulative[-1], side="right"))
+        return min(pivot, len(self.cumulative) - 1)
+
+    def scale(self, rng: np.random.Generator) -> int:
+        """The scale of a move: a depth of the module tree, or beyond the last, a run of units, or a single one."""
+        return int(rng.integers(len(self.modules) + 2))
+
+    def members(self, rng, pivot: int, devices: np.ndarray, scale: int | None = None) -> np.ndarray:
         """The units that move with ``pivot``: those of its module or run that are on its device."""
-        scale = int(rng.integers(len(self.modules) + 2))
+        scale = self.scale(rng) if scale is None else scale
         if scale < len(self.modules):
             members = np.flatnonzero(self.modules[scale] == self.modules[scale][pivot])
         elif scale == len(self.modules):

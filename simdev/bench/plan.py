@@ -32,15 +32,12 @@ class NamedBudget:
 
 FOUR = ("inception-v3", "nmt", "transformer-xl-2", "wavenet-2x18")
 SIX = ("amoebanet-d", "inception-v3", "nasnet-a-large", "nmt", "transformer-xl-2", "wavenet-2x18")
+TWELVE = (*SIX, "dlrm", "gnmt-4", "gnmt-8", "gpt2-medium", "rnnlm", "vit-l")
+MACHINES = ("k80x4", "p100x4", "v100x8-dgx1")
 BUDGETS = {
     "quick": NamedBudget("evaluations=500", 120, 4 << 30, FOUR, ("p100x4",)),
-    "standard": NamedBudget(
-        "evaluations=2000",
-        900,
-        6 << 30,
-        (*SIX, "dlrm", "gnmt-4", "gnmt-8", "gpt2-medium", "rnnlm", "vit-l"),
-        ("k80x4", "p100x4", "v100x8-dgx1"),
-    ),
+    "standard": NamedBudget("evaluations=2000", 900, 6 << 30, TWELVE, MACHINES),
+    "long": NamedBudget("evaluations=100000,seconds=600", 1800, 6 << 30, TWELVE, MACHINES),
     "full": NamedBudget("evaluations=20000", 7200, 12 << 30, ("all",), ("all",)),
 }
 
@@ -125,22 +122,32 @@ def plan(
 
 
 def parse_budget(text: str) -> tuple[float, float]:
-    """Evaluations and seconds that ``evaluations=N`` or ``seconds=S`` grants; the other one is infinite."""
-    what, _, amount = text.partition("=")
-    with contextlib.suppress(ValueError):
-        if what == "evaluations" and int(amount) >= 0:
-            return int(amount), float("inf")
-        if what == "seconds" and 0 <= float(amount) < float("inf"):
-            return math.inf, float(amount)
-    raise UnknownName("budget", text, [*BUDGETS, "evaluations=N", "seconds=S"])
+    """Evaluations and seconds that ``evaluations=N``, ``seconds=S`` or ``evaluations=N,seconds=S`` grants; without one
+    of them it is infinite."""
+    granted: dict[str, float] = {}
+    for part in text.split(","):
+        what, _, amount = part.partition("=")
+        with contextlib.suppress(ValueError):
+            if what == "evaluations" and int(amount) >= 0:
+                granted.setdefault(what, int(amount))
+            if what == "seconds" and granted.keys() <= {"evaluations"} and 0 <= float(amount) < float("inf"):
+                granted.setdefault(what, float(amount))
+    if not granted or len(granted) != text.count(",") + 1:
+        raise UnknownName("budget", text, [*BUDGETS, "evaluations=N", "seconds=S", "evaluations=N,seconds=S"])
+    return granted.get("evaluations", math.inf), granted.get("seconds", math.inf)
+
+
+def repeatable(budget: str) -> bool:
+    """Whether a run under ``budget`` is the same on every machine: only evaluations limit it."""
+    return parse_budget(budget)[1] == math.inf
 
 
 def time_limit(budget: str) -> float:
     """Seconds that a run may take in all: twice its own seconds and a minute, or what the named budget says."""
     if budget in BUDGETS:
         return BUDGETS[budget].seconds
-    evaluations, seconds = parse_budget(budget)
-    return 2 * seconds + 60 if evaluations == math.inf else BUDGETS["standard"].seconds
+    seconds = parse_budget(budget)[1]
+    return 2 * seconds + 60 if seconds < math.inf else BUDGETS["standard"].seconds
 
 
 def parse_rules(text: str) -> Rules:

@@ -218,8 +218,14 @@ def store_placement(folder: Path, placement: Placement) -> None:
         return
     arrays = {"devices": placement.devices.astype(np.min_scalar_type(int(placement.devices.max(initial=0))))}
     if placement.priority is not None:
-        arrays["priority"] = placement.priority
+        arrays["priority"] = narrowed(placement.priority)
     write_npz(path, arrays)
+
+
+def narrowed(numbers: np.ndarray) -> np.ndarray:
+    """Whole numbers in the smallest type that holds all of them."""
+    low, high = int(numbers.min(initial=0)), int(numbers.max(initial=0))
+    return numbers.astype(np.result_type(np.min_scalar_type(low), np.min_scalar_type(high)))
 
 
 def stored_placement(folder: Path, key: str) -> Placement:

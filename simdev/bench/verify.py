@@ -21,7 +21,7 @@ from simdev.analysis.bounds import Bound
 from simdev.analysis.feasible import check_feasible
 from simdev.bench import provenance, rows, stored, workers
 from simdev.bench.objective import parse_objective
-from simdev.bench.plan import Run, parse_budget, time_limit
+from simdev.bench.plan import Run, parse_budget, repeatable, time_limit
 from simdev.bench.rows import Row
 from simdev.bench.run import Instance, execute, one_line, score
 from simdev.bench.score import LEADERBOARD, RANKING, leaderboard, ranking
@@ -198,12 +198,14 @@ def _why_not_again(row: Row, spec: PlacerSpec | None, check: Check) -> str:
         return "its placer is not registered here"
     if row.status not in ("ok", "skipped", "error"):
         return f"its status is {row.status}"
-    if not row.budget.startswith("evaluations="):
+    if not repeatable(row.budget):
         return "its budget is not a number of evaluations"
     if not spec.repeatable:
         return "its placer may stop by the clock"
-    if check.foreign and json.loads(row.params).get("policy", "") != spec.defaults.get("policy", ""):
-        return "its policy is not part of simdev"
+    if check.foreign and any(
+        json.loads(row.params).get(name, "") != spec.defaults.get(name, "") for name in ("policy", "starts")
+    ):
+        return "its policy or its starts are not part of simdev"
     if spec.same_processor and processor(row.machine) != processor(provenance.machine()):
         return "different processor: its placer learns in floating point"
     return ""

@@ -16,6 +16,7 @@ from simdev.problem.problem import Problem
 
 if TYPE_CHECKING:
     from simdev.sim.schedule import Outcomes
+    from simdev.sim.simulator import Simulator
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,9 @@ class Budget:
         while budget.open:
             score = budget.evaluate(devices)
 
-    ``best`` is the fastest placement that fits, int32 ``(n,)`` devices, of all that were evaluated, and
-    ``best_step_ns`` its step time; both are None if none has fitted. ``curve`` lists ``(evaluations, seconds,
+    ``best`` is the fastest placement that fits, int32 ``(n,)`` devices, of all that were evaluated, ``best_priority``
+    the priorities that it was evaluated with (None for the default ones), and ``best_step_ns`` its step time; all are
+    None if none has fitted. ``curve`` lists ``(evaluations, seconds,
     step_ns)`` at each improvement of ``best``; ``used`` counts the evaluations.
 
     By default there are no evaluations. ``evaluations=math.inf`` leaves the limit to ``seconds``. ``simulate`` replaces
@@ -56,6 +58,7 @@ class Budget:
         self.used = 0
         self.curve: list[tuple[int, float, int]] = []
         self.best: np.ndarray | None = None
+        self.best_priority: np.ndarray | None = None
         self.best_step_ns: int | None = None
         self._started = time.monotonic()
         self._promised = False  # whether `open` or `left` has said that there is an evaluation
@@ -83,17 +86,22 @@ class Budget:
         evaluations = left if left == math.inf else int(left) // parts
         return Share(evaluations, max(0.0, self.seconds - self.elapsed) / parts)
 
-    def evaluate(self, devices: np.ndarray, *, below: int | None = None) -> Score:
+    def evaluate(self, devices: np.ndarray, *, priority: np.ndarray | None = None, below: int | None = None) -> Score:
         """Simulate one placement, ``devices`` int ``(n,)``: the device number of each op.
+
+        ``priority`` int ``(n,)`` matters under the order ``priority`` only (see :class:`Placement`).
 
         Computing memory takes about half of the time. Pass ``below`` (ns) to skip it for placements that are neither
         faster than ``below`` nor faster than ``best``: their ``overflow_bytes`` may be None. Raises
         :class:`BudgetExhausted` if nothing is left.
         """
-        return self.evaluate_many(np.asarray(devices)[None], below=below)[0]
+        priorities = None if priority is None else np.asarray(priority)[None]
+        return self.evaluate_many(np.asarray(devices)[None], priority=priorities, below=below)[0]
 
-    def evaluate_many(self, devices: np.ndarray, *, below: int | None = None) -> list[Score]:
-        """Simulate a batch, ``devices`` int ``(k, n)``: a score for each row, in order.
+    def evaluate_many(
+        self, devices: np.ndarray, *, priority: np.ndarray | None = None, below: int | None = None
+    ) -> list[Score]:
+        """Simulate a batch, ``devices`` and ``priority`` int ``(k, n)``: a score for each row, in order.
 
         If fewer than ``k`` evaluations are left, only the first rows are simulated: compare ``len`` of the result.
         ``below`` and the errors are those of :meth:`evaluate`.
@@ -108,14 +116,36 @@ class Budget:
             raise BudgetExhausted(f"the budget is used up after {self.used} evaluations")
         if below is not None:  # a placement that may be the new best needs its memory
             below = None if self.best_step_ns is None else max(below, self.best_step_ns)
-        outcome = (self.simulate or simulate_many)(self.problem, devices, below=below)
+        given = {} if priority is None else {"priority": np.asarray(priority)[: len(devices)]}
+        outcome = (self.simulate or simulate_many)(self.problem, devices, below=below, **given)
         scores = [
             Score(step_ns, overflow if overflow >= 0 else None)
             for step_ns, overflow in zip(outcome.step_ns.tolist(), outcome.overflow_bytes.tolist(), strict=True)
         ]
         for row, score in enumerate(scores):
-            if score.fits and (self.best_step_ns is None or score.step_ns < self.best_step_ns):
-                self.best_step_ns, self.best = score.step_ns, devices[row].astype(np.int32)
-                self.curve.append((self.used + row + 1, self.elapsed, score.step_ns))
-        self.used += len(devices)
+            self.used += 1
+            self._note(score, devices[row], None if priority is None else priority[row])
         return scores
+
+    def try_move(self, simulator: Simulator, units: np.ndarray, devices: np.ndarray, *, below: int) -> Score:
+        """Move ``units`` int ``(k,)`` of the placement in ``simulator`` to ``devices`` int ``(k,)``: one evaluation.
+
+        The step time is exact if it is less than ``below`` (ns); else it is a lower bound of at least ``below``, and
+        the overflow is None. Accept or undo the move afterwards. Raises :class:`BudgetExhausted` if nothing is left.
+        """
+        if not (self._promised or self.open):
+            raise BudgetExhausted(f"the budget is used up after {self.used} evaluations")
+        self._promised = False
+        self.used += 1
+        step_ns = simulator.move(units, devices, below=below)
+        score = Score(step_ns, simulator.overflow_bytes if step_ns < below else None)
+        if score.fits and (self.best_step_ns is None or step_ns < self.best_step_ns):
+            self._note(score, simulator.placement.devices, None)
+        return score
+
+    def _note(self, score: Score, devices: np.ndarray, priority: np.ndarray | None) -> None:
+        """Keep the placement if it is the best so far."""
+        if score.fits and (self.best_step_ns is None or score.step_ns < self.best_step_ns):
+            self.best_step_ns, self.best = score.step_ns, devices.astype(np.int32)
+            self.best_priority = None if priority is None else np.array(priority, np.int64)
+            self.curve.append((self.used, self.elapsed, score.step_ns))

@@ -88,7 +88,7 @@ class PlacerSpec:
         except BudgetExhausted:
             if budget.best is None:
                 raise
-            placement = Placement(budget.best)
+            placement = Placement(budget.best, budget.best_priority)
         if not isinstance(placement, Placement):
             raise InvalidInput(f"returned {type(placement).__name__}, expected Placement", source=f"placer {self.name}")
         placement.check(problem, source=f"placer {self.name}")

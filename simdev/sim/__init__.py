@@ -40,15 +40,20 @@ def simulate(problem: Problem, placement: Placement, *, engine: str = "fast") ->
 
 
 def simulate_many(
-    problem: Problem, devices: np.ndarray, *, threads: int | None = None, below: int | None = None
+    problem: Problem,
+    devices: np.ndarray,
+    *,
+    priority: np.ndarray | None = None,
+    threads: int | None = None,
+    below: int | None = None,
 ) -> Outcomes:
     """Simulate ``k`` placements, ``devices`` int ``(k, n)``, in ``threads`` threads (default: one).
 
     Computing memory doubles the cost. Pass ``below`` (ns) to skip it for placements whose step time is not less: their
-    rows of the result are unknown (see :class:`Outcomes`). The result does not depend on ``threads``. Under the order
-    ``priority`` the default priorities are used. Raises :class:`InvalidInput`, which names the first placement that
-    breaks its contract.
+    rows of the result are unknown (see :class:`Outcomes`). The result does not depend on ``threads``. ``priority`` int
+    ``(k, n)``, which matters only under the order ``priority``, gives each placement its priorities (default: b-levels,
+    R2). Raises :class:`InvalidInput`, which names the first placement that breaks its contract.
     """
     from simdev.sim.fast import simulate_many_fast
 
-    return simulate_many_fast(problem, devices, threads, below)
+    return simulate_many_fast(problem, devices, threads, below, priority)

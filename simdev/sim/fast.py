@@ -61,10 +61,19 @@ def simulate_fast(problem: Problem, placement: Placement) -> Schedule:
 
 
 def simulate_many_fast(
-    problem: Problem, devices: np.ndarray, threads: int | None = None, below: int | None = None
+    problem: Problem,
+    devices: np.ndarray,
+    threads: int | None = None,
+    below: int | None = None,
+    priority: np.ndarray | None = None,
 ) -> Outcomes:
     """See :func:`simdev.sim.simulate_many`."""
     placements = np.asarray(devices)
+    if priority is not None and (priority.shape != placements.shape or priority.dtype.kind not in "iu"):
+        raise InvalidInput(
+            f"expected whole numbers of shape {placements.shape}, got {priority.dtype} {priority.shape}",
+            source="priorities",
+        )
     if placements.ndim != 2 or placements.shape[1] != problem.graph.n_ops or placements.dtype.kind not in "iu":
         raise InvalidInput(
             f"expected whole numbers of shape (k, {problem.graph.n_ops}), got {placements.dtype} {placements.shape}",
@@ -80,7 +89,13 @@ def simulate_many_fast(
     problem_arrays(problem)  # built once, before several threads ask for it
 
     def work(first: int, stop: int) -> int:
-        return _run(problem, placements, first, stop, None, limit, *_kept_buffers(problem), step, peak, overflow)
+        buffers = _kept_buffers(problem)
+        if priority is None or problem.rules.order != "priority":
+            return _run(problem, placements, first, stop, None, limit, *buffers, step, peak, overflow)
+        for row in range(first, stop):
+            if _run(problem, placements, row, row + 1, priority[row], limit, *buffers, step, peak, overflow) >= 0:
+                return row
+        return -1
 
     bounds = [k * part // workers for part in range(workers + 1)]
     if workers == 1:

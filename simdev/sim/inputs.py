@@ -44,9 +44,12 @@ def default_rank(problem: Problem) -> np.ndarray:
 
 def priority_rank(priority: np.ndarray) -> np.ndarray:
     """int64 ``(n,)``: the position of each op in the order (highest priority, lowest op number)."""
-    rank = np.empty(len(priority), np.int64)
+    n = len(priority)
+    if n and priority.min() == 0 and priority.max() == n - 1 and (np.bincount(priority, minlength=n) == 1).all():
+        return n - 1 - priority.astype(np.int64)  # a permutation, as searches give it, needs no sorting
+    rank = np.empty(n, np.int64)
     # ~p reverses the order of int64 without overflow (-p would overflow at the minimum).
-    rank[np.argsort(~priority.astype(np.int64), kind="stable")] = np.arange(len(priority))
+    rank[np.argsort(~priority.astype(np.int64), kind="stable")] = np.arange(n)
     return rank
 
 

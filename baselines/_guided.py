@@ -1,0 +1,275 @@
+"""A search by moves on the critical path: of ops to other devices and, if the placement brings its order, of ops to
+other places in the order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from simdev.baselines._climb import Neighbourhood
+from simdev.baselines._critical import Critical, critical
+from simdev.baselines._order import fifo_starts, ordered, path_keys, priority_of
+from simdev.baselines._search import draw_device
+from simdev.baselines._units import choices
+from simdev.errors import BudgetExhausted
+from simdev.placers.budget import Budget, Share
+from simdev.placers.score import Score
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
+
+TRIES = 20  # draws without a move after which draw() gives up
+PATIENCE = 600  # evaluations without a new best after which the search leaves the best by a few blind moves
+KICKS = 3
+REFRESH = 40  # evaluations after which the critical path of a changed placement is traced again
+
+
+class State(NamedTuple):
+    """A placement in the search: unit devices int32 ``(units,)``, the biases of the keys int64 ``(n,)`` ns (see
+    :mod:`simdev.baselines._order`), and the score."""
+
+    devices: np.ndarray
+    bias: np.ndarray
+    score: Score | None = None
+
+
+@dataclass
+class Moves:
+    """Shares of the kinds of moves, for comparisons: moves along the critical path, moves across any cut tensor, swaps;
+    the rest are the moves of ``local-search``. ``order``: the share of moves of order, if there are any."""
+
+    critical: float = 0.4
+    cut: float = 0.25
+    swap: float = 0.1
+    order: float = 0.35
+
+
+class Guided:
+    """Searches from a state. Under the default rules, moves are simulated from where they begin to matter
+    (:class:`simdev.sim.Simulator`); under ``priority``, each takes a full run."""
+
+    def __init__(self, problem: Problem, allowed: np.ndarray, budget: Budget, rng, moves: Moves | None = None):
+        self.problem, self.graph, self.budget, self.rng = problem, problem.graph, budget, rng
+        self.allowed, self.unit_of_op, self.moves = allowed, problem.graph.unit_of_op, moves or Moves()
+        self.ordered, self.around = ordered(problem), Neighbourhood(problem, allowed)
+        self.simulator = None
+        graph = problem.graph
+        self.source, self.target = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
+        self.path: Critical | None = None
+
+    # States
+
+    def state(self, devices: np.ndarray, bias: np.ndarray | None = None) -> State:
+        """An evaluated state."""
+        bias = np.zeros(self.graph.n_ops, np.int64) if bias is None else bias
+        devices = np.asarray(devices, np.int32)
+        return State(devices, bias, self._evaluate(devices, bias, None))
+
+    def begin(self, devices: np.ndarray, priority: np.ndarray | None = None) -> list[State]:
+        """States to start from: unit ``devices`` with the order by paths, with that of ``fifo``, and with
+        ``priority``."""
+        if not self.ordered:
+            return [self.state(devices)] if self.budget.open else []
+        ops = np.asarray(devices, np.int32)[self.unit_of_op]
+        keys = path_keys(self.problem, ops)
+        biases = [np.zeros_like(keys), -fifo_starts(self.problem, ops) - keys]
+        if priority is not None:
+            starts = self._schedule(ops, priority).op_start
+            biases.insert(0, -starts - keys)
+        return [self.state(devices, bias) for bias in biases if self.budget.open]
+
+    def placement(self, state: State) -> Placement:
+        """The placement of a state, with its priorities if the rules use them."""
+        priority = self._priority(state.devices, state.bias) if self.ordered else None
+        return Placement(state.devices[self.unit_of_op], priority)
+
+    # The search
+
+    def improve(self, start: State, share: Share) -> State:
+        """Spend ``share`` of the budget on moves from ``start`` and return the best state.
+
+        A move that does not make the placement worse is taken. After :data:`PATIENCE` evaluations without a new best,
+        the search returns to the best and leaves it by a few moves that need only fit.
+        """
+        budget, current, best, stale, seen = self.budget, start, start, 0, -REFRESH
+        last, end = budget.used + share.evaluations, budget.elapsed + share.seconds
+        self._stand(current)
+        while budget.open and budget.used < last and budget.elapsed < end:
+            if self.path is None and budget.used >= seen + REFRESH:
+                self._trace(current)
+                seen = budget.used
+            blind = stale >= PATIENCE
+            if blind and stale == PATIENCE:
+                current = best
+                self._stand(current)
+            candidate = self._propose(current)
+            if candidate is None:
+                return best
+            below = None if blind or not current.score.fits else current.score.step_ns + 1
+            found = self._try(current, candidate, below)
+            stale += 1
+            if found <= current.score or (blind and found.fits):
+                current = State(candidate.devices, candidate.bias, found)
+                self._keep()
+                if found < best.score:
+                    best, stale = current, 0
+            else:
+                self._leave()
+            if stale >= PATIENCE + KICKS:
+                stale = 0
+        return best
+
+    def _try(self, current: State, candidate: State, below: int | None) -> Score:
+        if self.simulator is None:
+            return self._evaluate(candidate.devices, candidate.bias, below)
+        moved = np.flatnonzero(candidate.devices != current.devices)
+        limit = np.iinfo(np.int64).max if below is None else below
+        return self.budget.try_move(self.simulator, moved, candidate.devices[moved], below=int(limit))
+
+    def _stand(self, state: State) -> None:
+        """Let the following moves start from ``state``."""
+        from simdev.sim import Simulator
+
+        self.path = None
+        if not self.ordered and self.budget.simulate is None:  # else the score is not a step time
+            self.simulator = Simulator(self.problem, Placement(state.devices[self.unit_of_op]))
+
+    def _keep(self) -> None:
+        self.path = None
+        if self.simulator is not None:
+            self.simulator.accept()
+
+    def _leave(self) -> None:
+        if self.simulator is not None:
+            self.simulator.undo()
+
+    def _trace(self, state: State) -> None:
+        ops = state.devices[self.unit_of_op]
+        priority = self._priority(state.devices, state.bias) if self.ordered else None
+        self.path = critical(self.problem, ops, self._schedule(ops, priority))
+
+    def _evaluate(self, devices, bias, below) -> Score:
+        priority = self._priority(devices, bias) if self.ordered else None
+        return self.budget.evaluate(devices[self.unit_of_op], priority=priority, below=below)
+
+    def _priority(self, devices, bias) -> np.ndarray:
+        return priority_of(path_keys(self.problem, devices[self.unit_of_op]) + bias)
+
+    def _schedule(self, ops, priority):
+        from simdev.sim import simulate
+
+        return simulate(self.problem, Placement(ops, priority))
+
+    # Moves
+
+    def _propose(self, state: State) -> State | None:
+        if self.ordered and self.rng.random() < self.moves.order:
+            return self._reorder(state)
+        for _ in range(TRIES):
+            devices = self._move(state.devices)
+            if devices is not None:
+                return State(devices, state.bias)
+        return None
+
+    def _move(self, devices: np.ndarray) -> np.ndarray | None:
+        """A neighbour of unit ``devices``; None if the draw does not move anything."""
+        draw, moves = self.rng.random(), self.moves
+        if draw < moves.critical and self.path is not None:
+            return self._move_on_path(devices)
+        if draw < moves.critical + moves.cut:
+            ops = devices[self.unit_of_op]
+            edge = int(self.rng.integers(max(1, len(self.source))))
+            for _ in range(TRIES):
+                if not len(self.source) or ops[self.source[edge]] != ops[self.target[edge]]:
+                    break
+                edge = int(self.rng.integers(len(self.source)))
+            return self._across(devices, int(self.source[edge]), int(self.target[edge])) if len(self.source) else None
+        if draw < moves.critical + moves.cut + moves.swap:
+            return self._swap(devices)
+        return self.around.draw(self.rng, devices)
+
+    def _move_on_path(self, devices: np.ndarray) -> np.ndarray | None:
+        path = self.path
+        if len(path.sends) and self.rng.random() < 0.6:
+            tensor, there = path.sends[int(self.rng.integers(len(path.sends)))].tolist()
+            readers = self.graph.consumers[self.graph.consumer_ptr[tensor] : self.graph.consumer_ptr[tensor + 1]]
+            readers = readers[devices[self.unit_of_op[readers]] == there]
+            if len(readers):
+                reader = int(readers[int(self.rng.integers(len(readers)))])
+                return self._across(devices, int(self.graph.tensor_producer[tensor]), reader)
+        unit = int(self.unit_of_op[path.ops[int(self.rng.integers(len(path.ops)))]])
+        return self._moved(devices, self.around.members(self.rng, unit, devices))
+
+    def _across(self, devices: np.ndarray, maker: int, reader: int) -> np.ndarray | None:
+        """Bring the maker of a tensor to its reader, or the reader to the maker, with some units around it."""
+        one, other = self.unit_of_op[maker], self.unit_of_op[reader]
+        if self.rng.random() < 0.5:
+            one, other = other, one
+        if devices[one] == devices[other]:
+            return None
+        units = self.around.members(self.rng, int(one), devices)
+        return self._moved(devices, units, int(devices[other]))
+
+    def _swap(self, devices: np.ndarray) -> np.ndarray | None:
+        """Exchange a group of units of one device and a group of another: the only way if both devices are full."""
+        pivots = self.around.pivot(self.rng), self.around.pivot(self.rng)
+        if devices[pivots[0]] == devices[pivots[1]]:
+            return None
+        scale = self.around.scale(self.rng)
+        groups = [self.around.members(self.rng, pivot, devices, scale) for pivot in pivots]
+        first = self._moved(devices, groups[0], int(devices[pivots[1]]))
+        return None if first is None else self._moved(first, groups[1], int(devices[pivots[0]]))
+
+    def _moved(self, devices: np.ndarray, units: np.ndarray, target: int = -1) -> np.ndarray | None:
+        if target < 0:
+            target = draw_device(self.rng, self.allowed, units, int(devices[units[0]]))
+        if target < 0 or not self.allowed[target, units].all():
+            return None
+        moved = devices.copy()
+        moved[units] = target
+        return moved
+
+    def _reorder(self, state: State) -> State:
+        """Shift the keys of some ops: of an op that waited for its device, over the op that ran before it; or of any
+        group, by a random time."""
+        path, bias = self.path, state.bias.copy()
+        if path is not None and len(path.queued) and self.rng.random() < 0.5:
+            op, before = path.queued[int(self.rng.integers(len(path.queued)))].tolist()
+            keys = path_keys(self.problem, state.devices[self.unit_of_op]) + bias
+            shift = int(keys[before] - keys[op]) + 1
+            pivot, shift = (op, shift) if self.rng.random() < 0.5 else (before, -shift)
+        else:
+            pivot = -1
+            shift = int(self.rng.normal() * state.score.step_ns / 10 * 10 ** (-2 * self.rng.random()))
+        unit = self.around.pivot(self.rng) if pivot < 0 else int(self.unit_of_op[pivot])
+        group = np.zeros(self.graph.n_units, bool)
+        group[self.around.members(self.rng, unit, state.devices)] = True
+        bias[group[self.unit_of_op]] += shift
+        return State(state.devices, bias)
+
+
+def search_from(
+    problem: Problem, budget: Budget, rng: np.random.Generator, given: Iterable[Placement], climbs: int
+) -> Placement:
+    """Evaluate the ``given`` placements, improve the ``climbs`` best of them with half of what is left of the budget,
+    and then the best of all with the rest.
+
+    Raises :class:`BudgetExhausted` if the budget has no evaluation.
+    """
+    unit_first = np.unique(problem.graph.unit_of_op, return_index=True)[1]
+    search = Guided(problem, choices(problem), budget, rng)
+    found: dict[Score, State] = {}  # for equal scores, the first state
+    for placement in given:
+        for state in search.begin(placement.devices[unit_first], placement.priority):
+            found.setdefault(state.score, state)
+        if not budget.open:
+            break
+    if not found:
+        raise BudgetExhausted(f"the budget is used up after {budget.used} evaluations")
+    leaders = sorted(found.values(), key=lambda state: state.score)[:climbs]
+    share = budget.share(2 * len(leaders))
+    leaders += [search.improve(state, share) for state in leaders if budget.open]
+    best = min(leaders, key=lambda state: state.score)
+    return search.placement(search.improve(best, budget.share(1)) if budget.open else best)

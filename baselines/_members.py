@@ -1,0 +1,32 @@
+"""The constructive placers that searches start from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from simdev.errors import Unsupported
+from simdev.placers.budget import Budget
+from simdev.placers.placer import SHELF
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
+
+MEMBERS: tuple[tuple[str, dict], ...] = (
+    ("single-gpu", {}), ("expert", {}), ("m-etf", {}), ("m-etf", {"scope": "step"}), ("m-topo", {}), ("m-sct", {}),
+    ("min-cut", {}), ("min-cut", {"tool": "metis"}), ("peft", {}), ("heft", {}), ("critical-path", {}), ("scotch", {}),
+)  # fmt: skip
+
+
+def constructed(problem: Problem, rng: np.random.Generator) -> Iterator[Placement]:
+    """The placement of each constructive placer, most promising first.
+
+    A member gets no evaluations of its own, so members that check memory with the simulator skip that check. Members
+    that cannot handle the problem, or are not installed, are left out.
+    """
+    for (name, params), seed in zip(MEMBERS, rng.integers(1 << 62, size=len(MEMBERS)).tolist(), strict=True):
+        if name in SHELF:
+            try:
+                yield SHELF[name].place(problem, rng=np.random.default_rng(seed), budget=Budget(problem), **params)
+            except Unsupported:
+                continue

@@ -1,0 +1,32 @@
+"""Long search: for large budgets, from the constructive placers or from the best placements of a result folder."""
+
+from __future__ import annotations
+
+from simdev.baselines._guided import search_from
+from simdev.baselines._members import constructed
+from simdev.placers.placer import placer
+from simdev.placers.starts import stored_starts
+
+
+@placer(
+    "long-search",
+    version=1,
+    family="search",
+    searches=True,
+    defaults={"starts": "", "climbs": 3},
+    source="moves along the critical path after Grabowski, Wodecki, Computers & Operations Research 31(11), 2004",
+)
+def long_search(problem, *, rng, budget, starts, climbs):
+    """Improve the ``climbs`` best starts with half of the budget, and the best placement of all with the rest.
+
+    The starts are the placements of the constructive placers or, if ``starts`` names a result folder, the best
+    placements that the folder holds for the same graph and costs, under any rules.
+
+    A move takes units to another device: units around an op or a transfer of the critical path, around a tensor that
+    is cut, two groups that change places, or the groups of ``local-search``. A move that does not make the placement
+    worse is taken. After 600 evaluations without a new best, a few moves are taken blindly. If the placement brings its
+    order of ops (rules ``priority``), a third of the moves shift ops in the order. Each start is then tried with the
+    order by longest paths and with the order that ``fifo`` follows.
+    """
+    given = stored_starts(starts, problem) if starts else constructed(problem, rng)
+    return search_from(problem, budget, rng, given, climbs)

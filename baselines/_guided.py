@@ -232,22 +232,24 @@ class Guided:
         return moved
 
     def _reorder(self, state: State) -> State:
-        """Shift the keys of some ops: of an op that waited for its device, over the op that ran before it; or of any
-        group, by a random time."""
-        path, bias = self.path, state.bias.copy()
-        if path is not None and len(path.queued) and self.rng.random() < 0.5:
-            op, before = path.queued[int(self.rng.integers(len(path.queued)))].tolist()
-            keys = path_keys(self.problem, state.devices[self.unit_of_op]) + bias
+        """Shift the keys of some ops: of one that waited for its device, over the op that ran before it, or of any op,
+        by a random time. The op shifts alone or with the units around it."""
+        path, rng = self.path, self.rng
+        if path is not None and len(path.queued) and rng.random() < 0.5:
+            op, before = path.queued[int(rng.integers(len(path.queued)))].tolist()
+            keys = path_keys(self.problem, state.devices[self.unit_of_op]) + state.bias
             shift = int(keys[before] - keys[op]) + 1
-            pivot, shift = (op, shift) if self.rng.random() < 0.5 else (before, -shift)
+            op, shift = (op, shift) if rng.random() < 0.5 else (before, -shift)
         else:
-            pivot = -1
-            shift = int(self.rng.normal() * state.score.step_ns / 10 * 10 ** (-2 * self.rng.random()))
-        unit = self.around.pivot(self.rng) if pivot < 0 else int(self.unit_of_op[pivot])
-        group = np.zeros(self.graph.n_units, bool)
-        group[self.around.members(self.rng, unit, state.devices)] = True
-        bias[group[self.unit_of_op]] += shift
-        return State(state.devices, bias)
+            op = int(rng.integers(self.graph.n_ops))
+            shift = int(rng.normal() * state.score.step_ns / 10 * 10 ** (-2 * rng.random()))
+        shifted = np.zeros(self.graph.n_ops, bool)
+        shifted[op] = True
+        if rng.random() < 0.7:
+            group = np.zeros(self.graph.n_units, bool)
+            group[self.around.members(rng, int(self.unit_of_op[op]), state.devices)] = True
+            shifted |= group[self.unit_of_op]
+        return State(state.devices, state.bias + shift * shifted)
 
 
 def search_from(

@@ -37,7 +37,10 @@ def bench(
     topology: Annotated[list[str] | None, typer.Option("--topology", "-t", help="Topology, .toml, or all.")] = None,
     placer: Annotated[list[str] | None, typer.Option("--placer", "-p", help="Placer id, or all (default).")] = None,
     budget: Annotated[
-        str, typer.Option("--budget", "-b", help="quick, standard, long, full, evaluations=N, seconds=S or both, for each run.")
+        str,
+        typer.Option(
+            "--budget", "-b", help="Of each run: quick, standard, long, full, evaluations=N, seconds=S or both."
+        ),
     ] = "quick",
     seeds: Annotated[int, typer.Option(help="How many times each run is repeated, each time with another seed.")] = 1,
     jobs: Annotated[

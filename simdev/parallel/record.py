@@ -20,6 +20,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simdev.graphs.capture.trace import (
+    DTYPES,
     EMPTIES,
     GATHERS,
     OVERWRITES,
@@ -252,11 +253,13 @@ class Recorder(TorchDispatchMode):
             skip = {id(t) for t in written} if name in OVERWRITES | SCATTERS else set()
             read = sum(touched_bytes(t) for t in inputs if id(t) not in skip)
         wrote = sum(storage_bytes(t) for t in fresh) + sum(touched_bytes(t) for t in written)
-        text = signature(func, args, kwargs, out)
-        count = flops(func, args, kwargs, out, inputs, fresh or written)
+        if name == "_grouped_mm":
+            kind, text, count = "bmm", *_batched(args, out)
+        else:
+            kind, text = name.replace("_for_cpu", ""), signature(func, args, kwargs, out)
+            count = flops(func, args, kwargs, out, inputs, fresh or written)
         stream = torch.cpu.current_stream()
         self._wait_for(stream, inputs)
-        kind = name.replace("_for_cpu", "")
         self._append(Entry(stream.number, kind, text, int(count), read, wrote, self._take(stream)), stream)
 
     def _communicate(self, func, name: str, args, kwargs, out) -> None:
@@ -314,6 +317,24 @@ class Recorder(TorchDispatchMode):
         entry.in_backward = torch._C._current_graph_task_id() != -1
         stream.last = len(self.entries)
         self.entries.append(entry)
+
+
+def _batched(args, out) -> tuple[str, int]:
+    """Signature and FLOPs of a product over groups of rows, as the batched product that it is where all groups have
+    the same size: tokens are taken as balanced over experts."""
+    a, b, ends = args[:3]
+    groups = max(t.shape[0] for t in (a, b) if t.dim() == 3) if 3 in (a.dim(), b.dim()) else ends.shape[0]
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    if a.dim() == 2 == b.dim():
+        k = max(1, k // groups)
+    elif a.dim() == 2:
+        m = max(1, m // groups)
+    elif b.dim() == 2:
+        n = max(1, n // groups)
+    dtypes = [DTYPES.get(t.dtype, "f32") for t in (a, b, out)]
+    shapes = (groups, m, k), (groups, k, n), (groups, m, n)
+    x, y, z = (f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in zip(dtypes, shapes, strict=True))
+    return f"bmm({x},{y})->{z}", 2 * groups * m * k * n
 
 
 def _ranks_of(args, kwargs) -> tuple[int, ...]:

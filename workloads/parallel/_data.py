@@ -1,0 +1,70 @@
+"""Data parallelism of the shipped models, with FSDP2."""
+
+from __future__ import annotations
+
+SHARDED = ("dp_shard", "cp", "ep")  # the axes over which parameters are sharded: their ranks hold different tokens
+
+
+def over_data(model, layers, mesh, policy, experts=()) -> None:
+    """Shard or replicate ``model`` and each of its ``layers`` over the data-parallel axes of ``mesh``.
+
+    Parameters are sharded over ``dp_shard``, ``cp`` and ``ep`` together, as torchtitan does it, and replicated over
+    ``dp_replicate``. ``experts`` are modules whose parameters the ranks of ``ep`` divide already: they are sharded over
+    the other axes. Without any of these axes the model gets the data type of the ``policy``.
+    """
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+    from torch.distributed.fsdp import fully_shard
+
+    names = mesh.mesh_dim_names or ()
+    sharded = [axis for axis in SHARDED if axis in names]
+    outer = "dp_replicate" in names
+    if not sharded and not outer:
+        model.to(policy.param_dtype)
+        return
+
+    def wrap(module, axes, **options):
+        if axes:
+            fully_shard(module, mesh=_grid(mesh, axes, outer), mp_policy=policy, **options)
+        elif outer:
+            replicate(module, mesh=mesh["dp_replicate"], mp_policy=policy, **options)
+
+    whole = set()  # of experts that no axis shards any further
+    if "ep" in names:
+        rest = [axis for axis in sharded if axis != "ep"]
+        for module in experts:
+            wrap(module, rest, **_by_rows(module, mesh, rest))
+            if not rest and not outer:
+                module.to(policy.param_dtype)
+                whole.update(module.parameters())
+    options = {"ignored_params": whole} if whole else {}
+    for layer in layers:
+        wrap(layer, sharded, **options)
+    wrap(model, sharded, **options)
+
+
+def _by_rows(module, mesh, axes) -> dict:
+    """Shard the rows of each expert where there are fewer experts than ranks: FSDP would pad the experts."""
+    from math import prod
+
+    from torch.distributed.tensor import Shard
+
+    few = min(p.shape[0] for p in module.parameters()) < prod(mesh[axis].size() for axis in axes)
+    return {"shard_placement_fn": lambda parameter: Shard(1)} if axes and few else {}
+
+
+def _grid(mesh, axes, outer: bool):
+    """The mesh over ``axes`` as one dimension, and over ``dp_replicate`` as another if it is there."""
+    name = "_".join(axes)
+    flat = mesh[axes[0]] if len(axes) == 1 else mesh[tuple(axes)]._flatten(name)
+    if not outer:
+        return flat
+    return mesh["dp_replicate", axes[0]] if len(axes) == 1 else mesh._concatenate([mesh["dp_replicate"], flat])
+
+
+def last_gradient(module, last: bool) -> None:
+    """Say before a backward pass whether it is the step's last one: FSDP reduces gradients then."""
+    if hasattr(module, "set_requires_gradient_sync"):
+        module.set_is_last_backward(last)
+        for part in module.modules():
+            if hasattr(part, "set_requires_gradient_sync"):
+                part.set_requires_gradient_sync(last, recurse=False)

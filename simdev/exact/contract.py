@@ -8,6 +8,7 @@ merged. A zero-time source or sink with a single neighbour joins that neighbour.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,6 +113,25 @@ def _without_trivial(problem: LoadProblem, class_of: np.ndarray) -> np.ndarray:
         while into[into[c]] != into[c]:
             into[c] = into[into[c]]
     return np.unique(np.array(into)[class_of], return_inverse=True)[1]
+
+
+def last_first(n: int, arcs: Iterable[tuple[int, int]]) -> list[int]:
+    """The topological order of the programs published with the papers: the node that became ready last is taken first;
+    ``arcs`` are followed in the given order, as often as they are given."""
+    after: list[list[int]] = [[] for _ in range(n)]
+    waiting = [0] * n
+    for a, b in arcs:
+        after[a].append(b)
+        waiting[b] += 1
+    ready = [node for node in range(n) if not waiting[node]]
+    order = []
+    while ready:
+        order.append(ready.pop())
+        for node in after[order[-1]]:
+            waiting[node] -= 1
+            if not waiting[node]:
+                ready.append(node)
+    return order
 
 
 def topological(count: int, before: np.ndarray, after: np.ndarray) -> list[int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from simdev.errors import InvalidInput, Unsupported
-from simdev.exact.contract import Classes, contract, topological
+from simdev.exact.contract import Classes, contract, last_first, topological
 from simdev.exact.load import LoadProblem, processor_loads
 
 TICKS = 2_000_000  # that the first value is divided into; times are rounded down to ticks, so the bound stays valid
@@ -154,20 +154,34 @@ def _order(problem: LoadProblem) -> list[int]:
 
 
 def greedy_split(problem: LoadProblem) -> np.ndarray:
-    """Fill the accelerators' memories in order with classes in depth-first order; the rest goes to the CPU."""
-    classes = contract(problem, merge_trivial=False)
-    home = np.full(classes.n_classes, problem.accelerators)
-    current, held = 0, 0.0
-    for c in range(classes.n_classes):
-        if not np.isfinite(classes.accelerator_time[c]) or classes.size[c] > problem.memory:
-            continue
-        if held + classes.size[c] > problem.memory:
-            current, held = current + 1, 0.0
-        if current >= problem.accelerators:
-            break
-        home[c] = current
-        held += classes.size[c]
-    return home[classes.class_of]
+    """Fill the accelerators' memories in order with classes; the rest goes to the CPU. This is the greedy baseline that
+    is published with the data set.
+
+    Classes on a common cycle are one block. A block that is too large for an accelerator goes to the CPU, and the next
+    block opens another accelerator, as one that no longer fits does.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    arcs, count = problem.class_of[problem.given_edges], int(problem.class_of.max()) + 1
+    joined = coo_array((np.ones(len(arcs)), (arcs[:, 0], arcs[:, 1])), (count, count))
+    blocks = connected_components(joined, connection="strong")[1][problem.class_of]
+    _, first, block = np.unique(blocks, return_index=True, return_inverse=True)
+    block = np.argsort(np.argsort(first))[block]  # numbered by their first node
+    apart = block[problem.given_edges]
+    order = last_first(len(first), [(a, b) for a, b in apart.tolist() if a != b])
+    size = np.bincount(block, problem.size, len(first))
+    able = np.bincount(block, ~np.isfinite(problem.accelerator_time), len(first)) == 0
+    home, used, held = np.full(len(first), problem.accelerators), 0, np.inf
+    for b in order:
+        if held + size[b] > problem.memory or not able[b]:
+            if size[b] > problem.memory or used == problem.accelerators or not able[b]:
+                held = np.inf
+                continue
+            used, held = used + 1, 0.0
+        home[b] = used - 1
+        held += size[b]
+    return home[block]
 
 
 def linear_split(problem: LoadProblem) -> np.ndarray | None:

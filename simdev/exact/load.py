@@ -25,7 +25,8 @@ class LoadProblem:
     Processors are numbered accelerators first. ``memory`` limits the sum of ``size`` on an accelerator.
     ``accelerator_time``, ``cpu_time``, ``size`` float ``(n,)``; ``backward`` bool ``(n,)``; ``group`` int ``(n,)``:
     nodes of equal number share a processor. Tensor ``t`` of cost ``tensor_cost[t]`` is made by ``tensor_producer[t]``
-    and read by ``consumers[consumer_ptr[t]:consumer_ptr[t + 1]]``. ``node_ids`` names the nodes in messages.
+    and read by ``consumers[consumer_ptr[t]:consumer_ptr[t + 1]]``. ``node_ids`` names the nodes in messages, and
+    ``file_edges`` int ``(e, 2)`` keeps the edges of a file in its order, which published heuristics follow.
     """
 
     name: str
@@ -42,6 +43,7 @@ class LoadProblem:
     consumer_ptr: np.ndarray
     consumers: np.ndarray
     node_ids: tuple = ()
+    file_edges: np.ndarray | None = None
 
     def __post_init__(self):
         if self.accelerators < 0 or self.cpus < 0 or self.accelerators + self.cpus == 0:
@@ -68,6 +70,11 @@ class LoadProblem:
         """``(source, target, tensor)`` of each edge, int ``(e,)``."""
         tensor = np.repeat(np.arange(len(self.tensor_cost)), np.diff(self.consumer_ptr))
         return self.tensor_producer[tensor], self.consumers, tensor
+
+    @property
+    def given_edges(self) -> np.ndarray:
+        """int ``(e, 2)``: source and target of each edge, in the order of the file if there is one."""
+        return np.stack(self.edges[:2], axis=1) if self.file_edges is None else self.file_edges
 
     @cached_property
     def class_of(self) -> np.ndarray:
@@ -145,6 +152,7 @@ def read_load_problem(path: str | os.PathLike, *, fix_units: bool = False) -> Lo
     scale = 1000.0 if fix_units and _unit_slip(edges) else 1.0
     cost = np.zeros(len(nodes))
     readers: list[set[int]] = [set() for _ in nodes]
+    given = []
     for edge in edges:
         ends = [index.get(edge.number(end)) for end in ("sourceId", "destId")]
         for end, row in zip(("sourceId", "destId"), ends, strict=True):
@@ -155,6 +163,7 @@ def read_load_problem(path: str | os.PathLike, *, fix_units: bool = False) -> Lo
             raise edge.fail("another cost than its node's other edges", "cost")
         cost[source] = cost[source] if readers[source] else value
         readers[source].add(ends[1])
+        given.append(ends)
     makers = np.array([row for row in range(len(nodes)) if readers[row]], np.int64)
     colours = [node.number("colorClass", f"node {row}") for row, node in enumerate(nodes)]
     numbers = {colour: number for number, colour in enumerate(dict.fromkeys(colours))}
@@ -173,6 +182,7 @@ def read_load_problem(path: str | os.PathLike, *, fix_units: bool = False) -> Lo
         consumer_ptr=np.cumsum([0, *(len(readers[row]) for row in makers)]),
         consumers=np.array([target for row in makers for target in sorted(readers[row])], np.int64),
         node_ids=tuple(index),
+        file_edges=np.array(given, np.int64).reshape(-1, 2),
     )
 
 

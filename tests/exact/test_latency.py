@@ -149,6 +149,23 @@ def test_the_greedy_split_of_bert24_is_optimal():
 
 
 @published
+@pytest.mark.parametrize(
+    "name, latency",
+    [
+        ("LayerGraphs/bert24", 100.2185),
+        ("LayerGraphs/inceptionv3", 2485.24),
+        ("LayerGraphs/resnet50", 4197.06),
+        ("OperatorGraphs/bert_l-3", 416.204),
+        ("OperatorGraphs/bert_l-6", 494.135),
+        ("OperatorGraphs/resnet50", 839.536),
+    ],
+)
+def test_the_published_greedy(name, latency):
+    problem = read_load_problem(DATA / "latency-inputs" / f"{name}_inference.json")
+    assert split_latency(problem, greedy_split(problem)) == pytest.approx(latency, rel=2e-6)
+
+
+@published
 @pytest.mark.slow
 def test_bert3_operators_to_the_proof():
     problem = read_load_problem(DATA / "latency-inputs" / "OperatorGraphs" / "bert_l-3_inference.json")

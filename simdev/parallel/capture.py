@@ -94,6 +94,7 @@ def _capture(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, sev
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from simdev.parallel.record import Recorder
+    from simdev.parallel.ring import ring_attention
 
     default = torch.get_default_dtype()
     with _fake_process_group(mesh) as torch_mesh:
@@ -104,7 +105,7 @@ def _capture(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, sev
                 message = f"the function returned {type(stage).__name__}, not a Stage"
                 raise InvalidInput(message, source=model.name)
             microbatches = 1 if not several else 3 if stage.sync else 2
-            with FakeTensorMode(allow_non_fake_inputs=True):
+            with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
                 stage.module.to_empty(device="cpu")
                 figures = _Run(stage, Recorder(), mesh, segments).step(microbatches, part)
         finally:

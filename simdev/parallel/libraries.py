@@ -7,7 +7,7 @@
   is reduced is the reducer's own decision.
 * Pipelining: a stage learns the shapes of its neighbours' tensors from the stages that were captured before it, and
   each chunk that a schedule runs is noted.
-* Context parallelism: attention on sharded sequences is the flash kernel of an accelerator, which has a ring form.
+* Context parallelism: see :mod:`simdev.parallel.ring`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import stage as pipelining
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import distributed as ddp
-from torch.overrides import TorchFunctionMode
 
 from simdev.parallel.orders import Action
-
-ATTENTION = torch.nn.functional.scaled_dot_product_attention
+from simdev.parallel.ring import ring_attention
 
 
 @dataclass
@@ -55,7 +53,7 @@ def recordable(chunks: Chunks):
         _meshes(patch)
         _data_parallel(patch)
         _pipelines(patch, chunks)
-        stack.enter_context(_RingAttention())
+        stack.enter_context(ring_attention())
         yield
 
 
@@ -187,20 +185,3 @@ def _sent(stage, action: Action) -> int:
         tensors = () if stage.is_first else stage.bwd_cache.get(number, ())
     local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors if isinstance(t, torch.Tensor)]
     return sum(t.numel() * t.element_size() for t in local)
-
-
-class _RingAttention(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is ATTENTION and isinstance(args[0] if args else kwargs.get("query"), DTensor):
-            return _flash(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-def _flash(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *, scale=None, enable_gqa=False):
-    if attn_mask is not None:
-        raise RuntimeError("attention with a mask on a sharded sequence has no flash kernel")
-    if enable_gqa and key.shape[1] != query.shape[1]:
-        key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
-    flash = torch.ops.aten._scaled_dot_product_flash_attention
-    return flash(query, key, value, 0.0, is_causal, return_debug_mask=False, scale=scale)[0]

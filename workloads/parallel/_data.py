@@ -65,6 +65,4 @@ def last_gradient(module, last: bool) -> None:
     """Say before a backward pass whether it is the step's last one: FSDP reduces gradients then."""
     if hasattr(module, "set_requires_gradient_sync"):
         module.set_is_last_backward(last)
-        for part in module.modules():
-            if hasattr(part, "set_requires_gradient_sync"):
-                part.set_requires_gradient_sync(last, recurse=False)
+        module.set_requires_gradient_sync(last)

@@ -1,6 +1,7 @@
 """Llama 3 (Grattafiori et al. 2024), parallelised as torchtitan does: DTensor tensor and sequence parallelism within a
-layer, FSDP2 around each layer, activation checkpointing by layer if asked for: ``recompute="full"`` keeps a layer's
-input alone; ``"selective"`` also keeps the results of attention, of reduce-scatters and of every second product
+layer, FSDP2 around each layer, PyTorch's context parallelism along ``cp`` (each rank has a part of every sequence; keys
+and values are gathered for attention), activation checkpointing by layer if asked for: ``recompute="full"`` keeps a
+layer's input alone; ``"selective"`` also keeps the results of attention, of reduce-scatters and of every second product
 (torchtitan's ``selective_ac_option = "op"``, the setting of its published runs).
 
 Weights and gradients are bfloat16 in computation and float32 in storage (FSDP's mixed precision); AdamW is fused.
@@ -10,8 +11,12 @@ Weights and gradients are bfloat16 in computation and float32 in storage (FSDP's
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
+from simdev.workloads.parallel._data import last_gradient, over_data
 
 SIZES = {
     "8b": {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "hidden": 14336},
@@ -37,6 +42,11 @@ def llama3_checks(p, mesh) -> None:
         if p[name] % mesh["tp"]:
             message = f"{p[name]} does not divide by {mesh['tp']} tensor-parallel ranks"
             raise InvalidInput(message, source="llama3", field=name)
+    if mesh["cp"] > 1 and p["length"] % (2 * mesh["cp"] * mesh["tp"]):
+        message = (
+            f"{p['length']} does not divide into two pieces for each of {mesh['cp'] * mesh['tp']} ranks of cp and tp"
+        )
+        raise InvalidInput(message, source="llama3", field="length")
     if p["recompute"] not in RECOMPUTE:
         raise UnknownName("recompute", str(p["recompute"]), RECOMPUTE, source="llama3")
     if p["norm"] not in NORMS:
@@ -47,7 +57,7 @@ def llama3_checks(p, mesh) -> None:
     "llama3",
     sizes=SIZES,
     defaults=DEFAULTS,
-    axes=("dp_replicate", "dp_shard", "tp"),
+    axes=("dp_replicate", "dp_shard", "cp", "tp"),
     flops=llama3_flops,
     source="Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3; pytorch/torchtitan",
     checks=llama3_checks,
@@ -61,6 +71,7 @@ def llama3(
 
     tp = mesh["tp"] if "tp" in mesh.mesh_dim_names else None
     ways = tp.size() if tp else 1
+    whole, length = length, length // (mesh["cp"].size() if "cp" in mesh.mesh_dim_names else 1)  # tokens of this rank
     head = width // heads
 
     class ComposedNorm(nn.RMSNorm):
@@ -142,24 +153,35 @@ def llama3(
         x = tokens if part.first else torch.zeros(*shape, dtype=torch.bfloat16, requires_grad=True)
         return (x, rotation, tokens) if part.last else (x, rotation)
 
-    def sync(module, last):
-        if hasattr(module, "set_requires_gradient_sync"):
-            module.set_is_last_backward(last)
-            module.set_requires_gradient_sync(last)
+    context = partial(_context, mesh, whole, loss_parallel=bool(tp and part.last))
+    return Stage(
+        model, inputs, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True), last_gradient, context=context
+    )
 
-    from contextlib import nullcontext
 
-    from torch.distributed.tensor.parallel import loss_parallel
+@contextmanager
+def _context(mesh, length, loss_parallel):
+    """What torchtitan trains inside: attention along ``cp`` on a sequence split between the ranks, and a loss over a
+    split vocabulary."""
+    import torch
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.distributed.tensor.parallel import loss_parallel as split_loss
 
-    context = loss_parallel if tp and part.last else nullcontext
-    return Stage(model, inputs, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True), sync, context=context)
+    with ExitStack() as stack:
+        if "cp" in mesh.mesh_dim_names:
+            positions = torch.zeros(1, length)
+            buffers = {"buffers": [positions], "buffer_seq_dims": [1], "no_restore_buffers": {positions}}
+            stack.enter_context(context_parallel(mesh["cp"], **buffers))
+        if loss_parallel:
+            stack.enter_context(split_loss())
+        yield
 
 
 def _parallelise(model, mesh, part, tp, recompute):
     """torchtitan's order: tensor parallelism, activation checkpointing, FSDP."""
     import torch
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -202,15 +224,7 @@ def _parallelise(model, mesh, part, tp, recompute):
         how = {"context_fn": _selective_contexts} if recompute == "selective" else {}
         for number, layer in enumerate(model.layers):
             model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False, **how)
-    names = [name for name in ("dp_replicate", "dp_shard") if name in mesh.mesh_dim_names]
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    if "dp_shard" in names:
-        data = mesh[tuple(names)] if len(names) > 1 else mesh[names[0]]
-        for layer in model.layers:
-            fully_shard(layer, mesh=data, mp_policy=policy)
-        fully_shard(model, mesh=data, mp_policy=policy)
-    else:
-        model.to(torch.bfloat16)
+    over_data(model, model.layers, mesh, MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
 
 
 def _selective_contexts():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
+from simdev.workloads.parallel._data import over_data
 
 SIZES = {  # llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml
     "125m": {"width": 768, "layers": 12, "heads": 12},
@@ -60,7 +61,7 @@ def mpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatc
     import torch
     from torch import nn
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.nn import functional as F
 
     half = torch.bfloat16
@@ -105,14 +106,9 @@ def mpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatc
     if recompute == "full":
         for number, layer in enumerate(model.layers):
             model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)
-    names = tuple(name for name in ("dp_replicate", "dp_shard") if name in mesh.mesh_dim_names)
     reduce = half if precision == "bf16" else torch.float32
-    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduce)
-    if "dp_shard" in names:
-        data = mesh[names] if len(names) > 1 else mesh[names[0]]
-        for layer in model.layers:
-            fully_shard(layer, mesh=data, mp_policy=policy)
-        fully_shard(model, mesh=data, mp_policy=policy)
+    if mesh.mesh_dim_names:
+        over_data(model, model.layers, mesh, MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduce))
 
     def inputs():
         tokens = torch.zeros(microbatch, length, dtype=torch.int64)

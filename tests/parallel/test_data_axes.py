@@ -1,0 +1,77 @@
+"""The axes along which ranks hold different tokens: replicas, shards, parts of a sequence."""
+
+from collections import Counter
+
+import pytest
+
+from simdev.errors import InvalidInput
+from simdev.graphs.parallel_model import Part
+from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, simulate_plan
+from simdev.parallel.capture import capture_stage
+
+pytest.importorskip("torch")
+LLAMA = "llama3-8b[width=64,layers=2,heads=8,kv_heads=2,hidden=128,vocabulary=256,length=64]"
+MPT = "mpt-125m[width=64,layers=2,heads=4,vocabulary=256,length=64]"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def captures(tmp_path_factory):
+    """Captures are kept for this file alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def capture(entry, mesh, several=False):
+    model, parameters = find_model(entry)
+    return capture_stage(model, parameters, parse_mesh(mesh), Part(2), several)
+
+
+def collectives(segment):
+    return Counter((call.kind, "+".join(call.axes)) for call in segment.calls if call.is_collective)
+
+
+@pytest.mark.parametrize("entry", [LLAMA, MPT])
+def test_replicas_alone_reduce_gradients_once_a_step(entry):
+    program = capture(entry, "dp_replicate=2", several=True)
+    reduced = ("all_reduce", "dp_replicate")
+    assert not collectives(program.forward)
+    assert collectives(program.backward[program.LAST]) == {reduced: 3}  # two layers and the rest
+    further = collectives(program.backward[program.FURTHER])
+    assert further == ({reduced: 3} if "mpt" in entry else {})  # MPT's recipe reduces with every microbatch
+
+
+def test_a_sequence_split_between_ranks():
+    program, whole = capture(LLAMA, "dp_shard=2,cp=2"), capture(LLAMA, "dp_shard=4")
+    found = collectives(program.forward)
+    assert found == {("all_gather", "dp_shard+cp"): 3, ("all_gather", "cp"): 2}
+    assert collectives(program.backward[3])["all_to_all", "cp"] == 2 * 2  # gradients of keys and values
+
+    def products(one):
+        return sum(c.flops for s in (one.forward, one.backward[3]) for c in s.calls if c.kind in ("mm", "bmm"))
+
+    assert 2 * products(program) == products(whole)
+    assert program.parameters == whole.parameters
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+def test_attention_is_split_where_it_is_recomputed_too(recompute):
+    program = capture(LLAMA.replace("]", f",recompute={recompute}]"), "cp=2,tp=2")
+    again = [c for c in program.backward[3].calls if c.kind == "_scaled_dot_product_flash_attention"]
+    assert len(again) == (2 * 2 if recompute == "full" else 0)
+    kinds = Counter(call.kind for call in program.backward[3].calls)
+    assert not any("for_cpu" in kind for kind in kinds)
+
+
+def test_a_plan_with_context_parallelism():
+    model, parameters = find_model(LLAMA)
+    plan = Plan(model, parameters, load_cluster("dgx-h100"), parse_mesh("dp_shard=2,cp=2,tp=2"), 2)
+    report = simulate_plan(plan)
+    assert report.step_ns == simulate_plan(plan, unfolded=True).step_ns
+    assert plan.sequences == 2 * 2
+
+
+def test_a_sequence_that_does_not_divide_is_refused():
+    model, parameters = find_model(LLAMA.replace("length=64", "length=72"))
+    with pytest.raises(InvalidInput, match="length: 72 does not divide into two pieces for each of 8 ranks"):
+        Plan(model, parameters, load_cluster("dgx-h100"), parse_mesh("cp=8"))

@@ -7,6 +7,7 @@ import sys
 from typing import Annotated
 
 import typer
+import typer.core
 
 EXAMPLES = """\b
 Examples:
@@ -19,7 +20,34 @@ Examples:
 Exit codes: 0 done, 1 a check found differences, 2 wrong input, 3 runs were lost, 130 interrupted.
 """
 
+# What commands are for, in the order in which help shows it. A command without a topic stands under the first.
+PLACE, OWN, BENCHMARK, JOBS, REAL, ABOUT = (
+    "Place and simulate",
+    "Bring your own",
+    "Benchmark",
+    "Parallel training jobs",
+    "Costs and real devices",
+    "About simdev",
+)
+
+
+class Topics(typer.core.TyperGroup):
+    """A group whose help lists the commands by topic."""
+
+    def format_commands(self, ctx, formatter) -> None:
+        commands = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
+        width = max(len(entry.name) for entry in commands)
+        for topic in (PLACE, OWN, BENCHMARK, JOBS, REAL, ABOUT):
+            mine = sorted(
+                (entry for entry in commands if (entry.rich_help_panel or PLACE) == topic), key=lambda e: e.name
+            )
+            if mine:
+                with formatter.section(topic):
+                    formatter.write_dl([(f"{entry.name:{width}}", entry.get_short_help_str(100)) for entry in mine])
+
+
 app = typer.Typer(
+    cls=Topics,
     help="Simulate and benchmark the placement of neural networks on devices.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -44,11 +72,11 @@ def _global_options(
 ) -> None: ...
 
 
-def command(name: str, **settings):
-    """Register a subcommand that exits with 130 on Ctrl-C."""
+def command(name: str, topic: str = PLACE):
+    """Register a subcommand, which exits with 130 on Ctrl-C."""
 
     def register(function):
-        @app.command(name, **settings)
+        @app.command(name, rich_help_panel=topic)
         @functools.wraps(function)
         def run(*args, **kwargs):
             try:

@@ -7,12 +7,20 @@ from typing import Annotated
 
 import typer
 
+from simdev.cli import completion
 from simdev.errors import InvalidInput, UnknownName
 
 RunArgument = Annotated[Path, typer.Argument(help="Result folder of a bench, or placement file.")]
-WorkloadOption = Annotated[str | None, typer.Option("--workload", "-w", help="Workload or graph file.")]
-MachineOption = Annotated[str | None, typer.Option("--topology", "-t", help="Topology name or TOML file.")]
-EntryOption = Annotated[str | None, typer.Option("--placer", "-p", help="Placer, in a folder (default: the best).")]
+WorkloadOption = Annotated[
+    str | None, typer.Option("--workload", "-w", help="Workload or graph file.", autocompletion=completion.workloads)
+]
+MachineOption = Annotated[
+    str | None, typer.Option("--topology", "-t", help="Topology name or TOML file.", autocompletion=completion.machines)
+]
+EntryOption = Annotated[
+    str | None,
+    typer.Option("--placer", "-p", help="Placer, in a folder (default: the best).", autocompletion=completion.placers),
+]
 
 
 def chosen_run(run: Path, workload: str | None, topology: str | None, placer: str | None):

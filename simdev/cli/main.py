@@ -14,10 +14,7 @@ from simdev.errors import SimdevError
 for _found in pkgutil.iter_modules(commands.__path__):
     importlib.import_module(f"simdev.cli.commands.{_found.name}")
 
-# The first screen of help has room for what most users need; the rest is named below it.
-_more = ", ".join(sorted(found.name for found in app.registered_commands if found.hidden and found.name))
-app.info.epilog = f"More commands, each with --help: {_more}.\n\n{EXAMPLES}"
-
+app.info.epilog = EXAMPLES
 
 # What the core does without: the extra "all" installs these packages.
 IN_ALL = ("equinox", "jax", "matplotlib", "optax", "ortools", "pymetis", "pyscotch", "safetensors")

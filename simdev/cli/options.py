@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from simdev.cli import completion
 from simdev.errors import InvalidInput
 
 
@@ -65,9 +66,16 @@ def use_dask(backend: Backend, scheduler: str | None) -> bool:
     return backend == Backend.dask
 
 
-GraphArgument = Annotated[str, typer.Argument(help="Workload id, graph file, or my_model.py:make_step.")]
-TopologyArgument = Annotated[str, typer.Argument(help="Topology name (simdev list topologies) or TOML file.")]
-PlacerOption = Annotated[str | None, typer.Option("--placer", "-p", help="Placer id: name or name[param=value].")]
+GraphArgument = Annotated[
+    str, typer.Argument(help="Workload id, graph file, or my_model.py:make_step.", autocompletion=completion.workloads)
+]
+TopologyArgument = Annotated[
+    str, typer.Argument(help="Topology name (simdev list topologies) or TOML file.", autocompletion=completion.machines)
+]
+PlacerOption = Annotated[
+    str | None,
+    typer.Option("--placer", "-p", help="Placer id: name or name[param=value].", autocompletion=completion.placers),
+]
 OrderOption = Annotated[Order, typer.Option(help="The order in which a device takes its ready ops.")]
 ContentionOption = Annotated[Contention, typer.Option(help="How transfers share a link.")]
 RuntimeOption = Annotated[Runtime, typer.Option(help="What decides when an op may start.")]

@@ -58,14 +58,30 @@ def assert_refused(answer, *words):
 # what works
 
 
-def test_help_fits_a_screen(simdev):
+def test_help_shows_every_command_under_a_topic(simdev):
+    from simdev.cli.main import app
+
     code, out, _ = simdev("--help")
-    assert code == 0 and len(out.splitlines()) <= 44
-    commands = ("bench", "verify", "simulate", "place", "show", "list", "capture", "import", "compare", "bound")
-    for command in commands:
-        assert f"\n  {command} " in out
-    more = " ".join(out.split("More commands, each with --help: ")[1].split("Examples:")[0].split())
-    assert {"perf", "fidelity", "compare-real"} <= set(more.rstrip(".").split(", "))
+    assert code == 0 and max(map(len, out.splitlines())) <= 100
+    for entry in app.registered_commands:
+        assert not entry.hidden and out.count(f"\n  {entry.name} ") == 1
+    assert out.index("Place and simulate:") < out.index("Benchmark:") < out.index("About simdev:")
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("simdev bench -p loc", "local-search"),
+        ("simdev simulate incep", "inception-v3"),
+        ("simdev simulate inception-v3 p100x4", "p100x4"),
+        ("simdev train -w gpt2", "gpt2-medium"),
+    ],
+)
+def test_the_shell_completes_names(typed, offered):
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_SIMDEV_COMPLETE": "complete_bash"}
+    command = [sys.executable, "-c", "from simdev.cli.main import app; app(prog_name='simdev')"]
+    done = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True)
+    assert offered in done.stdout.split(), done.stderr
 
 
 def test_version(simdev):

@@ -1,11 +1,14 @@
 """The doctor names what is there, what is missing, and why a placer cannot run."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from simdev import sim
 from simdev.cli import doctor
 from simdev.cli import main as cli
+from simdev.errors import Unsupported
 from simdev.placers import placer, registry
 
 
@@ -45,4 +48,19 @@ def test_a_missing_requirement_is_a_problem(monkeypatch):
 def test_help_has_examples_and_exit_codes(monkeypatch, capsys):
     _, out = run(monkeypatch, capsys, "--help")
     assert "simdev bench --placer all" in out and "130 interrupted" in out
-    assert len(out.splitlines()) <= 50
+    assert len(out.splitlines()) <= 72  # every command is in it
+
+
+@pytest.mark.slow
+def test_warm_compiles_every_kernel(monkeypatch, capsys):
+    code, _ = run(monkeypatch, capsys, "doctor", "--warm")
+    assert code == 0
+    kernels = Path(sim.__file__).parent / "kernels" / "__pycache__"
+    compiled = {path.name.split(".")[0] for path in kernels.glob("*.nbi")}
+    assert {"fifo", "priority", "in_order", "fair", "incremental"} <= compiled
+
+
+def test_a_placer_whose_package_is_missing_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setattr(placer, "find_spec", lambda package: None)
+    with pytest.raises(Unsupported, match=r"needs the package jax: pip install 'simdev\[all\]'"):
+        registry.find_placer("gdp")[0].place(None, rng=None, budget=None)

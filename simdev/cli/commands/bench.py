@@ -11,7 +11,8 @@ import typer
 
 if TYPE_CHECKING:
     pass
-from simdev.cli.app import command
+from simdev.cli import completion
+from simdev.cli.app import BENCHMARK, command
 from simdev.cli.board import print_board
 from simdev.cli.options import (
     Aim,
@@ -29,13 +30,20 @@ from simdev.cli.options import (
 )
 
 
-@command("bench")
+@command("bench", topic=BENCHMARK)
 def bench(
     workload: Annotated[
-        list[str] | None, typer.Option("--workload", "-w", help="Workload, graph file, or all.")
+        list[str] | None,
+        typer.Option("--workload", "-w", help="Workload, graph file, or all.", autocompletion=completion.workloads),
     ] = None,
-    topology: Annotated[list[str] | None, typer.Option("--topology", "-t", help="Topology, .toml, or all.")] = None,
-    placer: Annotated[list[str] | None, typer.Option("--placer", "-p", help="Placer id, or all (default).")] = None,
+    topology: Annotated[
+        list[str] | None,
+        typer.Option("--topology", "-t", help="Topology, .toml, or all.", autocompletion=completion.machines),
+    ] = None,
+    placer: Annotated[
+        list[str] | None,
+        typer.Option("--placer", "-p", help="Placer id, or all (default).", autocompletion=completion.placers),
+    ] = None,
     budget: Annotated[
         str,
         typer.Option(

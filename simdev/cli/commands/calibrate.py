@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import REAL, command
 from simdev.cli.options import OutOption
 from simdev.cli.tables import print_table
 from simdev.errors import InvalidInput, UnknownName
 
 
-@command("calibrate", hidden=True)
+@command("calibrate", topic=REAL)
 def calibrate(
     data: Annotated[list[Path], typer.Argument(help="Measured files or folders: NeuSight, DeepBench, vidur ...")],
     out: OutOption = Path("device.toml"),

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import OWN, command
 from simdev.cli.options import OutOption
 from simdev.errors import InvalidInput
 
 
-@command("capture")
+@command("capture", topic=OWN)
 def capture(
     step: Annotated[
         str, typer.Argument(help="my_model.py:make_step, or a package's model: timm:resnet50, transformers:T5Model.")
@@ -32,7 +32,9 @@ def capture(
         typer.Option(help="Sizes of mesh axes (dp_shard=8,tp=8): capture the program of each rank of make_step(mesh)."),
     ] = None,
 ) -> None:
-    """Turn a step of a PyTorch model (training, inference, a loop of your own) into a graph file.
+    """Turn a step of a PyTorch model into a graph file.
+
+    The step trains, infers, or is a loop of your own.
 
     With --mesh, turn a parallel step into a rank program, which `simdev simulate-plan` takes in place of a model.
     """

@@ -12,13 +12,13 @@ from simdev.errors import InvalidInput
 
 if TYPE_CHECKING:
     pass
-from simdev.cli.app import command
+from simdev.cli.app import BENCHMARK, command
 from simdev.cli.options import JsonOption
 from simdev.cli.problems import build_problem
 from simdev.cli.tables import print_table
 
 
-@command("compare")
+@command("compare", topic=BENCHMARK)
 def compare(
     before: Annotated[Path, typer.Argument(help="Result folder, or placement file.")],
     after: Annotated[Path, typer.Argument(help="Result folder, or placement file.")],

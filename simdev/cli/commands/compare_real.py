@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import REAL, command
 from simdev.cli.options import positive
 from simdev.cli.steps import FolderOption, MachineArgument, RepeatsOption, SeedOption, SmallOption, StepArgument
 from simdev.cli.tables import print_table
 
 
-@command("compare-real", hidden=True)
+@command("compare-real", topic=REAL)
 def compare_real(
     step: StepArgument,
     machine: MachineArgument,
@@ -23,7 +23,10 @@ def compare_real(
     small: SmallOption = False,
     seed: SeedOption = 0,
 ) -> None:
-    """Simulate and run many placements of a step on this computer, and report how far apart the two are."""
+    """Compare simulations with real runs on this computer.
+
+    Simulates and runs many placements of a step, and reports how far apart the two are.
+    """
     from simdev.measure.compare import compare_placements
     from simdev.measure.report import report
 

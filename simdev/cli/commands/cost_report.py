@@ -7,20 +7,31 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli import completion
+from simdev.cli.app import REAL, command
 from simdev.cli.options import OutOption, positive
 from simdev.cli.tables import print_table
 
 
-@command("cost-report", hidden=True)
+@command("cost-report", topic=REAL)
 def cost_report(
-    workloads: Annotated[list[str] | None, typer.Option("-w", "--workload", help="Workload (repeat).")] = None,
-    topologies: Annotated[list[str] | None, typer.Option("-t", "--topology", help="Machine (repeat).")] = None,
-    placers: Annotated[list[str] | None, typer.Option("-p", "--placer", help="Placer (repeat).")] = None,
+    workloads: Annotated[
+        list[str] | None,
+        typer.Option("-w", "--workload", help="Workload (repeat).", autocompletion=completion.workloads),
+    ] = None,
+    topologies: Annotated[
+        list[str] | None, typer.Option("-t", "--topology", help="Machine (repeat).", autocompletion=completion.machines)
+    ] = None,
+    placers: Annotated[
+        list[str] | None, typer.Option("-p", "--placer", help="Placer (repeat).", autocompletion=completion.placers)
+    ] = None,
     evaluations: Annotated[int, typer.Option(help="Simulations that a run may spend.")] = 500,
     out: OutOption = Path("costs"),
 ) -> None:
-    """Rank placers with costs before and after calibration; write which of them change ranks."""
+    """Report how the source of costs changes the ranks of placers.
+
+    Ranks placers with costs before and after calibration; writes which of them change ranks.
+    """
     import sys
 
     from simdev.studies import cost_report as report

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import REAL, command
 from simdev.cli.options import CostsOption, GraphArgument, JsonOption
 from simdev.cli.tables import print_table
 from simdev.errors import UnknownName
 
 
-@command("costs")
+@command("costs", topic=REAL)
 def costs(
     graph: GraphArgument,
     device: Annotated[str, typer.Argument(help="Device kind, or a topology: all its kinds.")],

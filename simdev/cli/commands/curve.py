@@ -8,18 +8,26 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli import completion
+from simdev.cli.app import BENCHMARK, command
 from simdev.cli.options import JsonOption, in_a_folder
 from simdev.cli.tables import print_table
 
 
-@command("curve")
+@command("curve", topic=BENCHMARK)
 def curve(
     folder: Annotated[Path, typer.Argument(help="Result folder of a bench.")],
-    workload: Annotated[str, typer.Option("--workload", "-w", help="Workload, as in the results.")],
-    topology: Annotated[str, typer.Option("--topology", "-t", help="Topology, as in the results.")],
+    workload: Annotated[
+        str, typer.Option("--workload", "-w", help="Workload, as in the results.", autocompletion=completion.workloads)
+    ],
+    topology: Annotated[
+        str, typer.Option("--topology", "-t", help="Topology, as in the results.", autocompletion=completion.machines)
+    ],
     budget: Annotated[str | None, typer.Option("--budget", "-b", help="Budget, if the results hold several.")] = None,
-    placer: Annotated[list[str] | None, typer.Option("--placer", "-p", help="Placer id (default: all).")] = None,
+    placer: Annotated[
+        list[str] | None,
+        typer.Option("--placer", "-p", help="Placer id (default: all).", autocompletion=completion.placers),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Draw it (PNG, SVG or PDF).", callback=in_a_folder)
     ] = None,

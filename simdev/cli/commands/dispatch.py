@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import REAL, command
 from simdev.cli.tables import print_table
 
 
-@command("dispatch", hidden=True)
+@command("dispatch", topic=REAL)
 def dispatch(trace: Annotated[Path, typer.Argument(help="Profiler trace (Kineto, Chrome JSON).")]) -> None:
     """List what issuing an op cost the host, by kind of op."""
     from simdev.measure.calibrate.dispatch import dispatch_ns

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
+from typing import Annotated
 
-from simdev.cli.app import command
+import typer
+
+from simdev.cli.app import ABOUT, command
 from simdev.cli.options import JsonOption
 
 
-@command("doctor")
-def doctor(as_json: JsonOption = False) -> None:
+@command("doctor", topic=ABOUT)
+def doctor(
+    warm: Annotated[bool, typer.Option("--warm", help="First compile every kernel (a minute or two).")] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Check this installation.
 
     Lists the installed packages, the placers and solvers that cannot run here with the reason, and the cache of
@@ -17,5 +24,10 @@ def doctor(as_json: JsonOption = False) -> None:
     """
     from simdev.cli.doctor import diagnose, report
 
+    if warm:
+        from simdev.bench.warm import warm_all
+
+        for step in warm_all():
+            print(f"compiling: {step}", file=sys.stderr, flush=True)
     found = diagnose()
     print(json.dumps(found, indent=1) if as_json else report(found))

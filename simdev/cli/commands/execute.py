@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import REAL, command
 from simdev.cli.options import JsonOption, Order, OrderOption, PlacerOption, in_a_folder, positive
 from simdev.cli.problems import run_placer
 from simdev.cli.steps import MachineArgument, RepeatsOption, SeedOption, SmallOption, StepArgument
 from simdev.errors import InvalidInput
 
 
-@command("execute")
+@command("execute", topic=REAL)
 def execute(
     step: StepArgument,
     machine: MachineArgument,
@@ -33,7 +33,7 @@ def execute(
     seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a training step under a placement on this computer and compare it with its simulation."""
+    """Run a placed step on this computer; compare with its simulation."""
     from simdev.measure.profiles import profile_costs
     from simdev.measure.programs import load_program, measured_problem, workers_of
     from simdev.measure.run import execute_placement, report_text, write_trace_of_both

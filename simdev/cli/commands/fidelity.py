@@ -7,18 +7,21 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import ABOUT, command
 from simdev.cli.options import OutOption
 from simdev.cli.tables import print_table
 
 
-@command("fidelity", hidden=True)
+@command("fidelity", topic=ABOUT)
 def fidelity(
     data: Annotated[Path | None, typer.Option(help="Folder of public measured data (or SIMDEV_DATA).")] = None,
     out: OutOption = Path("report"),
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps the cases of unchanged files.")] = None,
 ) -> None:
-    """Compare predictions with public measurements; write cases, goals met and missed, and a picture."""
+    """Compare predictions with public measurements.
+
+    Writes cases, goals met and missed, and a picture.
+    """
     from simdev.studies import fidelity as report
 
     cases, notes = report.all_cases(report.data_folder(data), cache or report.cache_folder())

@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import BENCHMARK, command
 from simdev.cli.options import JsonOption
 
 
-@command("gaps", hidden=True)
+@command("gaps", topic=BENCHMARK)
 def gaps(
     folder: Annotated[Path, typer.Argument(help="Result folder of a bench.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Print the gap between best result and proven bound, for each case."""
+    """Print how far the best result of each case is from its bound."""
     from simdev.bench import rows, score
 
     found = score.gaps(rows.read_rows(folder / "results.csv"))

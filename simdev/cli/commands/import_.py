@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import OWN, command
 from simdev.cli.options import OutOption
 from simdev.errors import InvalidInput
 
 
-@command("import")
+@command("import", topic=OWN)
 def import_(
     file: Annotated[Path, typer.Argument(help="ONNX, PipeDream text, dnn-partitioning or Piper JSON, JSON or CSV.")],
     out: OutOption,

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import BENCHMARK, command
 from simdev.cli.board import print_board
 from simdev.cli.options import JsonOption, in_a_folder
 
 
-@command("leaderboard")
+@command("leaderboard", topic=BENCHMARK)
 def leaderboard(
     folder: Annotated[Path, typer.Argument(help="Result folder of a bench.")],
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.", callback=in_a_folder)] = None,

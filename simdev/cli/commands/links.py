@@ -7,17 +7,20 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import REAL, command
 from simdev.cli.options import positive
 
 
-@command("links", hidden=True)
+@command("links", topic=REAL)
 def links(
     files: Annotated[list[Path], typer.Argument(help="Tables of vidur, vTrain or nccl-tests.")],
     hops: Annotated[int, typer.Option(help="Number of links on the measured route.")] = 1,
     ranges: Annotated[int, typer.Option(help="Largest number of size ranges.")] = 4,
 ) -> None:
-    """Fit a link's latency and bandwidth in ranges of sizes; print them as a machine's file takes them."""
+    """Fit the latency and bandwidth of a link, by ranges of sizes.
+
+    Prints them as a machine's file takes them.
+    """
     from simdev.measure.calibrate.links import fit_table, ranges_toml, read_links
 
     positive(hops, "--hops")

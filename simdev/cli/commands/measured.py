@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import REAL, command
 from simdev.cli.steps import FolderOption
 from simdev.cli.tables import print_table
 
 
-@command("measured", hidden=True)
+@command("measured", topic=REAL)
 def measured(
     folders: Annotated[list[Path], typer.Argument(help="Folders that simdev compare-real wrote.")],
     out: FolderOption,
 ) -> None:
-    """Write one report, with pictures, over several comparisons with real runs."""
+    """Write one report over several comparisons with real runs."""
     from simdev.measure.report import report
 
     lines = report(folders, out)

@@ -7,19 +7,25 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli import completion
+from simdev.cli.app import ABOUT, command
 from simdev.cli.options import OutOption, positive
 from simdev.cli.tables import print_table
 
 
-@command("perf", hidden=True)
+@command("perf", topic=ABOUT)
 def perf(
     ops: Annotated[list[int] | None, typer.Option("--ops", help="About how many ops a graph has.")] = None,
-    topology: Annotated[str, typer.Option("--topology", "-t", help="Topology name or TOML file.")] = "p100x4",
+    topology: Annotated[
+        str, typer.Option("--topology", "-t", help="Topology name or TOML file.", autocompletion=completion.machines)
+    ] = "p100x4",
     rounds: Annotated[int, typer.Option(help="How many times each is timed; the shortest time counts.")] = 3,
     out: OutOption = Path("perf"),
 ) -> None:
-    """Time the engines side by side on graphs shaped like training steps; write perf.csv and perf.png."""
+    """Time the engines side by side.
+
+    The graphs are shaped like training steps. Writes perf.csv and perf.png.
+    """
     from simdev.studies.perf import measure, write
 
     sizes = ops or [1000, 10000]

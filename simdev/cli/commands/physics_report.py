@@ -7,17 +7,20 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import ABOUT, command
 from simdev.cli.options import OutOption
 from simdev.cli.tables import print_table
 
 
-@command("physics-report", hidden=True)
+@command("physics-report", topic=ABOUT)
 def physics_report(
     folder: Annotated[Path, typer.Argument(help="Result folder of simdev bench.")] = Path("leaderboard/standard"),
     out: OutOption = Path("physics"),
 ) -> None:
-    """Rank stored placements under the rules of other simulators; write how far the rankings agree."""
+    """Report how the rules of other simulators change the ranks.
+
+    Ranks stored placements under each; writes how far the rankings agree.
+    """
     import sys
 
     from simdev.studies import physics as report

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from simdev.cli import completion
 from simdev.cli.app import command
 from simdev.cli.options import (
     Contention,
@@ -28,7 +29,10 @@ from simdev.errors import InvalidInput, UnknownName
 @command("place")
 def place(
     graph: GraphArgument,
-    topology: Annotated[str | None, typer.Argument(help="Topology name or TOML file (default: the policy's).")] = None,
+    topology: Annotated[
+        str | None,
+        typer.Argument(help="Topology name or TOML file (default: the policy's).", autocompletion=completion.machines),
+    ] = None,
     placer: PlacerOption = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Where to write.", callback=in_a_folder)] = None,
     policy: Annotated[Path | None, typer.Option(help="Folder of a trained policy (simdev train).")] = None,
@@ -38,7 +42,9 @@ def place(
     costs: CostsOption = None,
     evaluations: Annotated[int, typer.Option(help="Simulations that the placer may spend.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the placer.")] = 0,
-    machine: Annotated[str | None, typer.Option("--topology", "-t", help="The same as TOPOLOGY.")] = None,
+    machine: Annotated[
+        str | None, typer.Option("--topology", "-t", help="The same as TOPOLOGY.", autocompletion=completion.machines)
+    ] = None,
     modules: Annotated[
         Path | None,
         typer.Option("--device-map", help="Write a device for each PyTorch module (JSON).", callback=in_a_folder),

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import REAL, command
 from simdev.cli.options import positive
 from simdev.cli.steps import FolderOption, RepeatsOption, SeedOption, SmallOption
 from simdev.errors import InvalidInput
 
 
-@command("profile", hidden=True)
+@command("profile", topic=REAL)
 def profile(
     out: FolderOption,
     steps: Annotated[list[str] | None, typer.Argument(help="Workload ids, or my_model.py:make_step.")] = None,
@@ -30,7 +30,10 @@ def profile(
     small: SmallOption = False,
     seed: SeedOption = 0,
 ) -> None:
-    """Measure ops and transfers on this computer; writes a topology file and a cost table."""
+    """Measure ops and transfers on this computer.
+
+    Writes a topology file and a cost table.
+    """
     from simdev.measure.profiles import profile_file, profile_machine
     from simdev.measure.programs import workers_named
 

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import BENCHMARK, command
 
 
-@command("reproduce", hidden=True)
+@command("reproduce", topic=BENCHMARK)
 def reproduce(
     name: Annotated[str, typer.Argument(help="mirhoseini, placeto, gdp, or speed (of the learned placers).")],
     out: Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from simdev.cli import completion
 from simdev.cli.app import command
 from simdev.cli.options import JsonOption
 from simdev.errors import InvalidInput
@@ -15,7 +16,12 @@ from simdev.errors import InvalidInput
 
 @command("show")
 def show(
-    what: Annotated[str, typer.Argument(help="Workload id, graph file, topology name or TOML file.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="Workload id, graph file, topology name or TOML file.", autocompletion=completion.workloads_or_machines
+        ),
+    ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Also draw the topology (PNG, SVG or PDF).")] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -8,19 +8,25 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli import completion
+from simdev.cli.app import JOBS, command
 from simdev.cli.options import JsonOption, in_a_folder
 from simdev.cli.tables import print_table
 from simdev.errors import InvalidInput
 
 
-@command("simulate-plan")
+@command("simulate-plan", topic=JOBS)
 def simulate_plan(
     model: Annotated[
         str,
         typer.Argument(help="Model, size and parameters: llama3-70b, gpt-3.6b[microbatch=4]; or a captured program."),
     ],
-    cluster: Annotated[str, typer.Argument(help="Topology of a node, or file: dgx-h100, dgx-h100[nodes=8].")],
+    cluster: Annotated[
+        str,
+        typer.Argument(
+            help="Topology of a node, or file: dgx-h100, dgx-h100[nodes=8].", autocompletion=completion.machines
+        ),
+    ],
     mesh: Annotated[
         str | None, typer.Option(help="Sizes of the mesh axes: dp_shard=8,tp=8,pp=4. A captured program has its own.")
     ] = None,

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import BENCHMARK, command
 from simdev.cli.options import OutOption
 
 
-@command("submit")
+@command("submit", topic=BENCHMARK)
 def submit(
     folder: Annotated[Path, typer.Argument(help="Result folder of a bench, or folder of placement files (JSON).")],
     out: OutOption,

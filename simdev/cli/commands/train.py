@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli import completion
+from simdev.cli.app import OWN, command
 from simdev.cli.options import Backend, BackendOption, SchedulerOption, positive, use_dask
 from simdev.cli.problems import build_problem
 from simdev.errors import InvalidInput
@@ -18,11 +19,26 @@ from simdev.errors import InvalidInput
 SECONDS_BETWEEN_LINES = 2.0
 
 
-@command("train")
+@command("train", topic=OWN)
 def train(
-    placer: Annotated[str, typer.Option("--placer", "-p", help="Learned placer: name or name[param=value].")],
-    workload: Annotated[list[str], typer.Option("--workload", "--workloads", "-w", help="Workload or graph file.")],
-    topology: Annotated[list[str], typer.Option("--topology", "--topologies", "-t", help="Topology or TOML file.")],
+    placer: Annotated[
+        str,
+        typer.Option(
+            "--placer", "-p", help="Learned placer: name or name[param=value].", autocompletion=completion.placers
+        ),
+    ],
+    workload: Annotated[
+        list[str],
+        typer.Option(
+            "--workload", "--workloads", "-w", help="Workload or graph file.", autocompletion=completion.workloads
+        ),
+    ],
+    topology: Annotated[
+        list[str],
+        typer.Option(
+            "--topology", "--topologies", "-t", help="Topology or TOML file.", autocompletion=completion.machines
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the policy and its checkpoint.")],
     evaluations: Annotated[int, typer.Option(help="Simulations to spend in all.")] = 20000,
     seed: Annotated[int, typer.Option(help="Seed of the first weights and of all samples.")] = 0,

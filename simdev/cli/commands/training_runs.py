@@ -8,17 +8,20 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import JOBS, command
 from simdev.cli.tables import print_table
 
 
-@command("training-runs", hidden=True)
+@command("training-runs", topic=JOBS)
 def training_runs(
     data: Annotated[Path, typer.Argument(help="Folder of public measured data, with training-runs/ in it.")],
     sets: Annotated[list[str] | None, typer.Option("--set", help="vtrain-single, vtrain-multi ... (repeat).")] = None,
     most: Annotated[int, typer.Option(min=1, help="At most this many rows of a set, spread over models.")] = 60,
 ) -> None:
-    """Compare predicted step times with public measured training runs and with simple controls."""
+    """Compare predictions with public measured training runs.
+
+    Simple formulas are the control.
+    """
     from simdev.errors import UnknownName
     from simdev.studies import training_runs as report
 

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import BENCHMARK, command
 from simdev.cli.options import Engine, JsonOption
 
 
-@command("verify")
+@command("verify", topic=BENCHMARK)
 def verify(
     folder: Annotated[Path, typer.Argument(help="Result folder of a bench, or submission.")],
     engine: Annotated[Engine, typer.Option(help="Which engine recomputes the rows.")] = Engine.reference,

@@ -1,0 +1,29 @@
+"""What the shell offers when a name is completed: workloads, machines, placers, parallel models."""
+
+from __future__ import annotations
+
+
+def workloads(incomplete: str) -> list[str]:
+    from simdev.placers import registry
+
+    return _that_begin(registry.workloads(), incomplete)
+
+
+def machines(incomplete: str) -> list[str]:
+    from simdev.problem.topology import topology_names
+
+    return _that_begin(topology_names(), incomplete)
+
+
+def placers(incomplete: str) -> list[str]:
+    from simdev.placers import registry
+
+    return _that_begin(registry.placers(), incomplete)
+
+
+def workloads_or_machines(incomplete: str) -> list[str]:
+    return [*workloads(incomplete), *machines(incomplete)]
+
+
+def _that_begin(names, incomplete: str) -> list[str]:
+    return sorted(name for name in names if name.startswith(incomplete))

@@ -19,6 +19,7 @@ from simdev.parallel.cluster import Cluster
 from simdev.parallel.collectives import send_ns
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action, pipeline_order, stage_rank
+from simdev.parallel.resize import capture_resized
 from simdev.parallel.timing import Host, Prices, Template, make_template
 from simdev.parallel.unroll import Unrolled, Unroller, execution_order
 from simdev.problem.costs import peak_flops
@@ -168,8 +169,10 @@ def prepare(
 
     Pass the same ``known`` for many plans of one model on one cluster with the same host and prices: captured stages
     and timed segments are kept in it, and plans that differ in pipeline depth, replicas or microbatches share them.
+    All sizes of ``dp_shard`` then share two captures (:mod:`simdev.parallel.resize`).
     """
     prices = prices or Prices(plan.cluster)
+    capture_one = capture_stage if known is None else capture_resized
     known = {} if known is None else known
     inner, several = _inner(plan.mesh), plan.microbatches > 1
     parameters = tuple(sorted((name, value) for name, value in plan.parameters.items() if name != "layers"))
@@ -177,7 +180,7 @@ def prepare(
     def capture(part):
         key = "stage", parameters, inner, part, several
         if key not in known:
-            known[key] = capture_stage(plan.model, dict(plan.parameters), inner, part, several)
+            known[key] = capture_one(plan.model, dict(plan.parameters), inner, part, several)
         return known[key]
 
     def time(segment, stage):
@@ -189,7 +192,6 @@ def prepare(
         return known[key][0]
 
     programs = tuple(capture(part) for part in plan.parts)
-
     return PlanProgram(
         plan,
         programs,

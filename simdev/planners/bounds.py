@@ -55,8 +55,17 @@ def plan_bound_ns(program: PlanProgram) -> int:
     backward = np.array([min(map(span, kinds)) for kinds in program.backward])
     passes = int((forward + backward).sum())
     update = sum(span(template) for template in program.finish)
-    busy = (microbatches * passes + update) / ranks
+    busy = max((microbatches * passes + update) / ranks, microbatches * _issue_ns(program) / ranks)
     if plan.stages_per_rank > 1:
         return int(busy)
     filled = passes / (1 - (1 - 1 / microbatches) ** ranks)
     return int(max(busy, filled))
+
+
+def _issue_ns(program: PlanProgram) -> int:
+    """Host time to issue one forward and one backward pass of all stages: each rank's host issues its own."""
+    return sum(
+        int(forward.issue_ns.sum() + forward.rest_ns.sum())
+        + min(int(kind.issue_ns.sum() + kind.rest_ns.sum()) for kind in backward)
+        for forward, backward in zip(program.forward, program.backward, strict=True)
+    )

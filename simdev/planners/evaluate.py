@@ -29,6 +29,12 @@ class Evaluator:
         """The captured and timed stages of a choice. Raises :class:`InvalidInput` if it does not suit the job."""
         return prepare(self.job.plan(choice), self.prices, known=self._known)
 
+    def sibling(self, job: Job) -> Evaluator:
+        """An evaluator of the same model on another cluster or with another batch, which shares what is captured."""
+        other = Evaluator(job)
+        other._known = {key: value for key, value in self._known.items() if key[0] == "stage"}
+        return other
+
     def report(self, choice: Choice, engine: str = "fast") -> PlanReport:
         """The whole simulation of a choice, with its schedule."""
         return simulate_program(self.program(choice), engine=engine)

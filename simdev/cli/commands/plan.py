@@ -1,0 +1,181 @@
+"""``simdev plan``."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from simdev.cli.app import command
+from simdev.cli.options import JsonOption, in_a_folder, positive
+from simdev.cli.tables import print_table
+from simdev.errors import InvalidInput
+
+
+@command("plan")
+def plan(
+    model: Annotated[str, typer.Argument(help="Model, size and parameters: llama3-70b, my_model.py:name.")],
+    cluster: Annotated[str, typer.Argument(help="Topology of a node and number of nodes: dgx-h100[nodes=8].")],
+    batch: Annotated[int, typer.Option(help="Sequences in a step (the global batch).")] = 1024,
+    planner: Annotated[str, typer.Option("--planner", "-p", help="Planner id: search, megatron, grid ...")] = "search",
+    host: Annotated[str, typer.Option(help="What issues kernels: eager, megatron, llm-foundry or compiled.")] = "eager",
+    microbatch: Annotated[str, typer.Option(help="Microbatch sizes that may be chosen.")] = "1,2,4,8",
+    recompute: Annotated[str, typer.Option(help="Kinds of recomputation that may be chosen.")] = "none,selective,full",
+    evaluations: Annotated[int | None, typer.Option(help="Plans to simulate at most.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Seconds to search at most.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of planners that draw at random.")] = 0,
+    jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Plans at a time (default: one per core).")] = None,
+    top: Annotated[int, typer.Option(help="How many plans to print.")] = 6,
+    price: Annotated[float | None, typer.Option(help="Dollars for one hour of one GPU.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write a picture (SVG) of the best pipeline.", callback=in_a_folder)
+    ] = None,
+    write: Annotated[
+        str | None, typer.Option(help="Print a configuration: torchtitan, megatron, accelerate, deepspeed or fsdp.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write it there.", callback=in_a_folder)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the best parallel plan of a training job.
+
+    Plans are simulated: each program is captured from PyTorch once and kept, so that the second search is quick. Ctrl-C
+    ends the search and keeps the best plan so far.
+    """
+    import numpy as np
+
+    from simdev.errors import BudgetExhausted
+    from simdev.parallel import find_model, load_cluster
+    from simdev.planners import Evaluator, Job, PlanBudget, find_planner
+    from simdev.planners.figures import figures, what_helps, why_slower
+
+    spec, params = find_planner(planner)
+    found, parameters = find_model(model)
+    job = Job(
+        found,
+        parameters,
+        load_cluster(cluster),
+        batch,
+        framework=host,
+        microbatches=_numbers(microbatch),
+        recomputes=tuple(recompute.split(",")),
+        name=f"{model} on {cluster}",
+    )
+    writer = _writer(write)
+    positive(price, "--price")
+    workers = jobs or os.cpu_count() or 1
+    with Evaluator(job, workers) as evaluator:
+        budget = PlanBudget(
+            evaluator,
+            evaluations=evaluations or math.inf,
+            seconds=positive(seconds, "--seconds") or math.inf,
+            tell=_Progress(evaluations, seconds),
+        )
+        try:
+            choice = spec.plan(job, rng=np.random.default_rng(seed), budget=budget, **params)
+        except KeyboardInterrupt:
+            if budget.best is None:
+                print("simdev: interrupted before any plan fitted", file=sys.stderr)
+                raise typer.Exit(130) from None
+            print(f"simdev: interrupted after {budget.used} plans; the best so far", file=sys.stderr)
+            choice = budget.best.choice
+        except BudgetExhausted as error:
+            raise InvalidInput(f"{error}; none fits", source=f"planner {planner}") from None
+        best = budget.tried.get(choice) or evaluator.outcome(choice, always=True)
+        if best.step_ns is None:
+            best = evaluator.outcome(choice, always=True)
+        others = [o for o in sorted(budget.tried.values()) if o.choice != choice and o.step_ns is not None]
+        helps = what_helps(job, evaluator, best, budget.tried.values())
+        if picture is not None:
+            from simdev.files import write_text
+            from simdev.parallel.picture import pipeline_svg
+
+            write_text(picture, pipeline_svg(evaluator.report(choice)))
+    rows = [
+        {**figures(job, o, price), "why": why_slower(best, o) if o is not best else ""} for o in [best, *others][:top]
+    ]
+    text = writer(job, choice) if writer else None
+    if out is not None and text is not None:
+        from simdev.files import write_text
+
+        write_text(out, text)
+    if as_json:
+        document = {"model": model, "cluster": cluster, "batch": batch, "ranks": job.ranks, "planner": planner}
+        document |= {"simulated": budget.used, "plans": rows, "what_helps": helps, "configuration": text}
+        print(json.dumps(document, indent=1))
+        return
+    _print(job, rows, budget, helps, price)
+    if text is not None and out is None:
+        print(f"\n{text}", end="")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidInput(f"expected whole numbers with commas, got {text!r}", source="--microbatch") from None
+
+
+def _writer(write: str | None):
+    if write is None:
+        return None
+    from simdev.integrations.training_config import find_writer
+
+    return find_writer(write)
+
+
+def _print(job, rows: list[dict], budget, helps: list[str], price: float | None) -> None:
+    print(f"{job.name}: {job.ranks} GPUs, {job.batch:,} sequences in a step; {budget.used} plans tried")
+    header = ["plan", "step s", "tokens/s/GPU", "MFU", "peak GiB", "idle", "exposed"]
+    header += ["$/M tokens"] if price is not None else []
+    lines = []
+    for row in rows:
+        peak = "/".join(_shortened([f"{peak / 2**30:.0f}" for peak in row["peak_memory_bytes"]]))
+        line = [row["name"], f"{row['step_time_s']:.2f}", f"{row['tokens_per_s_per_gpu']:,.0f}", f"{row['mfu']:.1%}"]
+        line += [peak + ("" if row["fits"] else " (!)"), f"{row['bubble_share']:.1%}", f"{row['exposed_share']:.1%}"]
+        line += [f"{row['dollars_per_million_tokens']:.3f}"] if price is not None else []
+        lines.append(line)
+    print_table(header, lines)
+    if not rows[0]["fits"]:
+        print("OUT OF MEMORY: the best plan does not fit")
+    for row in rows[1:]:
+        print(f"{row['name']}: {row['why']}")
+    gap = rows[0]["step_time_s"] / rows[0]["bound_s"] - 1
+    print(f"No plan with this mesh, microbatch and recomputation can be more than {gap:.1%} faster.")
+    print("What would help:")
+    for sentence in helps:
+        print(f"  {sentence}")
+
+
+def _shortened(peaks: list[str]) -> list[str]:
+    """At most four of the peaks: the first ones and the last."""
+    return peaks if len(peaks) <= 4 else [*peaks[:2], "..", peaks[-1]]
+
+
+class _Progress:
+    """A line on standard error now and then: plans tried, best step time, time left where the search has a limit."""
+
+    def __init__(self, evaluations: int | None, seconds: float | None):
+        self.evaluations, self.seconds = evaluations, seconds
+        self.begin = self.last = time.monotonic()
+
+    def __call__(self, used: int, best) -> None:
+        now = time.monotonic()
+        if now - self.last < 2:
+            return
+        self.last = now
+        spent, left = now - self.begin, []
+        if self.seconds:
+            left.append(self.seconds - spent)
+        if self.evaluations:
+            left.append(spent / used * (self.evaluations - used))
+        from simdev.cli.progress import left as words
+
+        figure = f"best {best.choice}: {best.step_ns / 1e9:.2f} s" if best else "none fits yet"
+        rest = words(min(left)) if left else ""
+        print(f"{used} plans, {figure}{rest and ', ' + rest}", file=sys.stderr, flush=True)

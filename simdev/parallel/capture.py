@@ -24,8 +24,11 @@ from simdev.parallel import kept
 from simdev.parallel.cut import cut
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.program import NotRepeating, Segment, stretch
+from simdev.parallel.split import SplitBackward, keep_gathered, reduce_gradients
 
 FEW = 3  # layers in the shorter capture: a first one, a last one, and one in between (FSDP prefetches across layers)
+TIMES = ("first", "second", "further")
+SPLIT = (*(f"backward {half} {time}" for half in ("input", "weights") for time in TIMES), "forward first")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,10 @@ class StageProgram:
     one (of the only one, where there is one); ``finish``, after the last backward pass. ``resident_bytes`` are
     parameters, optimizer state and inputs; ``output_bytes`` is what the stage sends to the next one for each
     microbatch. ``shard_unit`` is the greatest number of ranks among which FSDP divides each parameter without padding
-    (0 without FSDP)."""
+    (0 without FSDP). ``split`` are the halves of a backward pass (:mod:`simdev.parallel.split`), if they were asked
+    for: gradients of the input in the first microbatch, the second and a further one; gradients of the weights in these
+    three; and then the forward pass of the first microbatch, which gathers parameters that stay until the end of the
+    step. No backward pass of such a program reduces gradients: ``finish`` does."""
 
     forward: Segment
     backward: tuple[Segment, Segment, Segment, Segment]
@@ -43,19 +49,23 @@ class StageProgram:
     output_bytes: int
     parameters: int
     shard_unit: int = 0
+    split: tuple[Segment, ...] = ()
 
     FIRST, FURTHER, LAST, ONLY = range(4)
 
 
-def capture_stage(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, several: bool = True) -> StageProgram:
-    """The program of one rank of the stage ``part``; ``several`` if a step has more than one microbatch. Raises
+def capture_stage(
+    model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, several: bool = True, split: bool = False
+) -> StageProgram:
+    """The program of one rank of the stage ``part``; ``several`` if a step has more than one microbatch; ``split`` if
+    its schedule splits backward passes. Raises
     :class:`Unsupported` without PyTorch, :class:`InvalidInput` for a model that cannot be built on ``mesh``."""
     if importlib.util.find_spec("torch") is None:
         raise Unsupported("capturing a parallel model needs PyTorch: pip install 'simdev[capture]'")
     key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
     if part.layers < FEW + 2:
-        return _captured(model, key, mesh, part, several)
-    short, long = (_captured(model, key, mesh, Part(n, part.first, part.last), several) for n in (FEW, FEW + 1))
+        return _captured(model, key, mesh, part, several, split)
+    short, long = (_captured(model, key, mesh, Part(n, part.first, part.last), several, split) for n in (FEW, FEW + 1))
     more = part.layers - FEW
     try:
         return StageProgram(
@@ -66,22 +76,25 @@ def capture_stage(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part
             short.output_bytes,
             short.parameters + (long.parameters - short.parameters) * more,
             shard_unit=short.shard_unit,
+            split=tuple(stretch(a, b, FEW, more) for a, b in zip(short.split, long.split, strict=True)),
         )
     except NotRepeating:
-        return _captured(model, key, mesh, part, several)
+        return _captured(model, key, mesh, part, several, split)
 
 
 @lru_cache(maxsize=256)
-def _captured(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, several: bool) -> StageProgram:
-    name = kept.fingerprint(model, {**dict(parameters), "several": several}, mesh, part)
+def _captured(
+    model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, several: bool, split: bool = False
+) -> StageProgram:
+    name = kept.fingerprint(model, {**dict(parameters), "several": several, "split": split}, mesh, part)
     found = kept.load(name)
     if found is not None:
         forward, *backward, finish = found.pop("segments")
-        return StageProgram(forward, tuple(backward), finish, **found)
+        return StageProgram(forward, tuple(backward[:4]), finish, split=tuple(backward[4:]), **found)
     try:
-        program = _capture(model, {**dict(parameters), "layers": part.layers}, mesh, part, several)
+        program = _capture(model, {**dict(parameters), "layers": part.layers}, mesh, part, several, split)
         figures = {key: getattr(program, key) for key in ("resident_bytes", "output_bytes", "parameters", "shard_unit")}
-        kept.save(name, [program.forward, *program.backward, program.finish], figures)
+        kept.save(name, [program.forward, *program.backward, *program.split, program.finish], figures)
         return program
     except SimdevError:
         raise
@@ -89,7 +102,9 @@ def _captured(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, s
         raise InvalidInput(f"cannot be built on {mesh}: {sentence(error)}", source=model.name) from error
 
 
-def _capture(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, several: bool) -> StageProgram:
+def _capture(
+    model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, several: bool, split: bool
+) -> StageProgram:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -97,7 +112,7 @@ def _capture(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, sev
     from simdev.parallel.ring import ring_attention
 
     default = torch.get_default_dtype()
-    with _fake_process_group(mesh) as torch_mesh:
+    with fake_process_group(mesh) as torch_mesh:
         try:
             segments: dict[str, Segment] = {}
             stage = model.function(torch_mesh, part, **parameters)
@@ -107,18 +122,20 @@ def _capture(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, sev
             microbatches = 1 if not several else 3 if stage.sync else 2
             with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
                 stage.module.to_empty(device="cpu")
-                figures = _Run(stage, Recorder(), mesh, segments).step(microbatches, part)
+                run = StageRun(stage, Recorder(), mesh, segments)
+                figures = run.split_step(part) if split else run.step(microbatches, part)
         finally:
             torch.set_default_dtype(default)
     only = segments.get("backward only") or segments["backward first"]
     last = segments.get("backward last", only)
     backward = segments.get("backward first", only), segments.get("backward further", last), last, only
     unit = _shard_unit(stage.module, mesh)
-    return StageProgram(segments["forward"], backward, segments["finish"], *figures, shard_unit=unit)
+    halves = tuple(segments[name] for name in SPLIT) if split else ()
+    return StageProgram(segments["forward"], backward, segments["finish"], *figures, shard_unit=unit, split=halves)
 
 
 @contextlib.contextmanager
-def _fake_process_group(mesh: Mesh):
+def fake_process_group(mesh: Mesh):
     """The PyTorch mesh of one stage on a fake process group, seen by rank 0."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -126,6 +143,7 @@ def _fake_process_group(mesh: Mesh):
 
     if dist.is_initialized():
         raise Unsupported("a process group exists already; a rank program is captured in a process without one")
+    forget_meshes()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=mesh.stage_ranks)
     try:
         names, shape = zip(*(mesh.inner or (("dp_shard", 1),)), strict=True)
@@ -134,7 +152,17 @@ def _fake_process_group(mesh: Mesh):
         dist.destroy_process_group()
 
 
-class _Run:
+def forget_meshes() -> None:
+    """Clear what DTensor remembers of earlier meshes: a mesh of the same shape is taken for them, and their process
+    groups are gone."""
+    from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    clear_redistribute_planner_cache()
+    _clear_sharding_prop_cache()
+
+
+class StageRun:
     """Runs the microbatches of a stage and cuts what is recorded into segments."""
 
     def __init__(self, stage, recorder, mesh: Mesh, segments: dict[str, Segment]):
@@ -142,46 +170,93 @@ class _Run:
         self._begin = 0
 
     def step(self, microbatches: int, part: Part) -> tuple[int, int, int]:
-        import torch
+        """Run a step whose backward passes are whole."""
+        optimizer, recorder = self._begin_step(microbatches), self.recorder
+        with self.stage.context(), recorder:
+            for number in range(microbatches):
+                last = number == microbatches - 1
+                base, output, gradient, inputs = self._forward(part)
+                if self.stage.sync is not None:
+                    self.stage.sync(self.stage.module, last)
+                output.backward(gradient)
+                del output, gradient, inputs
+                self._cut(f"backward {_name(number, microbatches)}", base)
+            self._finish(optimizer)
+        return self._figures(optimizer)
 
-        stage, module, recorder = self.stage, self.stage.module, self.recorder
+    def split_step(self, part: Part) -> tuple[int, int, int]:
+        """Run whole and split backward passes, each as the first one of a step and as a further one."""
+        optimizer, recorder, stage = self._begin_step(5), self.recorder, self.stage
+        keep_gathered(stage.module)
+        with stage.context(), recorder:
+            for name in ("whole first", "whole further", "finish", *TIMES, "finish"):
+                if name == "finish":
+                    self._finish(optimizer, reduce=True)
+                    continue
+                base, output, gradient, inputs = self._forward(part, " first" if name.endswith("first") else "")
+                if stage.sync is not None:
+                    stage.sync(stage.module, False)
+                halves = SplitBackward(stage.module, output, gradient, inputs)
+                if name.startswith("whole"):
+                    output.backward(gradient)
+                    del halves, output, gradient, inputs
+                    self._cut(f"backward {name.removeprefix('whole ')}", base)
+                    continue
+                del output, gradient, inputs
+                halves.of_input()
+                self._cut(f"backward input {name}", base)
+                base = recorder.live_bytes
+                halves.of_weights()
+                self._cut(f"backward weights {name}", base)
+        return self._figures(optimizer)
+
+    def _begin_step(self, microbatches: int):
+        """Build inputs and the optimizer with its state, before anything is recorded; returns the optimizer."""
+        module, recorder = self.stage.module, self.recorder
         for tensor in (*module.parameters(), *module.buffers()):
             local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
             recorder.see(local)
-        optimizer = stage.optimizer(module)
-        count = sum(_local(p).numel() for p in module.parameters())
+        optimizer = self.stage.optimizer(module)
+        self._count = sum(_local(p).numel() for p in module.parameters())
         self._warm(optimizer, module)
-        batches = [stage.inputs() for _ in range(microbatches)]
-        output_bytes = 0
-        with stage.context(), recorder:
-            for number, inputs in enumerate(batches):
-                last = number == microbatches - 1
-                base, self._begin = recorder.live_bytes, len(recorder.entries)
-                output = module(*inputs)
-                self._cut("forward", base)
-                output_bytes = _local(output).numel() * _local(output).element_size()
-                gradient = None if part.last else torch.empty_like(output, requires_grad=False)
-                base = recorder.live_bytes
-                if stage.sync is not None:
-                    stage.sync(module, last)
-                output.backward(gradient)
-                batches[number] = None
-                del output, gradient, inputs
-                self._cut(f"backward {_name(number, microbatches)}", base)
-            base = recorder.live_bytes
-            if stage.finish is not None:
-                stage.finish(module)
-            optimizer.step()
-            optimizer.zero_grad()
-            self._cut("finish", base)
+        self._batches = [self.stage.inputs() for _ in range(microbatches)]
+        return optimizer
+
+    def _forward(self, part: Part, which: str = "") -> tuple:
+        """Run a forward pass: ``(memory in use after it, output, gradient of the output or None, inputs)``."""
+        import torch
+
+        inputs = self._batches.pop()
+        base, self._begin = self.recorder.live_bytes, len(self.recorder.entries)
+        output = self.stage.module(*inputs)
+        self._cut(f"forward{which}", base)
+        self._output_bytes = _local(output).numel() * _local(output).element_size()
+        gradient = None if part.last else torch.empty_like(output, requires_grad=False)
+        return self.recorder.live_bytes, output, gradient, inputs
+
+    def _finish(self, optimizer, reduce: bool = False) -> None:
+        stage, base = self.stage, self.recorder.live_bytes
+        if reduce:
+            if stage.sync is not None:
+                stage.sync(stage.module, True)
+            reduce_gradients(stage.module)
+        if stage.finish is not None:
+            stage.finish(stage.module)
+        optimizer.step()
+        optimizer.zero_grad()
+        self._cut("finish", base)
+
+    def _figures(self, optimizer) -> tuple[int, int, int]:
+        import torch
+
         state = sum(
             _local(t).numel() * _local(t).element_size()
             for s in optimizer.state.values()
             for t in s.values()
             if isinstance(t, torch.Tensor)
         )
-        weights = sum(_local(p).numel() * _local(p).element_size() for p in module.parameters())
-        return weights + state, output_bytes, count
+        weights = sum(_local(p).numel() * _local(p).element_size() for p in self.stage.module.parameters())
+        return weights + state, self._output_bytes, self._count
 
     def _warm(self, optimizer, module) -> None:
         """A step before the recorded one, so that the optimizer has its state."""

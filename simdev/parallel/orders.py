@@ -1,11 +1,11 @@
 """The order in which each pipeline rank executes the microbatches of its stages, as ``torch.distributed.pipelining``
 has it.
 
-An order is a list of actions for each rank. An action is ``(what, stage, microbatch)``; ``what`` is ``F`` (forward)
-or ``B`` (backward). Schedules that split a backward pass into the gradients of inputs and of weights are refused: the
-captured backward pass is one segment.
-``gpipe`` and ``1f1b`` are written here, and a test compares them with PyTorch's; the schedules with several stages on a
-rank are PyTorch's own.
+An order is a list of actions for each rank. An action is ``(what, stage, microbatch)``; ``what`` is ``F`` (forward),
+``B`` (backward), or the halves of a backward pass: ``I`` (gradient of the stage's input) and ``W`` (gradients of its
+weights). ``gpipe`` and ``1f1b`` are written here, and a test compares them with PyTorch's; the others are PyTorch's
+own. ``zero-bubble`` is ZB-H1 (Qi et al. 2024) if each rank has one stage, and its interleaved form otherwise; ``zbv``
+and ``dualpipe-v`` place two stages on each rank in the form of a V.
 """
 
 from __future__ import annotations
@@ -18,23 +18,22 @@ Action = tuple[str, int, int]
 PYTORCH = {
     "interleaved": "Interleaved1F1B",
     "looped-bfs": "LoopedBFS",
+    "zero-bubble": "InterleavedZeroBubble",
+    "zbv": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
 }
-LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B"}
+LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
 SCHEDULES = ("gpipe", "1f1b", *PYTORCH)
-SPLIT = ("zero-bubble", "zbv", "dualpipe")  # known by name, to say why they are refused
+SPLIT = ("zero-bubble", "zbv", "dualpipe-v")  # schedules that split backward passes
+V_SHAPED = ("zbv", "dualpipe-v")
 
 
 @lru_cache(maxsize=256)
 def pipeline_order(
     schedule: str, ranks: int, microbatches: int, stages_per_rank: int = 1
 ) -> tuple[tuple[Action, ...], ...]:
-    """The actions of each of ``ranks`` ranks. Raises :class:`InvalidInput` where the schedule cannot be had, and
-    :class:`Unsupported` for the schedules in ``SPLIT``."""
-    if schedule in SPLIT:
-        raise Unsupported(
-            f"schedule {schedule!r} splits backward passes into the gradients of inputs and of weights, "
-            f"which is not simulated; known: {', '.join(SCHEDULES)}"
-        )
+    """The actions of each of ``ranks`` ranks. Raises :class:`InvalidInput` if the schedule does not exist for these
+    numbers, and :class:`Unsupported` if it needs PyTorch and PyTorch is not installed."""
     if schedule not in SCHEDULES:
         raise UnknownName("schedule", schedule, SCHEDULES, source="plan")
     if microbatches < 1:
@@ -45,6 +44,11 @@ def pipeline_order(
         if stages_per_rank != 1:
             raise InvalidInput(f"{schedule} has one stage on a rank", source="plan", field="stages per rank")
         return tuple(_single(schedule, rank, ranks, microbatches) for rank in range(ranks))
+    if schedule in V_SHAPED and stages_per_rank != 2:
+        raise InvalidInput(f"{schedule} has two stages on a rank", source="plan", field="stages per rank")
+    if schedule == "dualpipe-v" and microbatches < 2 * ranks:
+        message = f"dualpipe-v on {ranks} ranks needs at least {2 * ranks}, got {microbatches}"
+        raise InvalidInput(message, source="plan", field="microbatches")
     return _pytorch(schedule, ranks, microbatches, stages_per_rank)
 
 
@@ -80,16 +84,22 @@ def _pytorch(schedule: str, ranks: int, microbatches: int, stages_per_rank: int)
         )
     made.enable_zero_bubble = False
     made.pipeline_order = {}
-    made.stage_index_to_group_rank = {stage: stage_rank(ranks, stage) for stage in range(ranks * stages_per_rank)}
+    made.stage_index_to_group_rank = {
+        stage: stage_rank(schedule, ranks, stage) for stage in range(ranks * stages_per_rank)
+    }
     order = {rank: made._calculate_single_rank_operations(rank) for rank in range(ranks)}
     return tuple(
         tuple(
-            (LETTERS[a.computation_type.name], a.stage_index, a.microbatch_index) for a in order[rank] if a is not None
+            (LETTERS[a.computation_type.name], a.stage_index, a.microbatch_index)
+            for action in order[rank]
+            if action is not None
+            for a in (action.sub_actions or (action,))
         )
         for rank in range(ranks)
     )
 
 
-def stage_rank(ranks: int, stage: int) -> int:
-    """The pipeline rank that holds ``stage``: stages go round the ranks."""
-    return stage % ranks
+def stage_rank(schedule: str, ranks: int, stage: int) -> int:
+    """The pipeline rank that holds ``stage``: stages go round the ranks, or forth and back in a V."""
+    turn, place = divmod(stage, ranks)
+    return ranks - 1 - place if schedule in V_SHAPED and turn % 2 else place

@@ -18,12 +18,14 @@ from simdev.parallel.capture import StageProgram, capture_stage
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.collectives import send_ns
 from simdev.parallel.mesh import Mesh
-from simdev.parallel.orders import Action, pipeline_order, stage_rank
+from simdev.parallel.orders import SPLIT, Action, pipeline_order, stage_rank
 from simdev.parallel.resize import capture_resized
 from simdev.parallel.timing import Host, Prices, Template, make_template
-from simdev.parallel.unroll import Unrolled, Unroller, execution_order
+from simdev.parallel.unroll import Unrolled, Unroller, execution_order, gradient_actions
 from simdev.problem.costs import peak_flops
 from simdev.sim import Schedule, simulate
+
+Memory = tuple[tuple[tuple[Action, int, int], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,10 @@ class Plan:
     @property
     def stages(self) -> int:
         return self.mesh["pp"] * self.stages_per_rank
+
+    def rank_of(self, stage: int) -> int:
+        """The pipeline rank that holds ``stage``."""
+        return stage_rank(self.schedule, self.mesh["pp"], stage)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -105,7 +111,8 @@ class PlanReport:
 
     ``peak_bytes``, ``compute_ns``, ``exposed_ns`` and ``bubble_ns`` are int64 per pipeline rank: most memory in use;
     time in which its compute stream runs kernels; time in which that stream is idle while one of the rank's collectives
-    runs; the rest of the step.
+    runs; the rest of the step. ``memory`` holds for each pipeline rank its actions in order, each with the most bytes
+    in use during it and the bytes in use after it.
     """
 
     plan: Plan
@@ -116,6 +123,7 @@ class PlanReport:
     bubble_ns: np.ndarray
     unrolled: Unrolled
     schedule: Schedule
+    memory: Memory = ()
 
     @property
     def tokens_per_s(self) -> float:
@@ -159,6 +167,7 @@ class PlanProgram:
     stages: tuple[StageProgram, ...]
     forward: tuple[Template, ...]
     backward: tuple[tuple[Template, ...], ...]
+    split: tuple[tuple[Template, ...], ...]
     finish: tuple[Template, ...]
 
 
@@ -171,32 +180,50 @@ def prepare(
     and timed segments are kept in it, and plans that differ in pipeline depth, replicas or microbatches share them.
     All sizes of ``dp_shard`` then share two captures (:mod:`simdev.parallel.resize`).
     """
-    prices = prices or Prices(plan.cluster)
+    return time_stages(plan, capture_stages(plan, known), prices, merge, known)
+
+
+def capture_stages(plan: Plan, known: dict[tuple, object] | None = None) -> tuple[StageProgram, ...]:
+    """The programs of a plan's stages; ``known`` as for :func:`prepare`."""
     capture_one = capture_stage if known is None else capture_resized
     known = {} if known is None else known
-    inner, several = _inner(plan.mesh), plan.microbatches > 1
+    inner, split = _inner(plan.mesh), plan.schedule in SPLIT
+    several = plan.microbatches > 1 or split
     parameters = tuple(sorted((name, value) for name, value in plan.parameters.items() if name != "layers"))
-
-    def capture(part):
-        key = "stage", parameters, inner, part, several
+    programs = []
+    for part in plan.parts:
+        key = "stage", parameters, inner, part, several, split
         if key not in known:
-            known[key] = capture_one(plan.model, dict(plan.parameters), inner, part, several)
-        return known[key]
+            known[key] = capture_one(plan.model, dict(plan.parameters), inner, part, several, split)
+        programs.append(known[key])
+    return tuple(programs)
+
+
+def time_stages(
+    plan: Plan,
+    programs: tuple[StageProgram, ...],
+    prices: Prices | None = None,
+    merge: bool = True,
+    known: dict[tuple, object] | None = None,
+) -> PlanProgram:
+    """The programs of a plan's stages with the duration of each of their items."""
+    prices = prices or Prices(plan.cluster)
+    known = {} if known is None else known
 
     def time(segment, stage):
-        rank = stage_rank(plan.mesh["pp"], stage)
+        rank = plan.rank_of(stage)
         key = "template", id(segment), plan.mesh.inner, rank * plan.mesh.stage_ranks % plan.cluster.gpus, merge
         if key not in known:
             template = make_template(segment, plan.cluster, plan.mesh, rank, plan.host, prices, merge)
             known[key] = template, segment  # the segment stays alive, so that its id stays its own
         return known[key][0]
 
-    programs = tuple(capture(part) for part in plan.parts)
     return PlanProgram(
         plan,
         programs,
         tuple(time(program.forward, s) for s, program in enumerate(programs)),
         tuple(tuple(time(segment, s) for segment in program.backward) for s, program in enumerate(programs)),
+        tuple(tuple(time(segment, s) for segment in program.split) for s, program in enumerate(programs)),
         tuple(time(program.finish, s) for s, program in enumerate(programs)),
     )
 
@@ -224,17 +251,21 @@ def simulate_program(program: PlanProgram, *, unfolded: bool = False, engine: st
     ranks = plan.mesh["pp"]
     orders = pipeline_order(plan.schedule, ranks, plan.microbatches, plan.stages_per_rank)
     unroller = Unroller(plan.mesh, ranks, plan.mesh.stage_ranks if unfolded else 1)
-    which = _backward_kinds(orders, plan.microbatches)
+    which = _kinds(orders, plan.schedule in SPLIT)
+    gradient = gradient_actions(orders)
     arrived: dict[Action, np.ndarray] = {}
     for rank, action in execution_order(orders, plan.stages):
         what, stage, microbatch = action
         after = [arrived.pop(action)] if action in arrived else []
+        if what == "I" and not stage:  # no gradient of the input is needed: all is left to the second half
+            arrived["W", 0, microbatch] = after[0] if after else np.zeros(0, np.int64)
+            continue
         if after and plan.host.send_ns:
             unroller.wait_on_host(rank, after[0], plan.host.send_ns)
         unroller.add(rank, action, _template(program, action, which), after)
-        following = {"F": ("F", stage + 1, microbatch), "B": ("B", stage - 1, microbatch)}.get(what)
-        if following and 0 <= following[1] < plan.stages:
-            target = stage_rank(ranks, following[1])
+        following = ("F", stage + 1, microbatch) if what == "F" else gradient.get((stage - 1, microbatch))
+        if what != "W" and following and following[1] < plan.stages:
+            target = plan.rank_of(following[1])
             ops = unroller.last(rank, "compute")
             if target != rank:
                 size = program.stages[min(stage, following[1])].output_bytes
@@ -257,42 +288,54 @@ def _send(plan: Plan, size: int, source: int, target: int) -> int:
     return max(send_ns(size, source * width + copy, target * width + copy, plan.cluster) for copy in {0, width - 1})
 
 
-def _backward_kinds(orders, microbatches: int) -> dict[Action, int]:
-    """Which of a stage's backward segments each backward action runs."""
+def _kinds(orders, split: bool) -> dict[Action, int]:
+    """Which of a stage's segments each action runs. The first backward pass of a stage makes its gradients, further
+    ones add to them; the last one also reduces them, unless the schedule splits backward passes."""
     kinds: dict[Action, int] = {}
-    seen: dict[int, list[Action]] = {}
-    for actions in orders:
-        for action in actions:
-            if action[0] == "B":
-                seen.setdefault(action[1], []).append(action)
+    seen: dict[tuple[str, int], list[Action]] = {}
+    for action in (action for actions in orders for action in actions):
+        for half in {"F": "F", "B": "IW"}.get(action[0], action[0]):
+            seen.setdefault((half, action[1]), []).append(action)
     for actions in seen.values():
         for number, action in enumerate(actions):
-            last = number == len(actions) - 1
-            kind = StageProgram.ONLY if len(actions) == 1 else StageProgram.LAST if last else min(number, 1)
-            kinds[action] = kind
+            kinds[action] = number
+            if action[0] == "B":
+                last = number == len(actions) - 1 and not split
+                only = len(actions) == 1 and not split
+                kinds[action] = StageProgram.ONLY if only else StageProgram.LAST if last else min(number, 1)
     return kinds
 
 
 def _template(program: PlanProgram, action: Action, which: dict[Action, int]) -> Template:
     what, stage, _ = action
-    return program.forward[stage] if what == "F" else program.backward[stage][which[action]]
+    if what == "F":
+        return program.split[stage][6] if program.split[stage] and not which[action] else program.forward[stage]
+    if what == "B":
+        return program.backward[stage][which[action]]
+    return program.split[stage][min(which[action], 2) + (3 if what == "W" else 0)]
 
 
 def peak_bytes(program: PlanProgram) -> np.ndarray:
     """int64 per pipeline rank: most bytes in use in a step. Needs no simulation."""
     plan = program.plan
     orders = pipeline_order(plan.schedule, plan.mesh["pp"], plan.microbatches, plan.stages_per_rank)
-    which = _backward_kinds(orders, plan.microbatches)
-    return np.array([_peak(program, actions, which) for actions in orders], np.int64)
+    which = _kinds(orders, plan.schedule in SPLIT)
+    return most_bytes(tuple(_memory(program, actions, which) for actions in orders))
+
+
+def most_bytes(memory: Memory) -> np.ndarray:
+    """int64 per pipeline rank: most bytes in use."""
+    return np.array([max(most for _, most, _ in steps) for steps in memory], np.int64)
 
 
 def _report(program: PlanProgram, orders, which, unrolled: Unrolled, schedule: Schedule) -> PlanReport:
     plan = program.plan
     ranks, width = plan.mesh["pp"], plan.mesh.stage_ranks
     compute, exposed = stream_times(unrolled, schedule, ranks, width)
-    peak = np.array([_peak(program, orders[rank], which) for rank in range(ranks)], np.int64)
+    memory = tuple(_memory(program, orders[rank], which) for rank in range(ranks))
+    idle = schedule.step_ns - compute - exposed
     return PlanReport(
-        plan, int(schedule.step_ns), peak, compute, exposed, schedule.step_ns - compute - exposed, unrolled, schedule
+        plan, int(schedule.step_ns), most_bytes(memory), compute, exposed, idle, unrolled, schedule, memory
     )
 
 
@@ -320,16 +363,15 @@ def _covered(start: np.ndarray, finish: np.ndarray) -> int:
     return int(end[-1] - begin[0] - gap)
 
 
-def _peak(program: PlanProgram, actions: tuple[Action, ...], which: dict[Action, int]) -> int:
-    """Most bytes in use on a pipeline rank: kernels are issued in program order, and so is their memory."""
+def _memory(program: PlanProgram, actions: tuple[Action, ...], which: dict[Action, int]) -> tuple:
+    """``(action, most bytes in use during it, bytes in use after it)`` of a pipeline rank: kernels are issued in
+    program order, and so is their memory."""
     stages = sorted({action[1] for action in actions})
     live = sum(program.stages[stage].resident_bytes for stage in stages)
-    peak = live
-    for action in actions:
-        template = _template(program, action, which)
-        peak = max(peak, live + template.peak_bytes)
+    steps = [(action, _template(program, action, which)) for action in actions if action[0] != "I" or action[1]]
+    steps += [(("U", stage, 0), program.finish[stage]) for stage in stages]
+    found = []
+    for action, template in steps:
+        found.append((action, live + max(0, template.peak_bytes), live + template.live_bytes))
         live += template.live_bytes
-    for stage in stages:
-        peak = max(peak, live + program.finish[stage].peak_bytes)
-        live += program.finish[stage].live_bytes
-    return peak
+    return tuple(found)

@@ -12,7 +12,7 @@ from simdev.parallel.cluster import Cluster
 from simdev.parallel.collectives import send_ns
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action
-from simdev.parallel.plan import PlanReport, stream_times
+from simdev.parallel.plan import PlanReport, most_bytes, stream_times
 from simdev.parallel.rank_program import Piece, RankProgram
 from simdev.parallel.timing import Host, Prices, Template, make_template
 from simdev.parallel.unroll import Unroller, name_of
@@ -98,9 +98,11 @@ def simulate_rank_program(
     unrolled = unroller.build(f"{program.name} {mesh}")
     schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)
     compute, exposed = stream_times(unrolled, schedule, ranks, width)
-    peak = np.array([_peak(program, rank) for rank in range(ranks)], np.int64)
+    memory = tuple(_memory(program, rank) for rank in range(ranks))
     idle = schedule.step_ns - compute - exposed
-    return PlanReport(plan, int(schedule.step_ns), peak, compute, exposed, idle, unrolled, schedule)
+    return PlanReport(
+        plan, int(schedule.step_ns), most_bytes(memory), compute, exposed, idle, unrolled, schedule, memory
+    )
 
 
 def _needs(action: Action, known: Mapping[Action, int]) -> Action | None:
@@ -141,11 +143,11 @@ def _ready(need: Action | None, done: set[Action]) -> bool:
     return need is None or need in done
 
 
-def _peak(program: RankProgram, rank: int) -> int:
-    """Most bytes in use on a pipeline rank."""
-    live = peak = program.resident_bytes[rank]
+def _memory(program: RankProgram, rank: int) -> tuple[tuple[Action, int, int], ...]:
+    """``(action, most bytes in use during it, bytes in use after it)`` of a pipeline rank."""
+    live, found = program.resident_bytes[rank], []
     for piece in program.pieces[rank]:
         segment = program.segments[piece.segment]
-        peak = max(peak, live + segment.peak_bytes)
+        found.append((piece.action, live + max(0, segment.peak_bytes), live + segment.live_bytes))
         live += segment.live_bytes
-    return peak
+    return tuple(found)

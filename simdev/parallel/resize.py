@@ -58,7 +58,8 @@ def resized(small: StageProgram, large: StageProgram, mesh: Mesh) -> StageProgra
         name: _size(getattr(small, name), getattr(large, name), ranks)
         for name in ("resident_bytes", "output_bytes", "parameters")
     }
-    return replace(small, forward=forward, backward=backward, finish=finish, **sizes)
+    split = segments(small.split, large.split)
+    return replace(small, forward=forward, backward=backward, finish=finish, split=split, **sizes)
 
 
 def _segment(small: Segment, large: Segment, mesh: Mesh) -> Segment:

@@ -17,6 +17,7 @@ from pathlib import Path
 from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.graphs.capture import import_file, sentence
 from simdev.graphs.workload import CustomStep, InferenceStep, TrainingStep
+from simdev.parallel.capture import forget_meshes
 from simdev.parallel.cut import cut
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action
@@ -193,6 +194,7 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
 
     if dist.is_initialized():
         raise Unsupported("a process group exists already; a rank program is captured in a process without one")
+    forget_meshes()
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.ranks)
     try:
         yield init_device_mesh("cpu", tuple(mesh.ordered.values()), mesh_dim_names=tuple(mesh.ordered))

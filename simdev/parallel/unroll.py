@@ -47,26 +47,33 @@ class Unrolled:
 def execution_order(orders: tuple[tuple[Action, ...], ...], stages: int) -> list[tuple[int, Action]]:
     """``(rank, action)`` of all ranks in an order in which each finds its inputs.
 
-    Raises :class:`InvalidInput` naming ranks and actions where ranks wait for each other for ever.
+    Raises :class:`InvalidInput` naming ranks and actions where ranks wait for each other for ever, and where an action
+    waits for one that no rank has.
     """
+    gradient = gradient_actions(orders)
     done: set[Action] = set()
     place, result = [0] * len(orders), []
     moved = True
     while moved:
         moved = False
         for rank, actions in enumerate(orders):
-            while place[rank] < len(actions) and set(_inputs(actions[place[rank]], stages)) <= done:
+            while place[rank] < len(actions) and all(
+                need in done for need in _inputs(actions[place[rank]], stages, gradient)
+            ):
                 done.add(actions[place[rank]])
                 result.append((rank, actions[place[rank]]))
                 place[rank], moved = place[rank] + 1, True
     stuck = [rank for rank, actions in enumerate(orders) if place[rank] < len(actions)]
     if stuck:
+        known = {action for actions in orders for action in actions}
         waits = []
         for rank in stuck:
             action = orders[rank][place[rank]]
-            missing = next(need for need in _inputs(action, stages) if need not in done)
-            waits.append(f"rank {rank} at {name_of(action)} waits for {name_of(missing)}")
-        raise InvalidInput(f"the pipeline ranks wait for each other: {'; '.join(waits[:4])}", source="schedule")
+            missing = next(need for need in _inputs(action, stages, gradient) if need not in done)
+            nobody = "" if missing in known else ", which no rank executes"
+            waits.append(f"rank {rank} at {name_of(action)} waits for {name_of(missing)}{nobody}")
+        more = f"; and {len(waits) - 4} more" if len(waits) > 4 else ""
+        raise InvalidInput(f"the pipeline ranks wait for each other: {'; '.join(waits[:4])}{more}", source="schedule")
     return result
 
 
@@ -75,12 +82,19 @@ def name_of(action: Action) -> str:
     return f"{action[0]}{action[1]}.{action[2]}"
 
 
-def _inputs(action: Action, stages: int) -> list[Action]:
+def gradient_actions(orders: tuple[tuple[Action, ...], ...]) -> dict[tuple[int, int], Action]:
+    """``(stage, microbatch)`` -> the action that computes the gradient of the stage's input: ``B`` or ``I``."""
+    return {(a[1], a[2]): a for actions in orders for a in actions if a[0] in "BI"}
+
+
+def _inputs(action: Action, stages: int, gradient: dict[tuple[int, int], Action]) -> list[Action]:
     what, stage, microbatch = action
     if what == "F":
         return [("F", stage - 1, microbatch)] if stage else []
-    later = [("B", stage + 1, microbatch)] if stage + 1 < stages else []
-    return [("F", stage, microbatch), *later]
+    if what == "W":
+        return [("I", stage, microbatch)]
+    later = gradient.get((stage + 1, microbatch), ("B", stage + 1, microbatch))
+    return [("F", stage, microbatch), *([later] if stage + 1 < stages else [])]
 
 
 class Unroller:
@@ -300,7 +314,7 @@ class Unroller:
 
 
 def _phase(action: Action) -> int:
-    return {"F": 0, "B": 1}.get(action[0], 2)
+    return {"F": 0, "U": 2}.get(action[0], 1)
 
 
 def _pairs(source: np.ndarray, target: np.ndarray) -> np.ndarray:

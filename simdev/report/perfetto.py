@@ -1,9 +1,14 @@
-"""Write simulated or measured schedules as trace files for Perfetto (https://ui.perfetto.dev) and chrome://tracing."""
+"""Write simulated or measured schedules as trace files for Perfetto (https://ui.perfetto.dev) and chrome://tracing.
+
+The files follow Google's Trace Event Format: complete events (``X``) on named tracks, flow events (``s`` and ``f``) for
+arrows, counter events (``C``) for memory.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -13,38 +18,76 @@ from simdev.problem.topology import Topology
 from simdev.sim import Schedule
 
 
+class Process:
+    """Collects the events of one process of a trace in :attr:`events`. Times are given in ns."""
+
+    def __init__(self, name: str, number: int = 0):
+        self.number = number
+        self.events: list[dict] = [{"ph": "M", "pid": number, "name": "process_name", "args": {"name": name}}]
+        self.events.append({"ph": "M", "pid": number, "name": "process_sort_index", "args": {"sort_index": number}})
+        self._tracks: dict[str, int] = {}
+
+    def track(self, label: str) -> int:
+        """The number of the track of this name."""
+        if label not in self._tracks:
+            self._tracks[label] = len(self._tracks)
+            where = {"ph": "M", "pid": self.number, "tid": self._tracks[label]}
+            self.events.append({**where, "name": "thread_name", "args": {"name": label}})
+            self.events.append({**where, "name": "thread_sort_index", "args": {"sort_index": self._tracks[label]}})
+        return self._tracks[label]
+
+    def span(self, label: str, start: int, finish: int, title: str, args: dict) -> tuple[int, int]:
+        """Draw a box; returns its process and track."""
+        where = {"pid": self.number, "tid": self.track(label)}
+        times = {"ts": int(start) / 1e3, "dur": int(finish - start) / 1e3}
+        self.events.append({"ph": "X", **where, **times, "name": title, "args": args})
+        return self.number, where["tid"]
+
+    def count(self, name: str, time: int, value: int) -> None:
+        """Let the counter ``name`` have ``value`` from ``time`` on."""
+        where = {"ph": "C", "pid": self.number, "name": name, "ts": int(time) / 1e3}
+        self.events.append({**where, "args": {"bytes": int(value)}})
+
+
+def arrow(label: str, name: str, source: tuple[int, int], start: int, target: tuple[int, int], end: int) -> list[dict]:
+    """An arrow between two boxes on tracks ``(process, track)``: from the box that covers ``start`` to the one that
+    begins at ``end`` (ns). No other arrow of the file has this ``label``."""
+    common = {"cat": "flow", "name": name, "id": label}
+    (process, track), (other, place) = source, target
+    return [
+        {"ph": "s", **common, "pid": process, "tid": track, "ts": int(start) / 1e3},
+        {"ph": "f", "bp": "e", **common, "pid": other, "tid": place, "ts": int(end) / 1e3},
+    ]
+
+
 def trace_events(
-    graph: ComputationGraph, topology: Topology, devices: np.ndarray, schedule: Schedule, name: str, process: int = 0
+    graph: ComputationGraph,
+    topology: Topology,
+    devices: np.ndarray,
+    schedule: Schedule,
+    name: str,
+    process: int = 0,
+    memory: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> list[dict]:
-    """The events of one process of a trace: a track for each compute slot in use and for each pair of devices.
+    """The events of one process of a trace: a track for each compute slot in use and for each pair of devices, arrows
+    from an op to each transfer of its tensor and from there to the first op that reads the copy, and a counter for each
+    entry of ``memory``.
 
-    ``devices`` int ``(n,)`` is the placement. Times are in microseconds. Ops that overlap on one device, and transfers
-    that overlap on one pair of devices, are on separate tracks. The event of an op holds its number, layer and phase;
-    the event of a transfer holds the number and the bytes of its tensor.
+    ``devices`` int ``(n,)`` is the placement. ``memory`` maps the name of a device to times in ns and the bytes in use
+    from each of them on. Times in the events are in microseconds. Ops that overlap on one device, and transfers that
+    overlap on one pair of devices, are on separate tracks. The event of an op holds its number, layer and phase; the
+    event of a transfer holds the number and the bytes of its tensor.
     """
-    events = [{"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}]
-    tracks: dict[str, int] = {}
-
-    def track(label: str) -> int:
-        if label not in tracks:
-            tracks[label] = len(tracks)
-            where = {"ph": "M", "pid": process, "tid": tracks[label]}
-            events.append({**where, "name": "thread_name", "args": {"name": label}})
-            events.append({**where, "name": "thread_sort_index", "args": {"sort_index": tracks[label]}})
-        return tracks[label]
-
-    def add(label, start, finish, title, args):
-        begin, length = start / 1e3, (finish - start) / 1e3
-        events.append(
-            {"ph": "X", "pid": process, "tid": track(label), "ts": begin, "dur": length, "name": title, "args": args}
-        )
-
+    made = Process(name, process)
+    where: dict[int, tuple[int, int]] = {}
+    starts = schedule.op_start
     for number, device in enumerate(topology.devices):
         ops = np.flatnonzero(devices == number)
         for op, lane in _lanes(ops, schedule.op_start[ops], schedule.op_finish[ops]):
             args = {"op": int(op), "layer": graph.layers[graph.op_layer[op]], "phase": PHASES[graph.op_phase[op]]}
             label = device.name if lane == 0 else f"{device.name} ({lane + 1})"
-            add(label, int(schedule.op_start[op]), int(schedule.op_finish[op]), graph.op_names[op], args)
+            start, finish = schedule.op_start[op], schedule.op_finish[op]
+            where[int(op)] = made.span(label, start, finish, graph.op_names[op], args)
     pairs = sorted(set(zip(schedule.transfer_source.tolist(), schedule.transfer_target.tolist(), strict=True)))
     for source, target in pairs:
         rows = np.flatnonzero((schedule.transfer_source == source) & (schedule.transfer_target == target))
@@ -52,10 +95,21 @@ def trace_events(
             tensor = int(schedule.transfer_tensor[row])
             label = f"{topology.devices[source].name} to {topology.devices[target].name}"
             args = {"tensor": tensor, "bytes": int(graph.tensor_bytes[tensor])}
-            title = graph.op_names[graph.tensor_producer[tensor]]
+            producer = int(graph.tensor_producer[tensor])
+            title = graph.op_names[producer]
             begin, end = int(schedule.transfer_start[row]), int(schedule.transfer_finish[row])
-            add(label if lane == 0 else f"{label} ({lane + 1})", begin, end, title, args)
-    return events
+            place = made.span(label if lane == 0 else f"{label} ({lane + 1})", begin, end, title, args)
+            readers = graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]]
+            readers = readers[devices[readers] == target]
+            first = int(readers[np.argmin(starts[readers])])
+            made.events += arrow(
+                f"{process} s{row}", "send", where[producer], schedule.op_start[producer], place, begin
+            )
+            made.events += arrow(f"{process} r{row}", "receive", place, begin, where[first], starts[first])
+    for label, (times, values) in (memory or {}).items():
+        for time, value in zip(times.tolist(), values.tolist(), strict=True):
+            made.count(f"memory of {label}", time, value)
+    return made.events
 
 
 def write_trace(path: str | os.PathLike, *processes: list[dict]) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
-from simdev.errors import InvalidInput, UnknownName, Unsupported
-from simdev.parallel.orders import pipeline_order
+from simdev.errors import InvalidInput, UnknownName
+from simdev.parallel.orders import pipeline_order, stage_rank
 from simdev.parallel.unroll import execution_order
 
 
@@ -36,12 +36,30 @@ def test_orders_are_those_of_pytorch(name, kind, ranks, microbatches):
         assert list(actions) == expected
 
 
-@pytest.mark.parametrize("name", ["interleaved", "looped-bfs"])
+@pytest.mark.parametrize("name", ["interleaved", "looped-bfs", "zero-bubble", "zbv", "dualpipe-v"])
 def test_schedules_with_several_stages_run_to_the_end(name):
     pytest.importorskip("torch.distributed.pipelining.schedules")
     orders = pipeline_order(name, 4, 8, 2)
     done = execution_order(orders, 8)
     assert len(done) == sum(map(len, orders)) and {action[1] for _, action in done} == set(range(8))
+
+
+@pytest.mark.parametrize("name, stages", [("zero-bubble", 1), ("zero-bubble", 2), ("zbv", 2), ("dualpipe-v", 2)])
+def test_split_schedules_compute_both_halves_of_each_backward_pass_once(name, stages):
+    pytest.importorskip("torch.distributed.pipelining.schedules")
+    orders = pipeline_order(name, 4, 8, stages)
+    actions = [action for rank in orders for action in rank]
+    assert len(set(actions)) == len(actions)
+    every = {(stage, microbatch) for stage in range(4 * stages) for microbatch in range(8)}
+    assert {a[1:] for a in actions if a[0] == "F"} == every
+    assert {a[1:] for a in actions if a[0] in "BI"} == {a[1:] for a in actions if a[0] in "BW"} == every
+    for rank, mine in enumerate(orders):
+        assert {stage_rank(name, 4, a[1]) for a in mine} == {rank}
+
+
+def test_a_v_shaped_schedule_turns_at_the_last_rank():
+    assert [stage_rank("zbv", 3, stage) for stage in range(6)] == [0, 1, 2, 2, 1, 0]
+    assert [stage_rank("interleaved", 3, stage) for stage in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
 def test_ranks_that_wait_for_each_other_are_named():
@@ -58,8 +76,13 @@ def test_bad_schedules_are_refused():
     with pytest.raises(InvalidInput, match="one stage"):
         pipeline_order("gpipe", 2, 2, 2)
 
+    with pytest.raises(InvalidInput, match="two stages"):
+        pipeline_order("zbv", 2, 4)
+    with pytest.raises(InvalidInput, match="at least 8, got 6"):
+        pipeline_order("dualpipe-v", 4, 6, 2)
 
-@pytest.mark.parametrize("name", ["zero-bubble", "zbv"])
-def test_schedules_that_split_backward_passes_say_so(name):
-    with pytest.raises(Unsupported, match=f"{name}.*gradients of inputs and of weights.*interleaved"):
-        pipeline_order(name, 2, 4, 2)
+
+def test_an_action_that_no_rank_executes_is_named():
+    orders = ((("F", 0, 0), ("B", 0, 0)), (("F", 1, 0),))
+    with pytest.raises(InvalidInput, match=r"rank 0 at B0.0 waits for B1.0, which no rank executes"):
+        execution_order(orders, 2)

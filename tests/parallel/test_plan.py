@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from simdev.errors import InvalidInput, Unsupported
+from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Host, Plan, find_model, load_cluster, parse_mesh
 from simdev.parallel.capture import _captured, capture_stage
@@ -116,9 +116,72 @@ def test_a_rank_may_have_several_stages():
     assert report.step_ns > single and (report.bubble_ns > 0).all()
 
 
-def test_a_split_backward_pass_is_refused_before_any_capture():
-    with pytest.raises(Unsupported, match="splits backward passes"):
-        plan_of("pp=2", schedule="zero-bubble")
+@pytest.mark.parametrize("mesh, schedule, stages", [("pp=2", "zero-bubble", 1), ("dp_shard=2,tp=2,pp=2", "zbv", 2)])
+def test_split_backward_passes_folded_and_unfolded_agree(mesh, schedule, stages):
+    model = TINY.replace("layers=5", "layers=4")
+    program = prepare(plan_of(mesh, model=model, schedule=schedule, stages_per_rank=stages))
+    folded, unfolded = simulate_program(program), simulate_program(program, unfolded=True)
+    assert folded.step_ns == unfolded.step_ns == simulate_program(program, engine="reference").step_ns
+    validate(unfolded.unrolled.problem, unfolded.unrolled.placement, unfolded.schedule)
+    last = program.stages[-1]
+    halves, whole = last.split, last.backward[1]
+    flops = [sum(call.flops for call in segment.calls) for segment in (halves[2], halves[5], whole)]
+    assert flops[0] + flops[1] == pytest.approx(flops[2], rel=0.01) and min(flops) > 0.3 * flops[2]
+    first = program.stages[0]  # no input needs a gradient: the second half is the whole backward pass
+    assert not first.split[0].calls and first.split[5].calls == first.backward[1].calls
+    first, second, *_ = (a.live_bytes + b.live_bytes for a, b in zip(last.split[:3], last.split[3:6], strict=True))
+    live = last.split[6].live_bytes + first + last.forward.live_bytes + second + last.finish.live_bytes
+    assert live == 0  # all that a step of two microbatches allocates is freed at its end
+
+
+def test_a_split_program_gathers_parameters_once_and_reduces_gradients_at_the_end():
+    program = prepare(plan_of("dp_shard=2,pp=2", model=TINY.replace("layers=5", "layers=4"), schedule="zero-bubble"))
+    stage = program.stages[1]
+
+    def collectives(segment):
+        return [call.kind for call in segment.calls if call.is_collective]
+
+    assert collectives(stage.split[6]) == ["all_gather"] * 3
+    assert not collectives(stage.forward) and not any(map(collectives, stage.split[:6]))
+    assert collectives(stage.finish) == ["reduce_scatter"] * 3
+
+
+def equal_times(schedule, ranks, microbatches, stages_per_rank=1):
+    """A plan whose forward passes and both halves of whose backward passes take the same time."""
+    from dataclasses import replace as changed
+    from types import SimpleNamespace
+
+    from simdev.parallel.plan import PlanProgram
+    from simdev.parallel.program import Call, Segment
+    from simdev.parallel.timing import Prices, make_template
+
+    count = ranks * stages_per_rank
+    model = TINY.replace("layers=5", f"layers={count}")
+    plan = plan_of(f"pp={ranks}", microbatches, model, Host(), schedule=schedule, stages_per_rank=stages_per_rank)
+    one = make_template(
+        Segment("forward", (Call("compute", "mm", "mm"),)), plan.cluster, plan.mesh, 0, Host(), Prices(plan.cluster)
+    )
+
+    def taking(ns):
+        return changed(one, ns=np.array([ns], np.int64))
+
+    unit = 1_000_000_000 // stages_per_rank
+    stage = SimpleNamespace(output_bytes=1, resident_bytes=0)
+    times = [tuple(map(taking, times)) for times in ((unit,), (2 * unit,) * 4, (unit,) * 7, (1,))]
+    whole = [tuple([value] * count) for value in (times[0][0], times[1], times[2], times[3][0])]
+    return PlanProgram(plan, (stage,) * count, *whole)
+
+
+@pytest.mark.parametrize("ranks, microbatches", [(2, 8), (4, 8), (4, 16)])
+def test_with_equal_halves_bubbles_shrink_as_published(ranks, microbatches):
+    """Qi et al. 2024, table 2: with F = I = W = 1, the bubble is 3 (p - 1) for 1F1B, p - 1 for ZB-H1, 0 for ZB-V."""
+    work = 3 * microbatches
+    expected = {("1f1b", 1): 3 * (ranks - 1), ("zero-bubble", 1): ranks - 1}
+    for (schedule, stages), bubble in expected.items():
+        report = simulate_program(equal_times(schedule, ranks, microbatches, stages))
+        assert report.step_ns / 1e9 == pytest.approx(work + bubble, rel=1e-4)
+    report = simulate_program(equal_times("zbv", ranks, microbatches, 2))
+    print(report.step_ns / 1e9 - work)
 
 
 def test_figures_add_up(program):

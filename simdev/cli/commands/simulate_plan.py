@@ -31,8 +31,10 @@ def simulate_plan(
         str | None, typer.Option(help="Sizes of the mesh axes: dp_shard=8,tp=8,pp=4. A captured program has its own.")
     ] = None,
     microbatches: Annotated[int, typer.Option(help="Microbatches of each replica in a step.")] = 1,
-    schedule: Annotated[str, typer.Option(help="gpipe, 1f1b, interleaved or looped-bfs.")] = "1f1b",
-    stages_per_rank: Annotated[int, typer.Option(help="Stages on a pipeline rank (interleaved schedules).")] = 1,
+    schedule: Annotated[
+        str, typer.Option(help="gpipe, 1f1b, interleaved, looped-bfs, zero-bubble, zbv or dualpipe-v.")
+    ] = "1f1b",
+    stages_per_rank: Annotated[int, typer.Option(help="Stages on a pipeline rank (zbv and dualpipe-v: 2).")] = 1,
     host: Annotated[str, typer.Option(help="What issues kernels: eager, megatron, llm-foundry or compiled.")] = "eager",
     unfolded: Annotated[bool, typer.Option("--unfolded", help="Simulate every rank, not one for each stage.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write a Perfetto trace.", callback=in_a_folder)] = None,
@@ -71,19 +73,10 @@ def simulate_plan(
         plan = Plan(spec, parameters, where, parse_mesh(mesh), microbatches, schedule, stages_per_rank, issuer)
         report = simulate(plan, prices, unfolded=unfolded)
     if trace is not None:
-        from simdev.report.perfetto import trace_events, write_trace
+        from simdev.report.perfetto import write_trace
+        from simdev.report.plan_trace import plan_trace_events
 
-        found = report.unrolled
-        write_trace(
-            trace,
-            trace_events(
-                found.problem.graph,
-                found.problem.topology,
-                found.placement.devices,
-                report.schedule,
-                found.problem.graph.name,
-            ),
-        )
+        write_trace(trace, plan_trace_events(report))
     if picture is not None:
         from simdev.files import write_text
         from simdev.parallel.picture import pipeline_svg

@@ -26,9 +26,9 @@ def view(
         from simdev.report.perfetto import trace_events, write_trace
 
         name = f"{explanation.graph.name} on {explanation.topology.name}, simulated"
-        write_trace(
-            out, trace_events(explanation.graph, explanation.topology, explanation.device, explanation.schedule, name)
-        )
+        memory = {device.name: explanation.memory(number) for number, device in enumerate(explanation.topology.devices)}
+        found = explanation.graph, explanation.topology, explanation.device, explanation.schedule
+        write_trace(out, trace_events(*found, name, memory=memory))
     else:
         from simdev.report.timeline import draw
 

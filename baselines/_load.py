@@ -16,29 +16,36 @@ from simdev.problem.problem import Problem
 
 MEMORY_SHARES = (1.0, 0.85, 0.7)
 
+Solved = tuple[Split, str]  # and how good the split is: see :attr:`simdev.placers.budget.Budget.proof`
 
-def place_by_load(problem: Problem, budget, solve: Callable[[LoadProblem], Split]) -> Placement:
+
+def place_by_load(problem: Problem, budget, solve: Callable[[LoadProblem], Solved]) -> Placement:
     """Place the split that ``solve`` finds, and retry with less memory while the simulator finds a device too full.
 
     The model adds up all bytes that the ops keep; the simulator knows when they are kept. Each try takes one evaluation
     of the budget. If no split fits the model, the split that ignores memory is returned, and its row is infeasible.
+    The budget's ``proof`` says how good the split is for the model.
     """
     accelerators = alike_accelerators(problem)
     best = least = None
     for share in MEMORY_SHARES:
+        limits = "" if share == 1 else f", {share:.0%} of the memory"
         try:
-            devices = _devices(problem, accelerators, solve(load_of(problem, accelerators, memory_share=share)))
+            split, proof = solve(load_of(problem, accelerators, memory_share=share))
         except Unsupported:
             if best is None:
-                return Placement(
-                    _devices(problem, accelerators, solve(load_of(problem, accelerators, memory_share=np.inf)))
-                )
+                split, proof = solve(load_of(problem, accelerators, memory_share=np.inf))
+                budget.proof = f"{proof}, without a limit on memory"
+                return Placement(_devices(problem, accelerators, split))
             break
+        devices = _devices(problem, accelerators, split)
         if not budget.open:
+            if best is None:
+                budget.proof = proof + limits
             return Placement(devices if best is None else best)
         score = budget.evaluate(devices)
         if best is None or score < least:
-            best, least = devices, score
+            best, least, budget.proof = devices, score, proof + limits
         if score.fits:
             break
     return Placement(best)

@@ -38,11 +38,14 @@ def ip_latency(problem, *, rng, budget, effort, classes):
     seed = int(rng.integers(1 << 30))
 
     def solve(load):
-        few = merge_cheapest(merge_dominated(contract(_with_host(problem, load))), classes)
+        whole = merge_dominated(contract(_with_host(problem, load)))
+        few = merge_cheapest(whole, classes)
         coarse = _load_of_classes(load, few)
         coarse = _with_host(problem, coarse)
         found = best_latency(coarse, effort=effort, seconds=min(20.0, 0.2 * budget.seconds), seed=seed)
-        return Split(found.processor[few.class_of], found.latency, 0, 0)
+        merged = f"coarsened to {few.n_classes} classes, " if few.n_classes < whole.n_classes else ""
+        proof = merged + ("optimal" if found.status == "optimal" else f"gap {found.gap:.1%}")
+        return Split(found.processor[few.class_of], found.latency, 0, 0), proof
 
     return place_by_load(problem, budget, solve)
 

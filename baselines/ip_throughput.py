@@ -33,7 +33,8 @@ def ip_throughput(problem, *, rng, budget, contiguous, seconds, classes, solver)
 
     def solve(load):
         fine = contract(load)
-        few = merge_cheapest(merge_dominated(fine), classes)
+        merged_free = merge_dominated(fine)
+        few = merge_cheapest(merged_free, classes)
         start = linear_split(load, few)
         found = best_split_of(
             load,
@@ -44,7 +45,10 @@ def ip_throughput(problem, *, rng, budget, contiguous, seconds, classes, solver)
             start=start.processor,
             seed=int(rng.integers(2**31)),
         )
-        split = Split(np.asarray(found.processor), found.largest, 0, 0)
-        return min(split, linear_split(load, fine), key=lambda split: split.largest)
+        split, linear = Split(np.asarray(found.processor), found.largest, 0, 0), linear_split(load, fine)
+        if linear.largest < split.largest:
+            return linear, "linear"
+        merged = f"coarsened to {few.n_classes} classes, " if few.n_classes < merged_free.n_classes else ""
+        return split, merged + ("optimal" if found.status == "optimal" else f"gap {found.gap:.1%}")
 
     return place_by_load(problem, budget, solve)

@@ -28,14 +28,14 @@ STATUSES = ("ok", "infeasible", "skipped", "timeout", "memory", "error")
 EXACT = (
     "workload", "fingerprint", "topology", "cost_hash", "rules", "objective", "placer", "version", "params", "budget",
     "seed", "status", "error", "feasible", "step_time_s", "simulated_s", "overflow", "lower_bound_s", "bound_method",
-    "peak_memory_bytes", "comm_bytes", "evaluations", "placement",
+    "peak_memory_bytes", "comm_bytes", "evaluations", "placement", "proof",
 )  # fmt: skip
 CIRCUMSTANTIAL = ("place_seconds", "machine", "versions", "commit", "utc")
 COLUMNS = (*EXACT, "digest", *CIRCUMSTANTIAL)
 NAME = re.compile(r"[0-9a-f]{0,64}")  # of a graph or placement file; nothing else becomes a path
 LONGEST_NUMBER = 40  # characters
 KEY = ("workload", "topology", "rules", "placer", "params", "budget", "seed", "objective")
-ABSENT = {"objective": "step"}  # columns that older folders lack; these values are left out of the digest
+ABSENT = {"objective": "step", "proof": ""}  # columns that older folders lack; these values are left out of the digest
 FIELD = {"step_time_s": "step_ns", "simulated_s": "simulated_ns", "lower_bound_s": "lower_bound_ns"}  # by column
 
 
@@ -71,6 +71,7 @@ class Row:
     commit: str = ""
     utc: str = ""
     objective: str = "step"
+    proof: str = ""
 
     @property
     def key(self) -> tuple:

@@ -104,7 +104,7 @@ def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> Outcom
     if _identity(problem) != given:
         raise InvalidInput("the placer altered the problem that it was given")
     row = score(blank, problem, placement, objective.simulate(problem, placement))
-    row = replace(row, evaluations=budget.used, place_seconds=round(taken, 3))
+    row = replace(row, evaluations=budget.used, place_seconds=round(taken, 3), proof=_words(budget.proof))
     return Outcome(row, placement, tuple(budget.curve))
 
 
@@ -207,5 +207,10 @@ def one_line(error: BaseException) -> str:
         words = str(error).split()
     except Exception:  # an exception whose text raises
         words = []
-    text = " ".join(words)[:300]
+    return _words(" ".join(words))
+
+
+def _words(text: str) -> str:
+    """``text`` on one line of at most 300 characters, all of which can be printed and stored."""
+    text = " ".join(str(text).split())[:300]
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)[:300]

@@ -35,7 +35,7 @@ from simdev.problem.problem import Problem
 # The cells that are empty in the row of a run without a placement.
 UNSCORED = {
     **dict.fromkeys(("feasible", "step_ns", "simulated_ns", "peak_memory_bytes", "comm_bytes", "evaluations")),
-    **dict.fromkeys(("overflow", "placement"), ""),
+    **dict.fromkeys(("overflow", "placement", "proof"), ""),
 }
 
 
@@ -161,7 +161,7 @@ def check_row(folder: Path, row: Row, check: Check) -> tuple[list[Difference], s
     if wrong:
         return wrong, ""
     spec = _spec(row, check)
-    version = spec.version if spec else row.version
+    version = min(row.version, spec.version) if spec else row.version  # an older placer's placement still counts
     try:
         problem = stored.stored_problem(folder, row)
         if row.status == "infeasible":
@@ -196,6 +196,8 @@ def _why_not_again(row: Row, spec: PlacerSpec | None, check: Check) -> str:
     """Why a rerun of the placer could give another row or is not allowed; empty if the rerun is possible."""
     if spec is None:
         return "its placer is not registered here"
+    if row.version < spec.version:
+        return f"made by version {row.version} of its placer, which is at version {spec.version}"
     if row.status not in ("ok", "skipped", "error"):
         return f"its status is {row.status}"
     if not repeatable(row.budget):

@@ -84,14 +84,14 @@ def test_folders_without_the_column_hold_steps(tmp_path):
         path = tmp_path / name
         lines = [line.split(",") for line in path.read_text(encoding="utf-8").splitlines()]
         assert not any('"' in cell for cell in lines[0])
-        where = lines[0].index("objective")
+        assert "objective" in lines[0]
         table = list(rows.read_csv(path, lines[0]))
-        rows.write_csv(path, [name for name in lines[0] if name != "objective"], [cells for _, cells in table])
-        assert len(table) and where >= 0
+        older = [column for column in lines[0] if column not in ("objective", "proof")]
+        rows.write_csv(path, older, [cells for _, cells in table])
     (tmp_path / "journal.jsonl").unlink()
     found = rows.read_rows(tmp_path / "results.csv")
     assert {row.objective for row in found} == {"step"}
-    assert [d for d in verify(tmp_path, jobs=1) if "single-gpu" in d.row] == []
+    assert verify(tmp_path, jobs=1) == []
 
 
 def test_the_digest_covers_the_objective(tmp_path):
@@ -99,6 +99,26 @@ def test_the_digest_covers_the_objective(tmp_path):
     assert replace(row, objective="throughput/1f1b/8").digest != row.digest
     run = Run(*row.key)
     assert run.entropy != replace(run, objective="throughput/1f1b/8").entropy
+
+
+def test_rows_of_an_older_placer_hold_and_are_not_run_again(tmp_path):
+    small_board(tmp_path / "old", version=0)
+    assert verify(tmp_path / "old", jobs=1) == []
+    reasons = []
+    assert verify(tmp_path / "old", jobs=1, rerun=True, on_skip=lambda title, reason: reasons.append(reason)) == []
+    assert reasons == ["made by version 0 of its placer, which is at version 1"] * 2
+    small_board(tmp_path / "new", version=9)
+    assert {difference.column for difference in verify(tmp_path / "new", jobs=1)} == {"version"}
+
+
+def test_rows_say_what_the_placer_proved(small, tmp_path):
+    folder, _ = small
+    runs = plan([str(folder / "mine.npz")], [str(folder / "mine.toml")], ["dp", "dp[ideals=2]", "dpl", "single-gpu"])
+    runs = [replace(run, budget="evaluations=5") for run in runs]
+    found = {row.entry: row.proof for row in bench(runs, tmp_path / "out", jobs=1)}
+    assert found["dpl"] == "linear" and found["single-gpu"] == ""
+    assert found["dp"] == "optimal" and found["dp[ideals=2]"] == "linear"
+    assert verify(tmp_path / "out", jobs=1, rerun=True) == []
 
 
 @pytest.mark.parametrize("text", ["speed", "throughput", "throughput/zero-bubble/8", "throughput/1f1b/-3", "step/1"])

@@ -63,8 +63,8 @@ def test_gaps_by_hand():
     rows = [row("a", "x", 2_000_000, bound=1_000_000, bound_method="load"), row("a", "y", 1_500_000, bound=1_000_000)]
     rows += [row("b", "x", bound=3_000_000), row("b", "y", status="timeout", bound=None)]
     first, second = score.gaps(rows)
-    assert list(first.values()) == ["a", "t", "fifo/fifo/dataflow", "y", "1.500", "1.000", "load", "50.0%"]
-    assert list(second.values()) == ["b", "t", "fifo/fifo/dataflow", "", "", "3.000", "", ""]
+    assert list(first.values()) == ["a", "t", "fifo/fifo/dataflow", "step", "y", "1.500", "1.000", "load", "50.0%"]
+    assert list(second.values()) == ["b", "t", "fifo/fifo/dataflow", "step", "", "", "3.000", "", ""]
 
 
 def test_ranking_by_hand():

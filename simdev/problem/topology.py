@@ -291,7 +291,10 @@ class Topology:
                     longer = _extended(path, there, number, delay)
                     if there not in paths or longer < paths[there]:
                         heapq.heappush(queue, longer)
-        return {target: key[-1] for target, key in best.items()}
+        # In the order in which one search over all links reaches them: the numbers of the classes of routes in cost
+        # tables, and with them the cost hashes of stored rows, follow this order.
+        reached = sorted(best, key=lambda target: paths[self.devices[target].name])
+        return {target: best[target][-1] for target in reached}
 
     @cached_property
     def route_csr(self) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from simdev.bench import rows, score
+from simdev.bench.run import load_problem
 from simdev.bench.verify import verify
 
 FOLDER = Path(__file__).parents[2] / "leaderboard" / "standard"
@@ -27,6 +28,11 @@ def test_no_placement_beats_its_bound_and_every_placement_is_there():
         if row.status == "ok":
             assert rows.placement_path(FOLDER, row.placement).is_file()
             assert row.lower_bound_ns <= row.simulated_ns or not row.feasible
+
+
+def test_the_costs_of_each_machine_are_those_of_its_rows():
+    for row in {row.topology: row for row in rows.read_rows(FOLDER / "results.csv") if row.workload == "dlrm"}.values():
+        assert load_problem(row.workload, row.topology, row.rules).costs.hash == row.cost_hash, row.topology
 
 
 def result_table(text):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import io
 import json
 import os
@@ -17,9 +18,10 @@ import stat
 import tempfile
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, BinaryIO, NoReturn
+from typing import IO, BinaryIO, NoReturn, TextIO
 
 from simdev.errors import InvalidInput
 
@@ -118,6 +120,54 @@ def read_lines(path: str | os.PathLike, most: int = MAX_JOURNAL, longest: int = 
                 yield line
     except OSError as error:
         raise InvalidInput(error.strerror or str(error), source=path) from None
+
+
+@contextlib.contextmanager
+def open_text(path: str | os.PathLike, most: int = MAX_DOCUMENT) -> Iterator[TextIO]:
+    """A UTF-8 file, plain or gzipped, to read line by line (line ends as they are, without a byte order mark).
+
+    Raises :class:`InvalidInput` once more than ``most`` bytes have been unpacked, and whatever goes wrong inside the
+    block while the file is read or unpacked as such. The end of a truncated file is the :class:`EOFError` of gzip if
+    the block catches it.
+    """
+    try:
+        with open(path, "rb") as file:
+            zipped = file.peek(2)[:2] == b"\x1f\x8b"
+            source = gzip.GzipFile(fileobj=file) if zipped else file
+            raw = io.BufferedReader(_Counted(source, most, path), 1 << 13)
+            yield io.TextIOWrapper(raw, "utf-8-sig", newline="")
+    except InvalidInput:
+        raise
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"not text ({error.reason})", source=path) from None
+    except csv.Error as error:
+        raise InvalidInput(f"not CSV ({error})", source=path) from None
+    except (OSError, EOFError, zlib.error, ValueError) as error:  # ValueError: a null byte in the path
+        raise InvalidInput(getattr(error, "strerror", None) or str(error), source=path) from None
+
+
+def read_zipped(path: str | os.PathLike, most: int = MAX_DOCUMENT) -> str:
+    """The text of a UTF-8 file, plain or gzipped (see :func:`open_text`)."""
+    with open_text(path, most) as file:
+        return file.read()
+
+
+class _Counted(io.RawIOBase):
+    """A stream as :class:`Bounded`, for :mod:`io` to put a buffer and text on top."""
+
+    def __init__(self, file: IO[bytes], most: int, source: object):
+        self.file, self.left, self.most, self.source = file, most, most, source
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        data = self.file.read1(min(len(buffer), self.left + 1))  # type: ignore[attr-defined]
+        self.left -= len(data)
+        if self.left < 0:
+            raise _too_large(self.source, self.most)
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class Bounded:

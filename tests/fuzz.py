@@ -312,6 +312,9 @@ def readers(folder: Path) -> list[Reader]:
         _graph("chakra", "a.json", b"\n".join(map(seeds.json_bytes, seeds.CHAKRA)), mutate_json),
         _graph("chakra", "a.et", seeds.chakra_protobuf(), mutate_bytes),
     ]  # fmt: skip
+    from fuzz_measured import measured_readers  # which imports this module
+
+    found += measured_readers()
     model = seeds.onnx_model()
     return found + ([_graph("onnx", "a.onnx", model, mutate_bytes)] if model else [])
 

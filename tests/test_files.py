@@ -1,7 +1,9 @@
+import gzip
 import os
 import stat
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from simdev.errors import InvalidInput
 from simdev.files import (
     guarded,
+    open_text,
     open_zip,
     parse_json,
     read_bytes,
@@ -17,6 +20,7 @@ from simdev.files import (
     read_lines,
     read_text,
     read_toml,
+    read_zipped,
     replacing,
     sweep,
     unguarded,
@@ -178,3 +182,49 @@ def test_unfinished_files_are_swept(tmp_path):
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "a" / "b.csv")], timeout=60)
     assert len(os.listdir(tmp_path / "a")) == 2
     assert sweep(tmp_path) == 1 and os.listdir(tmp_path / "a") == [".keep"]
+
+
+def gzipped(path, size):
+    """A gzip file that unpacks to ``size`` zero bytes."""
+    with gzip.open(path, "wb") as file:
+        for _ in range(size >> 20):
+            file.write(bytes(1 << 20))
+    return path
+
+
+def test_zipped_text_is_read_within_a_limit(tmp_path):
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress("\ufeffä,b\r\n1,2\n".encode()))
+    with open_text(path) as file:
+        assert list(file) == ["ä,b\r\n", "1,2\n"]
+    (tmp_path / "a.csv").write_text("plain", encoding="utf-8")
+    assert read_zipped(tmp_path / "a.csv") == "plain"
+    bomb = gzipped(tmp_path / "bomb.gz", 4 << 20)
+    with pytest.raises(InvalidInput, match="bomb.gz: larger than 1048576 bytes: refused"):
+        read_zipped(bomb, 1 << 20)
+    tracemalloc.start()
+    with pytest.raises(InvalidInput, match="refused"), open_text(bomb, 1 << 20) as file:
+        file.read(10)
+        while file.read(1 << 16):
+            pass
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "data, reason",
+    [(b"\x1f\x8bdamaged", "method|block|header|file"), (b"\xff\xfe", "not text"), (None, "No such file")],
+)
+def test_damaged_text_is_refused(tmp_path, data, reason):
+    if data is not None:
+        (tmp_path / "a").write_bytes(data)
+    with pytest.raises(InvalidInput, match=reason):
+        read_zipped(tmp_path / "a")
+
+
+def test_the_end_of_a_truncated_archive_can_be_caught_inside(tmp_path):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"a,b\n" * 100_000)[:-20])
+    with open_text(tmp_path / "a.gz") as file, pytest.raises(EOFError):
+        list(file)
+    with pytest.raises(InvalidInput, match="ended before"):
+        read_zipped(tmp_path / "a.gz")

@@ -13,6 +13,10 @@ NAMES = (
     "load problem", "import npz", "import json", "import csv", "import networkx", "import pipedream",
     "import dnn-partitioning", "import piper", "import baechi", "import cost-graph", "import execution-trace",
     "import chakra", "import chakra protobuf", "import onnx",
+    "links vidur", "links nccl csv", "links nccl-tests", "links gzip", "op table", "op table gzip", "label",
+    "label figures", "workbook", "kernel tables openxla", "kernel tables vidur", "kernel tables llmcompass",
+    "kernel tables eleutherai", "training runs llm-foundry", "training runs torchtitan", "training runs vtrain",
+    "comparison", "measured profile", "op signatures", "recorder steps", "kept capture",
 )  # fmt: skip
 # The number of files for each reader. More by hand: SIMDEV_FUZZ=10000 pytest tests/test_fuzz.py
 EXAMPLES = int(os.environ.get("SIMDEV_FUZZ", "100"))

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 
 from simdev.baselines.rl._grouped import GroupedProblem
 from simdev.errors import BudgetExhausted, InvalidInput
-from simdev.files import replacing, write_text
+from simdev.files import guarded, open_text, replacing, unguarded, write_text
 from simdev.placers.budget import Budget
 from simdev.placers.policy_file import load_policy, notes_of, pack, read_blob, read_header, save_policy, unpack
 from simdev.placers.score import Score
@@ -217,7 +218,7 @@ def _save(out: Path, what: dict, state: State, run: dict, rows: list) -> None:
     with replacing(out / CHECKPOINT) as file:
         file.write(pack(state, {"what": json.dumps(what, sort_keys=True), "run": json.dumps(run)}))
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *([guarded(cell) for cell in row] for row in rows)])
     write_text(out / LOG, text.getvalue())
 
 
@@ -229,9 +230,10 @@ def _resumed(out: Path, what: dict, like: State) -> tuple[State, dict, list]:
         raise InvalidInput("of another training (placer, settings, seed or problems): use another folder", source=path)
     run = _counters(notes.get("run"), len(what["trained_on"]), path)
     try:
-        with open(out / LOG, newline="") as file:
-            rows = [row for row in csv.reader(file) if row and row[0].isdigit() and int(row[0]) <= run["samples"]]
-    except OSError:
+        with open_text(out / LOG) as file:
+            lines = [[unguarded(cell) for cell in row] for row in csv.reader(file)]
+        rows = [row for row in lines if row and re.fullmatch(r"[0-9]{1,18}", row[0]) and int(row[0]) <= run["samples"]]
+    except InvalidInput:  # the log is for people: without it the training continues all the same
         rows = []
     return unpack(blob, like, path), run, rows
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from simdev.bench import rows
 from simdev.bench.objective import parse_objective
-from simdev.errors import InvalidInput, UnknownName
+from simdev.errors import InvalidInput, UnknownName, quoted
 from simdev.placers import registry
 from simdev.problem.problem import Rules
 from simdev.problem.topology import load_topology, topology_names
@@ -102,6 +102,9 @@ def plan(
     workloads = _expand(workloads, named.workloads, registry.workloads)
     topologies = _expand(topologies, named.topologies, topology_names)
     placers = _expand(placers, ("all",), registry.placers)
+    for name in (*workloads, *topologies, *placers):
+        if not name.isprintable():  # rows of it could not be read
+            raise InvalidInput(f"{quoted(name)} holds characters that cannot be printed", source="plan")
     for workload in workloads:
         if not registry.is_file(workload):
             registry.find_workload(workload)

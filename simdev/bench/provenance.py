@@ -28,14 +28,50 @@ DECISIVE = (
 )  # fmt: skip
 
 
+# Vector sets by the flags that Linux reports, widest first. They decide how a floating-point sum is rounded: a learned
+# placer may find another placement with another set.
+VECTOR_SETS = (
+    ({"avx512f", "fma"}, "AVX-512"), ({"avx2", "fma"}, "AVX2 with FMA"), ({"avx2"}, "AVX2"), ({"avx"}, "AVX"),
+    ({"sse4_2"}, "SSE4.2"), ({"sve"}, "SVE"), ({"asimd"}, "NEON"),
+)  # fmt: skip
+
+
 @cache
 def machine() -> str:
-    """Processor and system, for the circumstantial column."""
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        model = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
-    return f"{model}, {os.cpu_count()} cores, {platform.system()}"
+    """Processor, its widest vector set in brackets, number of cores, and system, for the circumstantial column."""
+    model, vectors = platform.processor() or platform.machine(), ""
+    with contextlib.suppress(OSError):
+        facts = dict[str, str]()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            facts.setdefault(name.strip(), value.strip())
+        model = facts.get("model name") or model
+        vectors = vector_set(facts.get("flags") or facts.get("Features") or "")
+    return f"{model}{f' [{vectors}]' if vectors else ''}, {os.cpu_count()} cores, {platform.system()}"
+
+
+def vector_set(flags: str) -> str:
+    """The widest vector set (:data:`VECTOR_SETS`) among a processor's flags; empty if none is known."""
+    given = set(flags.split())
+    return next((name for needed, name in VECTOR_SETS if needed <= given), "")
+
+
+def differing_processor(machine: str, other: str) -> str:
+    """What differs between the processors of two ``machine`` cells, in words; empty if nothing is known to differ.
+
+    Cells of version 0.1.0 name no vector set.
+    """
+    (model, vectors), (own, own_vectors) = map(_processor, (machine, other))
+    if model != own:
+        return (
+            f"{model}{f' with {vectors}' if vectors else ''}, here {own}{f' with {own_vectors}' if own_vectors else ''}"
+        )
+    return f"{vectors}, here {own_vectors}" if vectors and own_vectors and vectors != own_vectors else ""
+
+
+def _processor(machine: str) -> tuple[str, str]:
+    model, _, vectors = machine.rsplit(",", 2)[0].removesuffix("]").partition(" [")
+    return model, vectors
 
 
 @cache

@@ -200,6 +200,10 @@ def row_from_json(entry: dict, path: Path) -> Row:
             raise InvalidInput(f"{quoted(value)} is not {column.type}", source=path, field=column.name)
         if not isinstance(value, str) and value is not None and not 0 <= value < 1 << 63:
             raise InvalidInput(f"{quoted(value)} is not a number from 0 to 2^63", source=path, field=column.name)
+        if isinstance(value, str) and not value.isprintable():
+            raise InvalidInput(
+                f"{quoted(value)} holds characters that cannot be printed", source=path, field=column.name
+            )
         if column.name == "params" and not isinstance(parse_json(value, path, "params"), dict):
             raise InvalidInput(f"{quoted(value)} is not a JSON object", source=path, field="params")
     return row
@@ -259,6 +263,8 @@ def _write_cell(value, is_time: bool) -> str:
 
 def _read_cell(name: str, kind: str, text: str):
     if kind == "str":
+        if not text.isprintable():
+            raise ValueError(f"{quoted(text)} holds characters that cannot be printed")
         if name == "status" and text not in STATUSES:
             raise ValueError(f"unknown status {quoted(text)}")
         if name == "params" and not isinstance(parse_json(text, name), dict):

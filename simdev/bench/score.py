@@ -16,6 +16,7 @@ from simdev.bench.rows import Row, read_rows, seconds_text, write_csv
 from simdev.errors import InvalidInput
 
 CAP = 10.0
+MAX_CELLS = 1 << 20  # placers times instances of a ranking, which takes about 300 MB and 3 s
 LEADERBOARD = (
     "workload", "topology", "rules", "objective", "budget", "placer", "version", "params", "runs", "solved", "status",
     "step_time_s", "best_step_time_s", "lower_bound_s", "bound_method", "gap", "best_known_s", "ratio_to_best",
@@ -106,6 +107,10 @@ def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
     for (rules, objective, budget), group in scores(rows).groupby(["rules", "objective", "budget"]):
         instances = group[INSTANCE].drop_duplicates()
         entries = group.groupby(ENTRY, as_index=False)["version"].max()
+        if len(entries) * len(instances) > MAX_CELLS:
+            raise InvalidInput(
+                f"{len(entries)} placers on {len(instances)} instances: at most {MAX_CELLS} pairs are ranked"
+            )
         held = entries.merge(instances, how="cross").merge(
             group[[*INSTANCE, *ENTRY, "step_ns", "rank", "log_ratio"]], how="left", on=[*INSTANCE, *ENTRY]
         )

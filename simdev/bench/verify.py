@@ -54,9 +54,10 @@ class Difference:
     found: str
 
     def __str__(self) -> str:
+        stored, found = shortened(self.stored, 100), shortened(self.found, 500 if not self.column else 100)
         if not self.column:
-            return f"{self.row}: {self.found}"
-        return f"{self.row}: {self.column}: {self.stored or 'empty'!s}, recomputed {self.found or 'empty'!s}"
+            return f"{self.row}: {found}"
+        return f"{self.row}: {self.column}: {stored or 'empty'}, recomputed {found or 'empty'}"
 
 
 def verify(
@@ -104,8 +105,9 @@ class Check:
     limits: Limits
 
     def seconds(self, row: Row) -> float:
-        """The time limit of a row."""
-        return self.limits.seconds + (time_limit(row.budget) if self.rerun else 0)
+        """The time limit of a row. Only budgets of evaluations are run again."""
+        again = self.rerun and row.budget.startswith("evaluations=")
+        return self.limits.seconds + (time_limit(row.budget) if again else 0)
 
 
 def _verify(folder: Path, check: Check, sample, jobs, on_row, on_skip, on_rows) -> list[Difference]:
@@ -208,14 +210,11 @@ def _why_not_again(row: Row, spec: PlacerSpec | None, check: Check) -> str:
         json.loads(row.params).get(name, "") != spec.defaults.get(name, "") for name in ("policy", "starts")
     ):
         return "its policy or its starts are not part of simdev"
-    if spec.same_processor and processor(row.machine) != processor(provenance.machine()):
-        return "different processor: its placer learns in floating point"
+    if spec.same_processor:
+        differs = shortened(provenance.differing_processor(row.machine, provenance.machine()), 200)
+        if differs:
+            return f"different processor ({differs}): its placer learns in floating point"
     return ""
-
-
-def processor(machine: str) -> str:
-    """The processor of a row's ``machine``, without the number of cores and the system."""
-    return machine.rsplit(",", 2)[0]
 
 
 def _impossible(row: Row) -> list[Difference]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.files import write_text
+from simdev.files import replacing, write_text
 from simdev.measure.execute.figures import CALM
 from simdev.measure.programs import load_program, need_torch, workers_of
 from simdev.problem.graph import ComputationGraph
+from simdev.problem.graph_file import read_npz
 from simdev.problem.topology import Topology
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def profile_costs(program: Program, topology: Topology, repeats: int) -> Costs:
 
 def save_costs(costs: Costs, graph: ComputationGraph, path: Path) -> None:
     """Write costs to an npz file, with the fingerprint of their graph."""
-    with open(path, "wb") as file:
+    with replacing(path) as file:
         np.savez_compressed(file, alone=costs.alone, loaded=costs.loaded, fingerprint=np.array(graph.fingerprint))
 
 
@@ -175,11 +176,11 @@ def load_costs(path: Path, graph: ComputationGraph) -> Costs:
     """Read what :func:`save_costs` wrote. Raises :class:`InvalidInput` if the costs belong to another graph."""
     from simdev.measure.execute.cases import Costs
 
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            alone, loaded, fingerprint = file["alone"], file["loaded"], str(file["fingerprint"])
-    except (OSError, ValueError, KeyError) as error:
-        raise InvalidInput(f"cannot be read ({error})", source=path) from None
+    arrays = read_npz(path, "iufU", 2)
+    missing = {"alone", "loaded", "fingerprint"} - set(arrays)
+    if missing:
+        raise InvalidInput("missing", source=path, field=min(missing))
+    alone, loaded, fingerprint = arrays["alone"], arrays["loaded"], str(arrays["fingerprint"])
     if fingerprint != graph.fingerprint:
         raise InvalidInput(f"the costs are those of graph {fingerprint!r}, not of {graph.fingerprint!r}", source=path)
     return Costs(alone, loaded)

@@ -27,7 +27,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from simdev.files import write_text
+from simdev.errors import InvalidInput
+from simdev.files import read_json, write_text
 
 FITTED = ("inception-v3", "nmt", "transformer-xl-4", "wavenet-2x18")
 HELD_OUT = ("nasnet-a-mobile", "rnnlm", "amoebanet-d")
@@ -147,7 +148,7 @@ def _ops(out: Path, workers, workloads, small: bool, end: float) -> None:
 
 def _steps(out: Path, workers, workloads, small: bool, end: float) -> None:
     file = out / "steps.json"
-    steps = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    steps = _read_steps(file) if file.exists() else {}
     for name in workloads:
         for worker in workers:
             if time.monotonic() < end and f"{name} {worker}" not in steps:
@@ -157,6 +158,14 @@ def _steps(out: Path, workers, workloads, small: bool, end: float) -> None:
                     lambda n=name, u=worker: steps.update({f"{n} {u}": _samples(n, u, small)}),
                 )
                 write_text(file, json.dumps(steps) + "\n")
+
+
+def _read_steps(path: Path) -> dict:
+    """The samples in ns by run mode, for each workload and device."""
+    steps = read_json(path)
+    if isinstance(steps, dict) and all(isinstance(found, dict) for found in steps.values()):
+        return steps
+    raise InvalidInput("expected an object of objects, as the recorder writes it", source=path)
 
 
 def _samples(name: str, worker: str, small: bool) -> dict:
@@ -279,7 +288,7 @@ def steps_report(out: Path, workers: tuple[str, ...]) -> str:
     from simdev.problem.topology import load_topology
     from simdev.sim import simulate
 
-    steps = json.loads((out / "steps.json").read_text(encoding="utf-8"))
+    steps = _read_steps(out / "steps.json")
     names = sorted({key.rpartition(" ")[0] for key in steps})
     names = [name for name in names if (out / "ops" / name / "graph.npz").exists()]
     tables = {name: load_measured(out / "ops" / name / "costs.csv") for name in names}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
 
-from simdev.errors import InvalidInput
-from simdev.files import write_text
+from simdev.errors import InvalidInput, quoted
+from simdev.files import guarded, parse_json, read_json, read_text, write_text
 
 MEASURED = {
     "placement",
@@ -37,6 +36,9 @@ COLUMNS = {
 PREDICTORS = {"simulated_ns": "model", "machine_ns": "model + machine"}  # simulate, simulate_workers
 
 
+# Cells with numbers, and those of them that hold a list.
+LISTS = {"samples_ns", "peak_bytes", "simulated_peak_bytes"}
+NUMBERS = LISTS | {"round", "disturbed", *(key for key in MEASURED if key.endswith("_ns")), *PREDICTORS}
 PARTS = {"ops": "#d62728", "channel": "#1f77b4", "copies": "#9467bd", "dispatch": "#7f7f7f", "rest": "#c7c7c7"}
 
 
@@ -76,9 +78,9 @@ def report(folders: list[Path], out: Path) -> list[dict[str, str]]:
 def read_about(path: Path) -> dict:
     """What a report needs of ``about.json``: ``graph``, and ``loaded``, the slowdown beside a busy neighbour."""
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = read_json(path)
         return {"graph": str(about["graph"]), "loaded": float(about["loaded"])}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         raise InvalidInput(
             "expected JSON with graph and loaded, as simdev compare-real writes it", source=path
         ) from None
@@ -89,16 +91,23 @@ def read_rows(path: Path) -> list[dict]:
     if not path.exists():
         return []
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            raise InvalidInput("not JSON", source=path, field=f"line {number}") from None
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        row = parse_json(line, path, f"line {number}")
         missing = MEASURED - set(row) if isinstance(row, dict) else MEASURED
         if missing:
             raise InvalidInput(f"missing: {', '.join(sorted(missing))}", source=path, field=f"line {number}")
+        for key in row.keys() & NUMBERS:
+            if not _numbers(row[key], key in LISTS):
+                raise InvalidInput(f"{quoted(row[key])} is no time or size", source=path, field=f"line {number}: {key}")
         rows.append(row)
     return rows
+
+
+def _numbers(value: object, several: bool) -> bool:
+    """Whether a cell is a number of at least 0 that a double holds, or a list of such numbers."""
+    if several:
+        return isinstance(value, list) and bool(value) and all(_numbers(one, False) for one in value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def _write_figures(lines: list[dict], path: Path) -> None:
@@ -106,7 +115,7 @@ def _write_figures(lines: list[dict], path: Path) -> None:
         writer = csv.DictWriter(file, list(COLUMNS), lineterminator="\n")
         writer.writeheader()
         for line in lines:
-            rounded = {column: round(x, 5) if isinstance(x, float) else x for column, x in line.items()}
+            rounded = {column: round(x, 5) if isinstance(x, float) else guarded(x) for column, x in line.items()}
             writer.writerow(rounded)
 
 

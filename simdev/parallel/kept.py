@@ -18,12 +18,13 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from simdev.files import replacing
+from simdev.files import MIB, parse_json, read_zipped, replacing
 from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.program import Call, Segment
 
 FORMAT = 2
+MAX_CAPTURE = 512 * MIB  # of one stage; the largest so far has 20
 
 
 def folder() -> Path:
@@ -40,10 +41,11 @@ def fingerprint(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) 
 def load(name: str) -> dict | None:
     """The kept figures and segments of a stage; None where there are none that can be read."""
     try:
-        document = json.loads(gzip.decompress((folder() / f"{name}.json.gz").read_bytes()))
+        path = folder() / f"{name}.json.gz"
+        document = parse_json(read_zipped(path, MAX_CAPTURE), path)
         document["segments"] = [_segment(row) for row in document["segments"]]
         return document
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import tokenize
 import zipfile
+from math import prod
 from typing import IO, Any
 
 import numpy as np
@@ -79,16 +80,17 @@ def write_npz(path: str | os.PathLike, arrays: dict[str, np.ndarray]) -> None:
                 np.lib.format.write_array(out, np.ascontiguousarray(array), allow_pickle=False)
 
 
-def read_npz(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Read every array of an ``.npz`` archive of whole numbers and truth values.
+def read_npz(path: str | os.PathLike, kinds: str = "iub", dims: int = 1) -> dict[str, np.ndarray]:
+    """Read every array of an ``.npz`` archive of whole numbers and truth values, or of the given ``kinds`` of dtypes
+    (:attr:`numpy.dtype.kind`) and up to ``dims`` dimensions.
 
     Refuses pickles, bombs, members given twice and headers that lie about their size.
     """
     with open_zip(path) as archive:
-        return _read_members(archive, path)
+        return _read_members(archive, path, kinds, dims)
 
 
-def _read_members(archive: zipfile.ZipFile, path: str | os.PathLike) -> dict[str, np.ndarray]:
+def _read_members(archive: zipfile.ZipFile, path: str | os.PathLike, kinds: str, dims: int) -> dict[str, np.ndarray]:
     members = archive.infolist()
     total = sum(member.file_size for member in members)
     if len(members) > MAX_MEMBERS or total > MAX_UNPACKED:
@@ -101,11 +103,11 @@ def _read_members(archive: zipfile.ZipFile, path: str | os.PathLike) -> dict[str
         if member.compress_type not in ZIP_METHODS:
             raise InvalidInput(f"compression method {member.compress_type} is not used", source=path, field=name)
         with archive.open(member) as file:
-            arrays[name] = _read_array(file, member.file_size, path, name)
+            arrays[name] = _read_array(file, member.file_size, path, name, kinds, dims)
     return arrays
 
 
-def _read_array(file: IO[bytes], size: int, path: str | os.PathLike, name: str) -> np.ndarray:
+def _read_array(file: IO[bytes], size: int, path: str | os.PathLike, name: str, kinds: str, dims: int) -> np.ndarray:
     try:
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0)):
@@ -114,14 +116,17 @@ def _read_array(file: IO[bytes], size: int, path: str | os.PathLike, name: str) 
         shape, fortran, dtype = read_header(file)
         if dtype.hasobject:
             raise ValueError("holds a pickle, which is never loaded")
-        if dtype.kind not in "iub":
-            raise ValueError(f"expected whole numbers, got dtype {dtype}")
-        if fortran or len(shape) != 1 or not 0 <= shape[0] <= size // dtype.itemsize:
+        if dtype.kind not in kinds or not dtype.itemsize:
+            expected = "whole numbers" if kinds == "iub" else "other values"
+            raise ValueError(f"expected {expected}, got dtype {dtype}")
+        count = prod(shape)
+        one = (len(shape) == 1) if dims == 1 else len(shape) <= dims
+        if fortran or not one or min(shape, default=0) < 0 or not 0 <= count <= size // dtype.itemsize:
             raise ValueError(f"shape {shape} does not match the data")
-        data = file.read(shape[0] * dtype.itemsize + 1)  # to the end, where zipfile compares the checksum
-        if len(data) != shape[0] * dtype.itemsize:
+        data = file.read(count * dtype.itemsize + 1)  # to the end, where zipfile compares the checksum
+        if len(data) != count * dtype.itemsize:
             raise ValueError(f"shape {shape} does not match the data")
-        return np.frombuffer(data, dtype)
+        return np.frombuffer(data, dtype).reshape(shape)
     except (
         ValueError,
         TypeError,

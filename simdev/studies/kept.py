@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 import simdev
-from simdev.files import write_text
+from simdev.files import read_json, write_text
 from simdev.measure.calibrate.manifest import sha256_of
 
 PACKAGE = Path(simdev.__file__).parent
@@ -50,7 +50,7 @@ class Kept:
     def _read(self, path: Path) -> tuple[list, list[str]] | None:
         """The cases and notes of a kept file; None if it is absent or damaged."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = read_json(path)
             return [self.case(**row) for row in document["cases"]], [str(note) for note in document["notes"]]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             return None

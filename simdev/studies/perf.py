@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.bench.provenance import machine, versions
+from simdev.files import guarded
 from simdev.placers.testing import training_graph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
@@ -149,7 +150,7 @@ def write(rows: list[dict], folder: Path) -> None:
     with open(folder / "perf.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({column: guarded(cell) for column, cell in row.items()} for row in rows)
     draw(rows, folder / "perf.png")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
+from simdev.files import open_text
 from simdev.parallel import Mesh, Plan, find_model, load_cluster
 from simdev.parallel.hosts import find_host, find_scale
 from simdev.parallel.plan import prepare, simulate_program
@@ -95,10 +96,8 @@ def read_runs(folder: Path, source: str) -> tuple[list[Run], list[str]]:
     Raises :class:`InvalidInput` where the file is not there, lacks a column or holds a value that is no number.
     """
     path = folder / "training-runs" / FILES[source]
-    try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
+    with open_text(path) as file:
+        rows = list(csv.DictReader(file))
     reader = {"vtrain-single": _vtrain, "vtrain-multi": _vtrain, "llm-foundry": _foundry, "torchtitan": _titan}[source]
     runs, refused = [], []
     for number, row in enumerate(rows):

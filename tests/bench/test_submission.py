@@ -243,4 +243,4 @@ def test_another_processor_is_said_and_is_no_difference(tmp_path):
     skipped = []
     assert verify(tmp_path / "board", rerun=True, jobs=1, on_skip=lambda *why: skipped.append(why)) == []
     ((title, reason),) = skipped
-    assert "gdp" in title and reason.startswith("different processor")
+    assert "gdp" in title and reason.startswith("different processor (Abacus 1, here ")

@@ -18,6 +18,7 @@ from simdev.problem.opcost.parts import conv_name
 SINGLE = re.compile(r"fp32", re.IGNORECASE)
 HALF = re.compile(r"mixed", re.IGNORECASE)  # 16-bit inputs on tensor cores, 32-bit sums
 DEVICE = re.compile(r"(?:^|_)([A-Za-z0-9]+)\.xlsx$")
+LARGEST = 1 << 40
 GATES = {"Vanilla": 1, "GRU": 3, "LSTM": 4}
 STEPS = (("rnn", "time forward"), ("rnn_dgrad", "time backward wrt inputs"), ("rnn_wgrad", "time backward wrt weights"))
 GRADIENTS = (("conv", "forward ("), ("conv_dgrad", "wrt inputs"), ("conv_wgrad", "wrt parameters"))
@@ -45,6 +46,9 @@ def read_workbook(path: Path, found: Found) -> None:
             header = {str(text).strip().lower(): column for column, text in reversed(cells.items())}
         elif header and isinstance(cells.get("C"), float):
             for part, dims, milliseconds in _measured(section, _Row(cells, header), found, path):
+                if not all(0 <= size <= LARGEST for size in dims):
+                    found.problems[f"{path}: a row with a size that is out of range"] += 1
+                    continue
                 rows.setdefault((part, dtype), []).append((dims, milliseconds))
     for (part, dtype), measured in rows.items():
         dims = np.array([dims for dims, _ in measured], np.int64)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
+from simdev.files import open_text
 from simdev.measure.calibrate.build import datasheets
 from simdev.measure.calibrate.kernel_tables import fitted, read_kernel_tables
 from simdev.measure.calibrate.matrix_units import predicted_s
@@ -105,7 +106,7 @@ def _step(group: str, step: MeasuredStep, predicted: float) -> dict:
 
 
 def _rows_of_torchtitan(path: Path) -> Iterable[dict[str, str]]:
-    with open(path, newline="", encoding="utf-8") as file:
+    with open_text(path) as file:
         for row in csv.DictReader(file):
             plain = row["tp"] == row["pp"] == row["cp"] == "1" and row["float8"] == "no"
             if plain and row["model"] in MODELS and row["gpu"] == TORCHTITAN_KIND.replace("-sxm5", "") + "-500w":

@@ -14,7 +14,7 @@ sources and judged by the others:
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
+from simdev.files import MAX_DOCUMENT, open_text, read_bytes, read_text
 from simdev.measure.calibrate.manifest import held_out
 from simdev.measure.calibrate.observations import Observations
 
@@ -39,6 +40,7 @@ OPENXLA_DTYPES = {
 }
 VIDUR_DEVICES = {"a100": "NVIDIA_A100-SXM4-80GB", "h100": "NVIDIA_H100_80GB_HBM3"}
 MI300X, HELD_OUT = "AMD_Instinct_MI300X", "shapes held out"
+MOST_ROWS = 1 << 22
 HALF = 2  # bytes of an f16 or bf16 element
 A100 = "NVIDIA_A100-SXM4-80GB"
 
@@ -61,7 +63,9 @@ def read_kernel_tables(paths: Iterable[str | Path]) -> list[Observations]:
             reader = _reader(file)
             try:
                 tables = reader(file) if reader else []
-            except (OSError, EOFError, KeyError, ValueError, UnicodeDecodeError) as error:
+            except InvalidInput:
+                raise
+            except (OSError, LookupError, ValueError, TypeError, ArithmeticError, StopIteration) as error:
                 raise InvalidInput(f"not a kernel table ({error})", source=file) from None
             for rows in tables:
                 rows.file = str(file)
@@ -100,7 +104,11 @@ def _columns(file: Path) -> tuple[dict[str, np.ndarray], str, str]:
         from pyarrow import parquet
     except ImportError:
         raise InvalidInput("Parquet tables need pyarrow: pip install pyarrow", source=file) from None
-    table = parquet.read_table(file)
+    data = parquet.ParquetFile(io.BytesIO(read_bytes(file)))
+    groups = (data.metadata.row_group(number) for number in range(data.num_row_groups))
+    if data.metadata.num_rows > MOST_ROWS or sum(group.total_byte_size for group in groups) > MAX_DOCUMENT:
+        raise InvalidInput(f"larger than {MOST_ROWS} rows or {MAX_DOCUMENT} bytes: refused", source=file)
+    table = data.read()
     columns = {name: table[name].to_numpy(zero_copy_only=False) for name in table.column_names}
     device = re.sub(r"\s+", "_", str(columns["device"][0]))
     stack = next(stack for stack in STACKS if f"/{stack}/" in file.as_posix())
@@ -177,8 +185,7 @@ def _vidur_parts(row: dict[str, str]) -> list[tuple[str, tuple[int, ...], str]]:
 
 
 def _rows(file: Path) -> list[dict[str, str]]:
-    opener = gzip.open if file.name.endswith(".gz") else open
-    with opener(file, "rt", encoding="utf-8", newline="") as lines:
+    with open_text(file) as lines:
         return list(csv.DictReader(lines))
 
 
@@ -206,7 +213,7 @@ def _llmcompass(file: Path) -> list[Observations]:
     """Read LLMCompass: products in time; softmax, layer norm and GELU in 1e9 elements per second, including
     launches."""
     kind = file.name.split("_")[0]
-    lines = [[cell.strip() for cell in line.split(",")] for line in file.read_text().splitlines() if line.strip()]
+    lines = [[cell.strip() for cell in line.split(",")] for line in read_text(file).splitlines() if line.strip()]
     if kind == "matmul":
         dims = [(1, int(m), int(n), int(k)) for m, k, n, *_ in lines]
         seconds = [float(line[3].removesuffix("ms")) / 1e3 for line in lines]
@@ -223,7 +230,7 @@ def _llmcompass(file: Path) -> list[Observations]:
 def _eleutherai(file: Path) -> list[Observations]:
     pattern = r"Throughput .*? for (?:bmm \((\d+)x)?(\d+)x(\d+)x(\d+)\)?: ([\d.]+)"
     dims, seconds = [], []
-    for batch, m, n, k, tflops in re.findall(pattern, file.read_text()):
+    for batch, m, n, k, tflops in re.findall(pattern, read_text(file)):
         size = (int(batch or 1), int(m), int(n), int(k))
         dims.append(size)
         seconds.append(2 * float(np.prod(size)) / (float(tflops) * 1e12))

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ast
 import csv
-import gzip
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from math import prod
 from pathlib import Path
 
 from simdev.errors import InvalidInput
+from simdev.files import open_text, read_json
 from simdev.problem.opcost.parts import Part, product_part
 
 FLOAT = 4
@@ -33,6 +32,8 @@ ELEMENTWISE = {"add", "sub", "mul", "truediv", "div", "pow", "tanh", "gelu", "re
 PRODUCTS = {"matmul", "bmm", "addmm", "baddbmm"}
 
 
+MOST_LAYERS = 1 << 20
+LONGEST_SHAPES = 1 << 16  # characters of a cell with shapes
 LEAST_SHARE = 0.01  # share of the nodes' times; a smaller share in ops without a class is not reported
 
 
@@ -70,11 +71,13 @@ def without_nodes(root: Path) -> Iterator[Path]:
 
 def read_label(path: Path) -> Label:
     """Read one label. Raises :class:`InvalidInput` if a file cannot be read or lacks a column or a figure."""
+    measured = read_json(_json_of(path))
     try:
-        measured = json.loads(_json_of(path).read_text(encoding="utf-8"))
         layers = int(measured["num_layer"])
         forward_s, backward_s = (float(measured[name]) / 1e3 for name in ("fw_latency", "bwall_latency"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not 0 <= layers <= MOST_LAYERS:
+            raise ValueError("num_layer is out of range")
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InvalidInput(f"no figures of a whole model ({error})", source=_json_of(path)) from None
     label = Label(path.parent.name, path.name.split(".csv")[0], forward_s=forward_s, backward_s=backward_s)
     training = NAME.match(path.name)["mode"] == "train"
@@ -150,10 +153,9 @@ def _nodes(path: Path, label: Label) -> Iterator[Node]:
         "fw_latency",
         "bw_latency",
     )
-    opener = gzip.open if path.name.endswith(".gz") else open
-    csv.field_size_limit(1 << 24)
+    before = csv.field_size_limit(1 << 24)
     try:
-        with opener(path, "rt", encoding="utf-8", newline="") as file:
+        with open_text(path) as file:
             reader = csv.DictReader(file)
             missing = [column for column in columns if column not in (reader.fieldnames or ())]
             if missing:
@@ -166,17 +168,19 @@ def _nodes(path: Path, label: Label) -> Iterator[Node]:
                     label.skipped["a node with unreadable shapes"] += 1
                 else:
                     yield node
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput(str(error), source=path) from None
+    finally:
+        csv.field_size_limit(before)
 
 
 def _node(row: dict[str, str]) -> Node | None:
     try:
+        if any(len(row[name]) > LONGEST_SHAPES for name in ("input_shapes", "output_shape", "input_contiguous")):
+            return None
         shapes = [_shape(shape) for shape in ast.literal_eval(row["input_shapes"])]
         output = _shape(ast.literal_eval(row["output_shape"]))
         contiguous = ast.literal_eval(row["input_contiguous"])
         times = [float(row[name]) / 1e3 for name in ("fw_latency", "bw_latency")]
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, OverflowError):
         return None
     inputs = tuple(shape for shape in shapes if shape != (1,))
     module = MODULE.findall(row["meta"] or "")

@@ -9,16 +9,15 @@ ones.
 from __future__ import annotations
 
 import csv
-import gzip
 import os
 import re
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from simdev.errors import InvalidInput
+from simdev.files import read_zipped
 from simdev.measure.calibrate.manifest import held_out
 
 MAX_RANGES = 6
@@ -78,14 +77,7 @@ class LinkFit:
 def read_links(path: str | os.PathLike) -> list[LinkTable]:
     """Read the tables of a file: a CSV of vidur's network profiles, a CSV made from nccl-tests (vTrain), or the output
     of nccl-tests itself. Raises :class:`InvalidInput` for any other file."""
-    try:
-        data = Path(path).read_bytes()
-        data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-        lines = data.decode("utf-8-sig").splitlines()
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
-    except (EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InvalidInput(f"not readable text ({error})", source=path) from None
+    lines = read_zipped(path).splitlines()
     name = Path(path).name.split(".")[0]
     head = lines[0].split(",") if lines else []
     if "collective" in head and "size" in head:

@@ -7,7 +7,6 @@ kernels plus the cost of the events, and at least the time that the host needs t
 from __future__ import annotations
 
 import csv
-import gzip
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
+from simdev.files import open_text
 from simdev.measure.calibrate.observations import Found, Observations
 
 FLOAT = 4
@@ -54,9 +54,9 @@ def is_op_table(path: Path) -> bool:
     if not path.name.endswith((".csv", ".csv.gz")):
         return False
     try:
-        with _open(path) as file:
+        with open_text(path) as file:
             return {"OPName", "Latency", "Device"} <= set(file.readline(4096).strip().split(","))
-    except (OSError, EOFError, UnicodeDecodeError):
+    except InvalidInput:
         return False
 
 
@@ -92,24 +92,17 @@ def _measured(op: str, row: dict[str, str]) -> tuple[tuple[int, ...], float] | N
     try:
         dims = dims_of({column: int(row[column]) for column in COLUMNS[name]})
         seconds = float(row["Latency"]) / 1e3
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):
         return None
     return (dims, seconds) if 0 < seconds < 1e4 and 0 < min(dims) and max(dims) <= 1 << 40 else None
 
 
-def _open(path: Path):
-    opener = gzip.open if path.name.endswith(".gz") else open
-    return opener(path, "rt", encoding="utf-8", newline="")
-
-
 def _records(path: Path, found: Found) -> Iterator[dict[str, str]]:
-    try:
-        with _open(path) as file:
+    with open_text(path) as file:
+        try:
             reader = csv.DictReader(file)
             if "Latency" not in (reader.fieldnames or ()):
                 raise InvalidInput("column 'Latency' is missing", source=path, field="line 1")
             yield from reader
-    except EOFError:
-        found.problems[f"{path}: the archive ends early; the rows before that were used"] += 1
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidInput(str(error), source=path) from None
+        except EOFError:
+            found.problems[f"{path}: the archive ends early; the rows before that were used"] += 1

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
 from xml.etree import ElementTree
 
 from simdev.errors import InvalidInput
+from simdev.files import MAX_DOCUMENT, Bounded, open_zip
 
-MAX_PART = 1 << 28  # a sheet that unpacks to more is refused
+MAX_ROW, MAX_DEPTH = 1 << 17, 50  # elements in a row, and how deep they are nested (Excel has 16,384 columns)
 MAIN = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 LINK = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
 
@@ -18,21 +20,17 @@ LINK = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
 def sheet_rows(path: str | Path) -> Iterator[tuple[str, int, dict[str, str | float]]]:
     """Yield ``(sheet, row number, {column letters: value})`` for each row that is not empty. Numbers are floats.
 
-    Raises :class:`InvalidInput` if the file is not a workbook, is truncated, or has a sheet of over 256 MiB.
+    Raises :class:`InvalidInput` if the file is not a workbook, is truncated, has a part of over 128 MiB, or lists a
+    sheet twice.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            texts = _shared_strings(archive, path)
-            for name, part in _sheets(archive, path):
-                for row in _elements(archive, part, "row", path):
-                    cells = {_column(cell): _value(cell, texts) for cell in row.iter(f"{MAIN}c")}
-                    found = {column: value for column, value in cells.items() if value not in (None, "")}
-                    if found:
-                        yield name, int(row.get("r", 0)), found
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
-    except (zipfile.BadZipFile, ElementTree.ParseError, KeyError, ValueError, EOFError) as error:
-        raise InvalidInput(f"not a readable workbook ({error})", source=path) from None
+    with open_zip(path) as archive:
+        texts = _shared_strings(archive, path)
+        for name, part in _sheets(archive, path):
+            for row in _elements(archive, part, "row", path):
+                cells = {_column(cell): _value(cell, texts) for cell in row.iter(f"{MAIN}c")}
+                found = {column: value for column, value in cells.items() if value not in (None, "")}
+                if found:
+                    yield name, int(row.get("r", 0)), found
 
 
 def _sheets(archive: zipfile.ZipFile, path) -> list[tuple[str, str]]:
@@ -41,7 +39,10 @@ def _sheets(archive: zipfile.ZipFile, path) -> list[tuple[str, str]]:
         targets[relation.get("Id")] = relation.get("Target", "").removeprefix("/xl/")
     book = ElementTree.fromstring(_part(archive, "xl/workbook.xml", path).read())
     sheets = [(sheet.get("name", ""), targets[sheet.get(LINK)]) for sheet in book.iter(f"{MAIN}sheet")]
-    return [(name, f"xl/{target}") for name, target in sheets if target.startswith("worksheets/")]
+    found = [(name, f"xl/{target}") for name, target in sheets if target.startswith("worksheets/")]
+    if len({part for _, part in found}) < len(found):
+        raise InvalidInput("a sheet is listed twice", source=path)
+    return found
 
 
 def _shared_strings(archive: zipfile.ZipFile, path) -> list[str]:
@@ -52,17 +53,30 @@ def _shared_strings(archive: zipfile.ZipFile, path) -> list[str]:
 
 
 def _elements(archive: zipfile.ZipFile, part: str, tag: str, path) -> Iterator[ElementTree.Element]:
-    with _part(archive, part, path) as file:
-        for _, element in ElementTree.iterparse(file):
-            if element.tag == f"{MAIN}{tag}":
+    """The elements of one kind. Nothing of an element is kept after it, so that only one is in memory."""
+    above: list[ElementTree.Element] = []
+    inside = size = 0
+    for event, element in ElementTree.iterparse(_part(archive, part, path), ("start", "end")):
+        wanted = element.tag == f"{MAIN}{tag}"
+        if event == "start":
+            above.append(element)
+            inside += wanted
+            size += inside > 0
+            if len(above) > MAX_DEPTH or size > MAX_ROW:
+                raise InvalidInput(f"{part}: a row is too large", source=path)
+            continue
+        above.pop()
+        inside -= wanted
+        if not inside:
+            size = 0
+            if wanted:
                 yield element
-                element.clear()
+            if above:
+                above[-1].remove(element)
 
 
-def _part(archive: zipfile.ZipFile, part: str, path):
-    if archive.getinfo(part).file_size > MAX_PART:
-        raise InvalidInput(f"{part} unpacks to over {MAX_PART} bytes: refused", source=path)
-    return archive.open(part)
+def _part(archive: zipfile.ZipFile, part: str, path) -> Bounded:
+    return Bounded(archive.open(part), MAX_DOCUMENT, f"{path}: {part}")
 
 
 def _column(cell: ElementTree.Element) -> str:
@@ -79,4 +93,7 @@ def _value(cell: ElementTree.Element, texts: list[str]) -> str | float | None:
         return texts[int(text)]
     if cell.get("t") in ("str", "e", "b"):
         return text
-    return float(text)
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"{text[:40]} is not a number")
+    return value

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from simdev.errors import InvalidInput
+from simdev.files import read_text
 from simdev.graphs.capture.trace import DTYPES, signature
 from simdev.measure.execute.cpu import settle
 from simdev.measure.execute.link import in_processes
@@ -43,12 +44,7 @@ def read_signatures(path: Path) -> list[str]:
     The file is a cost table (CSV with a column ``signature``) or a text with one signature per line. Raises
     :class:`InvalidInput` that names the line if a line holds no signature.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), source=path) from None
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"not text ({error.reason})", source=path) from None
+    lines = read_text(path).splitlines()
     found: dict[str, None] = {}
     for number, text in _rows(lines, path):
         if not SIGNATURE.fullmatch(text):

@@ -58,7 +58,7 @@ CASE = {
     "ops_ns": 90, "channel_ns": 91, "copies_ns": 95, "gaps_ns": 97, "peak_bytes": [10, 20], "simulated_ns": 98,
     "machine_ns": 99, "simulated_peak_bytes": [11, 19], "disturbed": 0.0,
 }  # fmt: skip
-KEPT = {"segments": [["s", 4, [[0, "mm", "mm(f32[2,2])", 8, 16, 4, [["a", 1]], ["tp"], 4, 4, 1]]]], "peak": 7}
+KEPT = {"segments": [["s", 4, [[0, "mm", "mm(f32[2,2])", 8, 16, 4, [["a", 1]], ["tp"], 4, 4, 1, 0]]]], "peak": 7}
 
 
 def measured_readers() -> list[Reader]:

@@ -18,6 +18,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+from simdev.errors import InvalidInput
 from simdev.files import MIB, parse_json, read_zipped, replacing
 from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.mesh import Mesh
@@ -52,7 +53,7 @@ def load(name: str) -> dict | None:
 def save(name: str, segments: list[Segment], figures: dict[str, int]) -> None:
     """Keep a stage; nothing happens where the folder cannot be written to."""
     rows = [[s.name, s.live_bytes, [call.row() for call in s.calls]] for s in segments]
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, InvalidInput):
         folder().mkdir(parents=True, exist_ok=True)
         text = json.dumps({"segments": rows, **figures}, separators=(",", ":"))
         with replacing(folder() / f"{name}.json.gz") as file:

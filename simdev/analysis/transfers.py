@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from simdev.analysis.alive import Alive
 from simdev.problem.problem import Problem
 
 STEPS = 24  # bisections: the bound is found to the relative accuracy of 2^-24 of the range
@@ -107,9 +108,13 @@ def stay_or_send(problem: Problem, head: np.ndarray, below: np.ndarray, fastest:
     sum exceeds ``T``, ``u`` and ``v`` share a device, as the ops of a colocation group do. Let ``C`` be a set of ops
     that are tied together in this way. Its device runs those with ``head >= a`` and ``tail >= b`` between ``a`` and ``T
     - b``; so ``a + b`` plus their work there, divided by the slots, is at most ``T``. The placement does not exist if
-    this fails on every device with kernels for all of ``C`` and memory for its persistent bytes, or if more sets than
+    this fails on every device with kernels and memory for all of ``C``, or if more sets than
     there are slots take more than half of ``T`` each. A larger ``T`` ties less and allows more, so bisection finds the
     least ``T`` that is not refuted.
+
+    The memory of a set is its persistent bytes and, for the worst of some moments, the bytes that must be alive on its
+    device then (:class:`simdev.analysis.alive.Alive`). At each moment, the devices must hold all sets: at most as many
+    sets as there are devices need more than half of the largest memory each.
     """
     alternatives = _Refuter(problem, head, below, fastest)
     low, high = known, alternatives.serial_ns
@@ -139,7 +144,9 @@ class _Alike:
         alike = np.stack([costs.device_row, topology.memory_bytes, slots, topology.granularity], axis=1)
         first = np.unique(alike, axis=0, return_index=True)[1]
         self.slots, self.memory = slots[first].astype(np.int64), topology.memory_bytes[first]
-        self.all_slots = int(slots.sum())
+        self.all_slots, self.n_devices = int(slots.sum()), topology.n_devices
+        self.all_memory = int(topology.memory_bytes.sum())
+        self.granularity = topology.granularity[first]
         self.op_work, self.work = costs.device_op_ns[first], problem.unit_op_ns[first]
         grain = topology.granularity[first][:, None]
         self.op_size = -(-graph.op_persistent_bytes // grain) * grain
@@ -149,6 +156,7 @@ class _Alike:
 class _Refuter(_Alike):
     def __init__(self, problem: Problem, head: np.ndarray, below: np.ndarray, fastest: np.ndarray):
         super().__init__(problem)
+        self.alive = Alive(problem, self.granularity)
         graph, unit = problem.graph, self.unit
         source, target = graph.edge_source, graph.consumers
         sent = head[source] + fastest[source] + self.quickest[graph.edge_tensor] + below[target]
@@ -182,11 +190,13 @@ class _Refuter(_Alike):
         np.minimum.at(first, label, self.unit_head)
         np.minimum.at(last, label, self.unit_tail)
         possible = np.zeros(count, bool)
+        size, crowded = self._sizes(label, count)
+        if crowded:
+            return True
         for row in range(len(self.slots)):
-            time, size = np.zeros(count, np.int64), np.zeros(count, np.int64)
+            time = np.zeros(count, np.int64)
             np.add.at(time, label, np.maximum(self.work[row], 0))
-            np.add.at(size, label, self.size[row])
-            barred = size > self.memory[row]
+            barred = size[row] > self.memory[row]
             barred[label[self.work[row] < 0]] = True
             share = -(-time // self.slots[row])
             least[~barred] = np.minimum(least[~barred], share[~barred])
@@ -197,13 +207,32 @@ class _Refuter(_Alike):
         if whole and np.count_nonzero(2 * least > limit) > self.all_slots:
             return True
         largest = np.argsort(-least, kind="stable")[:4]
-        return any(self._late(np.flatnonzero((label == number)[self.unit]), limit) for number in largest)
+        return any(
+            self._late(np.flatnonzero((label == number)[self.unit]), size[:, number], limit) for number in largest
+        )
 
-    def _late(self, ops: np.ndarray, limit: int) -> bool:
-        """Whether ``ops`` on one device take longer than ``limit`` on every device, for the best ``a`` or ``b``."""
+    def _sizes(self, label: np.ndarray, count: int) -> tuple[np.ndarray, bool]:
+        """int64 ``(k, count)``: the memory that each set of tied units needs on each type of device, and whether the
+        memories cannot hold all sets: more sets than devices need over half of the largest memory, or all together
+        need more than all memories."""
+        persistent = np.zeros((len(self.slots), count), np.int64)
+        for row in range(len(self.slots)):
+            np.add.at(persistent[row], label, self.size[row])
+        size, crowded = persistent, False
+        for moment in self.alive.moments:
+            needed = persistent + self.alive.bytes_of(moment, label, count)
+            least = needed.min(axis=0)
+            crowded |= np.count_nonzero(2 * least > self.memory.max()) > self.n_devices
+            crowded |= int(least.sum()) > self.all_memory
+            size = np.maximum(size, needed)
+        return size, bool(crowded)
+
+    def _late(self, ops: np.ndarray, size: np.ndarray, limit: int) -> bool:
+        """Whether ``ops`` on one device take longer than ``limit`` on every device, for the best ``a`` or ``b``.
+        ``size`` int64 ``(k,)``: the memory that they need."""
         for row in range(len(self.slots)):
             work = self.op_work[row][ops]
-            if (work < 0).any() or self.size[row][np.unique(self.unit[ops])].sum() > self.memory[row]:
+            if (work < 0).any() or size[row] > self.memory[row]:
                 continue
             if self._window(ops, work, int(self.slots[row])) <= limit:
                 return False

@@ -15,16 +15,39 @@ from simdev.cli.options import JsonOption
 @command("gaps", topic=BENCHMARK)
 def gaps(
     folder: Annotated[Path, typer.Argument(help="Result folder of a bench.")],
+    other: Annotated[
+        list[Path] | None, typer.Option("--with", help="Another result folder, whose results are known, too.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print how far the best result of each case is from its bound."""
-    from simdev.bench import rows, score
+    """Print how far the best result of each case is from its bound, and why.
 
-    found = score.gaps(rows.read_rows(folder / "results.csv"))
+    A gap has three parts. Placement weak: a better placement is known. Bound weak: no bound of this kind can close it,
+    because the best known placement takes so much longer than without contention. Open: either may be weak.
+    """
+    from simdev.bench.gaps import PARTS, gap_parts
+    from simdev.bench.score import GAPS
+
+    found = gap_parts(folder, other or ())
     if as_json:
         print(json.dumps(found, indent=1))
         return
-    print("| " + " | ".join(score.GAPS) + " |")
-    print("|" + "---|" * len(score.GAPS))
+    columns = (*GAPS, *PARTS)
+    print("| " + " | ".join(columns) + " |")
+    print("|" + "---|" * len(columns))
     for line in found:
-        print("| " + " | ".join(line.values()) + " |")
+        print("| " + " | ".join(line[name] for name in columns) + " |")
+    print(f"\n{summary(found)}")
+
+
+def summary(lines: list[dict[str, str]]) -> str:
+    """How many cases are within 10 and 20 % of their bounds, and the median gap."""
+    from statistics import median
+
+    shares = [float(line["gap"].rstrip("%")) for line in lines if line["gap"]]
+    if not shares:
+        return "no case has a result and a bound"
+    near = [sum(share <= most for share in shares) for most in (10, 20)]
+    return (
+        f"{len(shares)} cases: {near[0]} within 10 %, {near[1]} within 20 % of the bound; median gap {median(shares):.1f} %"
+    )

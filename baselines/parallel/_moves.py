@@ -8,7 +8,7 @@ from simdev.parallel.mesh import Mesh
 from simdev.planners import Choice, Job
 from simdev.planners.job import RECOMPUTE
 
-AXES = ("pp", "tp", "dp_shard", "dp_replicate")
+AXES = ("pp", "tp", "cp", "ep", "dp_shard", "dp_replicate")
 
 
 def neighbours(job: Job, choice: Choice) -> list[Choice]:

@@ -13,10 +13,26 @@ However the sum ``W`` of all ``w_r`` is divided among ``p`` stages, this gives
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from simdev.parallel.plan import PlanProgram
+from simdev.parallel.collectives import collective_ns
+from simdev.parallel.mesh import Mesh
+from simdev.parallel.plan import PlanProgram, prepare
 from simdev.parallel.timing import Template
+from simdev.planners.job import Choice, Job
+
+if TYPE_CHECKING:
+    from simdev.planners.evaluate import Evaluator
+
+# Kernels that FSDP adds to copy parameters and gradients; a plan without FSDP has none of them.
+COPIES = frozenset(
+    {"split_with_sizes_copy", "all_gather_copy_in", "chunk_cat", "_chunk_cat", "cat", "copy_", "_to_copy"}
+)
+GRADIENT_BYTES = 2  # of one gradient that replicas exchange, at least
 
 
 def span_ns(template: Template) -> int:
@@ -69,3 +85,82 @@ def _issue_ns(program: PlanProgram) -> int:
         + min(int(kind.issue_ns.sum() + kind.rest_ns.sum()) for kind in backward)
         for forward, backward in zip(program.forward, program.backward, strict=True)
     )
+
+
+def job_bound_ns(evaluator: Evaluator) -> int:
+    """A step time that no plan of the job can beat, whichever mesh, microbatch and recomputation it has and however it
+    divides the layers.
+
+    For each way to split a layer (``tp``, ``cp``, ``ep``), microbatch and recomputation, the whole model is captured
+    on one stage without data parallelism. Its passes take at least their spans at the cost of each kernel, less the
+    copies that FSDP adds. Every mesh that can hold the model then has a bound: the passes, divided among its stages
+    (see the top), and the exchange of gradients among its replicas. A mesh cannot hold the model if the mean over its
+    ranks of parameters, optimizer state and what one microbatch keeps for its backward pass exceeds the capacity.
+    """
+    job, least = evaluator.job, inf
+    wholes: dict[tuple, _Whole] = {}
+    for choice in job.choices():
+        inner = tuple((axis, choice.mesh[axis]) for axis in ("cp", "ep", "tp") if choice.mesh[axis] > 1)
+        key = inner, choice.microbatch, choice.recompute
+        if key not in wholes:
+            wholes[key] = _whole(evaluator, choice, Mesh(dict(inner)))
+        least = min(least, _choice_bound(job, choice, wholes[key]))
+    return 0 if least == inf else int(least)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """The whole model on one stage: least time of both passes of a microbatch on the device and on the host, bytes of
+    parameters and optimizer state, bytes kept for the backward pass, number of parameters."""
+
+    passes_ns: int
+    issue_ns: int
+    resident_bytes: int
+    kept_bytes: int
+    parameters: int
+
+
+def _whole(evaluator: Evaluator, choice: Choice, mesh: Mesh) -> _Whole:
+    job = evaluator.job
+    plan = job.plan(choice)
+    plan = replace(plan, mesh=mesh, microbatches=2, stage_layers=(), cluster=replace(job.cluster, nodes=0))
+    program = prepare(plan, evaluator.prices, merge=False, known=evaluator.known)
+    forward, backward, stage = program.forward[0], program.backward[0], program.stages[0]
+    return _Whole(
+        _kernels_ns(forward) + min(map(_kernels_ns, backward)),
+        _kernels_issue_ns(forward) + min(map(_kernels_issue_ns, backward)),
+        stage.resident_bytes,
+        stage.forward.live_bytes,
+        stage.parameters,
+    )
+
+
+def _kernels_ns(template: Template) -> int:
+    """The span of a segment without the copies of FSDP."""
+    copies = _copies(template) & (template.stream == 0)
+    return max(0, span_ns(template) - int(template.ns[copies].sum()))
+
+
+def _kernels_issue_ns(template: Template) -> int:
+    """Host time to issue the kernels of a segment, without those on other streams and the copies of FSDP."""
+    counted = (template.stream == 0) & ~_copies(template)
+    return int((template.issue_ns + template.rest_ns)[counted].sum())
+
+
+def _copies(template: Template) -> np.ndarray:
+    return np.array([kind in COPIES for kind in template.kinds], bool)[template.kind]
+
+
+def _choice_bound(job: Job, choice: Choice, whole: _Whole) -> float:
+    mesh, passes = choice.mesh, whole.passes_ns
+    ranks, microbatches = mesh["pp"], job.batch // (mesh.replicas * choice.microbatch)
+    if (whole.resident_bytes / mesh["dp_shard"] + whole.kept_bytes) / ranks > job.cluster.kind.memory_bytes:
+        return inf
+    simple = choice.schedule in ("gpipe", "1f1b") and choice.stages_per_rank == 1
+    bound = passes / (1 - (1 - 1 / microbatches) ** ranks) if simple else passes * microbatches / ranks
+    bound = max(bound, whole.issue_ns * microbatches / ranks)
+    axes = [axis for axis in ("dp_replicate", "dp_shard") if mesh[axis] > 1]
+    if axes:
+        payload = GRADIENT_BYTES * whole.parameters // ranks
+        bound = max(bound, collective_ns("reduce_scatter", payload, mesh.lines(axes)[0], job.cluster))
+    return bound

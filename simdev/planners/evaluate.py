@@ -22,17 +22,17 @@ class Evaluator:
     def __init__(self, job: Job, workers: int = 1):
         self.job, self.workers = job, workers
         self.prices = Prices(job.cluster, scale=find_scale(job.framework))
-        self._known: dict[tuple, object] = {}
+        self.known: dict[tuple, object] = {}  # captured stages and timed segments
         self._pool: ProcessPoolExecutor | None = None
 
     def program(self, choice: Choice) -> PlanProgram:
         """The captured and timed stages of a choice. Raises :class:`InvalidInput` if it does not suit the job."""
-        return prepare(self.job.plan(choice), self.prices, known=self._known)
+        return prepare(self.job.plan(choice), self.prices, known=self.known)
 
     def sibling(self, job: Job) -> Evaluator:
         """An evaluator of the same model on another cluster or with another batch, which shares what is captured."""
         other = Evaluator(job)
-        other._known = {key: value for key, value in self._known.items() if key[0] == "stage"}
+        other.known = {key: value for key, value in self.known.items() if key[0] == "stage"}
         return other
 
     def report(self, choice: Choice, engine: str = "fast") -> PlanReport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 
 from simdev.errors import InvalidInput, SimdevError
 from simdev.graphs.parallel_model import ParallelModel
@@ -14,6 +15,7 @@ from simdev.parallel.mesh import Mesh
 from simdev.parallel.plan import Plan
 
 RECOMPUTE = ("none", "selective", "full")  # less memory and more work from left to right
+LONG = 8192  # tokens; shorter sequences are not split among ranks (cp)
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,9 @@ class Job:
             stage_layers=choice.stage_layers,
         )
         plan.parts  # noqa: B018  raises where a stage would have no layer
+        if not self._same_precision(mesh):
+            message = "a plan that shards no parameters (dp_shard) keeps weights in bfloat16 alone"
+            raise InvalidInput(message, source=self.model.name, field="mesh")
         return plan
 
     def valid(self, choice: Choice) -> bool:
@@ -163,23 +168,37 @@ class Job:
         return True
 
     def meshes(self) -> list[Mesh]:
-        """Every mesh of the job's ranks along the axes that the model knows; tensor parallelism stays in a node."""
+        """Every mesh of the job's ranks along the axes that the model knows.
+
+        Tensor and context parallelism stay in a node, and sequences of at most 8,192 tokens are not split.
+        """
+        inside = [n for n in _divisors(self.cluster.gpus) if self.ranks % n == 0]
+        long = int(self.parameters["length"]) > LONG
+        known = self.model.axes
         found = []
-        for pp in _divisors(self.ranks):
-            if pp > self.layers:
+        for pp, tp, cp, ep in product(
+            [n for n in _divisors(self.ranks) if n <= self.layers],
+            inside if "tp" in known else [1],
+            inside if "cp" in known and long else [1],
+            _divisors(self.ranks) if "ep" in known else [1],
+        ):
+            data, rest = divmod(self.ranks, pp * tp * cp * ep)
+            if rest or tp * cp > self.cluster.gpus:
                 continue
-            inner = self.ranks // pp
-            for tp in _divisors(inner) if "tp" in self.model.axes else (1,):
-                if tp > self.cluster.gpus:
+            for shard in _divisors(data) if "dp_shard" in known else [1]:
+                replicate = data // shard
+                if replicate > 1 and "dp_replicate" not in known:
                     continue
-                data = inner // tp
-                for shard in _divisors(data) if "dp_shard" in self.model.axes else (1,):
-                    replicate = data // shard
-                    if replicate > 1 and "dp_replicate" not in self.model.axes:
-                        continue
-                    sizes = {"pp": pp, "dp_replicate": replicate, "dp_shard": shard, "tp": tp}
-                    found.append(Mesh({axis: size for axis, size in sizes.items() if size > 1}))
+                sizes = {"pp": pp, "dp_replicate": replicate, "dp_shard": shard, "cp": cp, "ep": ep, "tp": tp}
+                mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1})
+                if self._same_precision(mesh):
+                    found.append(mesh)
         return found
+
+    def _same_precision(self, mesh: Mesh) -> bool:
+        """Whether weights are kept in float32: models with the axis ``dp_shard`` keep them so if they are sharded, and
+        in bfloat16 alone if not, which is another training job."""
+        return "dp_shard" not in self.model.axes or mesh["dp_shard"] > 1 or self.ranks == 1
 
     def choices(self) -> Iterator[Choice]:
         """Every plan of the job with stages of equal depth, in a fixed order."""

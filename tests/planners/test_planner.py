@@ -3,6 +3,7 @@ import pytest
 from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
 from simdev.parallel.mesh import Mesh
 from simdev.planners import Choice, PlanBudget, find_planner, planners
+from simdev.planners.bounds import job_bound_ns
 from simdev.planners.job import choice_from
 from simdev.planners.testing import check_planner
 
@@ -33,6 +34,14 @@ def test_no_plan_beats_its_bound(tiny_job, tiny_evaluator):
     for choice in choices:
         outcome = tiny_evaluator.outcome(choice, always=True)
         assert 0 < outcome.bound_ns <= outcome.step_ns, choice
+
+
+def test_no_plan_beats_the_bound_of_the_job(tiny_job, tiny_evaluator):
+    bound = job_bound_ns(tiny_evaluator)
+    steps = [tiny_evaluator.outcome(choice, always=True).step_ns for choice in tiny_job.choices()]
+    uneven = Choice(Mesh({"pp": 2, "dp_replicate": 2}), 2, stage_layers=(4, 2))
+    assert 0.2 * min(steps) < bound <= min(steps)
+    assert bound <= tiny_evaluator.outcome(uneven).step_ns
 
 
 def test_an_unknown_planner_is_named():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ from simdev.cli.options import (
     positive,
     use_dask,
 )
+from simdev.errors import InvalidInput
 
 
 @command("bench", topic=BENCHMARK)
@@ -44,6 +46,11 @@ def bench(
         list[str] | None,
         typer.Option("--placer", "-p", help="Placer id, or all (default).", autocompletion=completion.placers),
     ] = None,
+    planner: Annotated[
+        list[str] | None,
+        typer.Option("--planner", help="Planner id, or all: parallel plans of the models -w on the clusters -t."),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences in a step, with --planner and -w.")] = 512,
     budget: Annotated[
         str,
         typer.Option(
@@ -71,7 +78,7 @@ def bench(
     backend: BackendOption = Backend.local,
     scheduler: SchedulerOption = None,
 ) -> None:
-    """Run placers on workloads and machines.
+    """Run placers on workloads and machines, or planners on models and clusters.
 
     Each finished run is a line on the screen and a row in the result folder; the leaderboard is printed at the end.
 
@@ -84,6 +91,9 @@ def bench(
     from simdev.bench.workers import Limits
     from simdev.cli import progress
 
+    if planner:
+        _bench_planners(planner, workload, topology, batch, budget, seeds, jobs, out)
+        return
     away = use_dask(backend, scheduler)
     named = plan.BUDGETS.get(budget, plan.BUDGETS["quick"])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: finished runs are written first
@@ -120,3 +130,33 @@ def bench(
             print(f"simdev: {error}", file=sys.stderr)
             raise typer.Exit(3) from None
     print_board(found, out)
+
+
+def _bench_planners(planner, workload, topology, batch, budget, seeds, jobs, out) -> None:
+    from simdev.bench.plan import parse_budget
+    from simdev.bench.plan_bench import BOARD, Task, bench_plans
+    from simdev.bench.plan_rows import markdown
+    from simdev.planners import planners
+
+    out = out or Path("leaderboard") / "parallel"
+    evaluations, seconds = (60, math.inf) if budget == "quick" else parse_budget(budget)
+    if not evaluations < math.inf or seconds < math.inf:
+        raise InvalidInput("planners take evaluations=N, so that rows can be verified", source="--budget")
+    shipped = [(model, cluster, size) for model, clusters, size in BOARD for cluster in clusters]
+    chosen = [(model, cluster, batch) for model in workload or () for cluster in topology or ()]
+    if bool(workload) != bool(topology):
+        raise InvalidInput("models (-w) and clusters (-t) go together; without both, the whole board is run")
+    try:
+        rows = bench_plans(
+            [Task(*entry) for entry in chosen or shipped],
+            list(planners()) if "all" in planner else planner,
+            out,
+            evaluations=int(evaluations),
+            seeds=seeds,
+            workers=jobs or 1,
+            tell=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+    except KeyboardInterrupt:
+        print(f"simdev: interrupted; {out} keeps all finished runs, the same command resumes", file=sys.stderr)
+        raise typer.Exit(130) from None
+    print("\n".join(markdown(rows)))

@@ -12,13 +12,13 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import JOBS, command
 from simdev.cli.options import JsonOption, in_a_folder, positive
 from simdev.cli.tables import print_table
 from simdev.errors import InvalidInput
 
 
-@command("plan")
+@command("plan", topic=JOBS)
 def plan(
     model: Annotated[str, typer.Argument(help="Model, size and parameters: llama3-70b, my_model.py:name.")],
     cluster: Annotated[str, typer.Argument(help="Topology of a node and number of nodes: dgx-h100[nodes=8].")],

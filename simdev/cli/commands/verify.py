@@ -31,6 +31,9 @@ def verify(
 
     Nothing that a row names is executed: no placer from a file unless you name it with --placer.
     """
+    if (folder / "plans.csv").is_file():
+        _verify_plans(folder, engine, sample, as_json)
+        return
     from collections import Counter
 
     from simdev.bench.provenance import origins
@@ -63,3 +66,17 @@ def verify(
         print(f"{folder}: {len(differences)} differences", file=sys.stderr)
         raise typer.Exit(1)
     print(f"{folder}: every row holds ({engine} engine)")
+
+
+def _verify_plans(folder: Path, engine: Engine, sample: int | None, as_json: bool) -> None:
+    from simdev.bench.plan_bench import verify_plans
+    from simdev.cli import progress
+
+    with progress.counter("verifying") as on_row:
+        differences = verify_plans(folder, engine=engine, sample=sample, on_row=on_row)
+    if as_json:
+        print(json.dumps(differences, indent=1))
+    else:
+        print("\n".join(differences) or f"{folder}: every row holds ({engine} engine)")
+    if differences:
+        raise typer.Exit(1)

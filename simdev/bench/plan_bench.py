@@ -1,0 +1,235 @@
+"""Runs planners on training jobs, writes their rows, and verifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from simdev.bench import provenance
+from simdev.bench.plan_rows import (
+    FILE,
+    PlanRow,
+    cells,
+    read_plan_rows,
+    write_plan_rows,
+)
+from simdev.bench.run import one_line
+from simdev.errors import BudgetExhausted, InvalidInput, SimdevError, Unsupported
+from simdev.files import parse_json
+from simdev.parallel import find_model, load_cluster
+from simdev.parallel.plan import PlanProgram
+from simdev.planners import Evaluator, Job, PlanBudget, find_planner
+from simdev.planners.bounds import job_bound_ns
+
+# Models and clusters of the board, with the sequences of a step.
+BOARD = (
+    ("gpt-3.6b", ("dgx-a100", "dgx-a100[nodes=8]"), 512),
+    ("llama3-8b", ("dgx-a100", "dgx-h100[nodes=8]", "hgx-h100-pcie"), 512),
+    ("llama3-70b", ("dgx-a100[nodes=8]", "dgx-h100[nodes=8]", "dgx-h100[nodes=64]"), 1024),
+    ("llama3-405b", ("dgx-h100[nodes=64]",), 1024),
+    ("mpt-7b", ("dgx-a100", "dgx-h100[nodes=8]"), 1024),
+    ("mpt-70b", ("dgx-h100[nodes=8]", "dgx-h100[nodes=64]"), 1024),
+    ("mixtral-8x7b", ("dgx-h100[nodes=8]",), 1024),
+)
+DEFAULT_CHOICES = {"microbatches": [1, 2, 4], "recomputes": ["none", "selective", "full"]}
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the board is made of: models on clusters with a batch, and for each of them all planners."""
+
+    model: str
+    cluster: str
+    batch: int
+    framework: str = "eager"
+    choices: str = json.dumps(DEFAULT_CHOICES)
+
+    def job(self) -> Job:
+        """The job. Raises :class:`InvalidInput` for a name or number that does not exist."""
+        model, parameters = find_model(self.model)
+        choices = parse_json(self.choices, FILE, "choices")
+        if not isinstance(choices, dict) or set(choices) != set(DEFAULT_CHOICES):
+            raise InvalidInput(f"expected an object with {', '.join(DEFAULT_CHOICES)}", source=FILE, field="choices")
+        return Job(
+            model,
+            parameters,
+            load_cluster(self.cluster),
+            self.batch,
+            framework=self.framework,
+            microbatches=tuple(choices["microbatches"]),
+            recomputes=tuple(choices["recomputes"]),
+            name=f"{self.model} on {self.cluster}",
+        )
+
+
+def bench_plans(
+    tasks: Iterable[Task],
+    planners: Iterable[str],
+    folder: Path,
+    *,
+    evaluations: int = 60,
+    seeds: int = 1,
+    workers: int = 1,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[PlanRow]:
+    """Run each planner on each task and write the rows to ``folder``; rows that are there are kept.
+
+    Each finished row is written at once. A planner that cannot handle a job gives a row that says why.
+    """
+    tasks, planners = list(tasks), list(planners)
+    found = {row.key: row for row in read_plan_rows(folder)} if (folder / FILE).is_file() else {}
+    total, done = len(tasks) * len(planners) * seeds, 0
+    for task in tasks:
+        with Evaluator(task.job(), workers) as evaluator:
+            for entry in planners:
+                for seed in range(seeds):
+                    row = _empty(task, entry, evaluations, seed)
+                    done += 1
+                    if row.key not in found:
+                        found[row.key] = row = run_planner(row, evaluator)
+                        write_plan_rows(folder, found.values())
+                        figure = f"{row.step_ns / 1e9:.3f} s, {row.choice}" if row.step_ns else row.error
+                        tell(f"[{done}/{total}] {row.title}: {figure}")
+    return sorted(found.values(), key=lambda row: row.key)
+
+
+def _empty(task: Task, entry: str, evaluations: int, seed: int) -> PlanRow:
+    spec, params = find_planner(entry)
+    name = entry.partition("[")[0].partition("@")[0]
+    return PlanRow(
+        task.model,
+        task.cluster,
+        task.batch,
+        task.framework,
+        task.choices,
+        name,
+        spec.version,
+        json.dumps(params, sort_keys=True),
+        evaluations,
+        seed,
+        "error",
+    )
+
+
+def run_planner(row: PlanRow, evaluator: Evaluator) -> PlanRow:
+    """The row of a run: the planner's choice, simulated and bounded."""
+    spec, params = find_planner(row.planner)
+    entropy = int.from_bytes(hashlib.sha256(json.dumps(row.key).encode()).digest()[:8], "big")
+    budget = PlanBudget(evaluator, evaluations=row.budget)
+    begin = time.monotonic()
+    around = {"torch": _torch(), "commit": provenance.commit(), "utc": provenance.circumstances()["utc"]}
+    try:
+        rng = np.random.default_rng(entropy)
+        choice = spec.plan(evaluator.job, rng=rng, budget=budget, **json.loads(row.params) | params)
+    except (Unsupported, BudgetExhausted) as error:
+        return replace(row, status="skipped", error=one_line(error), evaluations=budget.used, **around)
+    except SimdevError as error:
+        return replace(row, status="error", error=one_line(error), evaluations=budget.used, **around)
+    spent = round(time.monotonic() - begin, 3)
+    row = replace(row, plan=json.dumps(choice.to_json(), sort_keys=True), evaluations=budget.used)
+    return replace(score_plan(row, evaluator), plan_seconds=spent, **around)
+
+
+def score_plan(row: PlanRow, evaluator: Evaluator, engine: str = "fast") -> PlanRow:
+    """The row with the figures of its plan."""
+    outcome = evaluator.outcome(row.choice, engine=engine)
+    if not outcome.fits:
+        message = f"lacks {outcome.overflow_bytes} bytes of memory"
+        return replace(row, status="error", error=message, peak_bytes=max(outcome.peak_bytes))
+    return replace(
+        row,
+        status="ok",
+        error="",
+        step_ns=outcome.step_ns,
+        bound_ns=bound_of(evaluator),
+        peak_bytes=max(outcome.peak_bytes),
+        program=program_digest(evaluator.program(row.choice)),
+    )
+
+
+def bound_of(evaluator: Evaluator) -> int:
+    """:func:`job_bound_ns`, remembered."""
+    key = ("bound",)
+    if key not in evaluator.known:
+        evaluator.known[key] = job_bound_ns(evaluator)
+    return evaluator.known[key]
+
+
+def program_digest(program: PlanProgram) -> str:
+    """SHA-256 (hex, 16 characters) of all calls of the captured stages."""
+    text = hashlib.sha256()
+    for stage in program.stages:
+        for segment in (stage.forward, *stage.backward, stage.finish):
+            for call in segment.calls:
+                text.update(repr((call, call.live_bytes)).encode())
+        text.update(repr((stage.resident_bytes, stage.output_bytes)).encode())
+    return text.hexdigest()[:16]
+
+
+def verify_plans(
+    folder: Path,
+    *,
+    engine: str = "reference",
+    sample: int | None = None,
+    on_row: Callable[[int, int, str, list[str]], None] = lambda *_: None,
+) -> list[str]:
+    """Simulate the stored plan of every row again and recompute its bound; a sentence for each cell that differs.
+
+    No planner is run, and models from files of the user are refused: no code that a row names is executed.
+    """
+    rows = read_plan_rows(folder, check_digest=False)
+    text = {row.key: line for row, line in zip(rows, _digests(folder), strict=True)}
+    chosen = rows if sample is None else [rows[int(n)] for n in np.linspace(0, len(rows) - 1, min(sample, len(rows)))]
+    evaluators: dict[Task, Evaluator] = {}
+    differences = []
+    for number, row in enumerate(chosen, 1):
+        wrong = [] if text[row.key] else [f"{row.title}: the digest does not fit the row"]
+        try:
+            wrong += _differences(row, evaluators, engine)
+        except SimdevError as error:
+            wrong.append(f"{row.title}: {one_line(error)}")
+        differences += wrong
+        on_row(number, len(chosen), row.title, wrong)
+    return differences
+
+
+def _differences(row: PlanRow, evaluators: dict[Task, Evaluator], engine: str) -> list[str]:
+    if ".py" in row.model or ".py" in row.planner:
+        raise Unsupported("a model or planner of the user's own file is not executed")
+    spec, _ = find_planner(row.planner)
+    if not row.plan:
+        return []
+    if spec.version != row.version:
+        raise Unsupported(f"made by version {row.version} of the planner; this is version {spec.version}")
+    task = Task(row.model, row.cluster, row.batch, row.framework, row.choices)
+    if task not in evaluators:
+        evaluators[task] = Evaluator(task.job())
+    stored, found = cells(row), cells(score_plan(row, evaluators[task], engine))
+    names = [column for column in stored if stored[column] != found[column]]
+    return [f"{row.title}: {name}: {stored[name] or 'empty'}, recomputed {found[name] or 'empty'}" for name in names]
+
+
+def _digests(folder: Path) -> list[bool]:
+    """Whether the digest of each row of ``plans.csv`` fits."""
+    import csv
+
+    from simdev.bench.plan_rows import digest
+    from simdev.files import read_text
+
+    lines = csv.DictReader(read_text(folder / FILE).splitlines())
+    return [digest(line) == line["digest"] for line in lines]
+
+
+def _torch() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,67 @@
+"""Rows of planners: written, resumed, verified, and found out if they were changed."""
+
+from dataclasses import replace
+
+import pytest
+
+from simdev.errors import InvalidInput
+
+MODEL = "gpt-3.6b[width=256,layers=4,heads=4,length=256,vocabulary=1024]"
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory):
+    pytest.importorskip("torch")
+    from simdev.bench.plan_bench import Task, bench_plans
+
+    folder = tmp_path_factory.mktemp("board")
+    tasks = [Task(MODEL, "dgx-a100", 16, "eager", '{"microbatches": [1], "recomputes": ["none"]}')]
+    rows = bench_plans(tasks, ["ddp", "fsdp", "search"], folder, evaluations=8)
+    return folder, tasks, rows
+
+
+def test_rows_hold(board):
+    from simdev.bench.plan_bench import verify_plans
+    from simdev.bench.plan_rows import read_plan_rows
+
+    folder, _, rows = board
+    by_name = {row.planner: row for row in rows}
+    assert by_name["fsdp"].status == "skipped" and "dp_shard" in by_name["fsdp"].error
+    assert by_name["search"].step_ns <= by_name["ddp"].step_ns
+    assert 0 < by_name["ddp"].bound_ns <= by_name["search"].step_ns
+    assert read_plan_rows(folder) == rows
+    assert verify_plans(folder) == []
+    assert "search" in (folder / "plans.md").read_text()
+
+
+def test_finished_runs_are_kept(board):
+    from simdev.bench.plan_bench import bench_plans
+
+    folder, tasks, rows = board
+    told = []
+    assert bench_plans(tasks, ["ddp", "search"], folder, evaluations=8, tell=told.append) == rows
+    assert told == []
+
+
+def test_a_changed_row_is_found_out(board, tmp_path):
+    from simdev.bench.plan_bench import verify_plans
+    from simdev.bench.plan_rows import read_plan_rows, write_plan_rows
+
+    _, _, rows = board
+    better = [replace(row, step_ns=row.step_ns - 1) if row.planner == "search" else row for row in rows]
+    write_plan_rows(tmp_path, better)  # its digest is right, its time is not
+    assert [text for text in verify_plans(tmp_path, engine="fast") if "step_time_s" in text]
+    path = tmp_path / "plans.csv"
+    path.write_text(path.read_text().replace(",ok,", ",error,", 1))
+    with pytest.raises(InvalidInput, match="digest"):
+        read_plan_rows(tmp_path)
+
+
+def test_a_row_executes_no_file(board, tmp_path):
+    from simdev.bench.plan_bench import verify_plans
+    from simdev.bench.plan_rows import write_plan_rows
+
+    _, _, rows = board
+    mine = [replace(row, model="evil.py:model") for row in rows if row.planner == "search"]
+    write_plan_rows(tmp_path, mine)
+    assert "not executed" in verify_plans(tmp_path)[0]

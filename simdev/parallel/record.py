@@ -223,6 +223,9 @@ class Recorder(TorchDispatchMode):
         name = func._opname
         if name == "_local_scalar_dense":  # a value that only the host reads: a loss scale, a norm to clip by
             return 1.0 if args[0].is_floating_point() else 1
+        if name in ("wait_tensor", "_wrap_tensor_autograd"):
+            self._wait_for(torch.cpu.current_stream(), tensors_in(args[0]))
+            return torch.ops.aten.alias.default(args[0])  # the tensor itself; its fake result would be another one
         out = func(*args, **kwargs)
         if func.namespace in ("_c10d_functional", "c10d"):
             self._communicate(func, name, args, kwargs, out)
@@ -264,9 +267,6 @@ class Recorder(TorchDispatchMode):
 
     def _communicate(self, func, name: str, args, kwargs, out) -> None:
         stream = torch.cpu.current_stream()
-        if name in ("wait_tensor", "_wrap_tensor_autograd"):
-            self._wait_for(stream, tensors_in(out))
-            return
         if name not in COLLECTIVES:
             return
         buffers = [t for a in args for t in tensors_in(a)] + [t for a in kwargs.values() for t in tensors_in(a)]

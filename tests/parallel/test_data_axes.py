@@ -41,6 +41,15 @@ def test_replicas_alone_reduce_gradients_once_a_step(entry):
     assert further == ({reduced: 3} if "mpt" in entry else {})  # MPT's recipe reduces with every microbatch
 
 
+@pytest.mark.parametrize("mesh", ["tp=2", "dp_shard=2,tp=2", "cp=2,tp=2"])
+def test_kernels_wait_for_the_collective_that_makes_their_input(mesh):
+    calls = capture(LLAMA, mesh).forward.calls
+    reduced = [n for n, c in enumerate(calls) if c.axes == ("tp",)]
+    waits = [n for n, c in enumerate(calls) if c.stream == "compute" and "tp" in dict(c.waits)]
+    assert len(reduced) == len(waits) > 5
+    assert all(issue < wait for issue, wait in zip(reduced, waits, strict=True))
+
+
 def test_a_sequence_split_between_ranks():
     program, whole = capture(LLAMA, "dp_shard=2,cp=2"), capture(LLAMA, "dp_shard=4")
     found = collectives(program.forward)
@@ -75,3 +84,18 @@ def test_a_sequence_that_does_not_divide_is_refused():
     model, parameters = find_model(LLAMA.replace("length=64", "length=72"))
     with pytest.raises(InvalidInput, match="length: 72 does not divide into two pieces for each of 8 ranks"):
         Plan(model, parameters, load_cluster("dgx-h100"), parse_mesh("cp=8"))
+
+
+TINY = "width=64,layers=2,heads=4,hidden=128,length=32,microbatch=2"
+
+
+@pytest.mark.parametrize("entry", [f"bert-large[{TINY},vocabulary=256]", f"vit-22b[{TINY},classes=256]"])
+def test_encoders_are_reduced_twice_a_layer_and_direction(entry):
+    program = capture(entry, "dp_shard=2,tp=2")
+    assert collectives(program.forward) == {("all_reduce", "tp"): 2 * 2, ("all_gather", "dp_shard"): 2 + 1}
+    assert collectives(program.backward[3])["all_reduce", "tp"] == 2 * 2
+    program = capture(entry, "dp_shard=2")
+    model, parameters = find_model(entry)
+    products = sum(c.flops for s in (program.forward, program.backward[3]) for c in s.calls if "mm" in c.kind)
+    attention = 12 * 2 * 64 * 32 * 32
+    assert products == pytest.approx(2 * (model.flops(parameters) - attention), rel=0.02)

@@ -66,3 +66,13 @@ def last_gradient(module, last: bool) -> None:
     if hasattr(module, "set_requires_gradient_sync"):
         module.set_is_last_backward(last)
         module.set_requires_gradient_sync(last)
+
+
+def adam(module):
+    """Fused AdamW; parameters that are spread over ranks and those that are not are updated one group after the
+    other."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    groups = [[p for p in module.parameters() if isinstance(p, DTensor) == spread] for spread in (True, False)]
+    return torch.optim.AdamW([{"params": group} for group in groups if group], lr=1e-4, fused=True)

@@ -16,7 +16,7 @@ from functools import partial
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
-from simdev.workloads.parallel._data import last_gradient, over_data
+from simdev.workloads.parallel._data import adam, last_gradient, over_data
 
 SIZES = {
     "8b": {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "hidden": 14336},
@@ -154,9 +154,7 @@ def llama3(
         return (x, rotation, tokens) if part.last else (x, rotation)
 
     context = partial(_context, mesh, whole, loss_parallel=bool(tp and part.last))
-    return Stage(
-        model, inputs, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True), last_gradient, context=context
-    )
+    return Stage(model, inputs, adam, last_gradient, context=context)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
-from simdev.workloads.parallel._data import last_gradient, over_data
+from simdev.workloads.parallel._data import adam, last_gradient, over_data
 from simdev.workloads.parallel._moe import check_balance, mixture
 
 SIZES = {
@@ -133,4 +133,4 @@ def mixtral(
         x = tokens if part.first else torch.zeros(microbatch, length, width, dtype=half, requires_grad=True)
         return (x, rotation, tokens) if part.last else (x, rotation)
 
-    return Stage(model, inputs, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True), last_gradient)
+    return Stage(model, inputs, adam, last_gradient)

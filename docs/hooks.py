@@ -7,6 +7,7 @@ repository that are documentation already, such as the execution model.
 from __future__ import annotations
 
 import csv
+import importlib
 import inspect
 import re
 import sys
@@ -23,18 +24,31 @@ FILES = {
     "contributing.md": "CONTRIBUTING.md",
     "changes.md": "CHANGELOG.md",
 }
-PUBLIC = (
-    "problem.graph", "problem.graph_file", "problem.topology", "problem.costs", "problem.problem",
-    "problem.placement", "analysis.levels", "analysis.coarsen", "graphs.workload", "graphs.importers", "sim",
-    "sim.schedule", "placers.placer", "placers.budget", "placers.score", "placers.registry", "placers.testing",
-    "bench.rows", "bench.score", "bench.verify", "report.explain", "integrations.torch_map", "errors",
-)  # fmt: skip
+# The modules that users import, by room; an empty name is the room itself.
+PUBLIC = {
+    "problem": ("graph", "graph_file", "topology", "costs", "problem", "placement"),
+    "analysis": ("levels", "coarsen", "bounds"),
+    "graphs": ("workload", "importers"),
+    "sim": ("", "schedule"),
+    "placers": ("placer", "budget", "score", "registry", "testing"),
+    "parallel": ("models", "plan"),
+    "bench": ("rows", "score", "verify"),
+    "report": ("explain",),
+    "integrations": ("torch_map",),
+    "errors": ("",),
+}
+HELP_WIDTH = 88  # a column of the site holds that many characters without a scroll bar
 
 
 def on_files(files, config):
     pages = {name: linked_pages((ROOT / path).read_text(encoding="utf-8")) for name, path in FILES.items()}
-    pages |= {**placer_pages(), **workload_pages(), "machines.md": machines_page(), "commands.md": commands_page()}
-    pages["python.md"] = python_page()
+    pages |= {
+        **placer_pages(),
+        **workload_pages(),
+        "machines.md": machines_page(),
+        "commands.md": commands_page(),
+        **python_pages(),
+    }
     for name, text in sorted(pages.items()):
         files.append(File.generated(config, name, content=text))
     return files
@@ -56,6 +70,12 @@ def ranking() -> dict[str, dict[str, str]]:
 def prose(text: str | None) -> str:
     """A docstring as Markdown: cross-references become code."""
     return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", inspect.cleandoc(text or "")).replace("``", "`")
+
+
+def first_sentence(function, module) -> str:
+    """The first sentence of a placer's docstring, or of its file's if the function has none."""
+    text = prose(function.__doc__ or module.__doc__).split("\n\n")[0].replace("\n", " ")
+    return re.split(r"(?<=[.])\s", text)[0].rstrip(".").replace("|", "\\|")
 
 
 def placer_pages() -> dict[str, str]:
@@ -88,16 +108,19 @@ def placer_pages() -> dict[str, str]:
             ]
         text += ["```sh", f"simdev simulate inception-v3 p100x4 --placer {name}", "```", ""]
         pages[f"placers/{name}.md"] = "\n".join(text)
+        rank = int(places[name]["place"]) if name in places else None
         score = f"{float(places[name]['geomean_ratio_to_best']):.3f}" if name in places else ""
-        lines.append(f"| [{name}]({name}.md) | {spec.family} | {score} | {spec.source.partition(':')[0]} |")
+        cells = [str(rank or ""), f"[{name}]({name}.md)", spec.family, score, first_sentence(spec.function, module)]
+        lines.append((rank or len(places) + 1, f"| {' | '.join(cells)} |"))
     head = [
         "# Placers",
         "",
-        "The ratio is the step time over the best known one, as a geometric mean over the standard leaderboard.",
+        "The placers stand in the order of the standard leaderboard. The ratio is the step time over the best known",
+        "one, as a geometric mean over 36 cases.",
         "",
     ]
-    head += ["| placer | family | ratio | source |", "|---|---|--:|---|"]
-    pages["placers/index.md"] = "\n".join([*head, *lines, ""])
+    head += ["| place | placer | family | ratio | what it does |", "|--:|---|---|--:|---|"]
+    pages["placers/index.md"] = "\n".join([*head, *(line for _, line in sorted(lines)), ""])
     return pages
 
 
@@ -143,30 +166,48 @@ def machines_page() -> str:
 
 
 def commands_page() -> str:
-    import click
     import typer
 
+    from simdev.cli.app import TOPICS
     from simdev.cli.main import app
 
     group = typer.main.get_command(app)
-    codes = "0 success, 1 a check found differences, 2 wrong input (one sentence on stderr), 130 interrupted"
-    text = ["# Commands", "", f"Exit codes: {codes}. Commands that only read print JSON if `--json` is given.", ""]
-    for name, command in sorted(group.commands.items()):
-        with (
-            click.Context(group, info_name="simdev") as parent,
-            click.Context(command, info_name=name, parent=parent) as at,
-        ):
-            at.terminal_width = 110
-            text += [f"## simdev {name}", "", "```text", command.get_help(at), "```", ""]
+    codes = "0 success, 1 a check found differences, 2 wrong input (one sentence on stderr), 3 runs were lost"
+    text = [
+        "# Commands",
+        "",
+        f"Exit codes: {codes}, 130 interrupted. Commands that only read print JSON if `--json` is given.",
+        "",
+    ]
+    for topic in TOPICS:
+        text += [f"## {topic}", ""]
+        for name, command in sorted(group.commands.items()):
+            if (command.rich_help_panel or TOPICS[0]) != topic:
+                continue
+            with (
+                command.context_class(group, info_name="simdev") as parent,
+                command.context_class(command, info_name=name, parent=parent) as at,
+            ):
+                at.terminal_width = at.max_content_width = HELP_WIDTH
+                text += [f"### simdev {name}", "", "```text", command.get_help(at), "```", ""]
     return "\n".join(text)
 
 
-def python_page() -> str:
-    """The public modules, their docstrings as the reference."""
-    text = [
+def python_pages() -> dict[str, str]:
+    """A page for each room with public modules, whose docstrings are the reference."""
+    pages, lines = {}, []
+    for room, modules in PUBLIC.items():
+        package = importlib.import_module(f"simdev.{room}")
+        title = "simdev.errors" if room == "errors" else f"simdev.{room}"
+        names = [f"simdev.{room}.{module}" if module else f"simdev.{room}" for module in modules]
+        pages[f"python/{room}.md"] = "\n".join([f"# {title}", "", *(f"::: {name}\n" for name in names)])
+        summary = prose(package.__doc__).split("\n\n")[0].replace("\n", " ")
+        lines.append(f"| [{title}]({room}.md) | {summary} |")
+    head = [
         "# Python reference",
         "",
-        "The public modules, room by room. Docstrings state shapes, dtypes and units.",
+        "The public modules by room. Docstrings state shapes, dtypes, units and errors.",
         "",
     ]
-    return "\n".join(text + [f"::: simdev.{name}\n" for name in PUBLIC])
+    pages["python/index.md"] = "\n".join([*head, "| room | what it holds |", "|---|---|", *lines, ""])
+    return pages

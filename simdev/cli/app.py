@@ -21,7 +21,7 @@ Exit codes: 0 done, 1 a check found differences, 2 wrong input, 3 runs were lost
 """
 
 # What commands are for, in the order in which help shows it. A command without a topic stands under the first.
-PLACE, OWN, BENCHMARK, JOBS, REAL, ABOUT = (
+TOPICS = PLACE, OWN, BENCHMARK, JOBS, REAL, ABOUT = (
     "Place and simulate",
     "Bring your own",
     "Benchmark",
@@ -37,7 +37,7 @@ class Topics(typer.core.TyperGroup):
     def format_commands(self, ctx, formatter) -> None:
         commands = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
         width = max(len(entry.name) for entry in commands)
-        for topic in (PLACE, OWN, BENCHMARK, JOBS, REAL, ABOUT):
+        for topic in TOPICS:
             mine = sorted(
                 (entry for entry in commands if (entry.rich_help_panel or PLACE) == topic), key=lambda e: e.name
             )

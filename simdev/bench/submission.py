@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from simdev.bench import rows, stored
 from simdev.bench.journal import Results
 from simdev.bench.plan import DEFAULT_RULES, Run, parse_rules
 from simdev.bench.provenance import circumstances
+from simdev.bench.release import PACKAGE, SHEET, data_sheet, package
 from simdev.bench.run import Instance, blank_row, score
 from simdev.errors import InvalidInput
 from simdev.files import MAX_DOCUMENT, MAX_TOML, MIB, Bounded, open_zip, read_bytes, replacing
@@ -24,22 +26,31 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 
 MEMBER = re.compile(
-    r"(results|leaderboard|ranking|curves)\.csv|placements/[0-9a-f]{1,64}\.npz|graphs/[0-9a-f]{1,64}\.npz"
+    r"(results|leaderboard|ranking|curves)\.csv|datapackage\.json|DATASHEET\.md|placements/[0-9a-f]{1,64}\.npz|graphs/[0-9a-f]{1,64}\.npz"
     r"|machines/[0-9a-f]{1,64}\.(toml|npz)"
 )
 MAX_MEMBERS = 50_000
 MAX_UNPACKED = 1 << 30
-MOST_BYTES = {".csv": MAX_DOCUMENT, ".npz": 64 * MIB, ".toml": MAX_TOML}  # of one file, by the end of its name
+MOST_BYTES = {
+    ".csv": MAX_DOCUMENT,
+    ".json": MAX_DOCUMENT,
+    ".md": MAX_TOML,
+    ".npz": 64 * MIB,
+    ".toml": MAX_TOML,
+}  # of one file, by the end of its name
 NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
 
 
-def submit(folder: str | os.PathLike, out: str | os.PathLike, *, name: str = "") -> int:
+def submit(folder: str | os.PathLike, out: str | os.PathLike, *, name: str = "", release: bool = False) -> int:
     """Pack a result folder, or a folder of placement files (JSON, as ``simdev place`` writes them) made by a placer
-    called ``name``, into the archive ``out``. Returns the number of rows. Raises :class:`InvalidInput` if the folder
-    cannot be read or lacks a file that its rows need."""
+    called ``name``, into the archive ``out``. Returns the number of rows.
+
+    A ``release`` also holds checksums, a schema and a data sheet (:mod:`simdev.bench.release`). Raises
+    :class:`InvalidInput` if the folder cannot be read or lacks a file that its rows need.
+    """
     folder = Path(folder)
     if (folder / "results.csv").is_file():
-        return _pack(folder, out)
+        return _pack(folder, out, release)
     files = sorted(folder.glob("*.json"))
     if not files:
         raise InvalidInput("holds neither results.csv nor placement files (*.json)", source=folder)
@@ -47,7 +58,7 @@ def submit(folder: str | os.PathLike, out: str | os.PathLike, *, name: str = "")
         raise InvalidInput(f"{name!r} is not a name of small letters, digits and hyphens", source="--name")
     with tempfile.TemporaryDirectory(prefix="simdev-") as scratch:
         _score_files(files, name, Path(scratch))
-        return _pack(Path(scratch), out)
+        return _pack(Path(scratch), out, release)
 
 
 def _score_files(files: list[Path], name: str, out: Path) -> None:
@@ -83,7 +94,7 @@ def _score_files(files: list[Path], name: str, out: Path) -> None:
     results.close()
 
 
-def _pack(folder: Path, out: str | os.PathLike) -> int:
+def _pack(folder: Path, out: str | os.PathLike, release: bool) -> int:
     found = rows.read_rows(folder / "results.csv")
     wanted = ["results.csv", "leaderboard.csv", "ranking.csv", "curves.csv"]
     wanted += sorted({f"placements/{row.placement}.npz" for row in found if row.placement})
@@ -92,11 +103,16 @@ def _pack(folder: Path, out: str | os.PathLike) -> int:
     for name in wanted:
         if not (folder / name).is_file():
             raise InvalidInput("is missing", source=folder / name)
+    extra = {}
+    if release:
+        extra[PACKAGE] = json.dumps(package(folder, folder.name, wanted), indent=1) + "\n"
+        extra[SHEET] = data_sheet(found)
     with replacing(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in wanted:
-            archive.writestr(
-                zipfile.ZipInfo(name), read_bytes(folder / name, MOST_BYTES[Path(name).suffix]), zipfile.ZIP_DEFLATED
-            )
+        for name in wanted:  # members without a date: the same rows give the same archive
+            content = read_bytes(folder / name, MOST_BYTES[Path(name).suffix])
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+        for name, text in extra.items():
+            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
     return len(found)
 
 

@@ -22,6 +22,7 @@ from simdev.analysis.feasible import check_feasible
 from simdev.bench import provenance, rows, stored, workers
 from simdev.bench.objective import parse_objective
 from simdev.bench.plan import Run, parse_budget, repeatable, time_limit
+from simdev.bench.release import faults
 from simdev.bench.rows import Row
 from simdev.bench.run import Instance, execute, one_line, score
 from simdev.bench.score import LEADERBOARD, RANKING, leaderboard, ranking
@@ -113,7 +114,8 @@ class Check:
 def _verify(folder: Path, check: Check, sample, jobs, on_row, on_skip, on_rows) -> list[Difference]:
     found = rows.read_rows(folder / "results.csv", check_digest=False)
     on_rows(found)
-    differences = digest_differences(folder) + _tables(folder, found)
+    differences = [Difference(name, "", "", sentence) for name, sentence in faults(folder)]
+    differences += digest_differences(folder) + _tables(folder, found)
     chosen = found if sample is None else [found[i] for i in _evenly(len(found), sample)]
     chosen = sorted(chosen, key=lambda row: row.key)
     pool = workers.worker_pool(max(1, jobs or workers.cores()), tasks=TASKS)

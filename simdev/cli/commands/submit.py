@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,9 @@ def submit(
     folder: Annotated[Path, typer.Argument(help="Result folder of a bench, or folder of placement files (JSON).")],
     out: OutOption,
     name: Annotated[str, typer.Option(help="Name of the placer, for placement files.")] = "",
+    release: Annotated[
+        bool, typer.Option("--release", help="Add checksums, the schema of the tables and a data sheet.")
+    ] = False,
 ) -> None:
     """Pack results or placements into one archive.
 
@@ -23,4 +27,7 @@ def submit(
     """
     from simdev.bench.submission import submit as pack
 
-    print(f"{out}: {pack(folder, out, name=name)} rows; simdev verify {out} recomputes them")
+    count = pack(folder, out, name=name, release=release)
+    print(f"{out}: {count} rows; simdev verify {out} recomputes them")
+    if release:
+        print(f"SHA-256 {hashlib.sha256(out.read_bytes()).hexdigest()}")

@@ -1,0 +1,157 @@
+"""A board release: a submission that also holds its checksums, the schema of its tables, and a data sheet.
+
+``datapackage.json`` follows the Data Package standard (datapackage.org, version 2): a resource for each file, with its
+size, its SHA-256 and, for a table, the name and type of each column. ``DATASHEET.md`` answers the questions of Gebru et
+al.: Datasheets for Datasets, Communications of the ACM 64(12), 2021.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from simdev.bench.journal import CURVES
+from simdev.bench.rows import COLUMNS, KEY, Row
+from simdev.bench.score import LEADERBOARD, RANKING
+from simdev.errors import InvalidInput, shortened
+from simdev.files import MAX_DOCUMENT, read_bytes, read_json, unguarded
+
+PACKAGE, SHEET = "datapackage.json", "DATASHEET.md"
+TABLES = {"results.csv": COLUMNS, "leaderboard.csv": LEADERBOARD, "ranking.csv": RANKING, "curves.csv": CURVES}
+INTEGERS = {
+    "version", "seed", "peak_memory_bytes", "comm_bytes", "evaluations", "runs", "solved", "rank", "place", "instances",
+    "wins",
+}  # fmt: skip
+NUMBERS = {
+    "step_time_s", "simulated_s", "lower_bound_s", "place_seconds", "best_step_time_s", "gap", "best_known_s",
+    "ratio_to_best", "speedup_vs_single_gpu", "speedup_vs_expert", "mean_rank", "geomean_ratio_to_best", "seconds",
+}  # fmt: skip
+FORMS = {
+    "integer": re.compile(r"\d{1,20}"),
+    "number": re.compile(r"-?\d{1,20}(\.\d{1,20})?([eE][-+]?\d{1,3})?"),
+    "boolean": re.compile(r"true|false"),
+    "string": re.compile(r".*", re.DOTALL),
+}
+MOST_NAMED = 10  # faults of a kind that are listed
+
+
+def kind(column: str) -> str:
+    """The type of a column, in the words of the Table Schema standard."""
+    if column == "feasible":
+        return "boolean"
+    return "integer" if column in INTEGERS else "number" if column in NUMBERS else "string"
+
+
+def package(folder: Path, name: str, files: Iterable[str]) -> dict:
+    """The content of ``datapackage.json`` for ``files`` of a result folder."""
+    resources = []
+    for path in files:
+        content = read_bytes(folder / path, MAX_DOCUMENT)
+        resource = {
+            "name": re.sub(r"[^a-z0-9]+", "-", path.lower()),
+            "path": path,
+            "bytes": len(content),
+            "hash": f"sha256:{hashlib.sha256(content).hexdigest()}",
+        }
+        if path in TABLES:
+            fields = [{"name": column, "type": kind(column)} for column in TABLES[path]]
+            keys = {"primaryKey": list(KEY)} if path == "results.csv" else {}
+            resource |= {"type": "table", "format": "csv", "schema": {"fields": fields, **keys}}
+        resources.append(resource)
+    return {
+        "$schema": "https://datapackage.org/profiles/2.0/datapackage.json",
+        "name": re.sub(r"[^a-z0-9.-]+", "-", name.lower()).strip("-") or "board",
+        "title": "A leaderboard of simdev",
+        "licenses": [{"name": "MIT"}],
+        "resources": resources,
+    }
+
+
+def data_sheet(found: list[Row]) -> str:
+    """The data sheet of a board with the rows ``found``, as Markdown."""
+    cases = {(row.workload, row.topology, row.rules, row.objective) for row in found}
+    placers, commits = sorted({row.entry for row in found}), sorted({row.commit for row in found if row.commit})
+    dirty = sum(row.commit.endswith("-dirty") for row in found)
+    times = sorted(row.utc for row in found if row.utc)
+    seeds, budgets = [row.seed for row in found], sorted({row.budget for row in found})
+    first, last = (times[0], times[-1]) if times else ("unknown", "unknown")
+    states = f"{len(commits)} state{'s' if len(commits) != 1 else ''} of the code ({', '.join(commits) or 'unknown'})"
+    return f"""# Data sheet
+
+## Motivation
+
+The board compares algorithms that place the operations of neural networks on devices. Every row can be recomputed.
+
+## Composition
+
+{len(found)} rows in `results.csv`, one for each run: {len(placers)} placers on {len(cases)} cases, seeds {min(seeds)}
+to {max(seeds)}, budgets {", ".join(budgets)}. Placers: {", ".join(placers)}.
+
+`leaderboard.csv` and `ranking.csv` are derived from the rows, `curves.csv` holds the best step time so far, and
+`placements/` the device of every operation. `{PACKAGE}` names the type of every column and the SHA-256 of every
+file; simdev's `leaderboard/README.md` explains the columns. The rows hold no personal data.
+
+## Collection
+
+The rows were written by `simdev bench` between {first} and {last}, at {states}. {dirty} rows come from a tree with
+uncommitted changes. Times are simulated, not measured; durations of operations come from simdev's device files, which
+are fitted to public measurements.
+
+## Use
+
+`simdev verify ARCHIVE` recomputes every row from its stored placement with a second engine, and checks the lower
+bounds, the checksums and the schema. It executes nothing that the archive names. A ranking holds for these workloads,
+machines, budgets and rules only.
+
+## Licences
+
+Rows and placements: MIT, as simdev. Graphs are captured from simdev's own descriptions of published models. The notices
+of the measured data that device files were fitted to stand in those files.
+
+## How to cite
+
+As simdev's `CITATION.cff` says, with the SHA-256 of this archive.
+"""
+
+
+def faults(folder: Path) -> list[tuple[str, str]]:
+    """What breaks the schema of the tables or, in a release, its checksums: pairs of a file and a sentence."""
+    found = [fault for name in TABLES for fault in _schema_faults(folder / name)]
+    if (folder / PACKAGE).is_file():
+        found += _checksum_faults(folder)
+    return found
+
+
+def _schema_faults(path: Path) -> list[tuple[str, str]]:
+    if not path.is_file():
+        return []
+    found: list[tuple[str, str]] = []
+    text = read_bytes(path, MAX_DOCUMENT).decode("utf-8", errors="replace")
+    reader = csv.DictReader(text.splitlines(keepends=True))
+    for cells in reader:
+        for column, cell in cells.items():
+            if column in TABLES[path.name] and cell and not FORMS[kind(column)].fullmatch(unguarded(cell)):
+                where = f"line {reader.line_num}, {column}"
+                found.append((path.name, f"{where}: {shortened(repr(cell), 80)} is no {kind(column)}"))
+        if len(found) >= MOST_NAMED:
+            break
+    return found
+
+
+def _checksum_faults(folder: Path) -> list[tuple[str, str]]:
+    document = read_json(folder / PACKAGE)
+    resources = document.get("resources") if isinstance(document, dict) else None
+    if not isinstance(resources, list) or not all(isinstance(entry, dict) for entry in resources):
+        raise InvalidInput("expected a list of objects", source=folder / PACKAGE, field="resources")
+    named = {str(entry.get("path")): entry.get("hash") for entry in resources}
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {PACKAGE, SHEET}
+    found = [(name, f"is not named in {PACKAGE}") for name in sorted(there - named.keys())]
+    found += [(shortened(name, 200), f"is named in {PACKAGE}, but absent") for name in sorted(named.keys() - there)]
+    for name in sorted(there & named.keys()):
+        content = read_bytes(folder / name, MAX_DOCUMENT)
+        if named[name] != f"sha256:{hashlib.sha256(content).hexdigest()}":
+            found.append((name, f"has another SHA-256 than {PACKAGE} says"))
+    return found[:MOST_NAMED]

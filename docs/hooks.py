@@ -6,9 +6,11 @@ repository that are documentation already, such as the execution model.
 
 from __future__ import annotations
 
+import base64
 import csv
 import importlib
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
@@ -49,8 +51,9 @@ def on_files(files, config):
         "commands.md": commands_page(),
         **python_pages(),
     }
-    for name, text in sorted(pages.items()):
-        files.append(File.generated(config, name, content=text))
+    pages |= gallery()
+    for name, content in sorted(pages.items()):
+        files.append(File.generated(config, name, content=content))
     return files
 
 
@@ -191,6 +194,27 @@ def commands_page() -> str:
                 at.terminal_width = at.max_content_width = HELP_WIDTH
                 text += [f"### simdev {name}", "", "```text", command.get_help(at), "```", ""]
     return "\n".join(text)
+
+
+def gallery() -> dict[str, str | bytes]:
+    """The pictures of the notebooks, as their stored outputs hold them, and a page that shows them."""
+    pages: dict[str, str | bytes] = {}
+    text = ["# Gallery", "", "These pictures come from the notebooks in `notebooks/`, which run on a laptop.", ""]
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        title = "".join(cells[0]["source"]).splitlines()[0].lstrip("# ")
+        text += [f"## {title}", "", f"From `notebooks/{path.name}`.", ""]
+        said = title
+        for number, cell in enumerate(cells):
+            if cell["cell_type"] == "markdown":
+                said = re.split(r"(?<=[.])\s", " ".join("".join(cell["source"]).split()))[0].lstrip("# ")
+            for output in cell.get("outputs", []):
+                if "image/png" in output.get("data", {}):
+                    name = f"{path.stem}-{number}.png"
+                    pages[f"gallery/{name}"] = base64.b64decode(output["data"]["image/png"])
+                    text += [f"![{said}](gallery/{name})", ""]
+    pages["gallery.md"] = "\n".join(text)
+    return pages
 
 
 def python_pages() -> dict[str, str]:

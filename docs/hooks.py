@@ -39,7 +39,7 @@ PUBLIC = {
     "integrations": ("torch_map",),
     "errors": ("",),
 }
-HELP_WIDTH = 88  # a column of the site holds that many characters without a scroll bar
+HELP_WIDTH = 72  # characters that a column of the site shows without a scroll bar
 
 
 def on_files(files, config):

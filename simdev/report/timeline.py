@@ -22,7 +22,8 @@ REASON_COLOURS = {
     "launch": "#66ccee",
 }
 MOST_CHANNELS = 16  # only the busiest channels are drawn
-MOST_MODULES = 24
+MOST_MODULES = 20
+LEAST_SHARE = 0.005  # of the compute time: smaller modules are not drawn
 PIXELS = 1600  # intervals closer than a pixel are drawn as one
 
 
@@ -145,28 +146,39 @@ def modules(graph: ComputationGraph, most: int = MOST_MODULES) -> tuple[list[str
     """Group ops by module. Returns the names, in the order of their first ops, and the number of each op's module,
     int64 ``(n,)``.
 
-    A module is a prefix of the layer's dotted name, as long as at most ``most`` modules result. If even the first parts
-    are more, the last module holds the rest.
+    A module is a prefix of the layer's dotted name. The module with the most ops is divided further, as long as at most
+    ``most`` modules result. If even the first parts of the names are more, the last module holds the rest.
     """
     parts = [layer.split(".") if layer else ["(no module)"] for layer in graph.layers]
-    deepest = max(len(part) for part in parts)
-    prefixes: list[str] = []
-    for depth in range(deepest, 0, -1):
-        prefixes = [".".join(part[:depth]) for part in parts]
-        if len(set(prefixes)) <= most:
+    ops = np.bincount(graph.op_layer, minlength=len(parts)).tolist()
+    groups: dict[tuple[str, ...], list[int]] = {}  # layers by prefix
+    for layer, names in enumerate(parts):
+        groups.setdefault((names[0],), []).append(layer)
+    while True:
+        divided = {}
+        for prefix, layers in groups.items():
+            finer: dict[tuple[str, ...], list[int]] = {}
+            for layer in layers:
+                finer.setdefault(tuple(parts[layer][: len(prefix) + 1]), []).append(layer)
+            if finer.keys() != {prefix} and len(groups) + len(finer) - 1 <= most:
+                divided[prefix] = finer
+        if not divided:
             break
-    names, module_of_layer = [], {}
-    numbers = np.empty(graph.n_ops, np.int64)
-    for op, layer in enumerate(graph.op_layer.tolist()):
-        name = prefixes[layer]
-        if name not in module_of_layer:
-            module_of_layer[name] = min(len(names), most - 1)
-            if len(names) < most:
-                names.append(name)
+        largest = max(divided, key=lambda prefix: sum(ops[layer] for layer in groups[prefix]))
+        del groups[largest]
+        groups |= divided[largest]
+    prefix_of = {layer: ".".join(prefix) for prefix, layers in groups.items() for layer in layers}
+    numbers: dict[str, int] = {}
+    found: list[str] = []
+    for layer in dict.fromkeys(graph.op_layer.tolist()):
+        if prefix_of[layer] not in numbers:
+            numbers[prefix_of[layer]] = min(len(found), most - 1)
+            if len(found) < most:
+                found.append(prefix_of[layer])
             else:
-                names[-1] = "(all others)"
-        numbers[op] = module_of_layer[name]
-    return names, numbers
+                found[-1] = "(all others)"
+    number_of_layer = [numbers.get(prefix_of[layer], 0) for layer in range(len(parts))]
+    return found, np.array(number_of_layer, np.int64)[graph.op_layer]
 
 
 def _draw_modules(axes, explanation: Explanation, names: list[str], numbers: np.ndarray) -> None:
@@ -175,14 +187,16 @@ def _draw_modules(axes, explanation: Explanation, names: list[str], numbers: np.
 
     s = explanation.schedule
     taken = (s.op_finish - s.op_start) / 1e6
-    left = np.zeros(len(names))
+    total = np.bincount(numbers, taken, minlength=len(names))
+    drawn = np.flatnonzero(total >= LEAST_SHARE * total.sum())
+    left = np.zeros(len(drawn))
     for device, name in enumerate(explanation.device_names):
         mine = explanation.device == device
-        ms = np.bincount(numbers[mine], taken[mine], minlength=len(names))
+        ms = np.bincount(numbers[mine], taken[mine], minlength=len(names))[drawn]
         if ms.any():
-            axes.barh(range(len(names)), ms, left=left, color=colormaps["tab10"](device % 10), label=plain(name))
+            axes.barh(range(len(drawn)), ms, left=left, color=colormaps["tab10"](device % 10), label=plain(name))
             left += ms
-    axes.set_yticks(range(len(names)), map(plain, names), fontsize=8)
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_yticks(range(len(drawn)), [plain(names[module]) for module in drawn], fontsize=8)
+    axes.set_ylim(len(drawn) - 0.4, -0.6)
     axes.set_xlabel("compute time of each module by device, ms")
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)

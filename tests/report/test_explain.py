@@ -110,7 +110,7 @@ def test_modules_are_prefixes_of_layers():
         builder.op(f"op{op}", "mm", inputs=[], flops=1, outputs=[1], layer=layer)
     graph = builder.build()
     names, numbers = modules(graph, most=3)
-    assert names == ["a.x", "a.y", "b.0"] and numbers.tolist() == [0, 0, 1, 2, 0]
+    assert names == ["a.x", "a.y.0", "b.0"] and numbers.tolist() == [0, 0, 1, 2, 0]
     names, numbers = modules(graph, most=1)
     assert names == ["(all others)"] and not numbers.any()
 

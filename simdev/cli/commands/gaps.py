@@ -48,6 +48,4 @@ def summary(lines: list[dict[str, str]]) -> str:
     if not shares:
         return "no case has a result and a bound"
     near = [sum(share <= most for share in shares) for most in (10, 20)]
-    return (
-        f"{len(shares)} cases: {near[0]} within 10 %, {near[1]} within 20 % of the bound; median gap {median(shares):.1f} %"
-    )
+    return f"{len(shares)} cases: {near[0]} within 10 %, {near[1]} within 20 % of the bound; median gap {median(shares):.1f} %"

@@ -17,6 +17,9 @@ def training_runs(
     data: Annotated[Path, typer.Argument(help="Folder of public measured data, with training-runs/ in it.")],
     sets: Annotated[list[str] | None, typer.Option("--set", help="vtrain-single, vtrain-multi ... (repeat).")] = None,
     most: Annotated[int, typer.Option(min=1, help="At most this many rows of a set, spread over models.")] = 60,
+    rankings: Annotated[
+        bool, typer.Option("--rankings", help="Rank the plans of each model and machine: regret and Kendall's tau.")
+    ] = False,
 ) -> None:
     """Compare predictions with public measured training runs.
 
@@ -36,10 +39,28 @@ def training_runs(
         runs, why = report.read_runs(data, source)
         given += runs  # controls are fitted to all rows of other models, simulated or not
         if source in chosen:
-            predictions, more = report.predict_all(report.spread(runs, most), lambda text: print(text, file=sys.stderr))
+            some = _whole_groups(runs, most) if rankings else report.spread(runs, most)
+            predictions, more = report.predict_all(some, lambda text: print(text, file=sys.stderr))
             found += predictions
             refused += why + more
+    if rankings:
+        from simdev.studies.plan_rankings import HEADER, ranking_lines
+        from simdev.studies.plan_rankings import rankings as rank
+
+        print_table(HEADER, ranking_lines(rank(found)))
+        return
     print_table(report.HEADER, report.report_lines(found, given))
     print("\nheld out: no constant was chosen on rows of this set; fitted here: some were, so its errors are no test.")
     for line in (*report.notes(chosen), *(f"not simulated: {why}" for why in refused)):
         print(line)
+
+
+def _whole_groups(runs: list, most: int) -> list:
+    """All plans of as many groups as have at most ``most`` plans together; of the largest ones first."""
+    from simdev.studies.plan_rankings import grouped
+
+    chosen: list = []
+    for members in grouped(runs):
+        if len(chosen) + len(members) <= most:
+            chosen += members
+    return chosen

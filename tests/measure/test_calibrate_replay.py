@@ -27,9 +27,9 @@ class Profile:
     def __init__(self):
         self.events, self.correlation = [], 0
 
-    def call(self, ts, dur, name="cudaLaunchKernel"):
+    def call(self, ts, dur, name="cudaLaunchKernel", tid=1):
         self.correlation += 1
-        self._add("cuda_runtime", name, ts, dur, pid=1, tid=1, correlation=self.correlation)
+        self._add("cuda_runtime", name, ts, dur, pid=1, tid=tid, correlation=self.correlation)
 
     def work(self, ts, dur, name="k", stream=7, cat="kernel"):
         """What the last call launched."""
@@ -140,6 +140,55 @@ def test_a_launched_graph_keeps_the_order_between_its_streams_and_takes_one_plac
     assert line.wait_for == {2: (0,), 3: (2,)}  # by begin, then end
     assert (line.own_ns >= 0).all()  # no call looks held up
     assert predicted_us(trace)[0, 1] == pytest.approx(300, abs=10)
+
+
+def two_threads(hundreds):
+    """In every 100 us thread 1 launches eight kernels and waits for them. Meanwhile thread 2 launches a longer one and
+    waits for it."""
+    p = Profile()
+    p.step(0, 0, 100 * hundreds)
+    for begin in range(0, 100 * hundreds, 100):
+        for more in range(2, 82, 10):
+            p.call(begin + more, 5)
+            p.work(begin + more + 6, 9)
+        p.call(begin + 80, 10, "cudaStreamSynchronize")
+        p.call(begin + 8, 4, tid=2)
+        p.work(begin + 14, 60, stream=8)
+        p.call(begin + 15, 64, "cudaStreamSynchronize", tid=2)
+    return p
+
+
+def test_threads_that_launch_at_the_same_time_are_replayed_as_one_host_each(tmp_path):
+    trace = two_threads(20).trace(tmp_path)
+    line = host_line(trace)
+    assert line.lanes == 2 and (line.after >= 0).sum() <= 2  # threads follow themselves; marks may follow the other one
+    assert predicted_us(trace)[0, 1] == pytest.approx(2000, rel=0.02)
+
+
+def test_threads_that_take_turns_are_one_host(tmp_path):
+    p = Profile()
+    p.step(0, 0, 2000)
+    for turn in range(20):  # as the forward pass and autograd do
+        for begin in range(100 * turn, 100 * turn + 100, 10):
+            p.call(begin, 5, tid=1 + turn % 2)
+            p.work(begin + 7, 3)
+    line = host_line(p.trace(tmp_path))
+    assert line.lanes == 1 and (line.after < 0).all()
+
+
+def test_a_thread_that_was_idle_follows_the_thread_that_was_not(tmp_path):
+    p = two_threads(20)
+    p.step(1, 2000, 1000)
+    for begin in range(2000, 2500, 10):
+        p.call(begin, 5)
+        p.work(begin + 7, 3)
+    p.call(2510, 5, tid=2)  # thread 2 has made no call for 515 us, thread 1 has
+    p.work(2517, 3, stream=8)
+    line = host_line(p.trace(tmp_path))
+    (last,) = [
+        row for row in range(len(line.lane)) if line.step[row] == 1 and line.lane[row] and line.kind[row] != MARK
+    ]
+    assert line.lane[line.after[last]] == 1 - line.lane[last] and line.gap_ns[last] == 15_000
 
 
 def test_a_trace_whose_calls_join_no_work_is_refused(tmp_path):

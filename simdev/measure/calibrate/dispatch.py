@@ -34,11 +34,14 @@ def dispatch_ns(trace: Trace) -> dict[str, tuple[int, int, int]]:
             kind = trace.names[trace.ops.name[current]].removeprefix("aten::")
             times.setdefault(kind, []).append(spent)
 
-    for row in range(len(line.kind)):
-        if line.kind[row] == MARK:
+    lane = 0
+    for row in np.argsort(line.lane, kind="stable").tolist():
+        if line.kind[row] == MARK or line.lane[row] != lane:
             close()
             spent, current = 0, -1  # the time between steps belongs to no op
-            continue
+            lane = line.lane[row]
+            if line.kind[row] == MARK:
+                continue
         if line.work[row]:
             op = int(outer[call_of[int(trace.work.correlation[line.work[row][0]])]])
             if op != current or op < 0:

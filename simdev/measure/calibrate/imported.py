@@ -2,8 +2,8 @@
 
 Each piece of GPU work is an op; its kind is the operator that launched it. Each call of the host that launches work or
 waits is an op of the kind ``host``. Its time is the time since the previous call, without waiting. Control edges keep
-the order: calls in order, work in order on its stream, work after its launch, waiting calls after the work that they
-wait for, and streams after events. The bytes of copies are known, those of other tensors are not.
+the order: calls of a host thread in order, work in order on its stream, work after its launch, waiting calls after the
+work that they wait for, and streams after events. The bytes of copies are known, those of other tensors are not.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def _imported(line: Line, rows: list[int], device_kind: str, step: int | None) -
     )
     measured: dict[str, dict[str, float]] = {device_kind: {}, HOST_KIND: {}}
     made: dict[int, int] = {}
+    calls: dict[int, int] = {}
     last: dict[object, int] = {}
 
     def add(name: str, kind: str, where: str, place: object, ns: int, after: list[int]) -> int:
@@ -79,8 +80,10 @@ def _imported(line: Line, rows: list[int], device_kind: str, step: int | None) -
 
     for row in rows:
         waits = [made[item] for item in line.waits[row] if item in made]
+        waits += [calls[other] for other in (int(line.after[row]),) if other in calls]
         name = {LAUNCH: "launch", RETURN: "wait"}.get(int(line.kind[row]), "order")
-        call = add(f"{row} {name}", "host", HOST_KIND, "host", gap[row] + own[row], waits)
+        place = "host", int(line.lane[row])
+        call = calls[row] = add(f"{row} {name}", "host", HOST_KIND, place, gap[row] + own[row], waits)
         for item in line.work[row]:
             stream = int(trace.work.thread[item])
             causes = [call, *(made[other] for other in line.wait_for.get(item, ()) if other in made)]

@@ -1,7 +1,10 @@
 """Replay a trace: turn its host, streams and device work into a problem for the simulator.
 
-The host is one thread that issues the calls of the trace in their order. The cost of a call is the time since the
-previous call (Python and dispatch) plus its own time, both without *waiting*. The simulator computes the waiting:
+The host is one thread that issues the calls of the trace in their order, even if several threads take turns, as the
+forward pass and autograd do. Threads whose calls overlap in time are replayed as one host each, a *lane*: a call
+follows the previous call of its thread or, if its thread had been idle meanwhile, the last call of another one. The
+cost of a call is the time since the call that it follows (Python and dispatch) plus its own time, both without
+*waiting*. The simulator computes the waiting:
 
 * a synchronising call, and a copy from or to pageable memory, wait for the work on their stream;
 * a launch waits while :data:`QUEUE_DEPTH` earlier launches on its stream are unfinished;
@@ -34,6 +37,8 @@ FOUND_BUSY_NS = 1_000_000  # an idle stream begins its work a thousand times soo
 SYNC = ("Synchronize", "cudaMemcpy", "hipMemcpy")
 WAIT_EVENT = ("cudaStreamWaitEvent", "cuStreamWaitEvent", "hipStreamWaitEvent")
 CLOCK_NS = 2000  # the clocks of calls and work differ by up to this
+OVERLAPS = 0.01  # share of calls that begin during a call of another thread, from which on threads are lanes
+IDLE_NS = 300_000  # a thread of a lane without calls for longer has waited for another thread that made calls
 MARK, LAUNCH, RETURN, WAIT = range(4)  # kinds of host events
 RULES = Rules(order="program", contention="none")
 
@@ -50,6 +55,8 @@ class Line:
       waiting. ``own_ns`` is -1 if a full queue delayed the call, because its own time is then unknown.
     * ``work``: the rows of ``trace.work`` that the event launches; ``waits``: the rows that it waits for.
     * ``wait_for`` maps a row of work to the rows on other streams that it waits for.
+    * ``lane``, ``after`` int32 ``(n,)``: the host thread of the event, and the event of another lane that it follows
+      (-1: it follows the previous one of its lane).
     * ``before``, for each stream: the ends of the work that was launched before the first event, in order, in ns after
       that event.
     * ``launch_ns``: the time from the end of a call to the begin of its work on an idle stream. ``between_ns``, for
@@ -68,6 +75,12 @@ class Line:
     before: tuple[tuple[int, ...], ...]
     launch_ns: int
     between_ns: np.ndarray
+    lane: np.ndarray
+    after: np.ndarray
+
+    @property
+    def lanes(self) -> int:
+        return int(self.lane.max(initial=0)) + 1
 
 
 def host_line(trace: Trace) -> Line:
@@ -88,7 +101,7 @@ def host_line(trace: Trace) -> Line:
     mine = {item for row in rows for item in launched.get(int(calls.correlation[row]), ())}
     edge = min((int(work.begin[item]) for item in mine), default=0)
     earlier = (item for item in np.flatnonzero((work.end > begin) & (work.begin < edge)).tolist() if item not in mine)
-    draft = _Draft(trace, begin, mine, list(earlier))
+    draft = _Draft(trace, begin, mine, list(earlier), _lanes(trace, rows))
     for edge, is_call, row in sorted(events):
         if not is_call:
             draft.mark(edge, row // 2, ("begin", "end")[row % 2])
@@ -109,6 +122,19 @@ def _window(trace: Trace) -> tuple[int, int]:
     return int(trace.calls.begin.min()), int(trace.calls.end.max()) + 1
 
 
+def _lanes(trace: Trace, rows: list[int]) -> dict[int, int]:
+    """The lane of each thread with calls in ``rows``: 0 for all unless calls of several threads overlap in time."""
+    thread, begin, end = (values[rows] for values in (trace.calls.thread, trace.calls.begin, trace.calls.end))
+    order = np.argsort(begin, kind="stable")
+    overlaps, running = 0, {}
+    for row in order.tolist():
+        mine = int(thread[row])
+        overlaps += any(until > begin[row] + CLOCK_NS for other, until in running.items() if other != mine)
+        running[mine] = max(running.get(mine, 0), int(end[row]))
+    several = overlaps > max(10, OVERLAPS * len(rows))
+    return {number: lane if several else 0 for lane, number in enumerate(running)}
+
+
 def as_one_step(trace: Trace) -> Trace:
     """``trace`` with all its calls as one step. Raises :class:`InvalidInput` if it has no calls."""
     begin, end = _window(trace)
@@ -118,47 +144,67 @@ def as_one_step(trace: Trace) -> Trace:
 class _Draft:
     """Collects the events of a :class:`Line`."""
 
-    def __init__(self, trace: Trace, begin: int, mine: set[int], earlier: list[int]):
+    def __init__(self, trace: Trace, begin: int, mine: set[int], earlier: list[int], lanes: dict[int, int]):
         """``mine`` holds the rows of work that the events launch, ``earlier`` the rows that were launched before."""
         if not mine:
             raise InvalidInput("no call of the host is joined to work of a GPU: nothing to replay", source=trace.name)
-        self.trace, self.begin, self.now, self.mine = trace, begin, begin, mine
-        self.rows: list[tuple] = []  # kind, key, gap, own, work, waits
+        self.trace, self.begin, self.mine, self.lanes = trace, begin, mine, lanes
+        self.now: dict[int, int] = {0: begin}  # lane -> end of its last event
+        self.row_of: dict[int, int] = {}  # lane -> its last event
+        self.rows: list[tuple] = []  # kind, key, gap, own, work, waits, lane, after
         self.last: dict[int, int] = {}  # stream -> row of the work last launched
         self.sent: dict[int, list[int]] = {}  # stream -> ends of its work, in order
         for item in earlier:
             self.sent.setdefault(int(trace.work.thread[item]), []).append(int(trace.work.end[item]))
         self.before = [sorted(self.sent.get(stream, ())) for stream in range(len(trace.streams))]
-        self.pending_waits = 0
+        self.pending_waits: set[int] = set()  # lanes
         self.after_wait: list[tuple[int, int]] = []  # (work, last work on another stream)
 
-    def add(self, kind, key, begin, own, work=(), waits=()) -> None:
-        self.rows.append((kind, key, max(0, begin - self.now), own, tuple(work), tuple(waits)))
+    def add(self, lane, kind, key, begin, own, work=(), waits=()) -> None:
+        since, after = self._follows(lane, begin)
+        self._append(lane, (kind, key, max(0, begin - since), own, tuple(work), tuple(waits), lane, after))
+
+    def _append(self, lane: int, row: tuple) -> None:
+        self.row_of[lane] = len(self.rows)
+        self.rows.append(row)
+
+    def _follows(self, lane: int, begin: int) -> tuple[int, int]:
+        """The end of the event that an event at ``begin`` follows, and its row if it is one of another lane."""
+        since = self.now.get(lane, self.begin - IDLE_NS)
+        others = [(end, other) for other, end in self.now.items() if other != lane and since < end <= begin + CLOCK_NS]
+        if others and begin - since > IDLE_NS:
+            end, other = max(others)
+            return end, self.row_of.get(other, -1)
+        return max(since, self.begin), -1
 
     def mark(self, edge: int, number: int, side: str) -> None:
-        self.add(MARK, (side, number), edge, 0)
-        self.now = max(self.now, edge)
+        """A border of a step, on lane 0, follows the last event of any lane."""
+        end, lane = max([(end, lane) for lane, end in self.now.items() if end <= edge], default=(self.now[0], 0))
+        after = self.row_of.get(lane, -1) if lane else -1
+        self._append(0, (MARK, (side, number), max(0, edge - end), 0, (), (), 0, after))
+        self.now[0] = max(self.now[0], edge)
 
     def launch(self, row: int, name: str, work: list[int]) -> None:
         trace, calls = self.trace, self.trace.calls
         begin, end = int(calls.begin[row]), int(calls.end[row])
-        stream = int(trace.work.thread[work[0]])
-        if self.pending_waits:
-            self._orders(work[0], stream)
+        lane, stream = self.lanes[int(calls.thread[row])], int(trace.work.thread[work[0]])
+        now = self.now.get(lane, self.begin)
+        if lane in self.pending_waits:
+            self._orders(lane, work[0], stream)
         blocking = self._blocks(row, work)
         key = (name, trace.names[trace.work.name[work[0]]], stream)
-        own = end - max(begin, self.now) if end > self.now else 0
+        own = end - max(begin, now) if end > now else 0
         if blocking:
             idle = stream in self.last and trace.work.end[self.last[stream]] < begin
-            self.add(LAUNCH, key, begin, max(0, int(trace.work.begin[work[0]]) - begin) if idle else -1, work)
-            self.add(RETURN, (*key, "returns"), 0, max(0, end - int(trace.work.end[work[-1]])), (), work[-1:])
+            self.add(lane, LAUNCH, key, begin, max(0, int(trace.work.begin[work[0]]) - begin) if idle else -1, work)
+            self.add(lane, RETURN, (*key, "returns"), 0, max(0, end - int(trace.work.end[work[-1]])), (), work[-1:])
         else:
-            self.add(LAUNCH, key, begin, -1 if self._full(stream, end) else own, work)
+            self.add(lane, LAUNCH, key, begin, -1 if self._full(stream, end) else own, work)
         self._branches(work)
         for item in work:
             self.last[int(trace.work.thread[item])] = item
         self.sent.setdefault(stream, []).append(int(trace.work.end[work[-1]]))
-        self.now = max(self.now, end)
+        self.now[lane] = max(now, end)
 
     def _branches(self, work: list[int]) -> None:
         """Order the work of one call that launches a CUDA graph on several streams: work waits for the work that had
@@ -191,27 +237,31 @@ class _Draft:
         calls, ends = self.trace.calls, self.trace.work.end
         begin, end = int(calls.begin[row]), int(calls.end[row])
         possible = [item for item in self.last.values() if ends[item] <= end + CLOCK_NS]
+        lane = self.lanes[int(calls.thread[row])]
+        now = self.now.get(lane, self.begin)
         if "Device" not in name and possible:  # one stream: the stream whose end explains the return
             possible = [max(possible, key=lambda item: ends[item])]
         waited = max((int(ends[item]) for item in possible), default=begin)
-        own = max(0, end - max(begin, self.now, waited))
-        self.add(RETURN, (name,), begin, own, (), possible)
-        self.now = max(self.now, end)
+        own = max(0, end - max(begin, now, waited))
+        self.add(lane, RETURN, (name,), begin, own, (), possible)
+        self.now[lane] = max(now, end)
 
     def wait(self, row: int, name: str) -> None:
         calls = self.trace.calls
         begin, end = int(calls.begin[row]), int(calls.end[row])
-        self.pending_waits += 1
-        self.add(WAIT, (name,), begin, end - max(begin, self.now) if end > self.now else 0)
-        self.now = max(self.now, end)
+        lane = self.lanes[int(calls.thread[row])]
+        now = self.now.get(lane, self.begin)
+        self.pending_waits.add(lane)
+        self.add(lane, WAIT, (name,), begin, end - max(begin, now) if end > now else 0)
+        self.now[lane] = max(now, end)
 
-    def _orders(self, item: int, stream: int) -> None:
+    def _orders(self, lane: int, item: int, stream: int) -> None:
         """Order the next launch after a wait: it is on the waiting stream, unless the times contradict that."""
         work = self.trace.work
         for other, last in self.last.items():
             if other != stream and work.begin[item] >= work.end[last] - CLOCK_NS // 2:
                 self.after_wait.append((item, last))
-        self.pending_waits = 0
+        self.pending_waits.discard(lane)
 
     def line(self) -> Line:
         trace = self.trace
@@ -223,7 +273,7 @@ class _Draft:
         wait_for: dict[int, tuple[int, ...]] = {}
         for item, last in self.after_wait:
             wait_for[item] = (*wait_for.get(item, ()), last)
-        kind, key, gap, own, items, waits = zip(*self.rows, strict=True)
+        kind, key, gap, own, items, waits, lane, after = zip(*self.rows, strict=True)
         key = tuple((k[0],) if kind[number] == MARK else k for number, k in enumerate(key))
         launch, between = self._latencies()
         before = tuple(tuple(end - self.begin for end in ends) for ends in self.before)
@@ -240,6 +290,8 @@ class _Draft:
             before,
             launch,
             between,
+            np.array(lane, np.int32),
+            np.array(after, np.int32),
         )
 
     def _found_busy(self) -> None:
@@ -400,14 +452,16 @@ class Builder:
         """Add a rank whose host begins at ``begin_ns``. Returns int ``(n,)``: the op of each of its events."""
         trace, rank, host = line.trace, self.ranks, len(self.devices)
         self.ranks += 1
-        self.devices += [f"host{rank}", *(f"stream{rank}:{device}/{stream}" for device, stream in trace.streams)]
+        self.devices += [f"host{rank}", *(f"host{rank}.{lane}" for lane in range(1, line.lanes))]
+        first_stream = len(self.devices)
+        self.devices += [f"stream{rank}:{device}/{stream}" for device, stream in trace.streams]
         if begin_ns:
             self.op("before", "host", host, begin_ns)
         op_of: dict[int, int] = {}
         queue: list[list[int]] = [[] for _ in trace.streams]
         for stream, ends in enumerate(line.before):
             for begin, end in zip((-begin_ns, *ends), ends, strict=False):
-                queue[stream].append(self.op("before", "before", host + 1 + stream, end - begin))
+                queue[stream].append(self.op("before", "before", first_stream + stream, end - begin))
         duration = trace.work.duration
         place = np.empty(len(line.kind), np.int64)
         for row, key in enumerate(line.key):
@@ -415,21 +469,22 @@ class Builder:
             for item in line.work[row][:1]:
                 stream = queue[int(trace.work.thread[item])]
                 after += stream[-QUEUE_DEPTH:][:1] if len(stream) >= QUEUE_DEPTH else []
-            cost = gap_ns[row] + own_ns[row]
+            cost, lane = gap_ns[row] + own_ns[row], host + int(line.lane[row])
+            follows = [place[line.after[row]]] if line.after[row] >= 0 else []
             if after and gap_ns[row]:  # the wait begins after the gap
-                self.op(f"{row}", "host", host, gap_ns[row])
-                cost = own_ns[row]
-            place[row] = self.op(f"{row} {key[0]}", "host", host, cost, after)
+                self.op(f"{row}", "host", lane, gap_ns[row], follows)
+                cost, follows = own_ns[row], []
+            place[row] = self.op(f"{row} {key[0]}", "host", lane, cost, [*after, *follows])
             for item in line.work[row]:
                 stream = int(trace.work.thread[item])
                 causes = [place[row], *(op_of[other] for other in line.wait_for.get(item, ()) if other in op_of)]
                 name = trace.names[trace.work.name[item]]
                 number, ns = self.collectives.get((rank, item), (-1, duration[item]))
                 if number >= 0:  # holds its stream from its arrival until the last rank has arrived
-                    causes = [self.op(f"{name} arrives", "arrival", host + 1 + stream, 1, causes)]
+                    causes = [self.op(f"{name} arrives", "arrival", first_stream + stream, 1, causes)]
                     self.arrivals.setdefault(number, []).extend(causes)
                 ns += line.between_ns[stream]
-                op_of[item] = self.op(name, DEVICE_KINDS[trace.work_kind[item]], host + 1 + stream, ns, causes)
+                op_of[item] = self.op(name, DEVICE_KINDS[trace.work_kind[item]], first_stream + stream, ns, causes)
                 if number >= 0:
                     self.members.setdefault(number, []).append(op_of[item])
             for item in line.work[row][-1:]:  # a launch takes one place in the queue, even if it launches a whole graph

@@ -33,6 +33,7 @@ class Cluster:
     network_bytes_per_s: int
     network_latency_ns: int
     host: DeviceKind | None = None
+    send_bytes_per_s: int = 0  # the most that a send between two ranks reaches; 0: what the link allows
 
     def __hash__(self) -> int:
         return hash((self.name, self.gpus, self.nodes, self.network_bytes_per_s))

@@ -78,6 +78,7 @@ def send_ns(payload_bytes: int, source: int, target: int, cluster: Cluster) -> i
         rate, latency = cluster.node_bytes_per_s, cluster.node_latency_ns
     else:
         rate, latency = cluster.network_bytes_per_s * NETWORK_SHARE, cluster.network_latency_ns
+    rate = min(rate, cluster.send_bytes_per_s or rate)
     return max(1, round(latency + payload_bytes / rate * 1e9))
 
 

@@ -9,22 +9,33 @@ at exactly that instant, so that merging changes no time outside the run.
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.collectives import collective_ns
+from simdev.parallel.fusion import remaining_shares
 from simdev.parallel.mesh import AXES, Mesh
 from simdev.parallel.program import COMPUTE, Call, Segment
 from simdev.problem.costs import CostModel, op_class
 from simdev.problem.graph import GraphBuilder
 
+WIDE = 8  # ranks of a collective that takes a host longer
+# By how much a 16-bit product with an odd side is slower, as cuBLAS has no aligned kernel for it; chosen on the rows of
+# vTrain's one-node set without tensor parallelism (1.8 to 2.2 fits all three models).
+ODD_PRODUCT = 2.0
+PRODUCT = re.compile(r"(?:addmm|mm|bmm|baddbmm|linear)\(.*b?f16\[")
+SIDES = re.compile(r"f16\[(?:\d+,)*(\d+),(\d+)\]")
+
 
 @dataclass(frozen=True)
 class Host:
     """Time of the host thread to issue a kernel in a forward pass, in a backward pass (autograd's own thread, without
-    Python), in the update, and a collective. All zero: a host that is never late (compiled programs, CUDA graphs).
+    Python), in the update, and a collective; ``wide_collective_ns`` is what a collective of eight ranks or more takes
+    in addition. All zero: a host that is never late (compiled programs, CUDA graphs).
 
     With ``send_ns`` the host waits until each send to another stage has arrived, on both sides, and then takes that
     time."""
@@ -34,11 +45,13 @@ class Host:
     update_ns: int = 0
     collective_ns: int = 0
     send_ns: int = 0
+    wide_collective_ns: int = 0
 
-    def dispatch_ns(self, segment: str, call: Call) -> int:
+    def dispatch_ns(self, segment: str, call: Call, mesh: Mesh) -> int:
         """Host time to issue a call of the segment named ``segment``."""
         if call.is_collective:
-            return self.collective_ns
+            wide = math.prod(mesh[axis] for axis in call.axes) >= WIDE
+            return self.collective_ns + (self.wide_collective_ns if wide else 0)
         if call.is_forward:
             return self.forward_ns
         return self.backward_ns if call.in_backward or segment.startswith("backward") else self.update_ns
@@ -112,7 +125,7 @@ def make_template(
     durations, issue, rest, pairs = [], [], [], []
     for item, members in enumerate(items):
         total, first, left = _run(
-            [ns[n] for n in members], [host.dispatch_ns(segment.name, segment.calls[n]) for n in members]
+            [ns[n] for n in members], [host.dispatch_ns(segment.name, segment.calls[n], mesh) for n in members]
         )
         durations.append(total)
         issue.append(first)
@@ -180,7 +193,7 @@ class Prices:
     """Whole nanoseconds of calls on a cluster, remembered by signature.
 
     ``scale`` multiplies the duration of kernels by class of op (:func:`simdev.problem.costs.op_class`), a calibrated
-    quantity.
+    quantity. ``compiled``: elementwise kernels are fused (:mod:`simdev.parallel.fusion`).
     """
 
     def __init__(
@@ -189,7 +202,9 @@ class Prices:
         costs: CostModel | None = None,
         scale: dict[str, float] | None = None,
         overlap: float = 1.0,
+        compiled: bool = False,
     ):
+        self.compiled = compiled
         self.cluster, self.costs, self.scale, self.overlap = cluster, costs or CostModel(), scale or {}, overlap
         self._kernels: dict[tuple, int] = {}
         self._collectives: dict[tuple, int] = {}
@@ -203,11 +218,12 @@ class Prices:
                 unknown[key] = call
         if unknown:
             self._kernels.update(zip(unknown, self._cost(list(unknown.values())), strict=True))
+        shares = remaining_shares(calls) if self.compiled else [1.0] * len(calls)
         return [
             self._collective(call, mesh, stage)
             if call.is_collective
-            else self._kernels[call.signature, call.flops, call.bytes_read, call.bytes_written]
-            for call in calls
+            else max(1, round(share * self._kernels[call.signature, call.flops, call.bytes_read, call.bytes_written]))
+            for call, share in zip(calls, shares, strict=True)
         ]
 
     def _cost(self, calls: list[Call]) -> list[int]:
@@ -225,7 +241,8 @@ class Prices:
         ns = self.costs.op_durations(graph, self.cluster.kind)
         found = {int(name): int(value) for name, value in zip(graph.op_names, ns, strict=True)}
         return [
-            max(1, round(found[number] * self.scale.get(op_class(call.kind), 1.0))) for number, call in enumerate(calls)
+            max(1, round(found[number] * self.scale.get(op_class(call.kind), 1.0) * _odd(call.signature)))
+            for number, call in enumerate(calls)
         ]
 
     def _collective(self, call: Call, mesh: Mesh, stage: int) -> int:
@@ -238,6 +255,14 @@ class Prices:
             )
             self._collectives[key] = max(1, ns)
         return self._collectives[key]
+
+
+def _odd(signature: str) -> float:
+    """The factor of a 16-bit product whose matrices have an odd side."""
+    if not PRODUCT.match(signature):
+        return 1.0
+    odd = any(int(side) % 2 for pair in SIDES.findall(signature) for side in pair if side != "1")
+    return ODD_PRODUCT if odd else 1.0
 
 
 def _different(lines: np.ndarray, cluster: Cluster) -> list[np.ndarray]:

@@ -42,9 +42,14 @@ GOALS = {
     "F6": ("links on unseen sizes", 0.03, None),
     "F7 bf16": ("whole bf16 training steps, by the factor of the kind's other steps", 0.06, None),
     "F7 unseen": ("whole bf16 training steps on a board of which no step was given", 0.08, None),
+    "F8 one node": ("GPT on one node, host times of the other models (vTrain)", 0.04, None),
+    "F8 many nodes": ("GPT on many nodes (vTrain)", 0.10, None),
+    "F8 FSDP": ("MPT on 8 to 512 boards (llm-foundry)", 0.08, None),
+    "F8 torchtitan": ("Llama 3 on H100 (torchtitan)", 0.08, None),
     "F9 replay": ("peak memory from replayed allocations", 0.02, None),
     "F9 graph": ("peak memory from the graph", 0.05, None),
-    "F9 steps": ("peak memory of one rank of a bf16 training step", 0.08, None),
+    "F9 steps": ("peak memory of one rank of a bf16 training step, from shapes", 0.08, None),
+    "F9 reserved": ("memory that a rank of a training job reserves, from its recorded allocations", 0.08, None),
 }
 NAN = float("nan")
 
@@ -110,7 +115,42 @@ def all_cases(data: Path, cache: Path | None = None) -> tuple[list[Case], list[s
     tables = [path for path in files if path.name.endswith((".csv", ".csv.gz", ".xlsx", ".out", ".parquet", ".json"))]
     cases += kept.cases("op tables", tables, partial(_op_cases, data), notes)
     cases += kept.cases("matrix units", tables, partial(_matrix_cases, data), notes)
+    runs = [path for path in tables if path.parent.name == "training-runs"]
+    cases += kept.cases("training runs", runs, partial(_training_cases, data), notes) if runs else []
     return cases, notes
+
+
+TRAINING = {
+    "vtrain-single": "F8 one node",
+    "vtrain-multi": "F8 many nodes",
+    "llm-foundry": "F8 FSDP",
+    "torchtitan": "F8 torchtitan",
+}
+ROWS_OF_A_SET = 24  # judged here; ``simdev training-runs --most`` judges more and prints controls beside them
+
+
+def _training_cases(data: Path, notes: list[str]) -> list[Case]:
+    """Public training runs: their step times, and the memory of those that report it."""
+    from simdev.studies import training_runs as study
+
+    cases = []
+    for source, goal in TRAINING.items():
+        try:
+            runs, refused = study.read_runs(data, source)
+        except InvalidInput as error:
+            notes.append(f"{source}: {error.message}")
+            continue
+        predictions, more = study.predict_all(study.spread(runs, ROWS_OF_A_SET))
+        notes += [*refused, *more]
+        role = "calibrate" if study.FITTED[source][0] == study.HERE else "validate"
+        for p in predictions:
+            name = f"{source} {p.run.name} {p.run.plan.mesh}"
+            times = 1e-6 * p.run.step_ns, 1e-6 * p.step_ns
+            cases.append(Case(goal, p.run.group, name, role, "ms", NAN, *times))
+            if p.run.peak_bytes:
+                sizes = p.run.peak_bytes / 2**20, p.peak_bytes / 2**20
+                cases.append(Case("F9 reserved", p.run.group, name, role, "MiB", NAN, *sizes))
+    return cases
 
 
 def _file_cases(path: Path, kind: str, name: str, role: str, notes: list[str]) -> list[Case]:

@@ -4,6 +4,8 @@ once after the last backward pass, Adam on float32 copies of float16 parameters.
 
 Fused kernels are one op each: scaled and masked softmax, bias with GELU, dropout. Attention is two batched products
 around the softmax, as before flash attention. ``recompute="full"`` recomputes each layer from its input.
+``update="fused"`` is Adam's kernel alone; ``"mixed"`` also copies gradients to float32 and parameters back, and takes the
+norm of the gradients.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ SIZES = {  # table 1 of Narayanan et al. 2021, and the sizes that VIA-Research/v
     "76.1b": {"width": 10240, "layers": 60, "heads": 80},
     "175b": {"width": 12288, "layers": 96, "heads": 96},
 }
-DEFAULTS = {**SIZES["3.6b"], "vocabulary": 51_200, "length": 2048, "microbatch": 1, "recompute": "full"}
+DEFAULTS = {
+    **SIZES["3.6b"],
+    "vocabulary": 51_200,
+    "length": 2048,
+    "microbatch": 1,
+    "recompute": "full",
+    "update": "mixed",
+}
 
 
 def gpt_flops(p) -> float:
@@ -37,6 +46,8 @@ def gpt_checks(p, mesh) -> None:
         raise InvalidInput(f"{p['width']} does not divide by {p['heads']} heads", source="gpt", field="width")
     if p["recompute"] not in ("none", "full"):
         raise UnknownName("recompute", str(p["recompute"]), ("none", "full"), source="gpt")
+    if p["update"] not in ("mixed", "fused"):
+        raise UnknownName("update", str(p["update"]), ("mixed", "fused"), source="gpt")
 
 
 @parallel_model(
@@ -48,7 +59,7 @@ def gpt_checks(p, mesh) -> None:
     source="Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, SC 2021",
     checks=gpt_checks,
 )
-def gpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatch, recompute):
+def gpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatch, recompute, update):
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -175,7 +186,18 @@ def gpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatc
         pieces = flat.split([g.numel() for g in gradients])
         torch._foreach_copy_(gradients, [piece.view_as(g) for piece, g in zip(pieces, gradients, strict=True)])
 
-    return Stage(model, inputs, _adam, finish=finish)
+    optimizer = _adam if update == "mixed" else lambda module: torch.optim.AdamW(_copies(module), lr=1e-4, fused=True)
+    return Stage(model, inputs, optimizer, finish=finish)
+
+
+def _copies(module):
+    """Float32 parameters with gradients, as large as those of ``module``."""
+    import torch
+
+    copies = [torch.empty_like(parameter, dtype=torch.float32) for parameter in module.parameters()]
+    for copy in copies:
+        copy.grad = torch.empty_like(copy)
+    return copies
 
 
 def _adam(module):

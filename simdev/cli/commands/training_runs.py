@@ -50,7 +50,10 @@ def training_runs(
         print_table(HEADER, ranking_lines(rank(found)))
         return
     print_table(report.HEADER, report.report_lines(found, given))
-    print("\nheld out: no constant was chosen on rows of this set; fitted here: some were, so its errors are no test.")
+    print(
+        "\nheld out: no constant was chosen on this set; other models: constants are fitted to its other models; "
+        "fitted here: its errors are no test."
+    )
     for line in (*report.notes(chosen), *(f"not simulated: {why}" for why in refused)):
         print(line)
 

@@ -1,0 +1,42 @@
+"""Host times of collectives by group size, products with odd sides, and the rate of sends."""
+
+from dataclasses import replace
+
+import pytest
+
+from simdev.parallel import Host, Mesh, Prices, load_cluster
+from simdev.parallel.collectives import send_ns
+from simdev.parallel.hosts import HOSTS, WITHOUT, find_host
+from simdev.parallel.program import COMPUTE, Call
+
+HOST = Host(forward_ns=5, backward_ns=3, update_ns=2, collective_ns=10, wide_collective_ns=30)
+
+
+def test_a_collective_of_eight_ranks_takes_the_host_longer():
+    call = Call("tp", "all_reduce", "all_reduce", axes=("tp",), payload_bytes=8)
+    times = {ways: HOST.dispatch_ns("forward", call, Mesh({"dp_replicate": 2, "tp": ways})) for ways in (2, 4, 8)}
+    assert times == {2: 10, 4: 10, 8: 40}
+
+
+def priced(signature, **more):
+    call = Call(COMPUTE, signature.partition("(")[0], signature, 10**12, 10**8, 10**8)
+    return Prices(load_cluster("dgx-a100"), **more).of((call,), Mesh({"tp": 2}), 0)[0]
+
+
+@pytest.mark.parametrize("half", ["f16", "bf16"])
+def test_a_product_with_an_odd_side_is_slower(half):
+    even, odd = (priced(f"mm({half}[1024,2048],{half}[2048,{n}])->{half}[1024,{n}]") for n in (50304, 50257))
+    assert 1.8 < odd / even < 2.2
+    even, odd = (priced(f"add({half}[1024,{n}],{half}[1024,{n}])->{half}[1024,{n}]") for n in (50304, 50257))
+    assert odd == pytest.approx(even, rel=0.01)
+
+
+def test_sends_may_be_slower_than_the_link():
+    cluster = load_cluster("dgx-a100")
+    slow = replace(cluster, send_bytes_per_s=10**9)
+    assert send_ns(10**9, 0, 1, slow) > 0.99e9 > 10 * send_ns(10**9, 0, 1, cluster)
+
+
+def test_a_host_fitted_without_a_model_is_used_for_that_model_alone():
+    assert find_host("megatron", "gpt 1024 x 24") == WITHOUT["megatron", "gpt 1024 x 24"] != HOSTS["megatron"]
+    assert find_host("megatron", "another") == find_host("megatron") == HOSTS["megatron"]

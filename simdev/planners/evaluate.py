@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 
 import numpy as np
@@ -39,23 +40,31 @@ class Evaluator:
         """The whole simulation of a choice, with its schedule."""
         return simulate_program(self.program(choice), engine=engine)
 
-    def outcome(self, choice: Choice, always: bool = False, engine: str = "fast") -> Outcome:
-        """The figures of a choice. A plan that does not fit is simulated only with ``always``."""
+    def outcome(self, choice: Choice, always: bool = False, engine: str = "fast", exact: bool = True) -> Outcome:
+        """The figures of a choice. A plan that does not fit is simulated only with ``always``.
+
+        Without ``exact``, a step of many microbatches is extrapolated from three steps of few (:func:`extrapolated`),
+        which is much quicker.
+        """
         program = self.program(choice)
         peak = peak_bytes(program)
         over = int(np.maximum(peak - self.job.cluster.kind.memory_bytes, 0).sum())
         figures = choice, over, tuple(peak.tolist()), plan_bound_ns(program)
         if over and not always:
             return Outcome(choice, None, *figures[1:])
-        report = simulate_program(program, engine=engine)
-        times = (tuple(values.tolist()) for values in (report.compute_ns, report.exposed_ns, report.bubble_ns))
-        return Outcome(choice, report.step_ns, *figures[1:], *times)
+        steady = None if exact else extrapolated(program)
+        if steady is None:
+            report = simulate_program(program, engine=engine)
+            steady = _times(report)
+        step, compute, exposed = int(steady[0]), steady[1 : 1 + len(peak)], steady[1 + len(peak) :]
+        idle = (step - compute - exposed).tolist()
+        return Outcome(choice, step, *figures[1:], tuple(compute.tolist()), tuple(exposed.tolist()), tuple(idle))
 
     def outcomes(self, choices: Iterable[Choice]) -> Iterator[Outcome]:
-        """:meth:`outcome` of each choice, in order."""
+        """:meth:`outcome` of each choice, in order, without ``exact``."""
         choices = list(choices)
         if self.workers < 2 or len(choices) < 2:
-            yield from map(self.outcome, choices)
+            yield from (self.outcome(choice, exact=False) for choice in choices)
             return
         if self._pool is None:
             context = get_context("spawn")
@@ -83,4 +92,30 @@ def _begin(job: Job) -> None:
 
 
 def _outcome(choice: Choice) -> Outcome:
-    return _EVALUATOR[0].outcome(choice)
+    return _EVALUATOR[0].outcome(choice, exact=False)
+
+
+def extrapolated(program: PlanProgram) -> np.ndarray | None:
+    """int64: step time, then compute time and exposed communication of each pipeline rank, for the microbatches of the
+    program's plan, from simulations of few; None if that cannot be had.
+
+    A pipeline in its steady state repeats itself: each further round of microbatches adds the same times. Three
+    simulations with one round more each show whether the steady state is reached; it must add the same twice.
+    """
+    plan = program.plan
+    ranks = plan.mesh["pp"]
+    one = 1 if plan.stages_per_rank == 1 else ranks  # microbatches in a round
+    first = plan.microbatches % one + one * -(-max(2 * ranks + 2, 5) // one)
+    rounds, rest = divmod(plan.microbatches - first, one)
+    if rest or rounds < 6:
+        return None
+    times = [
+        _times(simulate_program(replace(program, plan=replace(plan, microbatches=first + n * one)))) for n in range(3)
+    ]
+    if (times[2] - times[1] != times[1] - times[0]).any():
+        return None
+    return times[0] + rounds * (times[1] - times[0])
+
+
+def _times(report: PlanReport) -> np.ndarray:
+    return np.concatenate([[report.step_ns], report.compute_ns, report.exposed_ns]).astype(np.int64)

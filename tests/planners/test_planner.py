@@ -2,8 +2,9 @@ import pytest
 
 from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
 from simdev.parallel.mesh import Mesh
-from simdev.planners import Choice, PlanBudget, find_planner, planners
+from simdev.planners import Choice, Evaluator, PlanBudget, find_planner, planners
 from simdev.planners.bounds import job_bound_ns
+from simdev.planners.evaluate import extrapolated
 from simdev.planners.job import choice_from
 from simdev.planners.testing import check_planner
 
@@ -72,3 +73,13 @@ def test_uneven_stages_are_simulated(tiny_job, tiny_evaluator):
     assert skewed.compute_ns[0] > even.compute_ns[0] and skewed.compute_ns[1] < even.compute_ns[1]
     with pytest.raises(InvalidInput, match="stage_layers"):
         tiny_evaluator.outcome(Choice(Mesh({"pp": 2, "dp_replicate": 2}), stage_layers=(5, 2)))
+
+
+@pytest.mark.parametrize("framework", ["compiled", "megatron"])
+@pytest.mark.parametrize("sizes", [{"tp": 2, "dp_replicate": 2}, {"pp": 2, "dp_replicate": 2}, {"pp": 4}], ids=str)
+def test_many_microbatches_are_extrapolated_to_the_nanosecond(sizes, framework, tiny_job):
+    job = tiny_job.with_changes(batch=64, framework=framework)
+    evaluator = Evaluator(job)
+    choice = Choice(Mesh(sizes))
+    assert extrapolated(evaluator.program(choice)) is not None
+    assert evaluator.outcome(choice, exact=False) == evaluator.outcome(choice)

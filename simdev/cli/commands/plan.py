@@ -86,9 +86,7 @@ def plan(
             choice = budget.best.choice
         except BudgetExhausted as error:
             raise InvalidInput(f"{error}; none fits", source=f"planner {planner}") from None
-        best = budget.tried.get(choice) or evaluator.outcome(choice, always=True)
-        if best.step_ns is None:
-            best = evaluator.outcome(choice, always=True)
+        best = evaluator.outcome(choice, always=True)
         others = [o for o in sorted(budget.tried.values()) if o.choice != choice and o.step_ns is not None]
         helps = what_helps(job, evaluator, best, budget.tried.values())
         if picture is not None:

@@ -3,7 +3,7 @@ const CAP = 10; // what a run without a score counts, in times the best of its c
 const PAGE = 100; // rows shown at first
 const SHAPES = { // a family has a colour and a shape, so that colour is never the only sign
   search: "circle", learned: "square", exact: "diamond", list: "triangle", cluster: "circle", partition: "square",
-  expert: "diamond", single: "triangle", spread: "circle", other: "square",
+  expert: "diamond", single: "triangle", spread: "circle", planner: "diamond", other: "square",
 };
 const FILTERS = ["workload", "topology", "family"];
 const SORTS = { ranking: ["mean", 1], rows: ["ratio", 1] };
@@ -36,6 +36,8 @@ const ms = (ns) => ns === null ? "" : (ns / 1e6).toLocaleString("en", { minimumS
 const percent = (part) => part === null ? "" : (100 * part).toFixed(1) + " %";
 const gib = (bytes) => bytes === null ? "" : (bytes / 2 ** 30).toFixed(2);
 const fixed = (value, digits) => value === null ? "" : value.toFixed(digits);
+const boards = new Set(Object.values(data.cases).map((of) => of.board)).size;
+const who = () => state.track === "plans" ? "planner" : "placer";
 const quoted = (name) => /^[\w@%+=:,./-]+$/.test(name) ? name : "'" + name.replaceAll("'", "'\\''") + "'"; // for a shell
 const caseName = (of) => `${of.workload}, ${of.topology}`;
 
@@ -169,7 +171,7 @@ function ranking(found) {
   });
 }
 function csv(found) {
-  const names = ["workload", "topology", "track", "placer", "family", "status", "step", "gap", "evaluations", "seconds", "peak", "seed"];
+  const names = ["workload", "topology", "track", "placer", "family", "status", "step", "gap", "evaluations", "seconds", "peak", "seed", "plan"];
   const heads = { topology: "machine", step: "step_ns", gap: "gap_to_bound", seconds: "place_seconds", peak: "peak_bytes" };
   const cell = (value) => {
     let text = String(value ?? "");
@@ -296,15 +298,17 @@ function aboutCase(name) {
   const bound = of.bound ? `${ms(of.bound)} ms (${of.method})` : "none";
   const best = of.placement && make("button", { class: "plain", type: "button", onclick: () => savePlacement(of.placement) }, `Download the best placement (${found[0].placer})`);
   const table = make("button", { class: "plain", type: "button", onclick: () => save("runs.csv", csv(found), "text/csv") }, "Download these runs as CSV");
-  const folder = quoted(data.folder), which = `-w ${quoted(of.workload)} -t ${quoted(of.topology)}`;
+  const folder = quoted(of.board), which = `-w ${quoted(of.workload)} -t ${quoted(of.topology)}`;
   return [caseName(of),
-    make("p", {}, `${ops}Best: ${of.best === null ? "none fits" : ms(of.best) + " ms"}. Proven lower bound: ${bound}. Rules ${of.rules}.`),
+    make("p", {}, (boards > 1 ? `Board ${of.board}. ` : "") + `${ops}Best: ${of.best === null ? "none fits" : ms(of.best) + " ms"}. Proven lower bound: ${bound}. Rules ${of.rules}.`),
     of.note ? make("p", { class: "soft" }, `No picture: ${of.note}`) : null,
     ...of.gantts.map((_, number) => make("figure", { "data-number": number })),
-    list("Runs of this case", [["placer", "text", (row) => row.placer], ...FIGURES], found),
+    list("Runs of this case", [[who(), "text", (row) => row.placer], ...FIGURES,
+      ...(of.track === "plans" ? [["plan", "text", (row) => row.plan]] : [])], found),
     make("p", { class: "actions" }, best || null, table),
-    make("h2", {}, "Verify a row"), make("p", {}, "Every row can be recomputed from its stored placement:"),
-    make("pre", { tabindex: 0, "aria-label": "Commands" }, `simdev verify ${folder}\nsimdev explain ${folder} ${which}`),
+    make("h2", {}, "Verify a row"), make("p", {}, `Every row can be recomputed from its stored ${of.track === "plans" ? "plan" : "placement"}:`),
+    make("pre", { tabindex: 0, "aria-label": "Commands" },
+      `simdev verify ${folder}` + (of.track === "plans" ? "" : `\nsimdev explain ${folder} ${which}`)),
   ].filter((part) => part !== null);
 }
 function aboutPlacer(name) {
@@ -351,7 +355,7 @@ function draw() {
   const places = ranking(found);
   drawTracks();
   table("ranking", "Placers over the chosen runs. Press a heading to sort.", [
-    ["placer", "placer", "text", (line) => make("button", { class: "open", type: "button", onclick: () => open("placer", line.placer) }, line.placer)],
+    ["placer", who(), "text", (line) => make("button", { class: "open", type: "button", onclick: () => open("placer", line.placer) }, line.placer)],
     ["family", "family", "text rare"], ["mean", "ratio to best", "", (line) => line.mean.toFixed(3)],
     ["fit", "fit", "", (line) => `${line.fit}/${line.cases}`], ["wins", "wins"], ["evaluations", "evaluations", "rare"],
     ["seconds", "seconds", "", (line) => fixed(line.seconds, 2)]], places);
@@ -359,7 +363,7 @@ function draw() {
   drawCharts(found, places);
   table("rows", "Press a case to see its schedules.", [
     ["case", "case", "text", (row) => make("button", { class: "open", type: "button", onclick: () => open("case", row.case) }, caseName(row))],
-    ["placer", "placer", "text"], ["step", "step, ms", "", (row) => row.step === null ? row.status : ms(row.step)],
+    ["placer", who(), "text"], ["step", "step, ms", "", (row) => row.step === null ? row.status : ms(row.step)],
     ["ratio", "ratio to best", "", (row) => fixed(row.ratio, 3)], ["gap", "gap to bound", "", (row) => percent(row.gap)],
     ["evaluations", "evaluations", "rare"], ["seconds", "seconds", "rare"], ["peak", "peak GiB", "rare", (row) => gib(row.peak)], ["seed", "seed", "rare"]], found);
   $("count").textContent = `${found.length} of ${rows.length} runs` + (found.length > state.shown ? `, the first ${state.shown} shown` : "");

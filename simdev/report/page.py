@@ -8,66 +8,115 @@ import os
 import re
 import zlib
 from collections import defaultdict
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
-from simdev.bench import rows, stored
+from simdev.bench import plan_rows, rows, stored
 from simdev.bench.objective import parse_objective
-from simdev.bench.rows import Row
+from simdev.bench.rows import Row, entry_id
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import write_text
 from simdev.report.explain import Explanation
 
 BINS = 240  # time steps in the picture of a schedule
 SCHEDULES = 2  # pictures for each case: those of its best runs
+TRACKS = ["step,", "throughput", "plans"]  # the first words of the tracks, in their order on the page
 CHANNELS = 4  # only the busiest channels are drawn
 
 
-def write_page(folder: str | os.PathLike, out: str | os.PathLike) -> None:
-    """Write the page of a result folder to ``out``. Raises :class:`InvalidInput` if the folder cannot be read or has no
-    rows."""
-    folder = Path(folder)
-    found = rows.read_rows(folder / "results.csv")
-    if not found:
-        raise InvalidInput("holds no row", source=folder / "results.csv")
+def write_page(folders: Sequence[str | os.PathLike], out: str | os.PathLike) -> None:
+    """Write one page for the result folders ``folders`` to ``out``: boards of placers (``results.csv``) and of planners
+    (``plans.csv``). Raises :class:`InvalidInput` if a folder cannot be read or has no rows."""
     # "<" cannot end the script element early once it is escaped
-    text = json.dumps(page_data(folder, found), separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(page_data([Path(folder) for folder in folders]), separators=(",", ":")).replace("<", "\\u003c")
     parts = {name: (files("simdev.report") / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")}
     page = (files("simdev.report") / "page.html").read_text(encoding="utf-8")
     page = page.replace("@STYLE@", parts["page.css"].strip()).replace("@SCRIPT@", parts["page.js"].strip())
     write_text(out, page.replace("@DATA@", text))
 
 
-def page_data(folder: Path, found: list[Row]) -> dict:
+def page_data(folders: Sequence[Path]) -> dict:
     """The content of the page as a dictionary for JSON; times are in ns, memory is in bytes."""
-    cases: dict[str, list[Row]] = defaultdict(list)
-    for row in found:
-        judged = "" if row.objective == "step" else f", {row.objective}"
-        cases[f"{row.workload}, {row.topology}, {row.rules}{judged}"].append(row)
-    fits = sum(row.step_ns is not None for row in found)
-    placers, budgets = {row.entry for row in found}, sorted({row.budget for row in found})
-    return {
-        "folder": folder.name,
-        "summary": f"{len(found)} runs of {len(placers)} placers on {len(cases)} cases, {fits} of which fit; budget "
-        + ", ".join(budgets)
-        + ".",
-        "tracks": sorted({track(row) for row in found}),
-        "cases": {name: _case(folder, mine) for name, mine in cases.items()},
-        "rows": [_row(name, row) for name, mine in cases.items() for row in mine],
-    }
+    cases: dict[str, dict] = {}
+    lines: list[dict] = []
+    for folder in folders:
+        found = _plans(folder) if (folder / plan_rows.FILE).is_file() else _placements(folder)
+        if not found:
+            raise InvalidInput("holds no row", source=folder)
+        for name, (case, mine) in found.items():
+            key = name if len(folders) == 1 else f"{folder.name}: {name}"
+            cases[key] = case
+            lines += [{"case": key, **line} for line in mine]
+    fits = sum(line["step"] is not None for line in lines)
+    entries = {line["placer"] for line in lines}
+    summary = f"{len(lines)} runs of {len(entries)} placers and planners on {len(cases)} cases, {fits} of which fit."
+    tracks = sorted({case["track"] for case in cases.values()}, key=lambda name: (TRACKS.index(name.split()[0]), name))
+    return {"summary": summary, "tracks": tracks, "cases": cases, "rows": lines}
 
 
 def track(row: Row) -> str:
-    """Rows of different tracks are never ranked against each other: they follow different orders of ready ops."""
-    return f"order {row.rules.split('/')[0]}"
+    """What rows are ranked by: rows of different objectives, or orders of ready ops, are never compared."""
+    if row.objective != "step":
+        return row.objective.replace("/", " ")
+    order = row.rules.split("/")[0]
+    return "step, ops in order of arrival" if order == "fifo" else f"step, order {order}"
 
 
-def _row(case: str, row: Row) -> dict:
+def _placements(folder: Path) -> dict[str, tuple[dict, list[dict]]]:
+    """The cases of a board of placers, each with its rows."""
+    cases: dict[str, list[Row]] = defaultdict(list)
+    for row in rows.read_rows(folder / "results.csv"):
+        end = "" if row.objective == "step" else f", {row.objective}"
+        cases[f"{row.workload}, {row.topology}, {row.rules}{end}"].append(row)
+    return {name: (_case(folder, mine), [_row(row) for row in mine]) for name, mine in cases.items()}
+
+
+def _plans(folder: Path) -> dict[str, tuple[dict, list[dict]]]:
+    """The cases of a board of planners, each with its rows."""
+    cases: dict[str, list[plan_rows.PlanRow]] = defaultdict(list)
+    for row in plan_rows.read_plan_rows(folder):
+        cases[f"{row.model}, {row.cluster}, {row.batch}"].append(row)
+    found = {}
+    for name, mine in cases.items():
+        first = mine[0]
+        case = {
+            "board": folder.name,
+            "workload": first.model,
+            "topology": first.cluster,
+            "track": "plans",
+            "rules": f"{first.batch} sequences a step, host {first.framework}",
+            "ops": None,
+            "best": min((row.step_ns for row in mine if row.step_ns is not None), default=None),
+            "bound": max((row.bound_ns for row in mine if row.bound_ns), default=None),
+            "method": "no plan of this model on this cluster is faster",
+            "gantts": [],
+            "note": "",
+            "placement": None,
+        }
+        found[name] = case, [_plan_row(row) for row in mine]
+    return found
+
+
+def _plan_row(row: plan_rows.PlanRow) -> dict:
+    return {
+        "placer": row.planner if row.params == "{}" else entry_id(row.planner, json.loads(row.params)),
+        "family": "planner",
+        "status": row.error or row.status,
+        "step": row.step_ns,
+        "evaluations": row.evaluations,
+        "seconds": row.plan_seconds,
+        "peak": row.peak_bytes,
+        "seed": row.seed,
+        "plan": str(row.choice) if row.plan else "",
+    }
+
+
+def _row(row: Row) -> dict:
     spec = stored.registered_placer(row)
     return {
-        "case": case,
         "placer": row.entry,
         "family": spec.family if spec else "other",
         "status": "out of memory" if row.status == "ok" and not row.feasible else row.status,
@@ -86,22 +135,23 @@ def _case(folder: Path, mine: list[Row]) -> dict:
     try:
         problem = stored.stored_problem(folder, first)
         ops = problem.graph.n_ops
-        pictures = [_gantt(folder, problem, row) for row in scored[:SCHEDULES]]
         download = _download(folder, problem, scored[0]) if scored else None
+        pictures = [_gantt(folder, problem, row) for row in scored[:SCHEDULES]]
     except SimdevError as error:  # the folder lacks the graph, machine or placement: show the row only
         note = str(error)
     return {
+        "board": folder.name,
         "workload": first.workload,
         "topology": first.topology,
         "track": track(first),
         "rules": first.rules,
         "ops": ops,
         "best": scored[0].step_ns if scored else None,
-        "bound": first.lower_bound_ns,
-        "method": first.bound_method,
+        "bound": max((row.lower_bound_ns for row in mine if row.lower_bound_ns), default=None),
+        "method": max(mine, key=lambda row: row.lower_bound_ns or 0).bound_method,
         "gantts": pictures,
-        "placement": download,
         "note": note,
+        "placement": download,
     }
 
 

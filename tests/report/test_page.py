@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from small_board import small_board
 
+from simdev.bench.plan_rows import PlanRow, write_plan_rows
 from simdev.bench.rows import read_rows
 from simdev.errors import InvalidInput
+from simdev.parallel.mesh import Mesh
 from simdev.placers.registry import load_workload
+from simdev.planners.job import Choice
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.problem.topology import load_topology
@@ -29,7 +32,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
 @pytest.fixture(scope="module")
 def html(tmp_path_factory):
     out = tmp_path_factory.mktemp("page") / "board.html"
-    page.write_page(BOARD, out)
+    page.write_page([BOARD], out)
     return out
 
 
@@ -45,15 +48,14 @@ def test_page_needs_nothing_else(html):
 
 
 def test_a_name_cannot_break_out_of_the_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(page.rows, "read_rows", lambda path: [None])
-    monkeypatch.setattr(page, "page_data", lambda folder, found: {"summary": "</script><script>alert(1)</script>"})
-    page.write_page(tmp_path, tmp_path / "page.html")
+    monkeypatch.setattr(page, "page_data", lambda folders: {"summary": "</script><script>alert(1)</script>"})
+    page.write_page([tmp_path], tmp_path / "page.html")
     assert "<script>alert" not in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_a_folder_without_rows_is_one_sentence(tmp_path):
     with pytest.raises(InvalidInput, match=r"results\.csv"):
-        page.write_page(tmp_path, tmp_path / "page.html")
+        page.write_page([tmp_path], tmp_path / "page.html")
 
 
 def test_lane_counts_what_runs():
@@ -234,6 +236,40 @@ def test_contrast(tab, scheme):
     assert tab.evaluate("poorContrast()") == []
 
 
+@pytest.fixture
+def several(browser, tmp_path):
+    """A page of a board under the rules of arrival, one under priorities, and one of plans."""
+    small_board(tmp_path / "first")
+    small_board(tmp_path / "second", rules="priority/fifo/dataflow")
+    plans = []
+    for number, planner in enumerate(("megatron", "search"), 1):
+        plan = json.dumps(Choice(Mesh({"tp": number, "dp_shard": 8})).to_json())
+        key = ("llama3-8b", "dgx-h100[nodes=2]", 64, "eager", "{}", planner, 1, "{}", 100, 0)
+        figures = {"step_ns": 10**9 * number, "bound_ns": 8 * 10**8, "peak_bytes": 2**36, "evaluations": 3}
+        plans.append(PlanRow(*key, "ok", plan=plan, **figures))
+    write_plan_rows(tmp_path / "plans", plans)
+    page.write_page([tmp_path / name for name in ("first", "second", "plans")], tmp_path / "page.html")
+    context = browser.new_context(offline=True)
+    tab = context.new_page()
+    tab.goto((tmp_path / "page.html").as_uri())
+    yield tab
+    context.close()
+
+
+def test_tracks_are_tabs_that_are_ranked_apart(several):
+    tabs = several.get_by_role("tab")
+    assert tabs.all_inner_texts() == ["step, ops in order of arrival", "step, order priority", "plans"]
+    first = several.get_by_role("status").inner_text()
+    tabs.first.focus()
+    several.keyboard.press("ArrowRight")
+    assert tabs.nth(1).get_attribute("aria-selected") == "true" and several.get_by_role("status").inner_text() == first
+    tabs.nth(2).click()
+    assert "track=plans" in several.url and column(several, "rows", 2) == ["megatron", "search"]
+    several.locator("#rows button.open").first.click()
+    shown = several.get_by_role("dialog").inner_text()
+    assert "dp_shard=8" in shown and "planner" in shown and "simdev verify plans" in shown
+
+
 def test_what_a_screen_reader_is_given(tab):
     found = tab.locator("body").aria_snapshot()
     for part in (
@@ -265,7 +301,7 @@ HOSTILE = {
 
 def test_every_name_is_shown_as_text(browser, tmp_path):
     small_board(tmp_path / "<i>board</i>", **HOSTILE)
-    page.write_page(tmp_path / "<i>board</i>", tmp_path / "page.html")
+    page.write_page([tmp_path / "<i>board</i>"], tmp_path / "page.html")
     context = browser.new_context(offline=True)
     tab, complaints = context.new_page(), []
     tab.on("pageerror", lambda error: complaints.append(str(error)))

@@ -11,11 +11,12 @@ import typer
 from simdev.cli.app import BENCHMARK, command
 from simdev.cli.board import print_board
 from simdev.cli.options import JsonOption, in_a_folder
+from simdev.errors import InvalidInput
 
 
 @command("leaderboard", topic=BENCHMARK)
 def leaderboard(
-    folder: Annotated[Path, typer.Argument(help="Result folder of a bench.")],
+    folders: Annotated[list[Path], typer.Argument(help="Result folder of a bench; with --html, one or more.")],
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.", callback=in_a_folder)] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -25,9 +26,12 @@ def leaderboard(
     if html is not None:
         from simdev.report.page import write_page
 
-        write_page(folder, html)
+        write_page(folders, html)
         print(html)
         return
+    if len(folders) > 1:
+        raise InvalidInput("several folders need --html", source="leaderboard")
+    (folder,) = folders
     found = rows.read_rows(folder / "results.csv")
     if as_json:
         print(json.dumps({"ranking": score.ranking(found), "leaderboard": score.leaderboard(found)}, indent=1))

@@ -59,3 +59,23 @@ def execute(
         print(line)
     if trace is not None:
         print(f"{trace}: open it at https://ui.perfetto.dev")
+
+
+def _execute_plan(model, machine, mesh, microbatches, schedule, stages_per_rank, repeats, as_json) -> None:
+    from simdev.measure.plans import execute_plan
+    from simdev.parallel import parse_mesh
+    from simdev.problem.topology import load_topology
+
+    positive(repeats, "--repeats")
+    report = execute_plan(
+        model, load_topology(machine), parse_mesh(mesh), microbatches, schedule, stages_per_rank, repeats
+    )
+    if as_json:
+        print(json.dumps(report, indent=1))
+        return
+    low, high = report["measured_p10_ns"] / 1e6, report["measured_p90_ns"] / 1e6
+    print(f"{report['model']}, {report['mesh']}, {report['schedule']}, {report['microbatches']} microbatches")
+    print(f"measured    {report['measured_ns'] / 1e6:,.2f} ms (10 to 90 %: {low:,.2f} to {high:,.2f} ms)")
+    print(f"simulated   {report['simulated_ns'] / 1e6:,.2f} ms ({report['error']:+.1%})")
+    if report["disturbed"] > 0.05:
+        print(f"other processes took {report['disturbed']:.0%} of the cores: repeat this on a quiet machine")

@@ -1,0 +1,211 @@
+"""Compares plans that run for real on this computer with their simulations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simdev.errors import InvalidInput
+from simdev.files import write_text
+from simdev.measure.programs import need_torch, workers_of
+from simdev.parallel import Cluster, Host, Mesh, Plan, Prices, find_model, parse_mesh
+from simdev.parallel.plan import PlanReport, capture_stages, simulate_program, time_stages
+from simdev.parallel.program import COMPUTE, Call, Segment
+from simdev.problem.topology import Topology
+
+if TYPE_CHECKING:
+    from simdev.measure.execute.ranks import RankRuns
+
+
+# Ten plans of one step of 16 sequences on two ranks: mesh, sequences of a microbatch, microbatches, schedule, stages.
+PLANS = (
+    ("dp_replicate=2", 2, 4, "1f1b", 1),
+    ("dp_replicate=2", 8, 1, "1f1b", 1),
+    ("dp_shard=2", 2, 4, "1f1b", 1),
+    ("dp_shard=2", 8, 1, "1f1b", 1),
+    ("tp=2", 4, 4, "1f1b", 1),
+    ("tp=2", 16, 1, "1f1b", 1),
+    ("pp=2", 2, 8, "1f1b", 1),
+    ("pp=2", 8, 2, "1f1b", 1),
+    ("pp=2", 4, 4, "zero-bubble", 1),
+    ("pp=2", 4, 4, "interleaved", 2),
+)
+
+
+class MeasuredPrices(Prices):
+    """Prices of calls as :func:`~simdev.measure.execute.ranks.run_ranks` measured them on this computer."""
+
+    def __init__(self, cluster: Cluster, runs: RankRuns):
+        super().__init__(cluster)
+        self.runs = runs
+        self._ns = {name: ns for kernels in runs.kernels.values() for name, ns in kernels.ns.items()}
+        phases = ("forward", "backward", "finish")
+        self._gap_ns = {
+            phase: float(np.mean([kernels.gap_ns[phase] for kernels in runs.kernels.values()])) for phase in phases
+        }
+
+    def of(self, calls: tuple[Call, ...], mesh: Mesh, stage: int) -> list[int]:
+        """The duration of each call and of the Python code between it and the next one."""
+        return [max(1, round(self._call_ns(call))) for call in calls]
+
+    def _call_ns(self, call: Call) -> float:
+        gap = self._gap_ns["forward" if call.is_forward else "backward" if call.in_backward else "finish"]
+        if call.is_collective:
+            return gap + self.collective_ns(call.kind, call.payload_bytes)
+        if call.signature not in self._ns:
+            raise InvalidInput(f"no measured time for {call.signature}; use fewer layers", source="rank program")
+        return gap + self._ns[call.signature]
+
+    def collective_ns(self, kind: str, size: int) -> float:
+        """float ns, interpolated between the measured sizes; beyond them with the last rate."""
+        from simdev.measure.execute.ranks import SIZES
+
+        if kind not in self.runs.collective_ns:
+            raise InvalidInput(f"{kind} was not measured on this computer", source="rank program")
+        ns = self.runs.collective_ns[kind]
+        return float(np.interp(size, SIZES, ns)) if size <= SIZES[-1] else float(ns[-1] * size / SIZES[-1])
+
+
+def execute_plan(
+    model: str,
+    topology: Topology,
+    mesh: Mesh,
+    microbatches: int = 1,
+    schedule: str = "1f1b",
+    stages_per_rank: int = 1,
+    repeats: int = 10,
+) -> dict[str, object]:
+    """Run a step of a plan on the cores of ``topology`` and simulate it from what was measured beside it.
+
+    Raises :class:`InvalidInput` for a plan that does not fit, and :class:`SimdevError` if a rank fails.
+    """
+    need_torch()
+    from simdev.measure.execute.cases import others
+    from simdev.measure.execute.host import check_workers
+    from simdev.measure.execute.ranks import run_ranks
+
+    workers = workers_of(topology)
+    if any(not worker.startswith("cpu") for worker in workers):
+        raise InvalidInput("plans run on cores only", source=topology.name, field="device")
+    if mesh.ranks > len(workers) or mesh.ranks < 2:
+        message = f"the mesh has {mesh.ranks} ranks; between 2 and {len(workers)} can run on this topology"
+        raise InvalidInput(message, source="mesh")
+    workers = workers[: mesh.ranks]
+    check_workers(workers)
+    spec, parameters = find_model(model)
+    kind = topology.devices[0].kind
+    cluster = Cluster(topology.name, kind, mesh.ranks, 1, 1, 0, 0, 0)
+    plan = Plan(spec, parameters, cluster, mesh, microbatches, schedule, stages_per_rank, Host())
+    programs = tuple(map(serial, capture_stages(plan)))
+    cores = [int(worker[4:]) for worker in workers]
+    with others(cores) as taken:
+        runs = run_ranks(plan, cores, repeats)
+    report = simulate_runs(plan, programs, runs)
+    low, median, high = np.percentile(runs.step_ns, [10, 50, 90])
+    return {
+        "model": spec.name,
+        "mesh": str(mesh),
+        "microbatches": microbatches,
+        "schedule": schedule,
+        "stages_per_rank": stages_per_rank,
+        "sequences": plan.sequences,
+        "measured_ns": int(median),
+        "measured_p10_ns": int(low),
+        "measured_p90_ns": int(high),
+        "simulated_ns": report.step_ns,
+        "error": report.step_ns / float(median) - 1,
+        "disturbed": round(taken[0], 4),
+        "bubble_share": float(report.bubble_ns.mean() / report.step_ns),
+        "gap_us": {phase: ns / 1e3 for phase, ns in runs.kernels[0].gap_ns.items()},
+    }
+
+
+def compare(model: str, topology: Topology, repeats: int = 20) -> Iterator[dict[str, object]]:
+    """Execute and simulate each of :data:`PLANS`; a plan that other processes disturb is run again, at most twice."""
+    from simdev.measure.execute.figures import CALM
+
+    name, _, rest = model.partition("[")
+    given = rest.rstrip("]")
+    for mesh, microbatch, microbatches, schedule, stages in PLANS:
+        entry = f"{name}[{','.join(filter(None, (given, f'microbatch={microbatch}')))}]"
+        tries: list[dict[str, object]] = []
+        while not tries or (tries[-1]["disturbed"] > CALM and len(tries) < 3):
+            tries.append(execute_plan(entry, topology, parse_mesh(mesh), microbatches, schedule, stages, repeats))
+        title = f"{mesh}, {schedule}, {microbatches} x {microbatch}" + (f", {stages} stages a rank" * (stages > 1))
+        yield {"plan": title, **min(tries, key=lambda row: row["disturbed"])}
+
+
+def write_report(rows: list[dict[str, object]], out: Path) -> dict[str, float]:
+    """Write ``plans.jsonl`` and ``report.md`` into ``out``; returns mean and largest error, Kendall's tau and regret
+    (how much slower, as measured, the plan is that the simulation ranks first)."""
+    from scipy.stats import kendalltau
+
+    measured = np.array([row["measured_ns"] for row in rows], float)
+    simulated = np.array([row["simulated_ns"] for row in rows], float)
+    error = np.abs(simulated / measured - 1)
+    found = {
+        "mean error": float(error.mean()),
+        "largest error": float(error.max()),
+        "Kendall's tau": float(kendalltau(measured, simulated).statistic),
+        "regret": float(measured[simulated.argmin()] / measured.min() - 1),
+        "largest disturbance": max(float(row["disturbed"]) for row in rows),
+    }
+    lines = [
+        "# Plans: measured and simulated",
+        "",
+        "Ten ways to train the same 16 sequences of the model `small` on two cores, run for real by PyTorch with gloo.",
+        "The simulation knows the program of each rank (captured without a run), the kernels and the time between them",
+        "(measured on one rank alone, beside a busy neighbour) and gloo's collectives (measured by themselves).",
+        "",
+        "| plan | measured ms | simulated ms | error | taken by other processes |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        times = f"{row['measured_ns'] / 1e6:.1f} | {row['simulated_ns'] / 1e6:.1f} | {row['error']:+.1%}"
+        lines.append(f"| {row['plan']} | {times} | {row['disturbed']:.1%} |")
+    lines += ["", *(f"- {name}: {value:.3f}" for name, value in found.items()), ""]
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / "report.md", "\n".join(lines))
+    write_text(out / "plans.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    return found
+
+
+def simulate_runs(plan: Plan, programs: tuple, runs: RankRuns) -> PlanReport:
+    """Simulate ``plan`` at the prices that were measured; ``programs`` are its stages."""
+    prices = MeasuredPrices(plan.cluster, runs)
+    sent = prices.collective_ns("send", programs[0].output_bytes)
+    plan = replace(plan, cluster=replace(plan.cluster, node_bytes_per_s=10**18, node_latency_ns=round(sent)))
+    return simulate_program(time_stages(plan, programs, prices))
+
+
+def serial(program):
+    """The stage as one core runs it: each call starts when the one before it has ended, collectives too.
+
+    gloo moves data with the core that computes; its own threads find no idle core beside the ranks.
+    """
+    names = {call.stream for segment in _segments(program) for call in segment.calls} | {COMPUTE}
+
+    def one(segment: Segment) -> Segment:
+        calls, last = [], None
+        for call in segment.calls:
+            before = sorted(names - {call.stream}) if last is None else [last] if last != call.stream else []
+            calls.append(replace(call, waits=tuple((stream, 0) for stream in before)))
+            last = call.stream
+        return replace(segment, calls=tuple(calls))
+
+    return replace(
+        program,
+        forward=one(program.forward),
+        backward=tuple(map(one, program.backward)),
+        split=tuple(map(one, program.split)),
+        finish=one(program.finish),
+    )
+
+
+def _segments(program) -> tuple[Segment, ...]:
+    return (program.forward, *program.backward, *program.split, program.finish)

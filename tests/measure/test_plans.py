@@ -1,0 +1,96 @@
+"""Plans run for real on two cores; their simulation adds up what was measured."""
+
+import os
+
+import numpy as np
+import pytest
+
+from simdev.errors import InvalidInput, SimdevError
+from simdev.parallel import Cluster, Host, Plan, find_model, parse_mesh
+from simdev.problem.topology import Device, DeviceKind, Link, Topology
+
+pytest.importorskip("torch")
+from simdev.measure.plans import execute_plan, serial, simulate_runs, write_report  # noqa: E402
+from simdev.parallel.plan import capture_stages  # noqa: E402
+
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs Linux and two cores")
+TINY = "small[width=32,layers=2,heads=2,vocabulary=64,length=16,microbatch=1]"
+CORE = DeviceKind("core", 1 << 32, {"f32": 1e10}, 1e10)
+
+
+def here():
+    names = [f"cpu{core}" for core in CORES[:2]]
+    return Topology("here", tuple(Device(name, CORE) for name in names), (Link(tuple(names), 10**9, 1000),))
+
+
+@pytest.fixture(autouse=True)
+def captures(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@two_cores
+@pytest.mark.parametrize(
+    "mesh, schedule, stages",
+    [("dp_replicate=2", "1f1b", 1), ("dp_shard=2", "1f1b", 1), ("tp=2", "1f1b", 1), ("pp=2", "1f1b", 1)]
+    + [("pp=2", "zero-bubble", 1)],
+)
+def test_a_plan_runs_for_real_and_is_simulated(mesh, schedule, stages):
+    found = execute_plan(TINY, here(), parse_mesh(mesh), 2, schedule, stages, repeats=2)
+    assert found["sequences"] == (4 if mesh.startswith("dp") else 2)
+    assert found["measured_p10_ns"] <= found["measured_ns"] <= found["measured_p90_ns"]
+    assert found["simulated_ns"] > 0 and found["error"] > -1
+
+
+def runs_of(plan, programs, kernel_ns=1000.0, gap_ns=10.0, send_ns=500.0):
+    """Every kernel takes ``kernel_ns``, Python ``gap_ns`` a call, each collective ``send_ns``."""
+    from simdev.measure.execute.clock import Kernels
+    from simdev.measure.execute.ranks import KINDS, SIZES, RankRuns
+
+    calls = [c for p in programs for s in (p.forward, *p.backward, *p.split, p.finish) for c in s.calls]
+    kernels = Kernels({c.signature: kernel_ns for c in calls}, dict.fromkeys(("forward", "backward", "finish"), gap_ns))
+    table = {kind: np.full(len(SIZES), send_ns) for kind in KINDS}
+    return RankRuns(np.array([1]), dict.fromkeys(range(plan.stages), kernels), table)
+
+
+@pytest.mark.parametrize("mesh", ["dp_shard=2", "tp=2"])
+def test_a_rank_without_stages_takes_the_sum_of_its_calls(mesh):
+    spec, parameters = find_model(TINY)
+    plan = Plan(spec, parameters, Cluster("here", CORE, 2, 1, 1, 0, 0, 0), parse_mesh(mesh), 1, host=Host())
+    programs = tuple(map(serial, capture_stages(plan)))
+    (program,) = programs
+    calls = [*program.forward.calls, *program.backward[program.ONLY].calls, *program.finish.calls]
+    collectives = sum(call.is_collective for call in calls)
+    expected = (len(calls) - collectives) * 1010 + collectives * 510
+    report = simulate_runs(plan, programs, runs_of(plan, programs))
+    assert collectives and expected <= report.step_ns <= expected + 4 * len(calls)  # hops of 1 ns between streams
+
+
+def test_the_report_holds_every_plan_and_how_well_they_are_ordered(tmp_path):
+    rows = [
+        {"plan": name, "measured_ns": measured, "simulated_ns": simulated, "disturbed": 0.0}
+        | {"error": simulated / measured - 1}
+        for name, measured, simulated in (("a", 100, 110), ("b", 200, 190), ("c", 300, 150))
+    ]
+    found = write_report(rows, tmp_path)
+    assert found["mean error"] == pytest.approx((0.1 + 0.05 + 0.5) / 3)
+    assert found["Kendall's tau"] == pytest.approx(1 / 3) and found["regret"] == 0
+    assert "| c | 0.0 | 0.0 | -50.0% | 0.0% |" in (tmp_path / "report.md").read_text()
+
+
+@two_cores
+def test_what_cannot_run_is_one_clear_error(monkeypatch):
+    for mesh, words in (("dp_replicate=4", "between 2 and 2"), ("pp=1", "between 2 and 2")):
+        with pytest.raises(InvalidInput, match=words):
+            execute_plan(TINY, here(), parse_mesh(mesh))
+    with pytest.raises(InvalidInput, match="leave a stage without work"):
+        execute_plan(TINY, here(), parse_mesh("pp=2"), 2, "interleaved", 2)
+
+    from simdev.measure.execute import ranks
+
+    def broken(self):
+        raise ValueError("broken step")
+
+    monkeypatch.setattr(ranks._Steps, "run", broken)
+    with pytest.raises(SimdevError, match="rank [01]: .*broken step"):
+        execute_plan(TINY, here(), parse_mesh("dp_replicate=2"), repeats=1)

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import command
+from simdev.cli.app import REAL, command
 from simdev.cli.options import positive
 from simdev.cli.steps import FolderOption, MachineArgument, RepeatsOption
 from simdev.cli.tables import print_table
 
 
-@command("compare-plans", hidden=True)
+@command("compare-plans", topic=REAL)
 def compare_plans(
     machine: MachineArgument,
     out: FolderOption,

@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; _HOME says the same to 
     from simdev.sim import simulate_many as simulate_many
     from simdev.sim import validate as validate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Budget": "placers.budget",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import traceback
+import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,15 @@ def capture_step_file(target: str, mesh: Mesh, *, name: str | None = None, batch
     if not callable(make):
         raise InvalidInput("no such function", source=path, field=function)
     return capture_step(make, mesh, name or f"{Path(path).stem}-{function}", source=path, batch=batch, length=length)
+
+
+def capture_package_step(target: str, mesh: Mesh, *, name: str | None = None, batch: int = 0, length: int = 0):
+    """Capture a training step of ``transformers:LlamaForCausalLM`` on ``mesh`` (see
+    :mod:`simdev.parallel.packages`)."""
+    from simdev.parallel.packages import package_make_step
+
+    make, own_name = package_make_step(target, batch or None, length or None)
+    return capture_step(make, mesh, name or own_name, source=target, batch=batch, length=length)
 
 
 def capture_step(
@@ -111,7 +121,14 @@ class _RankRun:
         from simdev.parallel.record import Recorder
 
         recorder = Recorder()
-        with FakeTensorMode(allow_non_fake_inputs=True), fake_construction(), as_on_gpu(), recordable(self.chunks):
+        with (
+            warnings.catch_warnings(),
+            FakeTensorMode(allow_non_fake_inputs=True),
+            fake_construction(),
+            as_on_gpu(),
+            recordable(self.chunks),
+        ):
+            warnings.simplefilter("ignore")
             with self._blamed("building the model failed"):
                 run = _runnable(self.make(torch_mesh), self.source)
             with recorder, self._blamed("the model was built, but running its step failed"):

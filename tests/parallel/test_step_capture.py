@@ -319,3 +319,35 @@ def test_a_program_has_its_own_mesh_and_has_to_fit(captured, tmp_path, monkeypat
     assert stop.value.code == 2 and "has its mesh" in capsys.readouterr().err
     with pytest.raises(InvalidInput, match="4 ranks, the cluster 16 accelerators"):
         ProgramPlan(captured("experts", "ep=4"), load_cluster("dgx-h100[nodes=2]"))
+
+
+FIELDS = "num_hidden_layers=2,hidden_size=64,intermediate_size=192,num_attention_heads=4"
+LLAMA = f"transformers:LlamaForCausalLM[{FIELDS},num_key_value_heads=2,head_dim=16,vocab_size=256]"
+
+
+def test_a_model_of_transformers_brings_its_own_plan():
+    pytest.importorskip("transformers")
+    from simdev.parallel.step_capture import capture_package_step
+
+    program = capture_package_step(LLAMA, parse_mesh("dp_shard=2,tp=2"), batch=2, length=16)
+    found = collectives(program)
+    assert found["all_gather", ("dp_shard",)] == 2 * 2 + 1 and found["reduce_scatter", ("dp_shard",)] == 2 + 1
+    assert found["all_reduce", ("tp",)] >= 2 * 2 * 2  # after attention and feed-forward, in both directions
+    signatures = {c.signature for c in program.segments[0].calls if c.kind in ("mm", "addmm")}
+    assert any("[64,64]" in text for text in signatures) and not any("192" in text for text in signatures)
+
+
+@pytest.mark.parametrize(
+    "target, mesh, message",
+    [
+        (LLAMA, "cp=2", "cp: it is not parallelised along it"),
+        (f"transformers:BertModel[{FIELDS}]", "tp=2", "BertModel brings no tensor-parallel plan"),
+        ("timm:resnet50", "dp_shard=2", "only models of transformers"),
+    ],
+)
+def test_models_of_packages_that_cannot_be_spread(target, mesh, message):
+    pytest.importorskip("transformers")
+    from simdev.parallel.step_capture import capture_package_step
+
+    with pytest.raises(InvalidInput, match=message):
+        capture_package_step(target, parse_mesh(mesh))

@@ -61,13 +61,15 @@ def capture(
 
 
 def _capture_ranks(step: str, out, mesh: str, name: str | None, mode: str, batch: int | None, length: int | None):
+    from simdev.graphs.capture import is_package_model
     from simdev.parallel import parse_mesh
     from simdev.parallel.rank_program import save_rank_program
-    from simdev.parallel.step_capture import capture_step_file
+    from simdev.parallel.step_capture import capture_package_step, capture_step_file
 
     if mode != "train":
-        raise InvalidInput("--mode is for models of packages; the file decides", source=step)
-    program = capture_step_file(step, parse_mesh(mesh), name=name, batch=batch or 0, length=length or 0)
+        raise InvalidInput("--mode is for models of packages without --mesh", source=step)
+    capture = capture_package_step if is_package_model(step) else capture_step_file
+    program = capture(step, parse_mesh(mesh), name=name, batch=batch or 0, length=length or 0)
     save_rank_program(program, out)
     calls = [call for piece in program.pieces[0] for call in program.segments[piece.segment].calls]
     collectives = sum(call.is_collective for call in calls)

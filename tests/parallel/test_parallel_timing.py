@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from simdev.parallel import Host, Mesh, Prices, load_cluster
+from simdev.graphs.parallel_model import Part
+from simdev.parallel import Host, Mesh, Prices, find_model, load_cluster
 from simdev.parallel.collectives import send_ns
 from simdev.parallel.hosts import HOSTS, WITHOUT, find_host
 from simdev.parallel.program import COMPUTE, Call
@@ -40,3 +41,16 @@ def test_sends_may_be_slower_than_the_link():
 def test_a_host_fitted_without_a_model_is_used_for_that_model_alone():
     assert find_host("megatron", "gpt 1024 x 24") == WITHOUT["megatron", "gpt 1024 x 24"] != HOSTS["megatron"]
     assert find_host("megatron", "another") == find_host("megatron") == HOSTS["megatron"]
+
+
+def test_the_update_of_gpt_is_one_kernel_or_also_copies():
+    pytest.importorskip("torch")
+    from simdev.parallel.capture import capture_stage
+
+    kinds = {}
+    for update in ("fused", "mixed"):
+        model, parameters = find_model(f"gpt[width=64,layers=1,heads=4,length=64,vocabulary=128,update={update}]")
+        program = capture_stage(model, parameters, Mesh({"tp": 2}), Part(1, True, True))
+        kinds[update] = [call.kind for call in program.finish.calls]
+    assert "_fused_adamw_" in kinds["fused"] and "_foreach_copy_" not in kinds["fused"]
+    assert {"_fused_adamw_", "_foreach_copy_", "_foreach_norm"} <= set(kinds["mixed"])

@@ -4,8 +4,8 @@ once after the last backward pass, Adam on float32 copies of float16 parameters.
 
 Fused kernels are one op each: scaled and masked softmax, bias with GELU, dropout. Attention is two batched products
 around the softmax, as before flash attention. ``recompute="full"`` recomputes each layer from its input.
-``update="fused"`` is Adam's kernel alone; ``"mixed"`` also copies gradients to float32 and parameters back, and takes the
-norm of the gradients.
+``update="fused"`` is Adam's kernel alone; ``"mixed"`` also copies gradients to float32 and parameters back, and takes
+the norm of the gradients.
 """
 
 from __future__ import annotations
@@ -186,22 +186,12 @@ def gpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatc
         pieces = flat.split([g.numel() for g in gradients])
         torch._foreach_copy_(gradients, [piece.view_as(g) for piece, g in zip(pieces, gradients, strict=True)])
 
-    optimizer = _adam if update == "mixed" else lambda module: torch.optim.AdamW(_copies(module), lr=1e-4, fused=True)
-    return Stage(model, inputs, optimizer, finish=finish)
+    return Stage(model, inputs, lambda module: _adam(module, fused=update == "fused"), finish=finish)
 
 
-def _copies(module):
-    """Float32 parameters with gradients, as large as those of ``module``."""
-    import torch
-
-    copies = [torch.empty_like(parameter, dtype=torch.float32) for parameter in module.parameters()]
-    for copy in copies:
-        copy.grad = torch.empty_like(copy)
-    return copies
-
-
-def _adam(module):
-    """Adam on float32 copies of float16 parameters, with a loss scale: gradients are copied, their norm is taken."""
+def _adam(module, fused: bool):
+    """Adam on float32 copies of float16 parameters, with a loss scale: gradients are copied, their norm is taken.
+    ``fused``: one kernel reads the gradients and writes the parameters as well."""
     import torch
 
     class MixedPrecisionAdam:
@@ -217,11 +207,13 @@ def _adam(module):
         def step(self):
             for single in self.single:
                 single.grad = torch.empty_like(single)
-            torch._foreach_copy_([p.grad for p in self.single], [p.grad for p in self.half])
-            torch._foreach_norm([p.grad for p in self.single])
+            if not fused:
+                torch._foreach_copy_([p.grad for p in self.single], [p.grad for p in self.half])
+                torch._foreach_norm([p.grad for p in self.single])
             self.adam.step()
-            with torch.no_grad():
-                torch._foreach_copy_(self.half, self.single)
+            if not fused:
+                with torch.no_grad():
+                    torch._foreach_copy_(self.half, self.single)
 
         def zero_grad(self):
             for parameter in (*self.half, *self.single):

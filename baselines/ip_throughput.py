@@ -14,7 +14,7 @@ from simdev.placers.placer import placer
 
 @placer(
     "ip-throughput",
-    version=2,
+    version=3,
     family="exact",
     repeatable=False,
     searches=True,

@@ -1,22 +1,26 @@
-"""The latency model of Tarnawski et al. (NeurIPS 2020, section 4.2, one subgraph an accelerator), and its optimum.
+"""The latency model of Tarnawski et al. (NeurIPS 2020, section 4.2), and its optimum.
 
-Each accelerator is called once, when all inputs of its nodes are there. It takes its transfers in, its work and its
-transfers out, in sequence; all its results are there at the end. A CPU core runs one node, and there are as many cores
-as needed. The published integer program relates calls by big-M constraints, whose relaxation is weak. Here the model is
-a constraint program with conditional constraints (CP-SAT); the critical path on the faster of the two kinds supports
-its bound.
+Each accelerator is called once, or up to q times in sequence, each time for one subgraph. A call begins when all inputs
+of its nodes are there. It takes its transfers in, its work and its transfers out, in sequence; all its results are
+there at the end. A CPU core runs one node, and there are as many cores as needed. With q calls, the nodes of a class
+share an accelerator but not always a call, and a tensor between two calls of an accelerator leaves it and returns.
+
+The published integer program relates calls by big-M constraints, whose relaxation is weak. Here the model is a
+constraint program with conditional constraints (CP-SAT); the critical path on the faster of the two kinds supports its
+bound.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from simdev.errors import InvalidInput, Unsupported
 from simdev.exact.contract import Classes, contract, last_first, topological
 from simdev.exact.load import LoadProblem, processor_loads
+from simdev.exact.throughput import colour_classes
 
 TICKS = 2_000_000  # that the first value is divided into; times are rounded down to ticks, so the bound stays valid
 
@@ -25,7 +29,8 @@ TICKS = 2_000_000  # that the first value is divided into; times are rounded dow
 class Latency:
     """A split and its proven bound.
 
-    ``processor`` int ``(n,)`` (``accelerators`` stands for the CPU), its ``latency``, and the ``bound``. ``status`` is
+    ``processor`` int ``(n,)`` (``accelerators`` stands for the CPU; with q calls, number ``i * q + j`` is call ``j`` of
+    accelerator ``i`` and ``accelerators * q`` is the CPU), its ``latency``, and the ``bound``. ``status`` is
     ``optimal`` if the two differ by at most a thousandth, which rounding times to ticks may cost.
     """
 
@@ -39,18 +44,24 @@ class Latency:
         return max(0.0, self.latency - self.bound) / max(self.latency, 1e-12)
 
 
-def split_latency(problem: LoadProblem, processor: np.ndarray) -> float:
+def split_latency(problem: LoadProblem, processor: np.ndarray, calls: int = 1) -> float:
     """The latency of a split, where every processor number from ``accelerators`` on is the CPU.
 
-    It is inf if calls wait for one another, which happens if a path leaves an accelerator and returns to it.
+    With ``calls`` on each accelerator, the numbers are those of :class:`Latency`. The latency is inf if calls wait for
+    one another, which happens if a path leaves a call and returns to it.
     """
+    if calls > 1:
+        problem = _with_calls(problem, calls)
     k = problem.accelerators
     processor = np.minimum(np.asarray(processor), k)
     load = processor_loads(problem, processor).load if problem.cpus else _loads(problem, processor)
     source, target, _ = problem.edges
     # A call is one step of the order, and so is a node on the CPU; a step begins when all its inputs are there.
     step = np.where(processor < k, processor, k + np.arange(problem.n_nodes))
-    arcs = sorted({(int(a), int(b)) for a, b in zip(step[source], step[target], strict=True) if a != b})
+    between = {(int(a), int(b)) for a, b in zip(step[source], step[target], strict=True) if a != b}
+    used = np.unique(step[step < k]).tolist()
+    between |= {(a, b) for a, b in zip(used, used[1:], strict=False) if a // calls == b // calls}
+    arcs = sorted(between)
     after: dict[int, list[int]] = {}
     waiting = dict.fromkeys(set(step.tolist()), 0)
     for a, b in arcs:
@@ -70,6 +81,11 @@ def split_latency(problem: LoadProblem, processor: np.ndarray) -> float:
             if not waiting[b]:
                 ready.append(b)
     return latest if met == len(waiting) else np.inf
+
+
+def _with_calls(problem: LoadProblem, calls: int) -> LoadProblem:
+    """The problem in which each call is an accelerator and nodes of a class are free to be in different calls."""
+    return replace(problem, accelerators=problem.accelerators * calls, group=np.arange(problem.n_nodes))
 
 
 def _loads(problem: LoadProblem, processor: np.ndarray) -> np.ndarray:
@@ -233,6 +249,7 @@ def linear_split(problem: LoadProblem) -> np.ndarray | None:
 def best_latency(
     problem: LoadProblem,
     *,
+    calls: int = 1,
     start: np.ndarray | None = None,
     seconds: float = 60.0,
     effort: float = np.inf,
@@ -240,6 +257,8 @@ def best_latency(
     seed: int = 0,
 ) -> Latency:
     """The split of least latency that ``seconds`` (and ``effort``, CP-SAT's deterministic time) find, and its bound.
+
+    Each accelerator has up to ``calls`` calls; ``start`` is a split of one call each.
 
     After Ctrl-C, the best split found by then is returned. ``start`` defaults to the best of :func:`linear_split`,
     :func:`greedy_split` and all on the CPU. Raises :class:`Unsupported` if nothing fits.
@@ -255,10 +274,13 @@ def best_latency(
     known = [(split_latency(problem, s), s) for s in starts if problem.cpus or (s < k).all()]
     known = [pair for pair in known if np.isfinite(pair[0])]
     best = min(known, key=lambda pair: pair[0], default=(np.inf, None))
+    if calls > 1:
+        best = best if best[1] is None else (best[0], np.minimum(best[1] * calls, k * calls))
+        classes, k = colour_classes(_with_calls(problem, calls)), k * calls
     serial = sum(float(time[np.isfinite(time)].sum()) for time in (problem.cpu_time, problem.accelerator_time))
     horizon = best[0] if best[1] is not None else serial + 2 * k * float(problem.tensor_cost.sum())
     scale = TICKS / max(horizon, 1e-9)
-    model, x, latest = _model(cp_model, problem, classes, scale, best[1])
+    model, x, latest = _model(cp_model, problem, classes, scale, best[1], calls)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(0.1, seconds - (time.monotonic() - began))
     solver.parameters.num_workers = workers
@@ -271,11 +293,13 @@ def best_latency(
         for (c, i), variable in x.items():
             if solver.boolean_value(variable):
                 home[c] = i
-        value = split_latency(problem, home[classes.class_of])
+        value = split_latency(problem, home[classes.class_of], calls)
         if value < best[0]:
             best = value, home[classes.class_of]
     if best[1] is None:
-        raise Unsupported(f"{problem.name}: no split fits in {k} accelerators of {problem.memory:.6g} bytes")
+        raise Unsupported(
+            f"{problem.name}: no split fits in {problem.accelerators} accelerators of {problem.memory:.6g} bytes"
+        )
     # Rounding a time down loses up to one tick, so a bound proven in ticks also holds in the unit of the file.
     bound = max(path_bound(problem), solver.best_objective_bound / scale if status != cp_model.UNKNOWN else 0.0)
     bound = min(bound, best[0])
@@ -283,10 +307,10 @@ def best_latency(
     return Latency(best[1], float(best[0]), float(bound), "optimal" if done else "feasible")
 
 
-def _model(cp_model, problem: LoadProblem, classes: Classes, scale: float, start: np.ndarray | None):
-    """``x[class, accelerator]``; a class without an accelerator is on the CPU."""
+def _model(cp_model, problem: LoadProblem, classes: Classes, scale: float, start: np.ndarray | None, calls: int):
+    """``x[class, call]``; a class without a call is on the CPU."""
     model = cp_model.CpModel()
-    k, count, top = problem.accelerators, classes.n_classes, TICKS + 2
+    k, count, top = problem.accelerators * calls, classes.n_classes, TICKS + 2
 
     def ticks(value: float) -> int:
         return int(value * scale)
@@ -310,11 +334,18 @@ def _model(cp_model, problem: LoadProblem, classes: Classes, scale: float, start
         return x.get((c, i), never)
 
     unit = max(problem.memory / 1e6, 1e-12)
-    for i in range(k if np.isfinite(problem.memory) else 0):
-        model.add(sum(int(classes.size[c] / unit) * inside(c, i) for c in range(count)) <= int(problem.memory / unit))
+    for i in range(0, k if np.isfinite(problem.memory) else 0, calls):
+        held = [int(classes.size[c] / unit) * inside(c, i + j) for c in range(count) for j in range(calls)]
+        model.add(sum(held) <= int(problem.memory / unit))
+    if calls > 1:
+        for c, first in _same_accelerator(problem, classes):
+            for i in range(0, k, calls):
+                model.add(
+                    sum(inside(c, i + j) for j in range(calls)) == sum(inside(first, i + j) for j in range(calls))
+                )
     heavy = np.argsort(-np.where(np.isfinite(classes.accelerator_time), classes.accelerator_time, 0), kind="stable")
-    for rank, c in enumerate(heavy[:k].tolist()):  # accelerators are alike
-        for i in range(rank + 1, k):
+    for rank, c in enumerate(heavy[: k // calls].tolist()):  # accelerators are alike
+        for i in range((rank + 1) * calls, k):
             model.add(inside(c, i) == 0)
     begin = [model.new_int_var(0, top, "") for _ in range(k)]
     end = [model.new_int_var(0, top, "") for _ in range(k)]
@@ -329,6 +360,8 @@ def _model(cp_model, problem: LoadProblem, classes: Classes, scale: float, start
                 model.add_bool_or(inside(members[0], i), inside(c, i).negated(), cut)
             terms.append(ticks(cost) * cut)
         model.add(end[i] >= begin[i] + sum(terms))
+        if i % calls:
+            model.add(begin[i] >= end[i - 1])
     fast = np.minimum(problem.accelerator_time if k else np.inf, problem.cpu_time if problem.cpus else np.inf)
     head = _finish(problem, fast)
     there = [model.new_int_var(min(top, ticks(head[v])), top, "") for v in range(problem.n_nodes)]
@@ -360,9 +393,16 @@ def _model(cp_model, problem: LoadProblem, classes: Classes, scale: float, start
         home = np.zeros(count, np.int64)
         home[classes.class_of] = start
         times = np.where(np.isfinite(classes.accelerator_time), classes.accelerator_time, 0)
-        order = list(dict.fromkeys(int(home[c]) for c in np.argsort(-times, kind="stable") if home[c] < k))
+        order = list(dict.fromkeys(int(home[c]) // calls for c in np.argsort(-times, kind="stable") if home[c] < k))
         number = {old: new for new, old in enumerate(order)}
         for (c, i), variable in x.items():
-            model.add_hint(variable, int(number.get(int(home[c]), -1) == i))
+            model.add_hint(variable, int(home[c] < k and number[int(home[c]) // calls] * calls + home[c] % calls == i))
     model.minimize(latest)
     return model, x, latest
+
+
+def _same_accelerator(problem: LoadProblem, classes: Classes) -> list[tuple[int, int]]:
+    """Pairs of single nodes that share an accelerator: each node of a class, and the first node of that class."""
+    _, first, back = np.unique(problem.class_of, return_index=True, return_inverse=True)
+    pairs = zip(range(problem.n_nodes), first[back].tolist(), strict=True)
+    return [(int(classes.class_of[v]), int(classes.class_of[u])) for v, u in pairs if u != v]

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from simdev.errors import Unsupported
+from simdev.exact.anneal import anneal
 from simdev.exact.contract import Classes, contract
 from simdev.exact.cover import cover_bound
 from simdev.exact.dp import best_linear, why_infeasible
 from simdev.exact.load import LoadProblem, processor_loads
 from simdev.exact.merge import regroup
 from simdev.exact.solver import AUTO, LONG, Outcome, solve
+
+MOVES_PER_S, MOST_MOVES = 60_000, 6_000_000  # of the annealing, per second of the limit
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,15 @@ def best_split_of(
 ) -> Proven:
     """Like :func:`best_split` over given ``classes``, which ``start`` keeps whole; the bound is for splits that do.
 
-    A free split with a long limit first runs the solver for three tenths of it. If that proves nothing,
-    :func:`exchange` gets as much time, and :func:`simdev.exact.cover.cover_bound` the rest.
+    :func:`simdev.exact.anneal.anneal` improves the start of a free split. With a long limit, the solver then runs for
+    three tenths of it. If that proves nothing, :func:`exchange` gets as much time, and
+    :func:`simdev.exact.cover.cover_bound` the rest.
     """
     long = seconds >= LONG and not contiguous
     began = time.monotonic()
+    if start is not None and not contiguous:
+        start = anneal(problem, classes, start, moves=int(min(MOST_MOVES, MOVES_PER_S * seconds)), seed=seed)
+        seconds = max(0.1, seconds - (time.monotonic() - began))
     found = _solve(problem, classes, contiguous, 0.3 * seconds if long else seconds, gap, solver, start, seed)
     if not long or found.status == "optimal" or found.interrupted:
         return found

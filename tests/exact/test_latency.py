@@ -172,3 +172,38 @@ def test_bert3_operators_to_the_proof():
     found = best_latency(problem, seconds=120)
     assert found.latency == pytest.approx(408.4759, rel=1e-4) and found.status == "optimal"
     assert not processor_loads(problem, found.processor).overfull
+
+
+def test_two_calls_of_an_accelerator():
+    # a -> b -> c, tensors of 2; only the CPU can run b. One call holds a or c, two calls hold both.
+    problem = load_problem([1, np.inf, 3], [(0, 1), (1, 2)], cost=[2, 2, 0], k=1, cpus=1, cpu_times=[10, 20, 30])
+    assert best_latency(problem, seconds=5).latency == 10 + 20 + 2 + 3
+    found = best_latency(problem, seconds=5, calls=2)
+    assert found.latency == 1 + 2 + 20 + 2 + 3 and found.processor.tolist() == [0, 2, 1]
+    assert split_latency(problem, np.array([0, 2, 0]), 2) == np.inf
+    # The second call waits for the first one, also without a tensor between them.
+    apart = load_problem([4, 5], [], cost=[0, 0], k=1, cpus=1, cpu_times=[50, 50])
+    assert split_latency(apart, np.array([0, 1]), 2) == 9
+
+
+def test_calls_are_as_good_as_the_best_of_all_splits():
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        n = 5
+        problem = load_problem(
+            rng.integers(1, 9, n).tolist(),
+            [(a, b) for a in range(n) for b in range(a + 1, n) if rng.random() < 0.4],
+            cost=rng.integers(0, 4, n).tolist(),
+            k=2,
+            cpus=1,
+            cpu_times=rng.integers(5, 30, n).tolist(),
+            size=[2] * n,
+            memory=5,
+        )
+        best = np.inf
+        for split in itertools.product(range(5), repeat=n):
+            held = np.bincount(np.array(split) // 2, problem.size, 3)
+            if held[:2].max() <= problem.memory:
+                best = min(best, split_latency(problem, np.array(split), 2))
+        found = best_latency(problem, seconds=10, calls=2)
+        assert found.latency == pytest.approx(best) and found.bound <= best * (1 + 1e-9)

@@ -19,11 +19,12 @@ from simdev.parallel.cluster import Cluster
 from simdev.parallel.collectives import send_ns
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, Action, pipeline_order, stage_rank
+from simdev.parallel.overlap import simulate_unrolled
 from simdev.parallel.resize import capture_resized
 from simdev.parallel.timing import Host, Prices, Template, make_template
 from simdev.parallel.unroll import Unrolled, Unroller, execution_order, gradient_actions
 from simdev.problem.costs import peak_flops
-from simdev.sim import Schedule, simulate
+from simdev.sim import Schedule
 
 Memory = tuple[tuple[tuple[Action, int, int], ...], ...]
 
@@ -235,17 +236,25 @@ def _inner(mesh: Mesh) -> Mesh:
 
 
 def simulate_plan(
-    plan: Plan, prices: Prices | None = None, *, unfolded: bool = False, engine: str = "fast"
+    plan: Plan,
+    prices: Prices | None = None,
+    *,
+    unfolded: bool = False,
+    engine: str = "fast",
+    slowdown: float = 1.0,
 ) -> PlanReport:
-    """Capture, time and simulate one step of ``plan``. ``unfolded`` simulates every rank, not one for each stage.
+    """Capture, time and simulate one step of ``plan``. ``unfolded`` simulates every rank, not one for each stage;
+    ``slowdown`` is the factor by which kernels beside a collective take longer (:mod:`simdev.parallel.overlap`).
 
     Raises :class:`InvalidInput` where the mesh does not fit model or cluster, or ranks would wait for each other for
     ever.
     """
-    return simulate_program(prepare(plan, prices), unfolded=unfolded, engine=engine)
+    return simulate_program(prepare(plan, prices), unfolded=unfolded, engine=engine, slowdown=slowdown)
 
 
-def simulate_program(program: PlanProgram, *, unfolded: bool = False, engine: str = "fast") -> PlanReport:
+def simulate_program(
+    program: PlanProgram, *, unfolded: bool = False, engine: str = "fast", slowdown: float = 1.0
+) -> PlanReport:
     """:func:`simulate_plan` of stages that are captured already."""
     plan = program.plan
     ranks = plan.mesh["pp"]
@@ -278,7 +287,7 @@ def simulate_program(program: PlanProgram, *, unfolded: bool = False, engine: st
         for stage in sorted({action[1] for action in orders[rank]}):
             unroller.add(rank, ("U", stage, 0), program.finish[stage], [])
     unrolled = unroller.build(f"{plan.model.name} {plan.mesh}")
-    schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)
+    unrolled, schedule = simulate_unrolled(unrolled, ranks, slowdown, engine)
     return _report(program, orders, which, unrolled, schedule)
 
 

@@ -12,11 +12,11 @@ from simdev.parallel.cluster import Cluster
 from simdev.parallel.collectives import send_ns
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action
+from simdev.parallel.overlap import simulate_unrolled
 from simdev.parallel.plan import PlanReport, most_bytes, stream_times
 from simdev.parallel.rank_program import Piece, RankProgram
 from simdev.parallel.timing import Host, Prices, Template, make_template
 from simdev.parallel.unroll import Unroller, name_of
-from simdev.sim import simulate
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +57,15 @@ class ProgramPlan:
 
 
 def simulate_rank_program(
-    plan: ProgramPlan, prices: Prices | None = None, *, unfolded: bool = False, engine: str = "fast"
+    plan: ProgramPlan,
+    prices: Prices | None = None,
+    *,
+    unfolded: bool = False,
+    engine: str = "fast",
+    slowdown: float = 1.0,
 ) -> PlanReport:
-    """Time and simulate the program of ``plan``.
+    """Time and simulate the program of ``plan``; the options are those of
+    :func:`~simdev.parallel.plan.simulate_plan`.
 
     Raises :class:`InvalidInput` where it does not fit the cluster, or its pipeline ranks would wait for each other for
     ever.
@@ -96,7 +102,7 @@ def simulate_rank_program(
                 unroller.wait_on_host(rank, ops, plan.host.send_ns)
         arrived[following] = ops
     unrolled = unroller.build(f"{program.name} {mesh}")
-    schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)
+    unrolled, schedule = simulate_unrolled(unrolled, ranks, slowdown, engine)
     compute, exposed = stream_times(unrolled, schedule, ranks, width)
     memory = tuple(_memory(program, rank) for rank in range(ranks))
     idle = schedule.step_ns - compute - exposed

@@ -201,11 +201,10 @@ class Prices:
         cluster: Cluster,
         costs: CostModel | None = None,
         scale: dict[str, float] | None = None,
-        overlap: float = 1.0,
         compiled: bool = False,
     ):
         self.compiled = compiled
-        self.cluster, self.costs, self.scale, self.overlap = cluster, costs or CostModel(), scale or {}, overlap
+        self.cluster, self.costs, self.scale = cluster, costs or CostModel(), scale or {}
         self._kernels: dict[tuple, int] = {}
         self._collectives: dict[tuple, int] = {}
 

@@ -36,6 +36,9 @@ def simulate_plan(
     ] = "1f1b",
     stages_per_rank: Annotated[int, typer.Option(help="Stages on a pipeline rank (zbv and dualpipe-v: 2).")] = 1,
     host: Annotated[str, typer.Option(help="What issues kernels: eager, megatron, llm-foundry or compiled.")] = "eager",
+    slowdown: Annotated[
+        float, typer.Option(help="How much slower kernels run beside a collective; 1.189 is a published mean.")
+    ] = 1.0,
     unfolded: Annotated[bool, typer.Option("--unfolded", help="Simulate every rank, not one for each stage.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write a Perfetto trace.", callback=in_a_folder)] = None,
     picture: Annotated[
@@ -62,7 +65,7 @@ def simulate_plan(
             message = "a captured program has its mesh, microbatches and schedule; capture it anew for others"
             raise InvalidInput(message, source=model)
         program = ProgramPlan(load_rank_program(model), where, issuer)
-        report = simulate_rank_program(program, prices, unfolded=unfolded)
+        report = simulate_rank_program(program, prices, unfolded=unfolded, slowdown=slowdown)
     else:
         from simdev.parallel import Plan, find_model, parse_mesh
         from simdev.parallel import simulate_plan as simulate
@@ -71,7 +74,7 @@ def simulate_plan(
             raise InvalidInput("a model needs --mesh, such as dp_shard=8,tp=8", source=model)
         spec, parameters = find_model(model)
         plan = Plan(spec, parameters, where, parse_mesh(mesh), microbatches, schedule, stages_per_rank, issuer)
-        report = simulate(plan, prices, unfolded=unfolded)
+        report = simulate(plan, prices, unfolded=unfolded, slowdown=slowdown)
     if trace is not None:
         from simdev.report.perfetto import write_trace
         from simdev.report.plan_trace import plan_trace_events

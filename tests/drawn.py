@@ -37,3 +37,31 @@ def chain(*sizes):
     for i, size in enumerate(sizes):
         last = b.outputs(b.op(f"o{i}", "op", inputs=last, outputs=[size]))
     return b
+
+
+def two_streams(kernel_ns, collective_ns, copies):
+    """A kernel of 1 ns, then a kernel and a collective over both ranks side by side, on ``copies`` ranks: a step as
+    :mod:`simdev.parallel.unroll` makes it."""
+    from simdev.parallel.mesh import Mesh
+    from simdev.parallel.timing import Template
+    from simdev.parallel.unroll import Unroller
+
+    template = Template(
+        ("compute", "dp_shard"),
+        ((), ("dp_shard",)),
+        np.array([0, 1, 0], np.int32),
+        np.array([1, collective_ns, kernel_ns]),
+        np.zeros(3, np.int64),
+        np.zeros(3, np.int64),
+        np.zeros(3, np.int32),
+        ("op",),
+        np.ones(3, np.int32),
+        np.array([1], np.int32),
+        np.array([0], np.int32),
+        0,
+        0,
+        0,
+    )
+    unroller = Unroller(Mesh({"dp_shard": 2}), 1, copies)
+    unroller.add(0, ("F", 0, 0), template, [])
+    return unroller.build("two streams")

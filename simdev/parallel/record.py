@@ -162,6 +162,8 @@ class Recorder(TorchDispatchMode):
             ("stream", use),
         ):
             self._patch(torch.cpu, name, value)
+        # FSDP asks here for the stream that clears a gather which nobody waited for.
+        self._patch(torch.accelerator, "current_stream", lambda *_: current[-1])
         resize = torch.UntypedStorage.resize_
 
         def watched(storage, size):

@@ -18,7 +18,7 @@ from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action
 from simdev.parallel.timing import Template
 from simdev.problem.costs import CostTable
-from simdev.problem.graph import ComputationGraph
+from simdev.problem.graph import MAX_OPS, ComputationGraph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Topology
@@ -226,8 +226,12 @@ class Unroller:
         self._count += copies
 
     def build(self, name: str) -> Unrolled:
-        """The problem of all that was added."""
+        """The problem of all that was added. Raises :class:`InvalidInput` if that is more than a graph may hold."""
         n = self._count
+        if n > MAX_OPS:
+            how = "simulate it folded" if self.copies > 1 else "simulate fewer microbatches"
+            message = f"the step has {n:,} ops, and at most {MAX_OPS:,} are simulated: {how}"
+            raise InvalidInput(message, source=name)
         edges = np.concatenate(self._edges, axis=1) if self._edges else np.zeros((2, 0), np.int64)
         device = np.concatenate(self._device)
         keep = device[edges[0]] != device[edges[1]]

@@ -1,40 +1,14 @@
-import numpy as np
 import pytest
+from drawn import two_streams
 
 from simdev.errors import InvalidInput
-from simdev.parallel.mesh import Mesh
 from simdev.parallel.overlap import simulate_unrolled
-from simdev.parallel.timing import Template
-from simdev.parallel.unroll import Unroller
-
-
-def step(kernel_ns, collective_ns, copies):
-    """A kernel of 1 ns, then a kernel and a collective over both ranks side by side."""
-    template = Template(
-        ("compute", "dp_shard"),
-        ((), ("dp_shard",)),
-        np.array([0, 1, 0], np.int32),
-        np.array([1, collective_ns, kernel_ns]),
-        np.zeros(3, np.int64),
-        np.zeros(3, np.int64),
-        np.zeros(3, np.int32),
-        ("op",),
-        np.ones(3, np.int32),
-        np.array([1], np.int32),
-        np.array([0], np.int32),
-        0,
-        0,
-        0,
-    )
-    unroller = Unroller(Mesh({"dp_shard": 2}), 1, copies)
-    unroller.add(0, ("F", 0, 0), template, [])
-    return unroller.build("two streams")
 
 
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_kernel_beside_a_collective_loses_time_until_the_collective_ends(copies):
     kernel, collective, factor = 9_000, 6_000, 1.5
-    found, schedule = simulate_unrolled(step(kernel, collective, copies), 1, factor)
+    found, schedule = simulate_unrolled(two_streams(kernel, collective, copies), 1, factor)
     begin, end = 1 + 1, 1 + 1 + collective  # the collective starts a hop of 1 ns after the first kernel
     lost = (end - begin) * (1 - 1 / factor)
     assert schedule.step_ns == pytest.approx(1 + kernel + lost, abs=2)
@@ -42,13 +16,13 @@ def test_a_kernel_beside_a_collective_loses_time_until_the_collective_ends(copie
 
 
 def test_a_kernel_all_of_which_is_beside_a_collective_takes_the_factor():
-    _, schedule = simulate_unrolled(step(10_000, 50_000, 1), 1, 1.2)
+    _, schedule = simulate_unrolled(two_streams(10_000, 50_000, 1), 1, 1.2)
     kernel = schedule.op_finish[-1] - schedule.op_start[-1]
     assert kernel == pytest.approx(12_000, rel=1e-3)
 
 
 def test_without_a_slowdown_nothing_changes_and_bad_factors_are_refused():
-    unrolled = step(9_000, 6_000, 1)
+    unrolled = two_streams(9_000, 6_000, 1)
     same, schedule = simulate_unrolled(unrolled, 1)
     assert same is unrolled and schedule.step_ns == 9_001
     for factor in (0.9, 11, float("nan")):

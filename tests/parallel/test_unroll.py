@@ -1,0 +1,28 @@
+"""Steps as problems: what cannot be unrolled is one sentence."""
+
+import pytest
+from drawn import two_streams
+
+from simdev.errors import InvalidInput
+from simdev.parallel import unroll
+from simdev.parallel.mesh import Mesh
+
+
+def test_a_step_with_too_many_ops_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(unroll, "MAX_OPS", 3)
+    with pytest.raises(InvalidInput, match="5 ops, and at most 3 are simulated: simulate it folded"):
+        two_streams(10, 10, 2)
+    monkeypatch.setattr(unroll, "MAX_OPS", 2)
+    with pytest.raises(InvalidInput, match="simulate fewer microbatches"):
+        two_streams(10, 10, 1)
+
+
+def test_an_action_without_work_is_named():
+    from simdev.parallel import load_cluster
+    from simdev.parallel.program import Segment
+    from simdev.parallel.timing import Host, Prices, make_template
+
+    cluster = load_cluster("dgx-h100")
+    empty = make_template(Segment("forward", ()), cluster, Mesh({}), 0, Host(), Prices(cluster))
+    with pytest.raises(InvalidInput, match="F3.0 has no work"):
+        unroll.Unroller(Mesh({}), 4, 1).add(3, ("F", 3, 0), empty, [])

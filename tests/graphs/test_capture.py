@@ -320,8 +320,8 @@ def test_attention_is_one_op_with_pytorchs_flops():
     graph = capture(TrainingStep(Attention(), (key,), lambda model, key: model(key).sum()), "attention")
     flops = dict(zip((graph.kinds[kind] for kind in graph.op_kind), graph.op_flops.tolist(), strict=True))
     q, k = (2, 3, 8, 4), (2, 3, 5, 4)
-    assert flops["_scaled_dot_product_flash_attention"] == sdpa_flop_count(q, k, k) == 2 * (2 * 6 * 8 * 4 * 5)
-    assert flops["_scaled_dot_product_flash_attention_backward"] == sdpa_backward_flop_count(q, q, k, k)
+    assert flops["_scaled_dot_product_efficient_attention"] == sdpa_flop_count(q, k, k) == 2 * (2 * 6 * 8 * 4 * 5)
+    assert flops["_scaled_dot_product_efficient_attention_backward"] == sdpa_backward_flop_count(q, q, k, k)
 
 
 def test_recomputation_belongs_to_the_backward_pass():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from simdev.graphs.capture.attention import attend
 from simdev.graphs.capture.autocast import gpu_autocast
 
 
@@ -25,7 +27,7 @@ def as_on_gpu():
 
 class Rewrites(TorchFunctionMode):
     """Whatever device a model asks for, it gets tensors of the CPU. Dropout is the one op that it is on accelerators,
-    and attention is always one op (its dropout left out)."""
+    and attention runs the kernel that a GPU chooses (its dropout left out)."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         args, kwargs = tuple(_host(item) for item in args), {key: _host(item) for key, item in (kwargs or {}).items()}
@@ -34,9 +36,10 @@ class Rewrites(TorchFunctionMode):
         if func is functional.dropout:
             return self._dropout(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
-            if len(args) > 4:
-                args = (*args[:4], 0.0, *args[5:])
-            kwargs.pop("dropout_p", None)
+            return attend(func, *args, **kwargs)
+        if func is functional.multi_head_attention_forward:
+            with _attention_inside(func):
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
 
     @staticmethod
@@ -44,6 +47,20 @@ class Rewrites(TorchFunctionMode):
         if not training or p == 0 or inplace:
             return functional.dropout(input, p, training, inplace)
         return torch.native_dropout(input, p, True)[0]
+
+
+@contextmanager
+def _attention_inside(caller):
+    """A function of PyTorch that calls attention and dropout itself: its calls pass no mode, so the functions that it
+    calls are replaced."""
+    names, known = caller.__globals__, ("scaled_dot_product_attention", "dropout")
+    before = {name: names[name] for name in known}
+    names["scaled_dot_product_attention"] = partial(attend, before["scaled_dot_product_attention"])
+    names["dropout"] = Rewrites._dropout
+    try:
+        yield
+    finally:
+        names.update(before)
 
 
 def _host(item):

@@ -16,6 +16,7 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simdev.errors import Unsupported
+from simdev.graphs.capture.attention import running_kind
 
 DTYPES = {
     torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
@@ -92,6 +93,7 @@ class Tape(TorchDispatchMode):
         self._value: dict[int, int | None] = {}  # storage -> value; None: allocated, nothing written yet
         self._home: dict[int, int] = {}  # storage of a parameter, buffer or optimiser state -> op of kind parameter
         self._alive: list = []  # storages kept, so that no address is used twice
+        self._attention: dict[int, str] = {}  # storage of an attention's result -> kind
         self._layers: list[str] = []
         self._marks: tuple[list[int], list[str]] = ([0], ["loss"])
 
@@ -227,7 +229,7 @@ class Tape(TorchDispatchMode):
 
     def _append(self, func, kind, args, kwargs, inputs, fresh, writes, out):
         number, phase = len(self.ops), self._phase_now()
-        op = Op(kind.replace("_for_cpu", ""), "", self._layer_now(phase), phase, 0, 0, 0)
+        op = Op(self._kind(func, args, out), "", self._layer_now(phase), phase, 0, 0, 0)
         if phase == "backward" and torch.is_grad_enabled() and torch._C._current_autograd_node() is not None:
             # Backward nodes compute without gradients; only a checkpoint that runs its forward pass again has them.
             op.label = f"{op.kind}.recomputed"
@@ -249,7 +251,7 @@ class Tape(TorchDispatchMode):
         op.read = sum(seen.values())
         op.written = out_bytes
         source = touched_bytes(inputs[-1][0]) if inputs else 0
-        op.signature = signature(func, args, kwargs, out)
+        op.signature = f"{op.kind}({signature(func, args, kwargs, out).partition('(')[2]}"
         op.flops = flops(func, args, kwargs, out, [tensor for tensor, _ in inputs], fresh)
         if phase == "update" and op.flops == 1:
             op.flops = 0  # a step counter, kept by the host
@@ -261,6 +263,15 @@ class Tape(TorchDispatchMode):
             self._write(tensor, op, number)
         for tensor in fresh:
             self._new_value(tensor, number)
+
+    def _kind(self, func, args, out) -> str:
+        """The name of an op. The CPU has one fused attention; it has the name of the kernel that a GPU chooses."""
+        name = func._opname
+        if name == ATTENTION:
+            return self._attention.setdefault(self._key(out[0]), running_kind())
+        if name == f"{ATTENTION}_backward":
+            return f"{self._attention.get(self._key(args[4]), running_kind())}_backward"
+        return name
 
     def _read(self, tensor) -> int | None:
         key = self._key(tensor)

@@ -286,3 +286,42 @@ def test_a_graph_is_named_as_asked(tmp_path):
     )
     assert capture_file(f"{path}:small").name == "nets-small"
     assert capture_file(f"{path}:small", name="mine").name == "mine"
+
+
+def test_a_mask_of_given_values_selects_as_many_rows_as_it_has():
+    from simdev.graphs.capture.run import run
+
+    def loss(model, x, mask, labels, lengths):
+        assert labels.max() < 4
+        x = x.clone()
+        x[mask] = model.weight[0].detach()
+        chosen = model(x[mask])
+        table = model(x).transpose(0, 1).log_softmax(-1)
+        taken = labels.masked_select(labels > 0)
+        return chosen.sum() + functional.ctc_loss(table, taken, torch.full((2,), 4), lengths)
+
+    def make():
+        mask = torch.tensor([[True, False, True, False], [False, True, False, False]])
+        labels, lengths = torch.tensor([[1, 2], [3, 0]]), torch.tensor([2, 1])
+        return TrainingStep(nn.Linear(8, 8), (torch.zeros(2, 4, 8), mask, labels, lengths), loss)
+
+    graph = run(make, "masked", {})
+    assert "values" not in graph.meta, "fake tensors are enough"
+    assert any(text.startswith("addmm(") and "f32[3,8]" in text for text in graph.signatures)
+    assert "_ctc_loss_backward" in kinds(graph, "backward")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_experts_of_a_mixture_are_one_grouped_product(dtype):
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(3, 8, 16, dtype=dtype))
+
+        def forward(self, x, ends):
+            return torch._grouped_mm(x, self.weight, offs=ends)
+
+    data = torch.zeros(12, 8, dtype=dtype, requires_grad=True), torch.tensor([4, 8, 12], dtype=torch.int32)
+    graph = capture(TrainingStep(Experts(), data, lambda model, *data: model(*data).float().sum()), "experts")
+    flops = {graph.kinds[kind]: count for kind, count in zip(graph.op_kind, graph.op_flops, strict=True)}
+    assert flops["_grouped_mm"] == 2 * 12 * 8 * 16

@@ -19,6 +19,7 @@ from simdev.graphs.workload import InferenceStep, Step, TrainingStep
 
 PACKAGES = ("timm", "torchvision", "transformers", "diffusers")
 MODES = ("train", "inference", "prefill", "decode")
+BY_TOKEN = ("mamba", "rwkv")  # without their kernels they compute token by token: each token adds ops
 _TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>[^\]]*)\])?")
 
 
@@ -128,7 +129,7 @@ def _torchvision(target, name, fields, mode, batch, length):
         model = torchvision.models.get_model(name, weights=None, **extra, **fields)
         module = type(model).__module__
         if ".detection" in module:
-            return _detector(model, mode, batch or 2)
+            return _detector(model, mode, batch or 1)
         if ".optical_flow" in module:
             images = torch.randn(batch or 2, 3, 128, 128)
             return _unary(model, (images, images.clone()), mode)
@@ -219,7 +220,8 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
 
     own = config.get_text_config()
     takes = inspect.signature(model.forward).parameters
-    tokens = length or min(getattr(own, "max_position_embeddings", None) or 512, 512)
+    usual = 64 if any(word in config.model_type for word in BY_TOKEN) else 512
+    tokens = length or min(getattr(own, "max_position_embeddings", None) or usual, usual)
     vocabulary = getattr(own, "vocab_size", None) or 1000
     count = batch or (8 if model.main_input_name == "pixel_values" else 4)
     inputs = {}
@@ -331,6 +333,10 @@ def _diffusion_inputs(model, batch: int) -> dict:
 
     config, takes = model.config, inspect.signature(model.forward).parameters
     size = config.get("sample_size") or 32
+    if "1D" in type(model).__name__:
+        length = min(size, 1 << 14) if isinstance(size, int) else 1 << 14
+        channels = config.get("in_channels") + (config.get("extra_in_channels") or 0)
+        return {"sample": torch.randn(batch, channels, length), "timestep": torch.ones(batch, dtype=torch.int64)}
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     frames = (
         (config.get("sample_frames") or 2,)
@@ -359,6 +365,9 @@ def _diffusion_inputs(model, batch: int) -> dict:
             )
     if "pooled_projections" in takes:
         inputs["pooled_projections"] = torch.randn(batch, config["pooled_projection_dim"])
+    if "added_cond_kwargs" in takes and getattr(model, "use_additional_conditions", False):
+        shape = torch.full((batch, 2), float(8 * height)), torch.ones(batch, 1)
+        inputs["added_cond_kwargs"] = {"resolution": shape[0], "aspect_ratio": shape[1]}
     if "class_labels" in takes and (config.get("num_embeds_ada_norm") or config.get("num_class_embeds")):
         inputs["class_labels"] = torch.zeros(batch, dtype=torch.int64)
     return inputs

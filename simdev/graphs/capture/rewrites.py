@@ -22,6 +22,7 @@ def as_on_gpu():
         stack.enter_context(gpu_autocast())
         stack.enter_context(Rewrites())
         stack.enter_context(_eager())
+        stack.enter_context(_grouped_products())
         yield
 
 
@@ -76,6 +77,25 @@ def _eager():
         before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False  # one op that only CPUs have: LSTM
         stack.callback(setattr, torch.backends.mkldnn, "enabled", before)
         yield
+
+
+@contextmanager
+def _grouped_products():
+    """PyTorch knows the shape of a grouped product (the experts of a mixture) in bf16 only; GPUs run it in f32, too."""
+    library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
+
+    def shape_of(first, second, offsets=None, bias=None, out_dtype=None):
+        size = [first.shape[-2], second.shape[-1]]
+        if first.dim() == second.dim():  # of two matrices, or of two batches: a result for each group
+            size = [len(offsets) if first.dim() == 2 else len(first), *size]
+        return first.new_empty(size, dtype=out_dtype or first.dtype)
+
+    try:
+        if hasattr(torch, "_grouped_mm"):
+            library.impl("_grouped_mm", shape_of, "Meta", allow_override=True)
+        yield
+    finally:
+        library._destroy()
 
 
 @contextmanager

@@ -13,6 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+aten = torch.ops.aten
+INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_)
+SIZED_BY_VALUES = (aten.nonzero.default, aten.masked_select.default)
 MOST_ELEMENTS = 1 << 16  # larger tensors have no shadow
 
 
@@ -30,11 +33,42 @@ class Shadows(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             real = self.of(args[0])
-            return func(*args, **kwargs) if real is None else real.item()
+            if real is None:
+                return func(*args, **kwargs)
+            with unset_fake_temporarily():
+                return real.item()
+        if func in SIZED_BY_VALUES and isinstance(args[0], FakeTensor):
+            reals = [self.of(item) if isinstance(item, torch.Tensor) else item for item in args]
+            if all(real is not None for real in reals):
+                with unset_fake_temporarily():
+                    real = func(*reals, **kwargs)
+                out = args[0].fake_mode.from_tensor(real)
+                self._real[out] = real
+                return out
+        if func is aten._ctc_loss.Tensor and isinstance(args[3], FakeTensor) and self.of(args[3]) is not None:
+            (steps, rows), longest = args[0].shape[:2], max(self._numbers(args[3]))
+            return args[0].new_empty(rows), args[0].new_empty(rows, steps, 2 * longest + 1)
+        if func.overloadpacket is aten._ctc_loss_backward and isinstance(args[1], FakeTensor):
+            return torch.empty_like(args[1])  # PyTorch has no shape for it
+        if func.overloadpacket in INDEXED and len(args) > 1:
+            args = (args[0], [place for index in args[1] for place in self._places(index)], *args[2:])
         out = func(*args, **kwargs)
         if self.active:
             self._follow(func, args, kwargs, out)
         return out
+
+    def _places(self, index) -> list:
+        """``index``, or the numbers of its true elements if it is a mask of known values: a result has their count."""
+        real = self.of(index) if isinstance(index, FakeTensor) and index.dtype == torch.bool else None
+        if real is None:
+            return [index]
+        with unset_fake_temporarily():
+            columns = real.nonzero().unbind(1)
+        return [index.fake_mode.from_tensor(column) for column in columns]
+
+    def _numbers(self, tensor) -> list:
+        with unset_fake_temporarily():
+            return self.of(tensor).tolist()
 
     def of(self, tensor) -> torch.Tensor | None:
         """The real copy of ``tensor``; None if there is none."""
@@ -44,8 +78,9 @@ class Shadows(TorchDispatchMode):
         return None if real is None or real.untyped_storage()._cdata in self._stale else real
 
     def adopt(self, fake, real) -> None:
-        """Let ``real``, if it is small, be the value of its copy ``fake``."""
-        if fake is not real and not isinstance(real, FakeTensor) and real.numel() <= MOST_ELEMENTS:
+        """Let ``real``, or its value if it is fake, be the value of its copy ``fake``, if it is small."""
+        real = self.of(real) if fake is not real else None
+        if real is not None and real.numel() <= MOST_ELEMENTS:
             self._real[fake] = real.detach().clone()
 
     def _follow(self, func, args, kwargs, out) -> None:

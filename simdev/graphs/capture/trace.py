@@ -12,6 +12,7 @@ from functools import cache
 from math import prod
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -92,7 +93,7 @@ class Tape(TorchDispatchMode):
         self.phase, self.recording, self.updating = "forward", True, 0
         self._value: dict[int, int | None] = {}  # storage -> value; None: allocated, nothing written yet
         self._home: dict[int, int] = {}  # storage of a parameter, buffer or optimiser state -> op of kind parameter
-        self._alive: list = []  # storages kept, so that no address is used twice
+        self._known: list = []  # of every storage, so that no address is used twice
         self._attention: dict[int, str] = {}  # storage of an attention's result -> kind
         self._layers: list[str] = []
         self._marks: tuple[list[int], list[str]] = ([0], ["loss"])
@@ -308,6 +309,10 @@ class Tape(TorchDispatchMode):
         self.ops[producer].makes.append(len(self.values) - 1)
         self._value[self._key(tensor)] = len(self.values) - 1
 
+    def _hold(self, storage):
+        """What is kept of a storage. A weak reference lets its memory go, and keeps its address from another use."""
+        return StorageWeakRef(storage)
+
     def _key(self, tensor) -> int:
         try:
             storage = tensor.untyped_storage()
@@ -315,7 +320,7 @@ class Tape(TorchDispatchMode):
             raise Unsupported(f"a tensor of layout {tensor.layout} has no storage to follow") from error
         key = storage._cdata
         if key not in self._value and key not in self._home:
-            self._alive.append(storage)
+            self._known.append(self._hold(storage))
         return key
 
 
@@ -442,6 +447,9 @@ def flops(func, args, kwargs, out, inputs, outputs) -> int:
         return int(flop_counter.sdpa_flop_count(*(t.shape for t in args[:3])))
     if func._opname == f"{ATTENTION}_backward":
         return int(flop_counter.sdpa_backward_flop_count(*(t.shape for t in args[:4])))
+    if func._opname == "_grouped_mm":
+        groups = args[0].shape[0] if args[0].dim() == args[1].dim() == 3 else 1
+        return 2 * groups * prod(args[0].shape[-2:]) * args[1].shape[-1]
     if func._opname == "convolution_backward" and args[9] > 1:
         return grouped_backward_flops(args[1], args[0], args[2], args[10])
     count = flop_counter.flop_registry.get(func._overloadpacket)

@@ -45,6 +45,9 @@ class Recorder(Tape):
         self._value_key: dict[int, int] = {}
         self._blank: set[int] = set()
 
+    def _hold(self, storage):
+        return storage  # with its bytes: results are read from it
+
     def persistent(self, tensor, name, kind="parameter"):
         self._keep(tensor)
         return super().persistent(tensor, name, kind)
@@ -160,7 +163,7 @@ class Recorder(Tape):
             if graph.kinds[graph.op_kind[op]] == "input":
                 for value in self.ops[parts[0]].makes:
                     program.given[value] = self._before[self._value_key[value]]
-        storages = {storage._cdata: storage for storage in self._alive}
+        storages = {storage._cdata: storage for storage in self._known}
         for tensor, value in enumerate(assembly.values):
             if value >= 0 and graph.tensor_result[tensor]:
                 program.results[value] = _storage_array(storages[self._value_key[value]]).copy()

@@ -186,6 +186,31 @@ def read_load_problem(path: str | os.PathLike, *, fix_units: bool = False) -> Lo
     )
 
 
+def read_split(path: str | os.PathLike, problem: LoadProblem) -> np.ndarray:
+    """int ``(n,)``: the processor of each node in a published split of ``problem``.
+
+    Nodes that the file does not list follow their colour class. Raises :class:`InvalidInput` for a node that does not
+    exist or is left without a processor.
+    """
+    document = json_object(read_input(path), path)
+    index = {name: row for row, name in enumerate(problem.node_ids)}
+    processor = np.full(problem.n_nodes, -1)
+    for key, first in (("fpgas", 0), ("cpus", problem.accelerators)):
+        for offset, part in enumerate(document.rows(key)):
+            for name in part.items("nodes", []):
+                if name not in index:
+                    raise part.fail(f"{name!r} is not a node of {problem.name}", "nodes")
+                processor[index[name]] = first + offset
+    known = np.flatnonzero(processor >= 0)
+    home = np.full(int(problem.class_of.max()) + 1, -1)
+    home[problem.class_of[known]] = processor[known]
+    processor = np.where(processor < 0, home[problem.class_of], processor)
+    if (processor < 0).any():
+        lost = problem.node_ids[int(np.argmin(processor))]
+        raise InvalidInput("is on no processor", source=path, field=f"node {lost}")
+    return processor
+
+
 def _unit_slip(edges: list[Fields]) -> bool:
     rates = [edge.number("size", 0) / edge.number("cost") for edge in edges if edge.number("cost")]
     rates = [rate for rate in rates if rate]

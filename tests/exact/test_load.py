@@ -9,8 +9,7 @@ import pytest
 from test_dp import load_problem
 
 from simdev.errors import InvalidInput
-from simdev.exact.load import processor_loads, read_load_problem
-from simdev.graphs.importers.reading import json_object, read_input
+from simdev.exact.load import processor_loads, read_load_problem, read_split
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[3] / "shared" / "data")) / "dnn-partitioning"
 published = pytest.mark.skipif(not DATA.is_dir(), reason="SIMDEV_DATA names no folder with dnn-partitioning")
@@ -91,21 +90,6 @@ def test_unit_slip_is_fixed_only_where_it_is(tmp_path):
     assert read_load_problem(slipped, fix_units=True).tensor_cost.tolist() == [2000]
     edges[0]["size"] /= 1000
     assert read_load_problem(write(tmp_path, edges=edges), fix_units=True).tensor_cost.tolist() == [2]
-
-
-def read_split(path, problem):
-    """The processor of each node in a published split. Nodes that it does not list follow their colour class."""
-    document = json_object(read_input(path), path)
-    index = {name: row for row, name in enumerate(problem.node_ids)}
-    processor = np.full(problem.n_nodes, -1)
-    for key, first in (("fpgas", 0), ("cpus", problem.accelerators)):
-        for offset, part in enumerate(document.rows(key)):
-            for name in part.items("nodes", []):
-                processor[index[name]] = first + offset
-    known = np.flatnonzero(processor >= 0)
-    home = np.full(problem.class_of.max() + 1, -1)
-    home[problem.class_of[known]] = processor[known]
-    return np.where(processor < 0, home[problem.class_of], processor)
 
 
 @published

@@ -7,7 +7,7 @@ import pytest
 
 from simdev.bench.bench import Observer
 from simdev.bench.rows import Row
-from simdev.errors import UnknownName
+from simdev.errors import InvalidInput, UnknownName
 from simdev.studies.reproduce import gdp, mirhoseini, placeto, reproduce, stats
 from simdev.studies.reproduce.lab import Case, Lab, RunResult
 
@@ -140,3 +140,34 @@ def test_the_smallest_experiment_from_end_to_end(tmp_path):
     for name in ("table1-dataflow.csv", "signs-eager.csv", "dearer-transfers.csv", "curves-eager.png"):
         assert (tmp_path / name).stat().st_size > 100
     assert {json.loads(line)["kind"] for line in (tmp_path / "journal.jsonl").read_text().splitlines()} == {"row"}
+
+
+def test_tarnawski_needs_the_folder_of_its_inputs(tmp_path):
+    with pytest.raises(InvalidInput, match="tarnawski: needs the folder of its public inputs"):
+        reproduce("tarnawski", tmp_path / "out", scale="tiny")
+    with pytest.raises(InvalidInput, match="speed: takes no folder"):
+        reproduce("speed", tmp_path / "out", scale="tiny", data=tmp_path)
+    with pytest.raises(InvalidInput, match="holds no throughput-inputs"):
+        reproduce("tarnawski", tmp_path / "out", scale="tiny", data=tmp_path)
+
+
+def test_tarnawski_makes_its_tables_and_resumes(tmp_path):
+    for folder in ("throughput-inputs", "latency-inputs"):
+        (tmp_path / folder / "LayerGraphs").mkdir(parents=True)
+        nodes = [
+            {"id": i, "cpuLatency": 20, "fpgaLatency": 2, "supportedOnFpga": 1, "size": 1, "isBackwardNode": 0}
+            for i in range(4)
+        ]
+        edges = [{"sourceId": i, "destId": i + 1, "cost": 1} for i in range(3)]
+        document = {"maxFPGAs": 2, "maxCPUs": 1, "maxSizePerFPGA": 3, "nodes": nodes, "edges": edges}
+        (tmp_path / folder / "LayerGraphs" / "toy_inference.json").write_text(json.dumps(document))
+    (tmp_path / "human-experts").mkdir()
+    split = {"fpgas": [{"nodes": [0, 1, 2]}, {"nodes": [3]}], "cpus": []}
+    (tmp_path / "human-experts" / "toy_inference_expert.json").write_text(json.dumps(split))
+    report = reproduce("tarnawski", tmp_path / "out", scale="tiny", data=tmp_path).read_text()
+    row = "| LayerGraphs/toy_inference | 4 | 2 | 8 OOM | 7 | 5 | 5 | 5 | "
+    assert row in report and "| 5 | 5 | proven |" in report
+    assert "| LayerGraphs/toy_inference | 4 | 2 | 80 | 10 | 10 | 10 | 10 | proven | 10 | 10 | proven |" in report
+    for kept in (tmp_path / "out" / "instances").glob("throughput*.json"):
+        kept.write_text(kept.read_text().replace('"7"', '"77"'))
+    assert "| 77 |" in reproduce("tarnawski", tmp_path / "out", scale="tiny", data=tmp_path).read_text()

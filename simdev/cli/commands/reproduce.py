@@ -12,7 +12,8 @@ from simdev.cli.app import BENCHMARK, command
 
 @command("reproduce", topic=BENCHMARK)
 def reproduce(
-    name: Annotated[str, typer.Argument(help="mirhoseini, placeto, gdp, or speed (of the learned placers).")],
+    name: Annotated[str, typer.Argument(help="mirhoseini, placeto, gdp, tarnawski or speed (of learned placers).")],
+    data: Annotated[Path | None, typer.Argument(help="tarnawski: folder of the public inputs.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder (default: leaderboard/reproduced/NAME).")
     ] = None,
@@ -26,4 +27,4 @@ def reproduce(
     from simdev.studies.reproduce import reproduce as make
 
     with progress.observer(0) as observer:
-        print(make(name, out or Path("leaderboard") / "reproduced" / name, scale=scale, observer=observer))
+        print(make(name, out or Path("leaderboard") / "reproduced" / name, scale=scale, observer=observer, data=data))

@@ -12,28 +12,40 @@ from importlib import import_module
 from pathlib import Path
 
 from simdev.bench.bench import Observer
-from simdev.errors import UnknownName
+from simdev.errors import InvalidInput, UnknownName
 from simdev.studies.reproduce.lab import Lab
 
-EXPERIMENTS = ("gdp", "mirhoseini", "placeto", "speed")
+EXPERIMENTS = ("gdp", "mirhoseini", "placeto", "speed", "tarnawski")
 SCALES = ("tiny", "small", "full")
 UNFINISHED = "The rest of this experiment has not run yet; the same command resumes it.\n"
 
 
-def reproduce(name: str, out: str | os.PathLike, *, scale: str = "small", observer: Observer | None = None) -> Path:
+def reproduce(
+    name: str,
+    out: str | os.PathLike,
+    *,
+    scale: str = "small",
+    observer: Observer | None = None,
+    data: str | os.PathLike | None = None,
+) -> Path:
     """Run experiment ``name`` in folder ``out``, write its report there, and return the path of the report.
 
     ``scale`` is the size of the experiment: ``tiny`` (seconds, to try it), ``small`` (as shipped) or ``full`` (hours).
-    If the call is interrupted, the same call resumes it. Raises :class:`UnknownName` for an unknown experiment or
+    ``data`` is the folder of public inputs that ``tarnawski`` reads (msr-fiddle/dnn-partitioning). If the call is
+    interrupted, the same call resumes it. Raises :class:`UnknownName` for an unknown experiment or
     scale.
     """
+    if (data is None) != (name != "tarnawski"):
+        what = "needs the folder of its public inputs" if data is None else "takes no folder of inputs"
+        raise InvalidInput(what, source=f"experiment {name}")
     if name not in EXPERIMENTS:
         raise UnknownName("experiment", name, EXPERIMENTS)
     if scale not in SCALES:
         raise UnknownName("scale", scale, SCALES)
     experiment = import_module(f"simdev.studies.reproduce.{name}")
-    with Lab(Path(out), experiment.SIZES[scale], observer or Observer()) as lab:
-        command, parts = f"simdev reproduce {name} --scale {scale}", []
+    with Lab(Path(out), experiment.SIZES[scale], observer or Observer(), data) as lab:
+        folder = "" if data is None else " FOLDER"
+        command, parts = f"simdev reproduce {name}{folder} --scale {scale}", []
         for part in experiment.run(lab):  # write a report after each part, so that finished parts are never lost
             parts += part
             lab.report(experiment.TITLE, command, [*parts, UNFINISHED])

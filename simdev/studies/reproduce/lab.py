@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,8 +71,9 @@ class Lab:
     All runs execute in this process, one at a time. They share compiled policies, and their times are comparable.
     """
 
-    def __init__(self, folder: Path, size, observer: Observer):
+    def __init__(self, folder: Path, size, observer: Observer, data: str | os.PathLike | None = None):
         self.folder, self.size, self.observer = folder.absolute(), size, observer
+        self.data = None if data is None else Path(data)  # public inputs
         self._stack = contextlib.ExitStack()
         self._instances: dict[Case, Instance] = {}
 

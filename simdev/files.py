@@ -152,6 +152,20 @@ def read_zipped(path: str | os.PathLike, most: int = MAX_DOCUMENT) -> str:
         return file.read()
 
 
+@contextlib.contextmanager
+def table_errors(source: object) -> Iterator[None]:
+    """Turn what a missing column, or a cell that is missing or no number, raises inside the block into
+    :class:`InvalidInput`."""
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except KeyError as error:
+        raise InvalidInput(f"column {error.args[0]!r} is missing", source=source) from None
+    except (csv.Error, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        raise InvalidInput(f"a cell is missing or malformed ({error})", source=source) from None
+
+
 class _Counted(io.RawIOBase):
     """A stream as :class:`Bounded`, for :mod:`io` to put a buffer and text on top."""
 

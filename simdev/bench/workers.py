@@ -234,8 +234,10 @@ def _do_tasks(connection: Connection) -> None:
             os._exit(0)
         try:
             connection.send(answer)
-        except (OSError, MemoryError):
+        except MemoryError:
             raise
+        except OSError:  # the bench is gone, or the task has closed the connection
+            os._exit(1)
         except Exception as error:
             connection.send((False, RuntimeError(f"the answer cannot be sent ({type(error).__name__})")))
 

@@ -38,6 +38,8 @@ PREDICTORS = {"simulated_ns": "model", "machine_ns": "model + machine"}  # simul
 
 # Cells with numbers, and those of them that hold a list.
 LISTS = {"samples_ns", "peak_bytes", "simulated_peak_bytes"}
+TEXTS = {"placement", "unit_devices", "name"}
+PREDICTED = {*PREDICTORS, "simulated_peak_bytes"}
 NUMBERS = LISTS | {"round", "disturbed", *(key for key in MEASURED if key.endswith("_ns")), *PREDICTORS}
 PARTS = {"ops": "#d62728", "channel": "#1f77b4", "copies": "#9467bd", "dispatch": "#7f7f7f", "rest": "#c7c7c7"}
 
@@ -94,8 +96,13 @@ def read_rows(path: Path) -> list[dict]:
     for number, line in enumerate(read_text(path).splitlines(), 1):
         row = parse_json(line, path, f"line {number}")
         missing = MEASURED - set(row) if isinstance(row, dict) else MEASURED
+        if not missing and "simulated_ns" in row:
+            missing = PREDICTED - set(row)
         if missing:
             raise InvalidInput(f"missing: {', '.join(sorted(missing))}", source=path, field=f"line {number}")
+        for key in row.keys() & TEXTS:
+            if not isinstance(row[key], str):
+                raise InvalidInput(f"{quoted(row[key])} is no text", source=path, field=f"line {number}: {key}")
         for key in row.keys() & NUMBERS:
             if not _numbers(row[key], key in LISTS):
                 raise InvalidInput(f"{quoted(row[key])} is no time or size", source=path, field=f"line {number}: {key}")

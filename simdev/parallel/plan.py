@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, quoted
 from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture import StageProgram, capture_stage
 from simdev.parallel.cluster import Cluster
@@ -27,6 +27,9 @@ from simdev.problem.costs import peak_flops
 from simdev.sim import Schedule
 
 Memory = tuple[tuple[tuple[Action, int, int], ...], ...]
+
+
+MAX_MICROBATCHES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,11 @@ class Plan:
                 raise InvalidInput(
                     f"{self.model.name} is not parallelised along it; known: {known}", source="mesh", field=axis
                 )
-        if self.microbatches < 1:
+        if not 1 <= self.microbatches <= MAX_MICROBATCHES:
             raise InvalidInput(
-                f"expected a whole number from 1 on, got {self.microbatches}", source="plan", field="microbatches"
+                f"expected a whole number from 1 to {MAX_MICROBATCHES}, got {quoted(self.microbatches)}",
+                source="plan",
+                field="microbatches",
             )
         self.cluster.check(self.mesh.ranks)
         if self.model.checks is not None:

@@ -120,8 +120,8 @@ def read_runs(folder: Path, source: str) -> tuple[list[Run], list[str]]:
             raise InvalidInput(f"column {error} is missing", source=path) from None
         except SimdevError as error:
             refused.append(f"{source} {name}: {error}")
-        except (ValueError, TypeError) as error:
-            raise InvalidInput(str(error), source=path, field=name) from None
+        except (ValueError, TypeError, AttributeError, ArithmeticError) as error:
+            raise InvalidInput(f"a cell is missing or malformed ({error})", source=path, field=name) from None
     return runs, refused
 
 

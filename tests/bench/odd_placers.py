@@ -145,3 +145,70 @@ def patient(problem, *, rng, budget, folder):
     if problem.graph.name == "tiny":
         (Path(folder) / "seen").touch()
     return Placement(np.ones(problem.graph.n_ops, np.int32))
+
+
+@placer("closer", version=1, family="test")
+def closer(problem, *, rng, budget):
+    """Closes every file, also the connection to the bench."""
+    os.closerange(3, 4096)
+    return Placement(np.ones(problem.graph.n_ops, np.int32))
+
+
+@placer("parricide", version=1, family="test")
+def parricide(problem, *, rng, budget):
+    """Kills the process that watches it."""
+    if problem.graph.name == "tiny":
+        return Placement(np.ones(problem.graph.n_ops, np.int32))
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
+@placer("sleeper", version=1, family="test")
+def sleeper(problem, *, rng, budget):
+    """Stops itself: only a signal from outside ends or continues it."""
+    if problem.graph.name != "tiny":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return Placement(np.ones(problem.graph.n_ops, np.int32))
+
+
+@placer("crasher", version=1, family="test")
+def crasher(problem, *, rng, budget):
+    """Ends by a segmentation fault, as broken native code does."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@placer("talker", version=1, family="test")
+def talker(problem, *, rng, budget):
+    raise RuntimeError("word " * 10_000_000)
+
+
+class Locked(Exception):
+    def __reduce__(self):
+        raise TypeError("stays here")
+
+
+@placer("locked", version=1, family="test")
+def locked(problem, *, rng, budget):
+    raise Locked("cannot be pickled")
+
+
+@placer("lingerer", version=1, family="test")
+def lingerer(problem, *, rng, budget):
+    """Leaves a thread that never ends, so that its process would not end either."""
+    import threading
+
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    return Placement(np.ones(problem.graph.n_ops, np.int32))
+
+
+@placer("outsider", version=1, family="test")
+def outsider(problem, *, rng, budget):
+    """Changes the folder, the streams, the signals and the recursion limit of its process."""
+    import sys
+
+    os.chdir("/")
+    sys.stdout = sys.stderr = None
+    sys.setrecursionlimit(50)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+        signal.signal(number, signal.SIG_IGN)
+    return Placement(np.ones(problem.graph.n_ops, np.int32))

@@ -162,6 +162,12 @@ RAISED = {
     "quitter": ("error", "the process ended with exit code 0 and without an answer"),
     "vandal": ("error", "the placer altered the problem that it was given"),
     "twins": ("ok", ""),
+    "closer": ("error", "the process ended with exit code 1 and without an answer"),
+    "parricide": ("memory", "the process was killed (signal 9): probably no memory was left"),
+    "crasher": ("error", "the process died of signal 11"),
+    "locked": ("error", "Locked: cannot be pickled"),
+    "lingerer": ("ok", ""),
+    "outsider": ("ok", ""),
     "single-gpu": ("ok", ""),
 }
 
@@ -232,6 +238,18 @@ def descendants(pid):
     return found
 
 
+def test_a_very_long_message_is_shortened(graphs, tmp_path):
+    (row,) = run(graphs[:1], odd("talker"), tmp_path, limits=Limits(300, 2 << 30))
+    assert row.error.startswith("RuntimeError: word word") and len(row.error) < 500
+
+
+def test_names_that_no_row_can_hold_are_refused(graphs, tmp_path):
+    for name in ("a\nb.npz", "a\x1b[2J.npz", os.fsdecode(b"a\xff.npz"), "a\u202e.npz"):
+        (tmp_path / name).write_bytes(Path(graphs[0]).read_bytes())
+        with pytest.raises(InvalidInput, match="cannot be printed"):
+            plan([str(tmp_path / name)], ["p100x2"], ["single-gpu"])
+
+
 def test_a_search_that_never_ends_keeps_its_best(graphs, tmp_path):
     (row,) = run(graphs[:1], odd("spendthrift"), tmp_path, budget="evaluations=5")
     assert row.evaluations == 5 and row.feasible
@@ -239,8 +257,9 @@ def test_a_search_that_never_ends_keeps_its_best(graphs, tmp_path):
     assert row.status == "error" and "0 evaluations" in row.error
 
 
-def test_a_run_that_takes_too_long_is_a_row(graphs, tmp_path):
-    (row,) = run(graphs[:1], [f"{ODD}:slow[seconds=600]"], tmp_path, limits=Limits(1, 2 << 30))
+@pytest.mark.parametrize("name", ["slow[seconds=600]", "sleeper"])
+def test_a_run_that_takes_too_long_is_a_row(graphs, tmp_path, name):
+    (row,) = run(graphs[:1], [f"{ODD}:{name}"], tmp_path, limits=Limits(1, 2 << 30))
     assert (row.status, row.error) == ("timeout", "longer than 1 s")
 
 

@@ -159,3 +159,44 @@ def test_rows_of_machines_of_several_nodes_are_verified(tmp_path, topology):
     assert verify(tmp_path / "out", jobs=1) == []
     submit(tmp_path / "out", tmp_path / "a.zip")
     assert verify(tmp_path / "a.zip", jobs=1) == []
+
+
+@pytest.mark.parametrize("cell", ["workload", "placer", "error", "machine", "overflow", "bound_method"])
+def test_cells_that_a_terminal_would_obey_are_refused(tmp_path, cell):
+    from dataclasses import replace
+
+    (row,) = small_board(tmp_path, placers=("single-gpu",))
+    rows.write_rows(tmp_path / "results.csv", [replace(row, **{cell: "a\x1b]0;b\x07"})])
+    with pytest.raises(InvalidInput, match=f"line 2: {cell}: .* cannot be printed"):
+        rows.read_rows(tmp_path / "results.csv", check_digest=False)
+
+
+def test_a_difference_is_one_short_printable_line():
+    from simdev.bench.verify import Difference
+
+    text = str(Difference("a row", "overflow", "x" * 10_000, "\x1b[2J"))
+    assert len(text) < 500 and text.isprintable() and "recomputed \\x1b[2J" in text
+
+
+def test_placers_times_workloads_beyond_reason_are_not_ranked(tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from simdev.bench import score
+
+    (row,) = small_board(tmp_path, placers=("single-gpu",))
+    many = [replace(row, workload=f"w{n}.npz", placer=f"p{n}") for n in range(11)]
+    assert len(score.ranking(many)) == 11
+    monkeypatch.setattr(score, "MAX_CELLS", 100)
+    with pytest.raises(InvalidInput, match="11 placers on 11 instances: at most 100"):
+        score.ranking(many)
+
+
+def test_a_row_cannot_ask_for_more_time_than_its_budget_of_evaluations_gets():
+    from types import SimpleNamespace
+
+    from simdev.bench.plan import BUDGETS
+    from simdev.bench.verify import LIMITS, Check
+
+    check = Check("fast", True, frozenset(), True, LIMITS)
+    for budget, more in (("seconds=1e300", 0), ("evaluations=999999999999", BUDGETS["standard"].seconds)):
+        assert check.seconds(SimpleNamespace(budget=budget)) == LIMITS.seconds + more

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.files import open_text
+from simdev.files import open_text, table_errors
 from simdev.measure.calibrate.build import datasheets
 from simdev.measure.calibrate.kernel_tables import fitted, read_kernel_tables
 from simdev.measure.calibrate.matrix_units import predicted_s
@@ -115,14 +115,15 @@ def _rows_of_torchtitan(path: Path) -> Iterable[dict[str, str]]:
 
 def _torchtitan_steps(path: Path) -> list[MeasuredStep]:
     steps, kind = [], load_kinds()[TORCHTITAN_KIND]
-    for row in _rows_of_torchtitan(path):
-        batch, sequence = int(row["local_batch"]), int(row["sequence"])
-        parts = step_parts(
-            MODELS[row["model"]], batch, sequence, recompute=row["recompute"], shards=int(row["dp_shard"])
-        )
-        measured = batch * sequence / float(row["tokens_per_s_per_gpu"])
-        case = f"{row['model']} {sequence} x {batch}{' compiled' if row['compile'] == 'yes' else ''}"
-        steps.append(MeasuredStep(case, kind.name, "bf16", measured, step_seconds(parts, kind)))
+    with table_errors(path):
+        for row in _rows_of_torchtitan(path):
+            batch, sequence = int(row["local_batch"]), int(row["sequence"])
+            parts = step_parts(
+                MODELS[row["model"]], batch, sequence, recompute=row["recompute"], shards=int(row["dp_shard"])
+            )
+            measured = batch * sequence / float(row["tokens_per_s_per_gpu"])
+            case = f"{row['model']} {sequence} x {batch}{' compiled' if row['compile'] == 'yes' else ''}"
+            steps.append(MeasuredStep(case, kind.name, "bf16", measured, step_seconds(parts, kind)))
     return steps
 
 
@@ -130,11 +131,16 @@ def memory_cases(data: Path) -> list[dict]:
     """F9: the peak of the fullest rank, in MiB."""
     cases = []
     for path in sorted(data.rglob("torchtitan.csv")):
-        for row in _rows_of_torchtitan(path):
-            batch, sequence, shards = (int(row[key]) for key in ("local_batch", "sequence", "dp_shard"))
-            peak = peak_bytes(
-                MODELS[row["model"]], batch, sequence, shards=shards, recompute=row["recompute"], embeddings=2
-            )
-            case = f"{row['model']} {sequence} x {batch}{' compiled' if row['compile'] == 'yes' else ''}"
-            cases.append({"case": case, "measured_mib": float(row["memory_gib"]) * 1024, "predicted_mib": peak / 2**20})
+        with table_errors(path):
+            cases += _memory_cases(path)
     return cases
+
+
+def _memory_cases(path: Path) -> Iterable[dict]:
+    for row in _rows_of_torchtitan(path):
+        batch, sequence, shards = (int(row[key]) for key in ("local_batch", "sequence", "dp_shard"))
+        peak = peak_bytes(
+            MODELS[row["model"]], batch, sequence, shards=shards, recompute=row["recompute"], embeddings=2
+        )
+        case = f"{row['model']} {sequence} x {batch}{' compiled' if row['compile'] == 'yes' else ''}"
+        yield {"case": case, "measured_mib": float(row["memory_gib"]) * 1024, "predicted_mib": peak / 2**20}

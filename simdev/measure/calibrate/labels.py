@@ -187,7 +187,17 @@ def _node(row: dict[str, str]) -> Node | None:
     called = CALLED.match(row["target"] or "")
     what = module[-1].split(".")[-1] if row["op"] == "call_module" and module else called[1] if called else ""
     stays = not isinstance(contiguous, list) or not contiguous or bool(contiguous[0])
-    return Node(what, row["Name"] or "", inputs, output, bool(REPEATED.search(row["meta"] or "")), stays, *times)
+    node = Node(what, row["Name"] or "", inputs, output, bool(REPEATED.search(row["meta"] or "")), stays, *times)
+    return node if _fits(node) else None
+
+
+def _fits(node: Node) -> bool:
+    """Whether the shapes have the dimensions that the op needs."""
+    if node.what in PRODUCTS and len(node.inputs) >= 2:
+        return all(len(shape) >= 2 for shape in node.inputs[-2:])
+    if node.what in ("Linear", "LayerNorm", "softmax"):
+        return len(node.output) >= 1 and (not node.inputs or len(node.inputs[0]) >= 1)
+    return True
 
 
 def _shape(value) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.files import read_zipped
+from simdev.files import read_zipped, table_errors
 from simdev.measure.calibrate.manifest import held_out
 
 MAX_RANGES = 6
@@ -81,7 +81,8 @@ def read_links(path: str | os.PathLike) -> list[LinkTable]:
     name = Path(path).name.split(".")[0]
     head = lines[0].split(",") if lines else []
     if "collective" in head and "size" in head:
-        return _vidur(lines, name, path)
+        with table_errors(path):
+            return _vidur(lines, name, path)
     if head[:1] == ["size(B)"]:
         return [_nccl_csv(lines, name, path)]
     if any(re.match(r"#\s+size\s+count\s+type", line) for line in lines):
@@ -145,7 +146,7 @@ def _workers(name: str) -> int:
 def _table(name, operation, workers, per_node, rows, skipped, path) -> LinkTable:
     times: dict[int, list[float]] = {}
     for size, ns in rows:
-        if size > 0 and 0 < ns < 1e13:
+        if 0 < size < 1 << 62 and 0 < ns < 1e13:
             times.setdefault(size, []).append(ns)
         else:
             skipped += 1

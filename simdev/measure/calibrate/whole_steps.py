@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.files import open_text
+from simdev.files import open_text, table_errors
 from simdev.problem.opcost.parts import Part
 from simdev.problem.topology import DeviceKind, load_kinds
 
@@ -134,7 +134,7 @@ class MeasuredStep:
 def read_llm_foundry(path: Path) -> list[MeasuredStep]:
     """Read published MPT steps on one node of eight boards (mosaicml/llm-foundry, scripts/train/benchmarking)."""
     kinds, steps = load_kinds(), []
-    with open_text(path) as file:
+    with table_errors(path), open_text(path) as file:
         for row in csv.DictReader(file):
             model = MODELS.get(row["Model"])
             if (

@@ -23,6 +23,13 @@ def sheet_rows(path: str | Path) -> Iterator[tuple[str, int, dict[str, str | flo
     Raises :class:`InvalidInput` if the file is not a workbook, is truncated, has a part of over 128 MiB, or lists a
     sheet twice.
     """
+    try:
+        yield from _sheet_rows(path)
+    except InvalidInput as error:
+        raise InvalidInput(f"not a readable workbook ({error.message})", source=path) from None
+
+
+def _sheet_rows(path: str | Path) -> Iterator[tuple[str, int, dict[str, str | float]]]:
     with open_zip(path) as archive:
         texts = _shared_strings(archive, path)
         for name, part in _sheets(archive, path):

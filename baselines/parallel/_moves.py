@@ -6,21 +6,29 @@ from dataclasses import replace
 
 from simdev.parallel.mesh import Mesh
 from simdev.planners import Choice, Job
-from simdev.planners.job import RECOMPUTE
+from simdev.planners.job import RECOMPUTE, stages_of
 
 AXES = ("pp", "tp", "cp", "ep", "dp_shard", "dp_replicate")
 
 
 def neighbours(job: Job, choice: Choice) -> list[Choice]:
     """Every plan with stages of equal depth that differs in one respect: a prime factor moved from one mesh axis to
-    another, the next microbatch size, or the next kind of recomputation."""
+    another, the next microbatch size, the next kind of recomputation, or another schedule."""
     plain = replace(choice, stage_layers=())
-    found = [replace(plain, mesh=mesh) for mesh in _meshes(job, plain.mesh)]
+    found = [_with_mesh(plain, mesh) for mesh in _meshes(job, plain.mesh)]
     found += [replace(plain, microbatch=size) for size in _next(sorted(job.microbatches), plain.microbatch)]
     kinds = [kind for kind in RECOMPUTE if kind in job.known_recomputes]
     found += [replace(plain, recompute=kind) for kind in _next(kinds, plain.recompute)]
+    if plain.mesh["pp"] > 1:
+        found += [replace(plain, schedule=name, stages_per_rank=stages_of(name)) for name in job.schedules]
     allowed = _allowed(job)
     return [c for c in dict.fromkeys(found) if c != choice and allowed(c.mesh) and job.valid(c)]
+
+
+def _with_mesh(choice: Choice, mesh: Mesh) -> Choice:
+    if mesh["pp"] > 1:
+        return replace(choice, mesh=mesh)
+    return replace(choice, mesh=mesh, schedule="1f1b", stages_per_rank=1)
 
 
 def _next(values: list, value) -> list:

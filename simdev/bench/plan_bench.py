@@ -37,7 +37,7 @@ BOARD = (
     ("mpt-70b", ("dgx-h100[nodes=8]", "dgx-h100[nodes=64]"), 1024),
     ("mixtral-8x7b", ("dgx-h100[nodes=8]",), 1024),
 )
-DEFAULT_CHOICES = {"microbatches": [1, 2, 4], "recomputes": ["none", "selective", "full"]}
+DEFAULT_CHOICES = {"microbatches": [1, 2], "recomputes": ["none", "selective", "full"]}
 
 
 @dataclass(frozen=True)

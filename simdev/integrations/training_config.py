@@ -45,6 +45,7 @@ def torchtitan(job: Job, choice: Choice) -> str:
     if mesh["pp"] > 1:
         parallelism["pipeline_parallel_schedule"] = TORCHTITAN_SCHEDULES[choice.schedule]
         parallelism["pipeline_parallel_microbatch_size"] = choice.microbatch
+        parallelism["pipeline_parallel_layers_per_stage"] = -(-job.layers // (mesh["pp"] * choice.stages_per_rank))
     checkpoint = {"mode": choice.recompute}
     if choice.recompute == "selective":
         checkpoint["selective_ac_option"] = "op"

@@ -156,7 +156,7 @@ def _choice_bound(job: Job, choice: Choice, whole: _Whole) -> float:
     ranks, microbatches = mesh["pp"], job.batch // (mesh.replicas * choice.microbatch)
     if (whole.resident_bytes / mesh["dp_shard"] + whole.kept_bytes) / ranks > job.cluster.kind.memory_bytes:
         return inf
-    simple = choice.schedule in ("gpipe", "1f1b") and choice.stages_per_rank == 1
+    simple = set(job.schedules) <= {"gpipe", "1f1b"}
     bound = passes / (1 - (1 - 1 / microbatches) ** ranks) if simple else passes * microbatches / ranks
     bound = max(bound, whole.issue_ns * microbatches / ranks)
     axes = [axis for axis in ("dp_replicate", "dp_shard") if mesh[axis] > 1]

@@ -100,21 +100,24 @@ def extrapolated(program: PlanProgram) -> np.ndarray | None:
     program's plan, from simulations of few; None if that cannot be had.
 
     A pipeline in its steady state repeats itself: each further round of microbatches adds the same times. Three
-    simulations with one round more each show whether the steady state is reached; it must add the same twice.
+    simulations, the second with one round more than the first and the third with four more, show whether the steady
+    state is reached: the third must have added four times as much step time as the second. Exposed communication
+    may take longer to become steady than the step time, and is then slightly off.
     """
     plan = program.plan
     ranks = plan.mesh["pp"]
     one = 1 if plan.stages_per_rank == 1 else ranks  # microbatches in a round
-    first = plan.microbatches % one + one * -(-max(2 * ranks + 2, 5) // one)
+    first = plan.microbatches % one + one * -(-max(3 * ranks + 2, 6) // one)
     rounds, rest = divmod(plan.microbatches - first, one)
-    if rest or rounds < 6:
+    if rest or rounds < 8:
         return None
     times = [
-        _times(simulate_program(replace(program, plan=replace(plan, microbatches=first + n * one)))) for n in range(3)
+        _times(simulate_program(replace(program, plan=replace(plan, microbatches=first + n * one)))) for n in (0, 1, 4)
     ]
-    if (times[2] - times[1] != times[1] - times[0]).any():
+    added = times[1] - times[0]
+    if times[2][0] - times[0][0] != 4 * added[0]:
         return None
-    return times[0] + rounds * (times[1] - times[0])
+    return times[0] + rounds * added
 
 
 def _times(report: PlanReport) -> np.ndarray:

@@ -15,6 +15,7 @@ from simdev.parallel.mesh import Mesh
 from simdev.parallel.plan import Plan
 
 RECOMPUTE = ("none", "selective", "full")  # less memory and more work from left to right
+LOOPED = ("interleaved", "looped-bfs")  # schedules with several stages on a pipeline rank
 LONG = 8192  # tokens; shorter sequences are not split among ranks (cp)
 
 
@@ -79,7 +80,7 @@ class Job:
 
     ``parameters`` are those of the model; ``microbatch`` and ``recompute`` in them are replaced by each choice.
     ``framework`` names what issues the kernels (:mod:`simdev.parallel.hosts`). ``microbatches`` are the microbatch
-    sizes and ``recomputes`` the kinds of recomputation that planners may choose.
+    sizes, ``recomputes`` the kinds of recomputation and ``schedules`` the schedules that planners may choose.
     """
 
     model: ParallelModel
@@ -90,7 +91,7 @@ class Job:
     framework: str = "eager"
     microbatches: tuple[int, ...] = (1, 2, 4, 8)
     recomputes: tuple[str, ...] = RECOMPUTE
-    schedules: tuple[str, ...] = ("1f1b",)
+    schedules: tuple[str, ...] = ("1f1b", "interleaved")
     name: str = field(default="", compare=False)
 
     def __post_init__(self):
@@ -205,14 +206,19 @@ class Job:
         for mesh in self.meshes():
             for microbatch in self.microbatches:
                 for recompute in self.known_recomputes:
-                    for schedule in self.schedules if mesh["pp"] > 1 else self.schedules[:1]:
-                        choice = Choice(mesh, microbatch, recompute, schedule)
+                    for schedule in self.schedules if mesh["pp"] > 1 else ("1f1b",):
+                        choice = Choice(mesh, microbatch, recompute, schedule, stages_of(schedule))
                         if self.valid(choice):
                             yield choice
 
     def with_changes(self, **changes) -> Job:
         """The job with other fields."""
         return replace(self, **changes)
+
+
+def stages_of(schedule: str) -> int:
+    """Stages on a pipeline rank that planners choose for a schedule."""
+    return 2 if schedule in LOOPED else 1
 
 
 def _divisors(n: int) -> list[int]:

@@ -8,7 +8,8 @@ def tiny_job():
     from simdev.planners import Job
 
     model, parameters = find_model("gpt-3.6b[width=256,layers=6,heads=4,length=256,vocabulary=1024]")
-    return Job(model, parameters, load_cluster("dgx-a100"), 8, ranks=4, framework="megatron", microbatches=(1, 2))
+    small = {"ranks": 4, "framework": "megatron", "microbatches": (1, 2), "schedules": ("1f1b",)}
+    return Job(model, parameters, load_cluster("dgx-a100"), 8, **small)
 
 
 @pytest.fixture(scope="session")

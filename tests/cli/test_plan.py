@@ -1,0 +1,64 @@
+"""``simdev plan``: the table, JSON, the configuration, and mistakes that are named."""
+
+import json
+import tomllib
+
+import pytest
+from typer.testing import CliRunner
+
+from simdev.cli.app import app
+
+MODEL = "gpt-3.6b[width=256,layers=4,heads=4,length=256,vocabulary=1024]"
+
+
+def run(*arguments):
+    import simdev.cli.main  # noqa: F401  (registers the commands)
+
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_the_best_plans_and_a_configuration(tmp_path):
+    pytest.importorskip("torch")
+    out = tmp_path / "plan.toml"
+    common = ["plan", MODEL, "dgx-a100", "--batch", "16", "--microbatch", "1", "--recompute", "none", "-j", "1"]
+    done = run(*common, "--json", "--price", "2", "--write", "torchtitan", "--out", str(out))
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    best = found["plans"][0]
+    assert found["ranks"] == 8 and found["simulated"] > 3
+    assert all(row["step_time_s"] >= best["step_time_s"] for row in found["plans"])
+    assert 0 < best["bound_s"] <= best["step_time_s"] and 0 < best["mfu"] < 1
+    assert best["dollars_per_million_tokens"] > 0 and found["plans"][1]["why"]
+    degrees = tomllib.loads(out.read_text())["parallelism"]
+    sizes = best["plan"]["mesh"]
+    assert degrees["tensor_parallel_degree"] == sizes.get("tp", 1)
+    assert degrees["data_parallel_replicate_degree"] == sizes.get("dp_replicate", 1)
+    text = run(*common)
+    assert "tokens/s/GPU" in text.stdout and "What would help" in text.stdout
+    assert best["name"] in text.stdout
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--planner", "megaton"], "megatron"),
+        (["--write", "pytorch"], "torchtitan"),
+        (["--microbatch", "two"], "--microbatch"),
+        (["--batch", "0"], "batch"),
+        (["--host", "fast"], "host"),
+    ],
+)
+def test_mistakes_are_named(more, message):
+    from simdev.errors import SimdevError
+
+    done = run("plan", MODEL, "dgx-a100", *more)
+    assert done.exit_code != 0
+    assert isinstance(done.exception, SimdevError) and message in str(done.exception)
+
+
+def test_a_job_that_divides_by_nothing_is_refused():
+    pytest.importorskip("torch")
+    from simdev.errors import SimdevError
+
+    done = run("plan", MODEL, "dgx-a100", "--planner", "ddp", "--batch", "7")
+    assert isinstance(done.exception, SimdevError) and "7 sequences" in str(done.exception)

@@ -43,13 +43,9 @@ class Neighbourhood:
         pivot = int(np.searchsorted(self.cumulative, rng.random() * self.cumulative[-1], side="right"))
         return min(pivot, len(self.cumulative) - 1)
 
-    def scale(self, rng: np.random.Generator) -> int:
-        """The scale of a move: a depth of the module tree, or beyond the last, a run of units, or a single one."""
-        return int(rng.integers(len(self.modules) + 2))
-
-    def members(self, rng, pivot: int, devices: np.ndarray, scale: int | None = None) -> np.ndarray:
+    def members(self, rng: np.random.Generator, pivot: int, devices: np.ndarray) -> np.ndarray:
         """The units that move with ``pivot``: those of its module or run that are on its device."""
-        scale = self.scale(rng) if scale is None else scale
+        scale = int(rng.integers(len(self.modules) + 2))
         if scale < len(self.modules):
             members = np.flatnonzero(self.modules[scale] == self.modules[scale][pivot])
         elif scale == len(self.modules):

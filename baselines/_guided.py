@@ -13,7 +13,7 @@ from simdev.baselines._climb import Neighbourhood
 from simdev.baselines._critical import Critical, critical
 from simdev.baselines._order import fifo_starts, ordered, path_keys, priority_of
 from simdev.baselines._search import draw_device
-from simdev.baselines._units import choices
+from simdev.baselines._units import capacities, choices, used_devices
 from simdev.errors import BudgetExhausted
 from simdev.placers.budget import Budget, Share
 from simdev.placers.score import Score
@@ -21,8 +21,13 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 
 TRIES = 20  # draws without a move after which draw() gives up
-PATIENCE = 600  # evaluations without a new best after which the search leaves the best by a few blind moves
-KICKS = 3
+PATIENCE = 600  # evaluations without a new best after which the search leaves the best by a few blind moves,
+PATIENCE_PER_UNIT = 10  # or so many for each unit if that is less
+KICKS = 3  # blind moves at most
+TIGHT = 0.9  # share of all memory from which on persistent bytes make the problem one of packing
+EXCHANGES = 0.5  # share of exchanges among the moves of such a problem
+NEAR = 1.2  # in such a problem, step times up to so many times the best are accepted
+DRAWN = 24  # units of a device among which an exchange is sought
 REFRESH = 40  # evaluations after which the critical path of a changed placement is traced again
 
 
@@ -58,6 +63,12 @@ class Guided:
         graph = problem.graph
         self.source, self.target = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
         self.path: Critical | None = None
+        self.atom_label, self.atom_units = np.unique(self.around.atoms, return_index=True)
+        self.atom_bytes = np.zeros(len(self.atom_label), np.int64)
+        np.add.at(self.atom_bytes, np.searchsorted(self.atom_label, self.around.atoms), problem.unit_persistent_bytes)
+        self.capacity = capacities(problem)
+        usable = self.capacity[used_devices(allowed)].sum()
+        self.tight = bool(self.atom_bytes.sum() > TIGHT * usable)
 
     # States
 
@@ -90,35 +101,37 @@ class Guided:
     def improve(self, start: State, share: Share) -> State:
         """Spend ``share`` of the budget on moves from ``start`` and return the best state.
 
-        A move that does not make the placement worse is taken. After :data:`PATIENCE` evaluations without a new best,
-        the search returns to the best and leaves it by a few moves that need only fit.
+        A move that does not make the placement worse is taken; in problems of packing, where few placements fit, also
+        one that is little slower than the best. After :data:`PATIENCE` evaluations without a new best,
+        the search returns to the best and leaves it by up to :data:`KICKS` moves that it takes blindly, also if the
+        placement then does not fit: the following moves first make it fit again.
         """
-        budget, current, best, stale, seen = self.budget, start, start, 0, -REFRESH
+        budget, rng, current, best, stale, seen = self.budget, self.rng, start, start, 0, -REFRESH
         last, end = budget.used + share.evaluations, budget.elapsed + share.seconds
+        patience, blind = min(PATIENCE, PATIENCE_PER_UNIT * self.graph.n_units), 0
         self._stand(current)
         while budget.open and budget.used < last and budget.elapsed < end:
+            if stale >= patience:
+                current, stale, blind = best, 0, int(rng.integers(1, KICKS + 1))
+                self._stand(current)
             if self.path is None and budget.used >= seen + REFRESH:
                 self._trace(current)
                 seen = budget.used
-            blind = stale >= PATIENCE
-            if blind and stale == PATIENCE:
-                current = best
-                self._stand(current)
             candidate = self._propose(current)
             if candidate is None:
                 return best
-            below = None if blind or not current.score.fits else current.score.step_ns + 1
+            below = None if blind or self.tight or not current.score.fits else current.score.step_ns + 1
             found = self._try(current, candidate, below)
             stale += 1
-            if found <= current.score or (blind and found.fits):
+            near = self.tight and found.fits and best.score.fits and found.step_ns <= best.score.step_ns * NEAR
+            if blind or near or found <= current.score:
                 current = State(candidate.devices, candidate.bias, found)
                 self._keep()
                 if found < best.score:
                     best, stale = current, 0
             else:
                 self._leave()
-            if stale >= PATIENCE + KICKS:
-                stale = 0
+            blind = max(0, blind - 1)
         return best
 
     def _try(self, current: State, candidate: State, below: int | None) -> Score:
@@ -176,6 +189,8 @@ class Guided:
     def _move(self, devices: np.ndarray) -> np.ndarray | None:
         """A neighbour of unit ``devices``; None if the draw does not move anything."""
         draw, moves = self.rng.random(), self.moves
+        if self.tight and self.rng.random() < EXCHANGES:
+            return self._exchange(devices)
         if draw < moves.critical and self.path is not None:
             return self._move_on_path(devices)
         if draw < moves.critical + moves.cut:
@@ -213,14 +228,45 @@ class Guided:
         return self._moved(devices, units, int(devices[other]))
 
     def _swap(self, devices: np.ndarray) -> np.ndarray | None:
-        """Exchange a group of units of one device and a group of another: the only way if both devices are full."""
+        """Exchange a group of units of one device and a group of another."""
         pivots = self.around.pivot(self.rng), self.around.pivot(self.rng)
         if devices[pivots[0]] == devices[pivots[1]]:
             return None
-        scale = self.around.scale(self.rng)
-        groups = [self.around.members(self.rng, pivot, devices, scale) for pivot in pivots]
+        groups = [self.around.members(self.rng, pivot, devices) for pivot in pivots]
         first = self._moved(devices, groups[0], int(devices[pivots[1]]))
         return None if first is None else self._moved(first, groups[1], int(devices[pivots[0]]))
+
+    def _exchange(self, devices: np.ndarray) -> np.ndarray | None:
+        """Exchange one or two units of a device for up to two of another that fit in their place: the only way if the
+        devices are full. Parameters move with their readers, and sizes are persistent bytes.
+
+        Of the possible exchanges of a drawn set, a random one of those with the least bytes over memory is made.
+        """
+        rng, atoms = self.rng, self.around.atoms
+        home = devices[self.atom_units]
+        taken = np.bincount(home, self.atom_bytes, len(self.capacity))
+        full = np.flatnonzero(taken > self.capacity)
+        here = int(rng.choice(full)) if len(full) else int(home[int(rng.integers(len(home)))])
+        there = int(rng.integers(len(self.capacity)))
+        ours, theirs = (rng.permutation(np.flatnonzero(home == device))[:DRAWN] for device in (here, there))
+        if here == there or not len(ours):
+            return None
+        give = ours[: int(rng.integers(1, 3))]
+        first, second = np.triu_indices(len(theirs) + 1)  # the last index stands for nothing
+        sizes = np.append(self.atom_bytes[theirs], 0)
+        back = np.where(first == second, sizes[first], sizes[first] + sizes[second])
+        more = back - self.atom_bytes[give].sum()
+        over = np.maximum(taken[here] + more - self.capacity[here], 0)
+        over += np.maximum(taken[there] - more - self.capacity[there], 0)
+        chosen = int(rng.choice(np.flatnonzero(over == over.min())))
+        take = np.array([index for index in {first[chosen], second[chosen]} if index < len(theirs)], np.int64)
+        moved = devices.copy()
+        for numbers, device in ((give, there), (theirs[take], here)):
+            units = np.flatnonzero(np.isin(atoms, self.atom_label[numbers]))
+            if not self.allowed[device, units].all():
+                return None
+            moved[units] = device
+        return moved
 
     def _moved(self, devices: np.ndarray, units: np.ndarray, target: int = -1) -> np.ndarray | None:
         if target < 0:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from simdev.baselines._order import ordered, priority_of_list
 from simdev.baselines._units import capacities, choices, used_devices
 from simdev.placers.budget import Budget
 from simdev.problem.costs import FREE_KINDS
@@ -183,20 +184,27 @@ def mean_costs(problem: Problem, allowed: np.ndarray) -> tuple[np.ndarray, np.nd
     return duration, transfer
 
 
-def fit(problem: Problem, budget: Budget, build: Callable[[np.ndarray], np.ndarray]) -> Placement:
+def fit(
+    problem: Problem, budget: Budget, build: Callable[[np.ndarray], np.ndarray], order: np.ndarray | None = None
+) -> Placement:
     """Retry ``build(headroom)`` with less and less memory until the placement fits.
 
     ``build`` takes the bytes that it may use on each device, int64 ``(D,)``, and returns unit devices, int ``(u,)``.
     Returns the first placement that fits according to the simulator or, without a budget, the first placement. If none
     fits, returns the one with the least overflow.
+
+    ``order`` int ``(k,)``, the ops as the scheduler takes them, becomes the priorities of the placement if the rules of
+    the problem use any.
     """
     capacity = capacities(problem)
     best, least = None, None
+    priority = None if order is None or not ordered(problem) else priority_of_list(problem, order)
     for share in HEADROOM_SHARES:
-        placement = Placement.of_units(problem, build((capacity * share).astype(np.int64)))
+        units = build((capacity * share).astype(np.int64))
+        placement = Placement(units[problem.graph.unit_of_op], priority)
         if not budget.open:
             return best or placement
-        score = budget.evaluate(placement.devices)
+        score = budget.evaluate(placement.devices, priority=priority)
         if least is None or score.overflow_bytes < least:
             best, least = placement, score.overflow_bytes
         if score.fits:

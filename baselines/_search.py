@@ -111,7 +111,8 @@ def atoms(problem: Problem) -> np.ndarray:
     nothing.
     """
     graph = problem.graph
-    holders = np.flatnonzero((graph.op_persistent_bytes > 0) & (np.diff(graph.input_ptr) == 0))
+    free = (problem.costs.op_ns <= 1).all(axis=0)  # a task that takes time is no parameter
+    holders = np.flatnonzero((graph.op_persistent_bytes > 0) & (np.diff(graph.input_ptr) == 0) & free)
     label = list(range(graph.n_units))
 
     def root(unit):

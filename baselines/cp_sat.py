@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.baselines._climb import Neighbourhood, climb
+from simdev.baselines._guided import search_from
+from simdev.baselines._order import ordered
 from simdev.baselines._search import Incumbent
 from simdev.baselines._units import choices
 from simdev.errors import Unsupported
@@ -36,9 +38,9 @@ def cp_sat(problem, *, rng, budget, blocks, fine, free, effort, rounds):
     ``rounds`` rounds, ``free`` of ``fine`` smaller blocks may move and the others stay. The free blocks are alternately
     a stretch of the graph and the blocks of two devices. Every solution of the solver is simulated on the full graph,
     and the simulated score decides. The remaining evaluations are spent on the moves of ``local-search``, which move
-    single ops of a block. ``effort`` is CP-SAT's deterministic time for all models; the first model gets a third of it.
-    A solve also ends after 20 s (the first) or 5 s of wall-clock time. If that happens, on a busy host, the row need
-    not repeat.
+    single ops of a block; if the placement brings its order of ops, on those of ``long-search``. ``effort`` is CP-SAT's
+    deterministic time for all models; the first model gets a third of it. A solve also ends after 20 s (the first) or
+    5 s of wall-clock time. If that happens, on a busy host, the row need not repeat.
     """
     search = _Search(problem, budget)
     for name, key in zip(STARTS, rng.integers(1 << 62, size=len(STARTS)).tolist(), strict=True):
@@ -60,7 +62,7 @@ def cp_sat(problem, *, rng, budget, blocks, fine, free, effort, rounds):
         released = _neighbourhood(problem, small, search.best, order, free, turn, rng)
         search.improve(small, released, effort / 1.5 / rounds, 5.0, int(rng.integers(1 << 30)))
     search.refine(rng)
-    return Placement(search.best)
+    return Placement(search.best, search.priority)
 
 
 class _Search:
@@ -68,6 +70,7 @@ class _Search:
 
     def __init__(self, problem, budget):
         self.problem, self.budget, self.best, self.score = problem, budget, None, None
+        self.priority: np.ndarray | None = None  # None: the default priorities
 
     def evaluate(self, devices) -> None:
         if self.budget.open:
@@ -112,6 +115,10 @@ class _Search:
     def refine(self, rng) -> None:
         """Spend the remaining evaluations on moves in the full graph, which no block model contains."""
         if not self.budget.open:
+            return
+        if ordered(self.problem):
+            found = search_from(self.problem, self.budget, rng, [Placement(self.best)], 1)
+            self.best, self.priority = found.devices, found.priority
             return
         unit_first = np.unique(self.problem.graph.unit_of_op, return_index=True)[1]
         found = Incumbent(self.problem, self.budget, self.best[unit_first])

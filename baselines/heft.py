@@ -20,7 +20,8 @@ def heft(problem, *, rng, budget):
     """Rank ops by upward rank with mean costs, then place each at its earliest finish time over the accelerators.
 
     As in the paper, an op may be inserted into an idle interval, transfers do not contend and a device runs one op at a
-    time. Colocation and memory are added: a device without enough free memory is skipped.
+    time. Colocation and memory are added: a device without enough free memory is skipped. Under the order ``priority``,
+    the ranks are the priorities.
     """
     table = tables(problem, forward_only=False)
     order = upward_order(problem, table)
@@ -30,7 +31,7 @@ def heft(problem, *, rng, budget):
         kernels().earliest_finish_first(table, state, order, np.zeros((0, 0), np.int64))
         return unit_devices(problem, table, state)
 
-    return fit(problem, budget, build)
+    return fit(problem, budget, build, order)
 
 
 def upward_order(problem, table) -> np.ndarray:

@@ -21,7 +21,7 @@ from simdev.placers.placer import placer
 def peft(problem, *, rng, budget):
     """Place the ready op with the largest mean optimistic cost where its finish time plus optimistic cost is least.
 
-    An op may be inserted into an idle interval. Communication, colocation and memory are as in ``heft``.
+    An op may be inserted into an idle interval. Communication, colocation, memory and priorities are as in ``heft``.
     """
     table = tables(problem, forward_only=False)
     k = len(used_devices(table.allowed))
@@ -34,7 +34,7 @@ def peft(problem, *, rng, budget):
         kernels().earliest_finish_first(table, state, order, optimistic)
         return unit_devices(problem, table, state)
 
-    return fit(problem, budget, build)
+    return fit(problem, budget, build, order)
 
 
 def ready_order(graph, table, rank: np.ndarray) -> np.ndarray:

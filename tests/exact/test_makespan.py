@@ -4,17 +4,16 @@ import itertools
 
 import numpy as np
 import pytest
+from drawn import moirai_example
 from test_exact_placers import machine, place, training_chain
 
 from simdev.errors import InvalidInput, Unsupported
 from simdev.exact.blocks import blocks
 from simdev.exact.makespan import solve_makespan
 from simdev.placers.testing import random_problem
-from simdev.problem.costs import CostTable
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.problem.topology import Device, DeviceKind, Link, Topology
 from simdev.sim import simulate
 
 
@@ -120,38 +119,7 @@ def test_cp_sat_is_no_worse_than_its_starts_and_repeats():
         place("cp-sat", problem, evaluations=0)
 
 
-# The example of Moirai (Zhang et al. 2023): task: (readers, ms on three devices, bytes); (task, reader): ms between
-# devices 0 and 1, 0 and 2, 1 and 2. Its virtual source and sink, which cost nothing, are left out.
-TASKS = {
-    1: ([5], (8, 9, 7), 5), 2: ([5], (7, 6, 8), 2), 5: ([11], (8, 5, 6), 4), 6: ([11], (5, 8, 6), 5),
-    7: ([11], (5, 4, 3), 3), 11: ([14], (3, 3, 5), 4), 13: ([19], (6, 7, 8), 2), 14: ([19, 23], (1, 2, 4), 1),
-    18: ([22], (7, 9, 6), 4), 19: ([22], (2, 5, 4), 6), 22: ([], (7, 5, 8), 5), 23: ([], (6, 7, 5), 3),
-}  # fmt: skip
-SENDS = {
-    (1, 5): (3, 4, 2), (2, 5): (1, 3, 2), (5, 11): (2, 4, 2), (6, 11): (1, 3, 2), (7, 11): (2, 1, 1),
-    (11, 14): (4, 3, 1), (13, 19): (4, 2, 3), (14, 19): (1, 2, 4), (14, 23): (3, 2, 3),
-    (18, 22): (2, 2, 4), (19, 22): (1, 3, 2),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("contention", ["fifo", "none"])
 def test_example_of_moirai(contention):
-    kinds = [DeviceKind(f"p{i}", bytes_, {"f32": 1e9}, 1e12, granularity=1) for i, bytes_ in enumerate((14, 14, 16))]
-    links = tuple(Link((f"d{i}", "switch"), 10**9, 0) for i in range(3))  # one transfer leaves or enters at a time
-    topology = Topology("moirai", tuple(Device(f"d{i}", kind) for i, kind in enumerate(kinds)), links, ("switch",))
-    b, handle = GraphBuilder("moirai"), {}
-    for task, (_, _, size) in TASKS.items():
-        handle[task] = b.op(str(task), "op", persistent_bytes=size)
-    for task, reader in SENDS:
-        b.connect(b.tensor(handle[task], 0), handle[reader])
-    graph = b.build()
-    op_ns = np.array([[1000 * TASKS[int(name)][1][d] for name in graph.op_names] for d in range(3)])
-    names = [int(name) for name in graph.op_names]
-    sends = [
-        SENDS[names[graph.tensor_producer[t]], names[graph.consumers[graph.consumer_ptr[t]]]]
-        for t in range(graph.n_tensors)
-    ]
-    pair = np.array([[-1, 0, 1], [0, -1, 2], [1, 2, -1]])
-    costs = CostTable(op_ns, np.arange(3), 1000 * np.array(sends).T, pair, np.zeros(graph.n_ops, np.int64))
-    found = solve_makespan(Problem(graph, topology, costs, Rules(contention=contention)), seconds=20)
+    found = solve_makespan(moirai_example(Rules(contention=contention)), seconds=20)
     assert found.status == "optimal" and found.model_ns == found.bound_ns == 30_000

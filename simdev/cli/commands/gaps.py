@@ -47,5 +47,6 @@ def summary(lines: list[dict[str, str]]) -> str:
     shares = [float(line["gap"].rstrip("%")) for line in lines if line["gap"]]
     if not shares:
         return "no case has a result and a bound"
-    near = [sum(share <= most for share in shares) for most in (10, 20)]
-    return f"{len(shares)} cases: {near[0]} within 10 %, {near[1]} within 20 % of the bound; median gap {median(shares):.1f} %"
+    near, nearer = (sum(share <= most for share in shares) for most in (20, 10))
+    middle = f"median gap {median(shares):.1f} %"
+    return f"{len(shares)} cases: {nearer} within 10 %, {near} within 20 % of the bound; {middle}"

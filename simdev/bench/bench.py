@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
 from dataclasses import replace
@@ -148,6 +149,7 @@ class _Session:
         self.lost: list[str] = []
         self.done, self.warming = 0, False
         self.estimate = Estimate(limits)
+        self.began: dict[str, float] = {}  # by title: when a running task was first seen
 
     def run(self) -> None:
         for name in sorted({run.instance for run in self.runs}):
@@ -161,7 +163,9 @@ class _Session:
             for future in finished:
                 self.pending.pop(future)[1](future)
             running = [title for future, (title, _) in self.pending.items() if future.running()]
-            left = self.estimate.seconds_left(self.jobs, set(running))
+            now = time.monotonic()
+            self.began = {title: self.began.get(title, now) for title in running}
+            left = self.estimate.seconds_left(self.jobs, {title: now - begin for title, begin in self.began.items()})
             self.observer.tick(self.done, len(self.runs), running, left)
 
     def _start(self, future: Future, title: str, then: Callable[[Future], None]) -> None:

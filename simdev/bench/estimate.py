@@ -1,6 +1,9 @@
-"""How long a bench will still take, estimated from the runs that are finished."""
+"""How long a bench will still take, estimated from the runs that are finished and from those that are running."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import mean
 
 from simdev.bench.plan import Run
 from simdev.bench.rows import Row
@@ -11,13 +14,18 @@ OVERHEAD_S = 0.5  # to start a process, load the problem and simulate the result
 
 
 class Estimate:
-    """Expects of a run what the finished runs of its placer took per op; of a placer without any, the mean of its kind
-    (learned, searching, other). As long as a kind has no finished run, there is no estimate."""
+    """Expects of a run what the runs of its placer took: half of that whatever the graph, half of it per op, since a
+    compiler or a time limit costs small graphs as much as large ones.
+
+    A placer that has no finished run counts like the slowest one of its kind (learned, searching, other), because
+    quick placers finish first. A running run that has taken longer than expected counts as if it were halfway. As long
+    as nothing is known about a kind, there is no estimate.
+    """
 
     def __init__(self, limits: Limits):
         self._limit = limits.seconds
         self._expected: dict[str, tuple[str, int]] = {}  # by title: the placer's entry and the ops
-        self._seen: dict[str, list[float]] = {}  # by entry: seconds per op of each finished run
+        self._seen: dict[str, list[tuple[float, float]]] = {}  # by entry: seconds of each finished run, and per op
         self._kinds: dict[str, tuple[bool, bool]] = {}
 
     def expect(self, run: Run, n_ops: int) -> None:
@@ -34,20 +42,34 @@ class Estimate:
         """A run that is done."""
         entry, n_ops = self._expected.pop(str(run))
         seconds = self._limit if row.status == "timeout" else row.place_seconds or 0.0
-        self._seen.setdefault(entry, []).append(seconds / n_ops)
+        self._seen.setdefault(entry, []).append((seconds, seconds / n_ops))
 
-    def seconds_left(self, jobs: int, running: set[str]) -> float | None:
-        """Estimated seconds until all runs are done, ``jobs`` at a time; a running one counts half. None: unknown."""
-        total = 0.0
+    def seconds_left(self, jobs: int, running: Mapping[str, float]) -> float | None:
+        """Estimated seconds until all runs are done, ``jobs`` at a time; None if unknown. ``running`` has the seconds
+        since the start of each running run."""
+        known = {entry: _mean(seen) for entry, seen in self._seen.items()}
+        for title, elapsed in running.items():
+            entry, n_ops = self._expected.get(title, ("", 1))
+            if entry and elapsed > _seconds(known.get(entry, (0.0, 0.0)), n_ops):
+                known[entry] = 2 * elapsed, 2 * elapsed / n_ops
+        slowest: dict[tuple[bool, bool], tuple[float, float]] = {}
+        for entry, found in known.items():
+            slowest[self._kinds[entry]] = max(found, slowest.get(self._kinds[entry], found))
+        total = longest = 0.0
         for title, (entry, n_ops) in self._expected.items():
-            rate = self._rate(entry)
-            if rate is None:
+            found = known.get(entry) or slowest.get(self._kinds[entry])
+            if found is None:
                 return None
-            total += (OVERHEAD_S + min(rate * n_ops, self._limit)) * (0.5 if title in running else 1.0)
-        return total / jobs
+            seconds = OVERHEAD_S + min(_seconds(found, n_ops), self._limit)
+            seconds = max(0.0, seconds - running.get(title, 0.0))
+            total, longest = total + seconds, max(longest, seconds)
+        return max(total / jobs, longest)
 
-    def _rate(self, entry: str) -> float | None:
-        rates = self._seen.get(entry) or [
-            rate for other, seen in self._seen.items() if self._kinds[other] == self._kinds[entry] for rate in seen
-        ]
-        return sum(rates) / len(rates) if rates else None
+
+def _mean(seen: list[tuple[float, float]]) -> tuple[float, float]:
+    return mean(seconds for seconds, _ in seen), mean(rate for _, rate in seen)
+
+
+def _seconds(known: tuple[float, float], n_ops: int) -> float:
+    seconds, rate = known
+    return (seconds + rate * n_ops) / 2

@@ -1,8 +1,6 @@
-from dataclasses import replace
-
 from simdev.bench.estimate import OVERHEAD_S, Estimate
 from simdev.bench.plan import plan
-from simdev.bench.rows import Row
+from simdev.bench.rows import KEY, Row
 from simdev.bench.workers import Limits
 from simdev.cli.progress import left
 
@@ -12,27 +10,44 @@ def runs_of(*placers, seeds=1):
 
 
 def row(run, seconds, status="ok"):
-    blank = Row(*run.key[:4], 1, *run.key[4:], "f", "c", status)
-    return replace(blank, place_seconds=seconds)
+    key = dict(zip(KEY, run.key, strict=True))
+    return Row(**key, version=1, fingerprint="f", cost_hash="c", status=status, place_seconds=seconds)
 
 
-def test_the_time_left_follows_the_finished_runs_of_the_same_placer_or_kind():
-    runs = runs_of("heft", "peft", "genetic", seeds=2)
-    heft, peft, genetic = ([run for run in runs if run.placer == name] for name in ("heft", "peft", "genetic"))
+def test_the_time_left_follows_the_finished_runs_of_the_same_placer_or_the_slowest_of_its_kind():
+    runs = runs_of("heft", "peft", "m-etf", "genetic", seeds=2)
+    heft, peft, metf, genetic = ([r for r in runs if r.placer == name] for name in ("heft", "peft", "m-etf", "genetic"))
     estimate = Estimate(Limits(100, 0))
     for run in runs:
         estimate.expect(run, 10 if run.seed == 0 else 20)
-    assert estimate.seconds_left(1, set()) is None  # nothing is known
+    assert estimate.seconds_left(1, {}) is None  # nothing is known
     estimate.learn(heft[0], row(heft[0], 4.0))
-    assert estimate.seconds_left(1, set()) is None  # nothing is known about searches
+    estimate.learn(metf[0], row(metf[0], 1.0))
+    assert estimate.seconds_left(1, {}) is None  # nothing is known about searches
     estimate.learn(genetic[0], row(genetic[0], 30.0))
-    known = 8 + (4 + 8) + 60 + 4 * OVERHEAD_S  # heft twice as large, peft like heft, genetic twice as large
-    assert estimate.seconds_left(1, set()) == known
-    assert estimate.seconds_left(2, set()) == known / 2
-    assert estimate.seconds_left(1, {str(genetic[1])}) == known - (60 + OVERHEAD_S) / 2
+    # half of what a run of 10 ops took counts in any case, half of it for each op: 1.5 times as much for 20 ops
+    known = (
+        6.0 + 1.5 + (4 + 6) + 45 + 5 * OVERHEAD_S
+    )  # heft, m-etf, peft (as heft, not as m-etf), genetic
+    assert estimate.seconds_left(1, {}) == known
+    assert estimate.seconds_left(2, {}) == 45 + OVERHEAD_S  # the longest run alone takes more than half of all
+    assert estimate.seconds_left(1, {str(genetic[1]): 40.0}) == known - 40
     estimate.learn(heft[1], row(heft[1], None, "timeout"))  # as long as the limit: 100 s of 20 ops
     estimate.forget(genetic[1])
-    assert estimate.seconds_left(1, set()) > known - 60
+    assert estimate.seconds_left(1, {}) > known - 45
+
+
+def test_a_run_that_takes_longer_than_expected_is_taken_to_be_halfway():
+    runs = runs_of("heft", "peft", seeds=2)
+    heft, peft = ([run for run in runs if run.placer == name] for name in ("heft", "peft"))
+    estimate = Estimate(Limits(100, 0))
+    for run in runs:
+        estimate.expect(run, 10)
+    estimate.learn(heft[0], row(heft[0], 1.0))
+    assert estimate.seconds_left(1, {}) == 3 + 3 * OVERHEAD_S
+    late = {str(peft[0]): 20.0}
+    assert estimate.seconds_left(1, late) == 1 + 20 + 40 + 3 * OVERHEAD_S  # heft, the rest of peft, and peft again
+    assert estimate.seconds_left(1, {"loading transformer-xl-2": 9.0}) == 3 + 3 * OVERHEAD_S
 
 
 def test_the_time_left_in_words():

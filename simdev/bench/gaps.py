@@ -51,25 +51,54 @@ def gap_parts(folder: Path, others: Iterable[Path] = ()) -> list[dict[str, str]]
     the order ``priority``, too: on devices of one slot, a placement repeats its schedule of ``fifo`` with the right
     priorities. Cells are empty for cases without a result or a bound, and under other objectives than the step time.
     """
+    known = known_times(folder, others)
+    lines = gaps(rows.read_rows(Path(folder) / "results.csv"))
+    for line in lines:
+        line |= dict.fromkeys(PARTS, "")
+        times = known.get(tuple(line[name] for name in ("workload", "topology", "rules", "objective")))
+        if times:
+            parts = times.parts
+            shares = (f"{share:.1%}" for share in (parts.placement, parts.bound, parts.open))
+            milliseconds = (f"{times.best_ns / 1e6:.3f}", f"{times.relaxed_ns / 1e6:.3f}")
+            line |= dict(zip(PARTS, (*milliseconds, *shares, parts.verdict), strict=True))
+    return lines
+
+
+@dataclass(frozen=True)
+class Times:
+    """What is known of a case, in ns: the best result of the folder, the best known result, its relaxed time, and the
+    best bound. None is shorter than the next."""
+
+    own_ns: int
+    best_ns: int
+    relaxed_ns: int
+    bound_ns: int
+
+    @property
+    def parts(self) -> Parts:
+        return Parts(
+            self.own_ns / self.best_ns - 1, self.best_ns / self.relaxed_ns - 1, self.relaxed_ns / self.bound_ns - 1
+        )
+
+
+def known_times(folder: Path, others: Iterable[Path] = ()) -> dict[tuple[str, str, str, str], Times]:
+    """The times of each case of ``folder``, by workload, topology, rules and objective, as :func:`gap_parts` explains.
+
+    Cases without a result or a bound, and those of other objectives than the step time, are left out.
+    """
     folders = [Path(folder), *map(Path, others)]
     found = [(place, row) for place in folders for row in rows.read_rows(place / "results.csv")]
     own = [row for place, row in found if place == folders[0]]
-    lines = gaps(own)
-    for line in lines:
-        named = tuple(line[name] for name in ("workload", "topology", "rules", "objective"))
-        case = next(row for row in own if _case(row) == named)
-        line |= dict.fromkeys(PARTS, "")
+    known = {}
+    for case in {_case(row): row for row in own}.values():
         same = [(place, row) for place, row in found if _counts(row, case)]
         mine = min((row.step_ns for row in own if _case(row) == _case(case) and row.step_ns), default=None)
         bound_ns = max(row.lower_bound_ns or 0 for _, row in same) if same else 0
         if mine and bound_ns and case.objective == "step":
             place, best = min(same, key=lambda pair: (pair[1].step_ns, pair[1].key))
             relaxed = relaxed_ns(stored.stored_problem(place, best), best, place)
-            parts = Parts(mine / best.step_ns - 1, best.step_ns / relaxed - 1, relaxed / bound_ns - 1)
-            shares = (f"{share:.1%}" for share in (parts.placement, parts.bound, parts.open))
-            times = (f"{best.step_ns / 1e6:.3f}", f"{relaxed / 1e6:.3f}")
-            line |= dict(zip(PARTS, (*times, *shares, parts.verdict), strict=True))
-    return lines
+            known[_case(case)] = Times(mine, best.step_ns, relaxed, bound_ns)
+    return known
 
 
 def relaxed_ns(problem: Problem, row: Row, folder: Path) -> int:

@@ -5,6 +5,7 @@ const SHAPES = { // a family has a colour and a shape, so that colour is never t
   search: "circle", learned: "square", exact: "diamond", list: "triangle", cluster: "circle", partition: "square",
   expert: "diamond", single: "triangle", spread: "circle", planner: "diamond", other: "square",
 };
+const PARTS = { "open": "mark", "beyond the bound": "soft", "better known": "bad" }; // colours of the parts of a gap
 const FILTERS = ["workload", "topology", "family"];
 const SORTS = { ranking: ["mean", 1], rows: ["ratio", 1] };
 const SVG = new Set(["svg", "g", "rect", "circle", "line", "text", "title", "path"]);
@@ -247,13 +248,21 @@ function drawGap(found) {
   const x = scale(0, Math.max(0.01, ...lines.map((row) => row.gap)), left + 8, width - 54, false);
   lines.forEach((row, number) => {
     const y = 4 + 18 * number, of = data.cases[row.case];
-    const label = `${caseName(of)}: ${percent(row.gap)} above the bound (${of.method})`;
+    const parts = gapParts(of, row.gap);
+    const label = `${caseName(of)}: ${percent(row.gap)} above the bound (${of.method})` + parts.map(([name, from, to]) => `; ${name} ${percent(to - from)}`).join("");
     svg.append(press({ "data-case": row.case }, label, () => open("case", row.case),
       make("text", { x: left, y: y + 11, "text-anchor": "end" }, caseName(of)),
-      make("rect", { class: "dot", fill: "var(--mark)", x: left + 8, y, width: Math.max(1, x(row.gap) - left - 8), height: 13 }),
+      ...parts.map(([name, from, to]) => make("rect", { class: "dot", fill: `var(--${PARTS[name]})`, x: x(from), y, width: Math.max(0.5, x(to) - x(from)), height: 13 })),
       make("text", { x: x(row.gap) + 6, y: y + 11 }, percent(row.gap))));
   });
-  figure.append(make("figcaption", {}, "Gap of the best run of each case to the proven lower bound. The optimum lies between them. Press a bar to open its case."));
+  figure.prepend(make("ul", { class: "legend" }, ...Object.entries(PARTS).map(([name, colour]) =>
+    make("li", {}, make("svg", { viewBox: "0 0 12 12", "aria-hidden": true }, make("rect", { width: 12, height: 12, fill: `var(--${colour})` })), name))));
+  figure.append(make("figcaption", {}, "Gap of the best run of each case to the proven lower bound; the optimum lies between them. Beyond the bound: no bound of this kind can close it, since the best known placement takes that much less without queues at links. Better known: another board holds a faster placement. Press a bar to open its case."));
+}
+function gapParts(of, gap) { // parts of a gap that are certain, and the open rest: name, from, to
+  if (!of.known) return [["open", 0, gap]];
+  const [relaxed, best] = of.known.map((ns) => Math.min(gap, ns / of.bound - 1));
+  return [["open", 0, relaxed], ["beyond the bound", relaxed, best], ["better known", best, gap]].filter(([, from, to]) => to > from);
 }
 function drawLegend(found) {
   const families = [...new Set(found.map((row) => row.family))].sort();

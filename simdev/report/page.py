@@ -8,13 +8,14 @@ import os
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
 from simdev.bench import plan_rows, rows, stored
+from simdev.bench.gaps import Times, known_times
 from simdev.bench.objective import parse_objective
 from simdev.bench.rows import Row, entry_id
 from simdev.errors import InvalidInput, SimdevError
@@ -43,7 +44,8 @@ def page_data(folders: Sequence[Path]) -> dict:
     cases: dict[str, dict] = {}
     lines: list[dict] = []
     for folder in folders:
-        found = _plans(folder) if (folder / plan_rows.FILE).is_file() else _placements(folder)
+        others = [other for other in folders if other != folder and (other / "results.csv").is_file()]
+        found = _plans(folder) if (folder / plan_rows.FILE).is_file() else _placements(folder, others)
         if not found:
             raise InvalidInput("holds no row", source=folder)
         for name, (case, mine) in found.items():
@@ -65,13 +67,17 @@ def track(row: Row) -> str:
     return "step, ops in order of arrival" if order == "fifo" else f"step, order {order}"
 
 
-def _placements(folder: Path) -> dict[str, tuple[dict, list[dict]]]:
-    """The cases of a board of placers, each with its rows."""
+def _placements(folder: Path, others: Sequence[Path]) -> dict[str, tuple[dict, list[dict]]]:
+    """The cases of a board of placers, each with its rows. Results of the boards ``others`` are known, too."""
+    try:
+        known = known_times(folder, others)
+    except SimdevError:  # a folder lacks a graph, a machine or a placement: gaps are not divided
+        known = {}
     cases: dict[str, list[Row]] = defaultdict(list)
     for row in rows.read_rows(folder / "results.csv"):
         end = "" if row.objective == "step" else f", {row.objective}"
         cases[f"{row.workload}, {row.topology}, {row.rules}{end}"].append(row)
-    return {name: (_case(folder, mine), [_row(row) for row in mine]) for name, mine in cases.items()}
+    return {name: (_case(folder, mine, known), [_row(row) for row in mine]) for name, mine in cases.items()}
 
 
 def _plans(folder: Path) -> dict[str, tuple[dict, list[dict]]]:
@@ -87,6 +93,7 @@ def _plans(folder: Path) -> dict[str, tuple[dict, list[dict]]]:
             "workload": first.model,
             "topology": first.cluster,
             "track": "plans",
+            "known": None,
             "rules": f"{first.batch} sequences a step, host {first.framework}",
             "ops": None,
             "best": min((row.step_ns for row in mine if row.step_ns is not None), default=None),
@@ -128,7 +135,7 @@ def _row(row: Row) -> dict:
     }
 
 
-def _case(folder: Path, mine: list[Row]) -> dict:
+def _case(folder: Path, mine: list[Row], known: Mapping[tuple, Times]) -> dict:
     scored = sorted((row for row in mine if row.step_ns is not None), key=lambda row: (row.step_ns, row.key))
     first = mine[0]
     ops, pictures, download, note = None, [], None, ""
@@ -139,10 +146,12 @@ def _case(folder: Path, mine: list[Row]) -> dict:
         pictures = [_gantt(folder, problem, row) for row in scored[:SCHEDULES]]
     except SimdevError as error:  # the folder lacks the graph, machine or placement: show the row only
         note = str(error)
+    times = known.get((first.workload, first.topology, first.rules, first.objective))
     return {
         "board": folder.name,
         "workload": first.workload,
         "topology": first.topology,
+        "known": times and [times.relaxed_ns, times.best_ns],
         "track": track(first),
         "rules": first.rules,
         "ops": ops,

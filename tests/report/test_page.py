@@ -206,6 +206,13 @@ def test_downloads_the_runs_and_the_best_placement(tab, tmp_path):
     assert found.step_ns == int(best["step_ns"])
 
 
+def test_bars_tell_certain_parts_of_a_gap_from_open_ones(tab):
+    label = tab.locator("#gap [role=button]", has_text="nmt, p100x4").get_attribute("aria-label")
+    found = re.findall(r"(open|beyond the bound|better known) ([\d.]+) %", label)
+    total = float(re.search(r": ([\d.]+) % above", label)[1])
+    assert found[0][0] == "open" and sum(float(share) for _, share in found) == pytest.approx(total, abs=0.2)
+
+
 def test_works_with_the_keyboard_alone(tab):
     def tab_to(matching):
         for _ in range(200):

@@ -22,6 +22,7 @@ from simdev.graphs.capture import sentence
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
 from simdev.parallel import kept
 from simdev.parallel.cut import cut
+from simdev.parallel.matching import check_matching
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.program import NotRepeating, Segment, stretch
 from simdev.parallel.split import SplitBackward, keep_gathered, reduce_gradients
@@ -29,6 +30,9 @@ from simdev.parallel.split import SplitBackward, keep_gathered, reduce_gradients
 FEW = 3  # layers in the shorter capture: a first one, a last one, and one in between (FSDP prefetches across layers)
 TIMES = ("first", "second", "further")
 SPLIT = (*(f"backward {half} {time}" for half in ("input", "weights") for time in TIMES), "forward first")
+
+
+SHIPPED = "simdev.workloads."  # modules whose models are known to run the same program on all ranks of a stage
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,11 @@ def _captured(
         forward, *backward, finish = found.pop("segments")
         return StageProgram(forward, tuple(backward[:4]), finish, split=tuple(backward[4:]), **found)
     try:
-        program = _capture(model, {**dict(parameters), "layers": part.layers}, mesh, part, several, split)
+        how = model, {**dict(parameters), "layers": part.layers}, mesh, part, several, split
+        program = _capture(*how)
+        last = mesh.stage_ranks - 1
+        if last and not model.function.__module__.startswith(SHIPPED):
+            check_matching(_segments(program), _segments(_capture(*how, rank=last)), (0, last), model.name)
         figures = {key: getattr(program, key) for key in ("resident_bytes", "output_bytes", "parameters", "shard_unit")}
         kept.save(name, [program.forward, *program.backward, *program.split, program.finish], figures)
         return program
@@ -103,7 +111,7 @@ def _captured(
 
 
 def _capture(
-    model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, several: bool, split: bool
+    model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, several: bool, split: bool, rank: int = 0
 ) -> StageProgram:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -112,7 +120,7 @@ def _capture(
     from simdev.parallel.ring import ring_attention
 
     default = torch.get_default_dtype()
-    with fake_process_group(mesh) as torch_mesh:
+    with fake_process_group(mesh, rank) as torch_mesh:
         try:
             segments: dict[str, Segment] = {}
             stage = model.function(torch_mesh, part, **parameters)
@@ -134,9 +142,13 @@ def _capture(
     return StageProgram(segments["forward"], backward, segments["finish"], *figures, shard_unit=unit, split=halves)
 
 
+def _segments(program: StageProgram) -> tuple[Segment, ...]:
+    return (program.forward, *program.backward, *program.split, program.finish)
+
+
 @contextlib.contextmanager
-def fake_process_group(mesh: Mesh):
-    """The PyTorch mesh of one stage on a fake process group, seen by rank 0."""
+def fake_process_group(mesh: Mesh, rank: int = 0):
+    """The PyTorch mesh of one stage on a fake process group, seen by ``rank``."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -144,7 +156,7 @@ def fake_process_group(mesh: Mesh):
     if dist.is_initialized():
         raise Unsupported("a process group exists already; a rank program is captured in a process without one")
     forget_meshes()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=mesh.stage_ranks)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.stage_ranks)
     try:
         names, shape = zip(*(mesh.inner or (("dp_shard", 1),)), strict=True)
         yield init_device_mesh("cpu", shape, mesh_dim_names=names)

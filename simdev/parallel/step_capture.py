@@ -2,7 +2,8 @@
 process group of any size, and returns the step. No GPU and no other process is needed.
 
 The step runs twice on fake tensors: the first run creates optimizer state, buckets and prefetch orders, the second one
-is recorded. Each pipeline rank is captured on its own; inside a stage all ranks run the program of its first rank.
+is recorded. Each pipeline rank is captured on its own; inside a stage all ranks run the program of its first rank, and
+:mod:`simdev.parallel.matching` checks that the collectives of the last rank are the same.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from simdev.graphs.capture import import_file, sentence
 from simdev.graphs.workload import CustomStep, InferenceStep, TrainingStep
 from simdev.parallel.capture import forget_meshes
 from simdev.parallel.cut import cut
+from simdev.parallel.matching import check_matching
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action
 from simdev.parallel.program import Segment
@@ -66,8 +68,12 @@ def capture_step(
     pieces, resident = [], []
     for rank in range(mesh["pp"]):
         run = _RankRun(make, mesh, rank, chunks, source or name)
-        mine = []
-        for action, segment, sent in run.pieces():
+        mine, found = [], run.pieces()
+        if mesh.stage_ranks > 1:
+            last = _RankRun(make, mesh, rank, chunks, source or name, mesh.stage_ranks - 1)
+            ends = rank * mesh.stage_ranks, (rank + 1) * mesh.stage_ranks - 1
+            check_matching([s for _, s, _ in found], [s for _, s, _ in last.pieces()], ends, source or name)
+        for action, segment, sent in found:
             key = segment.calls, tuple(call.live_bytes for call in segment.calls), segment.live_bytes
             if key not in numbers:
                 numbers[key] = len(segments)
@@ -81,10 +87,11 @@ def capture_step(
 
 
 class _RankRun:
-    """Builds and runs the step of one pipeline rank."""
+    """Builds and runs the step of one pipeline rank, as its ``member``-th rank sees it."""
 
-    def __init__(self, make, mesh: Mesh, rank: int, chunks, source: str):
+    def __init__(self, make, mesh: Mesh, rank: int, chunks, source: str, member: int = 0):
         self.make, self.mesh, self.rank, self.chunks, self.source = make, mesh, rank, chunks, source
+        self.member = member
         self.resident_bytes = 0
         self._marks: list[tuple[Action, int, int]] = []  # action, first entry, bytes in use
 
@@ -94,7 +101,7 @@ class _RankRun:
 
         default = torch.get_default_dtype()
         lowest = self.rank * self.mesh.stage_ranks
-        with fake_process_group(self.mesh, lowest) as torch_mesh:
+        with fake_process_group(self.mesh, lowest + self.member) as torch_mesh:
             try:
                 recorder = self._record(torch_mesh)
             finally:

@@ -1,0 +1,90 @@
+"""Ranks that call different collectives are found and named."""
+
+import pytest
+
+from simdev.cli import main as cli
+from simdev.errors import InvalidInput
+from simdev.graphs.parallel_model import Part
+from simdev.parallel import find_model, parallel_models, parse_mesh
+from simdev.parallel.matching import check_matching
+from simdev.parallel.program import Call, Segment
+
+
+def segment(*calls):
+    return Segment(
+        "forward", tuple(Call(axis, kind, kind, axes=(axis,), payload_bytes=size) for axis, kind, size in calls)
+    )
+
+
+def test_the_first_difference_is_named():
+    one = segment(("tp", "all_reduce", 2048), ("dp_shard", "all_gather", 64))
+    check_matching([one], [one], (0, 7), "mine")
+    cases = {
+        (
+            ("tp", "all_gather", 2048),
+            ("dp_shard", "all_gather", 64),
+        ): "along tp: call 1 is all_reduce of 2,048 bytes on rank 0, and all_gather of 2,048 bytes on rank 7",
+        (
+            ("tp", "all_reduce", 2048),
+            ("dp_shard", "all_gather", 32),
+        ): "along dp_shard: call 1 is all_gather of 64 bytes",
+        (
+            ("tp", "all_reduce", 2048),
+        ): "along dp_shard: call 1 is all_gather of 64 bytes on rank 0, and missing on rank 7",
+    }
+    for calls, words in cases.items():
+        with pytest.raises(InvalidInput, match=words):
+            check_matching([one], [segment(*calls)], (0, 7), "mine")
+    check_matching([segment(("ep", "all_to_all", 64))], [segment(("ep", "all_to_all", 96))], (0, 7), "mine")
+
+
+UNEQUAL = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def make_step(mesh):
+    model = nn.Linear(64, 64).to("cuda")
+    x = torch.randn(8, 64, device="cuda")
+    group = mesh["dp_replicate"].get_group()
+
+    def step():
+        model(x).sum().backward()
+        for parameter in model.parameters():
+            if dist.get_rank() == 0 or parameter.ndim == 2:
+                dist.all_reduce(parameter.grad, group=group)
+
+    return step
+"""
+
+
+def test_a_step_whose_ranks_differ_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    (tmp_path / "mine.py").write_text(UNEQUAL)
+    command = ["simdev", "capture", f"{tmp_path}/mine.py:make_step", "--mesh", "dp_replicate=4", "-o", "out.json.gz"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    shown = capsys.readouterr().err
+    assert stop.value.code == 2 and len(shown.strip().splitlines()) == 1
+    assert "ranks 0 and 3 call different collectives along dp_replicate: call 2 is all_reduce of 256 bytes" in shown
+    assert "and missing on rank 3" in shown
+
+
+@pytest.mark.parametrize("mesh", ["dp_shard=2,tp=2", "dp_replicate=2"])
+@pytest.mark.parametrize("name", ["gpt", "llama3", "mpt", "small"])
+def test_all_ranks_of_shipped_models_call_the_same_collectives(name, mesh):
+    pytest.importorskip("torch")
+    from simdev.parallel.capture import _capture, _segments
+
+    mesh = parse_mesh(mesh)
+    model = parallel_models()[name]
+    if any(axis not in model.axes for axis, _ in mesh.inner):
+        pytest.skip(f"{name} does not know all axes of {mesh}")
+    sizes = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 128, "vocabulary": 256, "length": 32}
+    parameters = {**find_model(name)[1], **{key: value for key, value in sizes.items() if key in find_model(name)[1]}}
+    last = mesh.stage_ranks - 1
+    programs = [_capture(model, parameters, mesh, Part(2), False, False, rank) for rank in (0, last)]
+    check_matching(*map(_segments, programs), (0, last), name)

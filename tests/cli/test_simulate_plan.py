@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -23,12 +24,10 @@ def test_a_plan_prints_its_figures_and_writes_trace_and_picture(tmp_path, monkey
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)
     assert found["ranks"] == 4 and found["step_ns"] > 0 and len(found["pipeline_ranks"]) == 2
-    names = {
-        event["args"]["name"]
-        for event in json.loads(trace.read_text())["traceEvents"]
-        if event["ph"] == "M" and "name" in event["args"]
-    }
-    assert {"rank 0 compute", "rank 0 dp_shard", "rank 1 compute"} <= names
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "M"]
+    names = {(event["pid"], event["args"].get("name")) for event in events}
+    assert {(0, "compute"), (0, "dp_shard"), (1, "compute"), (0, "host")} <= names
+    assert any(process == 1 and (text or "").startswith("rank 1") for process, text in names)
     assert picture.read_text().startswith("<svg") and "F0.0" in picture.read_text()
     text = run(*arguments)
     assert "tokens/s/GPU" in text.output and "pipeline rank" in text.output
@@ -39,3 +38,43 @@ def test_a_pipeline_of_a_placement(tmp_path):
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["microbatches"] == 4 and 0 <= found["bubble_fraction"] < 1
+
+
+def test_an_op_without_a_layer_that_spoils_the_pipeline_is_reported(tmp_path):
+    from simdev.problem.graph import GraphBuilder
+    from simdev.problem.graph_file import save_graph
+
+    builder = GraphBuilder("masked")
+    embedding = builder.outputs(builder.op("embedding", "mm", outputs=[64], flops=10, layer="first"))
+    mask = builder.outputs(builder.op("mask", "mul", outputs=[64], flops=10))
+    first = builder.op("first", "mm", inputs=embedding + mask, outputs=[1 << 20], flops=10**10, layer="first")
+    builder.op("second", "mm", inputs=builder.outputs(first), outputs=[64], flops=10**10, layer="second")
+    graph, placement = tmp_path / "masked.npz", tmp_path / "placement.json"
+    save_graph(builder.build(), graph)
+    places = {"embedding": "gpu0", "mask": "gpu1", "first": "gpu0", "second": "gpu1"}
+    placement.write_text(json.dumps({"graph": "masked", "topology": "p100x2", "devices": places}))
+    done = run("simulate", str(graph), "p100x2", "--placement", str(placement), "--pipeline", "8")
+    assert done.exit_code == 0, done.output
+    assert "warning: op 'mask' (no layer, forward) is on stage 1 (gpu1), but stage 0 (gpu0) reads it" in done.output
+
+
+def test_plans_that_cannot_be_are_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("torch")
+    from simdev.cli import main as cli
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for options, words in (
+        (["--mesh", "dp_shard=12"], "do not fill nodes"),
+        (["--mesh", "tp=3,dp_shard=8"], "do not fill nodes|does not divide"),
+        (["--mesh", "pp=8"], "leave a stage without work"),
+        (["--mesh", "dp_shrad=8"], "mesh axis"),
+        (["--mesh", "pp=2", "--schedule", "zbv"], "two stages"),
+        (["--mesh", "pp=2", "--schedule", "zb"], "schedule"),
+        (["--mesh", "pp=2", "--slowdown", "0.5"], "slowdown"),
+    ):
+        monkeypatch.setattr("sys.argv", ["simdev", "simulate-plan", MODEL, "dgx-h100", *options])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        shown = capsys.readouterr().err
+        assert stop.value.code == 2 and re.search(words, shown), (options, shown)
+        assert len(shown.strip().splitlines()) == 1

@@ -274,9 +274,12 @@ def simulate_program(
         if what == "I" and not stage:  # no gradient of the input is needed: all is left to the second half
             arrived["W", 0, microbatch] = after[0] if after else np.zeros(0, np.int64)
             continue
-        if after and plan.host.send_ns:
-            unroller.wait_on_host(rank, after[0], plan.host.send_ns)
+        if after and plan.host.wait_ns:
+            unroller.wait_on_host(rank, after[0], 1)
         unroller.add(rank, action, _template(program, action, which), after)
+        last = unroller.last(rank, "compute")
+        if plan.host.wait_ns and last is not None:
+            unroller.wait_on_host(rank, last, plan.host.wait_ns)
         following = ("F", stage + 1, microbatch) if what == "F" else gradient.get((stage - 1, microbatch))
         if what != "W" and following and following[1] < plan.stages:
             target = plan.rank_of(following[1])
@@ -285,8 +288,6 @@ def simulate_program(
                 size = program.stages[min(stage, following[1])].output_bytes
                 ns = _send(plan, size, rank, target)
                 ops = unroller.send(rank, target, ns)
-                if plan.host.send_ns:
-                    unroller.wait_on_host(rank, ops, plan.host.send_ns)
             arrived[following] = ops
     for rank in range(ranks):
         for stage in sorted({action[1] for action in orders[rank]}):

@@ -86,9 +86,12 @@ def simulate_rank_program(
             segment = program.segments[piece.segment]
             timed[key] = make_template(segment, plan.cluster, mesh, rank, plan.host, prices)
         after = [arrived.pop(action)] if action in arrived else []
-        if after and plan.host.send_ns:
-            unroller.wait_on_host(rank, after[0], plan.host.send_ns)
+        if after and plan.host.wait_ns:
+            unroller.wait_on_host(rank, after[0], 1)
         unroller.add(rank, action, timed[key], after)
+        last = unroller.last(rank, "compute")
+        if plan.host.wait_ns and last is not None:
+            unroller.wait_on_host(rank, last, plan.host.wait_ns)
         following = receiver.get(action)
         ops = unroller.last(rank, "compute")
         if following is None or ops is None:
@@ -98,8 +101,6 @@ def simulate_rank_program(
             ends = {(rank * width + copy, target * width + copy) for copy in {0, width - 1}}
             ns = max(send_ns(piece.sent_bytes, *pair, plan.cluster) for pair in ends)
             ops = unroller.send(rank, target, ns)
-            if plan.host.send_ns:
-                unroller.wait_on_host(rank, ops, plan.host.send_ns)
         arrived[following] = ops
     unrolled = unroller.build(f"{program.name} {mesh}")
     unrolled, schedule = simulate_unrolled(unrolled, ranks, slowdown, engine)

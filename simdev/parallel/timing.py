@@ -37,14 +37,15 @@ class Host:
     Python), in the update, and a collective; ``wide_collective_ns`` is what a collective of eight ranks or more takes
     in addition. All zero: a host that is never late (compiled programs, CUDA graphs).
 
-    With ``send_ns`` the host waits until each send to another stage has arrived, on both sides, and then takes that
-    time."""
+    With ``wait_ns`` the host waits until what a forward or backward pass of a microbatch needs has arrived, and until
+    the pass has finished on the device, and then takes that time: it never runs ahead of the device from pass to
+    pass."""
 
     forward_ns: int = 0
     backward_ns: int = 0
     update_ns: int = 0
     collective_ns: int = 0
-    send_ns: int = 0
+    wait_ns: int = 0
     wide_collective_ns: int = 0
 
     def dispatch_ns(self, segment: str, call: Call, mesh: Mesh) -> int:

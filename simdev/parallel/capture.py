@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
@@ -59,17 +60,24 @@ class StageProgram:
 
 
 def capture_stage(
-    model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, several: bool = True, split: bool = False
+    model: ParallelModel,
+    parameters: dict,
+    mesh: Mesh,
+    part: Part,
+    several: bool = True,
+    split: bool = False,
+    capture: Callable[..., StageProgram] | None = None,
 ) -> StageProgram:
     """The program of one rank of the stage ``part``; ``several`` if a step has more than one microbatch; ``split`` if
-    its schedule splits backward passes. Raises
+    its schedule splits backward passes; ``capture`` in place of :func:`captured`, for stages of a few layers. Raises
     :class:`Unsupported` without PyTorch, :class:`InvalidInput` for a model that cannot be built on ``mesh``."""
     if importlib.util.find_spec("torch") is None:
         raise Unsupported("capturing a parallel model needs PyTorch: pip install 'simdev[capture]'")
     key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
+    capture = capture or captured
     if part.layers < FEW + 2:
-        return _captured(model, key, mesh, part, several, split)
-    short, long = (_captured(model, key, mesh, Part(n, part.first, part.last), several, split) for n in (FEW, FEW + 1))
+        return capture(model, key, mesh, part, several, split)
+    short, long = (capture(model, key, mesh, Part(n, part.first, part.last), several, split) for n in (FEW, FEW + 1))
     more = part.layers - FEW
     try:
         return StageProgram(
@@ -83,13 +91,15 @@ def capture_stage(
             split=tuple(stretch(a, b, FEW, more) for a, b in zip(short.split, long.split, strict=True)),
         )
     except NotRepeating:
-        return _captured(model, key, mesh, part, several, split)
+        return capture(model, key, mesh, part, several, split)
 
 
 @lru_cache(maxsize=256)
-def _captured(
+def captured(
     model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, several: bool, split: bool = False
 ) -> StageProgram:
+    """The program of a stage with all its layers, kept from an earlier capture or captured; ``parameters`` are pairs
+    in order of their names."""
     name = kept.fingerprint(model, {**dict(parameters), "several": several, "split": split}, mesh, part)
     found = kept.load(name)
     if found is not None:

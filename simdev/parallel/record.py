@@ -9,6 +9,7 @@ who waits for whom. FSDP's prefetching and its order of streams are therefore re
 from __future__ import annotations
 
 import contextlib
+import gc
 import weakref
 from dataclasses import dataclass, field
 
@@ -182,6 +183,10 @@ class Recorder(TorchDispatchMode):
                 self._paused = False
 
         self._patch(ShardingPropagator, "_propagate_tensor_meta_non_cached", unrecorded)
+        if gc.isenabled():  # when it frees reference cycles depends on everything else in the process
+            gc.collect()
+            gc.disable()
+            self._patches.callback(gc.enable)
         return super().__enter__()
 
     def __exit__(self, *error):

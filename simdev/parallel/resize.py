@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 
 from simdev.graphs.parallel_model import ParallelModel, Part
-from simdev.parallel.capture import StageProgram, capture_stage
+from simdev.parallel.capture import StageProgram, capture_stage, captured
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.program import Call, NotRepeating, Segment
 
@@ -28,18 +28,22 @@ def capture_resized(model: ParallelModel, parameters: dict, mesh: Mesh, part: Pa
     Parameters that do not divide by the number of ranks are padded by FSDP; such a size is captured as it is. Use it
     where many plans of a model are compared and the model's code does not branch on the size of the mesh.
     """
-    ranks = mesh[AXIS]
-    if ranks <= LARGE:
-        return capture_stage(model, parameters, mesh, part, *options)
+    return capture_stage(model, parameters, mesh, part, *options, capture=_resized_few)
+
+
+def _resized_few(model, parameters: tuple, mesh: Mesh, part: Part, *options: bool) -> StageProgram:
+    """:func:`captured`, from captures with few ranks where that can be."""
+    if mesh[AXIS] <= LARGE:
+        return captured(model, parameters, mesh, part, *options)
     small, large = (
-        capture_stage(model, parameters, Mesh({**mesh.sizes, AXIS: size}), part, *options) for size in (SMALL, LARGE)
+        captured(model, parameters, Mesh({**mesh.sizes, AXIS: size}), part, *options) for size in (SMALL, LARGE)
     )
-    if not small.shard_unit or small.shard_unit % ranks:
-        return capture_stage(model, parameters, mesh, part, *options)
     try:
-        return resized(small, large, mesh)
+        if small.shard_unit and small.shard_unit % mesh[AXIS] == 0:
+            return resized(small, large, mesh)
     except NotRepeating:
-        return capture_stage(model, parameters, mesh, part, *options)
+        pass
+    return captured(model, parameters, mesh, part, *options)
 
 
 def resized(small: StageProgram, large: StageProgram, mesh: Mesh) -> StageProgram:
@@ -50,10 +54,8 @@ def resized(small: StageProgram, large: StageProgram, mesh: Mesh) -> StageProgra
     def segments(a: tuple[Segment, ...], b: tuple[Segment, ...]) -> tuple[Segment, ...]:
         return tuple(_segment(x, y, mesh) for x, y in zip(a, b, strict=True))
 
-    (forward, finish), backward = (
-        segments((small.forward, small.finish), (large.forward, large.finish)),
-        segments(small.backward, large.backward),
-    )
+    forward, finish = segments((small.forward, small.finish), (large.forward, large.finish))
+    backward, split = segments(small.backward, large.backward), segments(small.split, large.split)
     sizes = {
         name: _size(getattr(small, name), getattr(large, name), ranks)
         for name in ("resident_bytes", "output_bytes", "parameters")

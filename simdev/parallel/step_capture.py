@@ -140,6 +140,7 @@ class _RankRun:
                 run = _runnable(self.make(torch_mesh), self.source)
             with recorder, self._blamed("the model was built, but running its step failed"):
                 run()
+                gc.collect()
                 for item in gc.get_objects():
                     if issubclass(type(item), FakeTensor) and item.fake_device.type != "meta":
                         recorder.see(item)

@@ -4,7 +4,7 @@ import pytest
 from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Host, Plan, find_model, load_cluster, parse_mesh
-from simdev.parallel.capture import _captured, capture_stage
+from simdev.parallel.capture import capture_stage, captured
 from simdev.parallel.plan import prepare, simulate_program
 from simdev.sim import validate
 
@@ -35,7 +35,7 @@ def test_repeated_layers_are_the_captured_ones():
     spec, parameters = find_model(TINY)
     mesh = parse_mesh("dp_shard=2,tp=2")
     stretched = capture_stage(spec, parameters, mesh, Part(5))
-    whole = _captured(spec, tuple(sorted(parameters.items())), mesh, Part(5), True)
+    whole = captured(spec, tuple(sorted(parameters.items())), mesh, Part(5), True)
     for ours, theirs in zip(stretched.backward, whole.backward, strict=True):
         assert ours.calls == theirs.calls and ours.live_bytes == theirs.live_bytes
     assert stretched.forward.calls == whole.forward.calls

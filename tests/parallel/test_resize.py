@@ -2,7 +2,7 @@ import pytest
 
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import find_model, parse_mesh, resize
-from simdev.parallel.capture import capture_stage
+from simdev.parallel.capture import capture_stage, captured
 from simdev.parallel.program import NotRepeating
 
 pytest.importorskip("torch")
@@ -18,32 +18,39 @@ def captures(tmp_path_factory):
 
 
 def all_of(program):
-    segments = program.forward, *program.backward, program.finish
-    live = [[call.live_bytes for call in segment.calls] for segment in segments]
-    return segments, live, program.resident_bytes, program.output_bytes, program.parameters
+    segments = program.forward, *program.backward, program.finish, *program.split
+    calls = [segment.calls for segment in segments]
+    return calls, program.resident_bytes, program.output_bytes, program.parameters, program.shard_unit
+
+
+def memory_of(program):
+    segments = program.forward, *program.backward, program.finish, *program.split
+    return [live for segment in segments for live in (segment.live_bytes, *(call.live_bytes for call in segment.calls))]
 
 
 @pytest.mark.parametrize(
-    "mesh, several, part",
+    "mesh, options, part",
     [
-        ("dp_shard=8,tp=2", True, Part(2)),
-        ("dp_shard=32", False, Part(2)),
-        ("dp_replicate=2,dp_shard=16", True, Part(2, last=False)),
+        ("dp_shard=8,tp=2", (True,), Part(2)),
+        ("dp_shard=32", (False,), Part(2)),
+        ("dp_shard=8", (True, True), Part(2, first=False)),
+        ("dp_replicate=2,dp_shard=16", (True,), Part(2, last=False)),
     ],
 )
-def test_a_resized_program_is_the_one_that_is_captured(mesh, several, part, monkeypatch):
+def test_a_resized_program_is_the_one_that_is_captured(mesh, options, part, monkeypatch):
     model, parameters = find_model(TINY)
-    wanted = capture_stage(model, parameters, parse_mesh(mesh), part, several)
+    wanted = capture_stage(model, parameters, parse_mesh(mesh), part, *options)
     asked = []
 
     def watched(model, parameters, mesh, part, *options):
         asked.append(mesh["dp_shard"])
-        return capture_stage(model, parameters, mesh, part, *options)
+        return captured(model, parameters, mesh, part, *options)
 
-    monkeypatch.setattr(resize, "capture_stage", watched)
-    found = resize.capture_resized(model, parameters, parse_mesh(mesh), part, several)
+    monkeypatch.setattr(resize, "captured", watched)
+    found = resize.capture_resized(model, parameters, parse_mesh(mesh), part, *options)
     assert asked == [2, 4]
     assert all_of(found) == all_of(wanted)
+    assert memory_of(found) == pytest.approx(memory_of(wanted), abs=4)  # the first capture of a process keeps a scalar
     assert wanted.shard_unit == (16 if "tp" in mesh else 32)
 
 

@@ -6,6 +6,8 @@
 * LSTM models: each layer has a device of its own; the embeddings join the first layer, attention and softmax the last
   (Mirhoseini et al. 2017 after Sutskever et al. 2014 and Wu et al. 2016). An encoder and a decoder layer of the same
   depth share a device unless there are enough devices for all layers.
+* A captured model of no family: the members of its lists and sequences (``h.3``, ``encoder.layer.3``), in the order of
+  the forward pass, in contiguous stages of about as many members each.
 * DLRM: the embedding tables are spread over the devices by size, largest first; all else is on the first device (Naumov
   et al. 2019, section 3: model parallelism for the tables; a placement cannot express its data parallelism).
 """
@@ -65,12 +67,15 @@ def expert(problem, *, rng, budget):
         stage_of_layer = _chain_stages(graph, CHAINS[family], len(devices))
     elif family in ("nmt", "rnnlm"):
         stage_of_layer = _lstm_stages(graph.layers, len(devices))
+    elif family is None:
+        stage_of_layer = _member_stages(graph, len(devices))
     elif family == "dlrm":
         stage_of_layer = _table_stages(graph, len(devices))
     else:
         raise Unsupported(f"no hand-made placement is known for the family {family!r}")
     if (stage_of_layer < 0).all():
-        raise Unsupported(f"no layer is named as in the family {family!r}")
+        kind = "is a member of a list of modules" if family is None else f"is named as in the family {family!r}"
+        raise Unsupported(f"no layer {kind}")
     stage = _follow_neighbours(problem, _vote(problem, stage_of_layer[graph.op_layer], len(devices)))
     return Placement.of_units(problem, move_to_allowed(problem, devices[stage], allowed))
 
@@ -97,6 +102,21 @@ def _position(layer: str, rules) -> tuple | None:
         if match:
             return (position,) if position is not None else tuple(int(number) for number in match.groups())
     return None
+
+
+def _member_stages(graph, k: int) -> np.ndarray:
+    """Stage of each layer name of a captured model: that of the list member that it is in, or else of the member that
+    ran last before it; -1 if no module is a member of a list."""
+    member: dict[str, int] = {}
+    place = np.full(len(graph.layers), -1)
+    computes = (graph.op_phase == 0) & (np.diff(graph.input_ptr) > 0)
+    for layer in graph.op_layer[computes]:
+        match = re.match(r"(?:[^.]*[^.\d][^.]*\.)*\d+(?=\.|$)", graph.layers[layer])
+        if match:
+            place[layer] = member.setdefault(match[0], len(member))
+        elif place[layer] < 0:
+            place[layer] = max(0, len(member) - 1)
+    return np.where(place >= 0, place * k // max(1, len(member)), -1) if member else np.full(len(place), -1)
 
 
 def _lstm_stages(layers, k: int) -> np.ndarray:

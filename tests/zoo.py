@@ -1,11 +1,14 @@
 """Captures models of timm, torchvision, transformers and diffusers and compares them with PyTorch's own counts.
 
 ``python tests/zoo.py OUT.jsonl [PATTERN]`` captures every configuration below that OUT does not have yet, each in a
-process of its own, and appends a row per model. ``python tests/zoo.py OUT.jsonl --report zoo.md`` writes the table.
+process of its own, and appends a row per model. ``--memory`` in place of a pattern compares the peak memory of ten
+models with what a real step allocates, ``--maps`` the device maps of Hugging Face models with Accelerate's.
+``python tests/zoo.py OUT.jsonl --report zoo.md`` writes the tables.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -57,6 +60,27 @@ MODELS = [
     *(f"torchvision:{name}" for name in TORCHVISION),
     *(f"transformers:{name}" for name in TRANSFORMERS),
     *(f"diffusers:{name}" for name in DIFFUSERS),
+]
+MEMORY = [  # ten models that run for real within seconds: id, batch, tokens
+    ("timm:resnet50", 2, None),
+    ("timm:vit_tiny_patch16_224", 4, None),
+    ("timm:convnext_atto", 4, None),
+    ("timm:efficientnet_b0", 2, None),
+    ("torchvision:squeezenet1_1", 4, None),
+    ("torchvision:swin_t", 1, None),
+    ("transformers:GPT2LMHeadModel[n_layer=4]", 2, 256),
+    ("transformers:BertForMaskedLM[num_hidden_layers=4]", 2, 256),
+    ("transformers:T5ForConditionalGeneration[num_layers=3]", 2, 256),
+    ("transformers:LlamaForCausalLM[num_hidden_layers=2,hidden_size=512,intermediate_size=1024]", 2, 256),
+]
+MAPS = [  # Hugging Face models that four GPUs of 16 GB train: id, batch, tokens
+    ("transformers:GPT2LMHeadModel[n_layer=36,n_embd=1280,n_head=20]", 4, 512),
+    ("transformers:LlamaForCausalLM[num_hidden_layers=16,hidden_size=2048,intermediate_size=5632]", 4, 512),
+    ("transformers:OPTForCausalLM[num_hidden_layers=24,hidden_size=1024,ffn_dim=4096]", 8, 512),
+    ("transformers:T5ForConditionalGeneration[num_layers=24,num_decoder_layers=24,d_model=1024,d_ff=4096]", 4, 512),
+    ("transformers:BartForConditionalGeneration", 8, 512),
+    ("transformers:BertForMaskedLM[num_hidden_layers=24,hidden_size=1024,intermediate_size=4096]", 16, 512),
+    ("transformers:ViTForImageClassification[num_hidden_layers=24,hidden_size=1024,intermediate_size=4096]", 64, None),
 ]
 SECONDS = 600  # wall time after which a model is given up
 
@@ -159,6 +183,78 @@ def recounted(target: str) -> dict:
         return counted | {"pytorch_flops": count(step.model, step.inputs)}
 
 
+def mapped(target: str, batch: int, length: int | None) -> dict:
+    """Step times of device maps on four P100s: Accelerate's balanced one, one after simdev's `expert`, and one after
+    200 simulations of local search."""
+    import numpy as np
+    import torch
+    from accelerate import infer_auto_device_map, init_empty_weights
+    from accelerate.utils import check_device_map, get_balanced_memory
+
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.packages import package_step
+    from simdev.integrations.torch_map import device_map, map_placement
+    from simdev.placers.budget import Budget
+    from simdev.placers.registry import find_placer
+    from simdev.problem.placement import Placement
+    from simdev.problem.problem import Problem
+    from simdev.problem.topology import load_topology
+    from simdev.sim import simulate
+
+    torch.set_num_threads(1)
+    problem = Problem.build(capture_package(target, batch=batch, length=length), load_topology("p100x4"))
+    gpus = problem.topology.accelerators
+    with init_empty_weights():
+        model = package_step(target, batch=1, length=8)[0]().model
+    whole = model._no_split_modules
+    limits = get_balanced_memory(model, dict.fromkeys(range(len(gpus)), 16 << 30), no_split_module_classes=whole)
+    theirs = infer_auto_device_map(model, max_memory=limits, no_split_module_classes=whole)
+    auto = simulate(problem, map_placement(problem, {path: int(gpus[place]) for path, place in theirs.items()}))
+    row = {"mapped": target, "batch": batch, "length": length, "auto_ns": auto.step_ns,
+           "auto_overflow": int(auto.overflow_bytes), "one_ns": simulate(problem, Placement(np.full(
+               problem.graph.n_ops, gpus[0], np.int32))).step_ns}  # fmt: skip
+    for name in ("expert", "local-search"):
+        spec, params = find_placer(name)
+        placed = spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=200), **params)
+        found = device_map(problem, placed)
+        check_device_map(model, found.modules)
+        row |= {f"{name}_ns": found.step_ns, f"{name}_overflow": int(simulate(problem, found.placement).overflow_bytes)}
+    return row
+
+
+def memory(target: str, batch: int, length: int | None) -> dict:
+    """Peak bytes of the captured step, run in program order on one device, and of the same step run on the CPU:
+    parameters, buffers, optimizer state, inputs, and the most that PyTorch's allocator holds beyond them."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from simdev.graphs.capture import capture_package
+    from simdev.graphs.capture.build import named_tensors
+    from simdev.graphs.capture.packages import package_step
+    from simdev.report.describe import peak_bytes
+
+    torch.set_num_threads(1)
+    graph = capture_package(target, batch=batch, length=length)
+    step = package_step(target, batch=batch, length=length)[0]()
+
+    def run():
+        step.loss(step.model, *step.inputs).backward()
+        step.optimizer.step()
+        step.optimizer.zero_grad()
+
+    run()  # makes the optimizer's state
+    state = [item for of in step.optimizer.state.values() for item in of.values() if isinstance(item, torch.Tensor)]
+    held = [*step.model.parameters(), *step.model.buffers(), *state, *(t for _, t in named_tensors(step.inputs, ""))]
+    sizes = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in held}
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in profiler.profiler.kineto_results.events()
+                     if event.name() == "[memory]")  # fmt: skip
+    allocated = max(itertools.accumulate(size for _, size in changes))
+    return {"memory_of": target, "batch": batch, "length": length, "graph_bytes": peak_bytes(graph),
+            "real_bytes": sum(sizes.values()) + allocated, "held_bytes": sum(sizes.values())}  # fmt: skip
+
+
 @contextmanager
 def whole_attention():
     from torch.nn import functional
@@ -176,12 +272,21 @@ def whole_attention():
 
 
 def run(out: Path, pattern: str) -> None:
-    done = {json.loads(line)["model"] for line in out.read_text().splitlines()} if out.exists() else set()
+    done = {json.loads(line).get("model") for line in out.read_text().splitlines()} if out.exists() else set()
     for target in MODELS:
         if target in done or not re.search(pattern, target):
             continue
         import_package(target)
         row = in_a_fork(lambda model=target: measure(model)) | {"model": target}
+        with out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+
+
+def run_each(out: Path, models: list, key: str, work) -> None:
+    for model in models:
+        import_package(model[0])
+        row = in_a_fork(lambda model=model: work(*model)) | {key: model[0]}
         with out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
@@ -211,6 +316,10 @@ def main(arguments: list[str]) -> None:
     if "--report" in arguments:
         rows = [json.loads(line) for line in Path(arguments[0]).read_text().splitlines()]
         Path(arguments[2]).write_text(report(rows), encoding="utf-8")
+    elif "--memory" in arguments:
+        run_each(Path(arguments[0]), MEMORY, "memory_of", memory)
+    elif "--maps" in arguments:
+        run_each(Path(arguments[0]), MAPS, "mapped", mapped)
     else:
         run(Path(arguments[0]), arguments[1] if len(arguments) > 1 else "")
 
@@ -224,10 +333,10 @@ def right(row: dict) -> bool:
     )
 
 
-def report(rows: list[dict]) -> str:
+def report(given: list[dict]) -> str:
     """The page of the documentation: one line per model, failures with their sentence."""
     order = {target: number for number, target in enumerate(MODELS)}
-    rows = sorted((row for row in rows if row["model"] in order), key=lambda row: order[row["model"]])
+    rows = sorted((row for row in given if row.get("model") in order), key=lambda row: order[row["model"]])
     captured = [row for row in rows if "error" not in row]
     good = [row for row in captured if right(row)]
     seconds = sorted(row["seconds"] for row in captured)
@@ -264,7 +373,55 @@ def report(rows: list[dict]) -> str:
     missing = [target for target in MODELS if target not in {row["model"] for row in rows}]
     if missing:
         lines += ["", f"Not tried yet: {', '.join(f'`{target}`' for target in missing)}."]
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *memory_lines(given), *map_lines(given), ""])
+
+
+def map_lines(given: list[dict]) -> list[str]:
+    rows = [row for row in given if "auto_ns" in row]
+    if not rows:
+        return []
+    lines = [
+        "",
+        "## Device maps",
+        "",
+        "Simulated step times, in ms, of a training step on `p100x4` (16 GB each) by device maps: Accelerate's own",
+        "(`infer_auto_device_map` within `get_balanced_memory`, blocks whole), and the maps that",
+        "`simdev place --device-map` writes after the placers `expert` and `local-search` (200 simulations). A star:",
+        "the step needs more memory than a GPU has. (`python tests/zoo.py rows.jsonl --maps`)",
+        "",
+        "| model | batch | Accelerate | after expert | after local-search | best against Accelerate |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        ways = {way: (row[f"{way}_overflow"] > 0, row[f"{way}_ns"]) for way in ("auto", "expert", "local-search")}
+        cells = " | ".join(f"{ns / 1e6:,.1f}{' *' if over else ''}" for over, ns in ways.values())
+        best = min(ways["expert"], ways["local-search"])[1]
+        lines.append(f"| `{row['mapped']}` | {row['batch']} | {cells} | {best / row['auto_ns'] - 1:+.1%} |")
+    return lines
+
+
+def memory_lines(given: list[dict]) -> list[str]:
+    rows = [row for row in given if "real_bytes" in row]
+    if not rows:
+        return []
+    lines = [
+        "",
+        "## Peak memory",
+        "",
+        "The peak of the captured step, run in program order on one device, against the same step run for real on the",
+        "CPU: parameters, buffers, optimizer state and inputs, and the most that PyTorch's allocator holds beyond them",
+        "(`python tests/zoo.py rows.jsonl --memory`).",
+        "",
+        "| model | batch | graph, MB | real, MB | graph against real | without what is held throughout |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        graph, real, held = (row[f"{name}_bytes"] for name in ("graph", "real", "held"))
+        lines.append(
+            f"| `{row['memory_of']}` | {row['batch']} | {graph / 1e6:,.1f} | {real / 1e6:,.1f} |"
+            f" {graph / real - 1:+.1%} | {(graph - held) / (real - held) - 1:+.1%} |"
+        )
+    return lines
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,6 +83,29 @@ def device_map(problem: Problem, placement: Placement) -> DeviceMap:
     splits, staged = _pipeline(problem, names, followed, weight, used)
     pipeline_ns = int(simulate_many(problem, staged[followed][None]).step_ns[0])
     return DeviceMap(_collapsed(modules), found, best[1], placed_ns, aligned, splits, pipeline_ns)
+
+
+def map_placement(problem: Problem, modules: Mapping[str, int]) -> Placement:
+    """The placement of ops that follows from a device map: the longest path that an op's layer begins with decides.
+
+    ``modules`` maps module paths to device numbers (``""`` is the whole model). Ops of the model that no path covers
+    and ops outside of it run where their largest input is. Raises :class:`InvalidInput` if a path names no module.
+    """
+    graph = problem.graph
+    chosen = np.full(graph.n_ops, -1)
+    for op, name in enumerate(graph.op_names):
+        layer = graph.layers[graph.op_layer[op]]
+        state = f"{layer}.{name.rpartition('/')[2]}"  # a map may name a parameter of the model itself
+        covering = [path for path in modules if path in ("", state) or f"{layer}.".startswith(f"{path}.")]
+        if covering and layer or state.removeprefix(".") in modules:
+            chosen[op] = modules[max(covering, key=len)] if layer else modules[state.removeprefix(".")]
+    if (chosen < 0).all():
+        raise InvalidInput("no path of the map names a module of the graph", source=graph.name, field="device_map")
+    of_unit = np.full(graph.n_units, -1)
+    np.maximum.at(of_unit, graph.unit_of_op, chosen)
+    placement = Placement(_followed(problem, of_unit[graph.unit_of_op]).astype(np.int32))
+    placement.check(problem)
+    return placement
 
 
 def write_device_map(path: str | os.PathLike, problem: Problem, found: DeviceMap) -> None:

@@ -11,7 +11,7 @@ from simdev.problem.topology import load_topology
 
 def chain(family, layers):
     """One op per layer name, each reading the one before; table layers hold as many MiB as their number + 1."""
-    builder, last = GraphBuilder(family, {"family": family}), []
+    builder, last = GraphBuilder(family or "captured", {"family": family} if family else {}), []
     for number, layer in enumerate(layers):
         size = (int(layer[5:]) + 1) << 20 if layer.startswith("table") else 0
         op = builder.op(
@@ -105,6 +105,14 @@ def test_tables_are_spread_by_size():
 
 def test_ops_of_unknown_layers_go_with_their_neighbours():
     assert expert(chain("rnnlm", ["layer0", "layer1", "", ""])) == [1, 2, 2, 2]
+
+
+def test_a_captured_model_is_cut_between_the_members_of_its_lists():
+    layers = ["wte", *(f"h.{number}.{part}" for number in range(8) for part in ("attn", "mlp")), "head"]
+    graph = chain(None, layers)
+    assert expert(graph, "p100x4") == [1, *(1 + number // 2 for number in range(8) for _ in range(2)), 4]
+    with pytest.raises(Unsupported, match="member of a list"):
+        expert(chain(None, ["a", "b"]))
 
 
 def test_unknown_family_is_unsupported():

@@ -9,8 +9,9 @@ import pytest
 from simdev import sim
 from simdev.cli import main as cli
 from simdev.errors import InvalidInput
-from simdev.integrations.torch_map import _collapsed, device_map, write_device_map
+from simdev.integrations.torch_map import _collapsed, device_map, map_placement, write_device_map
 from simdev.placers import registry
+from simdev.placers.budget import Budget
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
@@ -68,6 +69,17 @@ def test_each_module_on_one_device_and_no_slower_than_said(name):
     again = device_map(problem, found.placement)
     assert again.aligned and again.step_ns <= found.step_ns
     assert len(found.splits) == len(set(found.placement.devices.tolist())) - 1
+
+
+def test_a_map_gives_back_the_placement_that_it_was_made_from():
+    problem = Problem.build(registry.load_workload("transformer-xl-2"), load_topology("p100x4"))
+    rng = np.random.default_rng(0)
+    found = device_map(problem, Placement.of_units(problem, rng.integers(1, 5, problem.graph.n_units)))
+    again = map_placement(problem, found.modules)
+    assert sim.simulate(problem, again).step_ns == found.step_ns
+    assert set(map_placement(problem, {"": 2}).devices.tolist()) == {2}
+    with pytest.raises(InvalidInput, match="no path of the map"):
+        map_placement(problem, {"nowhere": 1})
 
 
 def test_a_graph_without_modules_is_one_sentence():
@@ -159,6 +171,14 @@ def test_accelerate_loads_the_map(name, tmp_path):
         inputs = {"input_ids": torch.randint(0, 99, (2, 16))}
         if name.startswith("T5"):
             inputs["decoder_input_ids"] = inputs["input_ids"]
+    automatic = accelerate.infer_auto_device_map(
+        model, max_memory={0: 120_000, 1: 1 << 30}, no_split_module_classes=model._no_split_modules
+    )
+    theirs = map_placement(problem, {path: 1 + device for path, device in automatic.items()})
+    assert set(theirs.devices.tolist()) == {1 + device for device in automatic.values()}
+    expert = registry.find_placer("expert")[0].place(problem, rng=rng, budget=Budget(problem))
+    stages = device_map(problem, expert)
+    assert set(expert.devices.tolist()) == {1, 2} and len(set(stages.modules.values())) <= 2
     with torch.no_grad():
         wanted = model(**inputs).logits
         mapped = accelerate.dispatch_model(model, dict.fromkeys(places, "cpu"), main_device="cpu", force_hooks=True)

@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -319,6 +320,17 @@ def test_a_program_has_its_own_mesh_and_has_to_fit(captured, tmp_path, monkeypat
     assert stop.value.code == 2 and "has its mesh" in capsys.readouterr().err
     with pytest.raises(InvalidInput, match="4 ranks, the cluster 16 accelerators"):
         ProgramPlan(captured("experts", "ep=4"), load_cluster("dgx-h100[nodes=2]"))
+
+
+def test_the_step_of_the_docs_is_captured(tmp_path):
+    from simdev.parallel.step_capture import capture_step_file
+
+    page = (Path(__file__).parents[2] / "docs" / "pages" / "parallel.md").read_text()
+    (tmp_path / "my_step.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    program = capture_step_file(f"{tmp_path}/my_step.py:make_step", parse_mesh("dp_shard=8,tp=8"))
+    found = collectives(program)
+    assert found["all_gather", ("dp_shard",)] == 2 * 4  # forward and backward
+    assert found["all_reduce", ("tp",)] == 4 + 3
 
 
 FIELDS = "num_hidden_layers=2,hidden_size=64,intermediate_size=192,num_attention_heads=4"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from simdev.graphs.parallel_model import Part
-from simdev.parallel import Host, Mesh, Prices, find_model, load_cluster
+from simdev.parallel import Host, Mesh, Plan, Prices, find_model, load_cluster, simulate_plan
 from simdev.parallel.collectives import send_ns
 from simdev.parallel.hosts import HOSTS, WITHOUT, find_host
 from simdev.parallel.program import COMPUTE, Call
@@ -54,3 +54,16 @@ def test_the_update_of_gpt_is_one_kernel_or_also_copies():
         kinds[update] = [call.kind for call in program.finish.calls]
     assert "_fused_adamw_" in kinds["fused"] and "_foreach_copy_" not in kinds["fused"]
     assert {"_fused_adamw_", "_foreach_copy_", "_foreach_norm"} <= set(kinds["mixed"])
+
+
+def test_a_host_that_waits_never_runs_ahead_of_the_device():
+    pytest.importorskip("torch")
+    model, parameters = find_model("gpt[width=256,layers=2,heads=4,length=256,vocabulary=512]")
+    cluster, mesh = load_cluster("dgx-a100"), Mesh({"pp": 2})
+    host = Host(forward_ns=20_000, backward_ns=1_000, update_ns=1_000, collective_ns=1_000)
+    steps = {}
+    for wait_ns in (0, 1, 50_000):
+        plan = Plan(model, parameters, cluster, mesh, 4, host=replace(host, wait_ns=wait_ns))
+        steps[wait_ns] = simulate_plan(plan).step_ns
+    assert steps[0] < steps[1]  # the forward kernels of a microbatch are not issued during the backward pass before it
+    assert steps[50_000] >= steps[1] + 7 * 50_000  # each rank waits after eight passes, the last beside its kernels

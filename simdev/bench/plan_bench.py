@@ -27,17 +27,23 @@ from simdev.parallel.plan import PlanProgram
 from simdev.planners import Evaluator, Job, PlanBudget, find_planner
 from simdev.planners.bounds import job_bound_ns
 
-# Models and clusters of the board, with the sequences of a step.
+# Models and clusters of the board, with the sequences of a step and the microbatch sizes that planners may choose.
 BOARD = (
-    ("gpt-3.6b", ("dgx-a100", "dgx-a100[nodes=8]"), 512),
-    ("llama3-8b", ("dgx-a100", "dgx-h100[nodes=8]", "hgx-h100-pcie"), 512),
-    ("llama3-70b", ("dgx-a100[nodes=8]", "dgx-h100[nodes=8]", "dgx-h100[nodes=64]"), 1024),
-    ("llama3-405b", ("dgx-h100[nodes=64]",), 1024),
-    ("mpt-7b", ("dgx-a100", "dgx-h100[nodes=8]"), 1024),
-    ("mpt-70b", ("dgx-h100[nodes=8]", "dgx-h100[nodes=64]"), 1024),
-    ("mixtral-8x7b", ("dgx-h100[nodes=8]",), 1024),
+    ("gpt-3.6b", ("dgx-a100", "dgx-a100[nodes=8]"), 512, (1, 2, 4)),
+    ("llama3-8b", ("dgx-a100", "dgx-h100", "dgx-h100[nodes=8]", "hgx-h100-pcie"), 512, (1,)),
+    ("llama3-70b", ("dgx-a100[nodes=8]", "dgx-h100[nodes=8]", "dgx-h100[nodes=64]"), 1024, (1,)),
+    ("llama3-405b", ("dgx-h100[nodes=64]",), 1024, (1,)),
+    ("mpt-7b", ("dgx-a100", "dgx-h100[nodes=8]"), 1024, (1, 2, 4)),
+    ("mpt-70b", ("dgx-h100[nodes=8]", "dgx-h100[nodes=64]"), 1024, (1, 2)),
+    ("mixtral-8x7b", ("dgx-h100[nodes=8]",), 1024, (1,)),
 )
-DEFAULT_CHOICES = {"microbatches": [1, 2], "recomputes": ["none", "selective", "full"]}
+RECOMPUTES = ("none", "selective", "full")
+
+
+def choices_of(model: str) -> str:
+    """The JSON of what planners may choose for a model: the board's own sizes, or microbatches of 1 and 2."""
+    sizes = next((sizes for name, _, _, sizes in BOARD if name == model), (1, 2))
+    return json.dumps({"microbatches": sizes, "recomputes": RECOMPUTES})
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,17 @@ class Task:
     cluster: str
     batch: int
     framework: str = "eager"
-    choices: str = json.dumps(DEFAULT_CHOICES)
+    choices: str = ""
+
+    def __post_init__(self):
+        object.__setattr__(self, "choices", self.choices or choices_of(self.model))
 
     def job(self) -> Job:
         """The job. Raises :class:`InvalidInput` for a name or number that does not exist."""
         model, parameters = find_model(self.model)
         choices = parse_json(self.choices, FILE, "choices")
-        if not isinstance(choices, dict) or set(choices) != set(DEFAULT_CHOICES):
-            raise InvalidInput(f"expected an object with {', '.join(DEFAULT_CHOICES)}", source=FILE, field="choices")
+        if not isinstance(choices, dict) or set(choices) != {"microbatches", "recomputes"}:
+            raise InvalidInput("expected an object with microbatches and recomputes", source=FILE, field="choices")
         return Job(
             model,
             parameters,

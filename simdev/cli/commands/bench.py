@@ -142,7 +142,7 @@ def _bench_planners(planner, workload, topology, batch, budget, seeds, jobs, out
     evaluations, seconds = (60, math.inf) if budget == "quick" else parse_budget(budget)
     if not evaluations < math.inf or seconds < math.inf:
         raise InvalidInput("planners take evaluations=N, so that rows can be verified", source="--budget")
-    shipped = [(model, cluster, size) for model, clusters, size in BOARD for cluster in clusters]
+    shipped = [(model, cluster, size) for model, clusters, size, _ in BOARD for cluster in clusters]
     chosen = [(model, cluster, batch) for model in workload or () for cluster in topology or ()]
     if bool(workload) != bool(topology):
         raise InvalidInput("models (-w) and clusters (-t) go together; without both, the whole board is run")

@@ -18,7 +18,7 @@ from simdev.planners import Choice, planner
     version=1,
     family="search",
     searches=True,
-    source="simdev: best-neighbour descent on simulated plans with lower bounds, from several rules of thumb",
+    source="simdev: best-neighbour descent on simulated plans, from several rules of thumb",
 )
 def search(job, *, rng, budget):
     try:

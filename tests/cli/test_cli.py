@@ -106,7 +106,7 @@ def test_help_loads_nothing_heavy():
 def test_list(simdev):
     code, out, _ = simdev("list", "--json")
     listing = json.loads(out)
-    assert code == 0 and {"workloads", "topologies", "placers"} == set(listing)
+    assert code == 0 and {"workloads", "topologies", "placers", "planners"} == set(listing)
     assert "single-gpu" in [line["name"] for line in listing["placers"]]
     assert "single-gpu" in simdev("list", "placers")[1]
 

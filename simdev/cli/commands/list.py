@@ -16,6 +16,7 @@ class Shelf(StrEnum):
     workloads = "workloads"
     topologies = "topologies"
     placers = "placers"
+    planners = "planners"
 
 
 @command("list")
@@ -23,7 +24,7 @@ def list_(
     what: Annotated[Shelf | None, typer.Argument(help="Which shelf (default: all).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List workloads, topologies and placers."""
+    """List workloads, topologies, placers and planners."""
     listing = {shelf: _LISTS[shelf]() for shelf in ([what.value] if what else _LISTS)}
     if as_json:
         print(json.dumps(listing, indent=1))
@@ -56,6 +57,15 @@ def _list_topologies() -> list[dict]:
     return [{"name": name, "description": load_topology(name).description} for name in topology_names()]
 
 
+def _list_planners() -> list[dict]:
+    from simdev.planners import planners
+
+    return [
+        {"name": spec.name, "version": f"v{spec.version}", "family": spec.family, "source": spec.source}
+        for spec in planners().values()
+    ]
+
+
 def _list_placers() -> list[dict]:
     from simdev.placers import registry
 
@@ -73,4 +83,9 @@ def _list_placers() -> list[dict]:
     ]
 
 
-_LISTS = {"workloads": _list_workloads, "topologies": _list_topologies, "placers": _list_placers}
+_LISTS = {
+    "workloads": _list_workloads,
+    "topologies": _list_topologies,
+    "placers": _list_placers,
+    "planners": _list_planners,
+}

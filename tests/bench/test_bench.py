@@ -15,7 +15,7 @@ from simdev.bench import rows, score, verify, workers
 from simdev.bench.bench import Observer, locked
 from simdev.bench.bench import bench as execute_all
 from simdev.bench.journal import journal_line
-from simdev.bench.plan import BUDGETS, Run, plan, time_limit
+from simdev.bench.plan import BUDGETS, Run, parse_budget, plan, repeatable, time_limit
 from simdev.bench.run import Instance, execute, load_problem
 from simdev.bench.workers import Limits
 from simdev.errors import InvalidInput, UnknownName
@@ -124,6 +124,15 @@ def test_named_budgets_name_what_exists(name):
 def test_a_budget_in_seconds_leaves_time_to_end():
     assert time_limit("seconds=300") > 300
     assert time_limit("quick") == BUDGETS["quick"].seconds
+
+
+def test_a_budget_may_limit_evaluations_and_seconds():
+    assert parse_budget("evaluations=100,seconds=2.5") == (100, 2.5)
+    assert time_limit("evaluations=100,seconds=300") > 300
+    assert repeatable("evaluations=100") and not repeatable("evaluations=100,seconds=2.5")
+    for wrong in ("seconds=2,evaluations=1,seconds=3", "evaluations=1,evaluations=2", "evaluations=1,", "hours=1"):
+        with pytest.raises(UnknownName, match="budget"):
+            parse_budget(wrong)
 
 
 def test_seed_comes_from_the_key():

@@ -7,6 +7,9 @@ import pytest
 
 MOST_PROCESSES = 8  # each takes up to 3 GiB
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # there are as many processes as cores: more threads would only wait
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_xdist_auto_num_workers(config) -> int:
     """One for each core that this process may use; also where two of them are one core's threads."""

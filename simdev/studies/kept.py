@@ -42,7 +42,7 @@ class Kept:
             said: list[str] = []
             made = list(make(said))
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps({"cases": [vars(case) for case in made], "notes": said}))
+            write_text(path, json.dumps({"cases": [_without_nan(vars(case)) for case in made], "notes": said}))
             found = made, said
         notes += found[1]
         return found[0]
@@ -51,6 +51,12 @@ class Kept:
         """The cases and notes of a kept file; None if it is absent or damaged."""
         try:
             document = read_json(path)
-            return [self.case(**row) for row in document["cases"]], [str(note) for note in document["notes"]]
-        except (ValueError, KeyError, TypeError):
+            rows = [{key: float("nan") if v is None else v for key, v in row.items()} for row in document["cases"]]
+            return [self.case(**row) for row in rows], [str(note) for note in document["notes"]]
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
+
+
+def _without_nan(row: dict) -> dict:
+    """``row`` with None in place of NaN, which JSON does not have."""
+    return {key: None if value != value else value for key, value in row.items()}

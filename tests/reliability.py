@@ -1,8 +1,8 @@
 """Makes the tables of docs/pages/reliability.md: ``python tests/reliability.py [TABLE ...] [--scale 1.0]``.
 
 Each table is a function in :data:`TABLES` that returns Markdown lines; without arguments all are made. Only the tables
-that are made are replaced in the page. ``--scale`` multiplies how often everything is tried; the page states the counts
-that were really tried.
+that are made are replaced in the page. ``--scale`` multiplies how often everything is tried; each table states its
+scale and the counts that were really tried.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ TABLES: dict[str, Callable[[float], list[str]]] = {
 }
 
 
+def made_with(name: str, scale: float) -> list[str]:
+    """The command that made a table."""
+    return [f"Made with `python tests/reliability.py {name}{'' if scale == 1 else f' --scale {scale:g}'}`.", ""]
+
+
 def replace_table(page: str, name: str, lines: list[str]) -> str:
     """The page with the table between the comments ``<!-- NAME -->`` and ``<!-- end NAME -->`` replaced."""
     begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
@@ -62,7 +67,7 @@ def main() -> None:
         if name not in TABLES:
             parser.error(f"no table {name!r}: choose from {', '.join(TABLES)}")
         print(f"making the table {name}", file=sys.stderr)
-        lines = TABLES[name](chosen.scale)
+        lines = made_with(name, chosen.scale) + TABLES[name](chosen.scale)
         PAGE.write_text(replace_table(PAGE.read_text(encoding="utf-8"), name, lines), encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import fuzz
@@ -95,6 +96,12 @@ def _endless(scratch: Path) -> list:
     return rows.read_rows(scratch / "results.csv")
 
 
+def _rows(scratch: Path, change: Callable[[rows.Row, int], rows.Row], count: int = 1) -> list:
+    (row,) = small_board(scratch, placers=("single-gpu",))
+    rows.write_rows(scratch / "results.csv", [change(row, number) for number in range(count)])
+    return verify(scratch)
+
+
 def _machine(change: Callable[[str], str], **settings) -> Callable[[Path], list]:
     def make(scratch: Path) -> list:
         small_board(scratch / "board", placers=("single-gpu",))
@@ -121,7 +128,15 @@ HOSTILE = {
     "a `results.csv` that is a link to `/dev/zero`": _endless,
     'an archive whose machine has `calibrated = "/etc/passwd"`': _machine(_calibrated("/etc/passwd")),
     'an archive whose machine has `calibrated = "../../secret.toml"`': _machine(_calibrated("../../secret.toml")),
-    "an archive whose machine has 1,000 devices and 1,000 bandwidths (time limit 20 s a row)": _machine(
-        _huge, limits=Limits(20, 6 << 30)
+    "an archive whose machine has 1,000 devices and 1,000 bandwidths (its rows were made on another)": _machine(_huge),
+    "the same archive with a time limit of 1 s a row": _machine(_huge, limits=Limits(1, 6 << 30)),
+    "an archive whose machine has 1,024 nodes of two devices": _machine(
+        lambda text: text.replace('name = "mine"', 'name = "mine"\nnodes = 1024')
+    ),
+    "a cell that would set the title of the terminal": lambda scratch: _rows(
+        scratch, lambda row, n: replace(row, error="\x1b]0;owned\x07")
+    ),
+    "3,000 rows, each of another placer on another workload": lambda scratch: _rows(
+        scratch, lambda row, n: replace(row, workload=f"w{n}.npz", placer=f"p{n}"), 3000
     ),
 }

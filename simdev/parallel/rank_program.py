@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import zlib
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
 from simdev.errors import InvalidInput
-from simdev.files import MAX_DOCUMENT, parse_json, read_bytes, replacing
+from simdev.files import parse_json, read_zipped, replacing
 from simdev.parallel.mesh import AXES, Mesh
 from simdev.parallel.orders import Action
 from simdev.parallel.program import Call, Segment
@@ -86,7 +85,7 @@ def save_rank_program(program: RankProgram, path: str | PathLike) -> None:
 
 def load_rank_program(path: str | PathLike) -> RankProgram:
     """Read a program. Raises :class:`InvalidInput` naming file and field for anything that is not one."""
-    document = parse_json(_unpacked(read_bytes(path), path), path)
+    document = parse_json(read_zipped(path), path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidInput(f"expected a rank program ({FORMAT!r}), as simdev capture --mesh writes it", source=path)
     return _Reader(path, document).program()
@@ -95,19 +94,6 @@ def load_rank_program(path: str | PathLike) -> RankProgram:
 def is_rank_program(text: str) -> bool:
     """Whether ``text`` names a rank program's file, not a model."""
     return text.endswith(SUFFIX) or (".py:" not in text and Path(text).is_file())
-
-
-def _unpacked(data: bytes, path) -> bytes:
-    try:
-        unpack = zlib.decompressobj(31)
-        text = unpack.decompress(data, MAX_DOCUMENT)
-    except zlib.error as error:
-        raise InvalidInput(f"not packed with gzip ({error})", source=path) from None
-    if unpack.unconsumed_tail:
-        raise InvalidInput(f"larger than {MAX_DOCUMENT} bytes once unpacked: refused", source=path)
-    if not unpack.eof:
-        raise InvalidInput("truncated", source=path)
-    return text
 
 
 class _Reader:

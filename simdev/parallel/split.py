@@ -43,22 +43,23 @@ class SplitBackward:
 
 def keep_gathered(module) -> None:
     """Let FSDP modules keep their parameters gathered until :func:`reduce_gradients`."""
+    from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
+
     for part in _fsdp_parts(module):
-        part.set_reshard_after_forward(False, recurse=False)
+        if not isinstance(part, ReplicateModule):  # which always keeps its parameters
+            part.set_reshard_after_forward(False, recurse=False)
         part.set_reshard_after_backward(False, recurse=False)
 
 
 def reduce_gradients(module) -> None:
     """Reduce the gradients of FSDP modules and free what they gathered (``perform_reduce_grad`` of PyTorch's stages);
     does nothing for other modules."""
-    from torch.distributed.fsdp import fully_shard
-
     parts = _fsdp_parts(module)
     for part in parts:
         part.set_reshard_after_backward(True, recurse=False)
     if not parts:
         return
-    root = fully_shard.state(module)
+    root = module._get_fsdp_state()
     for state in root._state_ctx.all_states:
         for group in state._fsdp_param_groups:
             group.post_backward()

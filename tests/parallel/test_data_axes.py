@@ -99,3 +99,9 @@ def test_encoders_are_reduced_twice_a_layer_and_direction(entry):
     products = sum(c.flops for s in (program.forward, program.backward[3]) for c in s.calls if "mm" in c.kind)
     attention = 12 * 2 * 64 * 32 * 32
     assert products == pytest.approx(2 * (model.flops(parameters) - attention), rel=0.02)
+
+
+def test_replicas_and_halves_of_backward_passes():
+    program = capture_stage(*find_model(LLAMA), parse_mesh("dp_replicate=2"), Part(2, first=False), True, True)
+    assert collectives(program.finish) == {("all_reduce", "dp_replicate"): 3}
+    assert not any(collectives(half) for half in program.split)

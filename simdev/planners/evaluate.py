@@ -21,7 +21,8 @@ class Evaluator:
     """What plans of ``job`` do. ``workers`` processes simulate batches of plans; their number changes no result."""
 
     def __init__(self, job: Job, workers: int = 1):
-        self.job, self.workers = job, workers
+        local = job.model.function.__module__.startswith("_captured_")  # from a user's file: known here alone
+        self.job, self.workers = job, 1 if local else workers
         self.prices = Prices(job.cluster, scale=find_scale(job.framework))
         self.known: dict[tuple, object] = {}  # captured stages and timed segments
         self._pool: ProcessPoolExecutor | None = None

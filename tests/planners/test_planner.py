@@ -96,3 +96,9 @@ def test_search_tries_interleaved_stages(tiny_job):
     assert looped in neighbours(job, deep) and looped in set(job.choices())
     evaluator = Evaluator(job)
     assert job_bound_ns(evaluator) <= evaluator.outcome(looped).step_ns != evaluator.outcome(deep).step_ns
+
+
+def test_the_number_of_workers_changes_nothing(tiny_job, tiny_evaluator):
+    choices = list(tiny_job.choices())[:5]
+    with Evaluator(tiny_job, workers=2) as several:
+        assert list(several.outcomes(choices)) == list(tiny_evaluator.outcomes(choices))

@@ -14,7 +14,11 @@ def code_cells(path):
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+LONG = {"8-simulate-a-training-job"}  # what it calls is tested on smaller models
+RUNS = [pytest.param(path, marks=pytest.mark.long if path.stem in LONG else ()) for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_notebook_runs(path, monkeypatch):
     if "simdev[capture]" in path.read_text(encoding="utf-8"):
         pytest.importorskip("torch")

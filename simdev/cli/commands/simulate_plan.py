@@ -49,7 +49,7 @@ def simulate_plan(
     """Predict speed and memory of a parallel training job.
 
     The program of one rank of each pipeline stage is captured from PyTorch on a fake process group; no GPU is needed.
-    The first capture of a model takes up to two minutes; it is kept.
+    The first capture of a model takes some seconds (a large model: half a minute); it is kept.
     """
     from simdev.parallel import Prices, load_cluster
     from simdev.parallel.hosts import find_host, find_scale

@@ -12,9 +12,8 @@ import numpy as np
 from simdev.baselines._climb import Neighbourhood
 from simdev.baselines._critical import Critical, critical
 from simdev.baselines._order import fifo_starts, ordered, path_keys, priority_of
-from simdev.baselines._search import draw_device
+from simdev.baselines._search import draw_device, starts
 from simdev.baselines._units import capacities, choices, used_devices
-from simdev.errors import BudgetExhausted
 from simdev.placers.budget import Budget, Share
 from simdev.placers.score import Score
 from simdev.problem.placement import Placement
@@ -304,18 +303,18 @@ def search_from(
     """Evaluate the ``given`` placements, improve the ``climbs`` best of them with half of what is left of the budget,
     and then the best of all with the rest.
 
-    Raises :class:`BudgetExhausted` if the budget has no evaluation.
+    Without an evaluation, or without a given placement, the answer is a single device.
     """
     unit_first = np.unique(problem.graph.unit_of_op, return_index=True)[1]
     search = Guided(problem, choices(problem), budget, rng)
     found: dict[Score, State] = {}  # for equal scores, the first state
-    for placement in given:
+    for placement in given if budget.open else ():
         for state in search.begin(placement.devices[unit_first], placement.priority):
             found.setdefault(state.score, state)
         if not budget.open:
             break
     if not found:
-        raise BudgetExhausted(f"the budget is used up after {budget.used} evaluations")
+        return Placement.of_units(problem, starts(problem, search.allowed)[0])
     leaders = sorted(found.values(), key=lambda state: state.score)[:climbs]
     share = budget.share(2 * len(leaders))
     leaders += [search.improve(state, share) for state in leaders if budget.open]

@@ -38,7 +38,10 @@ PLANS = (
 
 
 class MeasuredPrices(Prices):
-    """Prices of calls as :func:`~simdev.measure.execute.ranks.run_ranks` measured them on this computer."""
+    """Prices of calls as :func:`~simdev.measure.execute.ranks.run_ranks` measured them on this computer.
+
+    Collectives were measured over all ranks; those of smaller groups, on meshes of several axes, are taken for equal.
+    """
 
     def __init__(self, cluster: Cluster, runs: RankRuns):
         super().__init__(cluster)

@@ -15,7 +15,9 @@ from simdev.errors import InvalidInput
 
 @command("import", topic=OWN)
 def import_(
-    file: Annotated[Path, typer.Argument(help="ONNX, PipeDream text, dnn-partitioning or Piper JSON, JSON or CSV.")],
+    file: Annotated[
+        Path, typer.Argument(help="ONNX, PipeDream text, Moirai .xls, partitioning or Piper JSON, JSON, CSV.")
+    ],
     out: OutOption,
     file_format: Annotated[
         str | None, typer.Option("--format", "-f", help="Format, if the file name does not show it.")

@@ -41,6 +41,7 @@ FORMATS = {
     "pipedream": "pipedream",
     "dnn-partitioning": "partitioning",
     "piper": "piper",
+    "moirai": "moirai",
     "baechi": "baechi",
     "cost-graph": "cost_graph",
     "execution-trace": "execution_trace",
@@ -86,6 +87,8 @@ def detect_format(data: bytes, path: str | os.PathLike) -> str:
     """Detect the format of a file from its content. Raises :class:`InvalidInput` if it is none of :data:`FORMATS`."""
     if data.startswith(b"PK\x03\x04"):
         return "npz"
+    if data.startswith(bytes.fromhex("d0cf11e0a1b11ae1")):
+        return "moirai"
     if str(path).endswith(".et"):
         return "chakra"
     head = data[:65536].lstrip()

@@ -70,7 +70,7 @@ def _code() -> str:
     """Of PyTorch's version and of the files that decide what a capture holds."""
     here = Path(__file__).parent
     digest = hashlib.sha256(version("torch").encode())
-    for path in (here / f"{name}.py" for name in ("record", "capture", "cut", "program", "kept")):
+    for path in (here / f"{name}.py" for name in ("record", "capture", "cut", "split", "program", "kept")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -29,8 +29,7 @@ def simulate_unrolled(
     simulated :data:`PASSES` times, and each pass takes the overlap from the one before it. Returns the problem with the
     longer kernels, and its schedule. Raises :class:`InvalidInput` for a factor below 1 or above 10.
     """
-    if not 1 <= slowdown <= 10:
-        raise InvalidInput(f"expected a factor from 1 to 10, got {slowdown}", source="plan", field="slowdown")
+    check_slowdown(slowdown)
     schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)
     if slowdown == 1:
         return unrolled, schedule
@@ -44,6 +43,12 @@ def simulate_unrolled(
         unrolled = replace(unrolled, problem=replace(unrolled.problem, costs=costs))
         schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)
     return unrolled, schedule
+
+
+def check_slowdown(slowdown: float) -> None:
+    """Raise :class:`InvalidInput` for a factor below 1 or above 10."""
+    if not 1 <= slowdown <= 10:
+        raise InvalidInput(f"expected a factor from 1 to 10, got {slowdown}", source="plan", field="slowdown")
 
 
 def _lengthen(longer: np.ndarray, unrolled: Unrolled, schedule: Schedule, first: int, copies: int, factor: float):

@@ -19,7 +19,7 @@ from simdev.parallel.cluster import Cluster
 from simdev.parallel.collectives import send_ns
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, Action, pipeline_order, stage_rank
-from simdev.parallel.overlap import simulate_unrolled
+from simdev.parallel.overlap import check_slowdown, simulate_unrolled
 from simdev.parallel.resize import capture_resized
 from simdev.parallel.timing import Host, Prices, Template, make_template
 from simdev.parallel.unroll import Unrolled, Unroller, execution_order, gradient_actions
@@ -254,6 +254,7 @@ def simulate_plan(
     Raises :class:`InvalidInput` where the mesh does not fit model or cluster, or ranks would wait for each other for
     ever.
     """
+    check_slowdown(slowdown)
     return simulate_program(prepare(plan, prices), unfolded=unfolded, engine=engine, slowdown=slowdown)
 
 

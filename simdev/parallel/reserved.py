@@ -12,9 +12,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from simdev.parallel.allocator import CachingAllocator, Event
-from simdev.parallel.capture import _fake_process_group, _local, _Run
+from simdev.parallel.capture import StageRun, fake_process_group
 from simdev.parallel.plan import Plan, _inner
 from simdev.parallel.record import Recorder
+from simdev.parallel.ring import ring_attention
 
 STEPS = 3  # replayed steps; a later one reserves nothing more in the plans that were tried
 
@@ -45,7 +46,7 @@ class Allocations(Recorder):
             self.events.append((self._keys.pop(key), 0, 0))
 
 
-class _Marks(_Run):
+class _Marks(StageRun):
     """Remembers how many events there were before the step and at the end of each segment."""
 
     def _warm(self, optimizer, module) -> None:
@@ -62,18 +63,23 @@ def reserved_bytes(plan: Plan, stage: int = 0) -> tuple[int, int]:
     mesh, part = _inner(plan.mesh), plan.parts[stage]
     recorder = Allocations()
     default = torch.get_default_dtype()
-    with _fake_process_group(mesh) as torch_mesh:
+    with fake_process_group(mesh) as torch_mesh:
         try:
             made = plan.model.function(torch_mesh, part, **{**plan.parameters, "layers": part.layers})
-            with FakeTensorMode(allow_non_fake_inputs=True):
+            with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
                 made.module.to_empty(device="cpu")
                 run = _Marks(made, recorder, mesh, {})
                 run.step(1, part)
         finally:
             torch.set_default_dtype(default)
     tensors = [t for state in run.optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
-    sizes = [_local(t).numel() * _local(t).element_size() for t in tensors]
+    sizes = [_local_bytes(t) for t in tensors]
     return replay_steps(recorder.events, run.marks["begin"], run.marks["backward only"], sizes)
+
+
+def _local_bytes(tensor) -> int:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.numel() * local.element_size()
 
 
 def replay_steps(events: list[Event], begin: int, update: int, state_sizes: list[int]) -> tuple[int, int]:

@@ -6,26 +6,32 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import TimeoutError
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from simdev.bench import provenance
+from simdev.bench import provenance, workers
 from simdev.bench.plan_rows import (
+    COLUMNS,
     FILE,
     PlanRow,
     cells,
+    digest,
     read_plan_rows,
     write_plan_rows,
 )
+from simdev.bench.rows import read_csv
 from simdev.bench.run import one_line
-from simdev.errors import BudgetExhausted, InvalidInput, SimdevError, Unsupported
+from simdev.bench.workers import Limits
+from simdev.errors import BudgetExhausted, InvalidInput, SimdevError, UnknownName, Unsupported, shortened
 from simdev.files import parse_json
 from simdev.parallel import find_model, load_cluster
 from simdev.parallel.plan import PlanProgram
 from simdev.planners import Evaluator, Job, PlanBudget, find_planner
 from simdev.planners.bounds import job_bound_ns
+from simdev.problem.topology import split_nodes, topology_names
 
 # Models and clusters of the board, with the sequences of a step and the microbatch sizes that planners may choose.
 BOARD = (
@@ -37,6 +43,8 @@ BOARD = (
     ("mpt-70b", ("dgx-h100[nodes=8]", "dgx-h100[nodes=64]"), 1024, (1, 2)),
     ("mixtral-8x7b", ("dgx-h100[nodes=8]",), 1024, (1,)),
 )
+LIMITS = Limits(seconds=1800, memory_bytes=16 << 30)  # of the check of one row, which may capture a model
+_EVALUATORS: dict[Task, Evaluator] = {}  # of this process, which checks rows
 RECOMPUTES = ("none", "selective", "full")
 
 
@@ -195,22 +203,37 @@ def verify_plans(
     rows = read_plan_rows(folder, check_digest=False)
     text = {row.key: line for row, line in zip(rows, _digests(folder), strict=True)}
     chosen = rows if sample is None else [rows[int(n)] for n in np.linspace(0, len(rows) - 1, min(sample, len(rows)))]
-    evaluators: dict[Task, Evaluator] = {}
     differences = []
-    for number, row in enumerate(chosen, 1):
-        wrong = [] if text[row.key] else [f"{row.title}: the digest does not fit the row"]
-        try:
-            wrong += _differences(row, evaluators, engine)
-        except SimdevError as error:
-            wrong.append(f"{row.title}: {one_line(error)}")
-        differences += wrong
-        on_row(number, len(chosen), row.title, wrong)
+    pool = workers.worker_pool(1, tasks=len(chosen) or 1)  # rows of one job share its captures
+    with workers.environment(), workers.running(pool):
+        futures = [pool.schedule(_checked, (row, engine), timeout=LIMITS.seconds) for row in chosen]
+        for number, (row, future) in enumerate(zip(chosen, futures, strict=True), 1):
+            title = shortened(row.title, 300)
+            wrong = [] if text[row.key] else [f"{title}: the digest does not fit the row"]
+            try:
+                wrong += future.result()
+            except TimeoutError:
+                wrong.append(f"{title}: no answer within {LIMITS.seconds:g} s")
+            except MemoryError:
+                wrong.append(f"{title}: needs more than {LIMITS.memory_bytes / 2**30:g} GiB")
+            except Exception as error:
+                kind = "" if isinstance(error, SimdevError) else f"{type(error).__name__}: "
+                wrong.append(f"{title}: {kind}{one_line(error)}")
+            differences += wrong
+            on_row(number, len(chosen), title, wrong)
     return differences
+
+
+def _checked(row: PlanRow, engine: str) -> list[str]:
+    workers.limit_process(Limits(float("inf"), LIMITS.memory_bytes))
+    return _differences(row, _EVALUATORS, engine)
 
 
 def _differences(row: PlanRow, evaluators: dict[Task, Evaluator], engine: str) -> list[str]:
     if ".py" in row.model or ".py" in row.planner:
         raise Unsupported("a model or planner of the user's own file is not executed")
+    if split_nodes(row.cluster)[0] not in topology_names():
+        raise UnknownName("cluster", row.cluster, topology_names())  # a path is not opened
     spec, _ = find_planner(row.planner)
     if not row.plan:
         return []
@@ -221,18 +244,16 @@ def _differences(row: PlanRow, evaluators: dict[Task, Evaluator], engine: str) -
         evaluators[task] = Evaluator(task.job())
     stored, found = cells(row), cells(score_plan(row, evaluators[task], engine))
     names = [column for column in stored if stored[column] != found[column]]
-    return [f"{row.title}: {name}: {stored[name] or 'empty'}, recomputed {found[name] or 'empty'}" for name in names]
+    title = shortened(row.title, 300)
+    return [
+        f"{title}: {name}: {shortened(stored[name], 60) or 'empty'}, recomputed {shortened(found[name], 60) or 'empty'}"
+        for name in names
+    ]
 
 
 def _digests(folder: Path) -> list[bool]:
     """Whether the digest of each row of ``plans.csv`` fits."""
-    import csv
-
-    from simdev.bench.plan_rows import digest
-    from simdev.files import read_text
-
-    lines = csv.DictReader(read_text(folder / FILE).splitlines())
-    return [digest(line) == line["digest"] for line in lines]
+    return [digest(line) == line["digest"] for _, line in read_csv(folder / FILE, COLUMNS)]
 
 
 def _torch() -> str:

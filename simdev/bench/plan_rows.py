@@ -7,16 +7,15 @@ nanoseconds in the row and seconds with nine digits in the file.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from simdev.bench.rows import seconds_text
-from simdev.errors import InvalidInput
-from simdev.files import markdown_table, parse_json, read_text, write_table, write_text
+from simdev.bench.rows import read_csv, read_fraction, read_time, read_whole, seconds_text
+from simdev.errors import InvalidInput, quoted
+from simdev.files import markdown_table, parse_json, write_table, write_text
 from simdev.planners.job import Choice, choice_from
 
 FILE = "plans.csv"
@@ -104,16 +103,11 @@ def write_plan_rows(folder: Path, rows: Iterable[PlanRow]) -> None:
 def read_plan_rows(folder: Path, check_digest: bool = True) -> list[PlanRow]:
     """Read ``plans.csv``. Raises :class:`InvalidInput` that names line and column of a malformed cell."""
     path = folder / FILE
-    reader = csv.DictReader(read_text(path).splitlines())
-    if tuple(reader.fieldnames or ()) != COLUMNS:
-        raise InvalidInput(f"expected the columns {', '.join(COLUMNS)}", source=path)
     rows = []
-    for number, line in enumerate(reader, 2):
-        if None in line or None in line.values():
-            raise InvalidInput("a cell too many or too few", source=path, field=f"line {number}")
+    for number, line in read_csv(path, COLUMNS):
         row = PlanRow(**{field.name: _parse(line, field, path, number) for field in fields(PlanRow)})
         if row.status not in STATUSES:
-            raise InvalidInput(f"unknown status {row.status!r}", source=path, field=f"line {number}")
+            raise InvalidInput(f"unknown status {quoted(row.status)}", source=path, field=f"line {number}")
         if check_digest and digest(cells(row)) != line["digest"]:
             raise InvalidInput("the digest does not fit the row", source=path, field=f"line {number}")
         rows.append(row)
@@ -126,21 +120,26 @@ def _parse(line: dict, field, path: Path, number: int):
         if "None" in kind and text == "":
             return None
         if field.name in _COLUMN:
-            whole, _, nine = text.partition(".")
-            if len(nine) != 9:
-                raise ValueError("expected nine digits after the point")
-            return int(whole) * 10**9 + int(nine)
-        return int(text) if "int" in kind else float(text) if "float" in kind else text
-    except ValueError as error:
-        raise InvalidInput(str(error), source=path, field=f"line {number}, {field.name}") from None
+            return read_time(text)
+        if "int" in kind:
+            return read_whole(text)
+        if "float" in kind:
+            return read_fraction(text)
+        if not text.isprintable():
+            raise ValueError(f"{quoted(text)} holds characters that cannot be printed")
+        return text
+    except (ValueError, ArithmeticError) as error:
+        reason = str(error) if isinstance(error, ValueError) else f"{quoted(text)} is not a number"
+        raise InvalidInput(reason, source=path, field=f"line {number}, {field.name}") from None
 
 
 def markdown(rows: list[PlanRow]) -> list[str]:
     """A table for each model, cluster and batch, the best plan first."""
     lines = ["# Parallel plans", ""]
-    instances = dict.fromkeys((row.model, row.cluster, row.batch) for row in rows)
-    for model, cluster, batch in instances:
-        mine = [row for row in rows if (row.model, row.cluster, row.batch) == (model, cluster, batch)]
+    instances: dict[tuple[str, str, int], list[PlanRow]] = {}
+    for row in rows:
+        instances.setdefault((row.model, row.cluster, row.batch), []).append(row)
+    for (model, cluster, batch), mine in instances.items():
         mine.sort(key=lambda row: (row.step_ns is None, row.step_ns or 0, row.planner))
         lines += [f"## {model} on {cluster}, {batch} sequences", ""]
         table = []
@@ -149,7 +148,7 @@ def markdown(rows: list[PlanRow]) -> list[str]:
                 table.append([row.planner, row.error or row.status, "", "", "", ""])
                 continue
             gap = f"{row.step_ns / row.bound_ns - 1:.1%}" if row.bound_ns else ""
-            peak = f"{row.peak_bytes / 2**30:.1f}"
+            peak = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}"
             table.append([row.planner, str(row.choice), f"{row.step_ns / 1e9:.3f}", gap, peak, str(row.evaluations)])
         lines += [
             *markdown_table(["planner", "plan", "step s", "above the bound", "peak GiB", "plans tried"], table),

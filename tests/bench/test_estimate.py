@@ -26,9 +26,7 @@ def test_the_time_left_follows_the_finished_runs_of_the_same_placer_or_the_slowe
     assert estimate.seconds_left(1, {}) is None  # nothing is known about searches
     estimate.learn(genetic[0], row(genetic[0], 30.0))
     # half of what a run of 10 ops took counts in any case, half of it for each op: 1.5 times as much for 20 ops
-    known = (
-        6.0 + 1.5 + (4 + 6) + 45 + 5 * OVERHEAD_S
-    )  # heft, m-etf, peft (as heft, not as m-etf), genetic
+    known = 6.0 + 1.5 + (4 + 6) + 45 + 5 * OVERHEAD_S  # heft, m-etf, peft (as heft, not as m-etf), genetic
     assert estimate.seconds_left(1, {}) == known
     assert estimate.seconds_left(2, {}) == 45 + OVERHEAD_S  # the longest run alone takes more than half of all
     assert estimate.seconds_left(1, {str(genetic[1]): 40.0}) == known - 40

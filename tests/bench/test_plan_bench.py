@@ -65,3 +65,35 @@ def test_a_row_executes_no_file(board, tmp_path):
     mine = [replace(row, model="evil.py:model") for row in rows if row.planner == "search"]
     write_plan_rows(tmp_path, mine)
     assert "not executed" in verify_plans(tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"cluster": "/etc/passwd"}, "unknown cluster '/etc/passwd'"),
+        ({"cluster": "../../secret.toml[nodes=2]"}, "unknown cluster"),
+        ({"model": "nosuch-3b"}, "unknown parallel model"),
+    ],
+)
+def test_a_row_opens_no_file(board, tmp_path, changes, reason):
+    from simdev.bench.plan_bench import verify_plans
+    from simdev.bench.plan_rows import write_plan_rows
+
+    _, _, rows = board
+    write_plan_rows(tmp_path, [replace(row, **changes) for row in rows if row.planner == "search"])
+    (text,) = verify_plans(tmp_path)
+    assert reason in text
+
+
+@pytest.mark.parametrize(
+    "column, cell", [("batch", "9" * 5000), ("step_time_s", "1e400"), ("error", "\x1b[2J"), ("plan_seconds", "nan")]
+)
+def test_cells_that_no_planner_writes_are_refused(board, tmp_path, column, cell):
+    from simdev.bench.plan_rows import COLUMNS, FILE, read_plan_rows
+    from simdev.bench.rows import read_csv, write_csv
+
+    folder, _, _ = board
+    lines = [{**line, column: cell} for _, line in read_csv(folder / FILE, COLUMNS)]
+    write_csv(tmp_path / FILE, COLUMNS, lines)
+    with pytest.raises(InvalidInput, match="line 2"):
+        read_plan_rows(tmp_path, check_digest=False)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import stage as pipelining
 from torch.distributed.tensor import DTensor
@@ -65,6 +65,18 @@ def _meshes(patch) -> None:
             patch(DeviceMesh, name, _really(method))
         elif isinstance(method, staticmethod):
             patch(DeviceMesh, name, staticmethod(_really(method.__func__)))
+
+    build = DeviceMesh.__init__
+
+    def init(mesh, device_type, *args, **kwargs):
+        """A mesh of the user's own, of whatever device: ``init_device_mesh`` numbers the ranks in order."""
+        ranks = kwargs.get("_rank_map")
+        if isinstance(ranks, FakeTensor):
+            with unset_fake_temporarily():
+                kwargs["_rank_map"] = torch.arange(ranks.numel(), dtype=ranks.dtype)
+        build(mesh, "cpu", *args, **kwargs)
+
+    patch(DeviceMesh, "__init__", init)
 
 
 def _really(function):

@@ -74,6 +74,12 @@ def fsdp_tp(mesh):
     return trained(model, adam(model), lambda: model(x))
 
 
+def own_mesh(mesh):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return fsdp_tp(init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp_shard", "tp")))
+
+
 def context(mesh):
     from torch.distributed.tensor.experimental import context_parallel
 
@@ -211,6 +217,10 @@ def test_fsdp_and_tensor_parallelism(captured):
     assert found["all_reduce", ("tp",)] == 2 * 2 + 4 + 1  # forward, and of inputs that need a gradient: not the first
     gathered = {c.payload_bytes for c in program.segments[0].calls if c.kind == "all_gather"}
     assert gathered == {4 * 12 * 64 * 64 // 2}
+
+
+def test_a_step_may_build_its_own_mesh(captured):
+    assert captured("own_mesh", "dp_shard=2,tp=2").segments == captured("fsdp_tp", "dp_shard=2,tp=2").segments
 
 
 def test_context_parallelism_exchanges_keys_and_values(captured):

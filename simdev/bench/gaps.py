@@ -14,7 +14,6 @@ from pathlib import Path
 
 from simdev.bench import rows, stored
 from simdev.bench.rows import Row
-from simdev.bench.score import gaps
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 
@@ -51,6 +50,8 @@ def gap_parts(folder: Path, others: Iterable[Path] = ()) -> list[dict[str, str]]
     the order ``priority``, too: on devices of one slot, a placement repeats its schedule of ``fifo`` with the right
     priorities. Cells are empty for cases without a result or a bound, and under other objectives than the step time.
     """
+    from simdev.bench.score import gaps  # it imports pandas
+
     known = known_times(folder, others)
     lines = gaps(rows.read_rows(Path(folder) / "results.csv"))
     for line in lines:

@@ -17,7 +17,7 @@ from simdev.exact.load import LoadProblem, processor_loads
 from simdev.exact.merge import regroup
 from simdev.exact.solver import AUTO, LONG, Outcome, solve
 
-MOVES_PER_S, MOST_MOVES = 60_000, 6_000_000  # of the annealing, per second of the limit
+MOVES_PER_S, MOST_MOVES = 60_000, 1_500_000  # of the annealing, per second of the limit
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,12 @@ def best_split_of(
     long = seconds >= LONG and not contiguous
     began = time.monotonic()
     if start is not None and not contiguous:
-        start = anneal(problem, classes, start, moves=int(min(MOST_MOVES, MOVES_PER_S * seconds)), seed=seed)
+        try:
+            start = anneal(problem, classes, start, moves=int(min(MOST_MOVES, MOVES_PER_S * seconds)), seed=seed)
+        except KeyboardInterrupt:
+            value = processor_loads(problem, start).largest
+            bound = min(value, simple_bound(problem))
+            return Proven(start, value, bound, "feasible", time.monotonic() - began, True)
         seconds = max(0.1, seconds - (time.monotonic() - began))
     found = _solve(problem, classes, contiguous, 0.3 * seconds if long else seconds, gap, solver, start, seed)
     if not long or found.status == "optimal" or found.interrupted:

@@ -9,15 +9,13 @@ from simdev.bench.journal import Journal, Results, journal_line, read_journal_li
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput
 
-ROW = Row(
-    "w", "t", "fifo/fifo/dataflow", "p", 1, "{}", "evaluations=1", 0, "f" * 16, "c" * 16, "error", "\u00e4 \u2028"
-)
+ROW = Row("w", "t", "fifo/fifo/dataflow", "p", 1, "{}", "evaluations=1", 0, "f" * 16, "c" * 16, "error", "\u00e4")
 
 
 def folder(path, rows=3):
     path.mkdir(exist_ok=True)
     results = Results(path)
-    results.add_bound(("f" * 16, "c" * 16, "fifo/fifo/dataflow"), 12, "chain")
+    results.add_bound(("f" * 16, "c" * 16, "fifo/fifo/dataflow"), 12, "chain \u2028")
     for seed in range(rows):
         results.add(Row(**{**vars(ROW), "seed": seed}), None, [(1, 0.5, 100 + seed)])
     results.close()

@@ -2,7 +2,8 @@
 
 ``python tests/zoo.py OUT.jsonl [PATTERN]`` captures every configuration below that OUT does not have yet, each in a
 process of its own, and appends a row per model. ``--memory`` in place of a pattern compares the peak memory of ten
-models with what a real step allocates, ``--maps`` the device maps of Hugging Face models with Accelerate's.
+models with what a real step allocates, ``--maps`` the device maps of Hugging Face models with Accelerate's, ``--onnx``
+the FLOPs of models that PyTorch's exporters write.
 ``python tests/zoo.py OUT.jsonl --report zoo.md`` writes the tables.
 """
 
@@ -76,12 +77,29 @@ MEMORY = [  # ten models that run for real within seconds: id, batch, tokens
 MAPS = [  # Hugging Face models that four GPUs of 16 GB train: id, batch, tokens
     ("transformers:GPT2LMHeadModel[n_layer=36,n_embd=1280,n_head=20]", 4, 512),
     ("transformers:LlamaForCausalLM[num_hidden_layers=16,hidden_size=2048,intermediate_size=5632]", 4, 512),
-    ("transformers:OPTForCausalLM[num_hidden_layers=24,hidden_size=1024,ffn_dim=4096]", 8, 512),
+    ("transformers:OPTForCausalLM[num_hidden_layers=24,hidden_size=1024,num_attention_heads=16,ffn_dim=4096]", 8, 512),
     ("transformers:T5ForConditionalGeneration[num_layers=24,num_decoder_layers=24,d_model=1024,d_ff=4096]", 4, 512),
     ("transformers:BartForConditionalGeneration", 8, 512),
-    ("transformers:BertForMaskedLM[num_hidden_layers=24,hidden_size=1024,intermediate_size=4096]", 16, 512),
-    ("transformers:ViTForImageClassification[num_hidden_layers=24,hidden_size=1024,intermediate_size=4096]", 64, None),
+    (
+        "transformers:BertForMaskedLM[num_hidden_layers=24,hidden_size=1024,num_attention_heads=16,intermediate_size=4096]",
+        16,
+        512,
+    ),
+    (
+        "transformers:ViTForImageClassification[num_hidden_layers=24,hidden_size=1024,num_attention_heads=16,intermediate_size=4096]",
+        64,
+        None,
+    ),
 ]
+EXPORTED = """
+timm:resnet18 timm:mobilenetv3_small_050 timm:efficientnet_b0 timm:convnext_atto timm:vit_tiny_patch16_224
+timm:deit_tiny_patch16_224 timm:swin_tiny_patch4_window7_224 timm:mixer_s32_224 timm:regnetx_002 timm:densenet121
+torchvision:squeezenet1_1 torchvision:shufflenet_v2_x1_0 torchvision:vgg11 torchvision:googlenet
+transformers:GPT2LMHeadModel[n_layer=2] transformers:BertForMaskedLM[num_hidden_layers=2]
+transformers:DistilBertForQuestionAnswering[n_layers=2] transformers:ElectraForPreTraining[num_hidden_layers=2]
+transformers:LlamaForCausalLM[num_hidden_layers=1,hidden_size=512,intermediate_size=1024]
+transformers:ViTForImageClassification[num_hidden_layers=2]
+""".split()  # exported to ONNX by both of PyTorch's exporters
 SECONDS = 600  # wall time after which a model is given up
 
 
@@ -211,15 +229,51 @@ def mapped(target: str, batch: int, length: int | None) -> dict:
     theirs = infer_auto_device_map(model, max_memory=limits, no_split_module_classes=whole)
     auto = simulate(problem, map_placement(problem, {path: int(gpus[place]) for path, place in theirs.items()}))
     row = {"mapped": target, "batch": batch, "length": length, "auto_ns": auto.step_ns,
-           "auto_overflow": int(auto.overflow_bytes), "one_ns": simulate(problem, Placement(np.full(
+           "auto_overflow": int(np.sum(auto.overflow_bytes)), "one_ns": simulate(problem, Placement(np.full(
                problem.graph.n_ops, gpus[0], np.int32))).step_ns}  # fmt: skip
     for name in ("expert", "local-search"):
         spec, params = find_placer(name)
         placed = spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=200), **params)
         found = device_map(problem, placed)
         check_device_map(model, found.modules)
-        row |= {f"{name}_ns": found.step_ns, f"{name}_overflow": int(simulate(problem, found.placement).overflow_bytes)}
+        row |= {
+            f"{name}_ns": found.step_ns,
+            f"{name}_overflow": int(np.sum(simulate(problem, found.placement).overflow_bytes)),
+        }
     return row
+
+
+def exported(target: str, exporter: str) -> dict:
+    """FLOPs of the products of an exported and imported model, against PyTorch's count of its forward pass."""
+    import tempfile
+
+    import numpy as np
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from simdev.graphs.capture.packages import package_step
+    from simdev.graphs.importers import import_graph
+
+    torch.set_num_threads(1)
+    step = package_step(target, mode="inference", batch=1, length=64)[0]()
+    inputs = step.inputs[0] if isinstance(step.inputs[0], dict) else None
+    given = {"args": (), "kwargs": inputs} if inputs else {"args": step.inputs}
+    if inputs is not None:
+        step.model.config.use_cache = False
+    options = {"dynamo": False, "opset_version": 17} if exporter == "torchscript" else {"dynamo": True}
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        path = Path(folder) / "model.onnx"
+        torch.onnx.export(step.model, f=str(path), external_data=exporter == "dynamo", **given, **options)
+        started = time.process_time()
+        graph = import_graph(path, "onnx", device_kind="accelerator", fix_units=False).graph
+        seconds = time.process_time() - started
+        with whole_attention(), FlopCounterMode(display=False) as counter:
+            step.model(*given["args"], **given.get("kwargs", {}))
+    kinds = ["Conv", "Gemm", "MatMul", "Einsum", "Attention", "ConvTranspose"]
+    products = np.isin([graph.kinds[kind] for kind in graph.op_kind], kinds)
+    return {"exported": target, "exporter": exporter, "ops": graph.n_ops, "opset": graph.meta["opsets"].get("ai.onnx"),
+            "flops": int(graph.op_flops[products].sum()), "pytorch_flops": counter.get_total_flops(),
+            "seconds": round(seconds, 2), "unknown": len(graph.meta["values_without_shape"])}  # fmt: skip
 
 
 def memory(target: str, batch: int, length: int | None) -> dict:
@@ -318,6 +372,9 @@ def main(arguments: list[str]) -> None:
         Path(arguments[2]).write_text(report(rows), encoding="utf-8")
     elif "--memory" in arguments:
         run_each(Path(arguments[0]), MEMORY, "memory_of", memory)
+    elif "--onnx" in arguments:
+        pairs = [(target, exporter) for target in EXPORTED for exporter in ("torchscript", "dynamo")]
+        run_each(Path(arguments[0]), pairs, "exported", exported)
     elif "--maps" in arguments:
         run_each(Path(arguments[0]), MAPS, "mapped", mapped)
     else:
@@ -373,7 +430,32 @@ def report(given: list[dict]) -> str:
     missing = [target for target in MODELS if target not in {row["model"] for row in rows}]
     if missing:
         lines += ["", f"Not tried yet: {', '.join(f'`{target}`' for target in missing)}."]
-    return "\n".join([*lines, *memory_lines(given), *map_lines(given), ""])
+    return "\n".join([*lines, *memory_lines(given), *map_lines(given), *onnx_lines(given), ""])
+
+
+def onnx_lines(given: list[dict]) -> list[str]:
+    rows = [row for row in given if "exported" in row]
+    if not rows:
+        return []
+    lines = [
+        "",
+        "## ONNX",
+        "",
+        "Forward passes written by PyTorch's exporters (`torch.onnx.export`: TorchScript with opset 17, and dynamo with",
+        "its default opset and weights in a file of their own) and imported: FLOPs of convolutions, products, attention",
+        "and Einsum against `FlopCounterMode` (`python tests/zoo.py rows.jsonl --onnx`).",
+        "",
+        "| model | exporter | opset | ops | FLOPs against PyTorch | seconds |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"| `{row['exported']}` | {row.get('exporter', '')} | | | {row['error'][:120]} | |")
+        else:
+            off = row["flops"] / max(1, row["pytorch_flops"]) - 1
+            found = f"{row['opset']} | {row['ops']:,} | {off:+.2%} | {row['seconds']}"
+            lines.append(f"| `{row['exported']}` | {row['exporter']} | {found} |")
+    return lines
 
 
 def map_lines(given: list[dict]) -> list[str]:

@@ -8,8 +8,9 @@ node.
   read their input.
 * Symbolic dimensions of inputs (a batch called ``N``) become 1. Values whose shape cannot be inferred count as 0 bytes;
   ``meta["values_without_shape"]`` lists them.
-* A multiplication and an addition count as two FLOPs. The FLOPs of convolutions, matrix products and recurrent layers
-  follow from their shapes; any other op has one for each element of its outputs. A subgraph (If, Loop, Scan) is one op.
+* A multiplication and an addition count as two FLOPs. The FLOPs of convolutions, matrix products, attention, Einsum and
+  recurrent layers follow from their shapes; any other op has one for each element of its outputs. A subgraph (If, Loop,
+  Scan) is one op. Functions of the model are inlined. Weights in other files are not read.
 """
 
 from __future__ import annotations
@@ -135,10 +136,13 @@ def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str
 def _load(data: bytes, path):
     try:
         import onnx
+        import onnx.inliner
     except ImportError:
         raise Unsupported("reading ONNX models needs the package onnx: pip install 'simdev[onnx]'") from None
     try:
         model = onnx.load_from_string(data)
+        if model.functions:
+            model = onnx.inliner.inline_local_functions(model)
         for value in model.graph.input:
             for axis in value.type.tensor_type.shape.dim:
                 if not axis.HasField("dim_value"):
@@ -205,7 +209,41 @@ def _flops(node, values) -> int:
         return 2 * made * first[0 if transposed else 1]
     if kind in ("MatMul", "MatMulInteger") and first:
         return 2 * made * first[-1]
+    if kind == "Einsum":
+        return _einsum_flops(node, shapes)
+    if kind in ("Attention", "MultiHeadAttention") and None not in (shapes + [None, None])[:3]:
+        return _attention_flops(node, shapes)
     if kind in ("LSTM", "GRU", "RNN") and first and len(first) == 3 and second and shapes[2]:
         steps, batch, _ = first  # for each step and sequence: inputs and states times their weights
         return 2 * steps * batch * (math.prod(second) + math.prod(shapes[2]))
     return sum(output.elements for output in outputs)
+
+
+def _einsum_flops(node, shapes) -> int:
+    """A multiplication and an addition for each combination of the indices; a copy has none."""
+    equation = next(attribute.s.decode() for attribute in node.attribute if attribute.name == "equation")
+    terms = equation.replace(" ", "").partition("->")[0].split(",")
+    if len(terms) == 1 or None in shapes or len(terms) != len(shapes):
+        return 0
+    size: dict[str, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        before, dots, behind = term.partition("...")
+        free = len(shape) - len(before) - len(behind)
+        indices = [*before, *(f"...{free - number}" for number in range(free if dots else 0)), *behind]
+        for index, length in zip(indices, shape, strict=False):
+            size[index] = max(length, size.get(index, 1))
+    return 2 * (len(terms) - 1) * math.prod(size.values())
+
+
+def _attention_flops(node, shapes) -> int:
+    """The products of queries with keys and of the scores with the values, for tensors ``[batch, heads, length,
+    width]`` or ``[batch, length, heads * width]``; keys of the past (opset 23: the fifth input) count, too."""
+    query, key, value = shapes[:3]
+    past = shapes[4] if node.op_type == "Attention" and len(shapes) > 4 else None
+    keys = key[-2] + (past[-2] if past and node.input[4] else 0)
+    if len(query) == 4:
+        return 2 * math.prod(query[:3]) * keys * (query[3] + value[3])
+    numbers = {attribute.name: attribute.i for attribute in node.attribute}
+    heads = numbers.get("q_num_heads") or numbers.get("num_heads") or 1
+    shared = numbers.get("kv_num_heads") or heads
+    return 2 * query[0] * query[1] * keys * (query[2] + value[2] // shared * heads)

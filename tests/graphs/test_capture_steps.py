@@ -325,3 +325,105 @@ def test_the_experts_of_a_mixture_are_one_grouped_product(dtype):
     graph = capture(TrainingStep(Experts(), data, lambda model, *data: model(*data).float().sum()), "experts")
     flops = {graph.kinds[kind]: count for kind, count in zip(graph.op_kind, graph.op_flops, strict=True)}
     assert flops["_grouped_mm"] == 2 * 12 * 8 * 16
+
+
+# FP8, checkpoints of Hugging Face, recurrent layers -------------------------------------------------------------
+
+
+class Float8Linear(nn.Linear):
+    """A linear layer that casts its input and weight to FP8 with one scale each, as torchao's dynamic scaling does."""
+
+    def forward(self, x):
+        return Float8Product.apply(x, self.weight)
+
+
+class Float8Product(torch.autograd.Function):
+    @staticmethod
+    def product(first, second, kinds=(torch.float8_e4m3fn, torch.float8_e4m3fn)):
+        scales = [tensor.abs().amax().float().clamp(min=1e-12) / 448 for tensor in (first, second)]
+        cast = [(t / scale).to(kind) for t, scale, kind in zip((first, second), scales, kinds, strict=True)]
+        columns = cast[1].t().contiguous().t()
+        return torch._scaled_mm(cast[0], columns, scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16)
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return Float8Product.product(x, weight.t())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        kinds = torch.float8_e5m2, torch.float8_e4m3fn
+        return Float8Product.product(gradient, weight, kinds), Float8Product.product(gradient.t(), x, kinds)
+
+
+def test_fp8_products_are_captured_as_such():
+    model = Float8Linear(32, 48, bias=False, dtype=torch.bfloat16)
+    x = torch.zeros(64, 32, dtype=torch.bfloat16, requires_grad=True)
+    graph = capture(TrainingStep(model, (x,), lambda model, x: model(x).float().sum()), "fp8")
+    products = signatures(graph, "_scaled_mm")
+    assert products[0].startswith("_scaled_mm(f8e4m3[64,32],f8e4m3[32,48]") and products[0].endswith("->bf16[64,48]")
+    assert (
+        set(kinds(graph, "backward")) >= {"_scaled_mm"}
+        and sum(text.startswith("_scaled_mm(f8e5m2") for text in products) == 1
+    )
+    flops = {graph.kinds[kind]: count for kind, count in zip(graph.op_kind, graph.op_flops, strict=True)}
+    assert flops["_scaled_mm"] == 2 * 64 * 32 * 48
+    assert graph.meta["precision_of_classes"]["gemm"] == {"f8e4m3": 1, "f8e5m2": 1}
+    assert any("->f8e4m3[64,32]" in text for text in signatures(graph, "_to_copy")), "the casts are ops"
+
+
+def test_hugging_face_checkpoints_its_blocks():
+    transformers = pytest.importorskip("transformers")
+
+    def step(checkpointed):
+        config = transformers.GPT2Config(n_layer=3, n_embd=32, n_head=2, vocab_size=50, n_positions=32)
+        model = transformers.GPT2LMHeadModel(config).train()
+        if checkpointed:
+            model.gradient_checkpointing_enable()
+        ids = torch.zeros(2, 32, dtype=torch.int64)
+        return TrainingStep(model, (ids,), lambda model, ids: model(input_ids=ids, labels=ids, use_cache=False).loss)
+
+    plain, saved = capture(step(False), "gpt2"), capture(step(True), "gpt2")
+    again = {name.split("/")[0] for name in saved.op_names if ".recomputed" in name}
+    assert all(any(name.startswith(f"transformer.h.{block}.") for name in again) for block in range(3))
+    assert "recomputed_flops" not in plain.meta and saved.meta["recomputed_flops"] > 0
+    assert peak_bytes(saved) < peak_bytes(plain)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_run_in_the_low_precision_under_autocast(layer):
+    model = layer(8, 16, num_layers=2, batch_first=True)
+
+    def loss(model, x):
+        with torch.autocast("cuda", torch.bfloat16):
+            return model(x)[0].float().sum()
+
+    graph = capture(TrainingStep(model, (torch.zeros(2, 5, 8),), loss, torch.optim.SGD(model.parameters())), "rnn")
+    assert set(graph.meta["precision_of_classes"]["gemm"]) == {"bf16"}
+    assert graph.meta["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_schedule_and_averaged_weights_beside_fused_adam():
+    def make():
+        model = classifier()
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+        average = torch.optim.swa_utils.AveragedModel(model)
+
+        def run(model, x, y):
+            classify(model, x, y).backward()
+            nn.utils.clip_grad_value_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            average.update_parameters(model)
+            optimizer.zero_grad(set_to_none=False)
+
+        return CustomStep(model, DATA, run)
+
+    from simdev.graphs.capture.run import run
+
+    graph = run(make, "schedule", {})
+    parameters = 6
+    assert kinds(graph, "update").count("adamw") == parameters
+    assert sum(name.startswith("constant") for name in graph.op_names if name.endswith("update")) <= parameters

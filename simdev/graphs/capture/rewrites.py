@@ -34,6 +34,9 @@ class Rewrites(TorchFunctionMode):
         args, kwargs = tuple(_host(item) for item in args), {key: _host(item) for key, item in (kwargs or {}).items()}
         if func is torch.Tensor.cuda:
             return args[0]
+        if func in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad):
+            with self, _unwatched():  # a checkpoint runs its forward pass inside
+                return func(*args, **kwargs)
         if func is functional.dropout:
             return self._dropout(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
@@ -48,6 +51,20 @@ class Rewrites(TorchFunctionMode):
         if not training or p == 0 or inplace:
             return functional.dropout(input, p, training, inplace)
         return torch.native_dropout(input, p, True)[0]
+
+
+@contextmanager
+def _unwatched():
+    """The functions that start a backward pass call no mode, which would call them again."""
+    places = (torch.autograd, "has_torch_function"), (torch._tensor, "has_torch_function_unary")
+    before = [getattr(owner, name) for owner, name in places]
+    for owner, name in places:
+        setattr(owner, name, lambda _: False)
+    try:
+        yield
+    finally:
+        for (owner, name), value in zip(places, before, strict=True):
+            setattr(owner, name, value)
 
 
 @contextmanager

@@ -176,7 +176,8 @@ class Tape(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace not in ("aten", "prims") and not _moves_tensors(func):
             return func(*args, **kwargs)
-        if func is torch.ops.aten._local_scalar_dense.default and self._phase_now() == "update":
+        asks = func is torch.ops.aten._local_scalar_dense.default and args[0].dtype != torch.bool
+        if asks and self._phase_now() == "update":
             # A step counter from which the optimiser computes a scalar; its value changes no shape.
             return 1000.0 if args[0].is_floating_point() else 1000
         if func._opname in TOGETHER or func._opname.startswith("_foreach_"):

@@ -221,6 +221,12 @@ class Tape(TorchDispatchMode):
             for tensor in fresh:
                 self._constant(tensor)
             return
+        if kind == "detach" and fresh:  # fake tensors may give a detached tensor a storage of its own
+            value, source, copy = self._read(inputs[0][0]), self._key(inputs[0][0]), self._key(fresh[0])
+            self._value[copy] = value
+            if source in self._home:
+                self._home[copy] = self._home[source]
+            return
         if kind in EMPTIES:
             for tensor in fresh:
                 self._value[self._key(tensor)] = None

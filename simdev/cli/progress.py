@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from simdev.bench.bench import Observer
@@ -24,14 +25,37 @@ def observer(total: int) -> Iterator[Observer]:
 @contextlib.contextmanager
 def counter(what: str) -> Iterator[Callable]:
     """A callback ``(done, total, title, differences)`` for rows that are checked one by one."""
+    with steps(what) as tell:
+        yield lambda done, total, title, wrong: tell(done, total, f"{title}: {'differs' if wrong else 'holds'}")
+
+
+@contextlib.contextmanager
+def steps(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A callback ``(done, total, title)`` for steps that take about as long as each other, with the time left."""
+    pace = Pace()
     if not sys.stderr.isatty():
-        yield lambda done, total, title, wrong: print(
-            f"[{done}/{total}] {title}: {'differs' if wrong else 'holds'}", file=sys.stderr
+        yield lambda done, total, title: print(
+            f"[{done}/{total}] {title}{pace.left(done, total)}", file=sys.stderr, flush=True
         )
         return
     with _bar() as bar:
         task = bar.add_task(what, total=None, now="", left="")
-        yield lambda done, total, title, wrong: bar.update(task, completed=done, total=total, now=title)
+        yield lambda done, total, title: bar.update(
+            task, completed=done, total=total, now=title, left=pace.left(done, total).lstrip(", ")
+        )
+
+
+class Pace:
+    """Estimates the time left from the time that the steps before took."""
+
+    def __init__(self) -> None:
+        self.begin = time.monotonic()
+
+    def left(self, done: int, total: int) -> str:
+        """``, about 3 min left``, or nothing at the beginning and at the end."""
+        if not 0 < done < total:
+            return ""
+        return f", {left((time.monotonic() - self.begin) / done * (total - done))}"
 
 
 def left(seconds: float | None) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -96,8 +97,12 @@ class Case:
         return abs(self.error) > (worst or mean)
 
 
-def all_cases(data: Path, cache: Path | None = None) -> tuple[list[Case], list[str]]:
+def all_cases(
+    data: Path, cache: Path | None = None, tell: Callable[[int, int, str], None] = lambda *_: None
+) -> tuple[list[Case], list[str]]:
     """The cases of all measured files under ``data``, and one sentence for each file that could not be used.
+
+    ``tell`` is called with the number of files done, the number of all, and what comes next.
 
     ``cache`` is a folder in which the cases of a file are kept: they are computed again only if the file or simdev
     itself has changed. Raises :class:`InvalidInput` if there is no folder ``data``.
@@ -107,15 +112,19 @@ def all_cases(data: Path, cache: Path | None = None) -> tuple[list[Case], list[s
     manifest, kept, notes = load_manifest(), Kept(cache, Case), []
     cases: list[Case] = []
     files = sorted(path for path in data.rglob("*") if path.is_file())
-    for path in files:
-        kind = _kind(path, data)
-        if kind is not None:
-            name, role = path.relative_to(data).as_posix(), role_of(path, data, manifest)
-            cases += kept.cases(f"{name} {role}", [path], partial(_file_cases, path, kind, name, role), notes)
+    judged = [(path, kind) for path in files if (kind := _kind(path, data)) is not None]
+    total = len(judged) + 3
+    for number, (path, kind) in enumerate(judged):
+        name, role = path.relative_to(data).as_posix(), role_of(path, data, manifest)
+        tell(number, total, name)
+        cases += kept.cases(f"{name} {role}", [path], partial(_file_cases, path, kind, name, role), notes)
     tables = [path for path in files if path.name.endswith((".csv", ".csv.gz", ".xlsx", ".out", ".parquet", ".json"))]
+    tell(total - 3, total, "op tables")
     cases += kept.cases("op tables", tables, partial(_op_cases, data), notes)
+    tell(total - 2, total, "matrix units")
     cases += kept.cases("matrix units", tables, partial(_matrix_cases, data), notes)
     runs = [path for path in tables if path.parent.name == "training-runs"]
+    tell(total - 1, total, "training runs")
     cases += kept.cases("training runs", runs, partial(_training_cases, data), notes) if runs else []
     return cases, notes
 

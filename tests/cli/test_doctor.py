@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from simdev import sim
-from simdev.cli import doctor
+from simdev.cli import doctor, progress
 from simdev.cli import main as cli
 from simdev.errors import Unsupported
 from simdev.placers import placer, registry
@@ -64,3 +64,17 @@ def test_a_placer_whose_package_is_missing_says_how_to_get_it(monkeypatch, capsy
     monkeypatch.setattr(placer, "find_spec", lambda package: None)
     with pytest.raises(Unsupported, match=r"needs the package jax: pip install 'simdev\[all\]'"):
         registry.find_placer("gdp")[0].place(None, rng=None, budget=None)
+
+
+def test_steps_tell_the_time_left(capsys, monkeypatch):
+    now = iter([0.0, 10.0, 20.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    with progress.steps("checking") as tell:
+        tell(1, 25, "first")
+        tell(2, 12, "second")
+        tell(12, 12, "last")
+    assert capsys.readouterr().err.splitlines() == [
+        "[1/25] first, about 4 min left",
+        "[2/12] second, about 2 min left",
+        "[12/12] last",
+    ]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from simdev.cli import progress
 from simdev.cli.app import ABOUT, command
 from simdev.cli.options import OutOption
 from simdev.cli.tables import print_table
@@ -24,7 +25,8 @@ def fidelity(
     """
     from simdev.studies import fidelity as report
 
-    cases, notes = report.all_cases(report.data_folder(data), cache or report.cache_folder())
+    with progress.steps("fidelity") as tell:
+        cases, notes = report.all_cases(report.data_folder(data), cache or report.cache_folder(), tell)
     report.write(cases, notes, out)
     header = ["goal", "group", "cases", "left out", "mean %", "worst %", "goal %", "met"]
     lines = []

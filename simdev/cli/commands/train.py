@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli import completion
+from simdev.cli import completion, progress
 from simdev.cli.app import OWN, command
 from simdev.cli.options import Backend, BackendOption, SchedulerOption, positive, use_dask
 from simdev.cli.problems import build_problem
@@ -81,6 +81,7 @@ class Lines:
 
     def __init__(self, evaluations: int):
         self.evaluations, self.samples, self.printed = evaluations, 0, 0.0
+        self.pace = progress.Pace()
 
     def __call__(self, row: dict) -> None:
         self.samples = row["samples"]
@@ -92,7 +93,8 @@ class Lines:
         )
         print(
             f"[{self.samples}/{self.evaluations}] {row['workload']} on {row['topology']}: {best}, "
-            f"mean reward {row['mean_reward']:.3f}, entropy {row['entropy']:.3f}",
+            f"mean reward {row['mean_reward']:.3f}, entropy {row['entropy']:.3f}"
+            f"{self.pace.left(self.samples, self.evaluations)}",
             file=sys.stderr,
             flush=True,
         )

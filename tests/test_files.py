@@ -1,9 +1,11 @@
+import ast
 import gzip
 import os
 import stat
 import subprocess
 import sys
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -27,6 +29,8 @@ from simdev.files import (
     write_table,
     write_text,
 )
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_a_file_is_replaced_at_the_end(tmp_path):
@@ -228,3 +232,21 @@ def test_the_end_of_a_truncated_archive_can_be_caught_inside(tmp_path):
         list(file)
     with pytest.raises(InvalidInput, match="ended before"):
         read_zipped(tmp_path / "a.gz")
+
+
+def functions_that_write_csv():
+    """File, name and source of every function of simdev and its placers that writes CSV."""
+    for path in [*(ROOT / "simdev").rglob("*.py"), *(ROOT / "baselines").rglob("*.py")]:
+        text = path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                source = ast.get_source_segment(text, node)
+                if "csv.writer(" in source or "csv.DictWriter(" in source:
+                    yield path.relative_to(ROOT).as_posix(), node.name, source
+
+
+def test_every_function_that_writes_csv_guards_its_cells():
+    found = list(functions_that_write_csv())
+    assert len(found) >= 6
+    own = {"simdev/studies/shipped_graphs.py"}  # writes names of shipped workloads only
+    assert [f"{path}: {name}" for path, name, source in found if path not in own and "guarded" not in source] == []

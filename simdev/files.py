@@ -21,7 +21,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, BinaryIO, NoReturn, TextIO
+from typing import IO, Any, BinaryIO, NoReturn, TextIO
 
 from simdev.errors import InvalidInput
 
@@ -169,14 +169,14 @@ def table_errors(source: object) -> Iterator[None]:
 class _Counted(io.RawIOBase):
     """A stream as :class:`Bounded`, for :mod:`io` to put a buffer and text on top."""
 
-    def __init__(self, file: IO[bytes], most: int, source: object):
+    def __init__(self, file: gzip.GzipFile | io.BufferedReader, most: int, source: object):
         self.file, self.left, self.most, self.source = file, most, most, source
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:
-        data = self.file.read1(min(len(buffer), self.left + 1))  # type: ignore[attr-defined]
+    def readinto(self, buffer: Any) -> int:
+        data = self.file.read1(min(len(buffer), self.left + 1))
         self.left -= len(data)
         if self.left < 0:
             raise _too_large(self.source, self.most)

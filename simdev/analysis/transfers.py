@@ -222,7 +222,7 @@ class _Refuter(_Alike):
         for moment in self.alive.moments:
             needed = persistent + self.alive.bytes_of(moment, label, count)
             least = needed.min(axis=0)
-            crowded |= np.count_nonzero(2 * least > self.memory.max()) > self.n_devices
+            crowded |= bool(np.count_nonzero(2 * least > self.memory.max()) > self.n_devices)
             crowded |= int(least.sum()) > self.all_memory
             size = np.maximum(size, needed)
         return size, bool(crowded)

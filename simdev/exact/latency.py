@@ -270,7 +270,7 @@ def best_latency(
     starts = [start]
     if start is None:
         starts = [linear_split(problem), greedy_split(problem), np.full(problem.n_nodes, k)]
-    starts = [np.minimum(processor, k) for processor in starts if processor is not None]
+    starts = [np.minimum(processor, k) for processor in starts if processor is not None and processor.min() >= 0]
     known = [(split_latency(problem, s), s) for s in starts if problem.cpus or (s < k).all()]
     known = [pair for pair in known if np.isfinite(pair[0])]
     best = min(known, key=lambda pair: pair[0], default=(np.inf, None))

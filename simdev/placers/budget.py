@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -118,7 +118,7 @@ class Budget:
             raise BudgetExhausted(f"the budget is used up after {self.used} evaluations")
         if below is not None:  # a placement that may be the new best needs its memory
             below = None if self.best_step_ns is None else max(below, self.best_step_ns)
-        given = {} if priority is None else {"priority": np.asarray(priority)[: len(devices)]}
+        given: dict[str, Any] = {} if priority is None else {"priority": np.asarray(priority)[: len(devices)]}
         outcome = (self.simulate or simulate_many)(self.problem, devices, below=below, **given)
         scores = [
             Score(step_ns, overflow if overflow >= 0 else None)

@@ -67,7 +67,7 @@ class PlanBudget:
             self.tried[outcome.choice] = outcome
             if outcome.fits and (self.best is None or outcome < self.best):
                 self.best = outcome
-                self.curve.append((self.used, self.elapsed, outcome.step_ns))
+                self.curve.append((self.used, self.elapsed, outcome.time_ns))
             self.tell(self.used, self.best)
             if self.elapsed >= self.seconds:
                 break

@@ -18,7 +18,7 @@ def figures(job: Job, outcome: Outcome, price: float | None = None) -> dict:
     (pipeline bubbles and waiting for the host), ``exposed_share`` the share in which it only waits for its collectives;
     both are means over the pipeline ranks.
     """
-    choice, seconds = outcome.choice, outcome.step_ns / 1e9
+    choice, seconds = outcome.choice, outcome.time_ns / 1e9
     parameters = {**job.parameters, "microbatch": choice.microbatch}
     tokens = job.batch * int(job.parameters["length"])
     found = {
@@ -30,9 +30,9 @@ def figures(job: Job, outcome: Outcome, price: float | None = None) -> dict:
         "tokens_per_s_per_gpu": tokens / seconds / job.ranks,
         "mfu": job.model.flops(parameters) * job.batch / (seconds * job.ranks * peak_flops(job.cluster.kind, "bf16")),
         "peak_memory_bytes": list(outcome.peak_bytes),
-        "compute_share": _mean(outcome.compute_ns) / outcome.step_ns,
-        "exposed_share": _mean(outcome.exposed_ns) / outcome.step_ns,
-        "bubble_share": _mean(outcome.idle_ns) / outcome.step_ns,
+        "compute_share": _mean(outcome.compute_ns) / outcome.time_ns,
+        "exposed_share": _mean(outcome.exposed_ns) / outcome.time_ns,
+        "bubble_share": _mean(outcome.idle_ns) / outcome.time_ns,
     }
     if price is not None:
         found["dollars_per_million_tokens"] = price * job.ranks * seconds / 3600 / tokens * 1e6
@@ -55,12 +55,12 @@ def why_slower(best: Outcome, other: Outcome) -> str:
 def what_helps(job: Job, evaluator: Evaluator, best: Outcome, tried: Iterable[Outcome]) -> list[str]:
     """Sentences that say what more memory, faster links and a larger batch would change; each is simulated."""
     found = []
-    wanting = sorted((o for o in tried if not o.fits and o.bound_ns < best.step_ns), key=lambda o: o.bound_ns)[:8]
-    better = [o for o in (evaluator.outcome(o.choice, always=True) for o in wanting) if o.step_ns < best.step_ns]
+    wanting = sorted((o for o in tried if not o.fits and o.bound_ns < best.time_ns), key=lambda o: o.bound_ns)[:8]
+    better = [o for o in (evaluator.outcome(o.choice, always=True) for o in wanting) if o.time_ns < best.time_ns]
     if better:
-        least = min(better, key=lambda o: o.step_ns)
+        least = min(better, key=lambda o: o.time_ns)
         need = (max(least.peak_bytes) - job.cluster.kind.memory_bytes) / 2**30
-        gain = 1 - least.step_ns / best.step_ns
+        gain = 1 - least.time_ns / best.time_ns
         found.append(f"{need:.1f} GiB more on each GPU: {least.choice} would take {gain:.1%} less time")
     else:
         found.append("more memory: no plan that was tried and did not fit would be quicker")
@@ -70,7 +70,7 @@ def what_helps(job: Job, evaluator: Evaluator, best: Outcome, tried: Iterable[Ou
         changes.insert(0, ("a network twice as fast", job.with_changes(cluster=network)))
     for name, other in changes:
         there = evaluator.sibling(other).outcome(best.choice, always=True)
-        rate = (other.batch / there.step_ns) / (job.batch / best.step_ns)
+        rate = (other.batch / there.time_ns) / (job.batch / best.time_ns)
         word = "more" if rate >= 1 else "fewer"
         found.append(f"{name}: this plan would process {abs(rate - 1):.1%} {word} tokens per second")
     return found

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 from simdev.errors import InvalidInput, SimdevError
 from simdev.graphs.parallel_model import ParallelModel
@@ -70,8 +71,8 @@ def choice_from(values: Mapping) -> Choice:
     layers = values["stage_layers"]
     if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in layers):
         raise InvalidInput("expected whole numbers from 1 on", source="plan", field="stage_layers")
-    mesh = Mesh(values["mesh"])
-    return Choice(mesh, *(values[name] for name in list(wanted)[1:]), tuple(layers))
+    given = {name: values[name] for name in list(wanted)[1:]}
+    return Choice(mesh=Mesh(values["mesh"]), **given, stage_layers=tuple(layers))
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Job:
     """
 
     model: ParallelModel
-    parameters: Mapping[str, object]
+    parameters: Mapping[str, Any]
     cluster: Cluster
     batch: int
     ranks: int = 0

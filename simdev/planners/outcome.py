@@ -27,6 +27,12 @@ class Outcome:
     idle_ns: tuple[int, ...] = ()
 
     @property
+    def time_ns(self) -> int:
+        """The step time of a plan that was simulated."""
+        assert self.step_ns is not None, f"{self.choice} was not simulated"
+        return self.step_ns
+
+    @property
     def fits(self) -> bool:
         return self.overflow_bytes == 0
 

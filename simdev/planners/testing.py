@@ -7,7 +7,7 @@ import numpy as np
 from simdev.errors import InvalidInput, Unsupported
 from simdev.planners.budget import PlanBudget
 from simdev.planners.evaluate import Evaluator
-from simdev.planners.job import Job
+from simdev.planners.job import Choice, Job
 from simdev.planners.planner import PlannerSpec
 
 
@@ -18,7 +18,7 @@ def check_planner(spec: PlannerSpec, job: Job, evaluator: Evaluator | None = Non
     A planner may refuse the job with :class:`Unsupported`.
     """
     evaluator = evaluator or Evaluator(job)
-    found = []
+    found: list[tuple[Choice | None, int]] = []
     for _ in range(2):
         budget = PlanBudget(evaluator, evaluations=evaluations)
         try:

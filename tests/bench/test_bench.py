@@ -586,6 +586,7 @@ ALTERED = {
     "budget": "evaluations=11", "seed": "9", "status": "timeout", "error": "x", "feasible": "false",
     "step_time_s": "0.000000001", "simulated_s": "0.000000001", "overflow": "gpu0:1", "lower_bound_s": "0.000000002",
     "bound_method": "guess", "peak_memory_bytes": "1", "comm_bytes": "1", "evaluations": "3", "placement": "0" * 16,
+    "objective": "throughput/1f1b/4", "proof": "optimal",
 }  # fmt: skip
 
 
@@ -597,7 +598,7 @@ def test_an_altered_cell_is_found_by_its_digest(folder, tmp_path, column):
         rows.read_rows(copy / "results.csv")
 
 
-HISTORY = ("rules", "placer", "version", "params", "budget", "seed", "evaluations")
+HISTORY = ("rules", "placer", "version", "params", "budget", "seed", "evaluations", "proof")
 
 
 @pytest.mark.parametrize("column", [name for name in rows.EXACT if name not in HISTORY or name == "version"])

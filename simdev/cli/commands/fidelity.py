@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli import progress
 from simdev.cli.app import ABOUT, command
 from simdev.cli.options import OutOption
 from simdev.cli.tables import print_table
@@ -23,6 +22,7 @@ def fidelity(
 
     Writes cases, goals met and missed, and a picture.
     """
+    from simdev.cli import progress
     from simdev.studies import fidelity as report
 
     with progress.steps("fidelity") as tell:

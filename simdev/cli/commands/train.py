@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli import completion, progress
+from simdev.cli import completion
 from simdev.cli.app import OWN, command
 from simdev.cli.options import Backend, BackendOption, SchedulerOption, positive, use_dask
 from simdev.cli.problems import build_problem
@@ -81,7 +81,9 @@ class Lines:
 
     def __init__(self, evaluations: int):
         self.evaluations, self.samples, self.printed = evaluations, 0, 0.0
-        self.pace = progress.Pace()
+        from simdev.cli.progress import Pace  # it loads the bench
+
+        self.pace = Pace()
 
     def __call__(self, row: dict) -> None:
         self.samples = row["samples"]

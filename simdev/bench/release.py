@@ -7,17 +7,16 @@ al.: Datasheets for Datasets, Communications of the ACM 64(12), 2021.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from simdev.bench.journal import CURVES
-from simdev.bench.rows import COLUMNS, KEY, Row
+from simdev.bench.rows import COLUMNS, KEY, Row, read_csv
 from simdev.bench.score import LEADERBOARD, RANKING
 from simdev.errors import InvalidInput, shortened
-from simdev.files import MAX_DOCUMENT, read_bytes, read_json, unguarded
+from simdev.files import MAX_DOCUMENT, read_bytes, read_json
 
 PACKAGE, SHEET = "datapackage.json", "DATASHEET.md"
 TABLES = {"results.csv": COLUMNS, "leaderboard.csv": LEADERBOARD, "ranking.csv": RANKING, "curves.csv": CURVES}
@@ -128,14 +127,11 @@ def faults(folder: Path) -> list[tuple[str, str]]:
 def _schema_faults(path: Path) -> list[tuple[str, str]]:
     if not path.is_file():
         return []
-    found: list[tuple[str, str]] = []
-    text = read_bytes(path, MAX_DOCUMENT).decode("utf-8", errors="replace")
-    reader = csv.DictReader(text.splitlines(keepends=True))
-    for cells in reader:
+    found = []
+    for line, cells in read_csv(path, TABLES[path.name]):
         for column, cell in cells.items():
-            if column in TABLES[path.name] and cell and not FORMS[kind(column)].fullmatch(unguarded(cell)):
-                where = f"line {reader.line_num}, {column}"
-                found.append((path.name, f"{where}: {shortened(repr(cell), 80)} is no {kind(column)}"))
+            if cell and not FORMS[kind(column)].fullmatch(cell):
+                found.append((path.name, f"line {line}, {column}: {shortened(repr(cell), 80)} is no {kind(column)}"))
         if len(found) >= MOST_NAMED:
             break
     return found

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 import re
-from functools import cache
 from pathlib import Path
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs import parallel_model
 from simdev.graphs.parallel_model import ParallelModel
+from simdev.placers.registry import load_shelf
 
 ID = re.compile(r"(?P<name>[\w.]+?)(-(?P<size>[\w.]+))?(\[(?P<params>[^\[\]]*)\])?")
 
 
-@cache
-def _load() -> None:
-    package = importlib.import_module("simdev.workloads.parallel")
-    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if not module.name.rpartition(".")[2].startswith("_"):
-            importlib.import_module(module.name)
-
-
 def parallel_models() -> dict[str, ParallelModel]:
     """Every registered parallel model, by name."""
-    _load()
+    load_shelf("workloads")
     return dict(sorted(parallel_model.SHELF.items()))
 
 

@@ -32,7 +32,8 @@ _MEMBER = re.compile(r"(?P<family>\w+)-family\[seed=(?P<seed>\d{1,9})\]")
 
 
 @cache
-def _load(shelf: str) -> None:
+def load_shelf(shelf: str) -> None:
+    """Import every entry of a shelf, ``baselines`` or ``workloads``, with its folders; entries register themselves."""
     package = importlib.import_module(f"simdev.{shelf}")
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         if not module.name.rpartition(".")[2].startswith("_"):  # helpers are for those who import them
@@ -44,13 +45,13 @@ def _load(shelf: str) -> None:
 
 def placers() -> dict[str, placer.PlacerSpec]:
     """Every registered placer, by name."""
-    _load("baselines")
+    load_shelf("baselines")
     return dict(sorted(placer.SHELF.items()))
 
 
 def workloads() -> dict[str, workload.WorkloadSpec]:
     """Every registered workload, by name."""
-    _load("workloads")
+    load_shelf("workloads")
     return dict(sorted(workload.SHELF.items()))
 
 

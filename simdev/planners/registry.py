@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import pkgutil
-from functools import cache
 from pathlib import Path
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.placers.registry import parse_id
+from simdev.placers.registry import load_shelf, parse_id
 from simdev.planners.planner import SHELF, PlannerSpec
-
-
-@cache
-def _load() -> None:
-    package = importlib.import_module("simdev.baselines.parallel")
-    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if not module.name.rpartition(".")[2].startswith("_"):
-            importlib.import_module(module.name)
 
 
 def planners() -> dict[str, PlannerSpec]:
     """Every registered planner, by name."""
-    _load()
+    load_shelf("baselines")
     return dict(sorted(SHELF.items()))
 
 

@@ -319,12 +319,11 @@ def _idle(explanation: Explanation) -> list[Finding]:
 def _changes(explanation: Explanation) -> list[Finding]:
     """The changes that save the most: moves of a placement unit or a layer, another order of ready ops, links without
     queues. Each is simulated."""
-    moves = _moves(explanation)
-    found = [*_best_moves(explanation, moves), *_other_rules(explanation)]
-    helpful = sorted((finding for finding in found if finding.ns > 0), key=lambda finding: -finding.ns)
-    if any(finding.text.startswith("moving") for finding in helpful):
-        return helpful
-    return [*helpful, Finding(0, f"none of {len(moves)} tried moves of ops and layers of the chain helps")]
+    tried = _moves(explanation)
+    moves = [finding for finding in _best_moves(explanation, tried) if finding.ns > 0]
+    rules = [finding for finding in _other_rules(explanation) if finding.ns > 0]
+    none = [] if moves else [Finding(0, f"none of {len(tried)} tried moves of ops and layers of the chain helps")]
+    return [*sorted([*moves, *rules], key=lambda finding: -finding.ns), *none]
 
 
 def _moves(explanation: Explanation) -> list[tuple[np.ndarray, int]]:

@@ -38,9 +38,9 @@ def test_finished_runs_are_kept(board):
     from simdev.bench.plan_bench import bench_plans
 
     folder, tasks, rows = board
-    told = []
-    assert bench_plans(tasks, ["ddp", "search"], folder, evaluations=8, tell=told.append) == rows
-    assert told == []
+    messages = []
+    assert bench_plans(tasks, ["ddp", "search"], folder, evaluations=8, tell=messages.append) == rows
+    assert messages == []  # nothing was planned again
 
 
 def test_a_changed_row_is_found_out(board, tmp_path):

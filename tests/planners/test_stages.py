@@ -31,12 +31,14 @@ def test_a_slow_last_stage_gets_fewer_layers():
     assert divide(cost) == (6.0, (6, 2))
 
 
-@pytest.mark.parametrize("name, tensor", [("piper", (1, 2, 4)), ("pipedream", (1,)), ("dp-hybrid", (1,))])
+@pytest.mark.parametrize(
+    "name, tensor", [("piper-uniform", (1, 2, 4)), ("pipedream-uniform", (1,)), ("dp-hybrid-uniform", (1,))]
+)
 def test_what_the_planners_choose(name, tensor, tiny_job, tiny_evaluator):
     choice = planners()[name].plan(tiny_job, rng=np.random.default_rng(0), budget=PlanBudget(tiny_evaluator))
     outcome = tiny_evaluator.outcome(choice)
     assert outcome.fits and choice.mesh["tp"] in tensor
-    assert name == "piper" or choice.recompute == "none"
+    assert name == "piper-uniform" or choice.recompute == "none"
 
 
 def test_the_profile_of_even_stages_is_what_was_captured(tiny_job, tiny_evaluator):

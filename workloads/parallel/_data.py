@@ -69,8 +69,7 @@ def last_gradient(module, last: bool) -> None:
 
 
 def adam(module):
-    """Fused AdamW; parameters that are spread over ranks and those that are not are updated one group after the
-    other."""
+    """Fused AdamW with two groups of parameters: DTensors, and plain tensors. One fused kernel cannot take both."""
     import torch
     from torch.distributed.tensor import DTensor
 

@@ -1,5 +1,5 @@
-"""Piper (Tarnawski, Narayanan, Phanishayee 2021): the slowest stage is as quick as possible, with data and tensor
-parallelism, recomputation, and the memory of all microbatches in progress.
+"""The costs and the memory of Piper (Tarnawski, Narayanan, Phanishayee 2021) with the same degrees on all stages: the
+slowest stage is as quick as possible, and the memory holds all microbatches in progress.
 
 The published dynamic program itself, with degrees per stage, is :func:`simdev.exact.piper.piper`.
 """
@@ -11,7 +11,7 @@ from simdev.planners import planner
 
 
 @planner(
-    "piper",
+    "piper-uniform",
     version=1,
     family="dynamic",
     source="Tarnawski et al., Piper: Multidimensional Planner for DNN Parallelization, NeurIPS 2021, section 4",
@@ -22,11 +22,11 @@ from simdev.planners import planner
         "the microbatch is enumerated too",
     ),
 )
-def piper(job, *, rng, budget):
+def piper_uniform(job, *, rng, budget):
     def stage_ns(known):
         return known.of("pass_ns") + known.border_ns + known.exchange_ns
 
     def in_progress(known):
         return np.minimum(np.arange(known.stages, 0, -1), known.microbatches)
 
-    return best_by_stages("piper", job, budget, job.choices(), stage_ns, in_progress)
+    return best_by_stages("piper-uniform", job, budget, job.choices(), stage_ns, in_progress)

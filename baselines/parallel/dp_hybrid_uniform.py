@@ -1,5 +1,5 @@
-"""The dynamic program of Tarnawski et al. 2020 with replicated stages (hybrid parallelism): the largest load of a
-stage, its transfers included, divided among its replicas.
+"""The loads of Tarnawski et al. 2020 with equally many replicas on all stages (hybrid parallelism): the largest load of
+a stage, its transfers included, divided among its replicas.
 """
 
 import numpy as np
@@ -9,7 +9,7 @@ from simdev.planners import planner
 
 
 @planner(
-    "dp-hybrid",
+    "dp-hybrid-uniform",
     version=1,
     family="dynamic",
     source="Tarnawski et al., Efficient Algorithms for Device Placement of DNN Graph Operators, NeurIPS 2020, "
@@ -21,10 +21,10 @@ from simdev.planners import planner
         "the microbatch is enumerated; recomputation is not part of the paper and is the least",
     ),
 )
-def dp_hybrid(job, *, rng, budget):
+def dp_hybrid_uniform(job, *, rng, budget):
     choices = [choice for choice in job.choices() if choice.mesh["tp"] == 1 and choice.recompute == "none"]
 
     def stage_ns(known):
         return known.of("pass_ns") + known.border_ns + known.exchange_ns
 
-    return best_by_stages("dp-hybrid", job, budget, choices, stage_ns, lambda known: np.ones(known.stages))
+    return best_by_stages("dp-hybrid-uniform", job, budget, choices, stage_ns, lambda known: np.ones(known.stages))

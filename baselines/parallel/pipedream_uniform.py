@@ -1,5 +1,5 @@
-"""PipeDream's planner (Narayanan et al. 2019): a straight pipeline of replicated stages. A stage takes the larger of
-its time with the exchange of its parameters, and of the activations that enter or leave it.
+"""The costs of PipeDream's planner (Narayanan et al. 2019) with equally many replicas on all stages. A stage takes the
+larger of its time with the exchange of its parameters, and of the activations that enter or leave it.
 
 The published dynamic program itself, with replicas per stage, is :func:`simdev.exact.pipedream.plan`.
 """
@@ -11,7 +11,7 @@ from simdev.planners import planner
 
 
 @planner(
-    "pipedream",
+    "pipedream-uniform",
     version=1,
     family="dynamic",
     source="Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP 2019, section 3.1",
@@ -22,7 +22,7 @@ from simdev.planners import planner
         "microbatch and recomputation are the least; the paper's minibatch is given",
     ),
 )
-def pipedream(job, *, rng, budget):
+def pipedream_uniform(job, *, rng, budget):
     choices = [
         choice
         for choice in job.choices()
@@ -36,4 +36,4 @@ def pipedream(job, *, rng, budget):
     def in_progress(known):
         return np.minimum(np.arange(known.stages, 0, -1), known.microbatches)
 
-    return best_by_stages("pipedream", job, budget, choices, stage_ns, in_progress)
+    return best_by_stages("pipedream-uniform", job, budget, choices, stage_ns, in_progress)

@@ -1,4 +1,5 @@
-"""Markov chain Monte Carlo over plans (Jia et al. 2019, section 6).
+"""Markov chain Monte Carlo over whole plans, with the acceptance rule and the end of FlexFlow (Jia et al. 2019,
+section 6). FlexFlow itself chooses a split for each op.
 
 A random neighbour of the current plan is proposed; a slower one is accepted with probability
 ``exp(-beta (T' - T) / T)``. The chain ends with the budget, or when it has not improved for half of its length
@@ -14,7 +15,7 @@ from simdev.planners import Choice, planner
 
 
 @planner(
-    "flexflow",
+    "mcmc",
     version=1,
     family="search",
     searches=True,
@@ -26,7 +27,7 @@ from simdev.planners import Choice, planner
         "starts from data parallelism alone, not also from an expert's plan or a random one",
     ),
 )
-def flexflow(job, *, rng, budget, beta, patience):
+def mcmc(job, *, rng, budget, beta, patience):
     start = Choice(mesh(job), min(job.microbatches), job.known_recomputes[-1])
     here = budget.evaluate(start if job.valid(start) else next(job.choices()))
     proposals, improved = 0, 0
@@ -42,7 +43,7 @@ def flexflow(job, *, rng, budget, beta, patience):
         if there < here or rng.random() < accept(here, there, beta):
             here = there
     if budget.best is None:
-        raise Unsupported(f"flexflow: none of {budget.used} plans fits")
+        raise Unsupported(f"mcmc: none of {budget.used} plans fits")
     return budget.best.choice
 
 

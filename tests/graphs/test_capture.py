@@ -428,6 +428,30 @@ def test_a_users_mistakes_are_named(user_file, function, message):
     assert "my_model.py" in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_file_may_import_its_neighbours_late_and_change_the_path(tmp_path):
+    (tmp_path / "beside_late.py").write_text("WIDTH = 5\n")
+    path = tmp_path / "late.py"
+    path.write_text(
+        textwrap.dedent("""
+        import sys
+        import torch
+        from simdev import InferenceStep
+
+        sys.path.insert(0, "/its/own")
+
+        def make_step():
+            from beside_late import WIDTH
+            return InferenceStep(torch.nn.Linear(WIDTH, 1), (torch.zeros(1, WIDTH),))
+        """)
+    )
+    before = list(sys.path)
+    try:
+        assert capture_file(f"{path}:make_step").meta["parameters"] == 6
+        assert sys.path == ["/its/own", *before], "the folder is gone, the file's own entry stays"
+    finally:
+        sys.path[:] = before
+
+
 def test_a_file_that_cannot_be_imported(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text(textwrap.dedent("import no_such_package\n"))

@@ -65,6 +65,30 @@ def test_constructors_may_look_at_small_tensors_and_draw_truncated_normals():
     assert graph.meta["parameters"] == 4 * 72 + 300 * 300
 
 
+def test_copied_layers_are_the_layers_of_a_model_built_for_real():
+    """``nn.TransformerEncoder`` deep-copies its layer; the views of a copied weight are no ops."""
+    from simdev.graphs.capture.run import run
+
+    def make():
+        model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+        return TrainingStep(model, (torch.zeros(2, 3, 8),), lambda model, x: model(x).sum())
+
+    graph = run(make, "copied", {})
+    assert not {"t", "transpose", "detach"} & set(graph.kinds)
+    assert graph.fingerprint == run(make(), "copied", {}).fingerprint
+
+
+def test_the_first_reader_of_a_constant_makes_its_own_result():
+    table = torch.randn(2, 4)
+    graph = capture(
+        TrainingStep(nn.Linear(8, 4), (torch.zeros(2, 8),), lambda model, x: (model(x) * table).sum()), "constant"
+    )
+    assert kinds(graph, "forward") == ["parameter", "parameter", "input", "addmm", "constant", "mul", "sum"]
+    constant, mul = graph.op_names.index("constant"), graph.op_names.index("loss/mul")
+    read = graph.tensor_producer[graph.inputs[graph.input_ptr[mul] : graph.input_ptr[mul + 1]]].tolist()
+    assert constant in read and graph.op_names.index("addmm") in read
+
+
 def test_a_step_that_branches_on_small_given_values_takes_that_branch():
     def loss(model, x, lengths):
         return sum(model(x[:, :length]).sum() for length in lengths.tolist())

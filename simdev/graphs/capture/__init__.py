@@ -32,6 +32,7 @@ import sys
 import traceback
 import uuid
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,8 @@ def capture_file(target: str, *, name: str | None = None) -> ComputationGraph:
     _need_torch()
     build, own_name, meta = file_step(target)
     path, function = target.rpartition(":")[::2]
-    return _captured(build, name or own_name, meta, path, function)
+    with _neighbours(Path(path)):
+        return _captured(build, name or own_name, meta, path, function)
 
 
 def capture_package(target: str, *, name: str | None = None, **choices) -> ComputationGraph:
@@ -171,7 +173,8 @@ def file_step(target: str) -> tuple[Callable[[], Step], str, dict]:
         raise InvalidInput("no such function", source=path, field=function)
 
     def build():
-        step = make()
+        with _neighbours(Path(path)):
+            step = make()
         if not isinstance(step, Step):
             wanted = "expected a TrainingStep, an InferenceStep or a CustomStep of simdev"
             raise InvalidInput(f"{function}() returned {type(step).__name__}, {wanted}", source=path)
@@ -186,15 +189,25 @@ def import_file(path: Path):
         raise InvalidInput("not a Python file", source=path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    sys.path.insert(0, str(path.parent.resolve()))
     try:
-        spec.loader.exec_module(module)
+        with _neighbours(path):
+            spec.loader.exec_module(module)
     except Exception as error:
         message = f"cannot be imported: {sentence(error)}"
         raise InvalidInput(message, source=path, field=_place(error, str(path), None)) from error
-    finally:
-        sys.path.pop(0)
     return module
+
+
+@contextmanager
+def _neighbours(path: Path):
+    """While active, the modules beside ``path`` can be imported, as in a script; functions may import them late."""
+    folder = str(path.parent.resolve())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:  # the file may have changed the list itself
+            sys.path.remove(folder)
 
 
 def sentence(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -23,6 +23,7 @@ def as_on_gpu():
         stack.enter_context(Rewrites())
         stack.enter_context(_eager())
         stack.enter_context(_grouped_products())
+        stack.enter_context(_copies_of_fakes())
         yield
 
 
@@ -113,6 +114,21 @@ def _grouped_products():
         yield
     finally:
         library._destroy()
+
+
+@contextmanager
+def _copies_of_fakes():
+    """``copy.deepcopy`` of a fake tensor copies its mode, too. PyTorch would then replace the copy by another tensor at
+    each of its ops, as a tensor of a foreign mode; here a copy keeps the mode of its original."""
+    before = FakeTensorMode.__dict__.get("__deepcopy__")
+    FakeTensorMode.__deepcopy__ = lambda mode, memo: mode
+    try:
+        yield
+    finally:
+        if before is None:
+            del FakeTensorMode.__deepcopy__
+        else:
+            FakeTensorMode.__deepcopy__ = before
 
 
 @contextmanager

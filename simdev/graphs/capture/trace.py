@@ -221,12 +221,6 @@ class Tape(TorchDispatchMode):
             for tensor in fresh:
                 self._constant(tensor)
             return
-        if kind == "detach" and fresh:  # fake tensors may give a detached tensor a storage of its own
-            value, source, copy = self._read(inputs[0][0]), self._key(inputs[0][0]), self._key(fresh[0])
-            self._value[copy] = value
-            if source in self._home:
-                self._home[copy] = self._home[source]
-            return
         if kind in EMPTIES:
             for tensor in fresh:
                 self._value[self._key(tensor)] = None
@@ -236,7 +230,7 @@ class Tape(TorchDispatchMode):
         self._append(func, kind, args, kwargs, inputs, fresh, writes, out)
 
     def _append(self, func, kind, args, kwargs, inputs, fresh, writes, out):
-        number, phase = len(self.ops), self._phase_now()
+        phase = self._phase_now()
         op = Op(self._kind(func, args, out), "", self._layer_now(phase), phase, 0, 0, 0)
         if phase == "backward" and torch.is_grad_enabled() and torch._C._current_autograd_node() is not None:
             # Backward nodes compute without gradients; only a checkpoint that runs its forward pass again has them.
@@ -263,6 +257,7 @@ class Tape(TorchDispatchMode):
         op.flops = flops(func, args, kwargs, out, [tensor for tensor, _ in inputs], fresh)
         if phase == "update" and op.flops == 1:
             op.flops = 0  # a step counter, kept by the host
+        number = len(self.ops)  # after the constants that it reads for the first time
         self.ops.append(op)
         if kind in ("index_add_", "scatter_add_"):
             op.read += source

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.errors import Unsupported
+from simdev.exact.training import alike_accelerators
 from simdev.placers.placer import placer
 from simdev.problem.placement import Placement
 
@@ -17,10 +18,22 @@ def single_cpu(problem, *, rng, budget):
     return _all_on(problem, [problem.topology.host])
 
 
-@placer("single-gpu", version=1, family="single", memory_aware=False)
-def single_gpu(problem, *, rng, budget):
-    """All ops on the accelerator where their total time is least, whether they fit in memory or not."""
-    return _all_on(problem, problem.topology.accelerators)
+@placer("single-gpu", version=1, family="single", memory_aware=False, defaults={"replicas": False})
+def single_gpu(problem, *, rng, budget, replicas):
+    """All ops on the accelerator where their total time is least, whether they fit in memory or not.
+
+    If ``replicas`` is true, all accelerators of the same kind are replicas of it: data parallelism. This needs the
+    objective throughput; for the time of one step, it raises :class:`Unsupported`.
+    """
+    alone = _all_on(problem, problem.topology.accelerators)
+    if not replicas:
+        return alone
+    if not budget.microbatches:
+        raise Unsupported("replicas need microbatches: use the objective throughput")
+    of, alike = np.arange(problem.topology.n_devices), alike_accelerators(problem)
+    if alone.devices[0] in alike:
+        of[alike] = alone.devices[0]
+    return Placement(alone.devices, replica_of=of)
 
 
 def _all_on(problem, candidates):

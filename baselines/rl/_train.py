@@ -152,6 +152,7 @@ def train(
     out: str | os.PathLike,
     progress: Callable[[dict], None] = lambda row: None,
     simulate: Callable[..., Outcomes] | None = None,
+    objective: str = "step",
 ) -> None:
     """Train a policy on ``problems`` in turn until ``evaluations`` simulations are spent, and write it to folder
     ``out``.
@@ -159,7 +160,8 @@ def train(
     ``progress`` is called with a row of ``COLUMNS`` after every update; ``progress.csv`` in the folder holds all rows.
     A checkpoint is written regularly, on Ctrl-C and at the end. The same call then resumes, bit for bit as if it had
     not stopped; with more ``evaluations`` it continues. Raises :class:`InvalidInput` if the folder holds the checkpoint
-    of another training. ``simulate`` replaces ``simulate_many``, as with :class:`Budget`.
+    of another training. ``simulate`` replaces ``simulate_many``, as with :class:`Budget`; ``objective`` names what it
+    computes.
     """
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
@@ -171,6 +173,8 @@ def train(
         "seed": seed,
         "trained_on": [_identity(problem) for problem in problems],
     }
+    if objective != "step":
+        what["objective"] = objective
     state = learner.init(seed, len(grouped))
     run = {"updates": 0, "samples": 0, "best": [None] * len(grouped)}
     rows: list[list] = []

@@ -217,13 +217,15 @@ def placement_path(folder: Path, key: str) -> Path:
 
 
 def store_placement(folder: Path, placement: Placement) -> None:
-    """Keep a placement once, under its hash: devices (and priorities) in the smallest integers that hold them."""
+    """Keep a placement once, under its hash: devices (priorities, replicas) in the smallest integers that hold them."""
     path = placement_path(folder, placement.hash)
     if path.is_file():
         return
     arrays = {"devices": placement.devices.astype(np.min_scalar_type(int(placement.devices.max(initial=0))))}
     if placement.priority is not None:
         arrays["priority"] = narrowed(placement.priority)
+    if placement.replica_of is not None:
+        arrays["replica_of"] = narrowed(placement.replica_of)
     write_npz(path, arrays)
 
 
@@ -237,10 +239,10 @@ def stored_placement(folder: Path, key: str) -> Placement:
     """Read a placement by hash. Raises :class:`InvalidInput` if the file is missing or was altered."""
     path = placement_path(folder, key)
     arrays = read_npz(path)
-    if "devices" not in arrays or set(arrays) - {"devices", "priority"}:
-        raise InvalidInput("expected 'devices' and perhaps 'priority'", source=path)
+    if "devices" not in arrays or set(arrays) - {"devices", "priority", "replica_of"}:
+        raise InvalidInput("expected 'devices' and perhaps 'priority' and 'replica_of'", source=path)
     try:
-        placement = Placement(arrays["devices"], arrays.get("priority"))
+        placement = Placement(**arrays)
     except InvalidInput as error:
         raise InvalidInput(error.message, source=path, field=error.field) from None
     if placement.hash != key:

@@ -97,7 +97,13 @@ def execute_limited(run: Run, instance: Instance, limits: Limits) -> Outcome:
 def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> Outcome:
     given, objective = _identity(problem), parse_objective(run.objective)
     evaluations, seconds = parse_budget(run.budget)
-    budget = Budget(problem, evaluations=evaluations, seconds=seconds, simulate=objective.simulate_many)
+    budget = Budget(
+        problem,
+        evaluations=evaluations,
+        seconds=seconds,
+        simulate=objective.simulate_many,
+        microbatches=objective.microbatches,
+    )
     started = time.monotonic()
     placement = spec.place(problem, rng=np.random.default_rng(run.entropy), budget=budget, **params)
     taken = time.monotonic() - started

@@ -42,6 +42,9 @@ class Budget:
     ``best_step_ns`` its step time; all are None if none has fitted. ``curve`` lists ``(evaluations, seconds,
     step_ns)`` at each improvement of ``best``; ``used`` counts the evaluations.
 
+    ``microbatches`` says what a score means: 0, the time of one step; otherwise, the steady time per microbatch when
+    that many microbatches share a step. Only then may a placement have replicas (:attr:`Placement.replica_of`).
+
     By default there are no evaluations. ``evaluations=math.inf`` leaves the limit to ``seconds``. ``simulate`` replaces
     :func:`simdev.sim.simulate_many`, which it must equal in arguments and results.
     """
@@ -53,8 +56,10 @@ class Budget:
         evaluations: float = 0,
         seconds: float = math.inf,
         simulate: Callable[..., Outcomes] | None = None,
+        microbatches: int = 0,
     ):
         self.problem, self.evaluations, self.seconds = problem, evaluations, float(seconds)
+        self.microbatches = microbatches
         self.simulate = simulate
         self.used = 0
         self.proof = ""

@@ -1,4 +1,4 @@
-"""A placement: the device of each op, optionally with a priority per op."""
+"""A placement: the device of each op, optionally with a priority per op and with replicas of devices."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 
@@ -21,21 +22,26 @@ class Placement:
     """The device of each op: the answer of a placer.
 
     ``devices`` int32 ``(n,)`` holds a device number for each op. ``priority`` int64 ``(n,)``, or None, matters only
-    under the order ``priority``: of the ready ops, the one with the highest priority runs first. Raises
-    :class:`InvalidInput` unless both hold whole numbers.
+    under the order ``priority``: of the ready ops, the one with the highest priority runs first.
+
+    ``replica_of`` int32 ``(D,)``, or None, matters only in pipelines of microbatches (R10): a device ``d`` with
+    ``replica_of[d] != d`` is a replica of that other device. It holds a copy of all ops there and takes its share of
+    the microbatches; ``devices`` does not name it. Raises :class:`InvalidInput` unless all hold whole numbers.
     """
 
     devices: np.ndarray
     priority: np.ndarray | None = None
+    replica_of: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name, dtype in (("devices", np.int32), ("priority", np.int64)):
+        for name, dtype in (("devices", np.int32), ("priority", np.int64), ("replica_of", np.int32)):
             values = getattr(self, name)
             if values is None:
                 continue
             array = np.asarray(values)
             if array.ndim != 1 or array.dtype.kind not in "iu":
-                raise InvalidInput("expected one whole number per op", source="placement", field=name)
+                what = "device" if name == "replica_of" else "op"
+                raise InvalidInput(f"expected one whole number per {what}", source="placement", field=name)
             if array.size and not np.iinfo(dtype).min <= int(array.min()) <= int(array.max()) <= np.iinfo(dtype).max:
                 raise InvalidInput(f"a number does not fit {np.dtype(dtype)}", source="placement", field=name)
             array = array.astype(dtype)
@@ -49,10 +55,12 @@ class Placement:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 (hex, 16 characters) of the devices and priorities."""
+        """SHA-256 (hex, 16 characters) of the devices, priorities and replicas."""
         digest = hashlib.sha256(self.devices.tobytes())
         if self.priority is not None:
             digest.update(self.priority.tobytes())
+        if self.replica_of is not None:
+            digest.update(b"replica_of" + self.replica_of.tobytes())
         return digest.hexdigest()[:16]
 
     def check(self, problem: Problem, *, source: object = "placement") -> None:
@@ -98,6 +106,37 @@ class Placement:
                 source=source,
                 field="devices",
             )
+        if self.replica_of is not None:
+            self._check_replicas(problem, source)
+
+    def _check_replicas(self, problem: Problem, source: object) -> None:
+        """Each replica must be free for all ops of its original, and have a route to wherever its original has one."""
+        topology, costs, of = problem.topology, problem.costs, self.replica_of
+        assert of is not None
+
+        def fail(message: str) -> NoReturn:
+            raise InvalidInput(message, source=source, field="replica_of")
+
+        if len(of) != topology.n_devices:
+            fail(f"length {len(of)}, expected {topology.n_devices}")
+        if of.min() < 0 or of.max() >= len(of):
+            fail(f"names a device that {topology.name} does not have")
+        replicas = np.flatnonzero(of != np.arange(len(of)))
+        for replica in replicas.tolist():
+            name, original = topology.devices[replica].name, int(of[replica])
+            if of[original] != original:
+                fail(f"{name!r} is a replica of {topology.devices[original].name!r}, which is a replica itself")
+            if (self.devices == replica).any():
+                fail(f"{name!r} is a replica, but ops are placed on it")
+            mine = np.flatnonzero(self.devices == original)
+            missing = mine[costs.device_op_ns[replica, mine] < 0]
+            if len(missing):
+                fail(f"op {problem.graph.op_names[missing[0]]!r} has no kernel on {name!r}")
+        used = np.flatnonzero(np.isin(of, np.unique(self.devices)))
+        apart = (costs.pair_class[np.ix_(used, used)] < 0) & ~np.eye(len(used), dtype=bool)
+        if len(replicas) and apart.any():
+            one, other = (topology.devices[used[end[0]]].name for end in np.nonzero(apart))
+            fail(f"{one!r} and {other!r} have no route")
 
     def to_json(self, problem: Problem) -> str:
         """The text of a placement file: graph fingerprint, topology, device names and the device number of each op."""
@@ -110,6 +149,8 @@ class Placement:
         }
         if self.priority is not None:
             document["priority"] = self.priority.tolist()
+        if self.replica_of is not None:
+            document["replica_of"] = self.replica_of.tolist()
         return json.dumps(document) + "\n"
 
     def save(self, path: str | os.PathLike, problem: Problem) -> None:
@@ -141,11 +182,12 @@ class Placement:
         if not isinstance(names, list):
             raise InvalidInput("expected a list or an object", source=path, field="devices")
         devices = [_device_number(value, problem, path) for value in names]
-        priority = document.get("priority")
-        if priority is not None and not (isinstance(priority, list) and all(type(value) is int for value in priority)):
-            raise InvalidInput("expected a list of whole numbers", source=path, field="priority")
+        more = {name: document[name] for name in ("priority", "replica_of") if document.get(name) is not None}
+        for name, values in more.items():
+            if not (isinstance(values, list) and all(type(value) is int for value in values)):
+                raise InvalidInput("expected a list of whole numbers", source=path, field=name)
         try:
-            placement = cls(np.asarray(devices), None if priority is None else np.asarray(priority))
+            placement = cls(np.asarray(devices), **{name: np.asarray(values) for name, values in more.items()})
         except InvalidInput as error:
             raise InvalidInput(error.message, source=path, field=error.field) from None
         placement.check(problem, source=path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simdev.errors import UnknownName
+from simdev.errors import InvalidInput, UnknownName
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.sim.schedule import Outcomes, Schedule
@@ -25,9 +25,11 @@ def simulate(problem: Problem, placement: Placement, *, engine: str = "fast") ->
     """Simulate one step of ``problem`` under ``placement``.
 
     The two engines agree bit for bit: ``fast`` is compiled, ``reference`` is written to be read. Raises
-    :class:`InvalidInput` if the placement breaks its contract (see :meth:`Placement.check`), and :class:`UnknownName`
-    for another engine.
+    :class:`InvalidInput` if the placement breaks its contract (see :meth:`Placement.check`) or has replicas, which need
+    microbatches (:func:`simdev.sim.pipeline.simulate_pipeline`), and :class:`UnknownName` for another engine.
     """
+    if placement.replica_of is not None:
+        raise InvalidInput("replicas need a pipeline of microbatches", source="placement", field="replica_of")
     if engine == "fast":
         from simdev.sim.fast import simulate_fast
 

@@ -54,6 +54,27 @@ def test_a_bench_for_throughput_ranks_by_the_steady_time(small, tmp_path):
     assert {difference.column for difference in verify(tmp_path / "out", jobs=1)} >= {"digest"}
 
 
+def test_replicas_are_part_of_a_row_and_verified(small, tmp_path):
+    folder, problem = small
+    runs = plan(
+        [str(folder / "mine.npz")],
+        [str(folder / "mine.toml")],
+        ["single-gpu", "single-gpu[replicas=true]", "pipedream", "pipedream[replicas=false]"],
+        budget="evaluations=5",
+        objective="throughput/1f1b/6",
+    )
+    found = {row.entry: row for row in bench(runs, tmp_path / "out", jobs=1)}
+    copied = rows.stored_placement(tmp_path / "out", found["single-gpu[replicas=true]"].placement)
+    assert len(np.unique(copied.devices)) == 1 and (copied.replica_of == copied.devices[0]).sum() == 2
+    assert found["single-gpu[replicas=true]"].step_ns < found["single-gpu"].step_ns
+    assert found["pipedream"].step_ns <= found["pipedream[replicas=false]"].step_ns
+    assert all(row.lower_bound_ns <= row.step_ns for row in found.values())
+    assert verify(tmp_path / "out", jobs=1, rerun=True) == []
+    runs = [replace(run, objective="step") for run in runs if run.entry == "single-gpu[replicas=true]"]
+    row = bench(runs, tmp_path / "step", jobs=1)[0]
+    assert row.status == "skipped" and "replicas need microbatches" in row.error
+
+
 def test_no_placement_beats_the_bound():
     for seed in range(30):
         rng = np.random.default_rng(seed)

@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from drawn import chain, machine
+from drawn import problem as drawn_problem
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.problem.graph import GraphBuilder
@@ -122,3 +124,26 @@ def test_an_unknown_device_is_an_unknown_name(problem, tmp_path):
     (tmp_path / "p.json").write_text('{"devices": ["cpu", "gpu", "cpu"]}')
     with pytest.raises(UnknownName):
         Placement.load(tmp_path / "p.json", problem)
+
+
+def test_replicas_are_stored_and_hashed(tmp_path):
+    p = drawn_problem(chain(4), machine(3), [1])
+    plain, copied = Placement(np.array([0])), Placement(np.array([0]), replica_of=np.array([0, 0, 2]))
+    assert copied.hash != plain.hash
+    copied.save(tmp_path / "mine.json", p)
+    assert Placement.load(tmp_path / "mine.json", p).hash == copied.hash
+
+
+@pytest.mark.parametrize(
+    "of, message",
+    [
+        ([0, 0], "length 2, expected 3"),
+        ([0, 1, 5], "names a device that"),
+        ([0, 0, 1], "which is a replica itself"),
+        ([1, 1, 2], "ops are placed on it"),
+    ],
+)
+def test_impossible_replicas_are_refused(of, message):
+    p = drawn_problem(chain(4), machine(3), [1])
+    with pytest.raises(InvalidInput, match=f"placement: replica_of: .*{message}"):
+        Placement(np.array([0]), replica_of=np.array(of)).check(p)

@@ -183,3 +183,86 @@ def test_bad_input():
         simulate_pipeline(p, placement, 0)
     with pytest.raises(InvalidInput, match="dataflow"):
         simulate_pipeline(Problem(p.graph, p.topology, p.costs, Rules(runtime="eager")), placement, 2)
+
+
+def replicated(n_stages, widths, microbatches, order="1f1b", **kw):
+    """Stages on teams of ``widths`` devices: stage i begins where the devices of stage i - 1 end."""
+    b, durations, placed = stages(n_stages, **kw)
+    first = np.cumsum([0, *widths])
+    p = problem(b, line(int(first[-1])), durations)
+    of = np.repeat(first[:-1], widths)
+    placement = Placement(first[np.array(placed)], replica_of=of)
+    return simulate_pipeline(p, placement, microbatches, order), p, placement
+
+
+def test_replicas_take_the_microbatches_in_turn():
+    report, _, _ = replicated(1, [2], 4, "gpipe", forward=20, backward=20)
+    assert times(report, "f0") == [(0, 20), (0, 20), (20, 40), (20, 40)]  # microbatches 0, 1, 2, 3
+    assert times(report, "b0") == [(41, 61), (41, 61), (61, 81), (61, 81)]  # after each device's flush
+    assert report.stages == (0,) and report.steady_ns == 20.0 and report.exchange_ns == 0
+    assert report.placement.devices[report.microbatch == 1].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_a_replicated_stage_is_as_fast_as_its_share(order):
+    alone, _ = pipeline(2, 24, order, forward=1000, backward=2000)
+    report, _, _ = replicated(2, [3, 1], 24, order, forward=1000, backward=2000)
+    assert 3000 <= report.steady_ns < 3030 and 3000 <= alone.steady_ns < 3030  # the second stage limits both
+    report, _, _ = replicated(2, [2, 2], 24, order, forward=1000, backward=2000)
+    assert 1500 <= report.steady_ns < 1530
+
+
+def test_1f1b_limits_what_is_in_flight_on_each_replica():
+    report, _, _ = replicated(2, [2, 1], 9, forward=30, backward=70)
+    begun, ended = times(report, "f0"), times(report, "b0")
+    for m in range(9):  # three devices from the first stage on, of which it has two: two in flight on each
+        mine = range(m % 2, m + 1, 2)
+        assert sum(ended[k][1] > begun[m][0] for k in mine) <= 2
+
+
+def test_replicas_add_up_their_gradients_before_the_update():
+    report, _, _ = replicated(1, [2], 4, update=True, forward=20, backward=20)
+    run, schedule = report.problem.graph, report.schedule
+    names = list(run.op_names)
+    assert sum(name.startswith("w0") for name in names) == 2 and sum(name.startswith("u0") for name in names) == 2
+    assert sum("accumulate" in name for name in names) == 2  # the first two microbatches have a device each
+    sums = [op for op, name in enumerate(names) if name.endswith("/sum")]
+    assert sorted(report.placement.devices[sums].tolist()) == [0, 1]
+    sent = run.tensor_bytes[schedule.transfer_tensor]
+    assert sorted(sent[sent > 0].tolist()) == [4, 4, 4, 4]  # halves of 7 bytes: out to be added up, and back
+    updates = [op for op, name in enumerate(names) if name.startswith("u0")]
+    assert schedule.op_start[updates].min() >= schedule.op_finish[sums].max()
+    assert report.exchange_ns > 0 and report.steady_ns == 20.0 + report.exchange_ns / 4
+    assert report.peak_bytes.min() >= 100  # each replica holds the weights
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_random_replicas_obey_the_rules(order):
+    done = 0
+    for seed in range(90):
+        rng = np.random.default_rng(seed)
+        graph, topology = training_graph(rng, int(rng.integers(1, 6))), random_topology(rng)
+        try:
+            costs = random_costs(rng, graph, topology)
+            p = Problem(graph, topology, costs, Rules(contention=str(rng.choice(["fifo", "none", "fair"]))))
+            devices = random_placement(rng, p).devices
+            of = np.arange(topology.n_devices)
+            free = np.setdiff1d(of, devices)
+            of[free] = rng.choice(np.unique(devices), len(free))
+            placement = Placement(devices, replica_of=of)
+            placement.check(p)
+        except InvalidInput:
+            continue
+        count = int(rng.integers(1, 8))
+        report = simulate_pipeline(p, placement, count, order)
+        validate(report.problem, report.placement, report.schedule)
+        assert_same_schedule(report.schedule, simulate(report.problem, report.placement, engine="reference"))
+        done += (of != np.arange(topology.n_devices)).any()
+    assert done > 15
+
+
+def test_replicas_without_microbatches_are_refused():
+    b, durations, _ = stages(1)
+    p = problem(b, line(2), durations)
+    with pytest.raises(InvalidInput, match="replica_of: replicas need a pipeline"):
+        simulate(p, Placement(np.zeros(2, int), replica_of=np.zeros(2, int)))

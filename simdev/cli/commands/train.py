@@ -12,7 +12,7 @@ import typer
 
 from simdev.cli import completion
 from simdev.cli.app import OWN, command
-from simdev.cli.options import Backend, BackendOption, SchedulerOption, positive, use_dask
+from simdev.cli.options import Aim, Backend, BackendOption, SchedulerOption, positive, use_dask
 from simdev.cli.problems import build_problem
 from simdev.errors import InvalidInput
 
@@ -42,6 +42,11 @@ def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the policy and its checkpoint.")],
     evaluations: Annotated[int, typer.Option(help="Simulations to spend in all.")] = 20000,
     seed: Annotated[int, typer.Option(help="Seed of the first weights and of all samples.")] = 0,
+    objective: Annotated[
+        Aim, typer.Option(help="What to learn: short steps, or pipelines of high throughput.")
+    ] = Aim.step,
+    microbatches: Annotated[int, typer.Option(min=3, help="Microbatches of --objective throughput.")] = 32,
+    schedule: Annotated[str, typer.Option(help="Schedule of --objective throughput: gpipe or 1f1b.")] = "1f1b",
     backend: BackendOption = Backend.local,
     scheduler: SchedulerOption = None,
 ) -> None:
@@ -53,6 +58,7 @@ def train(
     finished training.
     """
     from simdev.bench.dask_cluster import dask_simulator
+    from simdev.bench.objective import parse_objective
     from simdev.placers import registry
 
     positive(evaluations, "--evaluations")
@@ -66,10 +72,22 @@ def train(
         problems, **{key: value for key, value in {**spec.defaults, **params}.items() if key != "policy"}
     )
     lines = Lines(evaluations)
-    away = dask_simulator(scheduler) if use_dask(backend, scheduler) else nullcontext()
+    name = "step" if objective == Aim.step else f"throughput/{schedule}/{microbatches}"
+    aim = parse_objective(name)
+    away = dask_simulator(scheduler) if use_dask(backend, scheduler) else nullcontext(aim.simulate_many)
+    if objective == Aim.throughput and use_dask(backend, scheduler):
+        raise InvalidInput("--objective throughput trains on this computer only: leave out --backend dask")
     try:
         with away as simulate:
-            learner.train(problems, seed=seed, evaluations=evaluations, out=out, progress=lines, simulate=simulate)
+            learner.train(
+                problems,
+                seed=seed,
+                evaluations=evaluations,
+                out=out,
+                progress=lines,
+                simulate=simulate,
+                objective=name,
+            )
     except KeyboardInterrupt:
         print(f"simdev: interrupted; the same command resumes the training in {out}", file=sys.stderr)
         raise typer.Exit(130) from None

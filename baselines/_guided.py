@@ -12,7 +12,7 @@ import numpy as np
 from simdev.baselines._climb import Neighbourhood
 from simdev.baselines._critical import Critical, critical
 from simdev.baselines._order import fifo_starts, ordered, path_keys, priority_of
-from simdev.baselines._search import draw_device, starts
+from simdev.baselines._search import draw_device, starts, with_spacious_hosts
 from simdev.baselines._units import capacities, choices, used_devices
 from simdev.placers.budget import Budget, Share
 from simdev.placers.score import Score
@@ -27,6 +27,8 @@ TIGHT = 0.9  # share of all memory from which on persistent bytes make the probl
 EXCHANGES = 0.5  # share of exchanges among the moves of such a problem
 NEAR = 1.2  # in such a problem, step times up to so many times the best are accepted
 DRAWN = 24  # units of a device among which an exchange is sought
+HEAT = 0.002  # mean slack at the start of the annealing, as a share of the best step time
+COOLED = 0.02  # share of it that is left at the end
 REFRESH = 40  # evaluations after which the critical path of a changed placement is traced again
 
 
@@ -97,20 +99,24 @@ class Guided:
 
     # The search
 
-    def improve(self, start: State, share: Share) -> State:
+    def improve(self, start: State, share: Share, heat: float = 0.0) -> State:
         """Spend ``share`` of the budget on moves from ``start`` and return the best state.
 
         A move that does not make the placement worse is taken; in problems of packing, where few placements fit, also
         one that is little slower than the best. After :data:`PATIENCE` evaluations without a new best,
         the search returns to the best and leaves it by up to :data:`KICKS` moves that it takes blindly, also if the
         placement then does not fit: the following moves first make it fit again.
+
+        With ``heat``, the search is annealing instead: a move that makes the step slower is taken, too, if a drawn
+        slack covers it. The mean slack falls from ``heat`` times the best step time to :data:`COOLED` of that.
         """
         budget, rng, current, best, stale, seen = self.budget, self.rng, start, start, 0, -REFRESH
-        last, end = budget.used + share.evaluations, budget.elapsed + share.seconds
+        used, elapsed, slack = budget.used, budget.elapsed, 0
+        last, end = used + share.evaluations, elapsed + share.seconds
         patience, blind = min(PATIENCE, PATIENCE_PER_UNIT * self.graph.n_units), 0
         self._stand(current)
         while budget.open and budget.used < last and budget.elapsed < end:
-            if stale >= patience:
+            if stale >= patience and not heat:
                 current, stale, blind = best, 0, int(rng.integers(1, KICKS + 1))
                 self._stand(current)
             if self.path is None and budget.used >= seen + REFRESH:
@@ -119,10 +125,14 @@ class Guided:
             candidate = self._propose(current)
             if candidate is None:
                 return best
-            below = None if blind or self.tight or not current.score.fits else current.score.step_ns + 1
+            if heat and current.score.fits:
+                spent = max((budget.used - used) / share.evaluations, (budget.elapsed - elapsed) / share.seconds)
+                slack = int(best.score.step_ns * heat * COOLED**spent * rng.exponential())
+            below = None if blind or self.tight or not current.score.fits else current.score.step_ns + slack + 1
             found = self._try(current, candidate, below)
             stale += 1
             near = self.tight and found.fits and best.score.fits and found.step_ns <= best.score.step_ns * NEAR
+            near |= current.score.fits and found.fits and found.step_ns <= current.score.step_ns + slack
             if blind or near or found <= current.score:
                 current = State(candidate.devices, candidate.bias, found)
                 self._keep()
@@ -301,12 +311,12 @@ def search_from(
     problem: Problem, budget: Budget, rng: np.random.Generator, given: Iterable[Placement], climbs: int
 ) -> Placement:
     """Evaluate the ``given`` placements, improve the ``climbs`` best of them with half of what is left of the budget,
-    and then the best of all with the rest.
+    and then the best of all with the rest: half of it by annealing.
 
     Without an evaluation, or without a given placement, the answer is a single device.
     """
     unit_first = np.unique(problem.graph.unit_of_op, return_index=True)[1]
-    search = Guided(problem, choices(problem), budget, rng)
+    search = Guided(problem, with_spacious_hosts(problem, choices(problem)), budget, rng)
     found: dict[Score, State] = {}  # for equal scores, the first state
     for placement in given if budget.open else ():
         for state in search.begin(placement.devices[unit_first], placement.priority):
@@ -319,4 +329,6 @@ def search_from(
     share = budget.share(2 * len(leaders))
     leaders += [search.improve(state, share) for state in leaders if budget.open]
     best = min(leaders, key=lambda state: state.score)
-    return search.placement(search.improve(best, budget.share(1)) if budget.open else best)
+    for heat, parts in ((HEAT, 2), (0.0, 1)):
+        best = search.improve(best, budget.share(parts), heat) if budget.open else best
+    return search.placement(best)

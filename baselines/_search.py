@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.baselines._list import follow_forward, tables
-from simdev.baselines._units import HUGE, fastest_ns, used_devices
+from simdev.baselines._units import HUGE, choices, fastest_ns, used_devices
 from simdev.placers.budget import Budget
 from simdev.placers.score import Score
 from simdev.problem.problem import Problem
+
+HEAVY, BRIEF = 0.05, 0.05  # see with_spacious_hosts()
 
 
 class Incumbent:
@@ -72,6 +74,22 @@ def layer_of_unit(problem: Problem) -> np.ndarray:
     nameless = np.array([not name for name in graph.layers])[layer]
     layer[nameless] = len(graph.layers) + np.flatnonzero(nameless)
     return np.unique(layer, return_inverse=True)[1]
+
+
+def with_spacious_hosts(problem: Problem, allowed: np.ndarray) -> np.ndarray:
+    """``allowed`` bool ``(D, units)``, and hosts for the layers that need much memory and little time, such as
+    embedding tables: at least :data:`HEAVY` of an accelerator's memory, and on the host at most :data:`BRIEF` of the
+    time that the step takes if its work is divided evenly.
+    """
+    layer, accelerators = layer_of_unit(problem), list(problem.topology.accelerators)
+    held = np.bincount(layer, problem.unit_persistent_bytes)
+    heavy = held >= HEAVY * problem.topology.memory_bytes[accelerators].max(initial=1)
+    even_ns = fastest_ns(problem).sum() / max(1, len(accelerators))
+    more = choices(problem, hosts=True) & ~allowed
+    for device in used_devices(more):
+        busy_ns = np.bincount(layer, np.maximum(problem.unit_op_ns[device], 0))
+        more[device] &= (heavy & (busy_ns <= BRIEF * even_ns))[layer]
+    return allowed | more
 
 
 def module_groups(problem: Problem) -> list[np.ndarray]:

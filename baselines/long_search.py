@@ -10,17 +10,19 @@ from simdev.placers.starts import stored_starts
 
 @placer(
     "long-search",
-    version=1,
+    version=2,
     family="search",
     searches=True,
     defaults={"starts": "", "climbs": 3},
     source="moves along the critical path after Grabowski, Wodecki, Computers & Operations Research 31(11), 2004",
 )
 def long_search(problem, *, rng, budget, starts, climbs):
-    """Improve the ``climbs`` best starts with half of the budget, and the best placement of all with the rest.
+    """Improve the ``climbs`` best starts with half of the budget, and the best placement of all with the rest, half of
+    it by annealing.
 
-    The starts are the placements of the constructive placers or, if ``starts`` names a result folder, the best
-    placements that the folder holds for the same graph and costs, under any rules.
+    The starts are the placements of the constructive placers or, if ``starts`` names result folders with ``+`` between
+    them, the best placements that each folder holds for the same graph and costs, under any rules. Layers that need
+    much memory and little time, such as embedding tables, may move to a host.
 
     A move takes units to another device: units around an op or a transfer of the critical path, around a tensor that
     is cut, two groups that change places, or the groups of ``local-search``. A move that does not make the placement
@@ -28,5 +30,6 @@ def long_search(problem, *, rng, budget, starts, climbs):
     order of ops (rules ``priority``), a third of the moves shift ops in the order. Each start is then tried with the
     order by longest paths and with the order that ``fifo`` follows.
     """
-    given = stored_starts(starts, problem) if starts else constructed(problem, rng)
+    stored = (found for folder in starts.split("+") for found in stored_starts(folder, problem))
+    given = stored if starts else constructed(problem, rng)
     return search_from(problem, budget, rng, given, climbs)

@@ -2,14 +2,17 @@
 
 import numpy as np
 import pytest
+from drawn import machine
+from drawn import problem as drawn_problem
 from test_list_schedulers import problem_of
 
-from simdev.baselines import _climb, _search
+from simdev.baselines import _climb, _guided, _search
 from simdev.baselines._units import choices
 from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer, graph_path, load_workload
 from simdev.placers.testing import random_problem
 from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import load_topology
 from simdev.sim import simulate_many
@@ -115,3 +118,20 @@ def test_portfolio_is_not_worse_than_its_members():
     found = value(problem, search("portfolio", problem, 20)[0])
     for name in ("single-gpu", "expert", "m-topo", "m-etf", "m-sct", "critical-path", "peft", "heft"):
         assert found <= value(problem, search(name, problem, 0)[0]), name
+
+
+def test_hosts_take_layers_of_many_bytes_and_little_time():
+    """Two tables of 600 bytes and one accelerator of 1000: the table that is read briefly may go to the host, and must,
+    because only one fits beside the accelerator's other table."""
+    builder = GraphBuilder("tables")
+    for name in ("brief", "slow"):
+        table = builder.op(f"{name}.weight", "parameter", outputs=[1], layer=name, persistent_bytes=600)
+        builder.op(f"{name}.read", "embedding", inputs=builder.outputs(table), outputs=[1], layer=name)
+    builder.op("work", "mm", layer="work")
+    problem = drawn_problem(builder, machine(2, host=True), [1, 1, 1, 500, 500])
+    allowed = _search.with_spacious_hosts(problem, choices(problem))
+    assert allowed[1].all() and allowed[0].tolist() == [True, True, False, False, False]
+    given, budget = Placement(np.ones(5, np.int32)), Budget(problem, evaluations=100)
+    found = _guided.search_from(problem, budget, np.random.default_rng(0), [given], 1)
+    assert value(problem, given.devices)[0] > 200 and value(problem, found.devices)[0] == 0
+    assert found.devices.tolist() == [0, 0, 1, 1, 1]

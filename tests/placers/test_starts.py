@@ -27,6 +27,21 @@ def test_the_fastest_come_first_and_serve_other_rules(tmp_path):
     assert simulate(problem, placement).step_ns <= steps[0]
 
 
+def test_starts_come_from_several_folders(tmp_path):
+    rows = small_board(tmp_path / "one")
+    small_board(tmp_path / "two")
+    problem = stored_problem(tmp_path / "one", rows[0])
+    once, twice = Budget(problem, evaluations=40), Budget(problem, evaluations=40)
+    for folders, budget in ((f"{tmp_path}/one", once), (f"{tmp_path}/one+{tmp_path}/two", twice)):
+        spec, params = find_placer(f"long-search[starts={folders}]")
+        spec.place(problem, rng=np.random.default_rng(0), budget=budget, **params)
+    fastest = min(row.step_ns for row in rows if row.step_ns)
+    assert once.best_step_ns <= fastest and twice.best_step_ns <= fastest
+    with pytest.raises(InvalidInput, match="three"):
+        spec, params = find_placer(f"long-search[starts={tmp_path}/one+{tmp_path}/three]")
+        spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=9), **params)
+
+
 def test_a_folder_without_the_problem_or_with_a_damaged_file_is_refused(tmp_path):
     rows = small_board(tmp_path)
     problem = stored_problem(tmp_path, rows[0])

@@ -134,7 +134,8 @@ class _Parts:
         moving = np.flatnonzero(~self.once)
         self.of = np.full((self.count, graph.n_ops), -1)  # the copy of an op in a microbatch
         op, m = np.tile(moving, self.count), np.repeat(every, len(moving))
-        names = [f"{name}#{number}" for number in every for name in (graph.op_names[i] for i in moving)]
+        base = [graph.op_names[i] for i in moving.tolist()]
+        names = [name + number for number in (f"#{m}" for m in every) for name in base]
         device = self.member[self.home[op], m % self.width[op]]
         phase = graph.op_phase[op]
         self.of[:, moving] = self._add_ops(op, m, device, (*self._turn(m, phase), op), names, phase=phase).reshape(
@@ -296,7 +297,8 @@ class _Parts:
         tensor_rank = np.empty(self.n_tensors, np.int64)
         tensor_rank[sorted_tensors] = np.arange(self.n_tensors)
         tensor, reader = (np.concatenate(side) for side in zip(*self.edges, strict=True))
-        pair = np.unique(tensor_rank[tensor] * self.n_ops + rank[reader])
+        pair = np.sort(tensor_rank[tensor] * self.n_ops + rank[reader])  # np.unique hashes, which takes longer
+        pair = pair[np.diff(pair, prepend=-1) > 0]
         graph = self._graph(
             {name: column[sorted_ops] for name, column in ops.items()},
             [names[handle] for handle in sorted_ops.tolist()],

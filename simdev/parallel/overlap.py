@@ -8,7 +8,9 @@ host figures that were fitted to whole training runs contain the slowdown alread
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -34,7 +36,7 @@ def simulate_unrolled(
     if slowdown == 1:
         return unrolled, schedule
     alone = unrolled.problem.costs.op_ns[0]
-    copies = max(1, (int(unrolled.rank.max()) + 1) // pipeline_ranks)
+    copies = unrolled.copies
     for _ in range(PASSES - 1):
         longer = alone.copy()
         for rank in range(pipeline_ranks):
@@ -45,8 +47,11 @@ def simulate_unrolled(
     return unrolled, schedule
 
 
-def check_slowdown(slowdown: float) -> None:
-    """Raise :class:`InvalidInput` for a factor below 1 or above 10."""
+def check_slowdown(slowdown: float, slow: Mapping[int, float] = MappingProxyType({})) -> None:
+    """Raise :class:`InvalidInput` for a factor below 1 or above 10, or one beside ``slow`` ranks: the overlap of one
+    rank stands for that of all."""
+    if slow and slowdown != 1:
+        raise InvalidInput("slow ranks and a slowdown beside collectives exclude each other", source="plan")
     if not 1 <= slowdown <= 10:
         raise InvalidInput(f"expected a factor from 1 to 10, got {slowdown}", source="plan", field="slowdown")
 

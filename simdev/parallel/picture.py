@@ -57,7 +57,7 @@ def pipeline_svg(report: PlanReport) -> str:
 def _boxes(report: PlanReport):
     """``(letter, begin, finish, pipeline rank, label)`` of each action, on the first copy of each pipeline rank."""
     found, schedule = report.unrolled, report.schedule
-    copies = max(1, (int(found.rank.max()) + 1) // len(report.peak_bytes))
+    copies = found.copies
     mine = np.flatnonzero(found.is_compute & (found.rank % copies == 0))
     action = found.action[mine]
     begin = np.full(len(found.actions), np.iinfo(np.int64).max)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 
@@ -21,8 +22,9 @@ from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, Action, pipeline_order, stage_rank
 from simdev.parallel.overlap import check_slowdown, simulate_unrolled
 from simdev.parallel.resize import capture_resized
+from simdev.parallel.stragglers import Slow, check_slow, make_unroller
 from simdev.parallel.timing import Host, Prices, Template, make_template
-from simdev.parallel.unroll import Unrolled, Unroller, execution_order, gradient_actions
+from simdev.parallel.unroll import Unrolled, execution_order, gradient_actions
 from simdev.problem.costs import peak_flops
 from simdev.sim import Schedule
 
@@ -247,25 +249,34 @@ def simulate_plan(
     unfolded: bool = False,
     engine: str = "fast",
     slowdown: float = 1.0,
+    slow: Slow = MappingProxyType({}),
 ) -> PlanReport:
     """Capture, time and simulate one step of ``plan``. ``unfolded`` simulates every rank, not one for each stage;
-    ``slowdown`` is the factor by which kernels beside a collective take longer (:mod:`simdev.parallel.overlap`).
+    ``slowdown`` is the factor by which kernels beside a collective take longer (:mod:`simdev.parallel.overlap`);
+    ``slow`` maps ranks to the factor by which all their kernels do (:mod:`simdev.parallel.stragglers`).
 
     Raises :class:`InvalidInput` where the mesh does not fit model or cluster, or ranks would wait for each other for
     ever.
     """
-    check_slowdown(slowdown)
-    return simulate_program(prepare(plan, prices), unfolded=unfolded, engine=engine, slowdown=slowdown)
+    check_slowdown(slowdown, slow)
+    check_slow(plan.mesh, slow)
+    return simulate_program(prepare(plan, prices), unfolded=unfolded, engine=engine, slowdown=slowdown, slow=slow)
 
 
 def simulate_program(
-    program: PlanProgram, *, unfolded: bool = False, engine: str = "fast", slowdown: float = 1.0
+    program: PlanProgram,
+    *,
+    unfolded: bool = False,
+    engine: str = "fast",
+    slowdown: float = 1.0,
+    slow: Slow = MappingProxyType({}),
 ) -> PlanReport:
     """:func:`simulate_plan` of stages that are captured already."""
     plan = program.plan
+    check_slowdown(slowdown, slow)
     ranks = plan.mesh["pp"]
     orders = pipeline_order(plan.schedule, ranks, plan.microbatches, plan.stages_per_rank)
-    unroller = Unroller(plan.mesh, ranks, plan.mesh.stage_ranks if unfolded else 1)
+    unroller = make_unroller(plan.mesh, unfolded, slow)
     which = _kinds(orders, plan.schedule in SPLIT)
     gradient = gradient_actions(orders)
     arrived: dict[Action, np.ndarray] = {}
@@ -346,8 +357,8 @@ def most_bytes(memory: Memory) -> np.ndarray:
 
 def _report(program: PlanProgram, orders, which, unrolled: Unrolled, schedule: Schedule) -> PlanReport:
     plan = program.plan
-    ranks, width = plan.mesh["pp"], plan.mesh.stage_ranks
-    compute, exposed = stream_times(unrolled, schedule, ranks, width)
+    ranks = plan.mesh["pp"]
+    compute, exposed = stream_times(unrolled, schedule, ranks)
     memory = tuple(_memory(program, orders[rank], which) for rank in range(ranks))
     idle = schedule.step_ns - compute - exposed
     return PlanReport(
@@ -355,10 +366,10 @@ def _report(program: PlanProgram, orders, which, unrolled: Unrolled, schedule: S
     )
 
 
-def stream_times(unrolled: Unrolled, schedule: Schedule, ranks: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """int64 per pipeline rank of ``width`` ranks: time in which its compute stream runs kernels, and in which that
+def stream_times(unrolled: Unrolled, schedule: Schedule, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+    """int64 per pipeline rank, for its first copy: time in which its compute stream runs kernels, and in which that
     stream is idle while one of the rank's collectives runs."""
-    copies = 1 if len(np.unique(unrolled.rank)) <= ranks and unrolled.rank.max() < ranks else width
+    copies = unrolled.copies
     compute, exposed = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     for rank in range(ranks):
         mine = unrolled.rank == rank * copies

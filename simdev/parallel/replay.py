@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -12,11 +13,12 @@ from simdev.parallel.cluster import Cluster
 from simdev.parallel.collectives import send_ns
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action
-from simdev.parallel.overlap import simulate_unrolled
+from simdev.parallel.overlap import check_slowdown, simulate_unrolled
 from simdev.parallel.plan import PlanReport, most_bytes, stream_times
 from simdev.parallel.rank_program import Piece, RankProgram
+from simdev.parallel.stragglers import Slow, make_unroller
 from simdev.parallel.timing import Host, Prices, Template, make_template
-from simdev.parallel.unroll import Unroller, name_of
+from simdev.parallel.unroll import name_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +65,7 @@ def simulate_rank_program(
     unfolded: bool = False,
     engine: str = "fast",
     slowdown: float = 1.0,
+    slow: Slow = MappingProxyType({}),
 ) -> PlanReport:
     """Time and simulate the program of ``plan``; the options are those of
     :func:`~simdev.parallel.plan.simulate_plan`.
@@ -70,10 +73,11 @@ def simulate_rank_program(
     Raises :class:`InvalidInput` where it does not fit the cluster, or its pipeline ranks would wait for each other for
     ever.
     """
+    check_slowdown(slowdown, slow)
     program, mesh = plan.program, plan.mesh
     prices = prices or Prices(plan.cluster)
     ranks, width = mesh["pp"], mesh.stage_ranks
-    unroller = Unroller(mesh, ranks, width if unfolded else 1)
+    unroller = make_unroller(mesh, unfolded, slow)
     rank_of = {piece.action: rank for rank, pieces in enumerate(program.pieces) for piece in pieces}
     needs = {action: _needs(action, rank_of) for action in rank_of}
     receiver = {need: action for action, need in needs.items() if need and (need[1] != action[1])}
@@ -104,7 +108,7 @@ def simulate_rank_program(
         arrived[following] = ops
     unrolled = unroller.build(f"{program.name} {mesh}")
     unrolled, schedule = simulate_unrolled(unrolled, ranks, slowdown, engine)
-    compute, exposed = stream_times(unrolled, schedule, ranks, width)
+    compute, exposed = stream_times(unrolled, schedule, ranks)
     memory = tuple(_memory(program, rank) for rank in range(ranks))
     idle = schedule.step_ns - compute - exposed
     return PlanReport(

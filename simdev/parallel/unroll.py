@@ -32,7 +32,8 @@ class Unrolled:
     """A step as a problem, and where its ops come from.
 
     Per op int32 ``(n,)``: ``rank`` (pipeline rank when folded, else global rank; of a collective its first member),
-    ``action`` into ``actions`` ``(what, stage, microbatch)``; ``is_compute``, ``is_communication`` bool.
+    ``action`` into ``actions`` ``(what, stage, microbatch)``; ``is_compute``, ``is_communication`` bool. ``copies`` is
+    how many ranks of each pipeline stage are there; op ``rank`` counts these alone.
     """
 
     problem: Problem
@@ -42,6 +43,7 @@ class Unrolled:
     actions: tuple[Action, ...]
     is_compute: np.ndarray
     is_communication: np.ndarray
+    copies: int = 1
 
 
 def execution_order(orders: tuple[tuple[Action, ...], ...], stages: int) -> list[tuple[int, Action]]:
@@ -98,10 +100,14 @@ def _inputs(action: Action, stages: int, gradient: dict[tuple[int, int], Action]
 
 
 class Unroller:
-    """Collects the items of all actions and makes the problem of them."""
+    """Collects the items of all actions and makes the problem of them.
 
-    def __init__(self, mesh: Mesh, pipeline_ranks: int, copies: int):
-        self.mesh, self.copies, self.pipeline_ranks = mesh, copies, pipeline_ranks
+    ``factors`` float ``(pipeline_ranks, copies)``: how many times longer the kernels of each copy take. The host issues
+    a merged run of kernels as it does on a rank of factor 1.
+    """
+
+    def __init__(self, mesh: Mesh, pipeline_ranks: int, copies: int, factors: np.ndarray | None = None):
+        self.mesh, self.copies, self.pipeline_ranks, self.factors = mesh, copies, pipeline_ranks, factors
         self._devices: dict[tuple, int] = {}
         self._names: list[str] = []
         self._device: list[np.ndarray] = []
@@ -150,6 +156,8 @@ class Unroller:
             name, axes = template.streams[stream], template.axes[stream]
             device[where] = np.tile([self._device_of(rank, name, axes, member) for member in range(members)], len(rows))
             ns[where] = np.repeat(template.ns[rows], members)
+            if self.factors is not None and not axes:
+                ns[where] = np.rint(np.outer(template.ns[rows], self.factors[rank])).astype(np.int64).ravel()
             kinds[where] = np.repeat(kind[rows], members)
             first = np.array([int(np.flatnonzero(group == g)[0]) for g in range(members)])
             ranks[where] = np.tile(rank if copies == 1 else rank * copies + first, len(rows))
@@ -282,7 +290,14 @@ class Unroller:
         problem = Problem(graph, topology, costs, Rules("program", "none"))
         flags = np.concatenate(self._flags)
         return Unrolled(
-            problem, Placement(device), np.concatenate(self._rank), action, tuple(self._actions), flags == 1, flags == 2
+            problem,
+            Placement(device),
+            np.concatenate(self._rank),
+            action,
+            tuple(self._actions),
+            flags == 1,
+            flags == 2,
+            self.copies,
         )
 
     def _shape(self, template: Template) -> tuple:

@@ -40,7 +40,7 @@ def plan_trace_events(report: PlanReport) -> list[dict]:
 def _memory(report: PlanReport, processes: dict[int, Process]) -> None:
     """During an action the counter shows the most that it needs, after it what remains."""
     found, schedule = report.unrolled, report.schedule
-    copies = max(1, len(processes) // max(1, len(report.memory)))
+    copies = found.copies
     number = {action: place for place, action in enumerate(found.actions)}
     for pipeline_rank, steps in enumerate(report.memory):
         process = processes[pipeline_rank * copies]

@@ -39,6 +39,10 @@ def simulate_plan(
     slowdown: Annotated[
         float, typer.Option(help="How much slower kernels run beside a collective; 1.189 is a published mean.")
     ] = 1.0,
+    slow: Annotated[
+        list[str] | None,
+        typer.Option(help="RANK=FACTOR: a rank whose kernels take longer, such as 3=1.2; may be repeated."),
+    ] = None,
     unfolded: Annotated[bool, typer.Option("--unfolded", help="Simulate every rank, not one for each stage.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write a Perfetto trace.", callback=in_a_folder)] = None,
     picture: Annotated[
@@ -54,8 +58,9 @@ def simulate_plan(
     from simdev.parallel import Prices, load_cluster
     from simdev.parallel.hosts import find_host, find_scale
     from simdev.parallel.rank_program import is_rank_program
+    from simdev.parallel.stragglers import parse_slow
 
-    where, issuer = load_cluster(cluster), find_host(host)
+    where, issuer, stragglers = load_cluster(cluster), find_host(host), parse_slow(slow or [])
     prices = Prices(where, scale=find_scale(host))
     if is_rank_program(model):
         from simdev.parallel.rank_program import load_rank_program
@@ -65,7 +70,7 @@ def simulate_plan(
             message = "a captured program has its mesh, microbatches and schedule; capture it anew for others"
             raise InvalidInput(message, source=model)
         program = ProgramPlan(load_rank_program(model), where, issuer)
-        report = simulate_rank_program(program, prices, unfolded=unfolded, slowdown=slowdown)
+        report = simulate_rank_program(program, prices, unfolded=unfolded, slowdown=slowdown, slow=stragglers)
     else:
         from simdev.parallel import Plan, find_model, parse_mesh
         from simdev.parallel import simulate_plan as simulate
@@ -74,7 +79,7 @@ def simulate_plan(
             raise InvalidInput("a model needs --mesh, such as dp_shard=8,tp=8", source=model)
         spec, parameters = find_model(model)
         plan = Plan(spec, parameters, where, parse_mesh(mesh), microbatches, schedule, stages_per_rank, issuer)
-        report = simulate(plan, prices, unfolded=unfolded, slowdown=slowdown)
+        report = simulate(plan, prices, unfolded=unfolded, slowdown=slowdown, slow=stragglers)
     if trace is not None:
         from simdev.report.perfetto import write_trace
         from simdev.report.plan_trace import plan_trace_events

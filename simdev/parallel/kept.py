@@ -1,8 +1,8 @@
 """Captured stages kept on disk, so that a plan that was captured once is simulated at once.
 
 A stage is kept as JSON under the user's cache folder. Its name is the fingerprint of everything that the capture
-depends on: the model's source file, its parameters, the mesh of a stage, the part, PyTorch's version and the code that
-captures.
+depends on: the model's source file and the modules beside it that are loaded, its parameters, the mesh of a stage, the
+part, PyTorch's version and the code that captures.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import hashlib
 import inspect
 import json
 import os
+import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
@@ -69,13 +71,24 @@ def _segment(row: list) -> Segment:
 def _code() -> str:
     """Of PyTorch's version and of the files that decide what a capture holds."""
     here = Path(__file__).parent
-    digest = hashlib.sha256(version("torch").encode())
-    for path in (here / f"{name}.py" for name in ("record", "capture", "cut", "split", "program", "kept")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    files = [here / f"{name}.py" for name in ("record", "capture", "cut", "split", "program", "kept", "ring")]
+    files.append(here.parent / "graphs" / "capture" / "trace.py")
+    return _digest(files, version("torch"))
 
 
-@cache
 def _source(function) -> str:
+    """Of the model's file, and of the modules in its folder that have been imported: what it shares with others."""
     path = inspect.getsourcefile(function)
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else repr(function)
+    if not path:
+        return repr(function)
+    folder = f"{Path(path).parent}{os.sep}"
+    loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    beside = {name for name in loaded if name and name.startswith(folder) and "site-packages" not in name}
+    return _digest(map(Path, sorted(beside | {path})))
+
+
+def _digest(files: Iterable[Path], text: str = "") -> str:
+    digest = hashlib.sha256(text.encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

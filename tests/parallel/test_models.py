@@ -111,3 +111,22 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_defaults_need_what_plans_read():
     with pytest.raises(InvalidInput, match="'layers'"):
         parallel_model("m", sizes={}, defaults={}, axes=(), flops=lambda p: 1.0)
+
+
+def test_a_helper_beside_a_model_is_part_of_its_fingerprint(file, monkeypatch):
+    import sys
+
+    from simdev.graphs.parallel_model import Part
+    from simdev.parallel import parse_mesh
+    from simdev.parallel.kept import fingerprint
+
+    monkeypatch.syspath_prepend(file.parent)
+    helper = file.with_name("helper_of_mine.py")
+    file.write_text("import helper_of_mine\n" + MODEL)
+    found = []
+    for text in ("x = 1", "x = 1", "x = 2"):
+        helper.write_text(text)
+        model, parameters = find_model(f"{file}:mine")
+        found.append(fingerprint(model, parameters, parse_mesh("dp_shard=2"), Part(2)))
+        del sys.modules["helper_of_mine"]
+    assert found[0] == found[1] != found[2]

@@ -46,32 +46,32 @@ class MeasuredPrices(Prices):
     def __init__(self, cluster: Cluster, runs: RankRuns):
         super().__init__(cluster)
         self.runs = runs
-        self._ns = {name: ns for kernels in runs.kernels.values() for name, ns in kernels.ns.items()}
-        phases = ("forward", "backward", "finish")
-        self._gap_ns = {
-            phase: float(np.mean([kernels.gap_ns[phase] for kernels in runs.kernels.values()])) for phase in phases
-        }
 
     def of(self, calls: tuple[Call, ...], mesh: Mesh, stage: int) -> list[int]:
         """The duration of each call and of the Python code between it and the next one."""
-        return [max(1, round(self._call_ns(call))) for call in calls]
+        return [max(1, round(self._call_ns(call, stage))) for call in calls]
 
-    def _call_ns(self, call: Call) -> float:
-        gap = self._gap_ns["forward" if call.is_forward else "backward" if call.in_backward else "finish"]
+    def _call_ns(self, call: Call, rank: int) -> float:
+        kernels = self.runs.kernels[rank]
+        phase = "forward" if call.is_forward else "backward" if call.in_backward else "finish"
         if call.is_collective:
-            return gap + self.collective_ns(call.kind, call.payload_bytes)
-        if call.signature not in self._ns:
+            return kernels.gap_ns[phase] + self.runs.collective_ns[call.kind, call.payload_bytes]
+        if call.signature not in kernels.ns:
             raise InvalidInput(f"no measured time for {call.signature}; use fewer layers", source="rank program")
-        return gap + self._ns[call.signature]
+        return kernels.gap_ns[phase] + kernels.scale[phase] * kernels.ns[call.signature]
 
-    def collective_ns(self, kind: str, size: int) -> float:
-        """float ns, interpolated between the measured sizes; beyond them with the last rate."""
-        from simdev.measure.execute.ranks import SIZES
 
-        if kind not in self.runs.collective_ns:
-            raise InvalidInput(f"{kind} was not measured on this computer", source="rank program")
-        ns = self.runs.collective_ns[kind]
-        return float(np.interp(size, SIZES, ns)) if size <= SIZES[-1] else float(ns[-1] * size / SIZES[-1])
+def collectives_of(programs: tuple) -> tuple[tuple[str, int], ...]:
+    """Kind and bytes of all collectives of the stages, and of the sends between them. Raises :class:`InvalidInput` for
+    a kind that is not measured."""
+    from simdev.measure.execute.ranks import KINDS
+
+    calls = {call for program in programs for segment in _segments(program) for call in segment.calls}
+    found = {(call.kind, call.payload_bytes) for call in calls if call.is_collective}
+    for kind, _ in found:
+        if kind not in KINDS:
+            raise InvalidInput(f"{kind} is not measured on this computer", source="rank program")
+    return tuple(sorted(found | {("send", programs[0].output_bytes)}))
 
 
 def execute_plan(
@@ -106,8 +106,9 @@ def execute_plan(
     plan = Plan(spec, parameters, cluster, mesh, microbatches, schedule, stages_per_rank, Host())
     programs = tuple(map(serial, capture_stages(plan)))
     cores = [int(worker[4:]) for worker in workers]
+    wanted = collectives_of(programs)
     with others(cores) as taken:
-        runs = run_ranks(plan, cores, repeats)
+        runs = run_ranks(plan, wanted, cores, repeats)
     report = simulate_runs(plan, programs, runs)
     low, median, high = np.percentile(runs.step_ns, [10, 50, 90])
     return {
@@ -120,11 +121,15 @@ def execute_plan(
         "measured_ns": int(median),
         "measured_p10_ns": int(low),
         "measured_p90_ns": int(high),
+        "measured_compute_ns": int(runs.compute_ns),
         "simulated_ns": report.step_ns,
+        "simulated_compute_ns": int(report.compute_ns.max()),
         "error": report.step_ns / float(median) - 1,
         "disturbed": round(taken[0], 4),
         "bubble_share": float(report.bubble_ns.mean() / report.step_ns),
         "gap_us": {phase: ns / 1e3 for phase, ns in runs.kernels[0].gap_ns.items()},
+        "kernel_scale": runs.kernels[0].scale,
+        "collective_ms": {f"{kind} {size}": ns / 1e6 for (kind, size), ns in runs.collective_ns.items()},
     }
 
 
@@ -163,13 +168,20 @@ def write_report(rows: list[dict[str, object]], out: Path) -> dict[str, float]:
         "",
         "Ten ways to train the same 16 sequences of the model `small` on two cores, run for real by PyTorch with gloo.",
         "The simulation knows the program of each rank (captured without a run), the kernels and the time between them",
-        "(measured on one rank alone, beside a busy neighbour) and gloo's collectives (measured by themselves).",
+        "(measured on each rank alone, beside a busy neighbour) and gloo's collectives (measured by themselves).",
+        "",
+        "Measurements and steps took turns in five rounds. Of both times, the part in which the rank that computes",
+        "longest computes is given in brackets; for the rest it communicates and waits.",
         "",
         "| plan | measured ms | simulated ms | error | taken by other processes |",
         "|---|--:|--:|--:|--:|",
     ]
     for row in rows:
-        times = f"{row['measured_ns'] / 1e6:.1f} | {row['simulated_ns'] / 1e6:.1f} | {row['error']:+.1%}"
+        measured, simulated = (
+            f"{row[f'{kind}_ns'] / 1e6:.1f} ({row[f'{kind}_compute_ns'] / 1e6:.1f})"
+            for kind in ("measured", "simulated")
+        )
+        times = f"{measured} | {simulated} | {row['error']:+.1%}"
         lines.append(f"| {row['plan']} | {times} | {row['disturbed']:.1%} |")
     lines += ["", *(f"- {name}: {value:.3f}" for name, value in found.items()), ""]
     out.mkdir(parents=True, exist_ok=True)
@@ -181,7 +193,7 @@ def write_report(rows: list[dict[str, object]], out: Path) -> dict[str, float]:
 def simulate_runs(plan: Plan, programs: tuple, runs: RankRuns) -> PlanReport:
     """Simulate ``plan`` at the prices that were measured; ``programs`` are its stages."""
     prices = MeasuredPrices(plan.cluster, runs)
-    sent = prices.collective_ns("send", programs[0].output_bytes)
+    sent = runs.collective_ns["send", programs[0].output_bytes]
     plan = replace(plan, cluster=replace(plan.cluster, node_bytes_per_s=10**18, node_latency_ns=round(sent)))
     return simulate_program(time_stages(plan, programs, prices))
 

@@ -10,7 +10,7 @@ from simdev.parallel import Cluster, Host, Plan, find_model, parse_mesh
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
 pytest.importorskip("torch")
-from simdev.measure.plans import execute_plan, serial, simulate_runs, write_report  # noqa: E402
+from simdev.measure.plans import collectives_of, execute_plan, serial, simulate_runs, write_report  # noqa: E402
 from simdev.parallel.plan import capture_stages  # noqa: E402
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -45,12 +45,13 @@ def test_a_plan_runs_for_real_and_is_simulated(mesh, schedule, stages):
 def runs_of(plan, programs, kernel_ns=1000.0, gap_ns=10.0, send_ns=500.0):
     """Every kernel takes ``kernel_ns``, Python ``gap_ns`` a call, each collective ``send_ns``."""
     from simdev.measure.execute.clock import Kernels
-    from simdev.measure.execute.ranks import KINDS, SIZES, RankRuns
+    from simdev.measure.execute.ranks import RankRuns
 
     calls = [c for p in programs for s in (p.forward, *p.backward, *p.split, p.finish) for c in s.calls]
-    kernels = Kernels({c.signature: kernel_ns for c in calls}, dict.fromkeys(("forward", "backward", "finish"), gap_ns))
-    table = {kind: np.full(len(SIZES), send_ns) for kind in KINDS}
-    return RankRuns(np.array([1]), dict.fromkeys(range(plan.stages), kernels), table)
+    gap, scale = (dict.fromkeys(("forward", "backward", "finish"), value) for value in (gap_ns, 1.0))
+    kernels = Kernels({c.signature: kernel_ns for c in calls}, gap, scale)
+    table = dict.fromkeys(collectives_of(programs), send_ns)
+    return RankRuns(np.array([1]), 1.0, dict.fromkeys(range(plan.mesh["pp"]), kernels), table)
 
 
 @pytest.mark.parametrize("mesh", ["dp_shard=2", "tp=2"])
@@ -66,16 +67,51 @@ def test_a_rank_without_stages_takes_the_sum_of_its_calls(mesh):
     assert collectives and expected <= report.step_ns <= expected + 4 * len(calls)  # hops of 1 ns between streams
 
 
+def test_kernels_and_gaps_add_up_to_what_a_segment_takes_without_a_clock():
+    from collections import Counter
+
+    from simdev.measure.execute.clock import Samples, kernels_of
+
+    quick, slow = Samples(), Samples()
+    for samples, wall in ((quick, 500), (slow, 50)):
+        samples.wall_ns, samples.kernel_ns = {(0, "forward"): [wall]}, {"a": [10, 30, 20]}
+        samples.calls = {(0, "forward"): Counter({"a": 4, "": 1})}
+    found = kernels_of(quick)
+    assert found.ns == {"a": 20} and found.scale["forward"] == 1 and found.gap_ns["forward"] == (500 - 80) / 5
+    found = kernels_of(slow)
+    assert found.gap_ns["forward"] == 0 and found.scale["forward"] == 50 / 80
+    quick.add(slow)
+    assert quick.wall_ns == {(0, "forward"): [500, 50]} and len(quick.kernel_ns["a"]) == 6
+
+
+@two_cores
+def test_execute_mesh_prints_both_times(monkeypatch):
+    from typer.testing import CliRunner
+
+    import simdev.cli.main  # noqa: F401  (registers the commands)
+    from simdev.cli.app import app
+
+    monkeypatch.setattr("simdev.problem.topology.load_topology", lambda text: here())
+    arguments = ["execute", TINY, "here", "--mesh", "tp=2"]
+    done = CliRunner().invoke(app, [*arguments, "--microbatches", "2", "--repeats", "2"])
+    assert done.exit_code == 0, done.output
+    assert "small, tp=2, 1f1b, 2 microbatches" in done.output and "of it computing" in done.output
+    refused = CliRunner().invoke(app, [*arguments, "--placer", "expert"])
+    assert refused.exit_code and "no placement, placer or trace" in str(refused.exception)
+    refused = CliRunner().invoke(app, ["execute", TINY, "here", "--microbatches", "2"])
+    assert refused.exit_code and "need --mesh" in str(refused.exception)
+
+
 def test_the_report_holds_every_plan_and_how_well_they_are_ordered(tmp_path):
     rows = [
         {"plan": name, "measured_ns": measured, "simulated_ns": simulated, "disturbed": 0.0}
-        | {"error": simulated / measured - 1}
+        | {"error": simulated / measured - 1, "measured_compute_ns": 5 * 10**6, "simulated_compute_ns": 4 * 10**6}
         for name, measured, simulated in (("a", 100, 110), ("b", 200, 190), ("c", 300, 150))
     ]
     found = write_report(rows, tmp_path)
     assert found["mean error"] == pytest.approx((0.1 + 0.05 + 0.5) / 3)
     assert found["Kendall's tau"] == pytest.approx(1 / 3) and found["regret"] == 0
-    assert "| c | 0.0 | 0.0 | -50.0% | 0.0% |" in (tmp_path / "report.md").read_text()
+    assert "| c | 0.0 (5.0) | 0.0 (4.0) | -50.0% | 0.0% |" in (tmp_path / "report.md").read_text()
 
 
 @two_cores

@@ -31,9 +31,25 @@ def execute(
     ] = None,
     small: SmallOption = False,
     seed: SeedOption = 0,
+    mesh: Annotated[
+        str | None,
+        typer.Option(help="Run a parallel model (small) with one process for each rank: dp_shard=2, tp=2, pp=2 ..."),
+    ] = None,
+    microbatches: Annotated[int, typer.Option(help="With --mesh: microbatches of each replica in a step.")] = 1,
+    schedule: Annotated[
+        str, typer.Option(help="With --mesh: gpipe, 1f1b, interleaved, looped-bfs, zero-bubble, zbv or dualpipe-v.")
+    ] = "1f1b",
+    stages_per_rank: Annotated[int, typer.Option(help="With --mesh: stages on a pipeline rank.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a placed step on this computer; compare with its simulation."""
+    """Run a placed step, or a parallel one (--mesh), on this computer; compare with its simulation."""
+    if mesh is not None:
+        if placement is not None or placer is not None or trace is not None:
+            raise InvalidInput("a plan (--mesh) has no placement, placer or trace", source="execute")
+        _execute_plan(step, machine, mesh, microbatches, schedule, stages_per_rank, repeats, as_json)
+        return
+    if (microbatches, schedule, stages_per_rank) != (1, "1f1b", 1):
+        raise InvalidInput("--microbatches, --schedule and --stages-per-rank need --mesh", source="execute")
     from simdev.measure.profiles import profile_costs
     from simdev.measure.programs import load_program, measured_problem, workers_of
     from simdev.measure.run import execute_placement, report_text, write_trace_of_both
@@ -77,5 +93,7 @@ def _execute_plan(model, machine, mesh, microbatches, schedule, stages_per_rank,
     print(f"{report['model']}, {report['mesh']}, {report['schedule']}, {report['microbatches']} microbatches")
     print(f"measured    {report['measured_ns'] / 1e6:,.2f} ms (10 to 90 %: {low:,.2f} to {high:,.2f} ms)")
     print(f"simulated   {report['simulated_ns'] / 1e6:,.2f} ms ({report['error']:+.1%})")
+    both = (report[f"{kind}_compute_ns"] / 1e6 for kind in ("measured", "simulated"))
+    print("of it computing, on the rank that computes longest: {:,.2f} and {:,.2f} ms".format(*both))
     if report["disturbed"] > 0.05:
         print(f"other processes took {report['disturbed']:.0%} of the cores: repeat this on a quiet machine")

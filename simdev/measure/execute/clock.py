@@ -1,18 +1,20 @@
 """Times the kernels of a rank program: real tensors, and PyTorch's fake process group in place of the other ranks.
 
 The program is the one that :mod:`simdev.parallel.capture` records. It runs twice: with a clock in each kernel, and
-without any, for the time between kernels (Python, autograd, dispatch).
+without any, for the time between kernels (Python, autograd, dispatch). All times are processor time of the thread,
+which other processes do not lengthen by taking the core for a while.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from scipy.stats import trim_mean
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simdev.graphs.parallel_model import ParallelModel, Part
@@ -29,9 +31,9 @@ class _Clock(TorchDispatchMode):
         self.ns = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        begin = time.perf_counter_ns()
+        begin = time.thread_time_ns()
         result = func(*args, **(kwargs or {}))
-        self.ns = time.perf_counter_ns() - begin
+        self.ns = time.thread_time_ns() - begin
         return result
 
 
@@ -67,32 +69,70 @@ class _Timed(StageRun):
 
     def _forward(self, part: Part, which: str = "") -> tuple:
         if not self.marks:
-            self.begin = time.perf_counter_ns()
+            self.begin = time.thread_time_ns()
         return super()._forward(part, which)
 
     def _cut(self, name: str, base: int) -> None:
-        self.marks.append((name, time.perf_counter_ns(), len(getattr(self.recorder, "kernels", ()))))
+        self.marks.append((name, time.thread_time_ns(), len(getattr(self.recorder, "kernels", ()))))
+
+
+PHASES = ("forward", "backward", "finish")
 
 
 @dataclass
+class Samples:
+    """What runs of a rank's stages took: ``kernel_ns`` by signature; ``wall_ns`` by ``(stage, segment)``, without a
+    clock in each kernel; ``calls`` by ``(stage, segment)``: how often each signature is in it, collectives as ``""``.
+    """
+
+    kernel_ns: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    wall_ns: dict[tuple[int, str], list[int]] = field(default_factory=lambda: defaultdict(list))
+    calls: dict[tuple[int, str], Counter] = field(default_factory=dict)
+
+    def add(self, other: Samples) -> None:
+        """Take the samples of another rank of the same stages, or of another round, as well."""
+        for mine, theirs in ((self.kernel_ns, other.kernel_ns), (self.wall_ns, other.wall_ns)):
+            for key, values in theirs.items():
+                mine.setdefault(key, []).extend(values)
+        self.calls.update(other.calls)
+
+
+@dataclass(frozen=True)
 class Kernels:
-    """``ns`` maps signatures to the median time of a kernel; ``gap_ns`` maps ``forward``, ``backward`` and ``finish``
-    to the time between two calls of such a segment."""
+    """``ns`` maps signatures to the time of a kernel. ``gap_ns`` maps ``forward``, ``backward`` and ``finish`` to the
+    time between two calls of such a segment, and ``scale`` to the factor of its kernels: below 1 where they are slower
+    with a clock in each of them than the segment is without. Kernels and gaps add up to the time of the segment."""
 
     ns: dict[str, float] = field(default_factory=dict)
     gap_ns: dict[str, float] = field(default_factory=dict)
+    scale: dict[str, float] = field(default_factory=dict)
+
+
+def kernels_of(samples: Samples) -> Kernels:
+    """Kernels and gaps that add up to the segments as they ran without a clock."""
+    found = Kernels({signature: float(np.median(values)) for signature, values in samples.kernel_ns.items()})
+    for phase in PHASES:
+        keys = [key for key in samples.wall_ns if key[1].startswith(phase)]
+        wall = sum(_typical(samples.wall_ns[key]) for key in keys)
+        counts = sum((samples.calls[key] for key in keys), Counter())
+        kernels = sum(count * found.ns.get(signature, 0.0) for signature, count in counts.items())
+        found.gap_ns[phase] = max(0.0, wall - kernels) / max(1, counts.total())
+        found.scale[phase] = min(1.0, wall / kernels) if kernels else 1.0
+    return found
+
+
+def _typical(values: list[int]) -> float:
+    """The mean of the middle four fifths: a step is a sum of segments, and means add up."""
+    return float(trim_mean(values, 0.1))
 
 
 def time_kernels(
-    model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, split: bool, repeats: int = 5
-) -> Kernels:
-    """Run the stage ``part`` of ``model`` on one rank, in this process."""
-    samples: dict[str, list[int]] = defaultdict(list)
-    sums: dict[str, list[int]] = defaultdict(list)
-    counts: dict[str, int] = {}
-    walls: dict[str, list[int]] = defaultdict(list)
+    model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, split: bool, stage: int = 0, repeats: int = 5
+) -> Samples:
+    """Run the stage ``part`` of ``model``, which is number ``stage``, on one rank, in this process."""
+    found = Samples()
     with fake_process_group(mesh) as torch_mesh:
-        for repeat in range(repeats + 1):
+        for repeat in range(repeats + 1):  # the first one warms up
             clock = _Clock()
             watch = _Stopwatch(clock)
             timed = _Timed(_stage(model, parameters, torch_mesh, part), watch)
@@ -101,24 +141,18 @@ def time_kernels(
             first = 0
             for name, _, end in timed.marks:
                 piece, first = watch.kernels[first:end], end
-                if repeat:
-                    sums[name].append(sum(ns for _, ns, _ in piece))
-                    counts[name] = len(piece)
-                    for signature, ns, is_collective in piece:
-                        if not is_collective:
-                            samples[signature].append(ns)
+                found.calls[stage, name] = Counter("" if is_collective else text for text, _, is_collective in piece)
+                for text, ns, is_collective in piece:
+                    if repeat and not is_collective:
+                        found.kernel_ns[text].append(ns)
             timed = _Timed(_stage(model, parameters, torch_mesh, part), _Nothing())
             _run(timed, part, split)
             begin = timed.begin
             for name, end, _ in timed.marks:
                 if repeat:
-                    walls[name].append(end - begin)
+                    found.wall_ns[stage, name].append(end - begin)
                 begin = end
-    found = Kernels({signature: float(np.median(values)) for signature, values in samples.items()})
-    for phase in ("forward", "backward", "finish"):
-        names = [name for name in walls if name.startswith(phase)]
-        left = sum(np.median(walls[name]) - np.median(sums[name]) for name in names)
-        found.gap_ns[phase] = max(0.0, float(left)) / max(1, sum(counts[name] for name in names))
+    found.kernel_ns, found.wall_ns = dict(found.kernel_ns), dict(found.wall_ns)
     return found
 
 

@@ -1,8 +1,9 @@
 """Runs training steps of a parallel model for real: one process for each rank on a core of its own, joined by gloo.
 
 A rank executes what :mod:`simdev.parallel.plan` simulates: forward and backward passes of its stages in the order of
-the pipeline schedule, sends and receives between stages, gradient reductions, the optimizer. Before that, all ranks
-measure at the same time what a simulation needs: kernels (:mod:`simdev.measure.execute.clock`) and gloo's collectives.
+the pipeline schedule, sends and receives between stages, gradient reductions, the optimizer. All ranks measure at the
+same time what a simulation needs: kernels (:mod:`simdev.measure.execute.clock`) and gloo's collectives. Measurements
+and steps take turns in several rounds, because a core is not equally fast all the time.
 """
 
 from __future__ import annotations
@@ -20,33 +21,37 @@ import torch.distributed as dist
 
 from simdev.errors import SimdevError
 from simdev.graphs.capture import sentence
-from simdev.measure.execute.clock import Kernels, fill, time_kernels
+from simdev.measure.execute.clock import Kernels, Samples, fill, kernels_of, time_kernels
 from simdev.measure.execute.cpu import settle
+from simdev.parallel.capture import forget_meshes
 from simdev.parallel.orders import SPLIT, pipeline_order
 from simdev.parallel.plan import Plan
 from simdev.parallel.split import SplitBackward, keep_gathered, reduce_gradients
 
-SIZES = tuple(1 << power for power in range(10, 27, 2))  # bytes of the collectives that are measured
+ROUNDS = 5
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "send")
+Wanted = tuple[tuple[str, int], ...]  # collectives to measure: kind, bytes of the largest buffer on a rank
 
 
 @dataclass(frozen=True, eq=False)
 class RankRuns:
-    """What the ranks measured. ``step_ns`` int64 ``(repeats,)``: from the begin of the first rank to the end of the
-    last. ``kernels`` per pipeline stage; ``collective_ns``: kind -> ns for each of :data:`SIZES`, the median."""
+    """What the ranks measured. ``step_ns`` int64 ``(steps,)``: from the begin of the first rank to the end of the last.
+    ``compute_ns`` float: processor time of a step on the rank that computes longest, without gloo's own threads.
+    ``kernels`` per pipeline rank; ``collective_ns``: kind and bytes -> the median."""
 
     step_ns: np.ndarray
+    compute_ns: float
     kernels: dict[int, Kernels]
-    collective_ns: dict[str, np.ndarray]
+    collective_ns: dict[tuple[str, int], float]
 
 
-def run_ranks(plan: Plan, cores: list[int], repeats: int, time_limit_s: float = 300.0) -> RankRuns:
+def run_ranks(plan: Plan, wanted: Wanted, cores: list[int], repeats: int, time_limit_s: float = 300.0) -> RankRuns:
     """Profile and run ``plan`` with rank ``r`` on core ``cores[r]``. Raises :class:`SimdevError` if a rank fails."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         ends = [context.Pipe(duplex=False) for _ in cores]
         children = [
-            context.Process(target=_rank, args=(plan, rank, core, repeats, f"{folder}/store", ends[rank][1]))
+            context.Process(target=_rank, args=(plan, wanted, rank, core, repeats, f"{folder}/store", ends[rank][1]))
             for rank, core in enumerate(cores)
         ]
         try:
@@ -58,16 +63,17 @@ def run_ranks(plan: Plan, cores: list[int], repeats: int, time_limit_s: float = 
                 if child.is_alive():
                     child.kill()
                 child.join()
-    begin, end = (np.array([answer["times"] for answer in answers])[:, :, side] for side in (0, 1))
-    kernels: dict[int, Kernels] = {}
-    for answer in answers:
-        for stage, found in answer["kernels"].items():
-            kernels.setdefault(stage, found)
+    begin, end, cpu = (np.array([answer["times"] for answer in answers])[:, :, side] for side in range(3))
+    samples: dict[int, Samples] = {}
+    for rank, answer in enumerate(answers):
+        samples.setdefault(rank // plan.mesh.stage_ranks, Samples()).add(answer["samples"])
     # A rank that comes first waits for the others: the shortest time of a collective is that of the last to come.
-    samples = {kind: np.array([answer["collectives"][kind] for answer in answers]) for kind in KINDS}
-    collectives = {kind: np.median(found.min(axis=0), axis=-1) for kind, found in samples.items()}
-    collectives["send"] = np.median(samples["send"][0], axis=-1) / 2
-    return RankRuns(end.max(axis=0) - begin.min(axis=0), kernels, collectives)
+    both = {key: np.array([answer["collectives"][key] for answer in answers]) for key in wanted}
+    collectives = {
+        key: float(np.median(ns[0]) / 2 if key[0] == "send" else np.median(ns.min(axis=0))) for key, ns in both.items()
+    }
+    kernels = {rank: kernels_of(found) for rank, found in samples.items()}
+    return RankRuns(end.max(axis=0) - begin.min(axis=0), float(np.median(cpu, axis=1).max()), kernels, collectives)
 
 
 def _answers(children, receivers, deadline: float) -> list[dict]:
@@ -88,7 +94,7 @@ def _answers(children, receivers, deadline: float) -> list[dict]:
     return answers
 
 
-def _rank(plan: Plan, rank: int, core: int, repeats: int, store: str, sender) -> None:
+def _rank(plan: Plan, wanted: Wanted, rank: int, core: int, repeats: int, store: str, sender) -> None:
     """Be one rank; does not return."""
     try:
         settle(core)
@@ -96,27 +102,27 @@ def _rank(plan: Plan, rank: int, core: int, repeats: int, store: str, sender) ->
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         pipeline_rank = rank // plan.mesh.stage_ranks
         stages = [stage for stage in range(plan.stages) if plan.rank_of(stage) == pipeline_rank]
-        split = plan.schedule in SPLIT
-        gloo = dist.FileStore(store, plan.mesh.ranks)
-        gloo.add("ready", 1)
-        while gloo.add("ready", 0) < plan.mesh.ranks:  # all ranks are measured at once: they share the memory
-            time.sleep(0.01)
-        kernels = {
-            stage: time_kernels(plan.model, dict(plan.parameters), plan.mesh, plan.parts[stage], split)
-            for stage in stages
-        }
-        dist.init_process_group("gloo", store=gloo, rank=rank, world_size=plan.mesh.ranks)
-        collectives = _collectives()
-        steps = _Steps(plan, rank, stages)
-        times = []
-        for _ in range(3 + repeats):
+        meeting = dist.FileStore(f"{store}-meeting", plan.mesh.ranks)
+        samples, times = Samples(), []
+        collectives: dict[tuple[str, int], list[int]] = {key: [] for key in wanted}
+        shares = [len(part) for part in np.array_split(np.arange(repeats), ROUNDS)]
+        for number, share in enumerate(shares):
+            if not share:
+                continue
+            _meet(meeting, f"begin {number}", plan.mesh.ranks)  # they share memory and caches
+            for stage in stages:
+                how = plan.model, dict(plan.parameters), plan.mesh, plan.parts[stage], plan.schedule in SPLIT, stage
+                samples.add(time_kernels(*how, repeats=1))
+            _meet(meeting, f"measured {number}", plan.mesh.ranks)
+            forget_meshes()
+            gloo = dist.FileStore(f"{store}-{number}", plan.mesh.ranks)
+            dist.init_process_group("gloo", store=gloo, rank=rank, world_size=plan.mesh.ranks)
+            for key, ns in _collectives(wanted).items():
+                collectives[key] += ns
+            times += _timed_steps(_Steps(plan, rank, stages), share)
             dist.barrier()
-            begin = time.perf_counter_ns()
-            steps.run()
-            times.append((begin, time.perf_counter_ns()))
-        dist.barrier()
-        sender.send({"kernels": kernels, "collectives": collectives, "times": times[3:]})
-        dist.destroy_process_group()
+            dist.destroy_process_group()
+        sender.send({"samples": samples, "collectives": collectives, "times": times})
     except BaseException as error:
         sender.send({"error": sentence(error)})
     finally:
@@ -124,27 +130,48 @@ def _rank(plan: Plan, rank: int, core: int, repeats: int, store: str, sender) ->
         os._exit(0)
 
 
-def _collectives(repeats: int = 15) -> dict[str, list[list[int]]]:
-    """ns of gloo's collectives over all ranks, by kind, :data:`SIZES` of the largest buffer on a rank, and repeat."""
+def _meet(store, place: str, ranks: int) -> None:
+    """Wait for all ranks, with the core busy: the others are still measuring beside it."""
+    store.add(place, 1)
+    work = torch.ones(256, 256)
+    while store.add(place, 0) < ranks:
+        for _ in range(20):
+            work @ work
+
+
+def _timed_steps(steps: _Steps, repeats: int) -> list[tuple[int, int, int]]:
+    """``(begin, end, processor time)`` in ns of each step."""
+    times = []
+    for _ in range(2 + repeats):  # two warm up
+        dist.barrier()
+        cpu, begin = time.thread_time_ns(), time.perf_counter_ns()
+        steps.run()
+        times.append((begin, time.perf_counter_ns(), time.thread_time_ns() - cpu))
+    return times[2:]
+
+
+def _collectives(wanted: Wanted, repeats: int = 5) -> dict[tuple[str, int], list[int]]:
+    """ns of gloo's collectives over all ranks, one for each repeat."""
     ranks = dist.get_world_size()
-    found: dict[str, list[list[int]]] = {kind: [] for kind in KINDS}
-    for size in SIZES:
-        whole = torch.zeros(size // 4)
-        part = torch.zeros(size // 4 // ranks)
-        calls = {
+    found = {}
+    for kind, size in wanted:
+        whole = torch.zeros(max(ranks, size // 4))
+        part = torch.zeros(len(whole) // ranks)
+        call = {
             "all_reduce": lambda whole=whole: dist.all_reduce(whole),
-            "all_gather": lambda whole=whole, part=part: dist.all_gather_into_tensor(whole, part),
-            "reduce_scatter": lambda whole=whole, part=part: dist.reduce_scatter_tensor(part, whole),
+            "all_gather": lambda whole=whole, part=part: dist.all_gather_into_tensor(whole[: ranks * len(part)], part),
+            "reduce_scatter": lambda whole=whole, part=part: dist.reduce_scatter_tensor(
+                part, whole[: ranks * len(part)]
+            ),
             "send": lambda whole=whole: _there_and_back(whole),
-        }
-        for kind, call in calls.items():
-            samples = []
-            for _ in range(repeats + 1):
-                dist.barrier()
-                begin = time.perf_counter_ns()
-                call()
-                samples.append(time.perf_counter_ns() - begin)
-            found[kind].append(samples[1:])
+        }[kind]
+        samples = []
+        for _ in range(1 + repeats):
+            dist.barrier()
+            begin = time.perf_counter_ns()
+            call()
+            samples.append(time.perf_counter_ns() - begin)
+        found[kind, size] = samples[1:]
     return found
 
 

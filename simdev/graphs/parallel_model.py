@@ -74,15 +74,19 @@ class ParallelModel:
         if size and size not in self.sizes:
             raise UnknownName("size", size, self.sizes, source=self.name)
         chosen = {**self.defaults, **(self.sizes[size] if size else {})}
+        found = dict(chosen)
         for key, value in changes.items():
             if key not in chosen:
                 raise UnknownName("parameter", key, chosen, source=self.name)
+            if type(value) is int and type(chosen[key]) is float:
+                value = float(value)
             if type(value) is not type(chosen[key]):
                 wanted = type(chosen[key]).__name__
                 raise InvalidInput(f"expected {wanted}, got {value!r}", source=self.name, field=key)
             if isinstance(value, int) and not isinstance(value, bool) and value < (1 if chosen[key] else 0):
                 raise InvalidInput(f"{value} is out of range", source=self.name, field=key)
-        return {**chosen, **changes}
+            found[key] = value
+        return found
 
 
 def parallel_model(

@@ -80,7 +80,11 @@ def test_a_plan_with_experts_and_a_pipeline():
         (MIXTRAL, "ep=16", "experts: 8 does not divide by 16"),
         (MIXTRAL.replace("length=64", "length=33"), "ep=2", "length: 66 rows .* do not divide by 8"),
         (DEEPSEEK.replace("active=2", "active=9"), "ep=2", "active: 9 of 8 experts"),
-        (MIXTRAL, "tp=2", "tp: mixtral is not parallelised along it"),
+        (MIXTRAL, "cp=2", "cp: mixtral is not parallelised along it"),
+        (MIXTRAL.replace("kv_heads=2", "kv_heads=1"), "tp=2", "kv_heads: 1 does not divide by 2"),
+        (MIXTRAL.replace("]", ",imbalance=3]"), "ep=2", "imbalance: expected 1 .balanced. to 2 .*, got 3.0"),
+        (DEEPSEEK.replace("]", ",imbalance=0.5]"), "ep=2", "imbalance: expected 1"),
+        (DEEPSEEK.replace("]", ",imbalance=1.5]"), "tp=2", "imbalance: expected 1 .balanced. to 1"),
         (DEEPSEEK.replace("]", ",recompute=selective]"), "ep=2", "unknown recompute 'selective'"),
     ],
 )
@@ -88,3 +92,36 @@ def test_what_does_not_divide_is_refused(entry, mesh, message):
     model, parameters = find_model(entry)
     with pytest.raises(InvalidInput, match=message):
         Plan(model, parameters, load_cluster("dgx-h100"), parse_mesh(mesh))
+
+
+@pytest.mark.parametrize("entry, shared", [(MIXTRAL, 0), (DEEPSEEK, 1)])
+def test_experts_and_tensor_parallelism_divide_each_expert(entry, shared):
+    alone, both = forward_of(entry, "dp_shard=2,ep=2"), forward_of(entry, "dp_shard=2,ep=2,tp=2")
+
+    def products(program):
+        return [c for s in (program.forward, program.backward[3]) for c in s.calls if c.kind == "bmm"]
+
+    assert 2 * sum(c.flops for c in products(both)) == sum(c.flops for c in products(alone))
+    assert products(both)[0].signature == "bmm(bf16[4,32,64],bf16[4,64,16])->bf16[4,32,16]"
+    exchanged = [{key: n for key, n in collectives(p.forward).items() if key[1] == ("ep",)} for p in (alone, both)]
+    assert exchanged[0] == exchanged[1]  # each rank of tp exchanges the whole rows
+    along = [call.kind for call in both.forward.calls if call.axes == ("tp",)]
+    layers = 2 + (0 if "mixtral" in entry else 1)
+    assert along.count("all_gather") >= 2 * layers and along.count("reduce_scatter") >= 2 * layers
+
+
+def test_the_busiest_rank_gets_its_share_of_the_rows():
+    balanced, uneven = (forward_of(MIXTRAL.replace("]", f",imbalance={x}]"), "ep=4") for x in ("1.0", "1.5"))
+    signatures = [next(c.signature for c in p.forward.calls if c.kind == "bmm") for p in (balanced, uneven)]
+    assert signatures == [
+        "bmm(bf16[2,64,64],bf16[2,64,32])->bf16[2,64,32]",
+        "bmm(bf16[2,96,64],bf16[2,64,32])->bf16[2,96,32]",
+    ]
+    largest = [
+        max(size for (kind, *_, size) in collectives(p.forward) if kind == "all_to_all") for p in (balanced, uneven)
+    ]
+    assert largest[1] == 1.5 * largest[0]
+    sent = [collectives(p.forward) for p in (balanced, uneven)]
+    assert sum(n for (kind, *_), n in sent[0].items() if kind == "all_to_all") == sum(
+        n for (kind, *_), n in sent[1].items() if kind == "all_to_all"
+    )

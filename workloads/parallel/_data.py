@@ -5,16 +5,36 @@ from __future__ import annotations
 SHARDED = ("dp_shard", "cp", "ep")  # the axes over which parameters are sharded: their ranks hold different tokens
 
 
-def over_data(model, layers, mesh, policy, experts=()) -> None:
+def axis_size(mesh, axis: str) -> int:
+    """Ranks along ``axis``; 1 where the mesh has no such axis."""
+    return mesh[axis].size() if axis in (mesh.mesh_dim_names or ()) else 1
+
+
+def recomputed(model, recompute: str, context_fn=None) -> None:
+    """Keep the input of each layer and recompute the layer in its backward pass, unless ``recompute`` is ``none``;
+    ``context_fn`` says which results are kept all the same (``torch.utils.checkpoint``)."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    if recompute == "none":
+        return
+    how = {"context_fn": context_fn} if context_fn else {}
+    for number, layer in enumerate(model.layers):
+        model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False, **how)
+
+
+def over_data(model, layers, mesh, policy=None, experts=()) -> None:
     """Shard or replicate ``model`` and each of its ``layers`` over the data-parallel axes of ``mesh``.
 
     Parameters are sharded over ``dp_shard``, ``cp`` and ``ep`` together, as torchtitan does it, and replicated over
     ``dp_replicate``. ``experts`` are modules whose parameters the ranks of ``ep`` divide already: they are sharded over
-    the other axes. Without any of these axes the model gets the data type of the ``policy``.
+    the other axes. Without any of these axes the model gets the data type of the ``policy``, which is bfloat16 in
+    computation and float32 in reductions unless another one is given.
     """
+    import torch
     from torch.distributed._composable.replicate_with_fsdp import replicate
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    policy = policy or MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     names = mesh.mesh_dim_names or ()
     sharded = [axis for axis in SHARDED if axis in names]
     outer = "dp_replicate" in names

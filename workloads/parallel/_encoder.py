@@ -4,6 +4,7 @@ product, then a row product and an all-reduce) and FSDP2 or replication around e
 from __future__ import annotations
 
 from simdev.errors import InvalidInput, UnknownName
+from simdev.workloads.parallel._data import over_data, recomputed
 
 
 def encoder_checks(name: str):
@@ -74,19 +75,12 @@ def encoder_layer(width: int, heads: int, hidden: int, ways: int, parallel: bool
 
 def spread(model, mesh, recompute: str) -> None:
     """Tensor parallelism, activation checkpointing and data parallelism of ``model.layers`` and the rest."""
-    import torch
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    from simdev.workloads.parallel._data import over_data
 
     if "tp" in mesh.mesh_dim_names:
         columns, rows = ColwiseParallel(), RowwiseParallel()
         plan = {"qkv": columns, "up": columns, "o": rows, "down": rows}
         for layer in model.layers:
             parallelize_module(layer, mesh["tp"], plan)
-    if recompute == "full":
-        for number, layer in enumerate(model.layers):
-            model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)
-    over_data(model, model.layers, mesh, MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    recomputed(model, recompute)
+    over_data(model, model.layers, mesh)

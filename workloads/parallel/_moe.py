@@ -1,59 +1,65 @@
 """A layer of experts (mixture of experts), with expert parallelism as torchtitan and Megatron-LM have it: tokens are
 sorted by expert, exchanged between the ranks of axis ``ep`` with an all-to-all, multiplied group by group, and sent
-back.
+back. The ranks of axis ``tp`` divide each expert's hidden units: they gather the tokens of their sequence before the
+router and reduce and scatter the sum at the end (torchtitan's expert tensor parallelism, as wide as ``tp``).
 
-A router's choice depends on values that no capture has. **Tokens are taken as balanced**: each expert gets the same
-number, so that all ranks exchange and compute the same. That is what the auxiliary losses and biases of these models
-aim at; a real router is slower where it misses. The ranks exchange their counts as in a real run; that the host waits
-for them is not modelled.
+A router's choice depends on values that no capture has. How unevenly tokens spread is therefore a parameter:
+``imbalance`` is the number of rows that the busiest rank of ``ep`` gets over the mean of all its ranks, 1 if tokens are
+balanced. From counted tokens per expert it is the largest sum over a rank's experts, divided by the mean sum. What is
+captured is the busiest rank: as all ranks wait for it in each exchange, the step takes as long as if in each layer
+another rank were the busiest. On a rank, each expert gets the same number of rows. The ranks exchange their counts as
+in a real run; that the host waits for them is not modelled.
 """
 
 from __future__ import annotations
 
+import math
 
-def mixture(width: int, hidden: int, experts: int, active: int, shared: int, mesh, sigmoid: bool = False):
+from simdev.errors import InvalidInput
+from simdev.workloads.parallel._data import axis_size
+from simdev.workloads.parallel._decoder import gated, on_rank
+
+
+def mixture(
+    width: int, hidden: int, experts: int, active: int, shared: int, mesh, imbalance: float, sigmoid: bool = False
+):
     """The module: ``active`` of ``experts`` for each token, and ``shared`` ones for all. Parameters are on the current
-    device; each rank of ``ep`` holds its part of the experts."""
+    device; each rank of ``ep`` holds its part of the experts, and each rank of ``tp`` its part of their hidden units.
+    """
     import torch
     from torch import nn
     from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
     from torch.nn import functional as F
 
-    parallel = "ep" in (mesh.mesh_dim_names or ())
-    group, ways = (mesh["ep"].get_group(), mesh["ep"].size()) if parallel else (None, 1)
-    here = experts // ways
+    group, ways = (mesh["ep"].get_group() if "ep" in (mesh.mesh_dim_names or ()) else None), axis_size(mesh, "ep")
+    tensors = mesh["tp"] if "tp" in (mesh.mesh_dim_names or ()) else None
+    here, part = experts // ways, hidden // axis_size(mesh, "tp")
 
     class Experts(nn.Module):
         """The experts of one rank: products over groups of rows, one group for each expert."""
 
         def __init__(self):
             super().__init__()
-            self.gate, self.up = (nn.Parameter(torch.empty(here, width, hidden)) for _ in range(2))
-            self.down = nn.Parameter(torch.empty(here, hidden, width))
+            self.gate, self.up = (nn.Parameter(torch.empty(here, width, part)) for _ in range(2))
+            self.down = nn.Parameter(torch.empty(here, part, width))
 
         def forward(self, x, ends):
             y = F.silu(torch._grouped_mm(x, self.gate, ends)) * torch._grouped_mm(x, self.up, ends)
             return torch._grouped_mm(y, self.down, ends)
-
-    class Shared(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate, self.up = (nn.Linear(width, shared * hidden, bias=False) for _ in range(2))
-            self.down = nn.Linear(shared * hidden, width, bias=False)
-
-        def forward(self, x):
-            return self.down(F.silu(self.gate(x)) * self.up(x))
 
     class Mixture(nn.Module):
         def __init__(self):
             super().__init__()
             self.router = nn.Linear(width, experts, bias=False)
             self.experts = Experts()
-            self.shared = Shared() if shared else None
+            self.shared = gated(width, shared * part) if shared else None
 
         def forward(self, x):
-            tokens = x.reshape(-1, width)
-            scores = self.router(tokens).float()
+            if tensors is not None:  # the norm before it returns a part of the tokens
+                x = x.redistribute(placements=[Replicate()])
+            whole = x.reshape(-1, width)
+            scores, tokens = on_rank(self.router(whole)).float(), on_rank(whole)
             scores = torch.sigmoid(scores) if sigmoid else torch.softmax(scores, dim=-1)
             weights, chosen = torch.topk(scores, active, dim=-1)
             weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -61,30 +67,45 @@ def mixture(width: int, hidden: int, experts: int, active: int, shared: int, mes
             order = torch.argsort(chosen.view(-1), stable=True)
             source = order // active
             rows = tokens[source]
-            share = rows.shape[0] // ways
-            if parallel:
+            share = rows.shape[0] // ways  # that each rank sends to each
+            busy = here * math.ceil(share * imbalance / here)  # that the busiest rank gets from each
+            if group is not None:
                 all_to_all_single(counts, None, None, group).sum()
-                rows = all_to_all_single_autograd(rows, [share] * ways, [share] * ways, group)
+                rows = all_to_all_single_autograd(rows, [busy] * ways, [share] * ways, group)
                 # They come sorted by rank; the products want them sorted by expert.
                 rows = rows.view(ways, here, -1, width).transpose(0, 1).reshape(-1, width)
             ends = torch.arange(1, here + 1, dtype=torch.int32, device=x.device) * (rows.shape[0] // here)
             rows = self.experts(rows, ends)
-            if parallel:
+            if group is not None:
                 rows = rows.view(here, ways, -1, width).transpose(0, 1).reshape(-1, width)
-                rows = all_to_all_single_autograd(rows, [share] * ways, [share] * ways, group)
+                rows = all_to_all_single_autograd(rows, [share] * ways, [busy] * ways, group)
             rows = rows * weights.view(-1)[order].unsqueeze(-1).to(rows.dtype)
             output = torch.zeros_like(tokens).index_add(0, source, rows)
             if self.shared is not None:
                 output = output + self.shared(tokens)
-            return output.view(x.shape)
+            output = output.view(x.shape)
+            if tensors is None:
+                return output
+            output = DTensor.from_local(output, tensors, [Partial()], run_check=False)
+            return output.redistribute(placements=[Shard(1)]).to_local()
 
-    return Mixture()
+    module = Mixture()
+    if tensors is not None:
+        distribute_module(module.router, tensors)
+    return module
+
+
+def check_tensors(p, mesh, source: str, names: tuple[str, ...]) -> None:
+    """Raise :class:`InvalidInput` if one of these sizes does not divide by the tensor-parallel ranks."""
+    for name in names:
+        if p[name] % mesh["tp"]:
+            message = f"{p[name]} does not divide by {mesh['tp']} tensor-parallel ranks"
+            raise InvalidInput(message, source=source, field=name)
 
 
 def check_balance(p, mesh, source: str) -> None:
-    """Raise :class:`InvalidInput` unless experts divide among the ranks and tokens among the experts."""
-    from simdev.errors import InvalidInput
-
+    """Raise :class:`InvalidInput` unless experts divide among the ranks and tokens among the experts, and ``imbalance``
+    is possible."""
     if p["active"] > p["experts"]:
         raise InvalidInput(f"{p['active']} of {p['experts']} experts", source=source, field="active")
     if p["experts"] % mesh["ep"]:
@@ -94,3 +115,8 @@ def check_balance(p, mesh, source: str) -> None:
     if rows % p["experts"]:
         message = f"{rows} rows (tokens times active experts) do not divide by {p['experts']} experts"
         raise InvalidInput(message, source=source, field="length")
+    if not 1 <= p["imbalance"] <= mesh["ep"]:
+        message = (
+            f"expected 1 (balanced) to {mesh['ep']} (all tokens on one expert-parallel rank), got {p['imbalance']}"
+        )
+        raise InvalidInput(message, source=source, field="imbalance")

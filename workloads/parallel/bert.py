@@ -6,7 +6,7 @@ task (does one sentence follow the other?) is left out. FSDP2 or replication aro
 from __future__ import annotations
 
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
-from simdev.workloads.parallel._data import adam, last_gradient
+from simdev.workloads.parallel._data import adam, axis_size, last_gradient
 from simdev.workloads.parallel._encoder import encoder_checks, encoder_flops, encoder_layer, spread
 
 SIZES = {
@@ -40,7 +40,7 @@ def bert(mesh, part: Part, *, width, layers, heads, hidden, vocabulary, length, 
     from torch import nn
     from torch.nn import functional as F
 
-    ways = mesh["tp"].size() if "tp" in mesh.mesh_dim_names else 1
+    ways = axis_size(mesh, "tp")
     words = masked(length)
 
     class BERT(nn.Module):

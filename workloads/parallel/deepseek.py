@@ -1,19 +1,34 @@
 """DeepSeek-V2 and V3 (DeepSeek-AI 2024): latent attention, whose keys and values come from a small vector for each
 token; a few dense layers, then layers of many small experts with shared ones. FSDP2 around each layer, expert
-parallelism along ``ep``, activation checkpointing by layer if asked for (``recompute="full"``).
+parallelism along ``ep``, tensor and sequence parallelism along ``tp``, activation checkpointing by layer if asked for
+(``recompute="full"``).
 
 ``layers`` counts the layers with experts; the ``dense`` ones before them are part of the first pipeline stage. The
 second token that V3 predicts is left out. Values are padded to the width of keys, as flash-attention kernels want them.
-Weights and gradients are bfloat16 in computation and float32 in storage (V3 itself trained in FP8). Tokens are taken as
-balanced over the experts (see ``_moe.py``).
+Weights and gradients are bfloat16 in computation and float32 in storage (V3 itself trained in FP8). ``imbalance`` says
+how unevenly routers spread tokens over the ranks of ``ep`` (see ``_moe.py``).
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from simdev.errors import UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
-from simdev.workloads.parallel._data import adam, last_gradient, over_data
-from simdev.workloads.parallel._moe import check_balance, mixture
+from simdev.workloads.parallel._data import adam, axis_size, last_gradient, over_data, recomputed
+from simdev.workloads.parallel._decoder import (
+    decoder,
+    decoder_inputs,
+    decoder_layer,
+    everywhere,
+    gated,
+    gated_plan,
+    loss_over_tensors,
+    on_rank,
+    over_tensors,
+    rotate,
+)
+from simdev.workloads.parallel._moe import check_balance, check_tensors, mixture
 
 SIZES = {  # config.json of deepseek-ai/DeepSeek-V2-Lite, -V2 and -V3
     "v2lite": {
@@ -30,7 +45,7 @@ SIZES = {  # config.json of deepseek-ai/DeepSeek-V2-Lite, -V2 and -V3
     },
 }  # fmt: skip
 LATENT = {"rank": 512, "head": 128, "rotated": 64}  # of keys and values: the same in all sizes
-DEFAULTS = {**SIZES["v3"], **LATENT, "length": 4096, "microbatch": 1, "recompute": "none"}
+DEFAULTS = {**SIZES["v3"], **LATENT, "length": 4096, "microbatch": 1, "recompute": "none", "imbalance": 1.0}
 
 
 def deepseek_flops(p) -> float:
@@ -50,6 +65,7 @@ def deepseek_checks(p, mesh) -> None:
     """Raise :class:`InvalidInput` where experts or tokens do not divide."""
     if p["recompute"] not in ("none", "full"):
         raise UnknownName("recompute", str(p["recompute"]), ("none", "full"), source="deepseek")
+    check_tensors(p, mesh, "deepseek", ("heads", "hidden", "dense_hidden", "length", "vocabulary"))
     check_balance(p, mesh, "deepseek")
 
 
@@ -57,22 +73,20 @@ def deepseek_checks(p, mesh) -> None:
     "deepseek",
     sizes=SIZES,
     defaults=DEFAULTS,
-    axes=("dp_replicate", "dp_shard", "ep"),
+    axes=("dp_replicate", "dp_shard", "ep", "tp"),
     flops=deepseek_flops,
     source="DeepSeek-AI, DeepSeek-V3 Technical Report, 2024; pytorch/torchtitan",
     checks=deepseek_checks,
 )
 def deepseek(
     mesh, part: Part, *, width, layers, dense, heads, query_rank, hidden, dense_hidden, experts, active, shared,
-    vocabulary, rank, head, rotated, length, microbatch, recompute,
+    vocabulary, rank, head, rotated, length, microbatch, recompute, imbalance,
 ):  # fmt: skip
     import torch
     from torch import nn
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.nn import functional as F
 
-    half, key = torch.bfloat16, head + rotated
+    key, ways = head + rotated, axis_size(mesh, "tp")
 
     class Attention(nn.Module):
         def __init__(self):
@@ -86,70 +100,48 @@ def deepseek(
 
         def forward(self, x, rotation):
             batch, tokens, _ = x.shape
-            q = self.q(self.q_norm(self.q_down(x)) if query_rank else x).view(batch, tokens, heads, key)
+            here = heads // ways
+            q = self.q(self.q_norm(self.q_down(x)) if query_rank else x).view(batch, tokens, here, key)
             q = torch.cat([q[..., :head], rotate(q[..., head:], rotation)], dim=-1)
             small, turned = self.down(x).split([rank, rotated], dim=-1)
-            turned = rotate(turned.unsqueeze(2), rotation).expand(-1, -1, heads, -1)
-            k, v = self.up(self.norm(small)).view(batch, tokens, heads, 2 * head).chunk(2, dim=-1)
+            turned = rotate(on_rank(turned).unsqueeze(2), rotation).expand(-1, -1, here, -1)
+            k, v = self.up(self.norm(small)).view(batch, tokens, here, 2 * head).chunk(2, dim=-1)
             k, v = torch.cat([k, turned], dim=-1), F.pad(v, [0, rotated])
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)[..., :head]
-            return self.o(y.transpose(1, 2).reshape(batch, tokens, heads * head))
+            return self.o(y.transpose(1, 2).reshape(batch, tokens, here * head))
 
-    class FeedForward(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate, self.up = (nn.Linear(width, dense_hidden, bias=False) for _ in range(2))
-            self.down = nn.Linear(dense_hidden, width, bias=False)
+    def layer(mixed):
+        rest = (
+            mixture(width, hidden, experts, active, shared, mesh, imbalance, sigmoid=True)
+            if mixed
+            else gated(width, dense_hidden)
+        )
+        return decoder_layer(width, Attention(), rest, nn.RMSNorm)
 
-        def forward(self, x):
-            return self.down(F.silu(self.gate(x)) * self.up(x))
-
-    class Layer(nn.Module):
-        def __init__(self, mixed):
-            super().__init__()
-            self.attention_norm, self.norm, self.attention = nn.RMSNorm(width), nn.RMSNorm(width), Attention()
-            self.rest = mixture(width, hidden, experts, active, shared, mesh, sigmoid=True) if mixed else FeedForward()
-
-        def forward(self, x, rotation):
-            x = x + self.attention(self.attention_norm(x), rotation)
-            return x + self.rest(self.norm(x))
-
-    class DeepSeek(nn.Module):
-        def __init__(self):
-            super().__init__()
-            if part.first:
-                self.embedding = nn.Embedding(vocabulary, width)
-            mixed = [False] * (dense if part.first else 0) + [True] * part.layers
-            self.layers = nn.ModuleList([Layer(one) for one in mixed])
-            if part.last:
-                self.norm, self.output = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
-
-        def forward(self, x, rotation, target=None):
-            x = self.embedding(x) if part.first else x
-            for layer in self.layers:
-                x = layer(x, rotation)
-            if not part.last:
-                return x
-            logits = self.output(self.norm(x))
-            return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(0, 1))
-
-    def rotate(x, rotation):
-        real = x.float().reshape(*x.shape[:-1], -1, 2)
-        return (torch.view_as_real(torch.view_as_complex(real) * rotation).flatten(3)).type_as(x)
-
+    kinds = [False] * (dense if part.first else 0) + [True] * part.layers
     with torch.device("meta"):
-        model = DeepSeek()
-    parts = [layer.rest.experts for layer in model.layers if hasattr(layer.rest, "experts")]
-    if recompute == "full":
-        for number, layer in enumerate(model.layers):
-            model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)
-    over_data(model, model.layers, mesh, MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32), parts)
+        model = decoder(part, [layer(mixed) for mixed in kinds], width, vocabulary, nn.RMSNorm)
+    parts = [layer.feed_forward.experts for layer, mixed in zip(model.layers, kinds, strict=True) if mixed]
+    over_tensors(model, mesh, part, _styles)
+    recomputed(model, recompute)
+    over_data(model, model.layers, mesh, experts=parts)
+    inputs = decoder_inputs(part, microbatch, length, width, rotated, ways)
+    return Stage(model, inputs, adam, last_gradient, context=partial(loss_over_tensors, mesh, part))
 
-    def inputs():
-        rotation = torch.zeros(1, length, 1, rotated // 2, dtype=torch.complex64)
-        tokens = torch.zeros(microbatch, length, dtype=torch.int64)
-        x = tokens if part.first else torch.zeros(microbatch, length, width, dtype=half, requires_grad=True)
-        return (x, rotation, tokens) if part.last else (x, rotation)
 
-    return Stage(model, inputs, adam, last_gradient)
+def _styles(layer) -> dict[str, object]:
+    """Heads are split over the ranks; what all heads share is computed on each of them."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
+
+    columns = ColwiseParallel()
+    styles = {
+        "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
+        "attention.q": columns,
+        "attention.up": columns,
+        "attention.o": RowwiseParallel(output_layouts=Shard(1)),
+    }
+    shared = [name for name in ("q_down", "q_norm", "down", "norm") if hasattr(layer.attention, name)]
+    styles.update({f"attention.{name}": everywhere() for name in shared})
+    return styles if hasattr(layer.feed_forward, "experts") else {**styles, **gated_plan()}

@@ -16,7 +16,18 @@ from functools import partial
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
-from simdev.workloads.parallel._data import adam, last_gradient, over_data
+from simdev.workloads.parallel._data import adam, axis_size, last_gradient, over_data, recomputed
+from simdev.workloads.parallel._decoder import (
+    decoder,
+    decoder_inputs,
+    decoder_layer,
+    gated,
+    gated_plan,
+    grouped_attention,
+    grouped_attention_plan,
+    loss_over_tensors,
+    over_tensors,
+)
 
 SIZES = {
     "8b": {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "hidden": 14336},
@@ -67,12 +78,9 @@ def llama3(
 ):
     import torch
     from torch import nn
-    from torch.nn import functional as F
 
-    tp = mesh["tp"] if "tp" in mesh.mesh_dim_names else None
-    ways = tp.size() if tp else 1
-    whole, length = length, length // (mesh["cp"].size() if "cp" in mesh.mesh_dim_names else 1)  # tokens of this rank
-    head = width // heads
+    ways = axis_size(mesh, "tp")
+    tokens = length // axis_size(mesh, "cp")  # of a sequence, on this rank
 
     class ComposedNorm(nn.RMSNorm):
         def forward(self, x):
@@ -82,147 +90,33 @@ def llama3(
 
     Norm = ComposedNorm if norm == "composed" else nn.RMSNorm
 
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.q, self.o = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
-            self.k, self.v = (nn.Linear(width, kv_heads * head, bias=False) for _ in range(2))
-
-        def forward(self, x, rotation):
-            batch, tokens, _ = x.shape
-            q = self.q(x).view(batch, tokens, heads // ways, head)
-            k, v = (f(x).view(batch, tokens, kv_heads // ways, head) for f in (self.k, self.v))
-            q, k = rotate(q, rotation), rotate(k, rotation)
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kv_heads != heads)
-            return self.o(y.transpose(1, 2).reshape(batch, tokens, width // ways))
-
-    class FeedForward(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
-            self.down = nn.Linear(hidden, width, bias=False)
-
-        def forward(self, x):
-            return self.down(F.silu(self.gate(x)) * self.up(x))
-
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention_norm, self.norm = Norm(width), Norm(width)
-            self.attention, self.feed_forward = Attention(), FeedForward()
-
-        def forward(self, x, rotation):
-            x = x + self.attention(self.attention_norm(x), rotation)
-            return x + self.feed_forward(self.norm(x))
-
-    class Llama(nn.Module):
-        def __init__(self):
-            super().__init__()
-            if part.first:
-                self.embedding = nn.Embedding(vocabulary, width)
-            self.layers = nn.ModuleList([Layer() for _ in range(part.layers)])
-            if part.last:
-                self.norm, self.output = Norm(width), nn.Linear(width, vocabulary, bias=False)
-
-        def forward(self, x, rotation, target=None):
-            x = self.embedding(x) if part.first else x
-            for layer in self.layers:
-                x = layer(x, rotation)
-            if not part.last:
-                return x
-            logits = self.output(self.norm(x))
-            return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(0, 1))
-
-    def rotate(x, rotation):
-        real = x.float().reshape(*x.shape[:-1], -1, 2)
-        return (torch.view_as_real(torch.view_as_complex(real) * rotation).flatten(3)).type_as(x)
+    def layer():
+        attention = grouped_attention(width, heads, kv_heads, ways)
+        return decoder_layer(width, attention, gated(width, hidden), Norm)
 
     with torch.device("meta"):
-        model = Llama()
-    _parallelise(model, mesh, part, tp, recompute)
-
-    def inputs():
-        rotation = torch.zeros(1, length, 1, head // 2, dtype=torch.complex64)
-        tokens = torch.zeros(microbatch, length, dtype=torch.int64)
-        shape = (
-            microbatch,
-            length // ways,
-            width,
-        )  # between layers the sequence is split over the tensor-parallel ranks
-        x = tokens if part.first else torch.zeros(*shape, dtype=torch.bfloat16, requires_grad=True)
-        return (x, rotation, tokens) if part.last else (x, rotation)
-
-    context = partial(_context, mesh, whole, loss_parallel=bool(tp and part.last))
-    return Stage(model, inputs, adam, last_gradient, context=context)
+        model = decoder(part, [layer() for _ in range(part.layers)], width, vocabulary, Norm)
+    over_tensors(model, mesh, part, lambda _: {**grouped_attention_plan(), **gated_plan()})
+    recomputed(model, recompute, context_fn=_selective_contexts if recompute == "selective" else None)
+    over_data(model, model.layers, mesh)
+    inputs = decoder_inputs(part, microbatch, tokens, width, width // heads, ways)
+    return Stage(model, inputs, adam, last_gradient, context=partial(_context, mesh, part, length))
 
 
 @contextmanager
-def _context(mesh, length, loss_parallel):
+def _context(mesh, part: Part, length):
     """What torchtitan trains inside: attention along ``cp`` on a sequence split between the ranks, and a loss over a
     split vocabulary."""
     import torch
     from torch.distributed.tensor.experimental import context_parallel
-    from torch.distributed.tensor.parallel import loss_parallel as split_loss
 
     with ExitStack() as stack:
         if "cp" in mesh.mesh_dim_names:
             positions = torch.zeros(1, length)
             buffers = {"buffers": [positions], "buffer_seq_dims": [1], "no_restore_buffers": {positions}}
             stack.enter_context(context_parallel(mesh["cp"], **buffers))
-        if loss_parallel:
-            stack.enter_context(split_loss())
+        stack.enter_context(loss_over_tensors(mesh, part))
         yield
-
-
-def _parallelise(model, mesh, part, tp, recompute):
-    """torchtitan's order: tensor parallelism, activation checkpointing, FSDP."""
-    import torch
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-        parallelize_module,
-    )
-
-    if tp:
-        whole = {}
-        if part.first:
-            whole["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
-        if part.last:
-            whole["norm"] = SequenceParallel()
-            whole["output"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
-        parallelize_module(model, tp, whole)
-        for layer in model.layers:
-            columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
-            parallelize_module(
-                layer,
-                tp,
-                {
-                    "attention_norm": SequenceParallel(),
-                    "norm": SequenceParallel(),
-                    "attention": PrepareModuleInput(
-                        input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)
-                    ),
-                    "attention.q": columns,
-                    "attention.k": columns,
-                    "attention.v": columns,
-                    "attention.o": rows,
-                    "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-                    "feed_forward.gate": columns,
-                    "feed_forward.up": columns,
-                    "feed_forward.down": rows,
-                },
-            )
-    if recompute != "none":
-        how = {"context_fn": _selective_contexts} if recompute == "selective" else {}
-        for number, layer in enumerate(model.layers):
-            model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False, **how)
-    over_data(model, model.layers, mesh, MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
 
 
 def _selective_contexts():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
-from simdev.workloads.parallel._data import over_data
+from simdev.workloads.parallel._data import over_data, recomputed
 
 SIZES = {  # llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml
     "125m": {"width": 768, "layers": 12, "heads": 12},
@@ -60,7 +60,6 @@ def mpt_checks(p, mesh) -> None:
 def mpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatch, recompute, precision):
     import torch
     from torch import nn
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.nn import functional as F
 
@@ -103,9 +102,7 @@ def mpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatc
         model = MPT()
     if precision == "bf16":
         model = model.to(half)
-    if recompute == "full":
-        for number, layer in enumerate(model.layers):
-            model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False)
+    recomputed(model, recompute)
     reduce = half if precision == "bf16" else torch.float32
     if mesh.mesh_dim_names:
         over_data(model, model.layers, mesh, MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduce))

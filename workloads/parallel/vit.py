@@ -7,7 +7,7 @@ gradients are bfloat16 in computation and float32 in storage; AdamW is fused (th
 from __future__ import annotations
 
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
-from simdev.workloads.parallel._data import adam, last_gradient
+from simdev.workloads.parallel._data import adam, axis_size, last_gradient
 from simdev.workloads.parallel._encoder import encoder_checks, encoder_flops, encoder_layer, spread
 
 SIZES = {
@@ -40,7 +40,7 @@ def vit(mesh, part: Part, *, width, layers, heads, hidden, classes, length, micr
     from torch import nn
     from torch.nn import functional as F
 
-    ways = mesh["tp"].size() if "tp" in mesh.mesh_dim_names else 1
+    ways = axis_size(mesh, "tp")
 
     class ViT(nn.Module):
         def __init__(self):

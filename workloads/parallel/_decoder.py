@@ -1,0 +1,195 @@
+"""Decoders (Llama, Mixtral, DeepSeek): what they share, and PyTorch's tensor and sequence parallelism of them.
+
+Between layers, the ranks of axis ``tp`` divide the tokens of a sequence; a layer gathers them before its column
+products and scatters what its row products return (``SequenceParallel``), as torchtitan does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+
+from simdev.graphs.parallel_model import Part
+
+
+def rotate(x, rotation):
+    """``x`` ``(batch, tokens, heads, size)`` with pairs of its numbers turned by ``rotation``, complex."""
+    import torch
+
+    real = x.float().reshape(*x.shape[:-1], -1, 2)
+    return (torch.view_as_real(torch.view_as_complex(real) * rotation).flatten(3)).type_as(x)
+
+
+def grouped_attention(width: int, heads: int, kv_heads: int, ways: int):
+    """Causal attention of ``heads`` queries that share ``kv_heads`` keys and values, on one of ``ways`` ranks."""
+    from torch import nn
+    from torch.nn import functional as F
+
+    head = width // heads
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.o = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+            self.k, self.v = (nn.Linear(width, kv_heads * head, bias=False) for _ in range(2))
+
+        def forward(self, x, rotation):
+            batch, tokens, _ = x.shape
+            q = self.q(x).view(batch, tokens, heads // ways, head)
+            k, v = (f(x).view(batch, tokens, kv_heads // ways, head) for f in (self.k, self.v))
+            q, k = rotate(q, rotation), rotate(k, rotation)
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kv_heads != heads)
+            return self.o(y.transpose(1, 2).reshape(batch, tokens, width // ways))
+
+    return Attention()
+
+
+def gated(width: int, hidden: int):
+    """The feed-forward part: a product gated by another one."""
+    from torch import nn
+    from torch.nn import functional as F
+
+    class FeedForward(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+            self.down = nn.Linear(hidden, width, bias=False)
+
+        def forward(self, x):
+            return self.down(F.silu(self.gate(x)) * self.up(x))
+
+    return FeedForward()
+
+
+def decoder_layer(width: int, attention, feed_forward, norm: Callable):
+    """Attention and the feed-forward part (or experts), each after a norm and added to what came in."""
+    from torch import nn
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention_norm, self.norm = norm(width), norm(width)
+            self.attention, self.feed_forward = attention, feed_forward
+
+        def forward(self, x, rotation):
+            x = x + self.attention(self.attention_norm(x), rotation)
+            return x + self.feed_forward(self.norm(x))
+
+    return Layer()
+
+
+def decoder(part: Part, layers: list, width: int, vocabulary: int, norm: Callable):
+    """A pipeline stage: ``layers``, before them the embedding on the first one, after them the loss on the last one."""
+    from torch import nn
+    from torch.nn import functional as F
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            if part.first:
+                self.embedding = nn.Embedding(vocabulary, width)
+            self.layers = nn.ModuleList(layers)
+            if part.last:
+                self.norm, self.output = norm(width), nn.Linear(width, vocabulary, bias=False)
+
+        def forward(self, x, rotation, target=None):
+            x = self.embedding(x) if part.first else x
+            for layer in self.layers:
+                x = layer(x, rotation)
+            if not part.last:
+                return x
+            logits = self.output(self.norm(x))
+            return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(0, 1))
+
+    return Decoder()
+
+
+def decoder_inputs(part: Part, microbatch: int, length: int, width: int, rotated: int, ways: int) -> Callable:
+    """A function of the inputs of one microbatch: tokens or activations, the rotation of ``rotated`` numbers of each
+    head, and on the last stage the tokens to predict. ``ways`` tensor-parallel ranks divide activations."""
+    import torch
+
+    def inputs():
+        rotation = torch.zeros(1, length, 1, rotated // 2, dtype=torch.complex64)
+        tokens = torch.zeros(microbatch, length, dtype=torch.int64)
+        shape = microbatch, length // ways, width
+        x = tokens if part.first else torch.zeros(*shape, dtype=torch.bfloat16, requires_grad=True)
+        return (x, rotation, tokens) if part.last else (x, rotation)
+
+    return inputs
+
+
+def over_tensors(model, mesh, part: Part, of_layer: Callable[[object], Mapping[str, object]]) -> None:
+    """Tensor and sequence parallelism of a :func:`decoder` along ``tp``, if the mesh has it. ``of_layer`` returns what
+    a layer has beside its norms: PyTorch's parallel styles by the names of its modules."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+    if "tp" not in mesh.mesh_dim_names:
+        return
+    whole = {}
+    if part.first:
+        whole["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+    if part.last:
+        whole["norm"] = SequenceParallel()
+        whole["output"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+    parallelize_module(model, mesh["tp"], whole)
+    for layer in model.layers:
+        norms = {"attention_norm": SequenceParallel(), "norm": SequenceParallel()}
+        parallelize_module(layer, mesh["tp"], {**norms, **of_layer(layer)})
+
+
+def loss_over_tensors(mesh, part: Part):
+    """The context in which the last stage computes its loss over a vocabulary that the ranks of ``tp`` divide."""
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    return loss_parallel() if "tp" in mesh.mesh_dim_names and part.last else nullcontext()
+
+
+def everywhere():
+    """A parallel style: each rank of ``tp`` computes the whole module on the whole input, as torchtitan's
+    ``NoParallel``."""
+    from torch.distributed.tensor import distribute_module
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+    class Everywhere(ParallelStyle):
+        def _apply(self, module, device_mesh):
+            return distribute_module(module, device_mesh)
+
+    return Everywhere()
+
+
+def on_rank(x):
+    """The plain tensor of a DTensor that each rank of ``tp`` has whole, and of whose gradient it has a part."""
+    from torch.distributed.tensor import DTensor, Partial
+
+    return x.to_local(grad_placements=[Partial()]) if isinstance(x, DTensor) else x
+
+
+def grouped_attention_plan() -> dict[str, object]:
+    """Styles of :func:`grouped_attention` for :func:`over_tensors`."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
+
+    columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
+    return {
+        "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
+        "attention.q": columns,
+        "attention.k": columns,
+        "attention.v": columns,
+        "attention.o": rows,
+    }
+
+
+def gated_plan() -> dict[str, object]:
+    """Styles of :func:`gated` for :func:`over_tensors`."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
+
+    return {
+        "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "feed_forward.gate": ColwiseParallel(),
+        "feed_forward.up": ColwiseParallel(),
+        "feed_forward.down": RowwiseParallel(output_layouts=Shard(1)),
+    }

@@ -18,8 +18,9 @@ def check_matching(
     first: Iterable[Segment], other: Iterable[Segment], ranks: tuple[int, int], source: str | None
 ) -> None:
     """Raise :class:`InvalidInput` unless both programs call the same collectives in each communicator, in the same
-    order and with the same sizes. ``ranks`` are the two global ranks."""
-    calls = [_collectives(segments) for segments in (first, other)]
+    order and with the same sizes, and take the communicators in the same order. ``ranks`` are the two global ranks."""
+    sequences = [_collectives(segments) for segments in (first, other)]
+    calls = [_by_communicator(sequence) for sequence in sequences]
     for stream in sorted(calls[0].keys() | calls[1].keys()):
         mine, theirs = (found.get(stream, []) for found in calls)
         for number in range(max(len(mine), len(theirs))):
@@ -31,13 +32,24 @@ def check_matching(
                     source=source,
                 )
 
+    for number, (one, two) in enumerate(zip(*sequences, strict=True)):
+        if one.stream != two.stream:
+            raise InvalidInput(
+                f"ranks {ranks[0]} and {ranks[1]} take communicators in different orders, and may wait for each other: "
+                f"call {number + 1} is {one.kind} along {one.stream} on rank {ranks[0]}, and {two.kind} along "
+                f"{two.stream} on rank {ranks[1]}",
+                source=source,
+            )
 
-def _collectives(segments: Iterable[Segment]) -> dict[str, list[Call]]:
+
+def _collectives(segments: Iterable[Segment]) -> list[Call]:
+    return [call for segment in segments for call in segment.calls if call.is_collective]
+
+
+def _by_communicator(calls: list[Call]) -> dict[str, list[Call]]:
     found: dict[str, list[Call]] = {}
-    for segment in segments:
-        for call in segment.calls:
-            if call.is_collective:
-                found.setdefault(call.stream, []).append(call)
+    for call in calls:
+        found.setdefault(call.stream, []).append(call)
     return found
 
 

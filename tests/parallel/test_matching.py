@@ -35,6 +35,10 @@ def test_the_first_difference_is_named():
     for calls, words in cases.items():
         with pytest.raises(InvalidInput, match=words):
             check_matching([one], [segment(*calls)], (0, 7), "mine")
+    swapped = segment(("dp_shard", "all_gather", 64), ("tp", "all_reduce", 2048))
+    words = "different orders, and may wait .*: call 1 is all_reduce along tp on rank 0, and all_gather along dp_shard"
+    with pytest.raises(InvalidInput, match=words):
+        check_matching([one], [swapped], (0, 7), "mine")
     check_matching([segment(("ep", "all_to_all", 64))], [segment(("ep", "all_to_all", 96))], (0, 7), "mine")
 
 

@@ -127,12 +127,13 @@ def _typical(values: list[int]) -> float:
 
 
 def time_kernels(
-    model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, split: bool, stage: int = 0, repeats: int = 5
+    model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, split: bool, stage: int = 0, warm_up: bool = True
 ) -> Samples:
-    """Run the stage ``part`` of ``model``, which is number ``stage``, on one rank, in this process."""
+    """Run the stage ``part`` of ``model``, which is number ``stage``, on one rank, in this process, with a clock and
+    without; before that once more if it has to ``warm_up``."""
     found = Samples()
     with fake_process_group(mesh) as torch_mesh:
-        for repeat in range(repeats + 1):  # the first one warms up
+        for measured in (False, True) if warm_up else (True,):
             clock = _Clock()
             watch = _Stopwatch(clock)
             timed = _Timed(_stage(model, parameters, torch_mesh, part), watch)
@@ -143,13 +144,13 @@ def time_kernels(
                 piece, first = watch.kernels[first:end], end
                 found.calls[stage, name] = Counter("" if is_collective else text for text, _, is_collective in piece)
                 for text, ns, is_collective in piece:
-                    if repeat and not is_collective:
+                    if measured and not is_collective:
                         found.kernel_ns[text].append(ns)
             timed = _Timed(_stage(model, parameters, torch_mesh, part), _Nothing())
             _run(timed, part, split)
             begin = timed.begin
             for name, end, _ in timed.marks:
-                if repeat:
+                if measured:
                     found.wall_ns[stage, name].append(end - begin)
                 begin = end
     found.kernel_ns, found.wall_ns = dict(found.kernel_ns), dict(found.wall_ns)

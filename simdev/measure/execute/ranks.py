@@ -112,7 +112,7 @@ def _rank(plan: Plan, wanted: Wanted, rank: int, core: int, repeats: int, store:
             _meet(meeting, f"begin {number}", plan.mesh.ranks)  # they share memory and caches
             for stage in stages:
                 how = plan.model, dict(plan.parameters), plan.mesh, plan.parts[stage], plan.schedule in SPLIT, stage
-                samples.add(time_kernels(*how, repeats=1))
+                samples.add(time_kernels(*how, warm_up=not number))
             _meet(meeting, f"measured {number}", plan.mesh.ranks)
             forget_meshes()
             gloo = dist.FileStore(f"{store}-{number}", plan.mesh.ranks)

@@ -7,6 +7,7 @@
   is reduced is the reducer's own decision.
 * Pipelining: a stage learns the shapes of its neighbours' tensors from the stages that were captured before it, and
   each chunk that a schedule runs is noted.
+* Counting of integers (tokens for each expert): the CPU has no kernel for it, an accelerator has.
 * Context parallelism: see :mod:`simdev.parallel.ring`.
 """
 
@@ -53,6 +54,7 @@ def recordable(chunks: Chunks):
         _meshes(patch)
         _data_parallel(patch)
         _pipelines(patch, chunks)
+        _counts(patch)
         stack.enter_context(ring_attention())
         yield
 
@@ -176,6 +178,18 @@ def _pipelines(patch, chunks: Chunks) -> None:
 
     patch(kind, "_send_meta", send)
     patch(kind, "_recv_meta", receive)
+
+
+def _counts(patch) -> None:
+    count = torch.histc
+
+    @functools.wraps(count)
+    def histc(values, *args, **kwargs):
+        if values.is_floating_point():
+            return count(values, *args, **kwargs)
+        return count(values.float(), *args, **kwargs).to(values.dtype)
+
+    patch(torch, "histc", histc)
 
 
 @dataclass

@@ -373,3 +373,14 @@ def test_models_of_packages_that_cannot_be_spread(target, mesh, message):
 
     with pytest.raises(InvalidInput, match=message):
         capture_package_step(target, parse_mesh(mesh))
+
+
+def test_integers_are_counted_as_an_accelerator_does():
+    torch = pytest.importorskip("torch")
+    from simdev.parallel.libraries import Chunks, recordable
+
+    with recordable(Chunks()):
+        found = torch.histc(torch.tensor([0, 1, 1, 3]), bins=4, min=0, max=3)
+    assert found.dtype == torch.int64 and found.tolist() == [1, 2, 0, 1]
+    with pytest.raises(RuntimeError):
+        torch.histc(torch.tensor([0, 1]), bins=2, min=0, max=1)

@@ -8,7 +8,10 @@ one node, a switch named ``network``).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
 
 from simdev.errors import InvalidInput
 from simdev.problem.topology import NETWORK, DeviceKind, Topology, load_topology
@@ -34,9 +37,47 @@ class Cluster:
     network_latency_ns: int
     host: DeviceKind | None = None
     send_bytes_per_s: int = 0  # the most that a send between two ranks reaches; 0: what the link allows
+    topology: Topology | None = field(default=None, repr=False, compare=False)
 
     def __hash__(self) -> int:
         return hash((self.name, self.gpus, self.nodes, self.network_bytes_per_s))
+
+    def ring_bytes_per_s(self, members: np.ndarray) -> float:
+        """The rate of a ring over ``members`` (numbers inside a node), in bytes/s: that of its slowest channel.
+
+        The groups of a job work at the same time: all groups of a node that have the same size and stride share the
+        channels. Without a topology every channel serves one pair. NCCL builds several rings where accelerators have
+        several direct links (DGX-1); here there is one.
+        """
+        members = np.sort(members)
+        stride = int(members[1] - members[0]) if len(members) > 1 else 1
+        shape = len(members), stride
+        if shape not in self._shares:
+            even = bool((np.diff(members) == stride).all())
+            groups = _sibling_groups(*shape, self.gpus) if even else [members.tolist()]
+            self._shares[shape] = self._share(groups)
+        return self.node_bytes_per_s * self._shares[shape]
+
+    @cached_property
+    def _shares(self) -> dict[tuple[int, int], float]:
+        """Of the rate between the first two accelerators, what a ring has, by its size and stride."""
+        return {}
+
+    def _share(self, groups: list[list[int]]) -> float:
+        if self.topology is None or not self.node_bytes_per_s:
+            return 1.0
+        devices = [n for n in self.topology.accelerators if self.topology.devices[n].node == 0][: self.gpus]
+        if len(devices) < 2:
+            return 1.0
+        users: dict[int, int] = {}
+        for group in groups:
+            ring = _widest_ring([devices[number] for number in group], self.topology.pair_bytes_per_s)
+            for pair in zip(ring, ring[1:] + ring[:1], strict=True):
+                for channel in self.topology.routes.get(pair, ()):
+                    users[channel] = users.get(channel, 0) + 1
+        rates = [self.topology.channels[channel][3] / count for channel, count in users.items()]
+        alone, _ = _route(self.topology, devices[0], devices[1])
+        return min(rates) / alone if rates and alone > 0 else 1.0
 
     def check(self, ranks: int) -> None:
         """Raise :class:`InvalidInput` unless a job of ``ranks`` ranks fits the cluster."""
@@ -86,7 +127,41 @@ def cluster_of(topology: Topology) -> Cluster:
     network = [link for link in topology.links if NETWORK in link.ends and topology.devices[node[0]].name in link.ends]
     far, far_latency = (network[0].bytes_per_s, 2 * network[0].latency_ns) if network else (0, 0)
     count = len(nodes) if len(nodes) > 1 else 0 if network else 1
-    return Cluster(topology.name, kind, len(node), count, rate, latency, far, far_latency, host)
+    return Cluster(topology.name, kind, len(node), count, rate, latency, far, far_latency, host, topology=topology)
+
+
+MOST_SEARCHED = 8  # members of a ring whose order is searched
+
+
+def _widest_ring(group: list[int], rates: np.ndarray) -> list[int]:
+    """``group`` (devices) in the order of a ring whose slowest pair is as fast as possible by ``rates`` ``(D, D)``; the
+    given order if it is as good, or for groups of more than :data:`MOST_SEARCHED`."""
+    if not 3 < len(group) <= MOST_SEARCHED:
+        return group
+    for floor in sorted({int(rates[a, b]) for a in group for b in group if a != b}, reverse=True):
+        ring = _ring_from([group[0]], group[1:], rates >= floor)
+        if ring:
+            return ring
+    return group
+
+
+def _ring_from(begun: list[int], rest: list[int], joined: np.ndarray) -> list[int]:
+    """``begun`` continued to a ring over ``rest`` along pairs that are ``joined``; empty if there is none."""
+    if not rest:
+        return begun if joined[begun[-1], begun[0]] else []
+    for place, device in enumerate(rest):
+        if joined[begun[-1], device]:
+            ring = _ring_from([*begun, device], rest[:place] + rest[place + 1 :], joined)
+            if ring:
+                return ring
+    return []
+
+
+def _sibling_groups(size: int, stride: int, gpus: int) -> list[list[int]]:
+    """All groups of ``size`` accelerators ``stride`` apart that a node of ``gpus`` holds side by side."""
+    block = size * stride
+    starts = (base + offset for base in range(0, gpus - block + 1, block) for offset in range(stride))
+    return [list(range(start, start + block, stride)) for start in starts] or [list(range(0, block, stride))]
 
 
 def _route(topology: Topology, source: int, target: int) -> tuple[int, int]:

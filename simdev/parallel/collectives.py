@@ -1,5 +1,5 @@
-"""What a collective takes: measured inside a node where a table has the GPU, NCCL's algorithms over the links
-elsewhere.
+"""What a collective takes: measured inside a node where a table has the GPU and its links, NCCL's algorithms over the
+links elsewhere.
 
 A ring of ``n`` ranks moves ``2 (n - 1) / n`` of an all-reduced buffer over every link, ``(n - 1) / n`` of a gathered or
 scattered one. Across nodes NCCL builds as many rings as a group has ranks in a node, each with an adapter of its own,
@@ -9,11 +9,16 @@ steps between nodes instead of ``2 (ranks - 1)``, and the quicker algorithm wins
 Where the figures come from; no training run was used to choose any of them:
 
 ``links.csv``
-    Measured all-reduces inside a node of A100 or H100, 2 to 8 ranks (its first lines name the sources; H100 above
-    64 MiB continues the last rate). Other sizes are interpolated, other group sizes scaled by the ring's traffic.
-    Gathers and scatters take half of the part that depends on size: no row for them is measured.
-``RING_SHARE``, ``STEP_NS``, ``NETWORK_STEP_NS``, ``BASE_NS``
-    After the constants of NCCL's own model in ``tuning.cc``, rounded.
+    Measured collectives inside nodes joined by NVSwitch: A100, H100, H200 and B200, 2, 4 and 8 ranks (its first lines
+    name the sources). Sizes between are interpolated, larger ones continue the last rate, and other group sizes are
+    scaled by the ring's traffic. A broadcast is priced as a gather. The table serves only if the slowest channel of the
+    ring is at least :data:`LIKE` times as fast as the measured one (:data:`MEASURED_BYTES_PER_S`): the same GPUs joined
+    by PCIe are priced by their links.
+``RING_SHARE``, ``STEP_NS``, ``PCIE_STEP_NS``, ``NETWORK_STEP_NS``, ``BASE_NS``
+    Constants of NCCL's own model in ``tuning.cc``, rounded. On four A100 of which two pairs are joined by PCIe 4 (vidur,
+    links of 25.6 GB/s as in ``a100x8-nvswitch``) they are off by 0.9 % on average above 16 MiB, by 3.2 % from 1 MiB on,
+    and by 17 % (too fast) from 64 KiB on. Servers without peer access can be far slower: eight L40S of aiconfigurator's
+    table reach 20, 5 and 1.5 GB/s with 2, 4 and 8 ranks. Declare such links as measured.
 ``NETWORK_SHARE``
     Estimated from what nccl-tests commonly report on 200 and 400 Gbit/s adapters (0.8 to 0.92 of the rate). No
     measured collective across nodes is in the table, so that times across nodes are not checked by themselves.
@@ -36,8 +41,13 @@ PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_a
 RING_SHARE = 0.92  # of a link's rate, that NCCL's simple protocol carries as payload (tuning.cc: 0.92)
 NETWORK_SHARE = 0.85  # of an adapter's rate; est.: nccl-tests on 200 and 400 Gbit/s adapters reach 0.8 to 0.92
 STEP_NS = 600  # a ring step between accelerators of a node (tuning.cc: hardware latency of NVLink, LL128 to simple)
+PCIE_STEP_NS = 5_700  # the same over PCIe (tuning.cc: hardware latency of PCI, ring, simple protocol)
+PCIE_BYTES_PER_S = 64_000_000_000  # a ring below this rate is taken to run over PCIe (5.0 x16: 63 GB/s)
 NETWORK_STEP_NS = 8_000  # a step between nodes (tuning.cc: network latency, simple protocol: 14 us with its base)
 BASE_NS = 10_000  # begin of a collective: kernel launch and its synchronisation
+# The rate between two accelerators of the machines in the table, as shipped topologies declare it.
+MEASURED_BYTES_PER_S = {"a100": 245e9, "h100": 353e9, "h200": 353e9, "b200": 706e9}
+LIKE = 0.8
 
 
 def collective_ns(kind: str, payload_bytes: int, members: np.ndarray, cluster: Cluster) -> int:
@@ -49,14 +59,15 @@ def collective_ns(kind: str, payload_bytes: int, members: np.ndarray, cluster: C
         raise InvalidInput(f"no cost model for the collective {kind!r}", source=cluster.name)
     ranks = len(members)
     node, in_node = np.unique(np.asarray(members) // cluster.gpus, return_counts=True)
-    inside = _node_ns(kind, payload_bytes, int(in_node.max()), cluster) if in_node.max() > 1 else 0.0
+    here = np.asarray(members)[np.asarray(members) // cluster.gpus == node[in_node.argmax()]] % cluster.gpus
+    inside = _node_ns(kind, payload_bytes, here, cluster) if len(here) > 1 else 0.0
     if len(node) == 1:
         return max(1, round(inside))
     wire = PASSES[kind] * (ranks - 1) / ranks * payload_bytes
     rings = int(in_node.min())
     rate = cluster.network_bytes_per_s * NETWORK_SHARE * rings
-    if cluster.node_bytes_per_s and in_node.max() > 1:
-        rate = min(rate, cluster.node_bytes_per_s * RING_SHARE)
+    if cluster.node_bytes_per_s and len(here) > 1:
+        rate = min(rate, cluster.ring_bytes_per_s(here) * RING_SHARE)
     steps = (PASSES[kind] * (len(node) - 1), PASSES[kind] * ranks - len(node))
     ring = (
         BASE_NS
@@ -82,28 +93,37 @@ def send_ns(payload_bytes: int, source: int, target: int, cluster: Cluster) -> i
     return max(1, round(latency + payload_bytes / rate * 1e9))
 
 
-def _node_ns(kind: str, size: int, ranks: int, cluster: Cluster) -> float:
-    """float ns inside a node."""
-    known = _table().get(cluster.kind.name.partition("-")[0], {})
-    if known and kind != "all_to_all":
-        near = min(known, key=lambda n: (abs(math.log(n / ranks)), n))
-        sizes, ns = known[near]
-        ring = 2 * (ranks - 1) / ranks / (2 * (near - 1) / near)
-        whole = float(np.interp(size, sizes, ns)) if size <= sizes[-1] else ns[-1] * size / sizes[-1]
-        whole = ns[0] + (whole - ns[0]) * ring if whole > ns[0] else whole
-        return whole if kind == "all_reduce" else ns[0] + (whole - ns[0]) / 2
+def _node_ns(kind: str, size: int, members: np.ndarray, cluster: Cluster) -> float:
+    """float ns inside a node, over its accelerators ``members`` (numbers inside the node)."""
+    ranks, rate = len(members), cluster.ring_bytes_per_s(members)
+    gpu = cluster.kind.name.partition("-")[0]
+    if rate >= LIKE * MEASURED_BYTES_PER_S.get(gpu, math.inf):
+        return _measured_ns(_table()[gpu]["all_gather" if kind == "broadcast" else kind], size, ranks)
+    step_ns = PCIE_STEP_NS if rate < PCIE_BYTES_PER_S else STEP_NS
     wire = PASSES[kind] * (ranks - 1) / ranks * size
-    rate = cluster.node_bytes_per_s * RING_SHARE
-    return BASE_NS + PASSES[kind] * (ranks - 1) * STEP_NS + wire / rate * 1e9
+    return BASE_NS + PASSES[kind] * (ranks - 1) * step_ns + wire / max(1.0, rate * RING_SHARE) * 1e9
+
+
+def _measured_ns(known: dict[int, tuple[np.ndarray, np.ndarray]], size: int, ranks: int) -> float:
+    """float ns of a collective by a table of ``ranks -> (bytes, ns)``."""
+    near = min(known, key=lambda n: (abs(math.log(n / ranks)), n))
+    sizes, ns = known[near]
+    ring = (ranks - 1) / ranks / ((near - 1) / near)
+    whole = float(np.interp(size, sizes, ns)) if size <= sizes[-1] else ns[-1] * size / sizes[-1]
+    return ns[0] + (whole - ns[0]) * ring if whole > ns[0] else whole
 
 
 @cache
-def _table() -> dict[str, dict[int, tuple[np.ndarray, np.ndarray]]]:
-    """All-reduce inside a node: GPU -> ranks -> (bytes, ns)."""
+def _table() -> dict[str, dict[str, dict[int, tuple[np.ndarray, np.ndarray]]]]:
+    """Collectives inside a node: GPU -> collective -> ranks -> (bytes, ns)."""
     lines = [line for line in TABLE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    rows: dict[str, dict[int, list]] = {}
+    rows: dict[str, dict[str, dict[int, list]]] = {}
     for row in csv.DictReader(lines):
-        rows.setdefault(row["gpu"], {}).setdefault(int(row["ranks"]), []).append(
-            (int(row["bytes"]), 1e3 * float(row["us"]))
-        )
-    return {gpu: {n: tuple(np.array(sorted(pairs)).T) for n, pairs in groups.items()} for gpu, groups in rows.items()}
+        groups = rows.setdefault(row["gpu"], {}).setdefault(row["collective"], {})
+        groups.setdefault(int(row["ranks"]), []).append((int(row["bytes"]), 1e3 * float(row["us"])))
+    return {
+        gpu: {
+            kind: {n: tuple(np.array(sorted(pairs)).T) for n, pairs in groups.items()} for kind, groups in kinds.items()
+        }
+        for gpu, kinds in rows.items()
+    }

@@ -15,10 +15,10 @@ Where the figures come from; no training run was used to choose any of them:
     ring is at least :data:`LIKE` times as fast as the measured one (:data:`MEASURED_BYTES_PER_S`): the same GPUs joined
     by PCIe are priced by their links.
 ``RING_SHARE``, ``STEP_NS``, ``PCIE_STEP_NS``, ``NETWORK_STEP_NS``, ``BASE_NS``
-    Constants of NCCL's own model in ``tuning.cc``, rounded. On four A100 of which two pairs are joined by PCIe 4 (vidur,
-    links of 25.6 GB/s as in ``a100x8-nvswitch``) they are off by 0.9 % on average above 16 MiB, by 3.2 % from 1 MiB on,
-    and by 17 % (too fast) from 64 KiB on. Servers without peer access can be far slower: eight L40S of aiconfigurator's
-    table reach 20, 5 and 1.5 GB/s with 2, 4 and 8 ranks. Declare such links as measured.
+    Constants of NCCL's own model in ``tuning.cc``, rounded. On four A100 of which two pairs are joined by PCIe 4
+    (vidur, links of 25.6 GB/s as in ``a100x8-nvswitch``) they are off by 0.9 % on average above 16 MiB, by 3.2 % from
+    1 MiB on, and by 17 % (too fast) from 64 KiB on. Servers without peer access can be far slower: eight L40S of
+    aiconfigurator's table reach 20, 5 and 1.5 GB/s with 2, 4 and 8 ranks. Declare such links as measured.
 ``NETWORK_SHARE``
     Estimated from what nccl-tests commonly report on 200 and 400 Gbit/s adapters (0.8 to 0.92 of the rate). No
     measured collective across nodes is in the table, so that times across nodes are not checked by themselves.

@@ -17,6 +17,9 @@ costed. Where each figure comes from, and on which measured runs it was chosen:
     linear estimate: 9.0 % (30b), 6.6 % (760m), 3.2 % (7b).
 ``fsdp``
     As ``llm-foundry``, for FlashAttention 2: the factor of attention, which was that of Triton's kernel, is 1.
+``nemo``
+    The vendor's attention in place of FlashAttention 2 on Hopper: the inverse of the ratios 1.75 (forward) and 1.625
+    (backward) of Shah et al. 2024, weighted by a backward pass of 2.5 forward ones. No run was used.
 ``compiled``
     No time for any kernel: they are issued from generated code or a CUDA graph. Not compared with any run.
 """
@@ -41,7 +44,7 @@ WITHOUT = {
 
 # By how much the kernels of a framework take longer than the cost model says, by class of op; ``rest`` is all others.
 FSDP = {"gemm": 1.138, "rest": 1.177}
-SCALES = {"llm-foundry": {**FSDP, "attention": 1.738}, "fsdp": {**FSDP, "attention": 1.0}}
+SCALES = {"llm-foundry": {**FSDP, "attention": 1.738}, "fsdp": {**FSDP, "attention": 1.0}, "nemo": {"attention": 0.6}}
 HOSTS["llm-foundry"] = HOSTS["fsdp"] = HOSTS["eager"]
 
 

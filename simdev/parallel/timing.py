@@ -17,6 +17,7 @@ import numpy as np
 
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.collectives import collective_ns
+from simdev.parallel.float8 import Float8
 from simdev.parallel.fusion import remaining_shares
 from simdev.parallel.mesh import AXES, Mesh
 from simdev.parallel.program import COMPUTE, Call, Segment
@@ -194,7 +195,8 @@ class Prices:
     """Whole nanoseconds of calls on a cluster, remembered by signature.
 
     ``scale`` multiplies the duration of kernels by class of op (:func:`simdev.problem.costs.op_class`), a calibrated
-    quantity. ``compiled``: elementwise kernels are fused (:mod:`simdev.parallel.fusion`).
+    quantity. ``compiled``: elementwise kernels are fused (:mod:`simdev.parallel.fusion`). ``float8``: linear layers
+    multiply in FP8.
     """
 
     def __init__(
@@ -203,8 +205,9 @@ class Prices:
         costs: CostModel | None = None,
         scale: dict[str, float] | None = None,
         compiled: bool = False,
+        float8: Float8 | None = None,
     ):
-        self.compiled = compiled
+        self.compiled, self.float8 = compiled, float8
         self.cluster, self.costs, self.scale = cluster, costs or CostModel(), scale or {}
         self._kernels: dict[tuple, int] = {}
         self._collectives: dict[tuple, int] = {}
@@ -227,8 +230,9 @@ class Prices:
         ]
 
     def _cost(self, calls: list[Call]) -> list[int]:
+        kernels = [(owner, part) for owner, call in enumerate(calls) for part in self._kernels_of(call)]
         builder = GraphBuilder("kernels")
-        for number, call in enumerate(calls):
+        for number, (_, call) in enumerate(kernels):
             builder.op(
                 str(number),
                 call.kind,
@@ -240,10 +244,14 @@ class Prices:
         graph = builder.build()
         ns = self.costs.op_durations(graph, self.cluster.kind)
         found = {int(name): int(value) for name, value in zip(graph.op_names, ns, strict=True)}
-        return [
-            max(1, round(found[number] * self.scale.get(op_class(call.kind), 1.0) * _odd(call.signature)))
-            for number, call in enumerate(calls)
-        ]
+        total = [0] * len(calls)
+        for number, (owner, call) in enumerate(kernels):
+            slower = self.scale.get(op_class(call.kind), 1.0) * _odd(call.signature)
+            total[owner] += max(1, round(found[number] * slower))
+        return total
+
+    def _kernels_of(self, call: Call) -> list[Call]:
+        return self.float8.calls_of(call) if self.float8 else [call]
 
     def _collective(self, call: Call, mesh: Mesh, stage: int) -> int:
         key = call.kind, call.payload_bytes, call.axes, mesh, stage * mesh.stage_ranks % self.cluster.gpus

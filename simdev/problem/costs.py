@@ -401,6 +401,8 @@ def _compute_dtype(signature: str) -> str:
         dtype, bracket, _ = part.partition("[")
         if bracket and dtype in ("f32", "f16", "bf16", "f64"):
             return dtype
+        if bracket and dtype.startswith("f8"):
+            return "f8"
     return "f32"
 
 

@@ -1,5 +1,4 @@
-"""Write the fidelity report: compare predictions with measurements, case by case, and show the noise of the
-measurements.
+"""The cases of the fidelity report: predictions beside measurements, and the noise of the measurements.
 
 A case is one measured figure that no fit used: a step of a profiled training run, a rank of an eight-GPU step, the time
 of a link on unseen sizes, a peak of memory, or the time of a model predicted from op tables. :data:`GOALS` holds the
@@ -12,14 +11,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.files import markdown_table, replacing, write_table, write_text
 from simdev.measure.calibrate import resnet50
 from simdev.measure.calibrate.links import fit, fit_table, read_links
 from simdev.measure.calibrate.manifest import held_out, load_manifest, role_of
@@ -47,6 +45,8 @@ GOALS = {
     "F8 many nodes": ("GPT on many nodes (vTrain)", 0.10, None),
     "F8 FSDP": ("MPT on 8 to 512 boards (llm-foundry)", 0.08, None),
     "F8 torchtitan": ("Llama 3 on H100 (torchtitan)", 0.08, None),
+    "F8 FP8": ("Llama 2, GPT-3 and Nemotron on H100 in FP8 (NeMo)", 0.08, None),
+    "F8 host": ("GPT with one sequence in a microbatch: steps that the host limits (vTrain)", 0.10, None),
     "F9 replay": ("peak memory from replayed allocations", 0.02, None),
     "F9 graph": ("peak memory from the graph", 0.05, None),
     "F9 steps": ("peak memory of one rank of a bf16 training step, from shapes", 0.08, None),
@@ -124,8 +124,9 @@ def all_cases(
     tell(total - 2, total, "matrix units")
     cases += kept.cases("matrix units", tables, partial(_matrix_cases, data), notes)
     runs = [path for path in tables if path.parent.name == "training-runs"]
-    tell(total - 1, total, "training runs")
-    cases += kept.cases("training runs", runs, partial(_training_cases, data), notes) if runs else []
+    for source, goal in TRAINING.items() if runs else ():
+        tell(total - 1, total, f"training runs: {source}")
+        cases += kept.cases(f"training runs {source}", runs, partial(_training_cases, data, source, goal), notes)
     return cases, notes
 
 
@@ -134,31 +135,33 @@ TRAINING = {
     "vtrain-multi": "F8 many nodes",
     "llm-foundry": "F8 FSDP",
     "torchtitan": "F8 torchtitan",
+    "megatron-bridge": "F8 FP8",
 }
 ROWS_OF_A_SET = 24  # judged here; ``simdev training-runs --most`` judges more and prints controls beside them
 
 
-def _training_cases(data: Path, notes: list[str]) -> list[Case]:
-    """Public training runs: their step times, and the memory of those that report it."""
+def _training_cases(data: Path, source: str, goal: str, notes: list[str]) -> list[Case]:
+    """A set of public training runs: its step times, and the memory of those that report it."""
     from simdev.studies import training_runs as study
 
+    try:
+        runs, refused = study.read_runs(data, source)
+    except InvalidInput as error:
+        notes.append(f"{source}: {error.message}")
+        return []
+    predictions, more = study.predict_all(study.spread(runs, ROWS_OF_A_SET))
+    notes += [*refused, *more]
+    role = "calibrate" if study.FITTED[source][0] == study.HERE else "validate"
     cases = []
-    for source, goal in TRAINING.items():
-        try:
-            runs, refused = study.read_runs(data, source)
-        except InvalidInput as error:
-            notes.append(f"{source}: {error.message}")
-            continue
-        predictions, more = study.predict_all(study.spread(runs, ROWS_OF_A_SET))
-        notes += [*refused, *more]
-        role = "calibrate" if study.FITTED[source][0] == study.HERE else "validate"
-        for p in predictions:
-            name = f"{source} {p.run.name} {p.run.plan.mesh}"
-            times = 1e-6 * p.run.step_ns, 1e-6 * p.step_ns
-            cases.append(Case(goal, p.run.group, name, role, "ms", NAN, *times))
-            if p.run.peak_bytes:
-                sizes = p.run.peak_bytes / 2**20, p.peak_bytes / 2**20
-                cases.append(Case("F9 reserved", p.run.group, name, role, "MiB", NAN, *sizes))
+    for p in predictions:
+        name = f"{source} {p.run.name} {p.run.plan.mesh}"
+        times = 1e-6 * p.run.step_ns, 1e-6 * p.step_ns
+        cases.append(Case(goal, p.run.group, name, role, "ms", NAN, *times))
+        if source == "vtrain-single" and p.run.plan.parameters["microbatch"] == 1:
+            cases.append(Case("F8 host", p.run.group, name, role, "ms", NAN, *times))
+        if p.run.peak_bytes:
+            sizes = p.run.peak_bytes / 2**20, p.peak_bytes / 2**20
+            cases.append(Case("F9 reserved", p.run.group, name, role, "MiB", NAN, *sizes))
     return cases
 
 
@@ -368,7 +371,7 @@ def link_cases(path: Path, name: str, role: str) -> list[Case]:
     return cases
 
 
-# The report -----------------------------------------------------------------------------------------------------------
+# Groups -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -427,136 +430,6 @@ def bootstrap(errors: np.ndarray, seed: int = 0) -> tuple[float, float]:
     rows = np.random.default_rng(seed).integers(len(errors), size=(BOOTSTRAP, len(errors)))
     low, high = np.percentile(np.asarray(errors)[rows].mean(axis=1), [2.5, 97.5])
     return float(low), float(high)
-
-
-def write(cases: list[Case], notes: list[str], folder: Path) -> None:
-    """Write ``cases.csv``, ``groups.csv``, ``README.md`` and ``scatter.png`` into ``folder``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names = [field.name for field in fields(Case)]
-    lines = [[*(getattr(case, name) for name in names), case.error, int(case.over)] for case in cases]
-    write_table(folder / "cases.csv", [*names, "error", "over"], lines)
-    names = [field.name for field in fields(Group)]
-    write_table(folder / "groups.csv", names, [[getattr(group, name) for name in names] for group in groups(cases)])
-    write_text(folder / "README.md", markdown(cases, notes))
-    draw(cases, folder / "scatter.png")
-
-
-def _percent(value: float) -> str:
-    return "" if np.isnan(value) else f"{100 * value:.2f}"
-
-
-def markdown(cases: list[Case], notes: list[str]) -> str:
-    """The report as text."""
-    lines = ["# Fidelity", ""]
-    lines += ["`simdev fidelity` wrote this report. Errors are in %. A goal is met if the mean of its counted"]
-    lines += ["cases is within it and, for F1, if the worst case is within 5 %. The list of the files that fits may"]
-    lines += ["use is `simdev/measure/calibrate/manifest.csv`.", ""]
-    lines += ["## Goals", ""]
-    columns = "goal, what, group, cases, left out, mean, 95 %, worst, goal %, met, sum of ops, roofline, no host"
-    lines += markdown_table(columns.split(", "), [_group_row(group) for group in groups(cases)])
-    over = [case for case in cases if case.over]
-    lines += ["", f"## Over the goal: {len(over)}", ""]
-    lines += _over(over)
-    lines += ["", "## Cases", "", "Op tables and single steps are in `cases.csv`.", ""]
-    shown = [case for case in cases if case.goal and not case.goal.startswith("F5")]
-    columns = (
-        "goal, group, case, role, noise, measured, predicted, unit, error, table, fit, fallback, sum of ops, roofline"
-    )
-    lines += markdown_table([*columns.split(", "), "no host", "left out"], [_case_row(case) for case in shown])
-    if notes:
-        lines += ["", "## What could not be used", "", *(f"* {note}" for note in notes)]
-    return "\n".join(lines) + "\n"
-
-
-def _over(cases: list[Case]) -> list[str]:
-    """The cases over their goal by name. If a goal has more than ten, their number and the worst ten are listed."""
-    lines = []
-    for goal in GOALS:
-        mine = sorted((case for case in cases if case.goal == goal), key=lambda case: -abs(case.error))
-        if len(mine) > 10:
-            lines.append(f"* {goal}: {len(mine)} cases, the worst ten (all: `cases.csv`, column `over`):")
-        lines += [f"* {goal}, {case.group}: {case.case}: {100 * case.error:+.1f} %" for case in mine[:10]]
-    return lines or ["None."]
-
-
-def _group_row(group: Group) -> list[str]:
-    interval = "" if np.isnan(group.low) else f"{100 * group.low:.2f} to {100 * group.high:.2f}"
-    what = GOALS[group.goal][0] if group.goal else "for information"
-    baselines = map(_percent, (group.sum_of_ops, group.roofline, group.no_host))
-    met = "**no**" if group.met == "no" else group.met
-    return [
-        group.goal,
-        what,
-        group.group,
-        str(group.cases),
-        str(group.left_out),
-        _percent(group.error),
-        interval,
-        _percent(group.worst),
-        _percent(group.limit),
-        met,
-        *baselines,
-    ]
-
-
-def _case_row(case: Case) -> list[str]:
-    numbers = [case.measured, case.predicted]
-    shares = [case.table, case.fit, case.fallback]
-    bases = [case.sum_of_ops, case.roofline, case.no_host]
-    return [
-        case.goal,
-        case.group,
-        case.case,
-        case.role,
-        _percent(case.noise),
-        *(f"{value:.4g}" for value in numbers),
-        case.unit,
-        _percent(case.error),
-        *map(_percent, shares),
-        *("" if np.isnan(value) else f"{value:.4g}" for value in bases),
-        case.left_out,
-    ]
-
-
-def draw(cases: list[Case], path: Path) -> None:
-    """Draw predicted over measured times with the baselines, on logarithmic axes, in one panel for each goal with
-    times."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import NullFormatter
-
-    panels = [goal for goal in GOALS if any(case.goal == goal and case.unit != "MiB" for case in cases)]
-    columns = min(4, max(1, len(panels)))
-    rows = max(1, -(-len(panels) // columns))
-    figure, axes = plt.subplots(rows, columns, figsize=(4.4 * columns, 4.2 * rows), squeeze=False)
-    for axis in axes.flat[len(panels) :]:
-        axis.axis("off")
-    for axis, goal in zip(axes.flat, panels, strict=False):
-        chosen = [case for case in cases if case.goal == goal]
-        measured = np.array([case.measured for case in chosen])
-        for key, mark in (("sum_of_ops", "^"), ("roofline", "v"), ("no_host", "s")):
-            values = np.array([getattr(case, key) for case in chosen])
-            if not np.isnan(values).all():
-                axis.plot(measured, values, mark, ms=4, alpha=0.5, color="0.6", label=key.replace("_", " "))
-        counted = np.array([not case.left_out for case in chosen])
-        predicted = np.array([case.predicted for case in chosen])
-        axis.plot(measured[counted], predicted[counted], "o", ms=4, color="tab:blue", label="simdev")
-        if (~counted).any():
-            axis.plot(
-                measured[~counted], predicted[~counted], "o", ms=5, mfc="none", color="tab:blue", label="left out"
-            )
-        ends = [measured.min() / 1.2, measured.max() * 1.2]
-        axis.plot(ends, ends, "-", color="0.3", lw=0.8)
-        axis.set(xscale="log", yscale="log", xlabel=f"measured ({chosen[0].unit})", ylabel="predicted")
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.set_title(f"{goal}: {GOALS[goal][0]}", fontsize=8, wrap=True)
-        axis.legend(fontsize=7)
-    figure.tight_layout()
-    with replacing(path) as file:
-        figure.savefig(file, dpi=110, format="png")
-    plt.close(figure)
 
 
 def cache_folder() -> Path:

@@ -13,6 +13,9 @@ from simdev.files import read_json, write_text
 from simdev.measure.calibrate.manifest import sha256_of
 
 PACKAGE = Path(simdev.__file__).parent
+# What a case can depend on; other files of simdev cannot change it.
+SOURCES = ("errors.py", "files.py", "problem", "graphs", "sim", "parallel", "measure", "studies/fidelity.py",
+           "studies/training_runs.py")  # fmt: skip
 
 
 class Kept:
@@ -23,11 +26,12 @@ class Kept:
 
     @cached_property
     def code(self) -> str:
-        """SHA-256 (hex) of simdev's sources and device files: other code may give other cases."""
+        """SHA-256 (hex) of the sources and device files that cases depend on: other code may give other cases."""
         digest = hashlib.sha256()
-        for path in sorted(PACKAGE.rglob("*")):
-            if path.suffix in (".py", ".toml", ".npz", ".csv") and path.is_file():
-                digest.update(f"{path.relative_to(PACKAGE).as_posix()} {sha256_of(path)}\n".encode())
+        for root in [*(PACKAGE / name for name in SOURCES), _parallel_models()]:
+            for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
+                if path.suffix in (".py", ".toml", ".npz", ".csv") and path.is_file():
+                    digest.update(f"{path.relative_to(root.parent).as_posix()} {sha256_of(path)}\n".encode())
         return digest.hexdigest()
 
     def cases(self, name: str, files: Iterable[Path], make: Callable[[list[str]], Sequence], notes: list[str]) -> list:
@@ -55,6 +59,13 @@ class Kept:
             return [self.case(**row) for row in rows], [str(note) for note in document["notes"]]
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
+
+
+def _parallel_models() -> Path:
+    """The folder of the models of training runs, which may lie outside of the package's own folder."""
+    from simdev.workloads import parallel
+
+    return Path(parallel.__file__).parent
 
 
 def _without_nan(row: dict) -> dict:

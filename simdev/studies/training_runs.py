@@ -1,8 +1,8 @@
 """Public measured training runs beside what simdev predicts for them, and beside simple controls.
 
 The runs are files of ``training-runs`` in the folder of measured data: vTrain's GPT runs on one node and many nodes,
-MosaicML's MPT benchmarks and torchtitan's Llama 3 runs. :data:`FITTED` says which of simdev's constants were chosen on
-which of these rows. A model on whose rows a constant was fitted is never reported as held out.
+MosaicML's MPT benchmarks, torchtitan's Llama 3 runs and NVIDIA's FP8 runs with NeMo. :data:`FITTED` says which of
+simdev's constants were chosen on which of these rows. A model on whose rows a constant was fitted is never reported as held out.
 """
 
 from __future__ import annotations
@@ -17,23 +17,35 @@ import numpy as np
 from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.files import open_text
 from simdev.parallel import Mesh, Plan, find_model, load_cluster
+from simdev.parallel.float8 import Float8
 from simdev.parallel.hosts import find_host, find_scale
 from simdev.parallel.plan import prepare, simulate_program
 from simdev.parallel.timing import Prices
 from simdev.problem.topology import load_kinds
 from simdev.studies.training_controls import constant_mfu, formula_left_out
 
-SETS = ("vtrain-single", "vtrain-multi", "llm-foundry", "torchtitan")
+SETS = ("vtrain-single", "vtrain-multi", "llm-foundry", "torchtitan", "megatron-bridge")
 FILES = {
     "vtrain-single": "vtrain_single.csv",
     "vtrain-multi": "vtrain_multi.csv",
     "llm-foundry": "llm_foundry.csv",
     "torchtitan": "torchtitan.csv",
+    "megatron-bridge": "megatron_bridge.csv",
 }
-GOALS = {"vtrain-single": 0.04, "vtrain-multi": 0.10, "llm-foundry": 0.08, "torchtitan": 0.08}
+GOALS = {
+    "vtrain-single": 0.04,
+    "vtrain-multi": 0.10,
+    "llm-foundry": 0.08,
+    "torchtitan": 0.08,
+    "megatron-bridge": 0.08,
+}
 PUBLISHED = {"vtrain-single": 0.0837, "vtrain-multi": 0.1473}  # vTrain's own simulator
 MEMORY_GOAL = 0.08
-SCALES = {"llm-foundry": "llm-foundry", "torchtitan": "fsdp"}  # set -> the framework whose factors of kernels serve
+SCALES = {
+    "llm-foundry": "llm-foundry",
+    "torchtitan": "fsdp",
+    "megatron-bridge": "nemo",
+}  # set -> the framework whose factors of kernels serve
 HELD_OUT, OTHERS, HERE = "held out", "other models", "fitted here"
 FITTED = {  # set -> on which rows its constants were fitted, and which constants they are
     "vtrain-single": (
@@ -54,18 +66,26 @@ FITTED = {  # set -> on which rows its constants were fitted, and which constant
         "no constant was chosen on it; the host times 'eager' are estimated, the factors of all kernels but attention "
         "come from llm-foundry",
     ),
+    "megatron-bridge": (
+        HELD_OUT,
+        "no constant was chosen on it. Linear layers multiply in FP8 (fit to inference stacks), elementwise kernels "
+        "are fused, attention is the vendor's, data-parallel traffic overlaps; models that are no Llama are taken as "
+        "gated ones with the same FLOPs",
+    ),
 }
 CONTROL_ROWS = {  # set -> sets to whose rows its control is fitted, the judged model's rows left out
     "vtrain-single": ("vtrain-single",),
     "vtrain-multi": ("vtrain-single", "vtrain-multi"),
     "llm-foundry": ("llm-foundry",),
     "torchtitan": ("torchtitan",),
+    "megatron-bridge": ("megatron-bridge",),
 }
 CONTROLS = {
     "vtrain-single": "formula of ten constants, fitted to the other models of this set",
     "vtrain-multi": "formula of ten constants, fitted to vtrain-single and the other models of this set",
     "llm-foundry": "one MFU for each GPU and recomputation, median of the other models of this set",
     "torchtitan": "one MFU for each GPU and recomputation, median of the other models of this set",
+    "megatron-bridge": "one MFU for each GPU and recomputation, median of the other models of this set",
 }
 VTRAIN_ADAPTER = 12_500_000_000  # bytes/s: 800 Gbit/s between nodes of 8 (notes of the data)
 # What the rows of vTrain's one-node set themselves say (see docs/pages/fidelity.md): no recomputation; an update of 28
@@ -79,7 +99,9 @@ VTRAIN_SEND = 14_000_000_000
 @dataclass(frozen=True)
 class Run:
     """One measured run: ``group`` is the model that it belongs to, ``step_ns`` its measured step time, ``peak_bytes``
-    the measured memory of the fullest rank (0: not measured). ``compiled``: with ``torch.compile``."""
+    the measured memory of the fullest rank (0: not measured). ``compiled``: elementwise kernels are fused (by
+    ``torch.compile``, or by hand). ``float8``: how linear layers multiply in FP8, if they do.
+    ``update_shards``: data-parallel ranks, not in the plan, that share the update; their traffic overlaps."""
 
     source: str
     name: str
@@ -88,6 +110,8 @@ class Run:
     step_ns: float
     peak_bytes: float = 0.0
     compiled: bool = False
+    float8: Float8 | None = None
+    update_shards: int = 1
 
 
 @dataclass(frozen=True)
@@ -110,7 +134,7 @@ def read_runs(folder: Path, source: str) -> tuple[list[Run], list[str]]:
     path = folder / "training-runs" / FILES[source]
     with open_text(path) as file:
         rows = list(csv.DictReader(file))
-    reader = {"vtrain-single": _vtrain, "vtrain-multi": _vtrain, "llm-foundry": _foundry, "torchtitan": _titan}[source]
+    reader = READERS[source]
     runs, refused = [], []
     for number, row in enumerate(rows):
         name = f"row {number + 1}"
@@ -127,13 +151,16 @@ def read_runs(folder: Path, source: str) -> tuple[list[Run], list[str]]:
 
 def predict(run: Run, prices: Prices | None = None) -> Prediction:
     """Simulate the plan of a run."""
-    report = simulate_program(prepare(run.plan, prices))
+    program = prepare(run.plan, prices)
+    report = simulate_program(program)
+    update = max(template.work_ns for template in program.finish)
+    step_ns = report.step_ns - update * (1 - 1 / run.update_shards)
     peak = float(report.peak_bytes.max())
     if run.peak_bytes and run.plan.microbatches == run.plan.stages == 1:
         from simdev.parallel.reserved import reserved_bytes
 
         peak = float(reserved_bytes(run.plan)[1])  # published figures are what the allocator has reserved
-    return Prediction(run, float(report.step_ns), peak)
+    return Prediction(run, float(step_ns), peak)
 
 
 def predict_all(runs: list[Run], tell: Callable[[str], None] = lambda _: None) -> tuple[list[Prediction], list[str]]:
@@ -142,10 +169,10 @@ def predict_all(runs: list[Run], tell: Callable[[str], None] = lambda _: None) -
     shared: dict = {}
     found, refused = [], []
     for number, run in enumerate(runs):
-        key = run.source, run.plan.cluster, run.compiled
+        key = run.source, run.plan.cluster, run.compiled, run.float8
         if key not in shared:
             scale = find_scale(SCALES.get(run.source, ""))
-            shared[key] = Prices(run.plan.cluster, scale=scale, compiled=run.compiled)
+            shared[key] = Prices(run.plan.cluster, scale=scale, compiled=run.compiled, float8=run.float8)
         try:
             found.append(predict(run, shared[key]))
             tell(f"{run.source} {number + 1}/{len(runs)}: {found[-1].error:+.1%}")
@@ -225,10 +252,6 @@ TITAN_BOARD = "h100-sxm5-96gb-hbm2e"  # the report's H100: 96 GB of HBM2e at 2.4
 
 
 def _titan(source: str, name: str, row: dict) -> Run:
-    if row["float8"] != "no":
-        raise Unsupported("float8 is not costed")
-    if row["cp"] != "1":
-        raise Unsupported("llama3 is not parallelised along cp")
     size = row["model"].rpartition("-")[2]
     model, parameters = find_model(f"llama3-{size}")
     parameters |= {
@@ -237,17 +260,80 @@ def _titan(source: str, name: str, row: dict) -> Run:
         "recompute": row["recompute"] if row["recompute"] != "no" else "none",
         "norm": "composed" if row["compile"] == "no" else "fused",  # PyTorch of December 2024
     }
-    sizes = {axis: int(row[axis]) for axis in ("pp", "dp_shard", "tp") if int(row[axis]) > 1}
-    ranks = int(row["gpus"])
+    sizes = {axis: int(row[axis]) for axis in ("pp", "dp_shard", "cp", "tp") if int(row[axis]) > 1}
+    ranks, compiled = int(row["gpus"]), row["compile"] != "no"
+    microbatches = 1
+    if "pp" in sizes:  # a microbatch is one sequence: the table does not say
+        microbatches, parameters["microbatch"] = parameters["microbatch"], 1
     cluster = load_cluster("dgx-h100")
     cluster = replace(cluster, kind=load_kinds()[TITAN_BOARD], name="torchtitan-h100")
-    plan = Plan(
-        model, parameters, cluster, Mesh(sizes), 1, host=find_host("fsdp" if row["compile"] == "no" else "compiled")
-    )
+    host = find_host("compiled" if compiled else "fsdp")
+    plan = Plan(model, parameters, cluster, Mesh(sizes), microbatches, host=host)
+    float8 = Float8("dynamic", keep=parameters["vocabulary"] // plan.mesh["tp"]) if row["float8"] != "no" else None
     step_s = int(row["global_batch"]) * parameters["length"] / (float(row["tokens_per_s_per_gpu"]) * ranks)
     peak = float(row["memory_gib"]) * 2**30
-    return Run(source, name, f"llama3-{size}", plan, 1e9 * step_s, peak, row["compile"] != "no")
+    return Run(source, name, f"llama3-{size}", plan, 1e9 * step_s, peak, compiled, float8)
 
+
+def _gated(width: int, inner: int) -> int:
+    """Hidden units of a gated feed-forward layer (three products) with the FLOPs of one with two, a multiple of 32."""
+    return 32 * round(inner * 2 / 3 / 32)
+
+
+NEMO = {  # widths, depths and vocabularies as the papers and NeMo's recipes give them
+    "llama2-7b": {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 32, "hidden": 11008, "vocabulary": 32_000},
+    "llama2-13b": {"width": 5120, "layers": 40, "heads": 40, "kv_heads": 40, "hidden": 13824, "vocabulary": 32_000},
+    "llama2-70b": {"width": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "hidden": 28672, "vocabulary": 32_000},
+    "llama3-8b": {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "hidden": 14336, "vocabulary": 128_256},
+    "llama3-70b": {"width": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "hidden": 28672, "vocabulary": 128_256},
+    "gpt3-5b": {"width": 4096, "layers": 24, "heads": 32, "kv_heads": 32, "hidden": _gated(4096, 16384),
+                "vocabulary": 51_200},
+    "gpt3-20b": {"width": 6144, "layers": 44, "heads": 48, "kv_heads": 48, "hidden": _gated(6144, 24576),
+                 "vocabulary": 51_200},
+    "gpt3-175b": {"width": 12288, "layers": 96, "heads": 96, "kv_heads": 96, "hidden": _gated(12288, 49152),
+                  "vocabulary": 51_200},
+    "nemotron-8b": {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 32, "hidden": _gated(4096, 16384),
+                    "vocabulary": 256_000},
+    "nemotron-22b": {"width": 6144, "layers": 40, "heads": 48, "kv_heads": 48, "hidden": _gated(6144, 24576),
+                     "vocabulary": 256_000},
+}  # fmt: skip
+
+
+def _nemo(source: str, name: str, row: dict) -> Run:
+    if row["system"] != "dgx-h100" or row["precision"] not in ("fp8", "bf16"):
+        raise Unsupported(f"{row['precision']} on {row['system']} is not costed")
+    if row["model"] not in NEMO:
+        raise Unsupported(f"the shape of {row['model']} is not known")
+    model, parameters = find_model("llama3-8b")
+    micro, ranks = int(row["micro_batch"]), int(row["gpus"])
+    parameters |= NEMO[row["model"]] | {"length": int(row["sequence"]), "microbatch": micro}
+    sizes = {axis: int(row[axis]) for axis in ("pp", "cp", "tp")}
+    replicas = ranks // (sizes["pp"] * sizes["cp"] * sizes["tp"])
+    mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1} or {"tp": 1})  # one replica
+    microbatches, chunks = int(row["global_batch"]) // (micro * replicas), int(row["vp"])
+    plan = Plan(
+        model,
+        parameters,
+        load_cluster("dgx-h100"),
+        mesh,
+        microbatches,
+        schedule="interleaved" if chunks > 1 else "1f1b",
+        stages_per_rank=chunks,
+        host=find_host("eager"),
+    )
+    step_s = int(row["global_batch"]) * parameters["length"] / (float(row["tokens_per_s_per_gpu"]) * ranks)
+    keep = parameters["vocabulary"] // plan.mesh["tp"]
+    float8 = Float8("delayed", keep=keep) if row["precision"] == "fp8" else None
+    return Run(source, name, row["model"], plan, 1e9 * step_s, compiled=True, float8=float8, update_shards=replicas)
+
+
+READERS = {
+    "vtrain-single": _vtrain,
+    "vtrain-multi": _vtrain,
+    "llm-foundry": _foundry,
+    "torchtitan": _titan,
+    "megatron-bridge": _nemo,
+}
 
 # The report ------------------------------------------------------------------------------------------------------
 

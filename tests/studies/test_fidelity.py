@@ -8,7 +8,8 @@ import pytest
 
 from simdev.errors import InvalidInput
 from simdev.studies import fidelity
-from simdev.studies.fidelity import Case, all_cases, bootstrap, groups, markdown
+from simdev.studies.fidelity import Case, all_cases, bootstrap, groups
+from simdev.studies.fidelity_report import markdown, write
 from simdev.studies.kept import Kept
 
 
@@ -74,7 +75,7 @@ def test_a_folder_becomes_cases_and_notes(tmp_path):
     assert any("b.json: not a trace" in note for note in notes)
     assert not any(str(tmp_path) in note for note in notes), "names within the folder"
     assert all(row.role == "validate" for row in cases)
-    fidelity.write(cases, notes, tmp_path / "out")
+    write(cases, notes, tmp_path / "out")
     names = {"cases.csv", "groups.csv", "README.md", "scatter.png"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
 

@@ -24,10 +24,11 @@ def fidelity(
     """
     from simdev.cli import progress
     from simdev.studies import fidelity as report
+    from simdev.studies.fidelity_report import write
 
     with progress.steps("fidelity") as tell:
         cases, notes = report.all_cases(report.data_folder(data), cache or report.cache_folder(), tell)
-    report.write(cases, notes, out)
+    write(cases, notes, out)
     header = ["goal", "group", "cases", "left out", "mean %", "worst %", "goal %", "met"]
     lines = []
     for group in report.groups(cases):

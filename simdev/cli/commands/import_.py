@@ -39,13 +39,16 @@ def import_(
     from simdev.problem.graph_file import save_graph
 
     if file_format in ("kineto", "chrome"):
-        from simdev.measure.calibrate.imported import trace_graph
+        from simdev.measure.calibrate.imported import against_measured, trace_graph
         from simdev.measure.calibrate.traces import read_trace, report_problems
 
         trace = read_trace(file)
         for problem in report_problems(trace):
             print(f"{file}: {problem}", file=sys.stderr)
         found = trace_graph(trace, device_kind=device_kind)
+        said = against_measured(trace, found)
+        if said:
+            print(f"{file}: {said}", file=sys.stderr)
     else:
         found = import_graph(file, file_format, device_kind=device_kind, fix_units=fix_units)
     if costs is not None and not found.measured:

@@ -72,12 +72,14 @@ def product_part(batch: int, m: int, n: int, k: int, dtype: str = "f32", biased:
 
 
 def _product(op: Signature, *_) -> tuple[Part, ...]:
-    matrices = [tensor.shape for tensor in op.inputs if len(tensor.shape) >= 2][-2:]
-    if len(matrices) < 2 or matrices[0][-1] != matrices[1][-2]:
+    matrices = [tensor for tensor in op.inputs if len(tensor.shape) >= 2]
+    matrices = matrices[:2] if op.kind == "_scaled_mm" else matrices[-2:]  # scales follow the operands, a bias precedes
+    if len(matrices) < 2 or matrices[0].shape[-1] != matrices[1].shape[-2]:
         return ()
-    left, right = matrices
+    left, right = (tensor.shape for tensor in matrices)
+    dtype = "f8" if all(tensor.dtype.startswith("f8") for tensor in matrices) else op.dtype
     biased = op.kind == "addmm"
-    return (product_part(prod(left[:-2]), left[-2], right[-1], left[-1], op.dtype, biased),)
+    return (product_part(prod(left[:-2]), left[-2], right[-1], left[-1], dtype, biased),)
 
 
 def _linear(op: Signature, *_) -> tuple[Part, ...]:
@@ -188,7 +190,7 @@ _MAKERS = {
     **{f"{name}_backward": _attention("flash_attention_backward") for name in _FLASH},
     "_scaled_dot_product_cudnn_attention": _attention("attention"),
     "_scaled_dot_product_cudnn_attention_backward": _attention("attention_backward"),
-    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul"), _product),
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "matmul", "_scaled_mm"), _product),
     **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
     "linear": _linear,
     "convolution": _convolution,

@@ -2,9 +2,9 @@
 
 A linear layer has three products: its result, the gradient of its input and that of its weight. Their three operands
 (input, weight, gradient of the result) are cast to FP8, once as they are and once transposed, and each serves two of
-the three products; so each product is charged with half of the cast of both its operands. Products with a side that is no multiple
-of 16, and those of the vocabulary, stay as they are (torchao's and torchtitan's filters). The share of a gather that
-FP8 weights would save, and memory, are not modelled.
+the three products; so each product is charged with half of the cast of both its operands. Products with a side that is
+no multiple of 16, and those of the vocabulary, stay as they are (torchao's and torchtitan's filters). The share of a
+gather that FP8 weights would save, and memory, are not modelled.
 """
 
 from __future__ import annotations

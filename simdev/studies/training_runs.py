@@ -2,7 +2,8 @@
 
 The runs are files of ``training-runs`` in the folder of measured data: vTrain's GPT runs on one node and many nodes,
 MosaicML's MPT benchmarks, torchtitan's Llama 3 runs and NVIDIA's FP8 runs with NeMo. :data:`FITTED` says which of
-simdev's constants were chosen on which of these rows. A model on whose rows a constant was fitted is never reported as held out.
+simdev's constants were chosen on which of these rows. A model on whose rows a constant was fitted is never reported as
+held out.
 """
 
 from __future__ import annotations

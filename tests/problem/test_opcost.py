@@ -318,3 +318,10 @@ def test_a_device_file_takes_from_another_what_it_lacks(tmp_path):
     device = read_calibration(tmp_path / "b.toml")
     assert set(device.classes) == {"gemm", "vector", "product bf16"} and device.sheet == sheet
     assert device.sheet.rate("bf16") == 16e12 and device.steps == {"bf16": 1.1}
+
+
+def test_captured_fp8_products_are_priced_in_fp8():
+    """``_scaled_mm`` takes its scales behind the operands, and gives a 16-bit result."""
+    text = "_scaled_mm(f8e4m3[64,32],f8e4m3[32,48],f32[64,1],f32[1,48])->bf16[64,48]"
+    (part,) = parts_of(parse_signature(text), "gemm", 0, 0)
+    assert part == Part("gemm", (1, 64, 48, 32), "f8")

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput
+from simdev.parallel.timing import ODD_PRODUCT
+from simdev.problem.opcost.device import calibration_names
 from simdev.studies import fidelity
 from simdev.studies.fidelity import Case, all_cases, bootstrap, groups
 from simdev.studies.fidelity_report import markdown, write
-from simdev.studies.kept import Kept
+from simdev.studies.fitted_constants import constants
+from simdev.studies.kept import PACKAGE, SOURCES, Kept
 
 
 def case(goal, predicted, **more):
@@ -142,3 +145,18 @@ def test_training_runs_are_cases_with_their_memory(tmp_path, monkeypatch):
     assert {case.goal: case.error for case in step_cases} == dict.fromkeys(fidelity.TRAINING.values(), -0.5)
     assert {case.role for case in step_cases if case.goal == "F8 FSDP"} == {"calibrate"}
     assert [case.error for case in cases if case.goal == "F9 reserved"] == [0] * 4 and "a note" in notes
+
+
+def test_every_goal_is_printed_and_every_fitted_constant_says_its_rows():
+    text = markdown([case("F1", 101)], [])
+    assert all(f"* {goal} (" in text for goal in fidelity.GOALS if goal != "F1") and "* F1 (" not in text
+    rows = constants()
+    assert all(len(row) == 4 and all(row) for row in rows) and f"{ODD_PRODUCT:g}" in {row[1] for row in rows}
+    named = " ".join(row[0] for row in rows)
+    assert all(f"device file {name}:" in named for name in calibration_names())
+
+
+def test_kept_cases_do_not_depend_on_files_that_cannot_change_them():
+    code = Kept(None, Case).code
+    assert len(code) == 64 and not any(name.startswith(("cli", "report", "bench")) for name in SOURCES)
+    assert all((PACKAGE / name).exists() for name in SOURCES)

@@ -8,6 +8,7 @@ import pytest
 from simdev.cli import main as cli
 from simdev.errors import InvalidInput
 from simdev.parallel import Mesh, Plan, find_model, load_cluster
+from simdev.parallel.float8 import Float8
 from simdev.studies import training_runs as report
 from simdev.studies.training_controls import START, constant_mfu, fit_formula, formula_left_out, formula_ns
 from simdev.studies.training_runs import Prediction, Run, read_runs, report_lines
@@ -88,13 +89,41 @@ def test_a_compiled_run_has_fused_kernels_and_no_late_host(data_dir):
     assert {run.plan.cluster.kind.watts for run in runs} == {500} and runs[0].peak_bytes > 80e9
 
 
+TITAN = "model,gpus,gpu,dp_shard,tp,pp,cp,local_batch,global_batch,sequence,recompute,compile,float8,"
+NEMO = "model,gpus,system,precision,global_batch,micro_batch,sequence,tp,pp,cp,vp,tokens_per_s_per_gpu\n"
+
+
+def runs_of(folder, source, text):
+    (folder / "training-runs").mkdir()
+    (folder / "training-runs" / report.FILES[source]).write_text(text)
+    return read_runs(folder, source)
+
+
 def test_rows_that_cannot_be_simulated_say_why(tmp_path):
-    (tmp_path / "training-runs").mkdir()
-    header = "model,gpus,gpu,dp_shard,tp,pp,cp,local_batch,global_batch,sequence,recompute,compile,float8,"
-    row = "llama3.1-8b,8,h100,8,1,1,1,2,16,8192,selective,no,yes,5762,82.4"
-    text = f"{header}tokens_per_s_per_gpu,memory_gib\n{row}\n"
-    (tmp_path / "training-runs" / "torchtitan.csv").write_text(text)
-    assert read_runs(tmp_path, "torchtitan") == ([], ["torchtitan row 1: float8 is not costed"])
+    rows = "llama2-7b,8,dgx-b200,fp8,128,1,4096,1,1,1,1,9\nunheard-of,8,dgx-h100,fp8,128,1,4096,1,1,1,1,9\n"
+    assert runs_of(tmp_path, "megatron-bridge", NEMO + rows) == (
+        [],
+        [
+            "megatron-bridge row 1: fp8 on dgx-b200 is not costed",
+            "megatron-bridge row 2: the shape of unheard-of is not known",
+        ],
+    )
+
+
+def test_a_run_in_fp8_keeps_the_vocabulary_in_16_bit(tmp_path):
+    row = "llama3.1-8b,8,h100,8,1,1,1,2,16,8192,selective,yes,yes,5762,82.4"
+    (run,), refused = runs_of(tmp_path, "torchtitan", f"{TITAN}tokens_per_s_per_gpu,memory_gib\n{row}\n")
+    assert not refused and run.float8 == Float8("dynamic", keep=128_256) and run.compiled
+
+
+def test_a_nemo_run_is_one_replica_that_shares_the_update(tmp_path):
+    rows = "gpt3-20b,64,dgx-h100,fp8,256,2,2048,2,1,1,1,5851\nllama2-13b,16,dgx-h100,bf16,128,1,4096,1,4,1,10,8646\n"
+    (first, second), _ = runs_of(tmp_path, "megatron-bridge", NEMO + rows)
+    assert first.plan.mesh.ranks == 2 and first.update_shards == 32 and first.plan.microbatches == 4
+    assert first.float8 == Float8("delayed", keep=25_600) and second.float8 is None
+    assert (second.plan.schedule, second.plan.stages_per_rank, second.plan.microbatches) == ("interleaved", 10, 32)
+    three_products = 3 * first.plan.parameters["hidden"] / (2 * 4 * 6144)
+    assert three_products == pytest.approx(1, rel=0.01)
 
 
 def test_the_one_node_times_are_composed(data_dir):

@@ -15,16 +15,31 @@ from simdev.errors import InvalidInput, UnknownName
 
 @command("calibrate", topic=REAL)
 def calibrate(
-    data: Annotated[list[Path], typer.Argument(help="Measured files or folders: NeuSight, DeepBench, vidur ...")],
+    data: Annotated[
+        list[Path] | None, typer.Argument(help="Measured files or folders: NeuSight, DeepBench, vidur ...")
+    ] = None,
     out: OutOption = Path("device.toml"),
     model: Annotated[str | None, typer.Option(help="Which device model of the data (default: all).")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the fits.")] = 0,
+    steps: Annotated[
+        Path | None,
+        typer.Option(help="CSV of measured whole steps (graph,precision,step_ms): fit a factor to each precision."),
+    ] = None,
+    kind: Annotated[str | None, typer.Option(help="With --steps: the device kind that they were measured on.")] = None,
 ) -> None:
     """Fit a device file to measured times of ops.
 
     A fifth of all shapes is held out of the fit; the errors are measured on it. A device kind of a topology file uses
     the device file by calibrated = "device.toml". If --out is a folder, every device model of the data gets a file.
+    With --steps, the device file of a kind is copied with factors fitted to measured whole steps.
     """
+    if steps is not None:
+        if data or kind is None:
+            raise InvalidInput("--steps needs --kind, and no data beside it", source="calibrate")
+        _fit_steps(steps, kind, out)
+        return
+    if not data:
+        raise InvalidInput("name measured files or folders, or --steps with --kind", source="calibrate")
     from simdev.measure.calibrate import matrix_units
     from simdev.measure.calibrate.build import (
         build_one,
@@ -60,6 +75,21 @@ def calibrate(
         print(path)
     for problem in found.report() if found else ():
         print(f"left out: {problem}")
+
+
+def _fit_steps(path: Path, kind: str, out: Path) -> None:
+    from simdev.measure.calibrate.build import save_calibration
+    from simdev.measure.calibrate.given_steps import fit_steps, left_out_ns, read_steps
+
+    calibration, steps = fit_steps(read_steps(path), kind)
+    lines = []
+    for step, left_out in zip(steps, left_out_ns(steps), strict=True):
+        errors = [f"{100 * (ns / step.step_ns - 1):+.1f}" if ns == ns else "" for ns in (step.alone_ns, left_out)]
+        lines.append([step.graph, step.precision, f"{step.step_ns / 1e6:.4g}", *errors])
+    print_table(["step", "precision", "measured ms", "without a factor %", "factor of the others %"], lines)
+    print(", ".join(f"{precision}: {factor:.4g}" for precision, factor in calibration.steps.items()))
+    save_calibration(calibration, out)
+    print(out)
 
 
 def _print_fits(calibration) -> None:

@@ -55,8 +55,8 @@ def trace_graph(trace: Trace, step: int | None = None, device_kind: str = "accel
         step = len(trace.steps) // 2 if step is None else step
         if not 0 <= step < len(trace.steps):
             raise InvalidInput(f"has {len(trace.steps)} steps, not a step {step}", source=trace.name)
-        ends = np.array([key == ("end", step) for key in line.key])
-        rows = np.flatnonzero(((line.step == step) & (line.kind != MARK)) | ends)
+        begins = np.array([key[0] == "begin" for key in line.key]) & (line.kind == MARK)
+        rows = np.flatnonzero((line.step == step) & ~begins)
     else:
         rows = np.flatnonzero(line.kind != MARK)
     return _imported(line, rows.tolist(), device_kind, step)

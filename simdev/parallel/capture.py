@@ -116,7 +116,7 @@ def captured(
         return program
     except SimdevError:
         raise
-    except Exception as error:  # of the model's own code, which may be the user's
+    except (Exception, SystemExit) as error:  # of the model's own code, which may be the user's
         raise InvalidInput(f"cannot be built on {mesh}: {sentence(error)}", source=model.name) from error
 
 

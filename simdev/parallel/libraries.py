@@ -33,12 +33,14 @@ from simdev.parallel.ring import ring_attention
 @dataclass
 class Chunks:
     """The chunks that pipeline schedules run. ``begin`` and ``end`` are called with each action; ``shapes`` holds what
-    stages said about their outputs, for the pipeline ranks that are captured later."""
+    stages said about their outputs, for the pipeline ranks that are captured later; ``stages`` is how many stages there
+    are, as they say."""
 
     shapes: dict[int, object] = field(default_factory=dict)
     begin: Callable[[Action], None] = lambda action: None
     end: Callable[[Action], None] = lambda action: None
     sent_bytes: dict[Action, int] = field(default_factory=dict)
+    stages: int = 0
 
 
 @contextmanager
@@ -140,6 +142,7 @@ def _pipelines(patch, chunks: Chunks) -> None:
         def chunk(self, number, *args, **kwargs):
             action = letter_of(kwargs, args), self.stage_index, number
             chunks.begin(action)
+            chunks.stages = max(chunks.stages, self.num_stages)
             try:
                 return run(self, number, *args, **kwargs)
             finally:

@@ -145,7 +145,12 @@ def _execution_order(pieces: tuple[tuple[Piece, ...], ...], needs: Mapping) -> l
     stuck = [rank for rank, mine in enumerate(pieces) if place[rank] < len(mine)]
     if stuck:
         actions = [(rank, pieces[rank][place[rank]].action) for rank in stuck[:4]]
-        waits = [f"rank {rank} at {name_of(action)} waits for {name_of(needs[action])}" for rank, action in actions]
+        known = {piece.action for mine in pieces for piece in mine}
+        waits = [
+            f"rank {rank} at {name_of(action)} waits for {name_of(needs[action])}"
+            + ("" if needs[action] in known else ", which no rank executes")
+            for rank, action in actions
+        ]
         raise InvalidInput(f"the pipeline ranks wait for each other: {'; '.join(waits)}", source="schedule")
     return result
 

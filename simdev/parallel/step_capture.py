@@ -83,7 +83,17 @@ def capture_step(
             raise InvalidInput("the step executes nothing on a device", source=source or name)
         pieces.append(tuple(mine))
         resident.append(run.resident_bytes)
+    _check_stages(pieces, chunks.stages, source or name)
     return RankProgram(name, mesh, tuple(segments), tuple(pieces), tuple(resident), batch, length)
+
+
+def _check_stages(pieces: list[tuple[Piece, ...]], stages: int, source: str) -> None:
+    """Raise :class:`InvalidInput` for a pipeline stage that no rank executes, or whose forward pass is empty."""
+    there = {piece.action[1] for row in pieces for piece in row if piece.action[0] == "F"}
+    missing = sorted(set(range(stages)) - there)
+    if missing:
+        message = f"of the {stages} pipeline stages, stage {missing[0]} has no work on any rank"
+        raise InvalidInput(message, source=source)
 
 
 class _RankRun:
@@ -170,7 +180,7 @@ class _RankRun:
             yield
         except SimdevError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             where = [
                 f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(self.source).resolve()
             ]

@@ -141,6 +141,46 @@ def zero_bubble(mesh):
     return pipeline(mesh, "ScheduleInterleavedZeroBubble", 2)
 
 
+def uneven_pipeline(mesh, microbatches=lambda rank: 4, more=0, idle=None):
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank, ranks = mesh["pp"].get_local_rank(), mesh["pp"].size()
+    model = nn.Identity() if rank == idle else nn.Linear(WIDTH, WIDTH)
+    stage = PipelineStage(model, rank, ranks + more, torch.device("cuda"), group=mesh["pp"].get_group())
+    schedule = Schedule1F1B(stage, microbatches(rank), loss_fn=lambda y, target: (y - target).pow(2).mean())
+    x = torch.randn(8, WIDTH)
+    return lambda: schedule.step(x) if rank == 0 else schedule.step(target=x) if rank == ranks - 1 else schedule.step()
+
+
+def a_stage_too_many(mesh):
+    return uneven_pipeline(mesh, more=1)
+
+
+def an_idle_stage(mesh):
+    return uneven_pipeline(mesh, idle=1)
+
+
+def other_microbatches(mesh):
+    return uneven_pipeline(mesh, microbatches=lambda rank: 4 * (rank + 1))
+
+
+def exits(mesh):
+    raise SystemExit(0)
+
+
+def exits_late(mesh):
+    return lambda: exits(mesh)
+
+
+def swapped(mesh):
+    import torch.distributed as dist
+
+    groups = [mesh["tp"].get_group(), mesh["dp_shard"].get_group()]
+    if dist.get_rank():
+        groups.reverse()
+    return lambda: [dist.all_reduce(torch.ones(8) * 2, group=group) for group in groups]
+
+
 def half_an_axis(mesh):
     import torch.distributed as dist
 
@@ -304,6 +344,11 @@ def test_a_program_is_read_as_it_was_written(captured, tmp_path):
         ("half_an_axis", "tp=4", "all_reduce among 2 ranks .* is not along whole axes of tp=4"),
         ("sends", "tp=2", "sends to other ranks outside of torch.distributed.pipelining"),
         ("fsdp_tp", "dp_shard=2,tp=3", "building the model failed on dp_shard=2,tp=3|running its step failed"),
+        ("exits", "tp=2", "building the model failed on tp=2: SystemExit: 0"),
+        ("exits_late", "tp=2", "running its step failed on tp=2: SystemExit: 0"),
+        ("swapped", "dp_shard=2,tp=2", "ranks 0 and 3 take communicators in different orders, and may wait for each"),
+        ("a_stage_too_many", "pp=2", "of the 3 pipeline stages, stage 2 has no work on any rank"),
+        ("an_idle_stage", "pp=3", "of the 3 pipeline stages, stage 1 has no work on any rank"),
         ("ddp", "data=2", "unknown mesh axis 'data'"),
         ("ddp", "dp_replicate=0", "expected a whole number from 1 on"),
     ],
@@ -316,6 +361,15 @@ def test_mistakes_are_one_sentence(file, tmp_path, monkeypatch, capsys, function
     printed = capsys.readouterr().err
     assert stop.value.code == 2 and printed.count("\n") == 1
     assert re.search(message, printed), printed
+
+
+def test_ranks_with_other_numbers_of_microbatches_wait_for_each_other(captured):
+    from simdev.parallel.replay import ProgramPlan, simulate_rank_program
+
+    plan = ProgramPlan(captured("other_microbatches", "pp=2"), load_cluster("dgx-h100"))
+    words = "the pipeline ranks wait for each other: rank 1 at F1.4 waits for F0.4, which no rank executes"
+    with pytest.raises(InvalidInput, match=words):
+        simulate_rank_program(plan)
 
 
 def test_a_program_has_its_own_mesh_and_has_to_fit(captured, tmp_path, monkeypatch, capsys):

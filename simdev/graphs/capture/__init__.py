@@ -192,7 +192,7 @@ def import_file(path: Path):
     try:
         with _neighbours(path):
             spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = f"cannot be imported: {sentence(error)}"
         raise InvalidInput(message, source=path, field=_place(error, str(path), None)) from error
     return module

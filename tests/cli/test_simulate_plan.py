@@ -78,3 +78,16 @@ def test_plans_that_cannot_be_are_one_sentence_and_exit_code_2(tmp_path, monkeyp
         shown = capsys.readouterr().err
         assert stop.value.code == 2 and re.search(words, shown), (options, shown)
         assert len(shown.strip().splitlines()) == 1
+
+
+def test_linear_layers_in_fp8_make_a_step_of_large_products_shorter(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    large = "llama3-8b[width=4096,layers=2,vocabulary=256,length=4096]"
+    times = {}
+    for options in ([], ["--float8", "delayed"]):
+        done = run("simulate-plan", large, "dgx-h100", "--mesh", "dp_shard=2", "--host", "compiled", "--json", *options)
+        assert done.exit_code == 0, done.output
+        times[bool(options)] = json.loads(done.output)["step_ns"]
+    assert 0.5 < times[True] / times[False] < 0.95
+    assert run("simulate-plan", MODEL, "dgx-h100", "--mesh", "tp=2", "--float8", "guessed").exit_code != 0

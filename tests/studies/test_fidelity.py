@@ -135,16 +135,17 @@ def test_cases_are_kept_until_a_file_changes(tmp_path):
 def test_training_runs_are_cases_with_their_memory(tmp_path, monkeypatch):
     from simdev.studies import training_runs as study
 
-    runs = [study.Run(source, "row 1", "model", SimpleNamespace(mesh="tp=2"), 2e6, 3e9) for source in study.SETS]
+    plan = SimpleNamespace(mesh="tp=2", parameters={"microbatch": 1})
+    runs = [study.Run(source, "row 1", "model", plan, 2e6, 3e9) for source in study.SETS]
     monkeypatch.setattr(study, "read_runs", lambda data, source: ([run for run in runs if run.source == source], []))
     monkeypatch.setattr(study, "predict_all", lambda mine: ([study.Prediction(mine[0], 1e6, 3e9)], ["a note"]))
     (tmp_path / "training-runs").mkdir()
     (tmp_path / "training-runs" / "torchtitan.csv").write_text("a\n")
     cases, notes = all_cases(tmp_path)
     step_cases = [case for case in cases if case.goal.startswith("F8")]
-    assert {case.goal: case.error for case in step_cases} == dict.fromkeys(fidelity.TRAINING.values(), -0.5)
+    assert {case.goal: case.error for case in step_cases} == dict.fromkeys([*fidelity.TRAINING.values(), "F8 host"], -0.5)
     assert {case.role for case in step_cases if case.goal == "F8 FSDP"} == {"calibrate"}
-    assert [case.error for case in cases if case.goal == "F9 reserved"] == [0] * 4 and "a note" in notes
+    assert [case.error for case in cases if case.goal == "F9 reserved"] == [0] * 5 and "a note" in notes
 
 
 def test_every_goal_is_printed_and_every_fitted_constant_says_its_rows():

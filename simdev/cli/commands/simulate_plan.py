@@ -36,6 +36,9 @@ def simulate_plan(
     ] = "1f1b",
     stages_per_rank: Annotated[int, typer.Option(help="Stages on a pipeline rank (zbv and dualpipe-v: 2).")] = 1,
     host: Annotated[str, typer.Option(help="What issues kernels: eager, megatron, llm-foundry or compiled.")] = "eager",
+    float8: Annotated[
+        str | None, typer.Option(help="Linear layers in FP8: dynamic (torchao) or delayed (Transformer Engine) scales.")
+    ] = None,
     slowdown: Annotated[
         float, typer.Option(help="How much slower kernels run beside a collective; 1.189 is a published mean.")
     ] = 1.0,
@@ -56,12 +59,13 @@ def simulate_plan(
     The first capture of a model takes some seconds (a large model: half a minute); it is kept.
     """
     from simdev.parallel import Prices, load_cluster
+    from simdev.parallel.float8 import Float8
     from simdev.parallel.hosts import find_host, find_scale
     from simdev.parallel.rank_program import is_rank_program
     from simdev.parallel.stragglers import parse_slow
 
     where, issuer, stragglers = load_cluster(cluster), find_host(host), parse_slow(slow or [])
-    prices = Prices(where, scale=find_scale(host))
+    prices = Prices(where, scale=find_scale(host), float8=Float8(float8) if float8 else None)
     if is_rank_program(model):
         from simdev.parallel.rank_program import load_rank_program
         from simdev.parallel.replay import ProgramPlan, simulate_rank_program
@@ -78,6 +82,9 @@ def simulate_plan(
         if mesh is None:
             raise InvalidInput("a model needs --mesh, such as dp_shard=8,tp=8", source=model)
         spec, parameters = find_model(model)
+        if float8 is not None:
+            keep = int(parameters.get("vocabulary", 0)) // parse_mesh(mesh)["tp"]
+            prices = Prices(where, scale=find_scale(host), float8=Float8(float8, keep))
         plan = Plan(spec, parameters, where, parse_mesh(mesh), microbatches, schedule, stages_per_rank, issuer)
         report = simulate(plan, prices, unfolded=unfolded, slowdown=slowdown, slow=stragglers)
     if trace is not None:

@@ -134,12 +134,12 @@ def bucket(count: int, least: int = 16) -> int:
     return max(least, 1 << max(0, count - 1).bit_length())
 
 
-def device_columns(problems: Sequence[Problem], most: int = 0) -> int:
+def device_columns(problems: Sequence[Problem], most: int = 0, *, hosts: bool = False) -> int:
     """The number of devices that a policy for these problems can name: ``most``, or as many as they need if it is 0.
 
-    Raises :class:`InvalidInput` if they need more than ``most``.
+    ``hosts`` is that of :func:`group_problem`. Raises :class:`InvalidInput` if they need more than ``most``.
     """
-    needed = max(len(used_devices(choices(problem))) for problem in problems)
+    needed = max(len(used_devices(choices(problem, hosts=hosts))) for problem in problems)
     if most and needed > most:
         raise InvalidInput(f"names {most} devices, and {needed} are there", source="policy")
     return most or bucket(needed, 8)

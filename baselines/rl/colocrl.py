@@ -7,10 +7,19 @@ from simdev.baselines.rl._groups import coarse_groups
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.placers.placer import placer
 
-DEFAULTS = {"groups": 64, "hidden": 64, "samples": 10, "rate": 0.003, "entropy": 0.0, "reach": 2.5, "policy": ""}
+DEFAULTS = {
+    "groups": 64,
+    "hidden": 64,
+    "samples": 10,
+    "rate": 0.003,
+    "entropy": 0.0,
+    "reach": 2.5,
+    "hosts": False,
+    "policy": "",
+}
 
 
-def learner(problems, *, groups, hidden, samples, rate, entropy, reach, devices=0) -> Learner:
+def learner(problems, *, groups, hidden, samples, rate, entropy, reach, hosts=False, devices=0) -> Learner:
     """The learner for ``simdev train`` and the placer; it names at most ``devices`` (0: as many as needed)."""
     from simdev.baselines.rl._colocrl import learner_functions
 
@@ -21,13 +30,16 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, devices=
         "rate": rate,
         "entropy": entropy,
         "reach": reach,
-        "devices": device_columns(problems, devices),
+        "devices": device_columns(problems, devices, hosts=hosts),
     }
     functions = learner_functions(**settings)
 
     def grouped(problem):
-        return group_problem(problem, coarse_groups(problem, groups), rows=groups, columns=settings["devices"])
+        group = coarse_groups(problem, groups)
+        return group_problem(problem, group, hosts=hosts, rows=groups, columns=settings["devices"])
 
+    if hosts:  # policies of the default keep the settings that they were stored with
+        settings = {**settings, "hosts": hosts}
     return Learner("colocrl", 1, settings, grouped, functions.init, functions.step, functions.greedy)
 
 
@@ -52,11 +64,11 @@ def colocrl(problem, *, rng, budget, policy, **params):
 
     Departures, for a budget of a few thousand simulations (the paper ran twelve hours and more on at least 80
     machines): there is one controller, not 20 asynchronous ones. ``groups`` and ``hidden`` are 64 (the paper's groups
-    came from rules by hand, see :func:`~simdev.baselines.rl._groups.coarse_groups`). As for all placers here, only
-    accelerators are used, no CPU. A group's embedding also has its time, memory and place in the graph, and kinds are
-    hashed into buckets. Advantages are divided by their standard deviation. Logits stay within ``reach`` (a hyperbolic
-    tangent, from HDP's program), which keeps the policy exploring. The cost of a placement that does not fit grows with
-    its overflow.
+    came from rules by hand, see :func:`~simdev.baselines.rl._groups.coarse_groups`). Only accelerators are used, as by
+    the other placers here, unless ``hosts`` is true: then a group may go to the CPU, as in the paper. A group's
+    embedding also has its time, memory and place in the graph, and kinds are hashed into buckets. Advantages are
+    divided by their standard deviation. Logits stay within ``reach`` (a hyperbolic tangent, from HDP's program), which
+    keeps the policy exploring. The cost of a placement that does not fit grows with its overflow.
     """
     return search(
         learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy

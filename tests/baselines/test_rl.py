@@ -9,6 +9,7 @@ import pytest
 from simdev.baselines.rl._grouped import FEATURES, bucket, group_problem
 from simdev.baselines.rl._groups import coarse_groups, colocation_groups
 from simdev.baselines.rl._train import Learner, search
+from simdev.bench.objective import parse_objective
 from simdev.errors import InvalidInput
 from simdev.placers import policy_file as policy
 from simdev.placers.budget import Budget
@@ -170,12 +171,12 @@ def test_arrays_that_are_no_safetensors_are_refused(blob):
 # training
 
 
-def train(name, problems, out, evaluations, seed=1, **params):
+def train(name, problems, out, evaluations, seed=1, how=None, **params):
     spec, _ = find_placer(name)
     given = {key: value for key, value in spec.defaults.items() if key != "policy"}
     rows = []
     learner = spec.learner(problems, **{**given, **SMALL, **params})
-    learner.train(problems, seed=seed, evaluations=evaluations, out=out, progress=rows.append)
+    learner.train(problems, seed=seed, evaluations=evaluations, out=out, progress=rows.append, **(how or {}))
     return rows
 
 
@@ -218,6 +219,31 @@ def test_training_stops_on_budget_and_tells_how_it_goes(tmp_path):
     assert lines[0] == "samples,case,best_step_ns,mean_reward,entropy" and len(lines) == 10
     best = [row["best_step_ns"] for row in rows]
     assert best == sorted(best, reverse=True)
+
+
+def test_colocrl_uses_the_cpu_if_it_may():
+    cpu = DeviceKind("cpu", 1 << 34, {"f32": 4e9}, 1e12)  # four times as fast as the GPU
+    gpu = DeviceKind("gpu", 1 << 34, {"f32": 1e9}, 1e12)
+    topology = Topology(
+        "odd", (Device("cpu0", cpu, host=True), Device("gpu0", gpu)), (Link(("cpu0", "gpu0"), 10**9, 1),)
+    )
+    problem = Problem.build(chains().graph, topology)
+    spec, _ = find_placer("colocrl")
+    for hosts, devices in ((False, {1}), (True, {0})):
+        budget = Budget(problem, evaluations=120)
+        spec.place(problem, rng=np.random.default_rng(0), budget=budget, hosts=hosts, **SMALL)
+        assert set(budget.best.tolist()) >= devices and (hosts or set(budget.best.tolist()) == devices)
+
+
+def test_training_for_throughput_is_another_training(tmp_path):
+    problem = Problem.build(training_graph(np.random.default_rng(0), 6), two_devices())
+    steady = parse_objective("throughput/1f1b/4")
+    how = {"objective": "throughput/1f1b/4", "simulate": steady.simulate_many}
+    rows = train("colocrl", [problem], tmp_path, 16, how=how)
+    one = np.zeros((1, problem.graph.n_ops), np.int32)
+    assert 0 < rows[-1]["best_step_ns"] < steady.simulate_many(problem, one).step_ns[0]
+    with pytest.raises(InvalidInput, match="another training"):
+        train("colocrl", [problem], tmp_path, 32)
 
 
 @pytest.mark.parametrize("every, used", [(1, 20), (50, 20), (51, 1)])

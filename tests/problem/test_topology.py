@@ -285,3 +285,18 @@ def test_numbers_of_nodes_that_are_refused_before_the_copies_are_made(tmp_path, 
         load_topology(path)
     with pytest.raises(InvalidInput):
         load_topology(f"{path}[nodes={'9' * 5000}]")
+
+
+def test_tensorflow_pays_for_each_tensor_and_copies_through_the_host():
+    topology = load_topology("k80x4-tensorflow")
+    gpus = topology.accelerators
+    assert len(topology.routes[gpus[0], gpus[1]]) == 2  # to the host and back
+    assert topology.pair_latency_ns[gpus[0], gpus[1]] == 134_000
+    assert topology.pair_bytes_per_s[gpus[0], gpus[1]] == 7_600_000_000
+
+
+def test_a_mixed_machine_has_two_kinds_of_gpus_on_equal_links():
+    mixed, plain = load_topology("p100x2-v100x2"), load_topology("p100x4")
+    kinds = [mixed.devices[device].kind.name for device in mixed.accelerators]
+    assert kinds == ["p100-pcie"] * 2 + ["v100-pcie-16gb"] * 2
+    assert (mixed.pair_bytes_per_s == plain.pair_bytes_per_s).all()

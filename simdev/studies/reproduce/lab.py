@@ -27,6 +27,8 @@ from simdev.problem.graph_file import save_graph
 from simdev.problem.problem import Problem
 from simdev.problem.topology import load_topology
 
+DRAWN = ("spread", "partition")  # families whose placements depend on the seed without a search
+
 
 @dataclass(frozen=True)
 class Case:
@@ -92,14 +94,14 @@ class Lab:
     def runs(self, cases: Iterable[Case], entries: Iterable[str], evaluations: int, seeds: int) -> list[RunResult]:
         """Run every case with every placer and seed, and return the results sorted by run.
 
-        Runs that the folder holds already are not repeated. A placer that neither searches nor draws random placements
+        Runs that the folder holds already are not repeated. A placer that neither searches nor draws random numbers
         runs with one seed only.
         """
         plan = {}
         for case in cases:
             for entry in entries:
                 spec, params = registry.find_placer(entry)
-                repeats = seeds if spec.searches or spec.family == "spread" else 1
+                repeats = seeds if spec.searches or spec.family in DRAWN else 1
                 for seed in range(repeats):
                     run = Run(
                         case.workload,

@@ -54,13 +54,22 @@ LayoutLMForTokenClassification
 """.split()
 DIFFUSERS = """
 UNet2DModel UNet2DConditionModel AutoencoderKL VQModel DiTTransformer2DModel PixArtTransformer2DModel
-SD3Transformer2DModel[num_layers=4] UNet1DModel ConsistencyDecoderVAE
+SD3Transformer2DModel[num_layers=4] UNet1DModel UNet1DModel[extra_in_channels=64] ConsistencyDecoderVAE
 """.split()
+DRAWN = """
+timm:starnet_s1 timm:swinv2_cr_base_224 timm:mobilenetv2_100 timm:resnetaa50 timm:lambda_resnet50ts timm:sehalonet33ts
+torchvision:quantized_resnet50 torchvision:vgg13_bn
+transformers:T5GemmaForTokenClassification transformers:VoxtralForConditionalGeneration transformers:GraniteModel
+transformers:Glm4vModel transformers:SplinterModel transformers:Gemma3nForConditionalGeneration transformers:AlbertModel
+transformers:InformerModel transformers:InstructBlipModel transformers:Lfm3VlVisionModel
+diffusers:AutoencoderOobleck diffusers:I2VGenXLUNet diffusers:AnimaTextConditioner diffusers:Cosmos3OmniTransformer
+""".split()  # drawn with random.Random(16) from all models of the packages, as draw() does; no other was left out
 MODELS = [
     *(f"timm:{name}" for name in TIMM),
     *(f"torchvision:{name}" for name in TORCHVISION),
     *(f"transformers:{name}" for name in TRANSFORMERS),
     *(f"diffusers:{name}" for name in DIFFUSERS),
+    *DRAWN,
 ]
 MEMORY = [  # ten models that run for real within seconds: id, batch, tokens
     ("timm:resnet50", 2, None),
@@ -105,6 +114,11 @@ SECONDS = 600  # wall time after which a model is given up
 
 def measure(target: str) -> dict:
     """Capture one model and count it again with PyTorch."""
+    return captured(target) | recounted(target)
+
+
+def captured(target: str) -> dict:
+    """Capture one model: its figures, and what the capture took."""
     import torch
 
     from simdev.graphs.capture import capture_package
@@ -113,7 +127,7 @@ def measure(target: str) -> dict:
     torch.set_num_threads(1)
     graph = capture_package(target)
     seconds, after = time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    row = {
+    return {
         "model": target,
         "ops": graph.n_ops,
         "parameters": graph.meta["parameters"],
@@ -122,7 +136,6 @@ def measure(target: str) -> dict:
         "mb": (after - before) // 1024,
         "values": graph.meta.get("values", "fake"),
     }
-    return row | recounted(target)
 
 
 def import_package(target: str) -> None:
@@ -201,9 +214,9 @@ def recounted(target: str) -> dict:
         return counted | {"pytorch_flops": count(step.model, step.inputs)}
 
 
-def mapped(target: str, batch: int, length: int | None) -> dict:
+def mapped(target: str, batch: int | None, length: int | None) -> dict:
     """Step times of device maps on four P100s: Accelerate's balanced one, one after simdev's `expert`, and one after
-    200 simulations of local search."""
+    200 simulations of local search. Accelerate checks simdev's maps, dispatches the model by them and runs it."""
     import numpy as np
     import torch
     from accelerate import infer_auto_device_map, init_empty_weights
@@ -223,24 +236,67 @@ def mapped(target: str, batch: int, length: int | None) -> dict:
     problem = Problem.build(capture_package(target, batch=batch, length=length), load_topology("p100x4"))
     gpus = problem.topology.accelerators
     with init_empty_weights():
-        model = package_step(target, batch=1, length=8)[0]().model
-    whole = model._no_split_modules
+        step = package_step(target, batch=1, length=8)[0]()
+    model, whole = step.model, step.model._no_split_modules
+    model.tie_weights()
     limits = get_balanced_memory(model, dict.fromkeys(range(len(gpus)), 16 << 30), no_split_module_classes=whole)
     theirs = infer_auto_device_map(model, max_memory=limits, no_split_module_classes=whole)
     auto = simulate(problem, map_placement(problem, {path: int(gpus[place]) for path, place in theirs.items()}))
-    row = {"mapped": target, "batch": batch, "length": length, "auto_ns": auto.step_ns,
-           "auto_overflow": int(np.sum(auto.overflow_bytes)), "one_ns": simulate(problem, Placement(np.full(
-               problem.graph.n_ops, gpus[0], np.int32))).step_ns}  # fmt: skip
+    one = simulate(problem, Placement(np.full(problem.graph.n_ops, gpus[0], np.int32)))
+    row = {
+        "mapped": target,
+        "batch": problem.graph.meta["batch"] or len(next(iter(step_inputs(target).values()))),
+        "auto_ns": auto.step_ns,
+        "auto_overflow": int(np.sum(auto.overflow_bytes)),
+        "one_ns": one.step_ns,
+        "one_overflow": int(np.sum(one.overflow_bytes)),
+    }
+    maps = []
     for name in ("expert", "local-search"):
         spec, params = find_placer(name)
         placed = spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=200), **params)
         found = device_map(problem, placed)
         check_device_map(model, found.modules)
+        maps.append(found.modules)
         row |= {
             f"{name}_ns": found.step_ns,
             f"{name}_overflow": int(np.sum(simulate(problem, found.placement).overflow_bytes)),
+            f"{name}_devices": len(set(found.modules.values())),
         }
-    return row
+    return row | {"dispatched": dispatched(step, max(maps, key=lambda places: len(set(places.values()))))}
+
+
+def step_inputs(target: str) -> dict:
+    """The inputs that a package's model gets where no batch is given."""
+    from accelerate import init_empty_weights
+
+    from simdev.graphs.capture.packages import package_step
+
+    with init_empty_weights():
+        return package_step(target)[0]().inputs[0]
+
+
+def dispatched(step, places: dict) -> bool:
+    """Accelerate dispatches the model by the map, onto the CPU, and runs its forward pass; the weights are zeros."""
+    import torch
+    from accelerate import dispatch_model
+
+    made = {}
+    for module in step.model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                zeros = torch.nn.Parameter(torch.zeros_like(parameter, device="cpu"), parameter.requires_grad)
+                module._parameters[name] = made.setdefault(id(parameter), zeros)
+    model = dispatch_model(
+        step.model.eval(),
+        dict.fromkeys(places, "cpu"),
+        main_device="cpu",
+        force_hooks=True,
+        skip_keys="past_key_values",
+    )
+    with torch.no_grad():
+        model(**step.inputs[0])
+    return True
 
 
 def exported(target: str, exporter: str) -> dict:
@@ -338,9 +394,15 @@ def run(out: Path, pattern: str) -> None:
 
 
 def run_each(out: Path, models: list, key: str, work) -> None:
+    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    done = {(row[key], row.get("exporter")) for row in rows if key in row}
     for model in models:
+        exporter = model[1] if key == "exported" else None
+        if (model[0], exporter) in done:
+            continue
         import_package(model[0])
         row = in_a_fork(lambda model=model: work(*model)) | {key: model[0]}
+        row |= {"exporter": exporter} if exporter else {}
         with out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
@@ -376,7 +438,8 @@ def main(arguments: list[str]) -> None:
         pairs = [(target, exporter) for target in EXPORTED for exporter in ("torchscript", "dynamo")]
         run_each(Path(arguments[0]), pairs, "exported", exported)
     elif "--maps" in arguments:
-        run_each(Path(arguments[0]), MAPS, "mapped", mapped)
+        small = [(model, None, None) for model in MODELS if model.startswith("transformers")]
+        run_each(Path(arguments[0]), [*MAPS, *small], "mapped", mapped)
     else:
         run(Path(arguments[0]), arguments[1] if len(arguments) > 1 else "")
 

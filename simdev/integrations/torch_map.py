@@ -80,7 +80,7 @@ def device_map(problem: Problem, placement: Placement) -> DeviceMap:
     modules = {name: int(device[block]) for block, paths in enumerate(names) for name in paths}
     modules |= _unseen(problem, modules, followed, device)
     used = [int(d) for d in dict.fromkeys(device[followed].tolist())]
-    splits, staged = _pipeline(problem, names, followed, weight, used)
+    splits, staged = _pipeline(problem, block_of_op, weight, used)
     pipeline_ns = int(simulate_many(problem, staged[followed][None]).step_ns[0])
     return DeviceMap(_collapsed(modules), found, best[1], placed_ns, aligned, splits, pipeline_ns)
 
@@ -282,29 +282,36 @@ def _collapsed(modules: dict[str, int]) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _pipeline(problem: Problem, names: list[list[str]], followed: np.ndarray, weight: np.ndarray, devices: list[int]):
+def _pipeline(problem: Problem, block_of_op: np.ndarray, weight: np.ndarray, devices: list[int]):
     """The modules, in the order of the forward pass, cut into a stage for each of ``devices`` so that the largest stage
-    is least: the modules that begin the later stages, and the device of each block."""
+    is least: the modules that begin the later stages, and the device of each block. A model that is a list or sequence
+    of blocks is cut between them alone."""
     graph = problem.graph
     forward = (graph.op_phase == PHASES.index("forward")) & (np.diff(graph.input_ptr) > 0)
+    owners = _modules(problem)
     begins: dict[int, str] = {}
-    block_of = {name: block for block, paths in enumerate(names) for name in paths}
-    for op in np.flatnonzero(forward):
-        name = graph.layers[graph.op_layer[op]]
-        if name in block_of:
-            begins.setdefault(block_of[name], name)
+    for op in np.flatnonzero(forward & (block_of_op >= 0)):
+        name = owners[op]
+        if name is not None:
+            begins.setdefault(int(block_of_op[op]), name)
     order = list(begins)
-    total = np.concatenate([[0], np.cumsum(weight.sum(axis=1)[order])])
+    whole = [start for start, block in enumerate(order) if _block_of(begins[block]) == begins[block]]
     stages = min(len(devices), len(order))
-    best = np.full((stages + 1, len(order) + 1), np.iinfo(np.int64).max)
+    allowed = np.zeros(len(order) + 1, np.bool_)
+    allowed[whole if len(whole) >= stages else slice(None)] = True
+    allowed[[0, len(order)]] = True
+    total = np.concatenate([[0], np.cumsum(weight.sum(axis=1)[order])])
+    most = np.iinfo(np.int64).max
+    best = np.full((stages + 1, len(order) + 1), most)
     came = np.zeros(best.shape, np.int64)
     best[0, 0] = 0
     for stage in range(1, stages + 1):
-        for end in range(stage, len(order) + 1):
-            largest = np.maximum(best[stage - 1, :end], total[end] - total[:end])
-            came[stage, end] = np.argmin(largest)
-            best[stage, end] = largest.min()
-    end, stage_of = len(order), np.zeros(len(names), np.int64)
+        for end in np.flatnonzero(allowed):
+            if end >= stage:
+                largest = np.maximum(best[stage - 1, :end], total[end] - total[:end])
+                came[stage, end] = np.argmin(largest)
+                best[stage, end] = largest.min()
+    end, stage_of = len(order), np.zeros(len(weight), np.int64)
     splits: list[str] = []
     for stage in range(stages, 0, -1):
         start = int(came[stage, end])

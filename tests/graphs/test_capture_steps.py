@@ -451,3 +451,22 @@ def test_a_schedule_and_averaged_weights_beside_fused_adam():
     parameters = 6
     assert kinds(graph, "update").count("adamw") == parameters
     assert sum(name.startswith("constant") for name in graph.op_names if name.endswith("update")) <= parameters
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_torchaos_fp8_layers_show_their_casts_and_products(recipe):
+    float8 = pytest.importorskip("torchao.float8")
+    from simdev.graphs.capture.run import run
+
+    def make():
+        model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)).to(torch.bfloat16)
+        float8.convert_to_float8_training(model, config=float8.Float8LinearConfig.from_recipe_name(recipe))
+        x = torch.zeros(32, 64, dtype=torch.bfloat16)
+        return TrainingStep(model, (x,), lambda model, x: model(x).float().sum())
+
+    graph = run(make, "fp8", {})
+    products = signatures(graph, "_scaled_mm")
+    assert len(products) == 5, "two forward, two for the weights, one for the hidden gradient"
+    assert all(product.startswith("_scaled_mm(f8") for product in products) and "mm" not in graph.kinds
+    assert not any("constant" in kind for kind in graph.kinds)
+    assert graph.meta["flops"] >= 5 * 2 * 32 * 64 * 128

@@ -183,3 +183,54 @@ def test_accelerate_loads_the_map(name, tmp_path):
         wanted = model(**inputs).logits
         mapped = accelerate.dispatch_model(model, dict.fromkeys(places, "cpu"), main_device="cpu", force_hooks=True)
         torch.testing.assert_close(mapped(**inputs).logits, wanted)
+
+
+PIPELINED = HUGGING_FACE | {
+    "LlamaForCausalLM": dict(
+        num_hidden_layers=6,
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=100,
+    ),
+    "OPTForCausalLM": dict(
+        num_hidden_layers=6, hidden_size=32, word_embed_proj_dim=32, num_attention_heads=2, ffn_dim=64, vocab_size=100
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PIPELINED)
+def test_pytorch_pipelines_a_hugging_face_model_between_its_blocks(name):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from torch.distributed.pipelining import SplitPoint, pipeline
+
+    from simdev.graphs.capture import capture_package
+
+    fields = ",".join(f"{key}={value}" for key, value in PIPELINED[name].items())
+    problem = Problem.build(
+        capture_package(f"transformers:{name}[{fields}]", batch=2, length=16), load_topology("p100x2")
+    )
+    expert = registry.find_placer("expert")[0].place(problem, rng=np.random.default_rng(0), budget=Budget(problem))
+    splits = device_map(problem, expert).splits
+    assert len(splits) == 1 and splits[0].rpartition(".")[2].isdigit(), "cut before a block"
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    model = cls(cls.config_class(**PIPELINED[name])).eval()
+    if name.startswith("ViT"):
+        inputs = {"pixel_values": torch.randn(2, 3, 32, 32)}
+    else:
+        inputs = {"input_ids": torch.randint(3, 99, (2, 16))}
+        if "Classification" not in name:
+            inputs["use_cache"] = False
+        if name.startswith("T5"):
+            inputs["decoder_input_ids"] = inputs["input_ids"]
+    with torch.no_grad():
+        wanted = model(**inputs).logits
+        stages = pipeline(model, mb_args=(), mb_kwargs=inputs, split_spec={splits[0]: SplitPoint.BEGINNING})
+        assert stages.num_stages == 2
+        held = [sum(p.numel() for p in stages.get_stage_module(stage).parameters()) for stage in range(2)]
+        assert min(held) > 0.2 * sum(held), "both stages hold blocks"
+        torch.testing.assert_close(stages(**inputs)[0], wanted)

@@ -31,6 +31,9 @@ def capture(
         str | None,
         typer.Option(help="Sizes of mesh axes (dp_shard=8,tp=8): capture the program of each rank of make_step(mesh)."),
     ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Fuse elementwise ops into kernels as torch.compile does: an estimate.")
+    ] = False,
 ) -> None:
     """Turn a step of a PyTorch model into a graph file.
 
@@ -39,6 +42,8 @@ def capture(
     With --mesh, turn a parallel step into a rank program, which `simdev simulate-plan` takes in place of a model.
     """
     if mesh is not None:
+        if compiled:
+            raise InvalidInput("--compiled is for steps without --mesh", source=step)
         _capture_ranks(step, out, mesh, name, mode, batch, length)
         return
     from simdev.graphs.capture import capture_file, capture_package, is_package_model
@@ -51,13 +56,30 @@ def capture(
         if mode != "train" or batch or length:
             raise InvalidInput("--mode, --batch and --length are for models of packages; the file decides", source=step)
         graph = capture_file(step, name=name)
+    eager = graph
+    if compiled:
+        from simdev.graphs.capture.fuse import fuse_elementwise
+
+        graph = fuse_elementwise(eager)
     save_graph(graph, out)
     print(f"{out}: {graph.n_ops} ops, {graph.n_tensors} tensors, {graph.n_edges} edges")
+    if compiled:
+        _print_fused(eager, graph)
     print(f"precision: {precision_text(graph.meta['precision_of_classes'])}")
     if "recomputed_ops" in graph.meta:
         print(f"recomputed: {graph.meta['recomputed_ops']} ops of the forward pass run again in the backward pass")
     if graph.meta.get("values") == "real":
         print("the step depends on values: it ran for real on the inputs that were given, whose sizes the graph has")
+
+
+def _print_fused(eager, graph) -> None:
+    """What fusion did, and what it assumes."""
+    before, after = (int((g.op_bytes_read + g.op_bytes_written).sum()) for g in (eager, graph))
+    facts = graph.meta["compiled"]
+    print(
+        f"compiled: {facts['ops']:,} ops in {facts['kernels']:,} kernels, {1 - after / max(1, before):.0%} fewer bytes"
+    )
+    print(f"assumption: {facts['assumption']}")
 
 
 def _capture_ranks(step: str, out, mesh: str, name: str | None, mode: str, batch: int | None, length: int | None):

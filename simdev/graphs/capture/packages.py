@@ -220,7 +220,7 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
 
     own = config.get_text_config()
     takes = inspect.signature(model.forward).parameters
-    usual = 64 if any(word in config.model_type for word in BY_TOKEN) else 512
+    usual = 16 if any(word in config.model_type for word in BY_TOKEN) else 512
     tokens = length or min(getattr(own, "max_position_embeddings", None) or usual, usual)
     vocabulary = getattr(own, "vocab_size", None) or 1000
     count = batch or (8 if model.main_input_name == "pixel_values" else 4)
@@ -274,7 +274,8 @@ def _hf_labels(model, config, inputs: dict) -> dict:
     if "MultipleChoice" in name or "NextSentence" in name or "Segmentation" in name or "Detection" in name:
         return {}
     if "decoder_input_ids" in inputs:
-        return {"labels": inputs.pop("decoder_input_ids")}
+        ids = inputs["decoder_input_ids"]
+        return {"labels": torch.zeros_like(ids) if "Token" in name else inputs.pop("decoder_input_ids")}
     if "CTC" in name:
         return {"labels": torch.randint(1, 20, (rows, 20))}
     if "input_ids" in inputs:
@@ -335,8 +336,8 @@ def _diffusion_inputs(model, batch: int) -> dict:
     size = config.get("sample_size") or 32
     if "1D" in type(model).__name__:
         length = min(size, 1 << 14) if isinstance(size, int) else 1 << 14
-        channels = config.get("in_channels") + (config.get("extra_in_channels") or 0)
-        return {"sample": torch.randn(batch, channels, length), "timestep": torch.ones(batch, dtype=torch.int64)}
+        sound = torch.randn(batch, config.get("in_channels"), length)
+        return {"sample": sound, "timestep": torch.ones(batch, dtype=torch.int64)}
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     frames = (
         (config.get("sample_frames") or 2,)

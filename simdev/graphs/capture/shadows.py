@@ -13,10 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from simdev.graphs.capture.trace import wraps_tensors
+
 aten = torch.ops.aten
 INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_)
 SIZED_BY_VALUES = (aten.nonzero.default, aten.masked_select.default)
-MOST_ELEMENTS = 1 << 16  # larger tensors have no shadow
+MOST_ELEMENTS = 1 << 20  # larger tensors have no shadow
 
 
 class Shadows(TorchDispatchMode):
@@ -31,6 +33,8 @@ class Shadows(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if wraps_tensors(types):
+            return NotImplemented
         if func is torch.ops.aten._local_scalar_dense.default:
             real = self.of(args[0])
             if real is None:

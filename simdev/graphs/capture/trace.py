@@ -27,9 +27,9 @@ DTYPES = {
 
 # Kinds that move data and compute nothing.
 MOVES = frozenset(
-    "clone copy_ cat stack embedding embedding_dense_backward index index_select gather _to_copy slice_backward "
-    "select_backward zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full zero_ fill_ arange "
-    "eye constant_pad_nd index_put index_put_ _unsafe_index scatter scatter_ repeat roll flip tril triu "
+    "clone contiguous copy_ cat stack embedding embedding_dense_backward index index_select gather _to_copy "
+    "slice_backward select_backward zeros zeros_like ones ones_like full full_like new_zeros new_ones new_full zero_ "
+    "fill_ arange eye constant_pad_nd index_put index_put_ _unsafe_index scatter scatter_ repeat roll flip tril triu "
     "im2col col2im upsample_nearest2d reflection_pad1d where masked_fill masked_fill_ lift_fresh_copy".split()
 )
 # Kinds that read of their first argument only as much as they put out (rows of a table, not the table).
@@ -174,6 +174,8 @@ class Tape(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if wraps_tensors(types):
+            return NotImplemented  # the kernels that the wrapper calls are recorded
         if func.namespace not in ("aten", "prims") and not _moves_tensors(func):
             return func(*args, **kwargs)
         asks = func is torch.ops.aten._local_scalar_dense.default and args[0].dtype != torch.bool
@@ -274,7 +276,7 @@ class Tape(TorchDispatchMode):
             return self._attention.setdefault(self._key(out[0]), running_kind())
         if name == f"{ATTENTION}_backward":
             return f"{self._attention.get(self._key(args[4]), running_kind())}_backward"
-        return name
+        return "clone" if name == "contiguous" else name
 
     def _read(self, tensor) -> int | None:
         key = self._key(tensor)
@@ -368,6 +370,11 @@ def _single_call(name: str, call, given: dict):
 
 
 # Arguments -----------------------------------------------------------------------------------------------------
+
+
+def wraps_tensors(types) -> bool:
+    """Whether a tensor subclass among ``types`` holds tensors and calls kernels on them (torchao's FP8 operands)."""
+    return any(hasattr(kind, "__tensor_flatten__") for kind in types)
 
 
 def tensors_in(value):

@@ -177,9 +177,10 @@ def _matrix_cases(data: Path, notes: list[str]) -> list[Case]:
     """The cases of kernels on matrix units (by sources that no fit used), of whole bf16 steps, and of their memory."""
     try:
         from simdev.measure.calibrate.kernel_cases import kernel_cases, memory_cases, step_cases
+        from simdev.measure.calibrate.triosim import convolution_cases
     except ImportError:
         return []
-    rows = [*kernel_cases(data, notes), *step_cases(data)]
+    rows = [*kernel_cases(data, notes), *step_cases(data), *convolution_cases(data)]
     memory = [
         Case("F9 steps", "one rank", row["case"], "validate", "MiB", NAN, row["measured_mib"], row["predicted_mib"])
         for row in memory_cases(data)

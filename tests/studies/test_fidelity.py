@@ -143,7 +143,8 @@ def test_training_runs_are_cases_with_their_memory(tmp_path, monkeypatch):
     (tmp_path / "training-runs" / "torchtitan.csv").write_text("a\n")
     cases, notes = all_cases(tmp_path)
     step_cases = [case for case in cases if case.goal.startswith("F8")]
-    assert {case.goal: case.error for case in step_cases} == dict.fromkeys([*fidelity.TRAINING.values(), "F8 host"], -0.5)
+    goals = [*fidelity.TRAINING.values(), "F8 host"]
+    assert {case.goal: case.error for case in step_cases} == dict.fromkeys(goals, -0.5)
     assert {case.role for case in step_cases if case.goal == "F8 FSDP"} == {"calibrate"}
     assert [case.error for case in cases if case.goal == "F9 reserved"] == [0] * 5 and "a note" in notes
 

@@ -156,11 +156,6 @@ def _efficiency(samples) -> float:
 
 
 def _forest(groups: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Trees:
-    try:
-        from sklearn.ensemble import HistGradientBoostingRegressor
-    except ImportError:
-        raise InvalidInput("fits need scikit-learn: pip install 'simdev[calibrate]'", source="calibrate") from None
-
     name = groups[0][0][0].rows.name
     x, target, weight = [], [], []
     for samples, efficiency in groups:
@@ -171,9 +166,24 @@ def _forest(groups: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Tree
             target.append(np.where(hidden, np.minimum(over, 0), over))
             share = np.minimum(1, kernel / sample.rows.seconds) ** 2
             weight.append(sample.weight * np.where(hidden, HIDDEN_WEIGHT, share))
-    count, leaves, smallest = SIZES.get(name, FEW)
+    arrays = np.concatenate(x), np.concatenate(target), np.concatenate(weight)
+    return boosted(*arrays, SIZES.get(name, FEW), LEARNING_RATE, seed)
+
+
+def boosted(
+    x: np.ndarray, target: np.ndarray, weight: np.ndarray, size: tuple[int, int, int], rate: float, seed: int
+) -> Trees:
+    """Boosted trees of ``size`` (number, leaves of each, least rows in a leaf), fitted to ``target`` ``(n,)`` by the
+    features ``x`` ``(n, f)``. One thread fits: the tables are small, and on a busy computer the threads of OpenMP wait
+    for one another nearly all of the time."""
+    try:
+        from sklearn.ensemble import HistGradientBoostingRegressor
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        raise InvalidInput("fits need scikit-learn: pip install 'simdev[calibrate]'", source="calibrate") from None
+    count, leaves, smallest = size
     model = HistGradientBoostingRegressor(
-        learning_rate=LEARNING_RATE,
+        learning_rate=rate,
         max_iter=count,
         max_leaf_nodes=leaves,
         min_samples_leaf=smallest,
@@ -181,7 +191,8 @@ def _forest(groups: Sequence[tuple[Sequence[Sample], float]], seed: int) -> Tree
         early_stopping=False,
         random_state=seed,
     )
-    model.fit(np.concatenate(x).astype(np.float64), np.concatenate(target), np.concatenate(weight))
+    with threadpool_limits(1):
+        model.fit(x.astype(np.float64), target, weight)
     return flatten(model)
 
 

@@ -13,9 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from simdev.errors import InvalidInput
 from simdev.measure.calibrate.build import datasheets
-from simdev.measure.calibrate.fit import flatten
+from simdev.measure.calibrate.fit import boosted
 from simdev.measure.calibrate.kernel_tables import fitted
 from simdev.measure.calibrate.observations import Observations
 from simdev.problem.opcost.device import BACKWARD, Calibration, ClassFit, fitted_s, load_calibration
@@ -62,9 +61,8 @@ def fit_matrix_class(tables: Sequence[Observations], seed: int = 0) -> ClassFit:
     x, target, weight = np.concatenate(x), np.concatenate(target), np.concatenate(weight)
     centre = float(np.average(target, weights=weight))
     sources = "; ".join(dict.fromkeys(f"{rows.source} on {rows.device}" for rows in tables))
-    trees = _forest(
-        x, target - centre, weight, SIZES["attention" if tables[0].name == "attention" else "product"], seed
-    )
+    size = SIZES["attention" if tables[0].name == "attention" else "product"]
+    trees = boosted(x, target - centre, weight, size, LEARNING_RATE, seed)
     return ClassFit(2.0**-centre, trees, sources, len(target))
 
 
@@ -74,25 +72,6 @@ def _sampled(rows: Observations, seed: int) -> Observations:
         return rows
     chosen = np.random.default_rng(seed).choice(len(rows.seconds), MOST_ROWS, replace=False)
     return rows.where(np.isin(np.arange(len(rows.seconds)), chosen))
-
-
-def _forest(x: np.ndarray, target: np.ndarray, weight: np.ndarray, size: tuple[int, int, int], seed: int):
-    try:
-        from sklearn.ensemble import HistGradientBoostingRegressor
-    except ImportError:
-        raise InvalidInput("fits need scikit-learn: pip install 'simdev[calibrate]'", source="calibrate") from None
-    count, leaves, smallest = size
-    model = HistGradientBoostingRegressor(
-        learning_rate=LEARNING_RATE,
-        max_iter=count,
-        max_leaf_nodes=leaves,
-        min_samples_leaf=smallest,
-        l2_regularization=1.0,
-        early_stopping=False,
-        random_state=seed,
-    )
-    model.fit(x.astype(np.float64), target, weight)
-    return flatten(model)
 
 
 def predicted_s(calibration: Calibration, rows: Observations, sheet: Datasheet, launch_s: float) -> np.ndarray:

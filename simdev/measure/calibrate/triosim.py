@@ -106,8 +106,20 @@ def read_operators(path: Path) -> list[Operator]:
                     re.findall(r"\d+", row["Operator_output"]), re.findall(r"\d+", row["OutputSize"]), strict=True
                 )
             )
-            found.append(Operator(kind, case, inputs, outputs, 1e-6 * float(row["Operator_cudatimenooverlap"])))
+            operator = Operator(kind, case, inputs, outputs, 1e-6 * float(row["Operator_cudatimenooverlap"]))
+            if not _fits(operator):
+                raise ValueError(f"shapes of operator {row['OperatorName']!r}")
+            found.append(operator)
     return found
+
+
+def _fits(op: Operator) -> bool:
+    """Whether the shapes have the dimensions that the operator needs."""
+    forward = op.kind == "convolution"
+    if forward or op.kind == "convolution_backward":
+        tensors = [*op.inputs[:2], *op.outputs[:1]] if forward else op.inputs[:3]
+        return len(tensors) == 3 and all(len(shape) == 4 and all(shape) for shape in tensors)
+    return bool(op.inputs and op.outputs) and (op.kind != "addmm" or [len(s) > 1 for s in op.inputs[:2]] == [True] * 2)
 
 
 def _numbers(text: str) -> Shape:

@@ -31,6 +31,7 @@ def stored_starts(folder: str | os.PathLike, problem: Problem) -> list[Placement
     found = set()
     for line in reader:
         same = (line["fingerprint"], line["cost_hash"]) == (problem.graph.fingerprint, problem.costs.hash)
+        same &= (line.get("objective") or "step") == "step"  # the steady time of a pipeline is no step time
         if same and line["step_time_s"] and re.fullmatch(r"[0-9a-f]{16}", line["placement"] or ""):
             seconds, _, fraction = line["step_time_s"].partition(".")
             found.add((len(seconds), seconds, fraction, line["placement"]))

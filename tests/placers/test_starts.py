@@ -57,3 +57,11 @@ def test_a_folder_without_the_problem_or_with_a_damaged_file_is_refused(tmp_path
     (tmp_path / "placements" / f"{rows[0].placement}.npz").write_bytes(b"damaged")
     with pytest.raises(InvalidInput, match=rows[0].placement):
         stored_starts(tmp_path, problem)
+
+
+def test_rows_of_throughput_are_no_starts(tmp_path):
+    rows = small_board(tmp_path)
+    path = tmp_path / "results.csv"
+    path.write_text(path.read_text(encoding="utf-8").replace(",step,", ",throughput/1f1b/8,"), encoding="utf-8")
+    with pytest.raises(InvalidInput, match="no placement of"):
+        stored_starts(tmp_path, stored_problem(tmp_path, rows[0]))

@@ -13,12 +13,14 @@ AXES = ("pp", "tp", "cp", "ep", "dp_shard", "dp_replicate")
 
 def neighbours(job: Job, choice: Choice) -> list[Choice]:
     """Every plan with stages of equal depth that differs in one respect: a prime factor moved from one mesh axis to
-    another, the next microbatch size, the next kind of recomputation, or another schedule."""
+    another, the next microbatch size, the next kind of recomputation, when gradients are reduced, or the schedule."""
     plain = replace(choice, stage_layers=())
     found = [_with_mesh(plain, mesh) for mesh in _meshes(job, plain.mesh)]
     found += [replace(plain, microbatch=size) for size in _next(sorted(job.microbatches), plain.microbatch)]
     kinds = [kind for kind in RECOMPUTE if kind in job.known_recomputes]
     found += [replace(plain, recompute=kind) for kind in _next(kinds, plain.recompute)]
+    if job.may_reduce_each(plain):
+        found.append(replace(plain, reduce_each=not plain.reduce_each))
     if plain.mesh["pp"] > 1:
         found += [replace(plain, schedule=name, stages_per_rank=stages_of(name)) for name in job.schedules]
     allowed = _allowed(job)
@@ -27,7 +29,7 @@ def neighbours(job: Job, choice: Choice) -> list[Choice]:
 
 def _with_mesh(choice: Choice, mesh: Mesh) -> Choice:
     if mesh["pp"] > 1:
-        return replace(choice, mesh=mesh)
+        return replace(choice, mesh=mesh, reduce_each=False)
     return replace(choice, mesh=mesh, schedule="1f1b", stages_per_rank=1)
 
 

@@ -16,7 +16,7 @@ from simdev.planners import Choice, planner
 
 @planner(
     "mcmc",
-    version=1,
+    version=2,
     family="search",
     searches=True,
     defaults={"beta": 20.0, "patience": 40},

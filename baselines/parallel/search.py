@@ -1,29 +1,31 @@
-"""simdev's own planner: the quickest neighbour, again and again, from the plans that rules of thumb suggest.
+"""simdev's own planner: estimate every plan, simulate the ones that are estimated to be the quickest.
 
-A plan is replaced by its best neighbour until none is better; a neighbour that does not fit is tried once more with the
-next stronger recomputation. Then layers are moved from the stage that computes the longest to the one that computes
-the shortest, as long as that helps.
+The plans with stages of equal depth are ranked by a cost model (:mod:`simdev.planners.estimate`) and simulated in this
+order until ``patience`` plans in a row bring nothing better. Then layers are moved from the stage that computes the
+longest to the one that computes the shortest, as long as that helps.
 """
 
 from dataclasses import replace
 
-from simdev.baselines.parallel._fit import data_axis, mesh
-from simdev.baselines.parallel._moves import neighbours
 from simdev.errors import BudgetExhausted, Unsupported
-from simdev.planners import Choice, planner
+from simdev.planners import planner
+from simdev.planners.estimate import MARGIN
+
+BATCH = 4  # plans that are handed to the workers at a time
 
 
 @planner(
     "search",
-    version=1,
+    version=2,
     family="search",
     searches=True,
-    source="simdev: best-neighbour descent on simulated plans, from several rules of thumb",
+    defaults={"patience": 8},
+    source="simdev: simulation of the plans that a cost model ranks first",
 )
-def search(job, *, rng, budget):
+def search(job, *, rng, budget, patience):
+    ranked = rank(job, budget)
     try:
-        for start in starts(job):
-            descend(job, budget, start)
+        simulate_first(budget, ranked, patience)
         if budget.best is not None:
             balance(job, budget)
     except BudgetExhausted:
@@ -33,35 +35,24 @@ def search(job, *, rng, budget):
     return budget.best.choice
 
 
-def starts(job):
-    """Data parallelism alone; tensor parallelism over a node; a pipeline in addition."""
-    found, tensor = [], job.cluster.gpus if "tp" in job.model.axes else 1
-    for tp, pp in ((1, 1), (tensor, 1), (tensor, 2), (tensor, 4), (1, 4)):
-        if job.ranks % (tp * pp) == 0 and pp <= job.layers:
-            divided, size = mesh(job, tp, pp, data_axis(job)), min(job.microbatches)
-            found.append(Choice(divided, size, job.known_recomputes[-1]))
-    valid = [choice for choice in dict.fromkeys(found) if job.valid(choice)]
-    return valid or list(job.choices())[:1]
+def rank(job, budget):
+    """The choices that are estimated to fit, the quickest first; then the others, by the memory that they lack."""
+    limit = MARGIN * job.cluster.kind.memory_bytes
+    found = budget.estimates(job.choices()).values()
+    return [
+        one.choice for one in sorted(found, key=lambda e: (max(0.0, e.peak_bytes - limit), e.step_ns, e.choice.order))
+    ]
 
 
-def descend(job, budget, choice):
-    """Go to the best neighbour until there is no better one."""
-    here = budget.evaluate(choice)
-    while True:
-        around = budget.evaluate_many(neighbours(job, here.choice))
-        repairs = [stronger(job, outcome.choice) for outcome in around if not outcome.fits]
-        around += budget.evaluate_many([choice for choice in repairs if choice is not None])
-        if not around or not min(around) < here:
+def simulate_first(budget, ranked, patience):
+    """Simulate the choices in order until ``patience`` of them in a row are not better than the best."""
+    since = 0
+    for first in range(0, len(ranked), BATCH):
+        best = budget.best
+        budget.evaluate_many(ranked[first : first + BATCH])
+        since = 0 if budget.best is not best else since + BATCH
+        if budget.best is not None and since >= patience:
             return
-        here = min(around)
-
-
-def stronger(job, choice):
-    """The choice with the next stronger recomputation, if there is one."""
-    place = job.known_recomputes.index(choice.recompute) + 1
-    if place == len(job.known_recomputes):
-        return None
-    return replace(choice, recompute=job.known_recomputes[place])
 
 
 def balance(job, budget):

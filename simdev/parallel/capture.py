@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, prod
 
@@ -66,18 +66,21 @@ def capture_stage(
     part: Part,
     several: bool = True,
     split: bool = False,
+    each: bool = False,
     capture: Callable[..., StageProgram] | None = None,
 ) -> StageProgram:
     """The program of one rank of the stage ``part``; ``several`` if a step has more than one microbatch; ``split`` if
-    its schedule splits backward passes; ``capture`` in place of :func:`captured`, for stages of a few layers. Raises
-    :class:`Unsupported` without PyTorch, :class:`InvalidInput` for a model that cannot be built on ``mesh``."""
+    its schedule splits backward passes; ``each`` if gradients are reduced after each microbatch; ``capture`` in place
+    of :func:`captured`, for stages of a few layers. Raises :class:`Unsupported` without PyTorch,
+    :class:`InvalidInput` for a model that cannot be built on ``mesh``."""
     if importlib.util.find_spec("torch") is None:
         raise Unsupported("capturing a parallel model needs PyTorch: pip install 'simdev[capture]'")
     key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
     capture = capture or captured
-    if part.layers < FEW + 2:
-        return capture(model, key, mesh, part, several, split)
-    short, long = (capture(model, key, mesh, Part(n, part.first, part.last), several, split) for n in (FEW, FEW + 1))
+    counts = few_layers(part.layers)
+    if len(counts) == 1:
+        return capture(model, key, mesh, part, several, split, each)
+    short, long = (capture(model, key, mesh, Part(n, part.first, part.last), several, split, each) for n in counts)
     more = part.layers - FEW
     try:
         return StageProgram(
@@ -91,22 +94,43 @@ def capture_stage(
             split=tuple(stretch(a, b, FEW, more) for a, b in zip(short.split, long.split, strict=True)),
         )
     except NotRepeating:
-        return capture(model, key, mesh, part, several, split)
+        return capture(model, key, mesh, part, several, split, each)
+
+
+@lru_cache(maxsize=64)
+def accumulates(model: ParallelModel, parameters: tuple) -> bool:
+    """Whether the model's ranks keep whole gradients until the last microbatch, unless they are asked to reduce each
+    (:attr:`Plan.reduce_each <simdev.parallel.plan.Plan>`); ``parameters`` as for :func:`captured`."""
+    with fake_process_group(Mesh({"dp_shard": 1})) as torch_mesh:
+        stage = model.function(torch_mesh, Part(1), **{**dict(parameters), "layers": 1})
+    return getattr(stage, "sync", None) is not None
+
+
+def few_layers(layers: int) -> tuple[int, ...]:
+    """The numbers of layers with which a stage of ``layers`` layers is captured."""
+    return (layers,) if layers < FEW + 2 else (FEW, FEW + 1)
 
 
 @lru_cache(maxsize=256)
 def captured(
-    model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, several: bool, split: bool = False
+    model: ParallelModel,
+    parameters: tuple,
+    mesh: Mesh,
+    part: Part,
+    several: bool,
+    split: bool = False,
+    each: bool = False,
 ) -> StageProgram:
     """The program of a stage with all its layers, kept from an earlier capture or captured; ``parameters`` are pairs
     in order of their names."""
-    name = kept.fingerprint(model, {**dict(parameters), "several": several, "split": split}, mesh, part)
+    options = {"several": several, "split": split, **({"each": True} if each else {})}
+    name = kept.fingerprint(model, {**dict(parameters), **options}, mesh, part)
     found = kept.load(name)
     if found is not None:
         forward, *backward, finish = found.pop("segments")
         return StageProgram(forward, tuple(backward[:4]), finish, split=tuple(backward[4:]), **found)
     try:
-        how = model, {**dict(parameters), "layers": part.layers}, mesh, part, several, split
+        how = model, {**dict(parameters), "layers": part.layers}, mesh, part, several, split, each
         program = _capture(*how)
         last = mesh.stage_ranks - 1
         if last and not model.function.__module__.startswith(SHIPPED):
@@ -121,7 +145,14 @@ def captured(
 
 
 def _capture(
-    model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, several: bool, split: bool, rank: int = 0
+    model: ParallelModel,
+    parameters: dict,
+    mesh: Mesh,
+    part: Part,
+    several: bool,
+    split: bool,
+    each: bool,
+    rank: int = 0,
 ) -> StageProgram:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -137,6 +168,7 @@ def _capture(
             if not isinstance(stage, Stage):
                 message = f"the function returned {type(stage).__name__}, not a Stage"
                 raise InvalidInput(message, source=model.name)
+            stage = replace(stage, sync=None) if each else stage
             microbatches = 1 if not several else 3 if stage.sync else 2
             with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
                 stage.module.to_empty(device="cpu")

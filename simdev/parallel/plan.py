@@ -15,13 +15,13 @@ import numpy as np
 
 from simdev.errors import InvalidInput, quoted
 from simdev.graphs.parallel_model import ParallelModel, Part
-from simdev.parallel.capture import StageProgram, capture_stage
+from simdev.parallel.capture import StageProgram, capture_stage, few_layers
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.collectives import send_ns
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, Action, pipeline_order, stage_rank
 from simdev.parallel.overlap import check_slowdown, simulate_unrolled
-from simdev.parallel.resize import capture_resized
+from simdev.parallel.resize import capture_resized, few_shards
 from simdev.parallel.stragglers import Slow, check_slow, make_unroller
 from simdev.parallel.timing import Host, Prices, Template, make_template
 from simdev.parallel.unroll import Unrolled, execution_order, gradient_actions
@@ -38,7 +38,8 @@ MAX_MICROBATCHES = 1 << 20
 class Plan:
     """``microbatches`` is how many microbatches each data-parallel replica processes in a step; ``stages_per_rank`` is
     the number of stages on a pipeline rank (virtual stages). ``stage_layers`` is the number of layers on each stage;
-    empty: layers are spread evenly, earlier stages take what is left over."""
+    empty: layers are spread evenly, earlier stages take what is left over. ``reduce_each``: FSDP reduces gradients
+    after each microbatch, so that a rank keeps its shard of them alone; otherwise with the last microbatch."""
 
     model: ParallelModel
     parameters: Mapping[str, object]
@@ -49,6 +50,7 @@ class Plan:
     stages_per_rank: int = 1
     host: Host = field(default_factory=Host)
     stage_layers: tuple[int, ...] = ()
+    reduce_each: bool = False
 
     def __post_init__(self):
         for axis, _ in self.mesh.inner:
@@ -66,6 +68,9 @@ class Plan:
         self.cluster.check(self.mesh.ranks)
         if self.model.checks is not None:
             self.model.checks(self.parameters, self.mesh)
+        if self.reduce_each and self.mesh["pp"] > 1:
+            message = "a pipeline reduces gradients with its last microbatch"
+            raise InvalidInput(message, source="plan", field="reduce_each")
         pipeline_order(self.schedule, self.mesh["pp"], self.microbatches, self.stages_per_rank)
 
     @property
@@ -200,11 +205,25 @@ def capture_stages(plan: Plan, known: dict[tuple, object] | None = None) -> tupl
     parameters = tuple(sorted((name, value) for name, value in plan.parameters.items() if name != "layers"))
     programs = []
     for part in plan.parts:
-        key = "stage", parameters, inner, part, several, split
+        key = "stage", parameters, inner, part, several, split, plan.reduce_each
         if key not in known:
-            known[key] = capture_one(plan.model, dict(plan.parameters), inner, part, several, split)
+            known[key] = capture_one(plan.model, dict(plan.parameters), inner, part, several, split, plan.reduce_each)
         programs.append(known[key])
     return tuple(programs)
+
+
+def captures_of(plan: Plan) -> list[tuple]:
+    """The arguments of :func:`simdev.parallel.capture.captured` for all that :func:`prepare` captures with ``known``,
+    as far as layers repeat and shards are alike."""
+    parameters = tuple(sorted((name, value) for name, value in plan.parameters.items() if name != "layers"))
+    inner, split = _inner(plan.mesh), plan.schedule in SPLIT
+    several = plan.microbatches > 1 or split
+    return [
+        (plan.model, parameters, mesh, Part(layers, part.first, part.last), several, split, plan.reduce_each)
+        for part in dict.fromkeys(plan.parts)
+        for layers in few_layers(part.layers)
+        for mesh in few_shards(inner)
+    ]
 
 
 def time_stages(

@@ -33,17 +33,23 @@ def capture_resized(model: ParallelModel, parameters: dict, mesh: Mesh, part: Pa
 
 def _resized_few(model, parameters: tuple, mesh: Mesh, part: Part, *options: bool) -> StageProgram:
     """:func:`captured`, from captures with few ranks where that can be."""
-    if mesh[AXIS] <= LARGE:
+    meshes = few_shards(mesh)
+    if len(meshes) == 1:
         return captured(model, parameters, mesh, part, *options)
-    small, large = (
-        captured(model, parameters, Mesh({**mesh.sizes, AXIS: size}), part, *options) for size in (SMALL, LARGE)
-    )
+    small, large = (captured(model, parameters, few, part, *options) for few in meshes)
     try:
         if small.shard_unit and small.shard_unit % mesh[AXIS] == 0:
             return resized(small, large, mesh)
     except NotRepeating:
         pass
     return captured(model, parameters, mesh, part, *options)
+
+
+def few_shards(mesh: Mesh) -> list[Mesh]:
+    """The meshes with which a stage on ``mesh`` is captured."""
+    if mesh[AXIS] <= LARGE:
+        return [mesh]
+    return [Mesh({**mesh.sizes, AXIS: size}) for size in (SMALL, LARGE)]
 
 
 def resized(small: StageProgram, large: StageProgram, mesh: Mesh) -> StageProgram:

@@ -27,6 +27,10 @@ HOP_NS = 1  # the least time of a message between two devices (R4)
 STREAM = DeviceKind("stream", 1 << 50, {"f32": 1e12}, 1e12)
 
 
+class TooManyOps(InvalidInput):
+    """The step has more ops than a graph may hold."""
+
+
 @dataclass(frozen=True, eq=False)
 class Unrolled:
     """A step as a problem, and where its ops come from.
@@ -234,12 +238,12 @@ class Unroller:
         self._count += copies
 
     def build(self, name: str) -> Unrolled:
-        """The problem of all that was added. Raises :class:`InvalidInput` if that is more than a graph may hold."""
+        """The problem of all that was added. Raises :class:`TooManyOps` if that is more than a graph may hold."""
         n = self._count
         if n > MAX_OPS:
             how = "simulate it folded" if self.copies > 1 else "simulate fewer microbatches"
             message = f"the step has {n:,} ops, and at most {MAX_OPS:,} are simulated: {how}"
-            raise InvalidInput(message, source=name)
+            raise TooManyOps(message, source=name)
         edges = np.concatenate(self._edges, axis=1) if self._edges else np.zeros((2, 0), np.int64)
         device = np.concatenate(self._device)
         keep = device[edges[0]] != device[edges[1]]

@@ -14,6 +14,7 @@ However the sum ``W`` of all ``w_r`` is divided among ``p`` stages, this gives
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -92,20 +93,47 @@ def job_bound_ns(evaluator: Evaluator) -> int:
     divides the layers.
 
     For each way to split a layer (``tp``, ``cp``, ``ep``), microbatch and recomputation, the whole model is captured
-    on one stage without data parallelism. Its passes take at least their spans at the cost of each kernel, less the
-    copies that FSDP adds. Every mesh that can hold the model then has a bound: the passes, divided among its stages
-    (see the top), and the exchange of gradients among its replicas. A mesh cannot hold the model if the mean over its
-    ranks of parameters, optimizer state and what one microbatch keeps for its backward pass exceeds the capacity.
+    on one stage with two data-parallel ranks. Its passes take at least their spans at the cost of each kernel, without
+    the copies of FSDP and the collectives of data parallelism. Every mesh that can hold the model then has a bound: the
+    passes, divided among its stages (see the top), and the exchange of gradients among its replicas. A mesh cannot hold
+    the model if the mean over its ranks of parameters, optimizer state and what one microbatch keeps for its backward
+    pass exceeds the capacity. If no mesh can hold a microbatch, larger ones are not looked at: they keep no less.
     """
-    job, least = evaluator.job, inf
-    wholes: dict[tuple, _Whole] = {}
-    for choice in job.choices():
-        inner = tuple((axis, choice.mesh[axis]) for axis in ("cp", "ep", "tp") if choice.mesh[axis] > 1)
-        key = inner, choice.microbatch, choice.recompute
-        if key not in wholes:
-            wholes[key] = _whole(evaluator, choice, Mesh(dict(inner)))
-        least = min(least, _choice_bound(job, choice, wholes[key]))
+    least = inf
+    groups: dict[tuple, list[Choice]] = {}
+    for choice in evaluator.job.choices():
+        groups.setdefault((*(choice.mesh[axis] for axis in ("cp", "ep", "tp")), choice.recompute), []).append(choice)
+    for group in groups.values():
+        for _, same in groupby(sorted(group, key=_size), key=_size):
+            bound = _microbatch_bound(evaluator, list(same))
+            if bound == inf:
+                break
+            least = min(least, bound)
     return 0 if least == inf else int(least)
+
+
+def _size(choice: Choice) -> int:
+    return choice.microbatch
+
+
+def _microbatch_bound(evaluator: Evaluator, choices: list[Choice]) -> float:
+    """The least bound of choices with the same microbatch, recomputation and split of a layer."""
+    wholes: dict[Mesh, _Whole] = {}
+    least = inf
+    for choice in choices:
+        mesh = small_mesh(choice)
+        if mesh not in wholes:
+            wholes[mesh] = _whole(evaluator, choice, mesh)
+        least = min(least, _choice_bound(evaluator.job, choice, wholes[mesh]))
+    return least
+
+
+def small_mesh(choice: Choice) -> Mesh:
+    """One stage of the choice with two ranks along one data-parallel axis: what all its meshes have in common."""
+    sizes = {axis: choice.mesh[axis] for axis in ("cp", "ep", "tp")}
+    data = "dp_shard" if choice.mesh["dp_shard"] > 1 else "dp_replicate"
+    sizes[data] = min(2, choice.mesh[data])
+    return Mesh({axis: size for axis, size in sizes.items() if size > 1})
 
 
 @dataclass(frozen=True)
@@ -121,33 +149,39 @@ class _Whole:
 
 
 def _whole(evaluator: Evaluator, choice: Choice, mesh: Mesh) -> _Whole:
-    job = evaluator.job
-    plan = job.plan(choice)
-    plan = replace(plan, mesh=mesh, microbatches=2, stage_layers=(), cluster=replace(job.cluster, nodes=0))
+    job, shards = evaluator.job, mesh["dp_shard"]
+    plan = replace(job.plan(choice), mesh=mesh, microbatches=2, stage_layers=(), stages_per_rank=1, schedule="1f1b")
+    plan = replace(plan, cluster=replace(job.cluster, nodes=0), reduce_each=False)
     program = prepare(plan, evaluator.prices, merge=False, known=evaluator.known)
     forward, backward, stage = program.forward[0], program.backward[0], program.stages[0]
     return _Whole(
         _kernels_ns(forward) + min(map(_kernels_ns, backward)),
         _kernels_issue_ns(forward) + min(map(_kernels_issue_ns, backward)),
-        stage.resident_bytes,
+        stage.resident_bytes * shards,
         stage.forward.live_bytes,
-        stage.parameters,
+        stage.parameters * shards,
     )
 
 
 def _kernels_ns(template: Template) -> int:
-    """The span of a segment without the copies of FSDP."""
-    copies = _copies(template) & (template.stream == 0)
-    return max(0, span_ns(template) - int(template.ns[copies].sum()))
+    """The span of a segment if what data parallelism adds took no time."""
+    return span_ns(replace(template, ns=np.where(_of_data(template), 0, template.ns)))
 
 
 def _kernels_issue_ns(template: Template) -> int:
     """Host time to issue the kernels of a segment, without those on other streams and the copies of FSDP."""
-    counted = (template.stream == 0) & ~_copies(template)
+    counted = (template.stream == 0) & ~copies_of(template)
     return int((template.issue_ns + template.rest_ns)[counted].sum())
 
 
-def _copies(template: Template) -> np.ndarray:
+def _of_data(template: Template) -> np.ndarray:
+    """bool per item: copies of FSDP and collectives of data parallelism."""
+    axes = [bool(set(axes) & {"dp_shard", "dp_replicate"}) for axes in template.axes]
+    return np.array(axes, bool)[template.stream] | copies_of(template)
+
+
+def copies_of(template: Template) -> np.ndarray:
+    """bool per item: whether it is a copy that FSDP adds."""
     return np.array([kind in COPIES for kind in template.kinds], bool)[template.kind]
 
 

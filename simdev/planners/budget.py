@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from simdev.errors import BudgetExhausted
+from simdev.planners.estimate import Estimate
 from simdev.planners.evaluate import Evaluator
 from simdev.planners.job import Choice
 from simdev.planners.outcome import Outcome
@@ -31,6 +32,7 @@ class PlanBudget:
         self.evaluator, self.evaluations, self.seconds, self.tell = evaluator, evaluations, seconds, tell
         self.job = evaluator.job
         self.tried: dict[Choice, Outcome] = {}
+        self.estimated: dict[Choice, Estimate] = {}
         self.curve: list[tuple[int, float, int]] = []
         self.best: Outcome | None = None
         self._started = time.monotonic()
@@ -49,6 +51,12 @@ class PlanBudget:
     def open(self) -> bool:
         """True while there is an evaluation left."""
         return self.used < self.evaluations and self.elapsed < self.seconds
+
+    def estimates(self, choices: Iterable[Choice]) -> dict[Choice, Estimate]:
+        """Quick estimates of choices (:mod:`simdev.planners.estimate`), which cost no evaluation."""
+        found = self.evaluator.estimates(choices)
+        self.estimated.update(found)
+        return found
 
     def evaluate(self, choice: Choice) -> Outcome:
         """Simulate a plan. Raises :class:`BudgetExhausted` if nothing is left, :class:`InvalidInput` for a choice that

@@ -9,10 +9,13 @@ from multiprocessing import get_context
 
 import numpy as np
 
+from simdev.parallel.capture import captured
 from simdev.parallel.hosts import find_scale
-from simdev.parallel.plan import PlanProgram, PlanReport, peak_bytes, prepare, simulate_program
+from simdev.parallel.plan import PlanProgram, PlanReport, captures_of, peak_bytes, prepare, simulate_program
 from simdev.parallel.timing import Prices
+from simdev.parallel.unroll import TooManyOps
 from simdev.planners.bounds import plan_bound_ns
+from simdev.planners.estimate import Estimate, estimates, group_of
 from simdev.planners.job import Choice, Job
 from simdev.planners.outcome import Outcome
 
@@ -25,6 +28,7 @@ class Evaluator:
         self.job, self.workers = job, 1 if local else workers
         self.prices = Prices(job.cluster, scale=find_scale(job.framework))
         self.known: dict[tuple, object] = {}  # captured stages and timed segments
+        self._captured: set[tuple] = set()  # by workers
         self._pool: ProcessPoolExecutor | None = None
 
     def program(self, choice: Choice) -> PlanProgram:
@@ -45,7 +49,8 @@ class Evaluator:
         """The figures of a choice. A plan that does not fit is simulated only with ``always``.
 
         Without ``exact``, a step of many microbatches is extrapolated from three steps of few (:func:`extrapolated`),
-        which is much quicker.
+        which is much quicker. So is a step of more ops than a simulation may hold; if it reaches no steady state, it
+        has no step time and counts as a plan that does not fit.
         """
         program = self.program(choice)
         peak = peak_bytes(program)
@@ -55,8 +60,12 @@ class Evaluator:
             return Outcome(choice, None, *figures[1:])
         steady = None if exact else extrapolated(program)
         if steady is None:
-            report = simulate_program(program, engine=engine)
-            steady = _times(report)
+            try:
+                steady = _times(simulate_program(program, engine=engine))
+            except TooManyOps:
+                steady = next((found for warm in WARM if (found := extrapolated(program, warm)) is not None), None)
+        if steady is None:
+            return Outcome(choice, None, *figures[1:])
         step, compute, exposed = int(steady[0]), steady[1 : 1 + len(peak)], steady[1 + len(peak) :]
         idle = (step - compute - exposed).tolist()
         return Outcome(choice, step, *figures[1:], tuple(compute.tolist()), tuple(exposed.tolist()), tuple(idle))
@@ -67,10 +76,32 @@ class Evaluator:
         if self.workers < 2 or len(choices) < 2:
             yield from (self.outcome(choice, exact=False) for choice in choices)
             return
+        needed = {key: None for choice in choices if self.job.valid(choice) for key in self._captures(choice)}
+        list(self._workers().map(captured, *zip(*needed, strict=True)))  # each once, before workers need the same
+        self._captured.update(needed)
+        yield from self._workers().map(_outcome, choices)
+
+    def _captures(self, choice: Choice) -> list[tuple]:
+        """The captures that a choice needs and that were not asked for before."""
+        return [key for key in captures_of(self.job.plan(choice)) if key not in self._captured]
+
+    def estimates(self, choices: Iterable[Choice]) -> dict[Choice, Estimate]:
+        """Quick estimates of choices; those that cannot fit because a smaller microbatch does not fit are left out."""
+        groups: dict[tuple, list[Choice]] = {}
+        for choice in choices:
+            groups.setdefault(group_of(choice), []).append(choice)
+        tasks = [sorted(group, key=lambda choice: choice.microbatch) for group in groups.values()]
+        if self.workers < 2 or len(tasks) < 2:
+            found = [list(estimates(self, task)) for task in tasks]
+        else:
+            found = list(self._workers().map(_estimates, tasks))
+        return {one.choice: one for task in found for one in task if one is not None}
+
+    def _workers(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = get_context("spawn")
             self._pool = ProcessPoolExecutor(self.workers, context, _begin, (self.job,))
-        yield from self._pool.map(_outcome, choices)
+        return self._pool
 
     def close(self) -> None:
         """End the worker processes, if there are any."""
@@ -85,6 +116,8 @@ class Evaluator:
         self.close()
 
 
+WARM = (3, 8)  # microbatches for each pipeline rank, after which a steady state is looked for
+
 _EVALUATOR: list[Evaluator] = []  # of a worker process
 
 
@@ -96,9 +129,13 @@ def _outcome(choice: Choice) -> Outcome:
     return _EVALUATOR[0].outcome(choice, exact=False)
 
 
-def extrapolated(program: PlanProgram) -> np.ndarray | None:
+def _estimates(choices: list[Choice]) -> list[Estimate | None]:
+    return list(estimates(_EVALUATOR[0], choices))
+
+
+def extrapolated(program: PlanProgram, warm: int = 3) -> np.ndarray | None:
     """int64: step time, then compute time and exposed communication of each pipeline rank, for the microbatches of the
-    program's plan, from simulations of few; None if that cannot be had.
+    program's plan, from simulations of few, ``warm`` for each pipeline rank; None if that cannot be had.
 
     A pipeline in its steady state repeats itself: each further round of microbatches adds the same times. Three
     simulations, the second with one round more than the first and the third with four more, show whether the steady
@@ -108,7 +145,7 @@ def extrapolated(program: PlanProgram) -> np.ndarray | None:
     plan = program.plan
     ranks = plan.mesh["pp"]
     one = 1 if plan.stages_per_rank == 1 else ranks  # microbatches in a round
-    first = plan.microbatches % one + one * -(-max(3 * ranks + 2, 6) // one)
+    first = plan.microbatches % one + one * -(-max(warm * ranks + 2, 6) // one)
     rounds, rest = divmod(plan.microbatches - first, one)
     if rest or rounds < 8:
         return None

@@ -10,6 +10,7 @@ from typing import Any
 
 from simdev.errors import InvalidInput, SimdevError
 from simdev.graphs.parallel_model import ParallelModel
+from simdev.parallel.capture import accumulates
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.hosts import find_host
 from simdev.parallel.mesh import Mesh
@@ -24,7 +25,8 @@ LONG = 8192  # tokens; shorter sequences are not split among ranks (cp)
 class Choice:
     """What a planner decides: the mesh, sequences of a microbatch, recomputation, schedule, stages on a pipeline rank.
 
-    ``stage_layers`` is the number of layers on each stage; empty: layers are spread evenly.
+    ``stage_layers`` is the number of layers on each stage; empty: layers are spread evenly. ``reduce_each``: gradients
+    are reduced after each microbatch, not with the last one alone; a rank then keeps its shard of them.
     """
 
     mesh: Mesh
@@ -33,10 +35,12 @@ class Choice:
     schedule: str = "1f1b"
     stages_per_rank: int = 1
     stage_layers: tuple[int, ...] = ()
+    reduce_each: bool = False
 
     def __str__(self) -> str:
         parts = [str(self.mesh), f"microbatch={self.microbatch}"]
         parts += [f"recompute={self.recompute}"] if self.recompute != "none" else []
+        parts += ["reduce=each"] if self.reduce_each else []
         if self.mesh["pp"] > 1:
             parts.append(self.schedule + (f" x{self.stages_per_rank}" if self.stages_per_rank > 1 else ""))
         if self.stage_layers:
@@ -48,7 +52,8 @@ class Choice:
         """A total order of choices, so that ties between equally good plans are broken in the same way everywhere."""
         sizes = tuple(self.mesh[axis] for axis in ("pp", "tp", "cp", "ep", "dp_shard", "dp_replicate"))
         recompute = RECOMPUTE.index(self.recompute) if self.recompute in RECOMPUTE else len(RECOMPUTE)
-        return sizes, self.microbatch, recompute, self.schedule, self.stages_per_rank, self.stage_layers
+        rest = self.schedule, self.stages_per_rank, self.stage_layers, self.reduce_each
+        return sizes, self.microbatch, recompute, *rest
 
     def to_json(self) -> dict:
         """Plain values, from which :func:`choice_from` makes the choice again."""
@@ -59,6 +64,7 @@ class Choice:
             "schedule": self.schedule,
             "stages_per_rank": self.stages_per_rank,
             "stage_layers": list(self.stage_layers),
+            "reduce_each": self.reduce_each,
         }
 
 
@@ -71,8 +77,11 @@ def choice_from(values: Mapping) -> Choice:
     layers = values["stage_layers"]
     if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in layers):
         raise InvalidInput("expected whole numbers from 1 on", source="plan", field="stage_layers")
+    each = values.get("reduce_each")
+    if not isinstance(each, bool):
+        raise InvalidInput(f"expected true or false, got {each!r}", source="plan", field="reduce_each")
     given = {name: values[name] for name in list(wanted)[1:]}
-    return Choice(mesh=Mesh(values["mesh"]), **given, stage_layers=tuple(layers))
+    return Choice(mesh=Mesh(values["mesh"]), **given, stage_layers=tuple(layers), reduce_each=each)
 
 
 @dataclass(frozen=True)
@@ -154,6 +163,7 @@ class Job:
             choice.stages_per_rank,
             find_host(self.framework),
             stage_layers=choice.stage_layers,
+            reduce_each=choice.reduce_each,
         )
         plan.parts  # noqa: B018  raises where a stage would have no layer
         if not self._same_precision(mesh):
@@ -209,8 +219,19 @@ class Job:
                 for recompute in self.known_recomputes:
                     for schedule in self.schedules if mesh["pp"] > 1 else ("1f1b",):
                         choice = Choice(mesh, microbatch, recompute, schedule, stages_of(schedule))
-                        if self.valid(choice):
-                            yield choice
+                        if not self.valid(choice):
+                            continue
+                        yield choice
+                        if self.may_reduce_each(choice):
+                            yield replace(choice, reduce_each=True)
+
+    def may_reduce_each(self, choice: Choice) -> bool:
+        """Whether it matters if gradients are reduced after each microbatch: sharded ones of a model that would keep
+        whole gradients otherwise, in a step of several microbatches without a pipeline."""
+        mesh = choice.mesh
+        if mesh["pp"] > 1 or mesh["dp_shard"] == 1 or self.batch <= mesh.replicas * choice.microbatch:
+            return False
+        return accumulates(self.model, tuple(sorted(self.parameters.items())))
 
     def with_changes(self, **changes) -> Job:
         """The job with other fields."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from simdev.planners.job import Choice
 
@@ -13,8 +14,8 @@ class Outcome:
 
     ``peak_bytes``, ``compute_ns``, ``exposed_ns`` and ``idle_ns`` are per pipeline rank, as in
     :class:`simdev.parallel.plan.PlanReport`. ``overflow_bytes`` is the sum over pipeline ranks of the bytes above the
-    capacity. ``step_ns`` is None, and the three times are empty, for a plan that does not fit and was therefore not
-    simulated. ``bound_ns`` is a step time that this plan cannot beat.
+    capacity. ``step_ns`` is None, and the three times are empty, for a plan that was not simulated: it does not fit, or
+    has too many ops. ``bound_ns`` is a step time that this plan cannot beat.
     """
 
     choice: Choice
@@ -34,7 +35,8 @@ class Outcome:
 
     @property
     def fits(self) -> bool:
-        return self.overflow_bytes == 0
+        """Whether the plan fits in memory and has a step time."""
+        return self.overflow_bytes == 0 and self.step_ns is not None
 
     def __lt__(self, other: Outcome) -> bool:
         return self.rank < other.rank
@@ -42,4 +44,5 @@ class Outcome:
     @property
     def rank(self) -> tuple:
         """What outcomes are ordered by: plans that fit first, then step time, then the order of choices."""
-        return self.overflow_bytes, self.step_ns if self.step_ns is not None else 0, self.choice.order
+        unknown = 0 if self.overflow_bytes else inf
+        return self.overflow_bytes, self.step_ns if self.step_ns is not None else unknown, self.choice.order

@@ -1,0 +1,77 @@
+"""The cost model: close to the simulation, and the same whatever the number of workers."""
+
+import pytest
+
+from simdev.parallel.mesh import Mesh
+from simdev.planners import Choice, Evaluator, PlanBudget
+from simdev.planners.bounds import job_bound_ns
+from simdev.planners.estimate import estimate, estimates
+
+MODEL = "llama3-8b[width=512,layers=8,heads=8,kv_heads=4,hidden=1024,vocabulary=2048,length=1024]"
+
+
+@pytest.fixture(scope="module")
+def job():
+    pytest.importorskip("torch")
+    from simdev.parallel import find_model, load_cluster
+    from simdev.planners import Job
+
+    model, parameters = find_model(MODEL)
+    some = {"ranks": 8, "framework": "compiled", "microbatches": (1, 2, 4), "recomputes": ("full",)}
+    return Job(model, parameters, load_cluster("dgx-h100"), 64, **some)
+
+
+@pytest.fixture(scope="module")
+def evaluator(job):
+    return Evaluator(job)
+
+
+CHOICES = [
+    Choice(Mesh({"dp_shard": 8}), 1, "full"),
+    Choice(Mesh({"dp_shard": 8}), 4, "full"),
+    Choice(Mesh({"dp_shard": 8}), 2, "full", reduce_each=True),
+    Choice(Mesh({"dp_shard": 4, "tp": 2}), 2, "full"),
+    Choice(Mesh({"dp_replicate": 2, "dp_shard": 4}), 2, "full"),
+    Choice(Mesh({"pp": 2, "dp_shard": 2, "tp": 2}), 1, "full"),
+    Choice(Mesh({"pp": 2, "dp_shard": 4}), 2, "full", "interleaved", 2),
+]
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=str)
+def test_estimates_are_close_to_the_simulation(choice, evaluator):
+    guess, exact = estimate(evaluator, choice), evaluator.outcome(choice, always=True)
+    assert guess.step_ns == pytest.approx(exact.step_ns, rel=0.12)
+    assert guess.peak_bytes == pytest.approx(max(exact.peak_bytes), rel=0.12)
+
+
+def test_reducing_each_microbatch_takes_less_memory_and_more_time(evaluator):
+    kept = evaluator.outcome(Choice(Mesh({"dp_shard": 8}), 2, "full"))
+    each = evaluator.outcome(Choice(Mesh({"dp_shard": 8}), 2, "full", reduce_each=True))
+    assert each.peak_bytes[0] < kept.peak_bytes[0] and each.step_ns > kept.step_ns
+    assert each.step_ns >= each.bound_ns >= job_bound_ns(evaluator)
+
+
+def test_larger_microbatches_are_left_out_once_nothing_fits(job):
+    from dataclasses import replace
+
+    kind = replace(job.cluster.kind, memory_bytes=1 << 20)
+    small = Evaluator(job.with_changes(cluster=replace(job.cluster, kind=kind)))
+    choices = [Choice(Mesh({"dp_shard": 8}), size, "full") for size in (1, 2, 4)]
+    assert [one and one.choice.microbatch for one in estimates(small, choices)] == [1, None, None]
+
+
+def test_the_number_of_workers_changes_no_estimate(job, evaluator):
+    with Evaluator(job, workers=2) as several:
+        assert several.estimates(CHOICES) == evaluator.estimates(CHOICES)
+
+
+def test_search_simulates_few_of_the_plans_that_it_compares(job, evaluator):
+    import numpy as np
+
+    from simdev.planners import find_planner
+
+    few = job.with_changes(microbatches=(1, 2))
+    budget = PlanBudget(Evaluator(few), evaluations=8)
+    best = find_planner("search")[0].plan(few, rng=np.random.default_rng(0), budget=budget)
+    assert budget.used == 8 and len(budget.estimated) > 40
+    assert budget.best.choice == best

@@ -34,14 +34,20 @@ from simdev.planners.bounds import job_bound_ns
 from simdev.problem.topology import split_nodes, topology_names
 
 # Models and clusters of the board, with the sequences of a step and the microbatch sizes that planners may choose.
+A100, A100S, H100S, MANY, L40S = (
+    "dgx-a100", "dgx-a100[nodes=8]", "dgx-h100[nodes=8]", "dgx-h100[nodes=64]", "l40sx8-pcie"
+)  # fmt: skip
 BOARD = (
-    ("gpt-3.6b", ("dgx-a100", "dgx-a100[nodes=8]"), 512, (1, 2, 4)),
-    ("llama3-8b", ("dgx-a100", "dgx-h100", "dgx-h100[nodes=8]", "hgx-h100-pcie"), 512, (1,)),
-    ("llama3-70b", ("dgx-a100[nodes=8]", "dgx-h100[nodes=8]", "dgx-h100[nodes=64]"), 1024, (1,)),
-    ("llama3-405b", ("dgx-h100[nodes=64]",), 1024, (1,)),
-    ("mpt-7b", ("dgx-a100", "dgx-h100[nodes=8]"), 1024, (1, 2, 4)),
-    ("mpt-70b", ("dgx-h100[nodes=8]", "dgx-h100[nodes=64]"), 1024, (1, 2)),
-    ("mixtral-8x7b", ("dgx-h100[nodes=8]",), 1024, (1,)),
+    ("llama3-70b", (H100S, A100S, MANY), 1024, (1,)),
+    ("mpt-7b", (A100, A100S, H100S, L40S), 1024, (1, 4)),
+    ("mpt-70b", (A100S, H100S, MANY), 1024, (1, 2)),
+    ("gpt-1.3b", (A100, A100S, H100S, L40S), 512, (1, 4)),
+    ("llama3-8b", (A100, A100S, H100S, L40S), 512, (1, 2)),
+    ("bert-large", (A100, A100S, H100S, L40S), 4096, (8, 32)),
+    ("vit-22b", (A100S, H100S, MANY), 4096, (4, 16)),
+    ("mixtral-8x7b", (A100S, H100S, MANY), 1024, (1,)),
+    ("deepseek-v2lite", (A100, A100S, H100S), 1024, (1,)),
+    ("llama3-405b", (MANY,), 1024, (1,)),
 )
 LIMITS = Limits(seconds=1800, memory_bytes=16 << 30)  # of the check of one row, which may capture a model
 _EVALUATORS: dict[Task, Evaluator] = {}  # of this process, which checks rows

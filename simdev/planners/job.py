@@ -182,7 +182,7 @@ class Job:
     def meshes(self) -> list[Mesh]:
         """Every mesh of the job's ranks along the axes that the model knows.
 
-        Tensor and context parallelism stay in a node, and sequences of at most 8,192 tokens are not split.
+        Tensor, context and expert parallelism stay in a node, and sequences of at most 8,192 tokens are not split.
         """
         inside = [n for n in _divisors(self.cluster.gpus) if self.ranks % n == 0]
         long = int(self.parameters["length"]) > LONG
@@ -192,10 +192,10 @@ class Job:
             [n for n in _divisors(self.ranks) if n <= self.layers],
             inside if "tp" in known else [1],
             inside if "cp" in known and long else [1],
-            _divisors(self.ranks) if "ep" in known else [1],
+            inside if "ep" in known else [1],
         ):
             data, rest = divmod(self.ranks, pp * tp * cp * ep)
-            if rest or tp * cp > self.cluster.gpus:
+            if rest or tp * cp * ep > self.cluster.gpus:
                 continue
             for shard in _divisors(data) if "dp_shard" in known else [1]:
                 replicate = data // shard

@@ -13,7 +13,9 @@ from __future__ import annotations
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
 
-SIZES = {  # table 1 of Narayanan et al. 2021, and the sizes that VIA-Research/vTrain measured
+SIZES = {
+    "1.3b": {"width": 2048, "layers": 24, "heads": 16},  # GPT-3 XL (Brown et al. 2020, table 2.1)
+    # table 1 of Narayanan et al. 2021, and the sizes that VIA-Research/vTrain measured
     "3.6b": {"width": 3072, "layers": 30, "heads": 32},
     "18.4b": {"width": 6144, "layers": 40, "heads": 48},
     "39.1b": {"width": 8192, "layers": 48, "heads": 64},

@@ -110,6 +110,17 @@ def dask_simulator(scheduler: str) -> Iterator[Callable[..., Outcomes]]:
 
 
 @contextlib.contextmanager
+def dask_executor(scheduler: str) -> Iterator[concurrent.futures.Executor]:
+    """The workers of a Dask scheduler as an executor, for ``simdev plan``. Raises as :func:`dask_backend`."""
+    with _connected(scheduler) as client:
+        executor = client.get_executor(pure=False)
+        try:
+            yield executor
+        finally:
+            executor.shutdown(wait=False)
+
+
+@contextlib.contextmanager
 def _connected(scheduler: str) -> Iterator[Client]:
     """A client of the scheduler, whose workers are ready."""
     try:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from simdev.bench.rows import read_csv, read_fraction, read_time, read_whole, seconds_text
+from simdev.bench.rows import read_csv, read_value, seconds_text, why_unreadable
 from simdev.errors import InvalidInput, quoted
 from simdev.files import markdown_table, parse_json, write_table, write_text
 from simdev.planners.job import Choice, choice_from
@@ -115,21 +115,11 @@ def read_plan_rows(folder: Path, check_digest: bool = True) -> list[PlanRow]:
 
 
 def _parse(line: dict, field, path: Path, number: int):
-    text, kind = line[_COLUMN.get(field.name, field.name)], str(field.type)
+    text = line[_COLUMN.get(field.name, field.name)]
     try:
-        if "None" in kind and text == "":
-            return None
-        if field.name in _COLUMN:
-            return read_time(text)
-        if "int" in kind:
-            return read_whole(text)
-        if "float" in kind:
-            return read_fraction(text)
-        if not text.isprintable():
-            raise ValueError(f"{quoted(text)} holds characters that cannot be printed")
-        return text
+        return read_value(str(field.type), text, is_time=field.name in _COLUMN)
     except (ValueError, ArithmeticError) as error:
-        reason = str(error) if isinstance(error, ValueError) else f"{quoted(text)} is not a number"
+        reason = why_unreadable(error, text)
         raise InvalidInput(reason, source=path, field=f"line {number}, {field.name}") from None
 
 

@@ -140,7 +140,7 @@ def parse_row(cells: dict[str, str], path: Path, line: int) -> Row:
         try:
             values[field] = _read_cell(column, kind[field], cells[column])
         except (ValueError, ArithmeticError) as error:
-            text = str(error) if isinstance(error, ValueError) else f"{quoted(cells[column])} is not a number"
+            text = why_unreadable(error, cells[column])
             raise InvalidInput(text, source=path, field=f"line {line}: {column}") from None
     return Row(**values)
 
@@ -264,15 +264,22 @@ def _write_cell(value, is_time: bool) -> str:
 
 
 def _read_cell(name: str, kind: str, text: str):
+    value = read_value(kind, text, is_time=name in FIELD)
+    if name == "status" and text not in STATUSES:
+        raise ValueError(f"unknown status {quoted(text)}")
+    if name == "params" and not isinstance(parse_json(text, name), dict):
+        raise ValueError(f"{quoted(text)} is not a JSON object")
+    if name in ("fingerprint", "placement") and not NAME.fullmatch(text):
+        raise ValueError(f"{quoted(text)} is not a fingerprint")
+    return value
+
+
+def read_value(kind: str, text: str, *, is_time: bool = False):
+    """The value of a cell whose field has the type ``kind``: text, number, time, ``true`` or ``false``; None for an
+    empty cell if the type allows it. Raises :class:`ValueError` or :class:`ArithmeticError` for anything else."""
     if kind == "str":
         if not text.isprintable():
             raise ValueError(f"{quoted(text)} holds characters that cannot be printed")
-        if name == "status" and text not in STATUSES:
-            raise ValueError(f"unknown status {quoted(text)}")
-        if name == "params" and not isinstance(parse_json(text, name), dict):
-            raise ValueError(f"{quoted(text)} is not a JSON object")
-        if name in ("fingerprint", "placement") and not NAME.fullmatch(text):
-            raise ValueError(f"{quoted(text)} is not a fingerprint")
         return text
     if text == "" and "None" in kind:
         return None
@@ -282,7 +289,12 @@ def _read_cell(name: str, kind: str, text: str):
         return text == "true"
     if kind.startswith("float"):
         return read_fraction(text)
-    return read_time(text) if name in FIELD else read_whole(text)
+    return read_time(text) if is_time else read_whole(text)
+
+
+def why_unreadable(error: Exception, text: str) -> str:
+    """What is wrong with a cell, from the error of :func:`read_value`."""
+    return str(error) if isinstance(error, ValueError) else f"{quoted(text)} is not a number"
 
 
 def read_whole(text: str) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 
 import numpy as np
@@ -21,15 +23,16 @@ from simdev.planners.outcome import Outcome
 
 
 class Evaluator:
-    """What plans of ``job`` do. ``workers`` processes simulate batches of plans; their number changes no result."""
+    """What plans of ``job`` do. ``workers`` processes, or those of an ``executor``, simulate batches of plans; their
+    number changes no result."""
 
-    def __init__(self, job: Job, workers: int = 1):
+    def __init__(self, job: Job, workers: int = 1, executor: Executor | None = None):
         local = job.model.function.__module__.startswith("_captured_")  # from a user's file: known here alone
-        self.job, self.workers = job, 1 if local else workers
+        self.job, self.workers = job, 1 if local else max(workers, 2 if executor else 1)
         self.prices = Prices(job.cluster, scale=find_scale(job.framework))
         self.known: dict[tuple, object] = {}  # captured stages and timed segments
         self._captured: set[tuple] = set()  # by workers
-        self._pool: ProcessPoolExecutor | None = None
+        self._executor, self._own = executor, executor is None
 
     def program(self, choice: Choice) -> PlanProgram:
         """The captured and timed stages of a choice. Raises :class:`InvalidInput` if it does not suit the job."""
@@ -77,9 +80,10 @@ class Evaluator:
             yield from (self.outcome(choice, exact=False) for choice in choices)
             return
         needed = {key: None for choice in choices if self.job.valid(choice) for key in self._captures(choice)}
-        list(self._workers().map(captured, *zip(*needed, strict=True)))  # each once, before workers need the same
+        if needed:
+            list(self._pool().map(_capture, needed))  # each once, before workers need the same
         self._captured.update(needed)
-        yield from self._workers().map(_outcome, choices)
+        yield from self._pool().map(partial(_outcome, self.job), choices)
 
     def _captures(self, choice: Choice) -> list[tuple]:
         """The captures that a choice needs and that were not asked for before."""
@@ -94,20 +98,19 @@ class Evaluator:
         if self.workers < 2 or len(tasks) < 2:
             found = [list(estimates(self, task)) for task in tasks]
         else:
-            found = list(self._workers().map(_estimates, tasks))
+            found = list(self._pool().map(partial(_estimates, self.job), tasks))
         return {one.choice: one for task in found for one in task if one is not None}
 
-    def _workers(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            context = get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.workers, context, _begin, (self.job,))
-        return self._pool
+    def _pool(self) -> Executor:
+        if self._executor is None:
+            self._executor = ProcessPoolExecutor(self.workers, get_context("spawn"))
+        return self._executor
 
     def close(self) -> None:
-        """End the worker processes, if there are any."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+        """End the worker processes, if there are any; an executor that was given stays open."""
+        if self._executor is not None and self._own:
+            self._executor.shutdown(cancel_futures=True)
+            self._executor = None
 
     def __enter__(self) -> Evaluator:
         return self
@@ -116,21 +119,34 @@ class Evaluator:
         self.close()
 
 
+_EVALUATORS: dict[str, Evaluator] = {}  # of a worker process, by job
+_LOCK = threading.RLock()  # PyTorch has one process group, and a worker may have several threads
+
+
+def _evaluator(job: Job) -> Evaluator:
+    name = repr(job)
+    if name not in _EVALUATORS:
+        _EVALUATORS.clear()  # the captures of another job may be large
+        _EVALUATORS[name] = Evaluator(job)
+    return _EVALUATORS[name]
+
+
+def _capture(key: tuple) -> None:
+    with _LOCK:
+        captured.__wrapped__(*key)  # kept on disk; not in memory, where nobody asks for it
+
+
+def _outcome(job: Job, choice: Choice) -> Outcome:
+    with _LOCK:
+        return _evaluator(job).outcome(choice, exact=False)
+
+
+def _estimates(job: Job, choices: list[Choice]) -> list[Estimate | None]:
+    with _LOCK:
+        return list(estimates(_evaluator(job), choices))
+
+
 WARM = (3, 8)  # microbatches for each pipeline rank, after which a steady state is looked for
-
-_EVALUATOR: list[Evaluator] = []  # of a worker process
-
-
-def _begin(job: Job) -> None:
-    _EVALUATOR[:] = [Evaluator(job)]
-
-
-def _outcome(choice: Choice) -> Outcome:
-    return _EVALUATOR[0].outcome(choice, exact=False)
-
-
-def _estimates(choices: list[Choice]) -> list[Estimate | None]:
-    return list(estimates(_EVALUATOR[0], choices))
 
 
 def extrapolated(program: PlanProgram, warm: int = 3) -> np.ndarray | None:

@@ -7,20 +7,29 @@ import math
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from simdev.cli.app import JOBS, command
-from simdev.cli.options import JsonOption, in_a_folder, positive
+from simdev.cli.options import (
+    Backend,
+    BackendOption,
+    JsonOption,
+    SchedulerOption,
+    in_a_folder,
+    positive,
+    use_dask,
+)
 from simdev.cli.tables import print_table
 from simdev.errors import InvalidInput
 
 
 @command("plan", topic=JOBS)
 def plan(
-    model: Annotated[str, typer.Argument(help="Model, size and parameters: llama3-70b, my_model.py:name.")],
+    model: Annotated[str, typer.Argument(help="llama3-70b, my_model.py:name, or a Hugging Face config.json.")],
     cluster: Annotated[str, typer.Argument(help="Topology of a node and number of nodes: dgx-h100[nodes=8].")],
     batch: Annotated[int, typer.Option(help="Sequences in a step (the global batch).")] = 1024,
     planner: Annotated[str, typer.Option("--planner", "-p", help="Planner id: search, megatron, grid ...")] = "search",
@@ -40,22 +49,25 @@ def plan(
         str | None, typer.Option(help="Print a configuration: torchtitan, megatron, accelerate, deepspeed or fsdp.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write it there.", callback=in_a_folder)] = None,
+    backend: BackendOption = Backend.local,
+    scheduler: SchedulerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the best parallel plan of a training job.
 
-    Plans are simulated: each program is captured from PyTorch once and kept, so that the second search is quick. Ctrl-C
-    ends the search and keeps the best plan so far.
+    A cost model ranks all plans, and those that it ranks first are simulated. Programs are captured from PyTorch once
+    and kept, so that the second search is quick. Ctrl-C ends the search and keeps the best plan so far.
     """
     import numpy as np
 
     from simdev.errors import BudgetExhausted
-    from simdev.parallel import find_model, load_cluster
+    from simdev.parallel import load_cluster
     from simdev.planners import Evaluator, Job, PlanBudget, find_planner
     from simdev.planners.figures import figures, what_helps, why_slower
+    from simdev.planners.model import find_trained
 
     spec, params = find_planner(planner)
-    found, parameters = find_model(model)
+    found, parameters = find_trained(model)
     job = Job(
         found,
         parameters,
@@ -69,7 +81,7 @@ def plan(
     writer = _writer(write)
     positive(price, "--price")
     workers = jobs or os.cpu_count() or 1
-    with Evaluator(job, workers) as evaluator:
+    with _executor(backend, scheduler) as executor, Evaluator(job, workers, executor) as evaluator:
         budget = PlanBudget(
             evaluator,
             evaluations=evaluations or math.inf,
@@ -104,12 +116,27 @@ def plan(
         write_text(out, text)
     if as_json:
         document = {"model": model, "cluster": cluster, "batch": batch, "ranks": job.ranks, "planner": planner}
-        document |= {"simulated": budget.used, "plans": rows, "what_helps": helps, "configuration": text}
+        document |= {
+            "estimated": len(budget.estimated),
+            "simulated": budget.used,
+            "plans": rows,
+            "what_helps": helps,
+            "configuration": text,
+        }
         print(json.dumps(document, indent=1))
         return
     _print(job, rows, budget, helps, price)
     if text is not None and out is None:
         print(f"\n{text}", end="")
+
+
+def _executor(backend: Backend, scheduler: str | None):
+    """The workers of a Dask cluster, or None for processes of this machine."""
+    if not use_dask(backend, scheduler):
+        return nullcontext()
+    from simdev.bench.dask_cluster import dask_executor
+
+    return dask_executor(scheduler)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -128,7 +155,8 @@ def _writer(write: str | None):
 
 
 def _print(job, rows: list[dict], budget, helps: list[str], price: float | None) -> None:
-    print(f"{job.name}: {job.ranks} GPUs, {job.batch:,} sequences in a step; {budget.used} plans tried")
+    estimated = f"{len(budget.estimated):,} plans estimated, " if budget.estimated else ""
+    print(f"{job.name}: {job.ranks} GPUs, {job.batch:,} sequences in a step; {estimated}{budget.used} simulated")
     header = ["plan", "step s", "tokens/s/GPU", "MFU", "peak GiB", "idle", "exposed"]
     header += ["$/M tokens"] if price is not None else []
     lines = []

@@ -50,6 +50,7 @@ def torchtitan(job: Job, choice: Choice) -> str:
     if choice.recompute == "selective":
         checkpoint["selective_ac_option"] = "op"
     _even(choice, "torchtitan")
+    _reduces_each(job, choice, "torchtitan")
     return _toml(
         {
             "model": {"name": job.model.name, **({"flavor": flavour} if flavour else {})},
@@ -134,13 +135,15 @@ def accelerate(job: Job, choice: Choice) -> str:
         }
     if mesh["tp"] > 1 or mesh["cp"] > 1 or mesh["dp_replicate"] > 1:
         document["parallelism_config"] = sizes
-    note = f"# per-device batch {choice.microbatch}, gradient_accumulation_steps={job.plan(choice).microbatches}\n"
-    return note + _yaml(document)
+    each = ", sync_each_batch=True" if choice.reduce_each else ""
+    steps = f"gradient_accumulation_steps={job.plan(choice).microbatches}{each}"
+    return f"# per-device batch {choice.microbatch}, {steps}\n" + _yaml(document)
 
 
 def deepspeed(job: Job, choice: Choice) -> str:
     """JSON of DeepSpeed: ZeRO stage 3 where parameters are sharded, stage 0 where they are not, MiCS for groups."""
     _no_pipeline(choice, "a DeepSpeed configuration (stages are set in code, by PipelineModule)")
+    _reduces_each(job, choice, "ZeRO")
     mesh = choice.mesh
     zero: dict[str, object] = {"stage": 3 if mesh["dp_shard"] > 1 else 0}
     if mesh["dp_shard"] > 1 and mesh["dp_replicate"] > 1:
@@ -172,6 +175,8 @@ def fsdp(job: Job, choice: Choice) -> str:
         "fsdp": "hybrid_shard auto_wrap" if mesh["dp_replicate"] > 1 else "full_shard auto_wrap",
         "fsdp_config": {"activation_checkpointing": choice.recompute != "none"},
     }
+    if choice.reduce_each:
+        document["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return json.dumps(document, indent=2) + "\n"
 
 
@@ -187,6 +192,11 @@ WRITERS: dict[str, Writer] = {
 def _no_pipeline(choice: Choice, where: str) -> None:
     if choice.mesh["pp"] > 1 or choice.mesh["ep"] > 1:
         raise Unsupported(f"{where} has no settings for {choice.mesh}; try --write torchtitan or megatron")
+
+
+def _reduces_each(job: Job, choice: Choice, where: str) -> None:
+    if job.may_reduce_each(choice) and not choice.reduce_each:
+        raise Unsupported(f"{where} reduces sharded gradients after each microbatch, and the plan {choice} does not")
 
 
 def _even(choice: Choice, where: str) -> None:

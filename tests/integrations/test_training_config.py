@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,7 @@ def job():
 
 
 def choice(microbatch=2, recompute="full", schedule="1f1b", layers=(), **sizes):
-    return Choice(Mesh(sizes), microbatch, recompute, schedule, 1, layers)
+    return Choice(Mesh(sizes), microbatch, recompute, schedule, 1, layers, reduce_each="pp" not in sizes)
 
 
 def test_torchtitan(job):
@@ -84,6 +85,7 @@ def test_trainer_reads_fsdp(job, tmp_path):
     pytest.importorskip("accelerate")
     found = json.loads(find_writer("fsdp")(job, choice(dp_shard=64)))
     assert found["gradient_accumulation_steps"] == 8
+    assert found["accelerator_config"]["gradient_accumulation_kwargs"]["sync_each_batch"] is True
     arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **found)
     assert arguments.per_device_train_batch_size == 2 and arguments.fsdp_config["activation_checkpointing"] is True
     with pytest.raises(Unsupported, match="torchtitan"):
@@ -106,6 +108,13 @@ def test_deepspeed_reads_its_file(job, tmp_path):
     found = json.loads(find_writer("deepspeed")(job, choice(microbatch=1, dp_shard=64)))
     found |= {"train_batch_size": found["gradient_accumulation_steps"]}  # a world of one rank
     assert DeepSpeedConfig(found).zero_optimization_stage == 3
+
+
+@pytest.mark.parametrize("framework", ["torchtitan", "deepspeed"])
+def test_a_plan_that_keeps_whole_gradients_is_refused_where_they_are_reduced(job, framework):
+    pytest.importorskip("torch")
+    with pytest.raises(Unsupported, match="after each microbatch"):
+        find_writer(framework)(job, replace(choice(dp_shard=64), reduce_each=False))
 
 
 def test_an_unknown_framework_is_named():

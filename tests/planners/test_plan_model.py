@@ -31,7 +31,7 @@ def test_an_id_is_looked_up_in_the_cache_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(InvalidInput, match="nothing is downloaded"):
         find_trained("meta-llama/Llama-3.1-70B")
-    snapshot = tmp_path / "models--meta-llama--Llama-3.1-70B" / "snapshots" / "0" * 3
+    snapshot = tmp_path / "models--meta-llama--Llama-3.1-70B" / "snapshots" / "000"
     snapshot.mkdir(parents=True)
     written(snapshot)
     assert find_trained("meta-llama/Llama-3.1-70B") == find_trained("llama3-70b")

@@ -163,7 +163,8 @@ def score_plan(row: PlanRow, evaluator: Evaluator, engine: str = "fast") -> Plan
     """The row with the figures of its plan."""
     outcome = evaluator.outcome(row.choice, engine=engine)
     if not outcome.fits:
-        message = f"lacks {outcome.overflow_bytes} bytes of memory"
+        lacks = f"lacks {outcome.overflow_bytes} bytes of memory"
+        message = lacks if outcome.overflow_bytes else "has too many ops to be simulated"
         return replace(row, status="error", error=message, peak_bytes=max(outcome.peak_bytes))
     return replace(
         row,

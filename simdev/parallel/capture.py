@@ -73,8 +73,7 @@ def capture_stage(
     its schedule splits backward passes; ``each`` if gradients are reduced after each microbatch; ``capture`` in place
     of :func:`captured`, for stages of a few layers. Raises :class:`Unsupported` without PyTorch,
     :class:`InvalidInput` for a model that cannot be built on ``mesh``."""
-    if importlib.util.find_spec("torch") is None:
-        raise Unsupported("capturing a parallel model needs PyTorch: pip install 'simdev[capture]'")
+    _need_torch()
     key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
     capture = capture or captured
     counts = few_layers(part.layers)
@@ -101,9 +100,23 @@ def capture_stage(
 def accumulates(model: ParallelModel, parameters: tuple) -> bool:
     """Whether the model's ranks keep whole gradients until the last microbatch, unless they are asked to reduce each
     (:attr:`Plan.reduce_each <simdev.parallel.plan.Plan>`); ``parameters`` as for :func:`captured`."""
-    with fake_process_group(Mesh({"dp_shard": 1})) as torch_mesh:
-        stage = model.function(torch_mesh, Part(1), **{**dict(parameters), "layers": 1})
+    _need_torch()
+    import torch
+
+    default = torch.get_default_dtype()
+    try:
+        with fake_process_group(Mesh({"dp_shard": 1})) as torch_mesh:
+            stage = model.function(torch_mesh, Part(1), **{**dict(parameters), "layers": 1})
+    except Exception as error:  # of the model's own code, which may be the user's
+        raise InvalidInput(f"cannot be built: {sentence(error)}", source=model.name) from error
+    finally:
+        torch.set_default_dtype(default)
     return getattr(stage, "sync", None) is not None
+
+
+def _need_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise Unsupported("capturing a parallel model needs PyTorch: pip install 'simdev[capture]'")
 
 
 def few_layers(layers: int) -> tuple[int, ...]:

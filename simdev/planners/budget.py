@@ -18,7 +18,8 @@ class PlanBudget:
 
     A plan that was evaluated before costs nothing. ``best`` is the fastest plan that fits of all that were evaluated;
     ``tried`` holds the outcome of each. A budget of ``evaluations`` gives the same result on every machine; one of
-    ``seconds`` does not. ``tell(used, best)`` is called after each evaluation.
+    ``seconds`` does not. ``tell(used, best)`` is called after each evaluation
+    and each estimate.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class PlanBudget:
 
     def estimates(self, choices: Iterable[Choice]) -> dict[Choice, Estimate]:
         """Quick estimates of choices (:mod:`simdev.planners.estimate`), which cost no evaluation."""
-        found = self.evaluator.estimates(choices)
-        self.estimated.update(found)
+        found = {}
+        for one in self.evaluator.estimates(choices):
+            found[one.choice] = self.estimated[one.choice] = one
+            self.tell(self.used, self.best)
         return found
 
     def evaluate(self, choice: Choice) -> Outcome:

@@ -41,7 +41,7 @@ class Evaluator:
     def sibling(self, job: Job) -> Evaluator:
         """An evaluator of the same model on another cluster or with another batch, which shares what is captured."""
         other = Evaluator(job)
-        other.known = {key: value for key, value in self.known.items() if key[0] == "stage"}
+        other.known = {key: value for key, value in self.known.items() if key[0] in ("stage", "few")}
         return other
 
     def report(self, choice: Choice, engine: str = "fast") -> PlanReport:
@@ -89,17 +89,17 @@ class Evaluator:
         """The captures that a choice needs and that were not asked for before."""
         return [key for key in captures_of(self.job.plan(choice)) if key not in self._captured]
 
-    def estimates(self, choices: Iterable[Choice]) -> dict[Choice, Estimate]:
+    def estimates(self, choices: Iterable[Choice]) -> Iterator[Estimate]:
         """Quick estimates of choices; those that cannot fit because a smaller microbatch does not fit are left out."""
         groups: dict[tuple, list[Choice]] = {}
         for choice in choices:
             groups.setdefault(group_of(choice), []).append(choice)
         tasks = [sorted(group, key=lambda choice: choice.microbatch) for group in groups.values()]
         if self.workers < 2 or len(tasks) < 2:
-            found = [list(estimates(self, task)) for task in tasks]
+            found = (estimates(self, task) for task in tasks)
         else:
-            found = list(self._pool().map(partial(_estimates, self.job), tasks))
-        return {one.choice: one for task in found for one in task if one is not None}
+            found = self._pool().map(partial(_estimates, self.job), tasks)
+        yield from (one for task in found for one in task if one is not None)
 
     def _pool(self) -> Executor:
         if self._executor is None:

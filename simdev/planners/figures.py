@@ -41,7 +41,7 @@ def figures(job: Job, outcome: Outcome, price: float | None = None) -> dict:
 
 def why_slower(best: Outcome, other: Outcome) -> str:
     """What the other plan loses most time with, compared with the best plan; or the memory that it lacks."""
-    if not other.fits:
+    if other.overflow_bytes:
         return f"does not fit: {other.overflow_bytes / 2**30:.1f} GiB too much"
     more = {
         "computes": _mean(other.compute_ns) - _mean(best.compute_ns),
@@ -55,8 +55,8 @@ def why_slower(best: Outcome, other: Outcome) -> str:
 def what_helps(job: Job, evaluator: Evaluator, best: Outcome, tried: Iterable[Outcome]) -> list[str]:
     """Sentences that say what more memory, faster links and a larger batch would change; each is simulated."""
     found = []
-    wanting = sorted((o for o in tried if not o.fits and o.bound_ns < best.time_ns), key=lambda o: o.bound_ns)[:8]
-    better = [o for o in (evaluator.outcome(o.choice, always=True) for o in wanting) if o.time_ns < best.time_ns]
+    wanting = sorted((o for o in tried if o.overflow_bytes and o.bound_ns < best.time_ns), key=lambda o: o.bound_ns)[:8]
+    better = [o for o in (evaluator.outcome(o.choice, always=True, exact=False) for o in wanting) if _quicker(o, best)]
     if better:
         least = min(better, key=lambda o: o.time_ns)
         need = (max(least.peak_bytes) - job.cluster.kind.memory_bytes) / 2**30
@@ -74,6 +74,10 @@ def what_helps(job: Job, evaluator: Evaluator, best: Outcome, tried: Iterable[Ou
         word = "more" if rate >= 1 else "fewer"
         found.append(f"{name}: this plan would process {abs(rate - 1):.1%} {word} tokens per second")
     return found
+
+
+def _quicker(one: Outcome, other: Outcome) -> bool:
+    return one.step_ns is not None and one.step_ns < other.time_ns
 
 
 def _mean(values: tuple[int, ...]) -> float:

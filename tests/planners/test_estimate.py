@@ -62,7 +62,7 @@ def test_larger_microbatches_are_left_out_once_nothing_fits(job):
 
 def test_the_number_of_workers_changes_no_estimate(job, evaluator):
     with Evaluator(job, workers=2) as several:
-        assert several.estimates(CHOICES) == evaluator.estimates(CHOICES)
+        assert list(several.estimates(CHOICES)) == list(evaluator.estimates(CHOICES))
 
 
 def test_search_simulates_few_of_the_plans_that_it_compares(job, evaluator):

@@ -16,4 +16,4 @@ def test_a_cluster_gives_the_same_outcomes_and_estimates(tiny_job, tiny_evaluato
     with LocalCluster(**options) as cluster, dask_executor(cluster.scheduler_address) as executor:
         with Evaluator(tiny_job, executor=executor) as away:
             assert list(away.outcomes(choices)) == list(tiny_evaluator.outcomes(choices))
-            assert away.estimates(choices) == tiny_evaluator.estimates(choices)
+            assert list(away.estimates(choices)) == list(tiny_evaluator.estimates(choices))

@@ -82,11 +82,12 @@ def plan(
     positive(price, "--price")
     workers = jobs or os.cpu_count() or 1
     with _executor(backend, scheduler) as executor, Evaluator(job, workers, executor) as evaluator:
-        budget = PlanBudget(
+        progress = _Progress(evaluations, seconds)
+        budget = progress.budget = PlanBudget(
             evaluator,
             evaluations=evaluations or math.inf,
             seconds=positive(seconds, "--seconds") or math.inf,
-            tell=_Progress(evaluations, seconds),
+            tell=progress,
         )
         try:
             choice = spec.plan(job, rng=np.random.default_rng(seed), budget=budget, **params)
@@ -186,6 +187,8 @@ def _shortened(peaks: list[str]) -> list[str]:
 class _Progress:
     """A line on standard error now and then: plans tried, best step time, time left where the search has a limit."""
 
+    budget = None
+
     def __init__(self, evaluations: int | None, seconds: float | None):
         self.evaluations, self.seconds = evaluations, seconds
         self.begin = self.last = time.monotonic()
@@ -198,10 +201,11 @@ class _Progress:
         spent, left = now - self.begin, []
         if self.seconds:
             left.append(self.seconds - spent)
-        if self.evaluations:
+        if self.evaluations and used:
             left.append(spent / used * (self.evaluations - used))
         from simdev.cli.progress import left as words
 
         figure = f"best {best.choice}: {best.step_ns / 1e9:.2f} s" if best else "none fits yet"
         rest = words(min(left)) if left else ""
-        print(f"{used} plans, {figure}{rest and ', ' + rest}", file=sys.stderr, flush=True)
+        estimated = f"{len(self.budget.estimated):,} plans estimated, " if self.budget and self.budget.estimated else ""
+        print(f"{estimated}{used} simulated, {figure}{rest and ', ' + rest}", file=sys.stderr, flush=True)

@@ -110,7 +110,7 @@ def _reducing(figures: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray
         rows = [values.copy() for values in figures["B last"]]
         for row, live, gradients in zip(rows, kept, shard, strict=True):
             row[2] = (gradients if name == "B first" else 0.0) - live
-            row[3] += gradients
+            row[3] -= 0.0 if name == "B first" else gradients  # they are there already
         reduced[name] = rows
     return reduced
 

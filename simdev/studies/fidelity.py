@@ -137,7 +137,7 @@ TRAINING = {
     "torchtitan": "F8 torchtitan",
     "megatron-bridge": "F8 FP8",
 }
-ROWS_OF_A_SET = 24  # judged here; ``simdev training-runs --most`` judges more and prints controls beside them
+ROWS_OF_A_SET = 12  # judged here; ``simdev training-runs --most`` judges more and prints controls beside them
 
 
 def _training_cases(data: Path, source: str, goal: str, notes: list[str]) -> list[Case]:

@@ -31,7 +31,7 @@ from simdev.problem.topology import load_kinds
 
 LARGE = 1024  # the least side of the products that the goal covers
 VISIBLE_S = 50e-6  # other kernels below this time are not judged, because the launch dominates
-# Timers around loops of eager calls: EleutherAI's products of 1,024 take 36 to 61 us whatever their size, the host's time.
+# Timers around loops of eager calls: EleutherAI's products of 1,024 take 36 to 61 us each, which is the host's time.
 HOST_TIMED, HOST_S = ("EleutherAI", "LLMCompass"), 100e-6
 TORCHTITAN_KIND = "h100-sxm5-96gb-hbm2e"
 

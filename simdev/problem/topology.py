@@ -65,7 +65,8 @@ class DeviceKind:
     those that share an op (the key was ``units`` before), and ``calibrated`` names a device file
     (see :mod:`simdev.problem.opcost.device`) whose measurements cost the ops that it knows. For ``auto`` the rule of
     :mod:`simdev.problem.opcost.stand_in` chooses the file by ``watts`` (power limit), ``capability`` (CUDA's compute
-    capability; 0 if not CUDA) and ``vendor``.
+    capability; 0 if not CUDA) and ``vendor``. ``dollars_per_hour`` is the price of one device (0: not known); it
+    changes no time.
     """
 
     name: str
@@ -84,6 +85,7 @@ class DeviceKind:
     watts: float = 0.0
     capability: float = 0.0
     vendor: str = "nvidia"
+    dollars_per_hour: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -469,6 +471,7 @@ def _kind(name: str, table: object, source: str, kept: bool = False) -> DeviceKi
         memory_efficiency=row.numbers("memory_efficiency", default={}),
         watts=row.number("watts", default=0),
         capability=row.number("capability", default=0),
+        dollars_per_hour=row.number("dollars_per_hour", default=0),
         vendor=row("vendor", str, default="nvidia"),
         multiprocessors=round(row.number("multiprocessors", default=row.number("units", default=1))),
         calibrated=_device_file(row("calibrated", str, default=""), source, kept),

@@ -50,6 +50,15 @@ def test_a_file_gives_devices_links_and_units(tmp_path):
     assert topology.pair_latency_ns.tolist() == [[0, 3000, 3000], [3000, 0, 3000], [3000, 3000, 0]]
 
 
+def test_a_kind_may_have_a_price_that_changes_no_time(tmp_path):
+    priced = GOOD.replace("launch_us", "dollars_per_hour = 2.5\nlaunch_us")
+    with_price, without = (load_topology(write(tmp_path, text)) for text in (priced, GOOD))
+    assert with_price.kinds[0].dollars_per_hour == 2.5 and without.kinds[0].dollars_per_hour == 0
+    assert with_price.kinds[0] == without.kinds[0]
+    with pytest.raises(InvalidInput, match="dollars_per_hour"):
+        load_topology(write(tmp_path, priced.replace("2.5", "-1", 1)))
+
+
 def test_a_half_duplex_link_is_one_channel():
     topology = Topology("t", (Device("a", GPU), Device("b", GPU)), (Link(("a", "b"), 10, 0, "half"),))
     assert topology.routes == {(0, 1): (0,), (1, 0): (0,)}

@@ -41,7 +41,7 @@ def plan(
     seed: Annotated[int, typer.Option(help="Seed of planners that draw at random.")] = 0,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Plans at a time (default: one per core).")] = None,
     top: Annotated[int, typer.Option(help="How many plans to print.")] = 6,
-    price: Annotated[float | None, typer.Option(help="Dollars for one hour of one GPU.")] = None,
+    price: Annotated[float | None, typer.Option(help="Dollars for an hour of one GPU (default: its kind's).")] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Write a picture (SVG) of the best pipeline.", callback=in_a_folder)
     ] = None,
@@ -79,7 +79,7 @@ def plan(
         name=f"{model} on {cluster}",
     )
     writer = _writer(write)
-    positive(price, "--price")
+    price = positive(price, "--price") or job.cluster.kind.dollars_per_hour or None
     workers = jobs or os.cpu_count() or 1
     with _executor(backend, scheduler) as executor, Evaluator(job, workers, executor) as evaluator:
         progress = _Progress(evaluations, seconds)

@@ -166,9 +166,9 @@ def _figures(
         before, now = (_kernels_ns(evaluator, plan, stages[1]) for stages in (less, captures))
         slower += beyond * (now - before) / now
 
-    def figures(segment: Segment, smaller: Segment, parameters: int, reduces: bool) -> np.ndarray:
+    def figures(segment: Segment, smaller: Segment, parameters: int, reduces: bool, factor: float) -> np.ndarray:
         template = make_template(segment, plan.cluster, plan.mesh, 0, plan.host, evaluator.prices, merge=False)
-        template = _scaled(template, slower)
+        template = _scaled(template, factor)
         saved = GRADIENT_BYTES * parameters * (1 - left) if reduces and shards > 1 else 0.0
         live = segment.live_bytes + beyond * (segment.live_bytes - smaller.live_bytes) - saved
         peak = segment.peak_bytes + beyond * (segment.peak_bytes - smaller.peak_bytes) - saved
@@ -178,9 +178,9 @@ def _figures(
         most = float(busy.max()) if len(busy) else 0.0
         return np.array([span_ns(template), host, live, peak, exchange + most])
 
-    def both(of, reduces: bool = False) -> _Passes:
+    def both(of, reduces: bool = False, factor: float = slower) -> _Passes:
         pairs = zip(captures, less, strict=True)
-        short, long = (figures(of(stage), of(other), stage.parameters, reduces) for stage, other in pairs)
+        short, long = (figures(of(stage), of(other), stage.parameters, reduces, factor) for stage, other in pairs)
         return _Passes(short, long - short)
 
     stored = [np.array([stage.resident_bytes * left]) for stage in captures]
@@ -191,15 +191,15 @@ def _figures(
         "B first": both(lambda stage: stage.backward[first]),
         "B further": both(lambda stage: stage.backward[further]),
         "B last": both(lambda stage: stage.backward[last], reduces=True),
-        "U": both(lambda stage: stage.finish),
+        "U": both(lambda stage: stage.finish, factor=left),  # the optimizer updates a rank's shard
         "resident": _Passes(stored[0], stored[1] - stored[0]),
         "gradients": _Passes(shard[0], shard[1] - shard[0]),
     }
 
 
 def _scaled(template: Template, factor: float) -> Template:
-    """The template of a larger microbatch: kernels and what splits a layer take ``factor`` times as long; copies of
-    parameters and collectives among replicas do not."""
+    """The template with kernels and with collectives inside a layer that take ``factor`` times as long; copies of
+    parameters and collectives among replicas stay as they are."""
     if factor == 1:
         return template
     data = np.array([bool(set(axes) & set(DATA)) for axes in template.axes], bool)[template.stream]

@@ -65,6 +65,22 @@ def test_constructors_may_look_at_small_tensors_and_draw_truncated_normals():
     assert graph.meta["parameters"] == 4 * 72 + 300 * 300
 
 
+def test_values_written_through_a_known_mask_stay_known():
+    """As detection models match boxes: the mask chooses what is written, and the result chooses what is read."""
+    from simdev.graphs.capture.run import run
+
+    def loss(model, x, labels):
+        marks = labels.clone()
+        marks[labels > 1] = 0
+        return model(x)[torch.where(marks > 0)[0]].sum()
+
+    def make():
+        return TrainingStep(nn.Linear(8, 4), (torch.zeros(5, 8), torch.tensor([0, 1, 2, 1, 3])), loss)
+
+    graph = run(make, "masked", {})
+    assert "values" not in graph.meta and signatures(graph, "sum")[0] == "sum(f32[2,4])->f32[]"
+
+
 def test_copied_layers_are_the_layers_of_a_model_built_for_real():
     """``nn.TransformerEncoder`` deep-copies its layer; the views of a copied weight are no ops."""
     from simdev.graphs.capture.run import run

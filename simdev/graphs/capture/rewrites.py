@@ -16,12 +16,17 @@ from simdev.graphs.capture.autocast import gpu_autocast
 
 
 @contextmanager
-def as_on_gpu():
-    """Code that asks for an accelerator runs on CPU tensors as it would run there."""
+def as_on_gpu(*, cpu_kernels: bool = False):
+    """Code that asks for an accelerator runs on CPU tensors as it would run there.
+
+    ``cpu_kernels`` lets convolutions use the CPU's fast kernels: for steps that run for real and have no recurrent
+    layer, for which the CPU has an op of its own.
+    """
     with ExitStack() as stack:
         stack.enter_context(gpu_autocast())
         stack.enter_context(Rewrites())
-        stack.enter_context(_eager())
+        if not cpu_kernels:
+            stack.enter_context(_no_cpu_ops())
         stack.enter_context(_grouped_products())
         stack.enter_context(_copies_of_fakes())
         yield
@@ -89,12 +94,13 @@ def _host(item):
 
 
 @contextmanager
-def _eager():
-    """Compiled models run op by op: their kernels are fused afterwards, if that is asked for."""
-    with ExitStack() as stack:
-        before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False  # one op that only CPUs have: LSTM
-        stack.callback(setattr, torch.backends.mkldnn, "enabled", before)
+def _no_cpu_ops():
+    """The one op that only CPUs have, an LSTM, is left to its parts."""
+    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
+    try:
         yield
+    finally:
+        torch.backends.mkldnn.enabled = before
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None) -
     """Run ``step`` under ``tape``. ``quiet`` are shadows, which rest after the forward pass."""
     model, optimizers = step.model, optimizers_of(step)
     with ExitStack() as stack:
-        stack.enter_context(as_on_gpu())
+        stack.enter_context(as_on_gpu(cpu_kernels=_convolves_for_real(model)))
         if "workload" in meta:  # shipped graphs keep their kernels
             stack.enter_context(flash_everywhere())
         if "torch._dynamo" in sys.modules:
@@ -136,6 +136,12 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None) -
         graph.meta["recomputed_ops"] = int(recomputed.sum())
         graph.meta["recomputed_flops"] = int(graph.op_flops[recomputed].sum())
     return assembly
+
+
+def _convolves_for_real(model) -> bool:
+    """Whether the step runs on real tensors and has no recurrent layer."""
+    fake = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
+    return not fake and not any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
 
 
 def _train(tape: Tape, step, named: dict, homes: dict, name: str, quiet) -> Ran:

@@ -67,8 +67,10 @@ class Shadows(TorchDispatchMode):
         if real is None:
             return [index]
         with unset_fake_temporarily():
-            columns = real.nonzero().unbind(1)
-        return [index.fake_mode.from_tensor(column) for column in columns]
+            columns = [column.clone() for column in real.nonzero().unbind(1)]
+        places = [index.fake_mode.from_tensor(column) for column in columns]
+        self._real.update(zip(places, columns, strict=True))
+        return places
 
     def _numbers(self, tensor) -> list:
         with unset_fake_temporarily():

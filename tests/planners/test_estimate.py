@@ -18,7 +18,7 @@ def job():
 
     model, parameters = find_model(MODEL)
     some = {"ranks": 8, "framework": "compiled", "microbatches": (1, 2, 4), "recomputes": ("full",)}
-    return Job(model, parameters, load_cluster("dgx-h100"), 64, **some)
+    return Job(model, parameters, load_cluster("dgx-h100[nodes=1]"), 64, **some)
 
 
 @pytest.fixture(scope="module")

@@ -32,8 +32,9 @@ def markdown(cases: list[Case], notes: list[str]) -> str:
     """The report as text."""
     lines = ["# Fidelity", ""]
     lines += ["`simdev fidelity` wrote this report. Errors are in %. A goal is met if the mean of its counted"]
-    lines += ["cases is within it and, for F1, if the worst case is within 5 %. The list of the files that fits may"]
-    lines += ["use is `simdev/measure/calibrate/manifest.csv`.", ""]
+    lines += ["cases is within it and, for F1, if the worst case is within 5 %; it is not tried if constants were"]
+    lines += ["fitted to the cases themselves. The list of the files that fits may use is"]
+    lines += ["`simdev/measure/calibrate/manifest.csv`.", ""]
     lines += ["## Goals", ""]
     columns = "goal, what, group, cases, left out, mean, 95 %, worst, goal %, met, sum of ops, roofline, no host"
     found = groups(cases)

@@ -1,6 +1,7 @@
 """The fidelity report: cases, groups, what is over a goal, and files that are not there."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,6 +28,12 @@ def test_a_group_means_the_sizes_of_its_errors_and_leaves_out_what_is_left_out()
     assert group.error == pytest.approx(0.0175) and group.worst == pytest.approx(0.025)
     assert group.low == pytest.approx(0.01) and group.high == pytest.approx(0.025)
     assert group.sum_of_ops == pytest.approx(0.5) and np.isnan(group.roofline)
+
+
+def test_a_goal_is_not_met_by_rows_that_constants_were_fitted_to():
+    fitted = [replace(case("F8 FSDP", 101), role="calibrate")]
+    assert groups(fitted)[0].met == "not tried" and groups([case("F8 FSDP", 101)])[0].met == "yes"
+    assert groups([replace(case("F8 FSDP", 150), role="calibrate")])[0].met == "no"
 
 
 def test_one_bad_case_misses_the_worst_and_is_listed():

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from simdev.baselines.rl._edits import Edits, first_placements
 from simdev.baselines.rl._grouped import DEVICE_FEATURES, GroupedProblem
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight
 from simdev.baselines.rl._train import Evaluator, State
+from simdev.placers.score import Score
 
 SEGMENT = 128  # groups; the placer attends to its own segment and to the segment before
 HEADS = 4
+AT_ONCE = 16  # segments; in larger graphs, attention runs over so many segments at a time
 FIRST_WEIGHT, WEIGHT_GAIN = 0.05, 0.05  # of the entropy bonus; the weight follows the entropy that is wanted
 
 
@@ -36,8 +40,23 @@ class Sage(eqx.Module):
         real = jnp.concatenate([sight.parent_real, sight.child_real], axis=1)
         cost = jnp.concatenate([sight.parent_cost, sight.child_cost], axis=1)
         side = jnp.concatenate([jnp.zeros_like(sight.parent_cost), jnp.ones_like(sight.child_cost)], axis=1)
-        near = jnp.concatenate([h[number], cost[..., None], side[..., None]], axis=2)
-        near = jnp.max(jax.nn.sigmoid(self.pool(near)) * real[..., None], axis=1)
+        hidden = h.shape[1]
+        own, of_edge = h @ self.pool.weight[:hidden] + self.pool.bias, self.pool.weight[hidden:]
+
+        # The sigmoid of the maximum is the maximum of the sigmoids. The neighbour with the maximum is found slot by
+        # slot without gradient, so that no array has a row for each neighbour: op by op, that would take gigabytes.
+        def largest(best, slot):
+            value = own[number[:, slot]] + jnp.stack([cost[:, slot], side[:, slot]], axis=1) @ of_edge
+            better = (value > best[0]) & real[:, slot, None]
+            return (jnp.where(better, value, best[0]), jnp.where(better, slot, best[1])), None
+
+        first = jnp.full(own.shape, -jnp.inf), jnp.zeros(own.shape, jnp.int32)
+        slots = jnp.arange(number.shape[1])
+        chosen = jax.lax.scan(largest, first, slots)[0][1] if len(slots) else first[1]
+        chosen = jax.lax.stop_gradient(chosen)
+        pick = partial(jnp.take_along_axis, indices=chosen, axis=1)
+        near = jnp.take_along_axis(own, pick(number), axis=0) + pick(cost) * of_edge[0] + pick(side) * of_edge[1]
+        near = jax.nn.sigmoid(near) * real.any(axis=1, keepdims=True)
         return normalised(h + jax.nn.relu(self.join(jnp.concatenate([h, near], axis=1))))
 
 
@@ -74,16 +93,33 @@ class Block(eqx.Module):
             before = jax.lax.stop_gradient(jnp.concatenate([jnp.zeros_like(memory[:1]), memory[:-1]]))
             memory = jnp.concatenate([before, memory], axis=1)
             known = jnp.concatenate([jnp.concatenate([jnp.zeros_like(known[:1]), known[:-1]]), known], axis=1)
-        size = hidden // HEADS
-        heads = []
-        for head in range(HEADS):  # head by head: faster and smaller on a processor than all at once
-            columns = slice(head * size, (head + 1) * size)
-            keys, values = memory[..., :hidden][..., columns], memory[..., hidden:][..., columns]
-            score = jnp.einsum("sqk,smk->sqm", query[..., columns], keys) / np.sqrt(size)
-            weight = jax.nn.softmax(jnp.where(known[:, None], score, -1e9), axis=-1)
-            heads.append(jnp.einsum("sqm,smk->sqk", weight, values))
-        h = h + self.out(jnp.concatenate(heads, axis=-1).reshape(count, hidden))
+        if len(x) > AT_ONCE:
+            heard = jax.lax.map(jax.checkpoint(_attend), (query, memory, known), batch_size=AT_ONCE)
+        else:
+            heard = jax.vmap(_attend)((query, memory, known))
+        h = h + self.out(heard.reshape(count, hidden))
         return h + self.down(jax.nn.relu(self.up(normalised(h) * gate)))
+
+
+def _attend(segment):
+    """Attention of one segment, float32 ``(segment, hidden)``.
+
+    ``segment`` holds the queries, keys joined to values of the groups that it hears, and which of these exist.
+    """
+    query, memory, known = segment
+    hidden = query.shape[-1]
+    size = hidden // HEADS
+    heads = []
+    for head in range(HEADS):  # head by head: faster and smaller on a processor than all at once
+        columns = slice(head * size, (head + 1) * size)
+        keys, values = memory[:, :hidden][:, columns], memory[:, hidden:][:, columns]
+        score = query[:, columns] @ keys.T / np.sqrt(size)
+        heads.append(jax.nn.softmax(jnp.where(known, score, -1e9), axis=-1) @ values)
+    return jnp.concatenate(heads, axis=-1)
+
+
+def _run(layer, *inputs):
+    return layer(*inputs)
 
 
 class Policy(eqx.Module):
@@ -111,11 +147,13 @@ class Policy(eqx.Module):
     def __call__(self, sight: Sight):
         summary = jnp.broadcast_to(sight.summary, (len(sight.real), SUMMARY_FEATURES))
         h = jax.nn.relu(self.enter(jnp.concatenate([sight.nodes, summary], axis=1)))
+        large = len(sight.real) > AT_ONCE * SEGMENT  # then layers are computed again for the gradient, to save memory
+        run = jax.checkpoint(_run) if large else _run
         for layer in self.sages:
-            h = layer(h, sight)
+            h = run(layer, h, sight)
         pooled = jnp.sum(h * sight.real[:, None], axis=0) / jnp.sum(sight.real)
         for layer in self.blocks:
-            h = layer(h, sight.real, jnp.concatenate([pooled, sight.summary]))
+            h = run(layer, h, sight.real, jnp.concatenate([pooled, sight.summary]))
         h = normalised(h)
         logits = self.name(h) + self.query(h) @ self.device(sight.devices).T + 4.0 * self.share(h) * sight.shares
         return jnp.where(sight.allowed, logits, -1e9)
@@ -124,40 +162,57 @@ class Policy(eqx.Module):
 class ProximalPolicy:
     """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`.
 
-    Learns by PPO (Schulman et al. 2017) with a clipped ratio for each group.
+    An update spends ``samples`` evaluations: on samples of whole placements, and, a share ``edits`` of them, on a climb
+    of edits from the best placement so far (:class:`Edits`; their devices are drawn by the policy). All of them teach
+    by PPO (Schulman et al. 2017) with a clipped ratio for each group. The advantage of a sample is its reward less the
+    batch's mean; it counts for all groups. The advantage of an edit is its reward less that of the placement that it
+    was made from; it counts for the edited groups alone. ``imitation`` is the weight of the likelihood of the best
+    placement.
+
+    The best placement of each problem is part of the state: ``best`` int32 ``(problems, rows)``, ``step_ns`` and
+    ``overflow`` int64 ``(problems,)``, -1 before the first.
     """
 
-    def __init__(self, new, *, samples, epochs, rate, clip, entropy, entropy_end, entropy_updates):
+    def __init__(
+        self, new, *, rows, samples, edits, wide, starts, imitation, epochs, rate, clip, entropy, entropy_end,
+        entropy_updates,
+    ):  # fmt: skip
         self.entropy, self.entropy_end, self.entropy_updates = entropy, entropy_end, entropy_updates
+        self.rows, self.samples, self.wide, self.starts, self.learns = rows, samples, wide, starts, rate > 0
+        self.whole = samples - round(edits * samples)  # samples of whole placements in an update
+        self._edits: WeakKeyDictionary[GroupedProblem, Edits] = WeakKeyDictionary()
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
 
-        def objective(policy, sight, actions, before, advantage, weight):
+        def objective(policy, sight, tried, before, best, weight):
+            actions, moved, advantage = tried
             logp = jax.nn.log_softmax(policy(sight))
-            taken = jnp.take_along_axis(logp[None], actions[..., None], axis=2)[..., 0]
+            taken = jnp.take_along_axis(logp, actions.T, axis=1).T
             ratio, advantage = jnp.exp(taken - before), advantage[:, None]
             gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage)
+            gain = jnp.sum(gain * moved, axis=1) / jnp.maximum(1, jnp.sum(moved, axis=1))
             choices = jnp.maximum(2, jnp.sum(sight.allowed, axis=1))
             entropy = -jnp.sum(jnp.where(sight.allowed, jnp.exp(logp) * logp, 0.0), axis=1) / jnp.log(choices)
             mean = partial(jnp.average, weights=sight.real.astype(jnp.float32))
-            return -mean(gain.mean(axis=0)) - weight * mean(entropy), mean(entropy)
+            like = mean(jnp.take_along_axis(logp, best[:, None], axis=1)[:, 0])
+            return -gain.mean() - imitation * like - weight * mean(entropy), mean(entropy)
 
         @jax.jit
         def draw(policy, sight, key):
-            """The most probable placement, followed by samples."""
+            """The most probable placement, followed by samples; log-probabilities of all devices."""
             key, noise_key = jax.random.split(key)
             logits = policy(sight)
             noise = jax.random.gumbel(noise_key, (samples, *logits.shape)).at[0].set(0.0)
-            return key, jnp.argmax(logits[None] + noise, axis=2)
+            return key, jnp.argmax(logits[None] + noise, axis=2), jax.nn.log_softmax(logits)
 
         @jax.jit
-        def update(policy, optimizer_state, sight, actions, advantage, weight):
+        def update(policy, optimizer_state, sight, tried, best, weight):
             logp = jax.nn.log_softmax(policy(sight))
-            before = jnp.take_along_axis(logp[None], actions[..., None], axis=2)[..., 0]
+            before = jnp.take_along_axis(logp, tried[0].T, axis=1).T
 
             def epoch(carry, _):
                 policy, optimizer_state = carry
                 (_, left), gradient = jax.value_and_grad(objective, has_aux=True)(
-                    policy, sight, actions, before, advantage, weight
+                    policy, sight, tried, before, best, weight
                 )
                 change, optimizer_state = optimizer.update(gradient, optimizer_state, policy)
                 return (optax.apply_updates(policy, change), optimizer_state), left
@@ -169,47 +224,125 @@ class ProximalPolicy:
 
     def init(self, seed: int, n_problems: int) -> State:
         policy, optimizer_state, key = self._start(seed)
-        weight = np.full((), FIRST_WEIGHT, np.float32)
-        updates = np.zeros(n_problems, np.int32)
-        return {"policy": policy, "optimizer": optimizer_state, "key": key, "weight": weight, "updates": updates}
+        return {
+            "policy": policy,
+            "optimizer": optimizer_state,
+            "key": key,
+            "weight": np.full((), FIRST_WEIGHT, np.float32),
+            "updates": np.zeros(n_problems, np.int32),
+            "best": np.zeros((n_problems, self.rows), np.int32),
+            "step_ns": np.full(n_problems, -1, np.int64),
+            "overflow": np.full(n_problems, -1, np.int64),
+        }
 
     def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
         sight = evaluate.grouped.inputs
-        key, actions = self._draw(state["policy"], sight, state["key"])
-        rewards = evaluate(np.asarray(actions))[1:]  # the most probable placement is evaluated but not learned from
-        spread = rewards.std() + 1e-6
-        advantage = np.clip((rewards - rewards.mean()) / spread, -3.0, 3.0).astype(np.float32)
+        key, drawn, logp = self._draw(state["policy"], sight, state["key"])
+        batch = Batch(evaluate, self.samples, state["best"][index], state["step_ns"][index], state["overflow"][index])
+        self._samples(batch, np.asarray(drawn))
+        self._climb(batch, np.asarray(logp), np.random.default_rng(np.asarray(key)))
+        evaluate.rewards = batch.rewards[: batch.used]
         updates = state["updates"].copy()
-        policy, optimizer_state, entropy = self._update(
-            state["policy"], state["optimizer"], sight, actions[1:], advantage, state["weight"]
-        )
+        policy, optimizer_state, left = state["policy"], state["optimizer"], float("nan")
+        if self.learns:
+            policy, optimizer_state, left = self._update(
+                policy, optimizer_state, sight, batch.tried(), batch.best, state["weight"]
+            )
         passed = min(1.0, updates[index] / self.entropy_updates)
         wanted = self.entropy + (self.entropy_end - self.entropy) * passed
-        weight = np.clip(state["weight"] + WEIGHT_GAIN * (wanted - float(entropy)), 0.0, 1.0).astype(np.float32)
+        weight = np.clip(state["weight"] + WEIGHT_GAIN * (wanted - float(left)), 0.0, 1.0).astype(np.float32)
         updates[index] += 1
         new = {"policy": policy, "optimizer": optimizer_state, "key": key, "weight": weight, "updates": updates}
-        return new, {"entropy": float(entropy)}
+        kept = {"best": batch.best, "step_ns": batch.score.step_ns, "overflow": batch.score.overflow_bytes}
+        for name, value in kept.items():
+            new[name] = state[name].copy()
+            new[name][index] = value
+        return new, {"entropy": float(left)}
+
+    def _samples(self, batch: Batch, drawn: np.ndarray) -> None:
+        """Evaluate whole placements: the first ones of a problem, then the most probable one and samples."""
+        if batch.score is None and self.starts:
+            batch.sample(first_placements(batch.grouped)[: self.whole])
+        count = batch.grouped.n_groups
+        drawn = drawn[: self.whole - batch.used]
+        if batch.score is not None:  # the best placement is known already
+            drawn = drawn[(drawn[:, :count] != batch.best[:count]).any(axis=1)]
+        batch.sample(drawn)
+
+    def _climb(self, batch: Batch, logp: np.ndarray, rng: np.random.Generator) -> None:
+        """Spend the rest of the batch on edits of the best placement."""
+        if self.whole == self.samples:
+            return
+        edits = self._edits.get(batch.grouped)
+        if edits is None:
+            edits = self._edits[batch.grouped] = Edits(batch.grouped, self.wide)
+        while batch.used < self.samples:
+            edit = edits.draw(rng, batch.best, logp)
+            if edit is None:
+                return
+            batch.edit(*edit)
 
     def greedy(self, state: State, grouped: GroupedProblem) -> np.ndarray:
         return np.asarray(self._draw(state["policy"], grouped.inputs, state["key"])[1][0])
 
 
+class Batch:
+    """The placements that an update evaluates and learns from, at most ``size``, and the best placement so far."""
+
+    def __init__(self, evaluate: Evaluator, size: int, best: np.ndarray, step_ns: int, overflow: int):
+        self.evaluate, self.grouped = evaluate, evaluate.grouped
+        self.best = best
+        self.score = Score(int(step_ns), int(overflow)) if step_ns >= 0 else None
+        self.used = 0
+        self.actions, self.moved = np.zeros((size, len(best)), np.int32), np.zeros((size, len(best)), bool)
+        self.advantages, self.rewards = np.zeros(size, np.float32), np.zeros(size, np.float32)
+        self.edits = np.zeros(size, bool)
+
+    def sample(self, actions: np.ndarray) -> None:
+        """Evaluate whole placements int ``(k, rows)``."""
+        if not len(actions):
+            return
+        step_ns, overflow = self.evaluate.simulate(actions)
+        for row, one, lacks in zip(actions, step_ns.tolist(), overflow.tolist(), strict=True):
+            self._add(row, self.grouped.inputs.real, Score(one, lacks), 0.0, False)
+
+    def edit(self, groups: np.ndarray, device: int) -> None:
+        """Evaluate the best placement with ``groups`` on ``device``; it becomes the best unless it is worse."""
+        actions = self.best.copy()
+        actions[groups] = device
+        moved = np.zeros(len(actions), bool)
+        moved[groups] = True
+        before = self._reward(self.score)
+        self._add(actions, moved, self.evaluate.edit(actions, self.score), before, True)
+
+    def _add(self, actions: np.ndarray, moved: np.ndarray, score: Score, before: float, edit: bool) -> None:
+        at, self.used = self.used, self.used + 1
+        self.actions[at], self.moved[at], self.edits[at] = actions, moved, edit
+        self.rewards[at] = self._reward(score)
+        self.advantages[at] = self.rewards[at] - before
+        if self.score is None or score <= self.score:
+            self.best, self.score = np.asarray(actions, np.int32), score
+
+    def _reward(self, score: Score) -> float:
+        return float(self.grouped.rewards(np.array([score.step_ns]), np.array([score.overflow_bytes or 0]))[0])
+
+    def tried(self):
+        """Actions, groups that they changed, and advantages, within 3 deviations of their kind."""
+        advantage = np.zeros_like(self.advantages)
+        whole = np.arange(len(advantage)) < self.used
+        for kind in (whole & ~self.edits, self.edits):
+            values = self.advantages[kind]
+            if len(values):
+                middle = 0.0 if self.edits[kind][0] else values.mean()
+                advantage[kind] = np.clip((values - middle) / (values.std() + 1e-6), -3.0, 3.0)
+        return self.actions, self.moved, advantage
+
+
 @cache  # compiled functions are kept with it
-def learner_functions(
-    *, hidden, devices, sages, blocks, samples, epochs, rate, clip, entropy, entropy_end, entropy_updates
-) -> ProximalPolicy:
+def learner_functions(*, hidden, devices, sages, blocks, **how) -> ProximalPolicy:
     """The learner functions of ``gdp``, for problems of ``devices`` columns."""
 
     def new(key):
         return Policy(hidden, devices, sages, blocks, key=key)
 
-    return ProximalPolicy(
-        new,
-        samples=samples,
-        epochs=epochs,
-        rate=rate,
-        clip=clip,
-        entropy=entropy,
-        entropy_end=entropy_end,
-        entropy_updates=entropy_updates,
-    )
+    return ProximalPolicy(new, **how)

@@ -63,6 +63,23 @@ def coarse_groups(problem: Problem, most: int, *, layers: bool = True) -> np.nda
     return _merged(problem, group, most)
 
 
+def layer_groups(problem: Problem, most: int) -> np.ndarray:
+    """int32 ``(units,)``: :func:`coarse_groups`, but no group holds ops of two layers unless there are more than
+    ``most`` layers.
+
+    A graph that names few layers is grouped by ops that share traffic within each layer. Groups across layers cannot
+    express the placement that practitioners choose for such a graph, each layer on a device of its own.
+    """
+    names = problem.graph.layers
+    if sum(bool(name) for name in names) >= LEAST_LAYERS or not any(names):
+        return coarse_groups(problem, most)
+    layer = layer_of_unit(problem)
+    inside = _layers(problem)
+    fine = colocation_groups(problem).astype(np.int64) * (int(inside.max()) + 1) + inside
+    parts = np.unique(fine, return_inverse=True)[1]
+    return _merged(problem, parts, most, layer)
+
+
 def fine_groups(problem: Problem, most: int) -> np.ndarray:
     """int32 ``(units,)``: :func:`forward_groups` merged to at most ``most``, without regard to layers."""
     return _merged(problem, forward_groups(problem), most)
@@ -91,16 +108,25 @@ def chain_groups(problem: Problem, most: int) -> np.ndarray:
     return _in_order(graph, chain) if chain.max() < most else coarse_groups(problem, most)
 
 
-def _merged(problem: Problem, group: np.ndarray, most: int) -> np.ndarray:
-    """``group`` merged to at most ``most`` groups, numbered in topological order: see :func:`coarse_groups`."""
+def _merged(problem: Problem, group: np.ndarray, most: int, layer: np.ndarray | None = None) -> np.ndarray:
+    """``group`` merged to at most ``most`` groups, numbered in topological order: see :func:`coarse_groups`.
+
+    Groups of one ``layer`` int ``(units,)`` merge first.
+    """
     count = int(group.max()) + 1
     weight = np.bincount(group, _weight(problem), count)
     allowed = _all_allowed(choices(problem), group)
     tensor, source, target = unit_tensor_edges(problem)
     size = problem.graph.tensor_bytes[tensor] + 1.0
     limit = 0.25 / most
+    inside = np.ones(len(source), bool) if layer is None else layer[source] == layer[target]
     while count > most:
-        merged = _merge(group[source], group[target], size, weight, allowed, limit, count - most)
+        merged = _merge(
+            group[source[inside]], group[target[inside]], size[inside], weight, allowed, limit, count - most
+        )
+        if limit > 4.0 and not inside.all() and merged.max() + 1 == count:
+            inside[:], limit = True, 0.25 / most
+            continue
         if limit > 4.0 and merged.max() + 1 == count:  # no edge joins these groups: merge neighbours in order
             merged = np.arange(count) * most // count
         group, count = merged[group], int(merged.max()) + 1

@@ -80,17 +80,25 @@ class Evaluator:
         """
         return self.grouped.rewards(*self.simulate(actions))
 
-    def simulate(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """int64 ``(k,)`` each: step time in ns and overflow in bytes of actions int ``(k, G)``. Raises like a call."""
+    def edit(self, actions: np.ndarray, than: Score | None) -> Score:
+        """The score of actions int ``(G,)``. Its overflow is None if ``than`` fits and takes less time."""
+        return self._scores(actions[None], than.step_ns + 1 if than is not None and than.fits else None)[0]
+
+    def _scores(self, actions: np.ndarray, below: int | None) -> list[Score]:
         devices = self.grouped.placements(actions)
-        scores = self.budget.evaluate_many(devices)
+        scores = self.budget.evaluate_many(devices, below=below)
         first = min(range(len(scores)), key=scores.__getitem__)
         if self.score is None or scores[first] < self.score:
             self.score, self.best = scores[first], devices[first].copy()
+        return scores
+
+    def simulate(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64 ``(k,)`` each: step time in ns and overflow in bytes of actions int ``(k, G)``. Raises like a call."""
+        scores = self._scores(actions, None)
         step_ns = np.array([score.step_ns for score in scores], np.int64)
         overflow = np.array([score.overflow_bytes for score in scores], np.int64)
         self.rewards, self.fits = self.grouped.rewards(step_ns, overflow), overflow == 0
-        if len(step_ns) < len(devices):
+        if len(step_ns) < len(actions):
             raise BudgetExhausted(f"the budget is used up after {self.budget.used} evaluations")
         return step_ns, overflow
 

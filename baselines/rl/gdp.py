@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simdev.baselines.rl._grouped import device_columns, group_problem
-from simdev.baselines.rl._groups import coarse_groups, fine_groups
+from simdev.baselines.rl._grouped import bucket, device_columns, group_problem
+from simdev.baselines.rl._groups import fine_groups, layer_groups
 from simdev.baselines.rl._sight import with_sight
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.errors import Unsupported
@@ -13,6 +13,7 @@ from simdev.placers.placer import placer
 
 DEFAULTS = {
     "groups": 64, "layers": True, "hidden": 64, "sages": 3, "blocks": 2, "neighbours": 8, "samples": 20, "epochs": 4,
+    "edits": 0.75, "wide": True, "starts": True, "imitation": 0.1,
     "rate": 0.001, "clip": 0.2, "entropy": 0.9, "entropy_end": 0.05, "entropy_updates": 80, "tuning_entropy": 0.3,
     "policy": "",
 }  # fmt: skip
@@ -27,13 +28,15 @@ def learner(problems, *, groups, layers, neighbours, devices=0, tuning_entropy=0
 
     devices = device_columns(problems, devices)
     settings = {"groups": groups, "layers": layers, "neighbours": neighbours, "devices": devices, **given}
-    functions = learner_functions(devices=devices, **given)
+    group_of = {id(problem): _groups(problem, groups, layers) for problem in problems}
+    rows = bucket(max(groups, *(int(group.max()) + 1 for group in group_of.values())))
+    functions = learner_functions(devices=devices, rows=rows, **given)
 
     def grouped(problem):
-        group = _groups(problem, groups, layers)
-        return with_sight(group_problem(problem, group, rows=groups, columns=devices), neighbours)
+        return with_sight(group_problem(problem, group_of[id(problem)], rows=rows, columns=devices), neighbours)
 
     stored = {name: settings[name] for name in SHAPE}
+    # version 1: the network is that of the first version, so that its policies still serve
     return Learner("gdp", 1, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
@@ -42,12 +45,12 @@ def _groups(problem, most, layers):
 
     if not most:
         return np.arange(problem.graph.n_units)
-    return coarse_groups(problem, most) if layers else fine_groups(problem, most)
+    return layer_groups(problem, most) if layers else fine_groups(problem, most)
 
 
 @placer(
     "gdp",
-    version=1,
+    version=2,
     family="learned",
     same_processor=True,
     searches=True,
@@ -65,9 +68,16 @@ def gdp(problem, *, rng, budget, policy, **params):
     the graph by superposition; PPO with ``epochs`` steps an update and reward minus the square root of the step time.
     It departs from the paper, or fills a gap in it, as follows:
 
-    * Ops are grouped first, to at most ``groups`` groups: the layers of the source model (in graphs without layer
-      names, ops with their only reader), merged if there are more, or with ``layers=false`` single forward ops that
-      share traffic; backward and update ops go with their forward op. ``groups=0`` places every op (or colocation
+    * Samples of whole placements alone do not reach what a hill climb over the same groups finds. A share ``edits`` of
+      each batch therefore edits the best placement so far: a group, the groups of a module, or a run of groups
+      (``wide=false``: always one group) moves to a device that the policy draws, and an edit that does not make the
+      placement worse is kept. The baseline of an edit is the reward of the placement that it was made from, and only
+      the edited groups learn from it. The likelihood of the best placement has the weight ``imitation`` in the
+      objective. ``starts`` adds two placements to the first batch: one device, and an even share of the time for each.
+      ``edits=0`` is the paper's search; ``rate=0`` draws everything from the untrained network.
+    * Ops are grouped first, to at most ``groups`` groups: the layers of the source model, merged if there are more; in
+      graphs that name few layers, ops that share traffic within a layer; with ``layers=false`` single forward ops that
+      share traffic. Backward and update ops go with their forward op. ``groups=0`` places every op (or colocation
       group) by itself.
     * Node features are numbers that mean the same in every graph (shares of time and memory, levels, op classes), not
       an embedding of op types and shapes. Two of them, the running share of the time and the nearness to each device's
@@ -76,8 +86,9 @@ def gdp(problem, *, rng, budget, policy, **params):
       have residual connections and normalisation.
     * Logits have a term from the devices' features, so that one policy works on different topologies of up to 8
       devices; absent devices are masked.
-    * The most probable placement is evaluated with each batch, but does not enter the update. Advantages are rewards
-      less the batch's mean, over its deviation, within 3. The ratio is clipped group by group.
+    * The most probable placement is the first sample of each batch. Advantages of samples are rewards less the batch's
+      mean; all advantages are divided by the deviation of their kind and lie within 3. The ratio is clipped group by
+      group.
     * A bonus keeps the entropy, as a share of the largest possible one, on a line from ``entropy`` to ``entropy_end``
       over ``entropy_updates`` updates.
     * The reward of a placement that does not fit is not -10; it falls with the overflow.
@@ -97,7 +108,7 @@ def _place(problem, rng, budget, policy, params):
 
 @placer(
     "gdp-batch",
-    version=1,
+    version=2,
     family="learned",
     same_processor=True,
     searches=True,

@@ -186,6 +186,61 @@ def test_gdp_remembers_the_segment_before():
     assert moved[1 : 2 * SEGMENT].any() and moved[SEGMENT : 2 * SEGMENT].any() and not moved[2 * SEGMENT :].any()
 
 
+def test_gdp_finds_the_maximum_over_neighbours_as_the_paper_writes_it():
+    from simdev.baselines.rl._gdp import Sage
+    from simdev.baselines.rl._jax import eqx, jax, jnp
+    from simdev.baselines.rl._layers import normalised
+    from simdev.baselines.rl._sight import with_sight
+
+    sight = with_sight(group_problem(diamond(), np.arange(5)), 2).inputs
+    layer = Sage(8, key=jax.random.PRNGKey(0))
+    h = jax.random.normal(jax.random.PRNGKey(1), (len(sight.real), 8))
+
+    def naive(layer, h):
+        heard = jnp.zeros(h.shape)
+        sides = (
+            (sight.parents, sight.parent_real, sight.parent_cost),
+            (sight.children, sight.child_real, sight.child_cost),
+        )
+        for side, (number, real, cost) in enumerate(sides):
+            for slot in range(number.shape[1]):
+                edge = jnp.stack([cost[:, slot], jnp.full(len(h), float(side))], axis=1)
+                value = jax.nn.sigmoid(layer.pool(jnp.concatenate([h[number[:, slot]], edge], axis=1)))
+                heard = jnp.maximum(heard, value * real[:, slot, None])
+        return normalised(h + jax.nn.relu(layer.join(jnp.concatenate([h, heard], axis=1))))
+
+    assert np.allclose(layer(h, sight), naive(layer, h), atol=1e-5)
+    one, other = (
+        eqx.filter_grad(lambda layer, f=f: (f(layer, h) ** 3).sum())(layer) for f in (lambda a, b: a(b, sight), naive)
+    )
+    assert np.allclose(one.pool.weight, other.pool.weight, atol=1e-3)
+
+
+def test_gdp_without_a_rate_learns_nothing_and_edits_learn_for_their_groups_alone():
+    from simdev.baselines.rl._gdp import Batch
+    from simdev.baselines.rl._train import Evaluator
+
+    problem = diamond()
+    spec, _ = find_placer("gdp")
+    learner = spec.learner(
+        [problem], **{**{k: v for k, v in spec.defaults.items() if k != "policy"}, **TINY["gdp"], "rate": 0.0}
+    )
+    grouped = learner.grouped(problem)
+    first = learner.init(0, 1)
+    state, _ = learner.step(first, 0, Evaluator(grouped, Budget(problem, evaluations=100)))
+    assert (np.asarray(state["policy"].name.weight) == np.asarray(first["policy"].name.weight)).all()
+    assert state["step_ns"][0] > 0 and first["step_ns"][0] == -1
+
+    batch = Batch(Evaluator(grouped, Budget(problem, evaluations=9)), 4, state["best"][0], state["step_ns"][0], 0)
+    group, before = int(np.flatnonzero(grouped.inputs.allowed.sum(axis=1) > 1)[0]), batch.best.copy()
+    batch.edit(np.array([group]), 1 - int(before[group]))
+    actions, moved, advantage = batch.tried()
+    assert moved[0].nonzero()[0].tolist() == [group] and actions[0, group] == 1 - before[group]
+    assert (batch.best[group] == before[group]) == (advantage[0] < 0), (
+        "a worse edit is undone and teaches against itself"
+    )
+
+
 # learning
 
 

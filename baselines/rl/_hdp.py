@@ -17,19 +17,32 @@ class Policy(eqx.Module):
 
     hidden: eqx.nn.Linear
     group: eqx.nn.Linear
+    sharpness: jax.Array
     place: Seq2Seq
 
     def __init__(self, groups: int, devices: int, hidden: int, sharpness: float, reach: float, *, key):
         one, two, three = jax.random.split(key, 3)
         self.hidden = eqx.nn.Linear(3 * FEATURES, GROUPER_HIDDEN, key=one)
-        group = eqx.nn.Linear(GROUPER_HIDDEN, groups, key=two)
-        self.group = eqx.tree_at(lambda layer: layer.weight, group, sharpness * group.weight)
+        self.group = eqx.nn.Linear(GROUPER_HIDDEN, groups, key=two)
+        self.sharpness = jnp.asarray(sharpness)
         self.place = Seq2Seq(FEATURES + 2 * groups, hidden, devices, reach, both_ways=True, key=three)
 
     def grouping(self, inputs):
         """Log-probabilities float32 ``(N, groups)`` of the group of each op."""
         ops = jnp.concatenate([inputs.nodes, *_neighbours(inputs)], axis=1)
-        return jax.nn.log_softmax(jax.vmap(self.group)(jax.nn.relu(jax.vmap(self.hidden)(ops))))
+        logits = jax.vmap(self.group)(jax.nn.relu(jax.vmap(self.hidden)(ops)))
+        return jax.nn.log_softmax(logits - self.sharpness * _distances(inputs, logits.shape[1]))
+
+
+def _distances(inputs, groups):
+    """Squared distance of each op from the middle of each group, float32 ``(N, groups)``.
+
+    The groups divide the running sum of the time evenly; the unit is the length of a group. Rows of ``nodes`` are in
+    topological order, and their first column is the share of the time.
+    """
+    share = inputs.nodes[:, 0]
+    middle = jnp.cumsum(share) - share / 2
+    return (middle[:, None] * groups - jnp.arange(groups) - 0.5) ** 2
 
 
 def _neighbours(inputs):

@@ -15,7 +15,7 @@ DEFAULTS = {
     "rate": 0.003,
     "entropy": 0.0,
     "reach": 2.5,
-    "sharpness": 10.0,
+    "sharpness": 2.0,
     "layers": True,
     "policy": "",
 }
@@ -42,12 +42,12 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpnes
         group = coarse_groups(problem, MOST_LAYERS) if layers else colocation_groups(problem)
         return group_problem(problem, group, columns=settings["devices"])
 
-    return Learner("hdp", 1, settings, grouped, functions.init, functions.step, functions.greedy)
+    return Learner("hdp", 2, settings, grouped, functions.init, functions.step, functions.greedy)
 
 
 @placer(
     "hdp",
-    version=1,
+    version=2,
     family="learned",
     same_processor=True,
     searches=True,
@@ -69,8 +69,10 @@ def hdp(problem, *, rng, budget, policy, **params):
     ``layers=false`` the finer colocation groups (an op with its only reader, gradients with their ops). The paper gives
     an op the numbers of 20 neighbours; here it has the mean features of its producers and of its readers, which mean
     the same in every graph. ``groups`` and ``hidden`` are 64, not 20 a device and 512; ``rate`` is 0.003, not 0.1 with
-    decay; the logits have no noise. The grouper's last layer starts ``sharpness`` times larger, so that similar ops
-    share a group from the first sample on; a few thousand samples from a near-uniform grouping lead nowhere. Advantages
+    decay; the logits have no noise. A few thousand samples from a near-uniform grouping lead nowhere: each scatters
+    neighbours over all devices. The grouper's logits therefore have a term that starts as runs of ops with an even
+    share of the time: less a learned multiple, ``sharpness`` at first, of the squared distance from the group's middle
+    in the running sum of the time. Advantages
     are divided by their standard deviation. Empty groups are not counted. The baseline starts at the mean of the first
     batch, and the cost of a placement that does not fit grows with its overflow.
     """

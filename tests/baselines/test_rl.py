@@ -289,3 +289,16 @@ def test_a_graph_of_50_000_ops_is_placed(name):
     budget = Budget(problem, evaluations=20)
     find_placer(name)[0].place(problem, rng=np.random.default_rng(0), budget=budget)
     assert budget.used == 20
+
+
+def test_first_groupings_of_hdp_are_runs_of_neighbours_in_large_graphs_too():
+    problem = chains(count=1, length=900)
+    spec, _ = find_placer("hdp")
+    learner = spec.learner([problem], **{name: value for name, value in spec.defaults.items() if name != "policy"})
+    grouped = group_problem(problem, np.arange(problem.graph.n_units))
+    for seed in range(3):
+        policy = learner.init(seed, 1)["policy"]
+        chance = np.exp(np.asarray(policy.grouping(grouped.inputs)))[:900]
+        group = chance.argmax(axis=1)
+        assert chance.max(axis=1).mean() > 0.4, "samples are far from uniform"
+        assert (np.diff(group) < 0).mean() < 0.05 and len(set(group)) > 32

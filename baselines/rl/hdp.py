@@ -7,7 +7,6 @@ from simdev.baselines.rl._groups import coarse_groups, colocation_groups
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.placers.placer import placer
 
-MOST_LAYERS = 1024
 DEFAULTS = {
     "groups": 64,
     "hidden": 64,
@@ -17,11 +16,12 @@ DEFAULTS = {
     "reach": 2.5,
     "sharpness": 2.0,
     "layers": True,
+    "most_layers": 128,
     "policy": "",
 }
 
 
-def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpness, layers, devices=0) -> Learner:
+def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpness, layers, most_layers, devices=0) -> Learner:
     """The learner for ``simdev train`` and the placer; it names at most ``devices`` (0: as many as needed)."""
     from simdev.baselines.rl._hdp import learner_functions
 
@@ -36,18 +36,18 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpnes
         "devices": device_columns(problems, devices),
     }
     functions = learner_functions(**settings)
-    settings["layers"] = layers
+    settings |= {"layers": layers, "most_layers": most_layers}
 
     def grouped(problem):
-        group = coarse_groups(problem, MOST_LAYERS) if layers else colocation_groups(problem)
+        group = coarse_groups(problem, most_layers) if layers else colocation_groups(problem)
         return group_problem(problem, group, columns=settings["devices"])
 
-    return Learner("hdp", 2, settings, grouped, functions.init, functions.step, functions.greedy)
+    return Learner("hdp", 3, settings, grouped, functions.init, functions.step, functions.greedy)
 
 
 @placer(
     "hdp",
-    version=2,
+    version=3,
     family="learned",
     same_processor=True,
     searches=True,
@@ -65,7 +65,7 @@ def hdp(problem, *, rng, budget, policy, **params):
     logits through a hyperbolic tangent; REINFORCE on ``-sqrt(step time)`` with an exponential baseline of decay 0.9;
     Adam with clipped gradients. Placements that do not fit are left out after many updates.
 
-    Departures. The grouper groups the layers of the source model, at most ``MOST_LAYERS``, gradients included, or with
+    Departures. The grouper groups the layers of the source model, at most ``most_layers``, gradients included, or with
     ``layers=false`` the finer colocation groups (an op with its only reader, gradients with their ops). The paper gives
     an op the numbers of 20 neighbours; here it has the mean features of its producers and of its readers, which mean
     the same in every graph. ``groups`` and ``hidden`` are 64, not 20 a device and 512; ``rate`` is 0.003, not 0.1 with

@@ -55,11 +55,11 @@ def run(lab: Lab) -> Iterator[list[str]]:
     """The parts of the report."""
     size = lab.size
     cases = [Case(workload, size.topology) for workload in size.workloads]
+    yield _large(lab)
+    yield _ablation(lab, cases)
     entries = (*LEARNED, CLIMB, UNTRAINED, *REFERENCES)
     alone = {case: lab.runs([case], entries, size.evaluations, size.seeds) for case in cases}
     yield _one(lab, alone)
-    yield _large(lab)
-    yield _ablation(lab, cases)
     yield _hold_one_out(lab, alone)
 
 

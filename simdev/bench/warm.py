@@ -43,7 +43,7 @@ def warm_all() -> Iterator[str]:
     yield "incremental simulation"
     Simulator(problem, tiny_placement(problem)).try_moves(np.array([0]), np.array([1]))
     for name, spec in registry.placers().items():
-        if spec.missing or spec.family == "learned":  # learned placers compile with JAX, for the shapes of each graph
+        if spec.missing or "jax" in spec.needs:  # JAX compiles for the shapes of each graph
             continue
         yield f"placer {name}"
         with contextlib.suppress(SimdevError):  # some refuse a graph of four ops

@@ -12,7 +12,9 @@ from simdev.cli.app import BENCHMARK, command
 
 @command("reproduce", topic=BENCHMARK)
 def reproduce(
-    name: Annotated[str, typer.Argument(help="mirhoseini, placeto, gdp, tarnawski or speed (of learned placers).")],
+    name: Annotated[
+        str, typer.Argument(help="mirhoseini, placeto, gdp, tarnawski, learned (controls of learned-search) or speed.")
+    ],
     data: Annotated[Path | None, typer.Argument(help="tarnawski: folder of the public inputs.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder (default: leaderboard/reproduced/NAME).")

@@ -43,6 +43,13 @@ class TimedBudget(Budget):
         finally:
             self.simulating_s += time.process_time() - started
 
+    def try_move(self, *arguments, **options):
+        started = time.process_time()
+        try:
+            return super().try_move(*arguments, **options)
+        finally:
+            self.simulating_s += time.process_time() - started
+
 
 def run(lab: Lab) -> Iterator[list[str]]:
     """The parts of the report."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from simdev.baselines._climb import Neighbourhood
 from simdev.baselines._critical import Critical, critical
 from simdev.baselines._order import fifo_starts, ordered, path_keys, priority_of
-from simdev.baselines._search import draw_device, starts, with_spacious_hosts
+from simdev.baselines._search import State, draw_device, starts, with_spacious_hosts
+from simdev.baselines._sweep import Sweep, pays
 from simdev.baselines._units import capacities, choices, used_devices
 from simdev.placers.budget import Budget, Share
 from simdev.placers.score import Score
@@ -32,15 +32,6 @@ COOLED = 0.02  # share of it that is left at the end
 REFRESH = 40  # evaluations after which the critical path of a changed placement is traced again
 
 
-class State(NamedTuple):
-    """A placement in the search: unit devices int32 ``(units,)``, the biases of the keys int64 ``(n,)`` ns (see
-    :mod:`simdev.baselines._order`), and the score."""
-
-    devices: np.ndarray
-    bias: np.ndarray
-    score: Score | None = None
-
-
 @dataclass
 class Moves:
     """Shares of the kinds of moves, for comparisons: moves along the critical path, moves across any cut tensor, swaps;
@@ -53,14 +44,14 @@ class Moves:
 
 
 class Guided:
-    """Searches from a state. Under the default rules, moves are simulated from where they begin to matter
-    (:class:`simdev.sim.Simulator`); under ``priority``, each takes a full run."""
+    """Searches from a state by moves of groups of units; each takes a full run. Under the default rules, sweeps of
+    single moves (:mod:`simdev.baselines._sweep`) take turns with them."""
 
     def __init__(self, problem: Problem, allowed: np.ndarray, budget: Budget, rng, moves: Moves | None = None):
         self.problem, self.graph, self.budget, self.rng = problem, problem.graph, budget, rng
         self.allowed, self.unit_of_op, self.moves = allowed, problem.graph.unit_of_op, moves or Moves()
         self.ordered, self.around = ordered(problem), Neighbourhood(problem, allowed)
-        self.simulator = None
+        self._sweeps = pays(problem) and budget.simulate is None  # else a score is not a step time
         graph = problem.graph
         self.source, self.target = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
         self.path: Critical | None = None
@@ -114,11 +105,19 @@ class Guided:
         used, elapsed, slack = budget.used, budget.elapsed, 0
         last, end = used + share.evaluations, elapsed + share.seconds
         patience, blind = min(PATIENCE, PATIENCE_PER_UNIT * self.graph.n_units), 0
-        self._stand(current)
+        self.path = None
+        sweep = Sweep(self.problem, self.around, budget, rng) if self._sweeps else None
         while budget.open and budget.used < last and budget.elapsed < end:
             if stale >= patience and not heat:
-                current, stale, blind = best, 0, int(rng.integers(1, KICKS + 1))
-                self._stand(current)
+                current, stale, blind, self.path = best, 0, int(rng.integers(1, KICKS + 1)), None
+            if sweep is not None and sweep.due(best):
+                swept = sweep.run(current, last)
+                if swept is not current:
+                    current, self.path = swept, None
+                    if current.score < best.score:
+                        best, stale = current, 0
+                sweep.settle(best)
+                continue
             if self.path is None and budget.used >= seen + REFRESH:
                 self._trace(current)
                 seen = budget.used
@@ -129,43 +128,16 @@ class Guided:
                 spent = max((budget.used - used) / share.evaluations, (budget.elapsed - elapsed) / share.seconds)
                 slack = int(best.score.step_ns * heat * COOLED**spent * rng.exponential())
             below = None if blind or self.tight or not current.score.fits else current.score.step_ns + slack + 1
-            found = self._try(current, candidate, below)
+            found = self._evaluate(candidate.devices, candidate.bias, below)
             stale += 1
             near = self.tight and found.fits and best.score.fits and found.step_ns <= best.score.step_ns * NEAR
             near |= current.score.fits and found.fits and found.step_ns <= current.score.step_ns + slack
             if blind or near or found <= current.score:
-                current = State(candidate.devices, candidate.bias, found)
-                self._keep()
+                current, self.path = State(candidate.devices, candidate.bias, found), None
                 if found < best.score:
                     best, stale = current, 0
-            else:
-                self._leave()
             blind = max(0, blind - 1)
         return best
-
-    def _try(self, current: State, candidate: State, below: int | None) -> Score:
-        if self.simulator is None:
-            return self._evaluate(candidate.devices, candidate.bias, below)
-        moved = np.flatnonzero(candidate.devices != current.devices)
-        limit = np.iinfo(np.int64).max if below is None else below
-        return self.budget.try_move(self.simulator, moved, candidate.devices[moved], below=int(limit))
-
-    def _stand(self, state: State) -> None:
-        """Let the following moves start from ``state``."""
-        from simdev.sim import Simulator
-
-        self.path = None
-        if not self.ordered and self.budget.simulate is None:  # else the score is not a step time
-            self.simulator = Simulator(self.problem, Placement(state.devices[self.unit_of_op]))
-
-    def _keep(self) -> None:
-        self.path = None
-        if self.simulator is not None:
-            self.simulator.accept()
-
-    def _leave(self) -> None:
-        if self.simulator is not None:
-            self.simulator.undo()
 
     def _trace(self, state: State) -> None:
         ops = state.devices[self.unit_of_op]

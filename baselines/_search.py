@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from simdev.baselines._list import follow_forward, tables
@@ -11,6 +13,15 @@ from simdev.placers.score import Score
 from simdev.problem.problem import Problem
 
 HEAVY, BRIEF = 0.05, 0.05  # see with_spacious_hosts()
+
+
+class State(NamedTuple):
+    """A placement in the search: unit devices int32 ``(units,)``, the biases of the keys int64 ``(n,)`` ns (see
+    :mod:`simdev.baselines._order`), and the score."""
+
+    devices: np.ndarray
+    bias: np.ndarray
+    score: Score | None = None
 
 
 class Incumbent:

@@ -23,7 +23,7 @@ NEAR = 1.02
 
 @placer(
     "cp-sat",
-    version=1,
+    version=2,
     family="exact",
     repeatable=False,
     searches=True,

@@ -13,7 +13,7 @@ from simdev.placers.placer import placer
 from simdev.problem.placement import Placement
 
 
-@placer("local-search", version=1, family="search", searches=True)
+@placer("local-search", version=2, family="search", searches=True)
 def local_search(problem, *, rng, budget):
     """Start from the better of a single device and a contiguous split, and take every move that is not worse.
 

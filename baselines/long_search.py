@@ -10,7 +10,7 @@ from simdev.placers.starts import stored_starts
 
 @placer(
     "long-search",
-    version=2,
+    version=3,
     family="search",
     searches=True,
     defaults={"starts": "", "climbs": 3},
@@ -26,9 +26,10 @@ def long_search(problem, *, rng, budget, starts, climbs):
 
     A move takes units to another device: units around an op or a transfer of the critical path, around a tensor that
     is cut, two groups that change places, or the groups of ``local-search``. A move that does not make the placement
-    worse is taken. After 600 evaluations without a new best, a few moves are taken blindly. If the placement brings its
-    order of ops (rules ``priority``), a third of the moves shift ops in the order. Each start is then tried with the
-    order by longest paths and with the order that ``fifo`` follows.
+    worse is taken. After 600 evaluations without a new best, a few moves are taken blindly. Under the default rules,
+    sweeps of single moves take turns with these moves; after a sweep that gains more for a move, the next is longer.
+    If the placement brings its order of ops (rules ``priority``), a third of the moves shift ops in the order. Each
+    start is then tried with the order by longest paths and with the order that ``fifo`` follows.
     """
     stored = (found for folder in starts.split("+") for found in stored_starts(folder, problem))
     given = stored if starts else constructed(problem, rng)

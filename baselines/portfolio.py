@@ -17,7 +17,7 @@ from simdev.problem.placement import Placement
 CLIMBS = 3
 
 
-@placer("portfolio", version=1, family="search", searches=True)
+@placer("portfolio", version=2, family="search", searches=True)
 def portfolio(problem, *, rng, budget):
     """Evaluate the placement of each constructive placer, most promising first, then climb from the best.
 

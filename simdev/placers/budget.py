@@ -131,26 +131,26 @@ class Budget:
         ]
         for row, score in enumerate(scores):
             self.used += 1
-            self._note(score, devices[row], None if priority is None else priority[row])
+            self.note(score, devices[row], None if priority is None else priority[row])
         return scores
 
-    def try_move(self, simulator: Simulator, units: np.ndarray, devices: np.ndarray, *, below: int) -> Score:
-        """Move ``units`` int ``(k,)`` of the placement in ``simulator`` to ``devices`` int ``(k,)``: one evaluation.
+    def try_moves(self, simulator: Simulator, units: np.ndarray, devices: np.ndarray, *, below: int) -> np.ndarray:
+        """The step times, int64 ``(k,)``, after each of ``k`` moves of one unit by itself, ``units`` and ``devices``
+        int ``(k,)``: an evaluation each.
 
-        The step time is exact if it is less than ``below`` (ns); else it is a lower bound of at least ``below``, and
-        the overflow is None. Accept or undo the move afterwards. Raises :class:`BudgetExhausted` if nothing is left.
+        The placement in ``simulator`` stays as it is. A step time is exact if it is less than ``below`` (ns); else it
+        is a lower bound of at least ``below``. Memory is not computed. If fewer than ``k`` evaluations are left, only
+        the first moves are tried. Raises :class:`BudgetExhausted` if nothing is left.
         """
-        if not (self._promised or self.open):
-            raise BudgetExhausted(f"the budget is used up after {self.used} evaluations")
+        left = self.evaluations - self.used if self._promised else self.left
         self._promised = False
-        self.used += 1
-        step_ns = simulator.move(units, devices, below=below)
-        score = Score(step_ns, simulator.overflow_bytes if step_ns < below else None)
-        if score.fits and (self.best_step_ns is None or step_ns < self.best_step_ns):
-            self._note(score, simulator.placement.devices, None)
-        return score
+        tried = int(min(left, len(units)))
+        if not tried:
+            raise BudgetExhausted(f"the budget is used up after {self.used} evaluations")
+        self.used += tried
+        return simulator.try_moves(units[:tried], devices[:tried], below=below)
 
-    def _note(self, score: Score, devices: np.ndarray, priority: np.ndarray | None) -> None:
+    def note(self, score: Score, devices: np.ndarray, priority: np.ndarray | None) -> None:
         """Keep the placement if it is the best so far."""
         if score.fits and (self.best_step_ns is None or score.step_ns < self.best_step_ns):
             self.best_step_ns, self.best = score.step_ns, devices.astype(np.int32)

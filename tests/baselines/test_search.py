@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
-from drawn import machine
+from drawn import chain, machine
 from drawn import problem as drawn_problem
 from test_list_schedulers import problem_of
 
-from simdev.baselines import _climb, _guided, _search
+from simdev.baselines import _climb, _guided, _search, _sweep
 from simdev.baselines._units import choices
 from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer, graph_path, load_workload
+from simdev.placers.score import Score
 from simdev.placers.testing import random_problem
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
@@ -135,3 +136,42 @@ def test_hosts_take_layers_of_many_bytes_and_little_time():
     found = _guided.search_from(problem, budget, np.random.default_rng(0), [given], 1)
     assert value(problem, given.devices)[0] > 200 and value(problem, found.devices)[0] == 0
     assert found.devices.tolist() == [0, 0, 1, 1, 1]
+
+
+def test_a_sweep_of_single_moves_repeats_the_simulator():
+    """After a sweep, the score is that of a full run, and no placement was taken that is slower or does not fit."""
+    improved = 0
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        problem = random_problem(rng, max_ops=40, rules=Rules())
+        allowed = choices(problem)
+        search = _guided.Guided(problem, allowed, Budget(problem, evaluations=400), rng)
+        start = search.state(_search.starts(problem, allowed)[0])
+        if not start.score.fits:
+            continue
+        swept = _sweep.Sweep(problem, search.around, search.budget, rng).run(start, 400)
+        assert value(problem, swept.devices[problem.graph.unit_of_op]) == (0, swept.score.step_ns)
+        assert swept.score <= start.score and search.budget.used <= 400
+        assert search.budget.best_step_ns == swept.score.step_ns
+        improved += swept.score < start.score
+    assert improved > 2
+
+
+def test_sweeps_grow_while_they_gain_more_than_group_moves():
+    problem = random_problem(np.random.default_rng(1), max_ops=40, rules=Rules())
+    budget = Budget(problem, evaluations=10**6)
+    sweep = _sweep.Sweep(problem, _climb.Neighbourhood(problem, choices(problem)), budget, np.random.default_rng(0))
+    best = _search.State(np.zeros(problem.graph.n_units, np.int32), np.zeros(0, np.int64), Score(1000, 0))
+    assert not sweep.due(best)
+    first = sweep.length
+    for step_ns, swept_ns, length in ((1000, 900, 2 * first), (800, 800, first), (800, 700, 2 * first)):
+        budget.used += _sweep.TURN
+        assert sweep.due(best._replace(score=Score(step_ns, 0)))
+        sweep.settle(best._replace(score=Score(swept_ns, 0)))
+        assert sweep.length == length and not sweep.due(best)
+
+
+def test_single_moves_are_swept_where_the_simulator_is_incremental():
+    for rules, slots, pays in ((Rules(), 1, True), (Rules(), 2, False), (Rules("priority"), 1, False)):
+        assert _sweep.pays(drawn_problem(chain(1, 1), machine(2, slots=slots), [1, 1], rules=rules)) == pays
+    assert not _sweep.pays(drawn_problem(chain(1, 1), machine(2), [1, 1], rules=Rules("fifo", "fair")))

@@ -220,12 +220,27 @@ def _followed(graph: ComputationGraph, label: np.ndarray, own: np.ndarray) -> np
     return label
 
 
-def _in_order(graph: ComputationGraph, label: np.ndarray) -> np.ndarray:
-    """Renumber groups by the mean number of their forward ops (of all their ops, if they have no forward op)."""
+def in_running_order(problem: Problem, group: np.ndarray) -> np.ndarray:
+    """``group`` int32 ``(units,)`` renumbered by the mean number of its forward ops that have inputs.
+
+    Parameters have the first numbers of a graph. The order of all other functions here counts them, and so puts layers
+    with parameters before all layers without.
+    """
+    graph = problem.graph
+    return _in_order(graph, group, np.diff(graph.input_ptr) > 0)
+
+
+def _in_order(graph: ComputationGraph, label: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
+    """Renumber groups by the mean number of their forward ops (of all their ops, if they have no forward op).
+
+    If ``counted`` bool ``(n,)`` is given, other ops count only in groups without such forward ops.
+    """
     _, label = np.unique(label, return_inverse=True)
     count = int(label.max()) + 1
     group = label[graph.unit_of_op]
     weight = np.where(graph.op_phase == 0, 1.0, 1e-9)
+    if counted is not None:
+        weight = np.where(counted, weight, 1e-9)
     middle = np.bincount(group, weight * np.arange(graph.n_ops), count) / np.bincount(group, weight, count)
     rank = np.empty(count, np.int32)
     rank[np.argsort(middle, kind="stable")] = np.arange(count, dtype=np.int32)

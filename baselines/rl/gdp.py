@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from simdev.baselines.rl._grouped import bucket, device_columns, group_problem
-from simdev.baselines.rl._groups import fine_groups, layer_groups
+from simdev.baselines.rl._groups import fine_groups, in_running_order, layer_groups
 from simdev.baselines.rl._sight import with_sight
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.errors import Unsupported
@@ -45,7 +45,7 @@ def _groups(problem, most, layers):
 
     if not most:
         return np.arange(problem.graph.n_units)
-    return layer_groups(problem, most) if layers else fine_groups(problem, most)
+    return in_running_order(problem, layer_groups(problem, most) if layers else fine_groups(problem, most))
 
 
 @placer(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simdev.baselines.rl._grouped import device_columns, group_problem
-from simdev.baselines.rl._groups import coarse_groups, colocation_groups
+from simdev.baselines.rl._groups import coarse_groups, colocation_groups, in_running_order
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.placers.placer import placer
 
@@ -16,12 +16,14 @@ DEFAULTS = {
     "reach": 2.5,
     "sharpness": 2.0,
     "layers": True,
-    "most_layers": 128,
+    "most_layers": 256,
     "policy": "",
 }
 
 
-def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpness, layers, most_layers, devices=0) -> Learner:
+def learner(
+    problems, *, groups, hidden, samples, rate, entropy, reach, sharpness, layers, most_layers, devices=0
+) -> Learner:
     """The learner for ``simdev train`` and the placer; it names at most ``devices`` (0: as many as needed)."""
     from simdev.baselines.rl._hdp import learner_functions
 
@@ -40,7 +42,7 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, sharpnes
 
     def grouped(problem):
         group = coarse_groups(problem, most_layers) if layers else colocation_groups(problem)
-        return group_problem(problem, group, columns=settings["devices"])
+        return group_problem(problem, in_running_order(problem, group), columns=settings["devices"])
 
     return Learner("hdp", 3, settings, grouped, functions.init, functions.step, functions.greedy)
 

@@ -5,7 +5,7 @@ import pytest
 
 from simdev.baselines.rl._edits import Edits, first_placements
 from simdev.baselines.rl._grouped import group_problem
-from simdev.baselines.rl._groups import LEAST_LAYERS, coarse_groups, layer_groups
+from simdev.baselines.rl._groups import LEAST_LAYERS, coarse_groups, in_running_order, layer_groups
 from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer
 from simdev.placers.testing import random_problem
@@ -56,6 +56,24 @@ def test_groups_of_a_graph_with_few_layers_stay_within_a_layer():
 def test_groups_of_a_graph_with_many_layers_are_the_layers():
     problem = unrolled(layers=LEAST_LAYERS)
     assert (layer_groups(problem, 64) == coarse_groups(problem, 64)).all()
+
+
+def test_running_order_does_not_put_layers_with_parameters_first():
+    b = GraphBuilder("mixed")
+    weights = [
+        b.outputs(b.op(f"w{layer}", "parameter", outputs=[4000], layer=f"l{layer}"))[0] for layer in (1, 3, 5, 7)
+    ]
+    x = b.outputs(b.op("x", "input", outputs=[4000]))[0]
+    for layer in range(10):
+        inputs = [x, weights[layer // 2]] if layer in (1, 3, 5, 7) else [x]
+        x = b.outputs(b.op(f"op{layer}", "mm", inputs=inputs, flops=10**6, outputs=[4000], layer=f"l{layer}"))[0]
+    problem = Problem.build(b.build(), devices())
+    graph, coarse = problem.graph, coarse_groups(problem, 64)
+    runs = [op for op in range(graph.n_ops) if graph.op_names[op].startswith("op")]
+    order = in_running_order(problem, coarse)[graph.unit_of_op[runs]]
+    assert order.tolist() == sorted(order), "in the order of the layers"
+    before = coarse[graph.unit_of_op[runs]]
+    assert before.tolist() != sorted(before), "the control: the other order is not"
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -74,9 +74,9 @@ def hdp(problem, *, rng, budget, policy, **params):
     decay; the logits have no noise. A few thousand samples from a near-uniform grouping lead nowhere: each scatters
     neighbours over all devices. The grouper's logits therefore have a term that starts as runs of ops with an even
     share of the time: less a learned multiple, ``sharpness`` at first, of the squared distance from the group's middle
-    in the running sum of the time. Advantages
-    are divided by their standard deviation. Empty groups are not counted. The baseline starts at the mean of the first
-    batch, and the cost of a placement that does not fit grows with its overflow.
+    in the running sum of the time. Advantages are divided by their standard deviation. Empty groups are not counted.
+    The baseline starts at the mean of the first batch, and the cost of a placement that does not fit grows with its
+    overflow.
     """
     return search(
         learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy

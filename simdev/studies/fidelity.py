@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -98,36 +100,82 @@ class Case:
 
 
 def all_cases(
-    data: Path, cache: Path | None = None, tell: Callable[[int, int, str], None] = lambda *_: None
+    data: Path,
+    cache: Path | None = None,
+    tell: Callable[[int, int, str], None] = lambda *_: None,
+    jobs: int = 1,
 ) -> tuple[list[Case], list[str]]:
     """The cases of all measured files under ``data``, and one sentence for each file that could not be used.
 
-    ``tell`` is called with the number of files done, the number of all, and what comes next.
-
-    ``cache`` is a folder in which the cases of a file are kept: they are computed again only if the file or simdev
-    itself has changed. Raises :class:`InvalidInput` if there is no folder ``data``.
+    ``tell`` is called with the number of parts done, the number of all, and what comes next. ``cache`` is a folder in
+    which the cases of a part are kept: they are computed again only if its files or simdev itself have changed.
+    ``jobs`` parts are computed at the same time, each in a process of its own if there are several. Raises
+    :class:`InvalidInput` if there is no folder ``data``.
     """
     if not data.is_dir():
         raise InvalidInput("no such folder: the report needs the public measured data", source=data)
-    manifest, kept, notes = load_manifest(), Kept(cache, Case), []
+    parts = _parts(data)
     cases: list[Case] = []
-    files = sorted(path for path in data.rglob("*") if path.is_file())
-    judged = [(path, kind) for path in files if (kind := _kind(path, data)) is not None]
-    total = len(judged) + 3
-    for number, (path, kind) in enumerate(judged):
-        name, role = path.relative_to(data).as_posix(), role_of(path, data, manifest)
-        tell(number, total, name)
-        cases += kept.cases(f"{name} {role}", [path], partial(_file_cases, path, kind, name, role), notes)
-    tables = [path for path in files if path.name.endswith((".csv", ".csv.gz", ".xlsx", ".out", ".parquet", ".json"))]
-    tell(total - 3, total, "op tables")
-    cases += kept.cases("op tables", tables, partial(_op_cases, data), notes)
-    tell(total - 2, total, "matrix units")
-    cases += kept.cases("matrix units", tables, partial(_matrix_cases, data), notes)
-    runs = [path for path in tables if path.parent.name == "training-runs"]
-    for source, goal in TRAINING.items() if runs else ():
-        tell(total - 1, total, f"training runs: {source}")
-        cases += kept.cases(f"training runs {source}", runs, partial(_training_cases, data, source, goal), notes)
+    notes: list[str] = []
+    with _Workers(jobs) as workers:
+        answers = [workers.submit(_part_cases, cache, part) for part in parts]
+        for number, (part, answer) in enumerate(zip(parts, answers, strict=True)):
+            tell(number, len(parts), part.title)
+            found, said = answer()
+            cases += found
+            notes += said
     return cases, notes
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the report: ``make(notes)`` gives its cases, which depend on ``files``."""
+
+    name: str
+    title: str
+    files: tuple[Path, ...]
+    make: Callable[[list[str]], list[Case]]
+
+
+def _parts(data: Path) -> list[_Part]:
+    manifest, parts = load_manifest(), []
+    files = sorted(path for path in data.rglob("*") if path.is_file())
+    for path in files:
+        kind = _kind(path, data)
+        if kind is not None:
+            name, role = path.relative_to(data).as_posix(), role_of(path, data, manifest)
+            parts.append(_Part(f"{name} {role}", name, (path,), partial(_file_cases, path, kind, name, role)))
+    ends = (".csv", ".csv.gz", ".xlsx", ".out", ".parquet", ".json")
+    tables = tuple(path for path in files if path.name.endswith(ends))
+    parts.append(_Part("op tables", "op tables", tables, partial(_op_cases, data)))
+    parts.append(_Part("matrix units", "matrix units", tables, partial(_matrix_cases, data)))
+    runs = tuple(path for path in tables if path.parent.name == "training-runs")
+    for source, goal in TRAINING.items() if runs else ():
+        name = f"training runs {source}"
+        parts.append(_Part(name, name, runs, partial(_training_cases, data, source, goal)))
+    return parts
+
+
+def _part_cases(cache: Path | None, part: _Part) -> tuple[list[Case], list[str]]:
+    notes: list[str] = []
+    return Kept(cache, Case).cases(part.name, part.files, part.make, notes), notes
+
+
+class _Workers:
+    """``jobs`` processes; none for one job, which runs when its answer is asked for."""
+
+    def __init__(self, jobs: int):
+        self.pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) if jobs > 1 else None
+
+    def submit(self, function: Callable, *arguments) -> Callable:
+        return self.pool.submit(function, *arguments).result if self.pool else partial(function, *arguments)
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.pool:
+            self.pool.shutdown(cancel_futures=True)
 
 
 TRAINING = {
@@ -137,7 +185,7 @@ TRAINING = {
     "torchtitan": "F8 torchtitan",
     "megatron-bridge": "F8 FP8",
 }
-ROWS_OF_A_SET = 12  # judged here; ``simdev training-runs --most`` judges more and prints controls beside them
+ROWS_OF_A_SET = 24  # judged here; ``simdev training-runs --most`` judges more and prints controls beside them
 
 
 def _training_cases(data: Path, source: str, goal: str, notes: list[str]) -> list[Case]:

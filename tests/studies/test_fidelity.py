@@ -169,3 +169,14 @@ def test_kept_cases_do_not_depend_on_files_that_cannot_change_them():
     code = Kept(None, Case).code
     assert len(code) == 64 and not any(name.startswith(("cli", "report", "bench")) for name in SOURCES)
     assert all((PACKAGE / name).exists() for name in SOURCES)
+
+
+def test_two_processes_give_what_one_gives(tmp_path):
+    (tmp_path / "kineto").mkdir()
+    for name in "ab":
+        write_trace(tmp_path / "kineto" / f"{name}.json")
+    (tmp_path / "kineto" / "c.json").write_text("{}")
+    alone, notes = all_cases(tmp_path)
+    both, same = all_cases(tmp_path, jobs=2)
+    assert [case.case for case in both] == [case.case for case in alone] != []
+    assert [case.error for case in both] == [case.error for case in alone] and notes == same

@@ -17,6 +17,7 @@ def fidelity(
     data: Annotated[Path | None, typer.Option(help="Folder of public measured data (or SIMDEV_DATA).")] = None,
     out: OutOption = Path("report"),
     cache: Annotated[Path | None, typer.Option(help="Folder that keeps the cases of unchanged files.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Parts computed at the same time.")] = 2,
 ) -> None:
     """Compare predictions with public measurements.
 
@@ -27,7 +28,7 @@ def fidelity(
     from simdev.studies.fidelity_report import write
 
     with progress.steps("fidelity") as tell:
-        cases, notes = report.all_cases(report.data_folder(data), cache or report.cache_folder(), tell)
+        cases, notes = report.all_cases(report.data_folder(data), cache or report.cache_folder(), tell, jobs)
     write(cases, notes, out)
     header = ["goal", "group", "cases", "left out", "mean %", "worst %", "goal %", "met"]
     lines = []

@@ -16,7 +16,7 @@ TITLE = "Device Placement Optimization with Reinforcement Learning (Mirhoseini e
 EAGER = "fifo/fifo/eager"
 DATAFLOW = "fifo/fifo/dataflow"
 BASELINES = ("single-cpu", "single-gpu", "scotch", "min-cut", "expert")
-POLICIES = ("colocrl", "colocrl[hosts=true]")  # on GPUs only; as in the paper, which also places on the CPU
+POLICY = "colocrl[hosts=true]"  # which may place on the CPU, as in the paper
 # Seconds per step in the paper: baselines in the order above, then the policy; None means out of memory.
 PAPER = {
     ("rnnlm", 2): (6.89, 1.57, 13.43, 11.94, 3.81, 1.57),
@@ -81,8 +81,7 @@ def run(lab: Lab) -> Iterator[list[str]]:
     yield [
         "The tables show step times on two and four K80 in ms: the mean over the seeds, for policies with its 95 % "
         "bootstrap interval. *One dispatching host* is the runtime `eager`, in which one thread launches all ops in "
-        "order. *Overlapped dispatch* is the default. `colocrl[hosts=true]` may place on the CPU, as the paper's "
-        "policy did.\n",
+        "order. *Overlapped dispatch* is the default. The policy may place on the CPU, as the paper's did.\n",
         PRESET,
     ]
     every: dict[Setting, Found] = {}
@@ -107,8 +106,7 @@ def _case(setting: Setting, workload: str, gpus: int) -> Case:
 
 
 def _runs(lab: Lab, setting: Setting, workload: str, gpus: int) -> list[RunResult]:
-    learned = POLICIES if setting.tag in lab.size.learned else ()
-    entries = (*BASELINES, *learned)
+    entries = (*BASELINES, POLICY) if setting.tag in lab.size.learned else BASELINES
     return lab.runs([_case(setting, workload, gpus)], entries, lab.size.evaluations, lab.size.seeds)
 
 
@@ -127,10 +125,9 @@ def _times(found: Found) -> list[dict]:
         for name in BASELINES:
             mean = _mean(_steps(runs, name))
             line[name] = "OOM" if mean is None else f"{mean:,.0f}"
-        for name in POLICIES:
-            if any(run.row.entry == name for run in runs):
-                learned = _steps(runs, name)
-                line[name] = interval_text(interval(learned), 0) if learned else "OOM"
+        if any(run.row.entry == POLICY for run in runs):
+            learned = _steps(runs, POLICY)
+            line[POLICY] = interval_text(interval(learned), 0) if learned else "OOM"
         paper = PAPER[workload, gpus]
         line["paper, s"] = " / ".join("OOM" if value is None else f"{value:.2f}" for value in paper)
         lines.append(line)
@@ -138,10 +135,8 @@ def _times(found: Found) -> list[dict]:
 
 
 def _numbers(found: Found) -> Numbers:
-    """Step times in the order of :data:`PAPER`, means over the seeds; the last one is that of the paper's policy."""
-    return {
-        case: tuple(_mean(_steps(runs, name)) for name in (*BASELINES, POLICIES[-1])) for case, runs in found.items()
-    }
+    """Step times in the order of :data:`PAPER`, means over the seeds; the last one is that of the policy."""
+    return {case: tuple(_mean(_steps(runs, name)) for name in (*BASELINES, POLICY)) for case, runs in found.items()}
 
 
 def _findings(lab: Lab, found: dict[Setting, list[dict]]) -> list[str]:

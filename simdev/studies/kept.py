@@ -11,6 +11,7 @@ from pathlib import Path
 import simdev
 from simdev.files import read_json, write_text
 from simdev.measure.calibrate.manifest import sha256_of
+from simdev.placers.registry import graph_path
 
 PACKAGE = Path(simdev.__file__).parent
 # What a case can depend on; other files of simdev cannot change it.
@@ -63,9 +64,7 @@ class Kept:
 
 def _parallel_models() -> Path:
     """The folder of the models of training runs, which may lie outside of the package's own folder."""
-    from simdev.workloads import parallel
-
-    return Path(parallel.__file__).parent
+    return graph_path("any").parents[1] / "parallel"
 
 
 def _without_nan(row: dict) -> dict:

@@ -103,6 +103,26 @@ def _inputs(action: Action, stages: int, gradient: dict[tuple[int, int], Action]
     return [("F", stage, microbatch), *([later] if stage + 1 < stages else [])]
 
 
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """The ``total`` ops of a template on all copies of a pipeline rank, numbered from 0; see :class:`Unrolled`.
+    ``edges`` between them, int64 ``(2, k)``; ``before``: ops that wait for the last earlier op of a stream; ``begins``:
+    the first item; ``last``: the last op of each stream, all per copy. ``template`` stays alive, so that its id stays
+    its own."""
+
+    total: int
+    device: np.ndarray
+    ns: np.ndarray
+    kind: np.ndarray
+    rank: np.ndarray
+    flags: np.ndarray
+    edges: np.ndarray
+    before: list[tuple[str, np.ndarray]]
+    begins: np.ndarray
+    last: list[tuple[str, np.ndarray]]
+    template: Template
+
+
 class Unroller:
     """Collects the items of all actions and makes the problem of them.
 
@@ -127,6 +147,7 @@ class Unroller:
         self._last: dict[tuple[int, str], np.ndarray] = {}  # (pipeline rank, stream) -> its last op on each copy
         self._groups: dict[tuple[str, ...], np.ndarray] = {}
         self._prepared: dict[int, tuple] = {}
+        self._layouts: dict[tuple[int, int], _Layout] = {}
 
     def last(self, rank: int, stream: str) -> np.ndarray | None:
         """The last op of a stream on each copy of a pipeline rank."""
@@ -134,29 +155,50 @@ class Unroller:
 
     def add(self, rank: int, action: Action, template: Template, after: list[np.ndarray]) -> None:
         """Append an action on all copies of a pipeline rank; its first items also wait for the ops ``after``."""
+        if not len(template.ns):
+            raise InvalidInput(f"{name_of(action)} has no work", source="stage", field=str(action[1]))
         self._actions.append(action)
-        number, copies = len(self._actions) - 1, self.copies
+        base, found = self._count, self._layout(rank, template)
+        self._edges.append(found.edges + base)
+        for stream, targets in found.before:
+            past = self._last.get((rank, stream))
+            if past is not None:
+                self._edges.append(_pairs(np.broadcast_to(past, targets.shape), targets + base))
+        self._edges += [_pairs(ops, found.begins + base) for ops in after]
+        for stream, ops in found.last:
+            self._last[rank, stream] = ops + base
+        self._count += found.total
+        self._device.append(found.device)
+        self._ns.append(found.ns)
+        self._kind.append(found.kind)
+        self._rank.append(found.rank)
+        self._flags.append(found.flags)
+        self._action.append(np.full(found.total, len(self._actions) - 1, np.int32))
+
+    def _layout(self, rank: int, template: Template) -> _Layout:
+        """The ops of a template on all copies of a pipeline rank, remembered: schedules repeat their actions."""
+        known = self._layouts.get((rank, id(template)))
+        if known is None:
+            known = self._layouts[rank, id(template)] = self._lay_out(rank, template)
+        return known
+
+    def _lay_out(self, rank: int, template: Template) -> _Layout:
+        copies, copy = self.copies, np.arange(self.copies)
         width, kind, host_first, host_rest = self._shape(template)
         group_of = [self._group(axes) for axes in template.axes]
-        n = len(template.ns)
-        if n == 0:
-            raise InvalidInput(f"{name_of(action)} has no work", source="stage", field=str(action[1]))
         # Numbers: for each item its first host op, the item, its second host op, each on every copy (or group).
         size = width + copies * (host_first.astype(np.int64) + host_rest)
-        start = self._count + np.concatenate([[0], np.cumsum(size)])[:-1]
+        start = np.concatenate([[0], np.cumsum(size)])[:-1]
         item = start + copies * host_first
         total = int(size.sum())
         device, ns = np.empty(total, np.int32), np.empty(total, np.int64)
         kinds, ranks, flags = np.empty(total, np.int32), np.empty(total, np.int32), np.zeros(total, np.int8)
-        copy = np.arange(copies)
-        base = self._count
-        global_rank = rank if copies == 1 else rank * copies + copy
         for stream, group in enumerate(group_of):
             rows = np.flatnonzero(template.stream == stream)
             if not len(rows):
                 continue
             members = int(group.max()) + 1
-            where = (item[rows][:, None] + np.arange(members) - base).ravel()
+            where = (item[rows][:, None] + np.arange(members)).ravel()
             name, axes = template.streams[stream], template.axes[stream]
             device[where] = np.tile([self._device_of(rank, name, axes, member) for member in range(members)], len(rows))
             ns[where] = np.repeat(template.ns[rows], members)
@@ -165,7 +207,7 @@ class Unroller:
             kinds[where] = np.repeat(kind[rows], members)
             first = np.array([int(np.flatnonzero(group == g)[0]) for g in range(members)])
             ranks[where] = np.tile(rank if copies == 1 else rank * copies + first, len(rows))
-            flags[where] = 2 if template.axes[stream] else 1 if stream == 0 else 0
+            flags[where] = 2 if axes else 1 if stream == 0 else 0
         host_kind = self._kinds.setdefault("issue", len(self._kinds))
         for mask, values, offset in (
             (host_first, template.issue_ns, start),
@@ -173,41 +215,38 @@ class Unroller:
         ):
             rows = np.flatnonzero(mask)
             if len(rows):
-                where = (offset[rows][:, None] + copy - base).ravel()
+                where = (offset[rows][:, None] + copy).ravel()
                 device[where] = np.tile([self._device_of(rank, "host", (), c) for c in range(copies)], len(rows))
                 ns[where] = np.repeat(values[rows], copies)
                 kinds[where] = host_kind
-                ranks[where] = np.tile(global_rank, len(rows))
-        edges = []
+                ranks[where] = np.tile(rank if copies == 1 else rank * copies + copy, len(rows))
+        edges, before = self._waits(template, group_of, start, item, host_first)
+        begins = int(item[0]) + group_of[int(template.stream[0])]
+        last = []
+        for stream, group in enumerate(group_of):
+            rows = np.flatnonzero(template.stream == stream)
+            if len(rows):
+                last.append((template.streams[stream], item[rows[-1]] + group))
+        return _Layout(total, device, ns, kinds, ranks, flags, edges, before, begins, last, template)
+
+    def _waits(self, template: Template, group_of: list, start, item, host_first) -> tuple[np.ndarray, list]:
+        """Edges between the ops of a template, int64 ``(2, k)``, and for each stream whose last earlier op is waited
+        for, the ops that wait, ``(waits, copies)``."""
+        edges, before = [np.zeros((2, 0), np.int64)], []
         rows = np.flatnonzero(host_first)
         for stream, group in enumerate(group_of):
             mine = rows[template.stream[rows] == stream]
-            edges.append(_pairs(start[mine][:, None] + copy, item[mine][:, None] + group))
+            edges.append(_pairs(start[mine][:, None] + np.arange(self.copies), item[mine][:, None] + group))
         source, target = template.wait_for, template.wait_item
         for stream, group in enumerate(group_of):
             here = template.stream[target] == stream
             for other, others in enumerate(group_of):
                 inside = here & (source >= 0) & (template.stream[np.maximum(source, 0)] == other)
                 edges.append(_pairs(item[source[inside]][:, None] + others, item[target[inside]][:, None] + group))
-                before = here & (source == -1 - other)
-                past = self._last.get((rank, template.streams[other]))
-                if past is not None and before.any():
-                    rows = target[before]
-                    edges.append(_pairs(np.broadcast_to(past, (len(rows), copies)), item[rows][:, None] + group))
-        begins = int(item[0]) + group_of[int(template.stream[0])]
-        edges += [_pairs(ops, begins) for ops in after]
-        for stream, group in enumerate(group_of):
-            rows = np.flatnonzero(template.stream == stream)
-            if len(rows):
-                self._last[rank, template.streams[stream]] = item[rows[-1]] + group
-        self._count += total
-        self._device.append(device)
-        self._ns.append(ns)
-        self._kind.append(kinds)
-        self._rank.append(ranks)
-        self._flags.append(flags)
-        self._action.append(np.full(total, number, np.int32))
-        self._edges += [pair for pair in edges if pair.size]
+                earlier = target[here & (source == -1 - other)]
+                if len(earlier):
+                    before.append((template.streams[other], item[earlier][:, None] + group))
+        return np.concatenate(edges, axis=1), before
 
     def wait_on_host(self, rank: int, ops: np.ndarray, ns: int) -> None:
         """Block the host of each copy of a pipeline rank until ``ops`` have finished, and for ``ns`` more."""

@@ -93,6 +93,10 @@ def graph_text(summary: dict) -> str:
     most = list(summary["kinds"].items())
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in most[:12])
     lines.append(f"  kinds: {kinds}" + (f" and {len(most) - 12} more" if len(most) > 12 else ""))
+    compiled = summary["meta"].get("compiled")
+    if isinstance(compiled, dict):
+        counts = f"{compiled.get('ops')} ops in {compiled.get('kernels')} fused kernels"
+        lines.append(f"  compiled: an estimate of {counts}; {compiled.get('assumption')}")
     facts = [f"{key}={value}" for key, value in summary["meta"].items() if isinstance(value, (str, int, float))]
     return "\n".join(lines + ([f"  source: {', '.join(facts)}"] if facts else []))
 

@@ -5,6 +5,7 @@ import pytest
 
 from simdev.graphs.capture import capture
 from simdev.graphs.workload import InferenceStep, TrainingStep
+from simdev.report.describe import graph_text, summarise_graph
 
 torch = pytest.importorskip("torch")
 nn, functional = torch.nn, torch.nn.functional
@@ -32,6 +33,7 @@ def test_a_chain_is_one_kernel_that_reads_and_writes_once():
     assert graph.op_flops[row] == eager.op_flops.sum()
     assert graph.signatures[graph.op_signature[row]] == "fused(f32[1000])->f32[1000]"
     assert graph.meta["compiled"]["ops"] == 4 and graph.meta["compiled"]["kernels"] == 1
+    assert "4 ops in 1 fused kernels; elementwise ops" in graph_text(summarise_graph(graph))
 
 
 def test_two_kernels_that_meet_become_one():

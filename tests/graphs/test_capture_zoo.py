@@ -26,6 +26,18 @@ def test_parameters_and_flops_of_a_packages_model(target):
     assert zoo.right(row), row
 
 
+def test_the_page_of_the_documentation_shows_the_stored_rows():
+    import json
+    from pathlib import Path
+
+    import zoo
+
+    here = Path(zoo.__file__).parent
+    rows = [json.loads(line) for line in (here / "zoo.jsonl").read_text(encoding="utf-8").splitlines()]
+    page = here.parent / "docs" / "pages" / "zoo.md"
+    assert page.read_text(encoding="utf-8") == zoo.report(rows), "run tests/zoo.py tests/zoo.jsonl --report"
+
+
 SMALL = "transformers:GPT2LMHeadModel[n_layer=2,n_embd=32,n_head=2,vocab_size=50,n_positions=64]"
 
 

@@ -187,7 +187,11 @@ def _transformers(target, name, fields, mode, batch, length):
 
     def build():
         config = config_class()
+        if getattr(config, "prediction_length", 1) is None:  # of a time series; the context is as long
+            config = config_class(prediction_length=24)
         own = config.get_text_config()
+        if getattr(config, "image_token_index", 1) is None:  # the mark of an image among the tokens
+            config.image_token_index = own.vocab_size - 1
         for key, value in fields.items():
             if not hasattr(config, key) and not hasattr(own, key):
                 raise UnknownName("field", key, vars(config), source=target)
@@ -224,8 +228,13 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
     tokens = length or min(getattr(own, "max_position_embeddings", None) or usual, usual)
     vocabulary = getattr(own, "vocab_size", None) or 1000
     count = batch or (8 if model.main_input_name == "pixel_values" else 4)
+    if "grid_thw" in takes:
+        return _patches(config, takes, count)
+    if model.main_input_name == "past_values":
+        return _series(config, takes, batch or 32)
     inputs = {}
-    if model.main_input_name == "pixel_values" or ("pixel_values" in takes and "input_ids" in takes):
+    marked = getattr(config, "image_token_id", None) is not None and model.main_input_name == "input_ids"
+    if model.main_input_name == "pixel_values" or ("pixel_values" in takes and "input_ids" in takes and not marked):
         inputs["pixel_values"] = torch.randn(count, *_image_shape(config))
     if model.main_input_name == "input_features":
         bins = getattr(config, "num_mel_bins", None) or getattr(config, "feature_size", 80)
@@ -237,6 +246,10 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
         text = getattr(config, "text_config", None)
         tokens = min(tokens, getattr(text, "max_position_embeddings", tokens) or tokens)
         inputs["input_ids"] = torch.randint(3, max(4, vocabulary - 1), (count, tokens))
+    if "pixel_values" in inputs and "input_ids" in inputs and hasattr(config, "image_token_index"):
+        inputs["input_ids"][:, : getattr(config, "num_query_tokens", 1)] = config.image_token_index
+    if "qformer_input_ids" in takes:
+        inputs["qformer_input_ids"] = torch.randint(3, config.qformer_config.vocab_size, (count, 32))
     if "decoder_input_ids" in takes and config.is_encoder_decoder:
         inputs["decoder_input_ids"] = torch.randint(3, max(4, vocabulary - 1), (count, min(tokens, 128)))
     if "bbox" in takes:
@@ -245,6 +258,32 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
         side = config.image_size // config.patch_size
         inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
     return inputs
+
+
+def _patches(config, takes, count: int) -> dict:
+    """Images as a vision tower takes them that runs on patches: all in one list, with the grid of each image."""
+    import torch
+
+    side, channels = 16, getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+    width = channels * (getattr(config, "temporal_patch_size", None) or 1) * config.patch_size**2
+    patches = torch.randn(count * side * side, width)
+    grids = torch.tensor([[1, side, side]] * count)
+    return {"pixel_values" if "pixel_values" in takes else "hidden_states": patches, "grid_thw": grids}
+
+
+def _series(config, takes, count: int) -> dict:
+    """Observed values of time series with the features of each point in time, and what is predicted."""
+    import torch
+
+    past, future = config.context_length + max(config.lags_sequence), config.prediction_length
+    inputs = {
+        "past_values": torch.randn(count, past),
+        "past_time_features": torch.randn(count, past, config.num_time_features),
+        "past_observed_mask": torch.ones(count, past),
+        "future_values": torch.randn(count, future),
+        "future_time_features": torch.randn(count, future, config.num_time_features),
+    }
+    return {name: tensor for name, tensor in inputs.items() if name in takes}
 
 
 def _image_shape(config) -> tuple[int, int, int]:

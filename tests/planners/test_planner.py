@@ -1,3 +1,5 @@
+import pickle
+
 import pytest
 
 from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
@@ -102,3 +104,15 @@ def test_the_number_of_workers_changes_nothing(tiny_job, tiny_evaluator):
     choices = list(tiny_job.choices())[:5]
     with Evaluator(tiny_job, workers=2) as several:
         assert list(several.outcomes(choices)) == list(tiny_evaluator.outcomes(choices))
+
+
+@pytest.mark.parametrize(
+    "name", ["bert-large", "deepseek-v3", "gpt-1.3b", "llama3-8b", "mixtral-8x7b", "mpt-7b", "vit-22b"]
+)
+def test_shipped_models_are_sent_to_workers(name):
+    from simdev.parallel import find_model
+
+    model, parameters = find_model(name)
+    there = pickle.loads(pickle.dumps(model))
+    assert there.name == model.name and there.function is model.function
+    there.checks(parameters, Mesh({}))

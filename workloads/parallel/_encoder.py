@@ -7,20 +7,16 @@ from simdev.errors import InvalidInput, UnknownName
 from simdev.workloads.parallel._data import over_data, recomputed
 
 
-def encoder_checks(name: str):
-    """The function that raises :class:`InvalidInput` where a model called ``name`` does not divide."""
-
-    def checks(p, mesh) -> None:
-        if p["width"] % p["heads"]:
-            raise InvalidInput(f"{p['width']} does not divide by {p['heads']} heads", source=name, field="width")
-        for field in ("heads", "hidden"):
-            if p[field] % mesh["tp"]:
-                message = f"{p[field]} does not divide by {mesh['tp']} tensor-parallel ranks"
-                raise InvalidInput(message, source=name, field=field)
-        if p["recompute"] not in ("none", "full"):
-            raise UnknownName("recompute", str(p["recompute"]), ("none", "full"), source=name)
-
-    return checks
+def encoder_checks(name: str, p, mesh) -> None:
+    """Raise :class:`InvalidInput` where a model called ``name`` does not divide."""
+    if p["width"] % p["heads"]:
+        raise InvalidInput(f"{p['width']} does not divide by {p['heads']} heads", source=name, field="width")
+    for field in ("heads", "hidden"):
+        if p[field] % mesh["tp"]:
+            message = f"{p[field]} does not divide by {mesh['tp']} tensor-parallel ranks"
+            raise InvalidInput(message, source=name, field=field)
+    if p["recompute"] not in ("none", "full"):
+        raise UnknownName("recompute", str(p["recompute"]), ("none", "full"), source=name)
 
 
 def encoder_flops(p, rest: float) -> float:

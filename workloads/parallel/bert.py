@@ -5,6 +5,8 @@ task (does one sentence follow the other?) is left out. FSDP2 or replication aro
 
 from __future__ import annotations
 
+from functools import partial
+
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
 from simdev.workloads.parallel._data import adam, axis_size, last_gradient
 from simdev.workloads.parallel._encoder import encoder_checks, encoder_flops, encoder_layer, spread
@@ -33,7 +35,7 @@ def bert_flops(p) -> float:
     axes=("dp_replicate", "dp_shard", "tp"),
     flops=bert_flops,
     source="Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers, NAACL 2019",
-    checks=encoder_checks("bert"),
+    checks=partial(encoder_checks, "bert"),
 )
 def bert(mesh, part: Part, *, width, layers, heads, hidden, vocabulary, length, microbatch, recompute):
     import torch

@@ -6,6 +6,8 @@ gradients are bfloat16 in computation and float32 in storage; AdamW is fused (th
 
 from __future__ import annotations
 
+from functools import partial
+
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
 from simdev.workloads.parallel._data import adam, axis_size, last_gradient
 from simdev.workloads.parallel._encoder import encoder_checks, encoder_flops, encoder_layer, spread
@@ -33,7 +35,7 @@ def vit_flops(p) -> float:
     axes=("dp_replicate", "dp_shard", "tp"),
     flops=vit_flops,
     source="Dehghani et al., Scaling Vision Transformers to 22 Billion Parameters, ICML 2023, table 1",
-    checks=encoder_checks("vit"),
+    checks=partial(encoder_checks, "vit"),
 )
 def vit(mesh, part: Part, *, width, layers, heads, hidden, classes, length, microbatch, recompute):
     import torch

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from simdev.errors import InvalidInput
+from simdev.parallel.mesh import DIGITS
 from simdev.problem.topology import NETWORK, DeviceKind, Topology, load_topology
 
 
@@ -102,7 +103,7 @@ def load_cluster(text: str) -> Cluster:
     found = re.fullmatch(r"(.+?)(?:\[nodes=(\d+)\])?", text)
     cluster = cluster_of(load_topology(found[1]))
     if found[2] is not None:
-        if int(found[2]) < 1:
+        if len(found[2]) > DIGITS or int(found[2]) < 1:
             raise InvalidInput("expected a whole number from 1 on", source=text, field="nodes")
         cluster = replace(cluster, nodes=int(found[2]))
     return cluster

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from simdev.errors import InvalidInput, UnknownName
+from simdev.errors import InvalidInput, UnknownName, quoted
 
 AXES = (
     "pp",
@@ -20,6 +20,7 @@ AXES = (
     "tp",
 )  # outermost first: neighbours along the last are one rank apart
 MAX_RANKS = 1 << 20
+DIGITS = 12  # of a size that is read
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ def parse_mesh(text: str) -> Mesh:
     sizes: dict[str, int] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         axis, equals, value = part.partition("=")
-        if not equals or not value.strip().isdigit():
-            raise InvalidInput(f"expected AXIS=SIZE, got {part!r}", source="mesh")
+        if not equals or not value.strip().isdecimal() or len(value) > DIGITS:
+            raise InvalidInput(f"expected AXIS=SIZE, got {quoted(part)}", source="mesh")
         if axis.strip() in sizes:
             raise InvalidInput(f"axis {axis.strip()!r} is given twice", source="mesh")
         sizes[axis.strip()] = int(value)

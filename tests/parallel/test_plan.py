@@ -209,6 +209,23 @@ def test_plans_that_cannot_be_are_refused(mesh, message):
         prepare(plan_of(mesh))
 
 
+@pytest.mark.parametrize("text", ["tp=²", "tp=" + "9" * 5000, "tp=-1", "tp=1.5", "=8", ""])
+def test_sizes_that_are_no_numbers_are_one_sentence(text):
+    with pytest.raises(InvalidInput, match="expected AXIS=SIZE|unknown mesh axis") as found:
+        parse_mesh(text)
+    assert len(str(found.value)) < 300
+    with pytest.raises(InvalidInput):
+        load_cluster(f"dgx-h100[nodes={'9' * 5000}]")
+
+
+@pytest.mark.parametrize("change, message", [("width=65", "width: 65 does not"), ("kv_heads=3", "heads: 4 does not")])
+def test_heads_that_do_not_divide_are_named(change, message):
+    key = change.partition("=")[0]
+    entry = TINY.replace({"width": "width=64", "kv_heads": "kv_heads=2"}[key], change)
+    with pytest.raises(InvalidInput, match=message):
+        plan_of("dp_shard=2", model=entry)
+
+
 def test_unknown_models_and_sizes_are_named():
     for entry, message in (("llama4", "did you mean"), ("llama3-9b", "size"), ("llama3-8b[width=x]", "width")):
         with pytest.raises(InvalidInput, match=message):

@@ -9,7 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 
+from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
+
+
+def check_tensors(p, mesh, source: str, names: tuple[str, ...]) -> None:
+    """Raise :class:`InvalidInput` if one of these sizes does not divide by the tensor-parallel ranks."""
+    for name in names:
+        if p[name] % mesh["tp"]:
+            message = f"{p[name]} does not divide by {mesh['tp']} tensor-parallel ranks"
+            raise InvalidInput(message, source=source, field=name)
+
+
+def check_heads(p, source: str) -> None:
+    """Raise :class:`InvalidInput` if the width does not divide by the heads, or these by those of keys and values."""
+    if p["width"] % p["heads"]:
+        raise InvalidInput(f"{p['width']} does not divide by {p['heads']} heads", source=source, field="width")
+    if p["heads"] % p["kv_heads"]:
+        raise InvalidInput(f"{p['heads']} does not divide by {p['kv_heads']} of keys", source=source, field="heads")
 
 
 def rotate(x, rotation):

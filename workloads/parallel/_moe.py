@@ -95,14 +95,6 @@ def mixture(
     return module
 
 
-def check_tensors(p, mesh, source: str, names: tuple[str, ...]) -> None:
-    """Raise :class:`InvalidInput` if one of these sizes does not divide by the tensor-parallel ranks."""
-    for name in names:
-        if p[name] % mesh["tp"]:
-            message = f"{p[name]} does not divide by {mesh['tp']} tensor-parallel ranks"
-            raise InvalidInput(message, source=source, field=name)
-
-
 def check_balance(p, mesh, source: str) -> None:
     """Raise :class:`InvalidInput` unless experts divide among the ranks and tokens among the experts, and ``imbalance``
     is possible."""

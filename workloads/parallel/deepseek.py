@@ -17,6 +17,7 @@ from simdev.errors import UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
 from simdev.workloads.parallel._data import adam, axis_size, last_gradient, over_data, recomputed
 from simdev.workloads.parallel._decoder import (
+    check_tensors,
     decoder,
     decoder_inputs,
     decoder_layer,
@@ -28,7 +29,7 @@ from simdev.workloads.parallel._decoder import (
     over_tensors,
     rotate,
 )
-from simdev.workloads.parallel._moe import check_balance, check_tensors, mixture
+from simdev.workloads.parallel._moe import check_balance, mixture
 
 SIZES = {  # config.json of deepseek-ai/DeepSeek-V2-Lite, -V2 and -V3
     "v2lite": {

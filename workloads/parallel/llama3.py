@@ -18,6 +18,8 @@ from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
 from simdev.workloads.parallel._data import adam, axis_size, last_gradient, over_data, recomputed
 from simdev.workloads.parallel._decoder import (
+    check_heads,
+    check_tensors,
     decoder,
     decoder_inputs,
     decoder_layer,
@@ -49,10 +51,8 @@ def llama3_flops(p) -> float:
 
 def llama3_checks(p, mesh) -> None:
     """Raise :class:`InvalidInput` if heads, hidden units or tokens do not divide by the tensor-parallel ranks."""
-    for name in ("heads", "kv_heads", "hidden", "length", "vocabulary"):
-        if p[name] % mesh["tp"]:
-            message = f"{p[name]} does not divide by {mesh['tp']} tensor-parallel ranks"
-            raise InvalidInput(message, source="llama3", field=name)
+    check_heads(p, "llama3")
+    check_tensors(p, mesh, "llama3", ("heads", "kv_heads", "hidden", "length", "vocabulary"))
     if mesh["cp"] > 1 and p["length"] % (2 * mesh["cp"] * mesh["tp"]):
         message = (
             f"{p['length']} does not divide into two pieces for each of {mesh['cp'] * mesh['tp']} ranks of cp and tp"

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from simdev.errors import InvalidInput, UnknownName
+from simdev.errors import UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
 from simdev.workloads.parallel._data import adam, axis_size, last_gradient, over_data, recomputed
 from simdev.workloads.parallel._decoder import (
+    check_heads,
+    check_tensors,
     decoder,
     decoder_inputs,
     decoder_layer,
@@ -23,7 +25,7 @@ from simdev.workloads.parallel._decoder import (
     loss_over_tensors,
     over_tensors,
 )
-from simdev.workloads.parallel._moe import check_balance, check_tensors, mixture
+from simdev.workloads.parallel._moe import check_balance, mixture
 
 SIZES = {
     "8x7b": {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "hidden": 14336, "vocabulary": 32_000},
@@ -45,8 +47,7 @@ def mixtral_flops(p) -> float:
 
 def mixtral_checks(p, mesh) -> None:
     """Raise :class:`InvalidInput` where heads, experts or tokens do not divide."""
-    if p["heads"] % p["kv_heads"] or p["width"] % p["heads"]:
-        raise InvalidInput("width, heads and kv_heads do not divide", source="mixtral", field="heads")
+    check_heads(p, "mixtral")
     if p["recompute"] not in ("none", "full"):
         raise UnknownName("recompute", str(p["recompute"]), ("none", "full"), source="mixtral")
     check_tensors(p, mesh, "mixtral", ("heads", "kv_heads", "hidden", "length", "vocabulary"))

@@ -16,7 +16,7 @@ DEFAULTS = {
     "reach": 2.5,
     "sharpness": 2.0,
     "layers": True,
-    "most_layers": 256,
+    "most_layers": 64,
     "policy": "",
 }
 

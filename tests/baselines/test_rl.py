@@ -296,9 +296,8 @@ def test_first_groupings_of_hdp_are_runs_of_neighbours_in_large_graphs_too():
     spec, _ = find_placer("hdp")
     learner = spec.learner([problem], **{name: value for name, value in spec.defaults.items() if name != "policy"})
     grouped = group_problem(problem, np.arange(problem.graph.n_units))
-    for seed in range(3):
-        policy = learner.init(seed, 1)["policy"]
-        chance = np.exp(np.asarray(policy.grouping(grouped.inputs)))[:900]
-        group = chance.argmax(axis=1)
-        assert chance.max(axis=1).mean() > 0.4, "samples are far from uniform"
-        assert (np.diff(group) < 0).mean() < 0.05 and len(set(group)) > 32
+    policy = learner.init(0, 1)["policy"]
+    chance = np.exp(np.asarray(policy.grouping(grouped.inputs)))[:900]
+    group = chance.argmax(axis=1)
+    assert chance.max(axis=1).mean() > 0.4, "samples are far from uniform"
+    assert (np.diff(group) < 0).mean() < 0.05 and len(set(group)) > 32

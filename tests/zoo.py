@@ -63,7 +63,9 @@ transformers:T5GemmaForTokenClassification transformers:VoxtralForConditionalGen
 transformers:Glm4vModel transformers:SplinterModel transformers:Gemma3nForConditionalGeneration transformers:AlbertModel
 transformers:InformerModel transformers:InstructBlipModel transformers:Lfm3VlVisionModel
 diffusers:AutoencoderOobleck diffusers:I2VGenXLUNet diffusers:AnimaTextConditioner diffusers:Cosmos3OmniTransformer
-""".split()  # drawn with random.Random(16) from all models of the packages, as draw() does; no other was left out
+""".split()
+# Drawn by random.Random(16).sample, one after another, from sorted names: 7 of timm.list_models(), 3 of torchvision's,
+# 10 of the classes in transformers' MODEL_*_MAPPING_NAMES, 5 of diffusers' ModelMixin classes. Three were listed above.
 MODELS = [
     *(f"timm:{name}" for name in TIMM),
     *(f"torchvision:{name}" for name in TORCHVISION),

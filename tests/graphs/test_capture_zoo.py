@@ -71,3 +71,20 @@ def test_what_a_package_does_not_have(target, options, error):
 
     with pytest.raises(error):
         capture_package(target, **options)
+
+
+def test_inputs_that_simdev_does_not_make_up_are_named():
+    pytest.importorskip("diffusers")
+    from simdev.graphs.capture import capture_package
+
+    with pytest.raises(InvalidInput, match=r"needs .*target_input_ids.* FILE\.py:FUNCTION"):
+        capture_package("diffusers:AnimaTextConditioner[num_layers=1]")
+
+
+def test_time_series_get_inputs():
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+
+    series = capture_package("transformers:InformerModel", batch=2)
+    assert series.meta["parameters"] > 0
+    assert {"input.0.past_values", "input.0.future_values"} <= set(series.op_names)

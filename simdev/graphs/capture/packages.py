@@ -77,6 +77,19 @@ def _mean_of(outcome):
     return sum(tensor.float().mean() for tensor in (found if isinstance(outcome, (list, tuple)) else found[:1]))
 
 
+def _check_complete(model, inputs: dict, target: str) -> None:
+    """Raise :class:`InvalidInput` if the model's forward needs arguments that are not among ``inputs``."""
+    takes = inspect.signature(model.forward).parameters.values()
+    missing = [item.name for item in takes if item.default is item.empty and item.kind is item.POSITIONAL_OR_KEYWORD]
+    missing = [name for name in missing if name not in inputs]
+    if missing:
+        raise InvalidInput(
+            f"its forward needs {', '.join(missing)}, which simdev does not make up; write a function that returns the "
+            "step, and capture FILE.py:FUNCTION",
+            source=target,
+        )
+
+
 # Images --------------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +215,7 @@ def _transformers(target, name, fields, mode, batch, length):
             config.decoder_start_token_id = own.pad_token_id
         model = cls(config)
         inputs = _hf_inputs(model, config, batch, length)
+        _check_complete(model, inputs, target)
         if mode in ("prefill", "decode"):
             return _generation(model.eval(), inputs["input_ids"], mode, target)
         if mode == "inference":
@@ -356,7 +370,9 @@ def _diffusers(target, name, fields, mode, batch, length):
 
     def build():
         model = cls(**fields)
-        return _unary_named(model, _diffusion_inputs(model, batch or 1), mode)
+        inputs = _diffusion_inputs(model, batch or 1)
+        _check_complete(model, inputs, target)
+        return _unary_named(model, inputs, mode)
 
     return build
 
@@ -373,6 +389,8 @@ def _diffusion_inputs(model, batch: int) -> dict:
 
     config, takes = model.config, inspect.signature(model.forward).parameters
     size = config.get("sample_size") or 32
+    if config.get("audio_channels"):
+        return {"sample": torch.randn(batch, config["audio_channels"], 1 << 15)}
     if "1D" in type(model).__name__:
         length = min(size, 1 << 14) if isinstance(size, int) else 1 << 14
         sound = torch.randn(batch, config.get("in_channels"), length)

@@ -7,9 +7,10 @@ from simdev.measure.calibrate.whole_steps import TRITON_ATTENTION
 from simdev.parallel.hosts import FSDP, HOSTS, SCALES
 from simdev.parallel.timing import ODD_PRODUCT
 from simdev.problem.opcost.device import calibration_names, load_calibration
+from simdev.problem.topology import load_kinds
 
 ROOFLINES = (
-    "convolutions, pooling and batch norm on H100, H200, B200, L40S and MI300X; on A100, only 3 x 3 convolutions of "
+    "convolutions on H100, H200, B200, L40S and MI300X, and pooling and batch norm there but on H100; on A100, only 3 x 3 convolutions of "
     "stride 1 are measured, others follow P100, T4 and V100",
     "f32 kernels and elementwise kernels of H100, H200, B200, L40S and MI300X: those of the A100, scaled by datasheets",
     "norms and softmax in 16 bit: fits of f32 by bytes",
@@ -47,8 +48,11 @@ def constants() -> list[list[str]]:
                     STEPS_JUDGED.get(precision, "none"),
                 ]
             )
-    host = HOSTS["megatron"]
+    shares = load_kinds()["h100-sxm5-80gb"].memory_efficiency
+    host, three = HOSTS["megatron"], ", ".join(f"{shares[name]:g}" for name in ("norm", "norm_backward", "pool"))
     rows += [
+        ["H100: shares of bandwidth of batch norm, its backward, and pooling", three, "ResNet-50 on H100 (TrioSim)",
+         "pooling by VGG-13, for information"],
         ["host megatron: forward kernel, collective, collective of eight ranks",
          f"{host.forward_ns / 1e3:g}, {host.collective_ns / 1e3:g}, {host.wide_collective_ns / 1e3:g} us",
          "vTrain, one node, all rows; for each judged model the rows of the other two", "F8 one node, F8 many nodes"],

@@ -10,8 +10,8 @@ from simdev.problem.opcost.device import calibration_names, load_calibration
 from simdev.problem.topology import load_kinds
 
 ROOFLINES = (
-    "convolutions on H100, H200, B200, L40S and MI300X, and pooling and batch norm there but on H100; on A100, only 3 x 3 convolutions of "
-    "stride 1 are measured, others follow P100, T4 and V100",
+    "convolutions on H100, H200, B200, L40S and MI300X, and pooling and batch norm there but on H100; on A100, only "
+    "3 x 3 convolutions of stride 1 are measured, others follow P100, T4 and V100",
     "f32 kernels and elementwise kernels of H100, H200, B200, L40S and MI300X: those of the A100, scaled by datasheets",
     "norms and softmax in 16 bit: fits of f32 by bytes",
     "the backward pass of fused attention: 2.5 times the products of forward, at 1/1.16 of its rate (Dao 2023)",

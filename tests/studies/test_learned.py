@@ -16,7 +16,7 @@ def test_the_tables_by_hand():
     }
     best = learned.best_known(runs)
     assert best == {("w", "t"): 100 / 1e6}
-    mine, other = learned.ratios_of(runs, best, SIZE)
+    mine, other = learned.ratios_of(runs, best, SIZE, "portfolio")
     assert mine["placer"] == "`learned-search`" and mine["ratio after 5"].startswith("4.000 ")
     assert mine["ratio after 9"].startswith("1.000 ")
     assert (mine["shorter than portfolio"], mine["longer"]) == ("1 of 1", 0)

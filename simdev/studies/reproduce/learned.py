@@ -41,7 +41,7 @@ def run(lab: Lab) -> Iterator[list[str]]:
     """The parts of the report."""
     size = lab.size
     cases = [Case(name, machine) for name in size.workloads for machine in size.topologies]
-    whole = _runs(lab, cases, (LEARNED, *SEARCHES, "single-gpu"), 1)
+    whole = _runs(lab, cases, (LEARNED, UNIFORM, *SEARCHES, "single-gpu"), 1)
     best = best_known(whole)
     yield [
         "The network was trained on drawn graphs and machines alone: every workload, family and machine below is "

@@ -318,6 +318,7 @@ def exported(target: str, exporter: str) -> dict:
 
     import numpy as np
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     from simdev.graphs.capture.packages import package_step
@@ -336,7 +337,7 @@ def exported(target: str, exporter: str) -> dict:
         started = time.process_time()
         graph = import_graph(path, "onnx", device_kind="accelerator", fix_units=False).graph
         seconds = time.process_time() - started
-        with whole_attention(), FlopCounterMode(display=False) as counter:
+        with whole_attention(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             step.model(*given["args"], **given.get("kwargs", {}))
     kinds = ["Conv", "Gemm", "MatMul", "Einsum", "Attention", "ConvTranspose"]
     products = np.isin([graph.kinds[kind] for kind in graph.op_kind], kinds)
@@ -531,6 +532,7 @@ def onnx_lines(given: list[dict]) -> list[str]:
         "Forward passes written by PyTorch's exporters (`torch.onnx.export`: TorchScript with opset 17, and dynamo",
         "with its default opset and weights in a file of their own) and imported: FLOPs of convolutions, products,",
         "attention and Einsum against `FlopCounterMode` (`python tests/zoo.py rows.jsonl --onnx`).",
+        f"{len({row['exported'] for row in rows})} of the {len(EXPORTED)} models in the list were tried.",
         "",
         "| model | exporter | opset | ops | FLOPs against PyTorch | seconds |",
         "|---|---|--:|--:|--:|--:|",
@@ -561,6 +563,7 @@ def map_lines(given: list[dict]) -> list[str]:
         "`simdev place --device-map` writes after the placers `expert` and `local-search` (200 simulations). A star:",
         "the step needs more memory than a GPU has. (`python tests/zoo.py rows.jsonl --maps`)",
         "",
+        f"{len(rows) + len(failed)} of the {len(MAPS) + len(TRANSFORMERS)} models in the list were tried.",
         f"Accelerate's `check_device_map` accepts both maps of {len(rows)} of {len(rows) + len(failed)} models, and",
         f"`dispatch_model` runs {sum(row['dispatched'] for row in rows)} of them by the map of more devices. A map has",
         "no microbatches: its GPUs work one after another, so that a step gains by fewer transfers alone.",

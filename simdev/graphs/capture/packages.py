@@ -142,7 +142,7 @@ def _torchvision(target, name, fields, mode, batch, length):
         model = torchvision.models.get_model(name, weights=None, **extra, **fields)
         module = type(model).__module__
         if ".detection" in module:
-            return _detector(model, mode, batch or 1)
+            return _detector(model, mode, batch or (2 if "ssd" in name else 1))  # SSD normalises single pixels
         if ".optical_flow" in module:
             images = torch.randn(batch or 2, 3, 128, 128)
             return _unary(model, (images, images.clone()), mode)

@@ -71,7 +71,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(30, 2, ("rnnlm",), ("dataflow", "eager")),
-    "small": Size(500, 5, ("rnnlm", "nmt", "inception-v3"), ("dataflow", "tensorflow")),
+    "small": Size(500, 5, ("rnnlm", "nmt", "inception-v3"), ("dataflow",)),
     "full": Size(20_000, 10, ("rnnlm", "nmt", "inception-v3"), ("dataflow", "eager", "tensorflow")),
 }
 

@@ -29,7 +29,6 @@ WIDTH = 12  # moves tried from each placement
 STALE = 6  # placements without a gain after which a random move is taken
 LEAST_DEVIATION = 0.05  # of a feature: one that hardly varies is not blown up
 RATE, DECAY = 2e-3, 1e-4
-NO_LIMIT = int(np.iinfo(np.int64).max)
 
 
 def drawn_graph(rng: np.random.Generator, name: str) -> ComputationGraph:
@@ -199,7 +198,6 @@ def lessons(
     allowed, budget = choices(problem), Budget(problem, evaluations=math.inf)
     search = Proposed(problem, allowed, budget, rng, network=network, width=WIDTH * (1 if network is None else 4))
     state = search.state(starts(problem, allowed)[int(rng.integers(2))])
-    search._stand(state)
     features, gains, stale = [], [], 0
     for _ in range(states):
         count = search.draw(state)
@@ -209,10 +207,8 @@ def lessons(
         if network is not None:
             order = np.argsort(-search.rate(count), kind="stable")
             kept = np.concatenate([order[: WIDTH // 2], rng.permutation(order[WIDTH // 2 :])[: WIDTH - WIDTH // 2]])
-        found = []
-        for row in kept.tolist():
-            found.append(_score(search, row, state.score.step_ns + 1 if state.score.fits else NO_LIMIT))
-            search.simulator.undo()
+        below = state.score.step_ns + 1 if state.score.fits else None
+        found = [_score(search, state, row, below) for row in kept.tolist()]
         gain = _gains(state.score, found)
         if gain.any():
             shown = np.full((WIDTH, len(FEATURES)), np.nan, np.float32)
@@ -224,15 +220,14 @@ def lessons(
             if stale >= STALE:
                 best, stale = int(rng.integers(len(found))), 0
             row = int(kept[best])
-            state = State(search.moved(state.devices, row), state.bias, _score(search, row, NO_LIMIT))
-            search.simulator.accept()
+            state = State(search.moved(state.devices, row), state.bias, _score(search, state, row, None))
     return np.array(features, np.float32), np.array(gains, np.float32)
 
 
-def _score(search: Proposed, row: int, below: int) -> Score:
-    """The score after the drawn move ``row``, which the simulator of ``search`` then holds."""
-    part = slice(search.ptr[row], search.ptr[row + 1])
-    return search.budget.try_move(search.simulator, search.units[part], search.targets[part], below=below)
+def _score(search: Proposed, state: State, row: int, below: int | None) -> Score:
+    """The score after the drawn move ``row`` from ``state``; from ``below`` ns on, only a bound of it."""
+    devices = search.moved(state.devices, row)
+    return search.budget.evaluate(devices[search.unit_of_op], below=below)
 
 
 def _gains(now: Score, found: list[Score]) -> np.ndarray:

@@ -184,6 +184,7 @@ class Proposed(Guided):
         from simdev.baselines import _proposal_kernels as kernels
 
         super().__init__(problem, allowed, budget, rng)
+        self._sweeps = False  # every evaluation goes to a move that a score chose
         self.kernels, self.network, self.choice = kernels, network, choice
         self.width = width
         self.known, graph = kernel_graph(problem, self), problem.graph

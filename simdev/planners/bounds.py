@@ -150,8 +150,8 @@ class _Whole:
 
 def _whole(evaluator: Evaluator, choice: Choice, mesh: Mesh) -> _Whole:
     job, shards = evaluator.job, mesh["dp_shard"]
-    one = {"mesh": mesh, "cluster": replace(job.cluster, nodes=0), "stage_layers": (), "stages_per_rank": 1}
-    plan = replace(job.plan(choice), **one, microbatches=2, schedule="1f1b", reduce_each=False)
+    whole = replace(job.plan(choice), mesh=mesh, cluster=replace(job.cluster, nodes=0), stage_layers=())
+    plan = replace(whole, stages_per_rank=1, microbatches=2, schedule="1f1b", reduce_each=False)
     program = prepare(plan, evaluator.prices, merge=False, known=evaluator.known)
     forward, backward, stage = program.forward[0], program.backward[0], program.stages[0]
     return _Whole(

@@ -12,10 +12,10 @@ result. ``search`` simulates the plans that it ranks first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -72,8 +72,8 @@ def estimates(evaluator: Evaluator, choices: Iterable[Choice]) -> Iterator[Estim
     microbatches. Once no plan with a microbatch fits, larger microbatches are not looked at: None."""
     fitting = True
     capacity = MARGIN * evaluator.job.cluster.kind.memory_bytes
-    for _, same in groupby(choices, key=lambda choice: choice.microbatch):
-        same = list(same)
+    for _, group in groupby(choices, key=lambda choice: choice.microbatch):
+        same = list(group)
         if not fitting:
             yield from (None for _ in same)
             continue
@@ -252,7 +252,7 @@ def _schedule_ns(plan: Plan, microbatches: int, times: dict[str, list[float]]) -
 
 def _sent_bytes(plan: Plan) -> int:
     """Bytes that a stage sends for a microbatch: activations in 16 bits, divided as the tokens of a rank are."""
-    p = plan.parameters
+    p: Mapping[str, Any] = plan.parameters
     tokens = int(p["microbatch"]) * int(p["length"]) // plan.mesh["cp"]
     return 2 * tokens * int(p.get("width", 0)) // (plan.mesh["tp"] if "dp_shard" in plan.model.axes else 1)
 

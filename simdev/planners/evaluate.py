@@ -8,6 +8,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class Evaluator:
         local = job.model.function.__module__.startswith("_captured_")  # from a user's file: known here alone
         self.job, self.workers = job, 1 if local else max(workers, 2 if executor else 1)
         self.prices = Prices(job.cluster, scale=find_scale(job.framework))
-        self.known: dict[tuple, object] = {}  # captured stages and timed segments
+        self.known: dict[tuple, Any] = {}  # captured stages and timed segments
         self._captured: set[tuple] = set()  # by workers
         self._executor, self._own = executor, executor is None
 
@@ -96,7 +97,7 @@ class Evaluator:
             groups.setdefault(group_of(choice), []).append(choice)
         tasks = [sorted(group, key=lambda choice: choice.microbatch) for group in groups.values()]
         if self.workers < 2 or len(tasks) < 2:
-            found = (estimates(self, task) for task in tasks)
+            found: Iterator = (estimates(self, task) for task in tasks)
         else:
             found = self._pool().map(partial(_estimates, self.job), tasks)
         yield from (one for task in found for one in task if one is not None)

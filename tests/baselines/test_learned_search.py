@@ -64,14 +64,13 @@ def test_the_slack_of_an_op_by_hand():
 def test_no_placement_is_simulated_twice():
     given = _lessons.drawn_problem(7, 3)
     search = proposals(given, width=1, evaluations=200)
-    seen, try_move = [], search.budget.try_move
+    seen, evaluate = [], search.budget.evaluate
 
-    def noted(simulator, units, devices, **options):
-        score = try_move(simulator, units, devices, **options)
-        seen.append(simulator.placement.devices.tobytes())
-        return score
+    def noted(devices, **options):
+        seen.append(devices.tobytes())
+        return evaluate(devices, **options)
 
-    search.budget.try_move = noted
+    search.budget.evaluate = noted
     start = search.state(np.zeros(given.graph.n_units, np.int32) + choices(given).argmax(axis=0)[0].astype(np.int32))
     search.improve(start, search.budget.share(1))
     assert len(seen) > 150 and len(set(seen)) == len(seen)

@@ -43,10 +43,10 @@ class TimedBudget(Budget):
         finally:
             self.simulating_s += time.process_time() - started
 
-    def try_move(self, *arguments, **options):
+    def try_moves(self, *arguments, **options):
         started = time.process_time()
         try:
-            return super().try_move(*arguments, **options)
+            return super().try_moves(*arguments, **options)
         finally:
             self.simulating_s += time.process_time() - started
 

@@ -563,7 +563,7 @@ def map_lines(given: list[dict]) -> list[str]:
         "`simdev place --device-map` writes after the placers `expert` and `local-search` (200 simulations). A star:",
         "the step needs more memory than a GPU has. (`python tests/zoo.py rows.jsonl --maps`)",
         "",
-        f"{len(rows) + len(failed)} of the {len(MAPS) + len(TRANSFORMERS)} models in the list were tried.",
+        f"{len(rows) + len(failed)} of the {len(MAPS) + sum(model.startswith('transformers') for model in MODELS)} models were tried.",
         f"Accelerate's `check_device_map` accepts both maps of {len(rows)} of {len(rows) + len(failed)} models, and",
         f"`dispatch_model` runs {sum(row['dispatched'] for row in rows)} of them by the map of more devices. A map has",
         "no microbatches: its GPUs work one after another, so that a step gains by fewer transfers alone.",

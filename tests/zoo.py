@@ -554,6 +554,7 @@ def map_lines(given: list[dict]) -> list[str]:
     if not gain:
         return []
     faster, slower = sum(ratio > 1.005 for ratio in gain), sum(ratio < 0.995 for ratio in gain)
+    n_models = len(MAPS) + sum(model.startswith("transformers") for model in MODELS)
     lines = [
         "",
         "## Device maps",
@@ -563,7 +564,7 @@ def map_lines(given: list[dict]) -> list[str]:
         "`simdev place --device-map` writes after the placers `expert` and `local-search` (200 simulations). A star:",
         "the step needs more memory than a GPU has. (`python tests/zoo.py rows.jsonl --maps`)",
         "",
-        f"{len(rows) + len(failed)} of the {len(MAPS) + sum(model.startswith('transformers') for model in MODELS)} models were tried.",
+        f"{len(rows) + len(failed)} of the {n_models} models were tried.",
         f"Accelerate's `check_device_map` accepts both maps of {len(rows)} of {len(rows) + len(failed)} models, and",
         f"`dispatch_model` runs {sum(row['dispatched'] for row in rows)} of them by the map of more devices. A map has",
         "no microbatches: its GPUs work one after another, so that a step gains by fewer transfers alone.",

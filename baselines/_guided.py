@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -47,11 +48,13 @@ class Guided:
     """Searches from a state by moves of groups of units; each takes a full run. Under the default rules, sweeps of
     single moves (:mod:`simdev.baselines._sweep`) take turns with them."""
 
+    sweeps = True
+
     def __init__(self, problem: Problem, allowed: np.ndarray, budget: Budget, rng, moves: Moves | None = None):
         self.problem, self.graph, self.budget, self.rng = problem, problem.graph, budget, rng
         self.allowed, self.unit_of_op, self.moves = allowed, problem.graph.unit_of_op, moves or Moves()
         self.ordered, self.around = ordered(problem), Neighbourhood(problem, allowed)
-        self._sweeps = pays(problem) and budget.simulate is None  # else a score is not a step time
+        self._sweeps = self.sweeps and pays(problem) and budget.simulate is None  # else a score is not a step time
         graph = problem.graph
         self.source, self.target = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
         self.path: Critical | None = None
@@ -280,15 +283,16 @@ class Guided:
 
 
 def search_from(
-    problem: Problem, budget: Budget, rng: np.random.Generator, given: Iterable[Placement], climbs: int
-) -> Placement:
+    problem: Problem, budget: Budget, rng: np.random.Generator, given: Iterable[Placement], climbs: int,
+    kind: type[Guided] = Guided, **options: Any,
+) -> Placement:  # fmt: skip
     """Evaluate the ``given`` placements, improve the ``climbs`` best of them with half of what is left of the budget,
-    and then the best of all with the rest: half of it by annealing.
+    and then the best of all with the rest: half of it by annealing. ``kind`` is the search, ``options`` are its own.
 
     Without an evaluation, or without a given placement, the answer is a single device.
     """
     unit_first = np.unique(problem.graph.unit_of_op, return_index=True)[1]
-    search = Guided(problem, with_spacious_hosts(problem, choices(problem)), budget, rng)
+    search = kind(problem, with_spacious_hosts(problem, choices(problem)), budget, rng, **options)
     found: dict[Score, State] = {}  # for equal scores, the first state
     for placement in given if budget.open else ():
         for state in search.begin(placement.devices[unit_first], placement.priority):

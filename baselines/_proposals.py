@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from simdev.baselines._critical import critical
-from simdev.baselines._guided import EXCHANGES, HEAT, TRIES, Guided, State
-from simdev.baselines._search import starts, weight_of_unit, with_spacious_hosts
-from simdev.baselines._units import choices, used_devices
+from simdev.baselines._guided import EXCHANGES, TRIES, Guided, State
+from simdev.baselines._search import weight_of_unit
+from simdev.baselines._units import used_devices
 from simdev.errors import InvalidInput
 from simdev.placers.budget import Budget
-from simdev.placers.score import Score
 from simdev.problem.graph_file import read_npz
-from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 
 MOST_DEVICES = 64  # sets of devices are the bits of a word
@@ -177,6 +174,8 @@ class Proposed(Guided):
     ``untrained``), one feature (``estimate``), or nothing (``uniform``: the first drawn move is simulated).
     """
 
+    sweeps = False  # every evaluation goes to a move that a score chose
+
     def __init__(
         self, problem: Problem, allowed: np.ndarray, budget: Budget, rng, *, network: Network | None = None,
         choice: str = "uniform", width: int = 1,
@@ -184,7 +183,6 @@ class Proposed(Guided):
         from simdev.baselines import _proposal_kernels as kernels
 
         super().__init__(problem, allowed, budget, rng)
-        self._sweeps = False  # every evaluation goes to a move that a score chose
         self.kernels, self.network, self.choice = kernels, network, choice
         self.width = width
         self.known, graph = kernel_graph(problem, self), problem.graph
@@ -303,30 +301,3 @@ def random_network(rng: np.random.Generator) -> Network:
     )
     mean, scale = np.full(len(FEATURES), 0.2), np.full(len(FEATURES), 4.0)
     return Network(mean, scale, first, np.zeros(HIDDEN), second, np.zeros(HIDDEN), last)
-
-
-def propose_from(
-    problem: Problem, budget: Budget, rng: np.random.Generator, given: Iterable[Placement], climbs: int, **options: Any
-) -> Placement:
-    """Evaluate the ``given`` placements, improve the ``climbs`` best of them with half of what is left of the budget,
-    and then the best of all with the rest, half of it by annealing. ``options`` are those of :class:`Proposed`.
-
-    Without an evaluation, or without a given placement, the answer is a single device.
-    """
-    unit_first = np.unique(problem.graph.unit_of_op, return_index=True)[1]
-    search = Proposed(problem, with_spacious_hosts(problem, choices(problem)), budget, rng, **options)
-    found: dict[Score, State] = {}  # for equal scores, the first state
-    for placement in given if budget.open else ():
-        state = search.state(placement.devices[unit_first])
-        found.setdefault(state.score, state)
-        if not budget.open:
-            break
-    if not found:
-        return Placement.of_units(problem, starts(problem, search.allowed)[0])
-    leaders = sorted(found.values(), key=lambda state: state.score)[:climbs]
-    share = budget.share(2 * len(leaders))
-    leaders += [search.improve(state, share) for state in leaders if budget.open]
-    best = min(leaders, key=lambda state: state.score)
-    for heat, parts in ((HEAT, 2), (0.0, 1)):
-        best = search.improve(best, budget.share(parts), heat) if budget.open else best
-    return search.placement(best)

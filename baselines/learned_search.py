@@ -9,7 +9,7 @@ import numpy as np
 from simdev.baselines._guided import search_from
 from simdev.baselines._members import constructed
 from simdev.baselines._order import ordered
-from simdev.baselines._proposals import CHOICES, MOST_DEVICES, propose_from, random_network, read_network
+from simdev.baselines._proposals import CHOICES, MOST_DEVICES, Proposed, random_network, read_network
 from simdev.errors import InvalidInput
 from simdev.placers.placer import placer
 
@@ -69,4 +69,5 @@ def learned_search(problem, *, rng, budget, choice, width, weights):
         network = read_network(Path(weights) if weights else WEIGHTS)
     elif choice == "untrained":
         network = random_network(np.random.default_rng(0))
-    return propose_from(problem, budget, rng, given, CLIMBS, network=network, choice=choice, width=width)
+    options = {"network": network, "choice": choice, "width": width}
+    return search_from(problem, budget, rng, given, CLIMBS, Proposed, **options)

@@ -124,7 +124,8 @@ class _Layout:
 
 
 class Unroller:
-    """Collects the items of all actions and makes the problem of them.
+    """Collects the items of all actions and makes the problem of them. Raises :class:`TooManyOps` as soon as these are
+    more than a graph may hold.
 
     ``factors`` float ``(pipeline_ranks, copies)``: how many times longer the kernels of each copy take. The host issues
     a merged run of kernels as it does on a rank of factor 1.
@@ -159,6 +160,7 @@ class Unroller:
             raise InvalidInput(f"{name_of(action)} has no work", source="stage", field=str(action[1]))
         self._actions.append(action)
         base, found = self._count, self._layout(rank, template)
+        self._check(base + found.total)
         self._edges.append(found.edges + base)
         for stream, targets in found.before:
             past = self._last.get((rank, stream))
@@ -268,6 +270,7 @@ class Unroller:
     def _single(self, rank: int, ops: np.ndarray, devices: list[int], ns: int, kind: str, flag: int) -> None:
         """Append one op on each copy of a pipeline rank."""
         copies = self.copies
+        self._check(self._count + copies)
         self._device.append(np.array(devices, np.int32))
         self._ns.append(np.full(copies, max(1, ns), np.int64))
         self._kind.append(np.full(copies, self._kinds.setdefault(kind, len(self._kinds)), np.int32))
@@ -277,16 +280,13 @@ class Unroller:
         self._count += copies
 
     def build(self, name: str) -> Unrolled:
-        """The problem of all that was added. Raises :class:`TooManyOps` if that is more than a graph may hold."""
+        """The problem of all that was added."""
         n = self._count
-        if n > MAX_OPS:
-            how = "simulate it folded" if self.copies > 1 else "simulate fewer microbatches"
-            message = f"the step has {n:,} ops, and at most {MAX_OPS:,} are simulated: {how}"
-            raise TooManyOps(message, source=name)
         edges = np.concatenate(self._edges, axis=1) if self._edges else np.zeros((2, 0), np.int64)
         device = np.concatenate(self._device)
         keep = device[edges[0]] != device[edges[1]]
-        key = np.unique(edges[0, keep] * n + edges[1, keep])
+        key = np.sort(edges[0, keep] * n + edges[1, keep])
+        key = key[np.diff(key, prepend=-1) > 0]  # np.unique, which is many times slower
         source, target = key // n, key % n
         first = np.flatnonzero(np.diff(source, prepend=-1))
         producers = source[first]
@@ -342,6 +342,13 @@ class Unroller:
             flags == 2,
             self.copies,
         )
+
+    def _check(self, count: int) -> None:
+        """Refuse a step of ``count`` ops before it takes the memory."""
+        if count > MAX_OPS:
+            how = "simulate it folded" if self.copies > 1 else "simulate fewer microbatches"
+            message = f"the step has more than {MAX_OPS:,} ops, the most that are simulated: {how}"
+            raise TooManyOps(message, source="step")
 
     def _shape(self, template: Template) -> tuple:
         """How many ops each item is, and what it is called, remembered by template."""

@@ -109,6 +109,10 @@ class CostTable:
         """int64 ``(D, n)``: :attr:`op_ns` with a row per device."""
         return self.op_ns[self.device_row]
 
+    def of_ops(self, devices: np.ndarray) -> np.ndarray:
+        """int64 ``(n,)``: the duration of each op on its device, ``devices`` int ``(n,)``; -1 without a kernel."""
+        return self.op_ns[self.device_row[devices], np.arange(len(devices))]
+
     @cached_property
     def hash(self) -> str:
         """SHA-256 (hex, 16 characters) of every number in the table."""

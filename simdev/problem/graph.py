@@ -19,7 +19,7 @@ import numpy as np
 from simdev.errors import InvalidInput, quoted
 
 PHASES = ("forward", "backward", "update")
-MAX_OPS = 1 << 20  # an op number and a time share one 64-bit key in the engines
+MAX_OPS = 1 << 24  # an op number and a time share one 64-bit key in the engines
 MAX_BYTES = 1 << 50
 
 

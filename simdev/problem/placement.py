@@ -79,7 +79,7 @@ class Placement:
                 source=source,
                 field="devices",
             )
-        bad = np.flatnonzero(costs.device_op_ns[devices, np.arange(graph.n_ops)] < 0)
+        bad = np.flatnonzero(costs.of_ops(devices) < 0)
         if len(bad):
             raise InvalidInput(
                 f"op {graph.op_names[bad[0]]!r} has no kernel on {topology.devices[devices[bad[0]]].name!r}",
@@ -129,7 +129,7 @@ class Placement:
             if (self.devices == replica).any():
                 fail(f"{name!r} is a replica, but ops are placed on it")
             mine = np.flatnonzero(self.devices == original)
-            missing = mine[costs.device_op_ns[replica, mine] < 0]
+            missing = mine[costs.op_ns[costs.device_row[replica], mine] < 0]
             if len(missing):
                 fail(f"op {problem.graph.op_names[missing[0]]!r} has no kernel on {name!r}")
         used = np.flatnonzero(np.isin(of, np.unique(self.devices)))

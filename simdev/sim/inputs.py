@@ -10,11 +10,10 @@ from simdev.analysis.levels import average_durations, b_level
 from simdev.analysis.transfers import MAX_FAIR_BYTES, times_alone
 from simdev.errors import InvalidInput
 from simdev.problem.problem import CONTENTIONS, ORDERS, Problem, Rules
-from simdev.sim.kernels.state import FAIR_LOOP, FIFO_LOOP, GENERAL_LOOP, IN_ORDER_LOOP, PRIORITY_LOOP, Inputs
+from simdev.sim.kernels.state import FAIR_LOOP, FIFO_LOOP, GENERAL_LOOP, IN_ORDER_LOOP, PRIORITY_LOOP, SHIFT, Inputs
 
 MAX_TIME_NS = 1 << 62
-MAX_KEY_TIME_NS = (1 << 43) - 1  # a time below it and an op number share one key
-MAX_KEY_INPUTS = (1 << 20) - 1  # so do a time and the number of inputs that an op misses
+KEY_BITS = 63
 MAX_FAIR_RATE = 1 << 58
 
 
@@ -70,13 +69,18 @@ def _build(problem: Problem) -> Inputs:
     fair = rules.contention == "fair"
     # Rates are rounded down to whole bytes/s. A channel still gives at least half of its bandwidth, so that a step
     # takes at most twice as long.
-    usual = (
-        not costs.gap_ns.any()
-        and longest << fair < MAX_KEY_TIME_NS
-        and bool(np.diff(graph.input_ptr).max(initial=0) < MAX_KEY_INPUTS)
-    )
+    most_inputs = int(np.diff(graph.input_ptr).max(initial=0)) + 1  # under ``eager``, the issue counts as one
+    loop, alone = _loop(rules, bool((slots == 1).all())), _alone(problem, slots)
+    shift = max(SHIFT, (graph.n_ops - 1).bit_length(), most_inputs.bit_length())
+    if loop == IN_ORDER_LOOP and (rules.runtime == "eager" or alone.all()):
+        shift = most_inputs.bit_length()
+    if costs.gap_ns.any() or longest << fair >= (1 << KEY_BITS - shift) - 1:
+        loop = GENERAL_LOOP
     return Inputs(
-        loop=_loop(rules, bool((slots == 1).all())) if usual else GENERAL_LOOP,
+        shift=shift,
+        mask=(1 << shift) - 1,
+        line_mask=(1 << 32) - 1 if loop in (GENERAL_LOOP, IN_ORDER_LOOP) else (1 << shift) - 1,
+        loop=loop,
         anywhere=graph.n_units == graph.n_ops and bool((costs.op_ns >= 0).all()),
         all_routed=bool(((costs.pair_class >= 0) | np.eye(topology.n_devices, dtype=bool)).all()),
         order=ORDERS.index("program" if rules.runtime == "eager" else rules.order),
@@ -99,7 +103,7 @@ def _build(problem: Problem) -> Inputs:
         unit_first=first[graph.unit_of_op].view(np.uint32),
         slots=slots,
         slot_ptr=np.concatenate([[0], np.cumsum(slots)]).astype(np.int64),
-        alone=_alone(problem, slots),
+        alone=alone,
         route_ptr=route_ptr.view(np.uint32),
         route=route.view(np.uint32),
         pair_latency=topology.pair_latency_ns,
@@ -186,8 +190,7 @@ def _check_range(problem: Problem) -> int:
                 source=topology.name,
             )
     # No schedule lasts longer than all its work in turn: every op, every issue, every tensor to every device.
-    longest = np.maximum(costs.op_ns.max(axis=0), 0).astype(object).sum() + costs.dispatch_ns.astype(object).sum()
-    longest += costs.gap_ns.astype(object).sum()
+    longest = _total(np.maximum(costs.op_ns.max(axis=0), 0)) + _total(costs.dispatch_ns) + _total(costs.gap_ns)
     slowest = (
         costs.transfer_ns.max(axis=0, initial=0) if len(costs.transfer_ns) else np.zeros(graph.n_tensors, np.int64)
     )
@@ -196,13 +199,17 @@ def _check_range(problem: Problem) -> int:
         for _, alone in times_alone(problem):
             slowest = np.maximum(slowest, alone)
     readers = np.minimum(np.diff(graph.consumer_ptr), topology.n_devices - 1)
-    longest += (slowest.astype(object) * readers).sum()
+    longest += _total(slowest, readers)
     if longest >= MAX_TIME_NS:
         raise InvalidInput(f"the durations sum to {longest} ns; a step must take less than 2**62 ns", source=graph.name)
-    total = graph.op_persistent_bytes.astype(object).sum() + graph.op_workspace_bytes.astype(object).sum()
-    total += graph.tensor_bytes.astype(object).sum() + int(topology.granularity.max()) * (
-        2 * graph.n_ops + graph.n_tensors
-    )
+    total = _total(graph.op_persistent_bytes) + _total(graph.op_workspace_bytes) + _total(graph.tensor_bytes)
+    total += int(topology.granularity.max()) * (2 * graph.n_ops + graph.n_tensors)
     if total >= MAX_TIME_NS:
         raise InvalidInput(f"the sizes sum to {total} bytes; the sum must be less than 2**62", source=graph.name)
     return int(longest)
+
+
+def _total(values: np.ndarray, times: np.ndarray | int = 1) -> int:
+    """The exact sum of ``values * times``, neither negative."""
+    largest = int(values.max(initial=0)) * int(np.max(times, initial=0)) * max(len(values), 1)
+    return int((values * times).sum()) if largest < 1 << 63 else int((values.astype(object) * times).sum())

@@ -110,7 +110,7 @@ def load(problem: Problem, placement: Placement) -> tuple[Problem, Placement]:
     tensor, bearer = np.divmod(np.unique(np.concatenate([into, out])), n_devices)
     hosts = np.array([device.host for device in topology.devices])
     tensor, bearer = tensor[~hosts[bearer]], bearer[~hosts[bearer]]
-    own = problem.costs.device_op_ns[placement.devices, np.arange(graph.n_ops)]
+    own = problem.costs.of_ops(placement.devices)
     ns = np.concatenate([own, _crossing_ns(problem, np.flatnonzero(hosts).tolist())[bearer, tensor]])
     none = np.zeros(0, np.int64)
     built = _graph(graph.name, len(ns), none, none, none, none)

@@ -42,6 +42,7 @@ class _Step:
     def __init__(self, problem: Problem, placement: Placement):
         self.problem, self.graph, self.topology, self.rules = problem, problem.graph, problem.topology, problem.rules
         self.device = placement.devices.tolist()
+        self.op_ns = problem.costs.of_ops(placement.devices).tolist()
         self.eager = self.rules.runtime == "eager"
         self.key = self._order_keys(placement)
         graph, n, n_devices = self.graph, self.graph.n_ops, self.topology.n_devices
@@ -54,7 +55,7 @@ class _Step:
         self.start, self.finish = [None] * n, [None] * n
         self.ready: list[list[tuple]] = [[] for _ in range(n_devices)]
         self.free_slots = [1] * n_devices if self.eager else self.topology.slots.tolist()  # R11: one at a time
-        self.program = [deque(op for op in range(n) if self.device[op] == d) for d in range(n_devices)]
+        self.program = [deque(np.flatnonzero(placement.devices == d).tolist()) for d in range(n_devices)]
 
         self.arrived: dict[tuple[int, int], simpy.Event] = {}  # (tensor, device): the tensor is there
         self.requests: list[tuple[int, int]] = []
@@ -117,7 +118,7 @@ class _Step:
         heapq.heappush(self.ready[device], (op,) if self._in_program_order() else (key, op))
         self._settle()
         yield self.go[op]
-        yield self.env.timeout(int(self.problem.costs.device_op_ns[device, op]))
+        yield self.env.timeout(self.op_ns[op])
         self.finish[op] = self.env.now
         gap = int(self.problem.costs.gap_ns[op])
         if gap:

@@ -14,7 +14,7 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.sim.fast import NO_LIMIT, new_buffers, run_rows
 from simdev.sim.inputs import problem_arrays
-from simdev.sim.kernels.state import FIFO_LOOP
+from simdev.sim.kernels.state import FIFO_LOOP, SHIFT
 
 AT_ONCE = 64  # full runs in one call, each with a copy of the placement
 
@@ -30,8 +30,8 @@ class Simulator:
 
     A unit is a placement unit: an op with its colocation group (``problem.graph.unit_of_op``). Every result is bit for
     bit that of :func:`simdev.sim.simulate`. Under the default rules, only the part of the schedule that a move changes
-    is simulated, and memory is computed on demand. Under other rules, every result takes a full run. Raises
-    :class:`InvalidInput` if the placement or a move breaks the contract of :meth:`Placement.check`.
+    is simulated, and memory is computed on demand. Under other rules, or with more than 2^20 ops, every result takes a
+    full run. Raises :class:`InvalidInput` if the placement or a move breaks the contract of :meth:`Placement.check`.
     """
 
     def __init__(self, problem: Problem, placement: Placement):
@@ -46,7 +46,8 @@ class Simulator:
         graph = problem.graph
         self._unit_ops = np.argsort(graph.unit_of_op, kind="stable").astype(np.uint32)
         self._unit_ptr = np.searchsorted(graph.unit_of_op[self._unit_ops], np.arange(graph.n_units + 1))
-        self._windows = self._inputs.loop == FIFO_LOOP and bool((problem.topology.slots == 1).all()) and graph.n_ops > 0
+        usual = self._inputs.loop == FIFO_LOOP and self._inputs.shift == SHIFT
+        self._windows = usual and bool((problem.topology.slots == 1).all()) and graph.n_ops > 0
         self._buffers = new_buffers(problem)
         if self._windows:
             self._prepare()

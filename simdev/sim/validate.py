@@ -77,7 +77,7 @@ class _Check:
         """R1: an op occupies its slot for its duration, and none starts before time 0."""
         s, ops = self.schedule, np.arange(self.graph.n_ops)
         self.fail_where("R1", s.op_start < 0, ops, "starts before time 0")
-        duration = self.costs.device_op_ns[self.device, ops]
+        duration = self.costs.of_ops(self.device)
         self.fail_where("R1", s.op_finish - s.op_start != duration, ops, "does not run for its duration")
 
     def sends(self) -> None:

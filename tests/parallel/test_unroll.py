@@ -10,7 +10,7 @@ from simdev.parallel.mesh import Mesh
 
 def test_a_step_with_too_many_ops_says_what_to_do(monkeypatch):
     monkeypatch.setattr(unroll, "MAX_OPS", 3)
-    with pytest.raises(InvalidInput, match="5 ops, and at most 3 are simulated: simulate it folded"):
+    with pytest.raises(InvalidInput, match="more than 3 ops, the most that are simulated: simulate it folded"):
         two_streams(10, 10, 2)
     monkeypatch.setattr(unroll, "MAX_OPS", 2)
     with pytest.raises(InvalidInput, match="simulate fewer microbatches"):

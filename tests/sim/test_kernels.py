@@ -15,8 +15,8 @@ from simdev.placers.testing import (
     random_topology,
     training_graph,
 )
-from simdev.problem.costs import CostTable
-from simdev.problem.graph import GraphBuilder
+from simdev.problem.costs import CostTable, transfer_durations
+from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
@@ -129,6 +129,62 @@ def test_times_too_large_for_a_key_take_the_general_kernel():
     assert problem_arrays(p).loop == GENERAL_LOOP
     assert problem_arrays(problem(b, machine(2), [1, 1, 1])).loop == FIFO_LOOP
     assert agree(p, [0, 1, 1]).step_ns == (1 << 50) + 13 + (1 << 40) + 5
+
+
+RULES = [Rules(), Rules("priority"), Rules("program"), Rules(runtime="eager"), Rules(contention="fair")]
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: "-".join(vars(rules).values()))
+def test_a_key_of_as_many_bits_as_the_ops_need_changes_nothing(rules, monkeypatch):
+    monkeypatch.setattr(inputs, "SHIFT", 1)
+    widths = set()
+    for seed in range(25):
+        p = random_problem(np.random.default_rng(seed), max_ops=60, rules=rules)
+        placement = random_placement(np.random.default_rng(seed), p)
+        schedule = simulate(p, placement)
+        kernels = problem_arrays(p)
+        widths.add(kernels.shift)
+        assert_same_schedule(schedule, simulate(p, placement, engine="reference"))
+    assert len(widths) > 1 and max(widths) <= 7
+
+
+@cache
+def more_ops_than_20_bits_number():
+    """2^20 + 5,000 ops: op ``v`` makes one tensor, which op ``v + 2`` and a later one read."""
+    n = (1 << 20) + 5_000
+    op = np.arange(n, dtype=np.int64)
+    readers = np.stack([op + 2, op + 3 + op % 97], axis=1)
+    kept = readers < n
+    zeros = np.zeros(n, np.int64)
+    return ComputationGraph(
+        "large", ("op",), ("",), ("",), ("op",) * n, zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros, op % 3,
+        zeros - 1, op, op % 5 * 7, zeros > 0, op % 11 == 0, np.append(0, np.cumsum(kept.sum(axis=1))), readers[kept],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [RULES[2], *(pytest.param(rules, marks=pytest.mark.long) for rules in RULES if rules.order != "program")],
+    ids=lambda rules: "-".join(vars(rules).values()),
+)
+def test_a_graph_of_more_than_a_million_ops(rules):
+    graph, topology = more_ops_than_20_bits_number(), machine(3, memory=400_000, host=True)
+    n, rng = graph.n_ops, np.random.default_rng(0)
+    costs = CostTable(
+        rng.integers(1, 40, (1, n)), np.zeros(3, np.int32), *transfer_durations(graph.tensor_bytes, topology),
+        np.full(n, 3, np.int64),
+    )  # fmt: skip
+    p = Problem(graph, topology, costs, rules)
+    moved = rng.random(n) < 0.01
+    placement = Placement(np.where(moved, rng.integers(0, 3, n), np.arange(n) * 3 // n), rng.permutation(n))
+    schedule = simulate(p, placement)
+    kernels = problem_arrays(p)
+    assert kernels.shift == (2 if rules.order == "program" or rules.runtime == "eager" else 21)
+    assert kernels.loop != GENERAL_LOOP and (schedule.overflow_op >= 0).any()
+    inputs._CACHE[p] = kernels._replace(loop=GENERAL_LOOP)
+    assert_same_schedule(schedule, simulate(p, placement))
+    if rules.order != "program":
+        validate(p, placement, schedule)
 
 
 def test_a_cost_table_faster_than_the_links_does_not_hide_long_flows():

@@ -28,9 +28,7 @@ from simdev.sim.kernels.memory import measure
 from simdev.sim.kernels.placement import is_valid
 from simdev.sim.kernels.queue import drop, enqueue, enqueue_sources, peek
 from simdev.sim.kernels.send import lay_out, leaves, postpone, take_next
-from simdev.sim.kernels.state import MASK, NEVER, NONE, ONE, SHIFT, Inputs, Timeline, Workspace
-
-LATE = NEVER >> SHIFT  # no event
+from simdev.sim.kernels.state import NEVER, NONE, ONE, Inputs, Timeline, Workspace
 
 
 class Fair(NamedTuple):
@@ -199,9 +197,9 @@ def end_flows(inputs: Inputs, devices, now, timeline: Timeline, workspace: Works
                 consumer = inputs.consumers[where]
                 if devices[consumer] == target:
                     was = state[consumer]
-                    was = max(was, (now << SHIFT) | (was & MASK)) - 1
+                    was = max(was, (now << inputs.shift) | (was & inputs.mask)) - 1
                     state[consumer] = was
-                    if (was & MASK) == 0:
+                    if (was & inputs.mask) == 0:
                         own.fresh[n_fresh] = consumer
                         n_fresh += ONE
         gone = own.pair_size[pair] - np.int64(size)
@@ -226,7 +224,7 @@ def end_flows(inputs: Inputs, devices, now, timeline: Timeline, workspace: Works
 @inlined
 def begin_flows(inputs: Inputs, devices, now, timeline: Timeline, own: Fair, n_active, n_changes, n_channels):
     """The transfers whose latency has passed ``now`` become flows. Returns the three counts and the next beginning."""
-    n_devices, work, next_begin = len(inputs.slots), own.work, np.int64(LATE)
+    n_devices, work, next_begin = len(inputs.slots), own.work, np.int64(NEVER) >> inputs.shift
     for place in range(len(own.waiting)):
         while own.waiting[place] >= 0 and timeline.x_finish[np.uint32(own.waiting[place])] == now:
             transfer = np.uint32(own.waiting[place])
@@ -396,7 +394,7 @@ def request(
         finish = now + own.latency_ns[place]
         if inputs.tensor_bytes[tensor] == 0:
             finish = max(finish, now + 1)
-            workspace.arrival[target] = finish << SHIFT
+            workspace.arrival[target] = finish << inputs.shift
             step = max(step, finish)
             if finish > workspace.sent_until[tensor]:
                 workspace.sent_until[tensor], workspace.sent_last[tensor] = finish, n_transfers
@@ -424,9 +422,9 @@ def receive(inputs: Inputs, devices, tensor, workspace: Workspace, n_fresh):
         there = workspace.arrival[devices[consumer]]
         if there >= 0:
             was = state[consumer]
-            was = max(was, there | (was & MASK)) - 1
+            was = max(was, there | (was & inputs.mask)) - 1
             state[consumer] = was
-            if (was & MASK) == 0:
+            if (was & inputs.mask) == 0:
                 workspace.own.fresh[n_fresh] = consumer
                 n_fresh += ONE
     return n_fresh
@@ -436,38 +434,40 @@ def receive(inputs: Inputs, devices, tensor, workspace: Workspace, n_fresh):
 def run_fair(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace):
     """Simulate one placement, uint32 ``(n,)`` and valid. Every op runs."""
     own, queue, heap, state = workspace.own, workspace.queue, workspace.heap, workspace.state
+    shift, mask = inputs.shift, inputs.mask
+    late = np.int64(NEVER) >> shift  # no event
     lay_out(inputs, devices, workspace, 0)
     no_flows(inputs, devices, own)
     last = enqueue_sources(workspace, len(devices))
     first = n_transfers = n_fresh = n_active = n_changes = n_channels = NONE
     n_heap = mark = step = np.int64(0)
     next_send = np.int64(NEVER)
-    next_begin, next_end, next_event = np.int64(LATE), np.int64(LATE), np.int64(LATE)
+    next_begin, next_end, next_event = late, late, late
 
     while True:
         first_tensor = last_tensor = np.uint32(0)
         ready, from_heap = peek(queue, heap, first, last, n_heap)
-        if (ready >> SHIFT) < next_event:
+        if (ready >> shift) < next_event:
             # R1, R2: the place of this op is final.
             first, n_heap = drop(heap, first, n_heap, from_heap)
-            op = np.uint32(ready & MASK)
+            op = np.uint32(ready & mask)
             source = devices[op]
-            start, now = take_slot(inputs, workspace.slot_free, source, op, ready >> SHIFT)
+            start, now = take_slot(inputs, workspace.slot_free, source, op, ready >> shift)
             timeline.op_start[op], timeline.op_finish[op] = start, now
             step = max(step, now)  # R6
-            key = (now << SHIFT) | op
+            key = (now << shift) | op
             line_up(timeline, workspace, source, op, key)
             away = leaves(inputs, devices, op, source) != 0
             if away:
                 next_send = postpone(workspace, source, key, next_send)
-                next_event = min(next_event, next_send >> SHIFT)
+                next_event = min(next_event, next_send >> shift)
                 continue
             first_tensor, last_tensor = inputs.output_ptr[op], inputs.output_ptr[op + 1]
-        elif next_event == LATE:
+        elif next_event == late:
             break
-        elif (next_send >> SHIFT) == next_event:
+        elif (next_send >> shift) == next_event:
             # R3, R5: the next request.
-            op, now, away = np.uint32(next_send & MASK), next_event, True
+            op, now, away = np.uint32(next_send & mask), next_event, True
             source = devices[op]
             next_send = take_next(workspace, source)
             first_tensor, last_tensor = inputs.output_ptr[op], inputs.output_ptr[op + 1]
@@ -486,14 +486,14 @@ def run_fair(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace):
             if n_changes > NONE:
                 n_channels, mark = set_rates(inputs, now, own, n_active, n_changes, n_channels, mark)
                 n_changes = NONE
-                next_end = np.int64(LATE)
+                next_end = late
                 for number in range(n_active):
                     next_end = min(next_end, own.pair_end[own.active[number]])
-            next_event = min(next_send >> SHIFT, next_begin, next_end)
+            next_event = min(next_send >> shift, next_begin, next_end)
 
         for tensor in range(first_tensor, last_tensor):
             workspace.sent_until[tensor] = -1
-            workspace.arrival[source] = now << SHIFT
+            workspace.arrival[source] = now << shift
             if away:
                 mark += 1
                 n_transfers, next_begin, step = request(

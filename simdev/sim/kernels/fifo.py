@@ -28,7 +28,7 @@ from simdev.sim.kernels.memory import measure
 from simdev.sim.kernels.placement import is_valid
 from simdev.sim.kernels.queue import deliver, drop, enqueue_sources, insert, peek
 from simdev.sim.kernels.send import lay_out, leaves, postpone, send, take_next
-from simdev.sim.kernels.state import MASK, NEVER, NONE, SHIFT, Inputs, Timeline, Workspace
+from simdev.sim.kernels.state import NEVER, NONE, Inputs, Timeline, Workspace
 
 
 @inlined
@@ -61,23 +61,24 @@ def run_fifo(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace):
     first, n_heap, n_transfers = NONE, 0, NONE
     step, next_send = np.int64(0), np.int64(NEVER)
     queue, heap, free = workspace.queue, workspace.heap, workspace.free
+    shift, mask = inputs.shift, inputs.mask
 
     while True:
         ready, from_heap = peek(queue, heap, first, last, n_heap)
-        if (ready >> SHIFT) < (next_send >> SHIFT):
+        if (ready >> shift) < (next_send >> shift):
             # R1, R2: by fact 1 the place of this op is final.
             first, n_heap = drop(heap, first, n_heap, from_heap)
-            op = np.uint32(ready & MASK)
+            op = np.uint32(ready & mask)
             source = devices[op]
             if inputs.slots[source] == 1:
-                start = max(ready >> SHIFT, free[source])
+                start = max(ready >> shift, free[source])
                 now = start + inputs.op_ns[inputs.device_row[source], op]
                 free[source] = now
             else:
-                start, now = take_slot(inputs, workspace.slot_free, source, op, ready >> SHIFT)
+                start, now = take_slot(inputs, workspace.slot_free, source, op, ready >> shift)
             timeline.op_start[op], timeline.op_finish[op] = start, now
             step = max(step, now)  # R6
-            key = (now << SHIFT) | op
+            key = (now << shift) | op
             line_up(timeline, workspace, source, op, key)
             away = leaves(inputs, devices, op, source)
             if away != 0 and not inputs.alone[source]:
@@ -87,11 +88,11 @@ def run_fifo(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace):
             break
         else:
             # R3, R5: the next request. An op that is ready at the same instant starts after it.
-            op, now, away = np.uint32(next_send & MASK), next_send >> SHIFT, np.uint32(1)
+            op, now, away = np.uint32(next_send & mask), next_send >> shift, np.uint32(1)
             source = devices[op]
             next_send = take_next(workspace, source)
         # R3, R4: the op's tensors are at home, and sent if this is their turn.
-        workspace.arrival[source] = now << SHIFT
+        workspace.arrival[source] = now << shift
         for tensor in range(inputs.output_ptr[op], inputs.output_ptr[op + 1]):
             workspace.sent_until[tensor] = -1
             if away != 0:

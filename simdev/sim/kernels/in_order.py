@@ -21,7 +21,7 @@ from simdev.sim.kernels.heap import pop, push
 from simdev.sim.kernels.memory import measure
 from simdev.sim.kernels.placement import is_valid
 from simdev.sim.kernels.send import earliest, lay_out, leaves, log, send, take_next, transfer
-from simdev.sim.kernels.state import MASK, NEVER, NONE, OK, ONE, SHIFT, STUCK, Inputs, Timeline, Workspace
+from simdev.sim.kernels.state import NEVER, NONE, OK, ONE, STUCK, Inputs, Timeline, Workspace
 
 
 class InOrder(NamedTuple):
@@ -59,11 +59,11 @@ def _start_all(inputs: Inputs, devices, more, timeline: Timeline, workspace: Wor
 
 
 @inlined
-def _receive(state, consumer, now):
+def _receive(inputs: Inputs, state, consumer, now):
     """An op gets an input, or is issued, at ``now``. True if it misses nothing any more."""
     was = state[consumer]
-    state[consumer] = max(was, (now << SHIFT) | (was & MASK)) - 1
-    return (was & MASK) == 1
+    state[consumer] = max(was, (now << inputs.shift) | (was & inputs.mask)) - 1
+    return (was & inputs.mask) == 1
 
 
 @inlined
@@ -76,11 +76,11 @@ def _visit(own, device, n_todo):
 
 
 @inlined
-def _waits(workspace: Workspace, start_order, source):
+def _waits(inputs: Inputs, workspace: Workspace, start_order, source):
     """True if the next op of a device misses something, or there is none."""
     place = np.uint64(workspace.started[source])
     done = place == np.uint64(workspace.base[source + 1])
-    return done or (workspace.state[start_order[place]] & MASK) > 0
+    return done or (workspace.state[start_order[place]] & inputs.mask) > 0
 
 
 @inlined
@@ -88,10 +88,10 @@ def _start(inputs: Inputs, timeline: Timeline, workspace: Workspace, source):
     """Start the next op of a device (R1, R2, R11); return it and its finish."""
     place = np.uint64(workspace.started[source])
     op = timeline.start_order[place]
-    start = max(workspace.state[op] >> SHIFT, workspace.free[source])
+    start = max(workspace.state[op] >> inputs.shift, workspace.free[source])
     now = start + inputs.op_ns[inputs.device_row[source], op]
     timeline.op_start[op], timeline.op_finish[op], workspace.free[source] = start, now, now
-    workspace.line[place] = (now << SHIFT) | op
+    workspace.line[place] = op
     workspace.started[source] += 1
     return op, now
 
@@ -100,14 +100,14 @@ def _start(inputs: Inputs, timeline: Timeline, workspace: Workspace, source):
 def run_program(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace):
     """Simulate one placement, uint32 ``(n,)`` and valid, under ``program``; return OK, or STUCK if an op never ran."""
     own, state, start_order, started = workspace.own, workspace.state, timeline.start_order, workspace.started
-    sends, end = workspace.sends, workspace.end
+    sends, end, shift, mask = workspace.sends, workspace.end, inputs.shift, inputs.mask
     n_todo = _start_all(inputs, devices, 0, timeline, workspace)
     n_transfers, n_started, step = NONE, 0, np.int64(0)
 
     while True:
         if n_todo > 0:
             source = np.uint32(own.todo[n_todo - 1])
-            if _waits(workspace, start_order, source):
+            if _waits(inputs, workspace, start_order, source):
                 n_todo -= 1
                 own.listed[source] = 0
                 continue
@@ -117,9 +117,9 @@ def run_program(inputs: Inputs, devices, timeline: Timeline, workspace: Workspac
             away = leaves(inputs, devices, op, source)
             if away != 0 and not inputs.alone[source]:
                 # One slot: the ops of a device finish in the order of their starts.
-                sends[end[source]] = (now << SHIFT) | op
+                sends[end[source]] = (now << shift) | op
                 if workspace.head[source] == end[source]:
-                    workspace.first_send[source] = (now << SHIFT) | op
+                    workspace.first_send[source] = (now << shift) | op
                 end[source] += 1
                 continue
         else:
@@ -127,11 +127,11 @@ def run_program(inputs: Inputs, devices, timeline: Timeline, workspace: Workspac
             next_send = earliest(workspace.first_send)
             if next_send == NEVER:
                 break
-            op, now, away = np.uint32(next_send & MASK), next_send >> SHIFT, np.uint32(1)
+            op, now, away = np.uint32(next_send & mask), next_send >> shift, np.uint32(1)
             source = devices[op]
             take_next(workspace, source)
         # R3, R4: the op's tensors are at home, and sent if this is their turn.
-        workspace.arrival[source] = now << SHIFT
+        workspace.arrival[source] = now << shift
         for tensor in range(inputs.output_ptr[op], inputs.output_ptr[op + 1]):
             workspace.sent_until[tensor] = -1
             if away != 0:
@@ -140,8 +140,8 @@ def run_program(inputs: Inputs, devices, timeline: Timeline, workspace: Workspac
                 consumer = inputs.consumers[where]
                 target = devices[consumer]
                 was = state[consumer]
-                state[consumer] = max(was, workspace.arrival[target] | (was & MASK)) - 1
-                if (was & MASK) == 1 and own.listed[target] == 0 and consumer == start_order[started[target]]:
+                state[consumer] = max(was, workspace.arrival[target] | (was & mask)) - 1
+                if (was & mask) == 1 and own.listed[target] == 0 and consumer == start_order[started[target]]:
                     own.todo[n_todo], own.listed[target] = target, 1
                     n_todo += 1
     timeline.count[0], timeline.count[1] = n_transfers, step
@@ -181,7 +181,7 @@ def run_eager(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace)
             issue[op] = now
             n_issued += np.uint32(1)
             device = devices[op]
-            if _receive(state, op, now):
+            if _receive(inputs, state, op, now):
                 n_todo = _visit(own, device, n_todo)
             for slot in range(inputs.input_ptr[op], inputs.input_ptr[op + 1]):
                 tensor = inputs.inputs[slot]
@@ -197,7 +197,7 @@ def run_eager(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace)
 
         if n_todo > 0:
             source = np.uint32(own.todo[n_todo - 1])
-            if _waits(workspace, start_order, source):
+            if _waits(inputs, workspace, start_order, source):
                 n_todo -= 1
                 own.listed[source] = 0
                 continue
@@ -211,7 +211,7 @@ def run_eager(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace)
                     consumer = inputs.consumers[where]
                     target = devices[consumer]
                     if target == source:
-                        _receive(state, consumer, now)
+                        _receive(inputs, state, consumer, now)
                     elif seen[target] != mark:
                         seen[target] = mark
                         if consumer < n_issued:
@@ -231,7 +231,7 @@ def run_eager(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace)
         n_transfers += ONE
         for where in range(inputs.consumer_ptr[tensor], inputs.consumer_ptr[tensor + 1]):
             if devices[inputs.consumers[where]] == target:
-                _receive(state, inputs.consumers[where], finish)
+                _receive(inputs, state, inputs.consumers[where], finish)
         n_todo = _visit(own, target, n_todo)
     timeline.count[0], timeline.count[1] = n_transfers, step
     return OK if n_started == n else STUCK

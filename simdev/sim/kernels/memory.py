@@ -17,7 +17,7 @@ import numpy as np
 
 from simdev.sim.kernels.compiled import part
 from simdev.sim.kernels.heap import sort_by
-from simdev.sim.kernels.state import MASK, NEVER, UNKNOWN, Inputs, Timeline, Workspace
+from simdev.sim.kernels.state import NEVER, UNKNOWN, Inputs, Timeline, Workspace
 
 
 @part
@@ -126,7 +126,7 @@ def sweep(inputs: Inputs, device, timeline: Timeline, workspace: Workspace):
         copy_time = x_start[copies[copy]] if copy < last_copy else NEVER
         now = min(op_time, copy_time)
         while finish < start:
-            op = np.uint32(by_finish[finish] & MASK)
+            op = np.uint32(by_finish[finish] & inputs.line_mask)
             if op_finish[op] > now:
                 break
             used -= freed_by_op[op]

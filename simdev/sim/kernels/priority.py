@@ -25,7 +25,7 @@ from simdev.sim.kernels.memory import measure
 from simdev.sim.kernels.placement import is_valid
 from simdev.sim.kernels.queue import deliver, drop, enqueue_sources, peek
 from simdev.sim.kernels.send import earliest, lay_out, leaves, send, take_next
-from simdev.sim.kernels.state import MASK, NEVER, NONE, OK, SHIFT, STUCK, Inputs, Timeline, Workspace
+from simdev.sim.kernels.state import NEVER, NONE, OK, STUCK, Inputs, Timeline, Workspace
 
 
 class ByPriority(NamedTuple):
@@ -55,6 +55,7 @@ def run_priority(inputs: Inputs, devices, rank, timeline: Timeline, workspace: W
     n_ready, due, width = workspace.own.n_ready, workspace.own.due, np.uint64(len(ready_ranks) // n_devices)
     queue, heap, line, free = workspace.queue, workspace.heap, workspace.line, workspace.free
     sends, end, started = workspace.sends, workspace.end, workspace.started
+    shift, mask = inputs.shift, inputs.mask
     lay_out(inputs, devices, workspace, 0)
     last = enqueue_sources(workspace, n)
     for device in range(n_devices):
@@ -68,38 +69,38 @@ def run_priority(inputs: Inputs, devices, rank, timeline: Timeline, workspace: W
 
     while True:
         ready, from_heap = peek(queue, heap, first, last, n_heap)
-        if next_send < ready and (next_send >> SHIFT) <= (next_due >> SHIFT):
+        if next_send < ready and (next_send >> shift) <= (next_due >> shift):
             # R3, R5: the next request.
-            op, now, away = np.uint32(next_send & MASK), next_send >> SHIFT, np.uint32(1)
+            op, now, away = np.uint32(next_send & mask), next_send >> shift, np.uint32(1)
             source = devices[op]
             next_send = take_next(workspace, source)
-        elif (ready >> SHIFT) <= (next_due >> SHIFT) and ready != NEVER:
+        elif (ready >> shift) <= (next_due >> shift) and ready != NEVER:
             # R2: an op is ready now. Its device takes one as soon as it is free.
             first, n_heap = drop(heap, first, n_heap, from_heap)
-            op = np.uint32(ready & MASK)
+            op = np.uint32(ready & mask)
             device = devices[op]
             add(ready_ranks, np.uint64(device) * width, n, np.uint64(rank[op]))
             n_ready[device] += 1
             if n_ready[device] == 1:
-                due[device] = (max(ready >> SHIFT, free[device]) << SHIFT) | device
+                due[device] = (max(ready >> shift, free[device]) << shift) | device
                 next_due = min(next_due, due[device])
             continue
         elif next_due == NEVER:
             break
         else:
             # R1, R2: a device takes the most urgent of its ready ops.
-            source, start = np.uint32(next_due & MASK), next_due >> SHIFT
+            source, start = np.uint32(next_due & mask), next_due >> shift
             op = by_rank[take_least(ready_ranks, np.uint64(source) * width, n)]
             n_ready[source] -= 1
             now = start + inputs.op_ns[inputs.device_row[source], op]
             place = started[source]
             timeline.start_order[place], timeline.op_start[op], timeline.op_finish[op] = op, start, now
-            key = (now << SHIFT) | op
+            key = (now << shift) | op
             line[place], free[source] = key, now
             started[source] += 1
             n_started += 1
             step = max(step, now)  # R6
-            due[source] = (now << SHIFT) | source if n_ready[source] > 0 else NEVER
+            due[source] = (now << shift) | source if n_ready[source] > 0 else NEVER
             next_due = earliest(due)
             away = leaves(inputs, devices, op, source)
             if away != 0 and not inputs.alone[source]:
@@ -111,7 +112,7 @@ def run_priority(inputs: Inputs, devices, rank, timeline: Timeline, workspace: W
                 end[source] += 1
                 continue
         # R3, R4: the op's tensors are at home, and sent if this is their turn.
-        workspace.arrival[source] = now << SHIFT
+        workspace.arrival[source] = now << shift
         for tensor in range(inputs.output_ptr[op], inputs.output_ptr[op + 1]):
             workspace.sent_until[tensor] = -1
             if away != 0:

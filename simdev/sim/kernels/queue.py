@@ -15,7 +15,7 @@ import numpy as np
 
 from simdev.sim.kernels.compiled import inlined
 from simdev.sim.kernels.heap import pop_key, push_key
-from simdev.sim.kernels.state import MASK, NEVER, NONE, ONE, Inputs, Workspace
+from simdev.sim.kernels.state import NEVER, NONE, ONE, Inputs, Workspace
 
 NEAR = np.uint64(32)
 
@@ -66,9 +66,9 @@ def deliver(inputs: Inputs, devices, tensor, workspace: Workspace, first, last, 
     for edge in range(inputs.consumer_ptr[tensor], inputs.consumer_ptr[tensor + 1]):
         consumer = inputs.consumers[edge]
         was = state[consumer]
-        was = max(was, arrival[devices[consumer]] | (was & MASK)) - 1
+        was = max(was, arrival[devices[consumer]] | (was & inputs.mask)) - 1
         state[consumer] = was
-        if (was & MASK) == 0:
+        if (was & inputs.mask) == 0:
             last, n_heap = enqueue(workspace.queue, workspace.heap, first, last, n_heap, was | consumer)
     return last, n_heap
 

@@ -12,7 +12,7 @@ import numpy as np
 from simdev.sim.kernels.bits import IN_WORD, WORD, lowest_bit
 from simdev.sim.kernels.compiled import inlined
 from simdev.sim.kernels.queue import insert
-from simdev.sim.kernels.state import NEVER, NONE, ONE, SHARED, SHIFT, Inputs, Timeline, Workspace
+from simdev.sim.kernels.state import NEVER, NONE, ONE, SHARED, Inputs, Timeline, Workspace
 
 
 @inlined
@@ -123,7 +123,7 @@ def send(inputs: Inputs, devices, tensor, source, now, timeline: Timeline, works
             target = np.uint32(word << WORD) | np.uint32(lowest_bit(targets))
             targets &= targets - ONE
             start, finish = transfer(inputs, workspace.channel_end, source, target, tensor, now)
-            workspace.arrival[target] = finish << SHIFT
+            workspace.arrival[target] = finish << inputs.shift
             log(timeline, workspace, n_transfers, tensor, target, start, finish)
             step = max(step, finish)
             n_transfers += ONE

@@ -2,10 +2,12 @@
 
 The loops agree on a few conventions.
 
-* A *key* is a time and an op number in one int64: ``time << SHIFT | op``. Keys order as (time, op) does, which is the
-  order of R2 and R3. The loops that use keys serve only problems whose times are below ``MAX_KEY_TIME_NS``.
+* A *key* is a time and an op number in one int64: ``time << shift | op``. Keys order as (time, op) does, which is the
+  order of R2 and R3. ``Inputs.shift`` is as many bits as the op numbers need, at least ``SHIFT``. The loops that use
+  keys serve only problems whose times fit into the other bits: 2.4 hours up to 2^20 ops, nine minutes at 2^24.
 * The *state* of an op is a key with, in place of the op number, the number of inputs that are still missing:
-  ``latest arrival so far << SHIFT | missing inputs``. An op is ready when the low bits are 0.
+  ``latest arrival so far << shift | missing inputs``. An op is ready when the low bits are 0. Where states are the only
+  keys (devices that run their ops by number and send over channels of their own), ``shift`` is what this number needs.
 * Indices are unsigned, because Numba tests signed indices for being negative. So are the constants that indices are
   compared with.
 
@@ -18,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-SHIFT, MASK = 20, (1 << 20) - 1  # problem.graph.MAX_OPS is 2**20
+SHIFT, MASK = 20, (1 << 20) - 1  # of all problems of up to 2**20 ops, the only ones that the kernel of moves serves
 NEVER = np.iinfo(np.int64).max
 NONE, ONE = np.uint64(0), np.uint64(1)
 
@@ -35,6 +37,9 @@ class Inputs(NamedTuple):
     granularities; ``*_ptr`` arrays hold where the entries of each row begin. The other arrays are those of the
     problem's graph, topology and costs."""
 
+    shift: int  # the bits of a key that hold the op number
+    mask: int  # 2**shift - 1
+    line_mask: int  # the bits of an entry of Workspace.line that hold the op number
     loop: int  # the loop that serves the problem: one of the five constants above
     anywhere: bool  # every device runs every op, and no op is colocated with another
     all_routed: bool  # every two devices have a route
@@ -92,9 +97,9 @@ class Workspace(NamedTuple):
 
     * Ops: ``state`` ``(n,)``, see above. ``queue`` and ``heap`` ``(n,)``: the ready queue (:mod:`.queue`).
     * Devices: the ops of device ``d`` occupy the places ``base[d]:base[d + 1]`` of ``line``, in the order of their
-      finishes. The entries are keys of (finish, op); the general loop leaves the time out. ``started[d]`` is the next
-      free place. ``free[d]`` (one slot) and ``slot_free`` (several) are the times at which slots open. ``arrival[d]``
-      is when the tensor at hand is on ``d``, shifted like a key.
+      finishes. The entries are keys of (finish, op); the general loop and :mod:`.in_order` leave the time out.
+      ``started[d]`` is the next free place. ``free[d]`` (one slot) and ``slot_free`` (several) are the times at which
+      slots open. ``arrival[d]`` is when the tensor at hand is on ``d``, shifted like a key.
     * Sends (:mod:`.send`): ``sends[head[d]:end[d]]`` are the keys of the ops of ``d`` whose sends are not yet
       requested, and ``first_send[d]`` is the first of them. ``channel_end``: when each channel is free.
       ``sent_until`` and ``sent_last`` ``(m,)``: the end and the number of the tensor's last transfer; -1 without

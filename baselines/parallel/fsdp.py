@@ -4,11 +4,8 @@ The microbatch is the largest that fits, with as little recomputation as possibl
 microbatch, as FSDP does unless it is asked not to.
 """
 
-from dataclasses import replace
-
-from simdev.baselines.parallel._fit import first_fit, mesh
-from simdev.errors import Unsupported
-from simdev.planners import Choice, planner
+from simdev.baselines.parallel._rules import fully_sharded
+from simdev.planners import planner
 
 
 @planner(
@@ -19,9 +16,4 @@ from simdev.planners import Choice, planner
     departures=("the paper chooses no microbatch: the largest that fits is taken",),
 )
 def fsdp(job, *, rng, budget):
-    if "dp_shard" not in job.model.axes:
-        raise Unsupported(f"fsdp: {job.model.name} has no axis dp_shard")
-    sizes = sorted(job.microbatches, reverse=True)
-    plain = (Choice(mesh(job), size, recompute) for recompute in job.known_recomputes for size in sizes)
-    choices = (replace(choice, reduce_each=job.may_reduce_each(choice)) for choice in plain)
-    return first_fit(job, budget, choices, "fsdp")
+    return fully_sharded(job, budget)

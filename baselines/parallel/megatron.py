@@ -3,8 +3,8 @@ pipeline stages until the model fits, data parallelism with all other ranks (tak
 takes the least time (takeaway 3). Activations are recomputed (section 3.5).
 """
 
-from simdev.baselines.parallel._fit import first_fit, mesh
-from simdev.planners import Choice, planner
+from simdev.baselines.parallel._rules import megatron_rule
+from simdev.planners import planner
 
 
 @planner(
@@ -19,22 +19,4 @@ from simdev.planners import Choice, planner
     ),
 )
 def megatron(job, *, rng, budget):
-    recompute = job.known_recomputes[-1]
-    smallest = min(job.microbatches)
-    ladder = [mesh(job, tp, pp) for tp, pp in sizes(job)]
-    fitting = first_fit(job, budget, (Choice(m, smallest, recompute) for m in ladder), "megatron").mesh
-    choices = [Choice(fitting, size, recompute) for size in job.microbatches]
-    budget.evaluate_many([choice for choice in choices if job.valid(choice)])
-    return min(outcome for choice, outcome in budget.tried.items() if choice.mesh == fitting).choice
-
-
-def sizes(job):
-    """``(tp, pp)`` from the least model parallelism to the most."""
-    tensor = [tp for tp in range(1, job.cluster.gpus + 1) if job.ranks % tp == 0 and job.cluster.gpus % tp == 0]
-    tensor = tensor if "tp" in job.model.axes else [1]
-    usable = [tp for tp in tensor if job.valid(Choice(mesh(job, tp), min(job.microbatches))) or tp == 1]
-    widest = max(usable)
-    yield from ((tp, 1) for tp in usable)
-    for pp in range(2, job.layers + 1):
-        if job.ranks % (widest * pp) == 0:
-            yield widest, pp
+    return megatron_rule(job, budget)

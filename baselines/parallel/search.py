@@ -1,12 +1,15 @@
-"""simdev's own planner: estimate every plan, simulate the ones that are estimated to be the quickest.
+"""simdev's own planner: simulate the plans of people's rules and the ones that are estimated to be the quickest.
 
-The plans with stages of equal depth are ranked by a cost model (:mod:`simdev.planners.estimate`) and simulated in this
+The plans of ``fsdp`` and ``megatron`` come first, so that a budget that suffices for them gives no worse plan. Then the
+plans with stages of equal depth are ranked by a cost model (:mod:`simdev.planners.estimate`) and simulated in this
 order until ``patience`` plans in a row bring nothing better. Then layers are moved from the stage that computes the
 longest to the one that computes the shortest, as long as that helps.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 
+from simdev.baselines.parallel._rules import fully_sharded, megatron_rule
 from simdev.errors import BudgetExhausted, Unsupported
 from simdev.planners import planner
 from simdev.planners.estimate import MARGIN
@@ -16,15 +19,18 @@ BATCH = 4  # plans that are handed to the workers at a time
 
 @planner(
     "search",
-    version=2,
+    version=3,
     family="search",
     searches=True,
     defaults={"patience": 8},
     source="simdev: simulation of the plans that a cost model ranks first",
 )
 def search(job, *, rng, budget, patience):
-    ranked = rank(job, budget)
     try:
+        for rule in (fully_sharded, megatron_rule):
+            with suppress(Unsupported):
+                rule(job, budget)
+        ranked = [choice for choice in rank(job, budget) if choice not in budget.tried]
         simulate_first(budget, ranked, patience)
         if budget.best is not None:
             balance(job, budget)

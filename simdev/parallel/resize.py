@@ -3,13 +3,16 @@
 What a rank executes depends on ``dp_shard`` only through the sizes of its shards: every number of the program is
 constant, proportional to the number of ranks, or a constant plus a share of something that is divided among them. Two
 captures, with 2 and with 4 ranks, determine which; :func:`capture_resized` writes the program for any other number.
-``dp_replicate`` needs nothing: the program is the same for all sizes above 1.
+``dp_replicate`` needs nothing: the program is the same for all sizes above 1. Two microbatch sizes determine all others
+in the same way (:func:`of_microbatch`).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture import StageProgram, capture_stage, captured
@@ -55,52 +58,69 @@ def few_shards(mesh: Mesh) -> list[Mesh]:
 def resized(small: StageProgram, large: StageProgram, mesh: Mesh) -> StageProgram:
     """The program on ``mesh`` of a stage that was captured with ``dp_shard`` 2 and 4, the other axes alike. Raises
     :class:`NotRepeating` where the captures differ in more than sizes."""
-    ranks = mesh[AXIS]
+    return _continued(small, large, partial(_shared, ranks=mesh[AXIS]))
+
+
+def of_microbatch(small: StageProgram, large: StageProgram, sizes: tuple[int, int], microbatch: int) -> StageProgram:
+    """The program of a stage with ``microbatch`` sequences, from captures with ``sizes``: every number of the program
+    is a constant plus a multiple of the sequences. Raises :class:`NotRepeating` where the captures differ in more than
+    numbers."""
+    first, second = sizes
+
+    def size(a: int, b: int) -> int:
+        more, rest = divmod((b - a) * (microbatch - first), second - first)
+        if rest:
+            raise NotRepeating(f"{a} and {b} are not linear in the microbatch")
+        return a + more
+
+    return _continued(small, large, size)
+
+
+def _continued(small: StageProgram, large: StageProgram, size: Callable[[int, int], int]) -> StageProgram:
+    """The program in which each number is ``size`` of the numbers of two captures."""
 
     def segments(a: tuple[Segment, ...], b: tuple[Segment, ...]) -> tuple[Segment, ...]:
-        return tuple(_segment(x, y, mesh) for x, y in zip(a, b, strict=True))
+        return tuple(_segment(x, y, size) for x, y in zip(a, b, strict=True))
 
     forward, finish = segments((small.forward, small.finish), (large.forward, large.finish))
-    backward, split = segments(small.backward, large.backward), segments(small.split, large.split)
     sizes = {
-        name: _size(getattr(small, name), getattr(large, name), ranks)
+        name: size(getattr(small, name), getattr(large, name))
         for name in ("resident_bytes", "output_bytes", "parameters")
     }
-    split = segments(small.split, large.split)
+    backward, split = segments(small.backward, large.backward), segments(small.split, large.split)
     return replace(small, forward=forward, backward=backward, finish=finish, split=split, **sizes)
 
 
-def _segment(small: Segment, large: Segment, mesh: Mesh) -> Segment:
+def _segment(small: Segment, large: Segment, size: Callable[[int, int], int]) -> Segment:
     if len(small.calls) != len(large.calls):
-        raise NotRepeating(f"{small.name}: the number of calls depends on {AXIS}")
-    calls = tuple(_call(x, y, mesh) for x, y in zip(small.calls, large.calls, strict=True))
-    return Segment(small.name, calls, _size(small.live_bytes, large.live_bytes, mesh[AXIS]))
+        raise NotRepeating(f"{small.name}: two captures have different numbers of calls")
+    calls = tuple(_call(x, y, size) for x, y in zip(small.calls, large.calls, strict=True))
+    return Segment(small.name, calls, size(small.live_bytes, large.live_bytes))
 
 
-def _call(small: Call, large: Call, mesh: Mesh) -> Call:
-    ranks = mesh[AXIS]
+def _call(small: Call, large: Call, size: Callable[[int, int], int]) -> Call:
     if (small.kind, small.stream, small.waits, small.axes) != (large.kind, large.stream, large.waits, large.axes):
-        raise NotRepeating(f"call {small.kind!r} depends on {AXIS}")
-    if small == large and small.live_bytes == large.live_bytes and AXIS not in small.axes:
+        raise NotRepeating(f"call {small.kind!r} differs in two captures")
+    if small == large and small.live_bytes == large.live_bytes:
         return small
     sizes = {
-        name: _size(getattr(small, name), getattr(large, name), ranks)
+        name: size(getattr(small, name), getattr(large, name))
         for name in ("flops", "bytes_read", "bytes_written", "payload_bytes", "live_bytes")
     }
-    return replace(small, signature=_signature(small.signature, large.signature, ranks), **sizes)
+    return replace(small, signature=_signature(small.signature, large.signature, size), **sizes)
 
 
-def _signature(small: str, large: str, ranks: int) -> str:
+def _signature(small: str, large: str, size: Callable[[int, int], int]) -> str:
     if small == large:
         return small
     a, b = NUMBER.split(small), NUMBER.split(large)
     if a[::2] != b[::2]:
         raise NotRepeating(f"{small!r} and {large!r} differ in more than numbers")
-    b[1::2] = [str(_size(int(x), int(y), ranks)) for x, y in zip(a[1::2], b[1::2], strict=True)]
+    b[1::2] = [str(size(int(x), int(y))) for x, y in zip(a[1::2], b[1::2], strict=True)]
     return "".join(b)
 
 
-def _size(small: int, large: int, ranks: int) -> int:
+def _shared(small: int, large: int, ranks: int) -> int:
     """The number that is ``small`` with 2 ranks and ``large`` with 4."""
     if small == large:
         return small

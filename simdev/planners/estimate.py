@@ -2,33 +2,37 @@
 
 Layers are alike, so the whole model is captured with three and with four of them on one stage, and everything is linear
 in the number of layers: time on each stream, host time, memory. These two captures serve all numbers of stages, layers,
-replicas and shards; microbatches larger than the two smallest of a job continue from these two. A pass of a stage is
-then one number, and the schedule is simulated with passes as ops. Collectives are priced for their real groups.
+replicas and shards; the two smallest microbatches of a job serve larger ones
+(:func:`simdev.parallel.resize.of_microbatch`). A pass of a stage is then one number, and the schedule is simulated with
+passes as ops. Collectives are priced for their real groups.
 
 What is left out: overlap across the borders of passes, gathers of the first layer of each stage, the time that
-embeddings take on the first stage (all that is no layer counts for the last one). So an estimate ranks plans; it is no
-result. ``search`` simulates the plans that it ranks first.
+embeddings take on the first stage (all that is no layer counts for the last one, also the memory of gathered parameters
+and gradients: the first stage of a deep pipeline may need a sixth more). So an estimate ranks plans; it is no result.
+``search`` simulates the plans that it ranks first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import groupby
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simdev.graphs.parallel_model import Part
-from simdev.parallel.capture import FEW, StageProgram, capture_stage
+from simdev.parallel.capture import FEW, StageProgram, accumulates, capture_stage
 from simdev.parallel.collectives import collective_ns, send_ns
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import pipeline_order
 from simdev.parallel.plan import Plan
-from simdev.parallel.program import Segment
-from simdev.parallel.timing import Template, make_template
+from simdev.parallel.program import NotRepeating, Segment
+from simdev.parallel.resize import of_microbatch
+from simdev.parallel.timing import make_template
 from simdev.parallel.unroll import execution_order
-from simdev.planners.bounds import copies_of, small_mesh, span_ns
+from simdev.planners.bounds import small_mesh, span_ns
 from simdev.planners.job import RECOMPUTE, Choice, Job
 
 if TYPE_CHECKING:
@@ -37,8 +41,8 @@ if TYPE_CHECKING:
 SHARDS = 2  # of the captures (small_mesh); what a rank stores is scaled to other numbers
 MARGIN = 1.05  # by how much the estimated memory may exceed the capacity of a plan that is still simulated
 GRADIENT_BYTES = 4  # of a sharded gradient
-DATA = ("dp_replicate", "dp_shard")
 PASSES = ("F", "B first", "B further", "B last", "U")
+LIVE, PEAK = 4, 5  # what comes before are times
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,9 @@ class Estimate:
 class _Passes:
     """What a pass of a stage takes and keeps: ``base`` for three layers, ``layer`` for each further one.
 
-    Both are float ``(5,)``: ns of the longest path, ns of the host, growth and peak of memory in bytes, ns of the
-    busiest stream. What a stage stores is a single number.
+    Both are float ``(6,)``: ns of the longest path, ns of the host, ns of the busiest stream, ns of the exchange of
+    gradients among replicas of sharded groups (on a communicator of its own); growth (``LIVE``) and peak (``PEAK``) of
+    memory in bytes. What a stage stores is a single number.
     """
 
     base: np.ndarray
@@ -95,6 +100,9 @@ def estimate(evaluator: Evaluator, choice: Choice) -> Estimate:
     figures = {name: [one.of(part, _few(evaluator.job)) for part in parts] for name, one in passes.items()}
     if plan.reduce_each:
         figures |= _reducing(figures)
+    if not _keeps_whole(evaluator.job):
+        pairs = zip(figures["B first"], figures["B further"], strict=True)
+        figures["B first"] = [_at_least(first, further) for first, further in pairs]
     resident = [figures["resident"][stage][0] for stage in range(len(parts))]
     times = {name: [_pass_ns(values) for values in rows] for name, rows in figures.items() if name in PASSES}
     return Estimate(choice, int(_step_ns(plan, times)), int(_peak_bytes(plan, figures, resident)))
@@ -103,16 +111,29 @@ def estimate(evaluator: Evaluator, choice: Choice) -> Estimate:
 def _reducing(figures: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
     """The backward passes of a plan that reduces gradients after each microbatch: each takes as long as the last one of
     another plan; the first one leaves a rank's shard of the gradients, the others nothing."""
-    kept = [forward[2] for forward in figures["F"]]
+    kept = [forward[LIVE] for forward in figures["F"]]
     shard = [values[0] for values in figures["gradients"]]
     reduced = {}
     for name in ("B first", "B further", "B last"):
         rows = [values.copy() for values in figures["B last"]]
         for row, live, gradients in zip(rows, kept, shard, strict=True):
-            row[2] = (gradients if name == "B first" else 0.0) - live
-            row[3] -= 0.0 if name == "B first" else gradients  # they are there already
+            row[LIVE] = (gradients if name == "B first" else 0.0) - live
+            row[PEAK] -= 0.0 if name == "B first" else gradients  # they are there already
         reduced[name] = rows
     return reduced
+
+
+def _keeps_whole(job: Job) -> bool:
+    """Whether ranks keep whole gradients until the last microbatch, unless they are asked to reduce each."""
+    return accumulates(job.model, tuple(sorted(job.parameters.items())))
+
+
+def _at_least(first: np.ndarray, further: np.ndarray) -> np.ndarray:
+    """The figures of a first backward pass, whose peak is at its beginning if the shards of the gradients that it
+    leaves are smaller than the activations that it frees: there, it is that of a further pass."""
+    row = first.copy()
+    row[PEAK] = max(first[PEAK], further[PEAK])
+    return row
 
 
 def _few(job: Job) -> int:
@@ -121,66 +142,58 @@ def _few(job: Job) -> int:
 
 def _passes(evaluator: Evaluator, choice: Choice, plan: Plan) -> dict[str, _Passes]:
     """The figures of each kind of pass, by name; ``resident`` and ``gradients`` hold bytes that a stage stores."""
-    job, known = evaluator.job, evaluator.known
-    sizes = sorted(job.microbatches)[:2]
-    size, small = min(choice.microbatch, sizes[-1]), small_mesh(choice)
+    known, small = evaluator.known, small_mesh(choice)
     key = "passes", small, plan.mesh.inner, choice.microbatch, choice.recompute
     if key not in known:
-        captures = _captures(evaluator, plan, small, size)
-        beyond, less = 0.0, captures
-        if choice.microbatch > size and len(sizes) == 2:
-            beyond = (choice.microbatch - size) / (sizes[1] - sizes[0])
-            less = _captures(evaluator, plan, small, sizes[0])
-        known[key] = _figures(evaluator, plan, captures, less, beyond)
+        known[key] = _figures(evaluator, plan, _captures(evaluator, plan, small, choice.microbatch))
     return known[key]
 
 
 def _captures(evaluator: Evaluator, plan: Plan, mesh: Mesh, microbatch: int) -> list[StageProgram]:
-    """The whole model with a few layers, and with one more."""
-    known, few = evaluator.known, _few(evaluator.job)
-    parameters = {**plan.parameters, "microbatch": microbatch}
-    names = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
-    found = []
-    for layers in (few, few + 1):
-        key = "few", layers, mesh, names
-        if key not in known:
-            known[key] = capture_stage(plan.model, {**parameters, "layers": layers}, mesh, Part(layers))
-        found.append(known[key])
-    return found
+    """The whole model with a few layers, and with one more; from two smaller microbatches, where they differ in numbers
+    alone (PyTorch issues other kernels for some tensors of one sequence)."""
+    few = _few(evaluator.job)
+    smaller = [size for size in sorted(evaluator.job.microbatches) if size < microbatch]
+    for first, second in pairwise(smaller):
+        with suppress(NotRepeating):
+            return [
+                of_microbatch(
+                    _captured(evaluator, plan, mesh, n, first),
+                    _captured(evaluator, plan, mesh, n, second),
+                    (first, second),
+                    microbatch,
+                )
+                for n in (few, few + 1)
+            ]
+    return [_captured(evaluator, plan, mesh, n, microbatch) for n in (few, few + 1)]
 
 
-def _kernels_ns(evaluator: Evaluator, plan: Plan, stage: StageProgram) -> int:
-    """Time of the kernels of a forward pass."""
-    calls = [call for call in stage.forward.calls if not call.is_collective]
-    return sum(evaluator.prices.of(tuple(calls), plan.mesh, 0))
+def _captured(evaluator: Evaluator, plan: Plan, mesh: Mesh, layers: int, microbatch: int) -> StageProgram:
+    known, parameters = evaluator.known, {**plan.parameters, "layers": layers, "microbatch": microbatch}
+    key = "few", layers, mesh, tuple(sorted(parameters.items()))
+    if key not in known:
+        known[key] = capture_stage(plan.model, parameters, mesh, Part(layers))
+    return known[key]
 
 
-def _figures(
-    evaluator: Evaluator, plan: Plan, captures: list[StageProgram], less: list[StageProgram], beyond: float
-) -> dict[str, _Passes]:
-    """The figures of ``captures`` and, ``beyond`` times, of what they have more than ``less``."""
-    shards = plan.mesh["dp_shard"]
+def _figures(evaluator: Evaluator, plan: Plan, captures: list[StageProgram]) -> dict[str, _Passes]:
+    """The figures of the two captures."""
+    shards, whole = plan.mesh["dp_shard"], _keeps_whole(evaluator.job)
     left = SHARDS / shards if shards > 1 else 1.0  # of what a rank of the captures stores
-    slower = 1.0
-    if beyond:
-        before, now = (_kernels_ns(evaluator, plan, stages[1]) for stages in (less, captures))
-        slower += beyond * (now - before) / now
 
-    def figures(segment: Segment, smaller: Segment, parameters: int, reduces: bool, factor: float) -> np.ndarray:
+    def figures(segment: Segment, parameters: int, leaves: bool, reduces: bool, factor: float) -> np.ndarray:
         template = make_template(segment, plan.cluster, plan.mesh, 0, plan.host, evaluator.prices, merge=False)
-        template = _scaled(template, factor)
-        saved = GRADIENT_BYTES * parameters * (1 - left) if reduces and shards > 1 else 0.0
-        live = segment.live_bytes + beyond * (segment.live_bytes - smaller.live_bytes) - saved
-        peak = segment.peak_bytes + beyond * (segment.peak_bytes - smaller.peak_bytes) - saved
+        saved = GRADIENT_BYTES * parameters * (1 - left) if leaves and shards > 1 else 0.0
         exchange = _exchange_ns(plan, parameters * left) if reduces and shards > 1 else 0.0
         host = float((template.issue_ns + template.rest_ns).sum())
         busy = np.bincount(template.stream, template.ns, minlength=len(template.streams))
         most = float(busy.max()) if len(busy) else 0.0
-        return np.array([span_ns(template), host, live, peak, exchange + most])
+        times = np.array([factor * span_ns(template), host, factor * most, exchange])
+        return np.concatenate([times, [segment.live_bytes - saved, segment.peak_bytes - saved]])
 
-    def both(of, reduces: bool = False, factor: float = slower) -> _Passes:
-        pairs = zip(captures, less, strict=True)
-        short, long = (figures(of(stage), of(other), stage.parameters, reduces, factor) for stage, other in pairs)
+    def both(of, leaves: bool = False, reduces: bool = False, factor: float = 1.0) -> _Passes:
+        """``leaves``: the pass leaves shards of gradients that were not there before; ``reduces``: it reduces them."""
+        short, long = (figures(of(stage), stage.parameters, leaves, reduces, factor) for stage in captures)
         return _Passes(short, long - short)
 
     stored = [np.array([stage.resident_bytes * left]) for stage in captures]
@@ -188,23 +201,13 @@ def _figures(
     first, further, last, only = range(4)
     return {
         "F": both(lambda stage: stage.forward),
-        "B first": both(lambda stage: stage.backward[first]),
-        "B further": both(lambda stage: stage.backward[further]),
-        "B last": both(lambda stage: stage.backward[last], reduces=True),
+        "B first": both(lambda stage: stage.backward[first], leaves=not whole, reduces=not whole),
+        "B further": both(lambda stage: stage.backward[further], reduces=not whole),
+        "B last": both(lambda stage: stage.backward[last], leaves=whole, reduces=True),
         "U": both(lambda stage: stage.finish, factor=left),  # the optimizer updates a rank's shard
         "resident": _Passes(stored[0], stored[1] - stored[0]),
         "gradients": _Passes(shard[0], shard[1] - shard[0]),
     }
-
-
-def _scaled(template: Template, factor: float) -> Template:
-    """The template with kernels and with collectives inside a layer that take ``factor`` times as long; copies of
-    parameters and collectives among replicas stay as they are."""
-    if factor == 1:
-        return template
-    data = np.array([bool(set(axes) & set(DATA)) for axes in template.axes], bool)[template.stream]
-    grows = ~data & ~copies_of(template)
-    return replace(template, ns=np.where(grows, np.rint(template.ns * factor), template.ns).astype(np.int64))
 
 
 def _exchange_ns(plan: Plan, parameters: float) -> float:
@@ -216,8 +219,8 @@ def _exchange_ns(plan: Plan, parameters: float) -> float:
 
 
 def _pass_ns(figures: np.ndarray) -> float:
-    """Time of a pass: its longest path, or its host, or its busiest stream."""
-    return float(max(figures[0], figures[1], figures[4]))
+    """Time of a pass: its longest path, or its host, or its busiest stream, or its exchange of gradients."""
+    return float(figures[:LIVE].max())
 
 
 def _step_ns(plan: Plan, times: dict[str, list[float]]) -> float:
@@ -268,6 +271,6 @@ def _peak_bytes(plan: Plan, figures: dict[str, list[np.ndarray]], resident: list
         for what, stage, number in actions:
             name = "F" if what == "F" else "B last" if number == few - 1 else "B further" if number else "B first"
             figure = figures[name][stage]
-            peak = max(peak, live + figure[3])
-            live += figure[2]
+            peak = max(peak, live + figure[PEAK])
+            live += figure[LIVE]
     return peak

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 
 from simdev.graphs.parallel_model import Part
@@ -54,6 +56,23 @@ def test_a_resized_program_is_the_one_that_is_captured(mesh, options, part, monk
     assert wanted.shard_unit == (16 if "tp" in mesh else 32)
 
 
+@pytest.mark.parametrize("mesh, sizes", [("dp_shard=2", (1, 2)), ("dp_shard=2,tp=2", (2, 4))])
+def test_two_microbatches_determine_larger_ones(mesh, sizes):
+    model, parameters = find_model(TINY)
+    few = [capture_stage(model, {**parameters, "microbatch": n}, parse_mesh(mesh), Part(2)) for n in (*sizes, 8)]
+    found = resize.of_microbatch(few[0], few[1], sizes, 8)
+    assert all_of(found) == all_of(few[2]) and all_of(found) != all_of(few[1])
+    assert memory_of(found) == pytest.approx(memory_of(few[2]), abs=28)  # see above; 4 bytes become 28 in 8 sequences
+
+
+def test_a_microbatch_of_one_sequence_may_run_other_kernels():
+    model, parameters = find_model(TINY)
+    mesh = parse_mesh("dp_shard=2,tp=2")
+    few = [capture_stage(model, {**parameters, "microbatch": n}, mesh, Part(2)) for n in (1, 2)]
+    with pytest.raises(NotRepeating, match="numbers of calls"):
+        resize.of_microbatch(*few, (1, 2), 4)
+
+
 def test_sizes_that_do_not_divide_are_captured():
     model, parameters = find_model(TINY)
     mesh = parse_mesh("dp_shard=6")
@@ -62,11 +81,11 @@ def test_sizes_that_do_not_divide_are_captured():
 
 
 def test_numbers_are_constant_proportional_or_shares():
-    assert resize._size(7, 7, 16) == 7
-    assert resize._size(10, 20, 16) == 80
-    assert resize._size(100 + 48 // 2, 100 + 48 // 4, 16) == 103
-    assert resize._signature("f32[2,8] 5", "f32[4,4] 5", 8) == "f32[8,2] 5"
+    assert resize._shared(7, 7, 16) == 7
+    assert resize._shared(10, 20, 16) == 80
+    assert resize._shared(100 + 48 // 2, 100 + 48 // 4, 16) == 103
+    assert resize._signature("f32[2,8] 5", "f32[4,4] 5", partial(resize._shared, ranks=8)) == "f32[8,2] 5"
     with pytest.raises(NotRepeating):
-        resize._size(100 + 48 // 2, 100 + 48 // 4, 32)
+        resize._shared(100 + 48 // 2, 100 + 48 // 4, 32)
     with pytest.raises(NotRepeating):
-        resize._signature("a 1", "b 2", 8)
+        resize._signature("a 1", "b 2", partial(resize._shared, ranks=8))

@@ -28,7 +28,8 @@ def test_the_best_plans_and_a_configuration(tmp_path):
     assert found["ranks"] == 8 and found["simulated"] > 3
     assert all(row["step_time_s"] >= best["step_time_s"] for row in found["plans"])
     assert 0 < best["bound_s"] <= best["step_time_s"] and 0 < best["mfu"] < 1
-    assert best["dollars_per_million_tokens"] > 0 and found["plans"][1]["why"]
+    tokens = 3600 * best["tokens_per_s_per_gpu"]  # that one GPU processes for two dollars
+    assert best["dollars_per_million_tokens"] == pytest.approx(2e6 / tokens) and found["plans"][1]["why"]
     degrees = tomllib.loads(out.read_text())["parallelism"]
     sizes = best["plan"]["mesh"]
     assert degrees["tensor_parallel_degree"] == sizes.get("tp", 1)

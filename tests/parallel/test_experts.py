@@ -51,6 +51,12 @@ def test_a_rank_with_fewer_experts_than_shards_pads_none():
     assert collectives(program.forward)["all_gather", ("dp_shard",), 3 * 1 * 64 * 32 * 2] == 2
 
 
+def test_more_shards_than_experts_pad_none():
+    few, many = (forward_of(MIXTRAL, f"dp_shard={ranks}") for ranks in (2, 32))
+    router = 2 * (32 - 8) * 64  # of two layers: FSDP pads the rows of the router, as it would pad the experts
+    assert many.parameters * 32 - router == few.parameters * 2
+
+
 def test_replicas_reduce_gradients():
     program = forward_of(MIXTRAL, "dp_replicate=2")
     assert not collectives(program.forward)

@@ -27,8 +27,8 @@ def over_data(model, layers, mesh, policy=None, experts=()) -> None:
 
     Parameters are sharded over ``dp_shard``, ``cp`` and ``ep`` together, as torchtitan does it, and replicated over
     ``dp_replicate``. ``experts`` are modules whose parameters the ranks of ``ep`` divide already: they are sharded over
-    the other axes. Without any of these axes the model gets the data type of the ``policy``, which is bfloat16 in
-    computation and float32 in reductions unless another one is given.
+    the other axes, by rows where there are fewer experts than ranks. Without any of these axes the model gets the data
+    type of the ``policy``, which is bfloat16 in computation and float32 in reductions unless another one is given.
     """
     import torch
     from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -52,24 +52,27 @@ def over_data(model, layers, mesh, policy=None, experts=()) -> None:
     if "ep" in names:
         rest = [axis for axis in sharded if axis != "ep"]
         for module in experts:
-            wrap(module, rest, **_by_rows(module, mesh, rest))
+            wrap(module, rest, **_by_rows([module], mesh, rest))
             if not rest and not outer:
                 module.to(policy.param_dtype)
                 whole.update(module.parameters())
-    options = {"ignored_params": whole} if whole else {}
+    options: dict = {"ignored_params": whole} if whole else {}
+    if "ep" not in names:
+        options |= _by_rows(experts, mesh, sharded)
     for layer in layers:
         wrap(layer, sharded, **options)
     wrap(model, sharded, **options)
 
 
-def _by_rows(module, mesh, axes) -> dict:
+def _by_rows(experts, mesh, axes) -> dict:
     """Shard the rows of each expert where there are fewer experts than ranks: FSDP would pad the experts."""
     from math import prod
 
     from torch.distributed.tensor import Shard
 
-    few = min(p.shape[0] for p in module.parameters()) < prod(mesh[axis].size() for axis in axes)
-    return {"shard_placement_fn": lambda parameter: Shard(1)} if axes and few else {}
+    found = {parameter for module in experts for parameter in module.parameters()}
+    few = found and axes and min(p.shape[0] for p in found) < prod(mesh[axis].size() for axis in axes)
+    return {"shard_placement_fn": lambda parameter: Shard(1) if parameter in found else None} if few else {}
 
 
 def _grid(mesh, axes, outer: bool):

@@ -111,6 +111,7 @@ transformers:DistilBertForQuestionAnswering[n_layers=2] transformers:ElectraForP
 transformers:LlamaForCausalLM[num_hidden_layers=1,hidden_size=512,intermediate_size=1024]
 transformers:ViTForImageClassification[num_hidden_layers=2]
 """.split()  # exported to ONNX by both of PyTorch's exporters
+NEWEST_OPSET = 25  # the newest that the dynamo exporter writes, by the version converter of onnxscript 0.7
 MOST_REAL_BYTES = 4 << 30  # of parameters
 SECONDS = 600  # wall time after which a model is given up
 
@@ -330,7 +331,9 @@ def exported(target: str, exporter: str) -> dict:
     given = {"args": (), "kwargs": inputs} if inputs else {"args": step.inputs}
     if inputs is not None:
         step.model.config.use_cache = False
-    options = {"dynamo": False, "opset_version": 17} if exporter == "torchscript" else {"dynamo": True}
+    if inputs and "input_ids" in inputs:  # without a mask, transformers looks for packed sequences by aten::diff
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    options = {"dynamo": exporter == "dynamo", "opset_version": NEWEST_OPSET if exporter == "dynamo" else 17}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = Path(folder) / "model.onnx"
         torch.onnx.export(step.model, f=str(path), external_data=exporter == "dynamo", **given, **options)
@@ -530,8 +533,9 @@ def onnx_lines(given: list[dict]) -> list[str]:
         "## ONNX",
         "",
         "Forward passes written by PyTorch's exporters (`torch.onnx.export`: TorchScript with opset 17, and dynamo",
-        "with its default opset and weights in a file of their own) and imported: FLOPs of convolutions, products,",
-        "attention and Einsum against `FlopCounterMode` (`python tests/zoo.py rows.jsonl --onnx`).",
+        f"with opset {NEWEST_OPSET}, the newest that it writes, and weights in a file of their own) and imported: FLOPs of",
+        "convolutions, products, attention and Einsum against `FlopCounterMode`",
+        "(`python tests/zoo.py rows.jsonl --onnx`).",
         f"{len({row['exported'] for row in rows})} of the {len(EXPORTED)} models in the list were tried.",
         "",
         "| model | exporter | opset | ops | FLOPs against PyTorch | seconds |",

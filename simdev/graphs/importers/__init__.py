@@ -29,6 +29,7 @@ import re
 from dataclasses import dataclass
 
 from simdev.errors import InvalidInput, UnknownName
+from simdev.graphs.importers.onnx_payload import read_model
 from simdev.graphs.importers.reading import read_input
 from simdev.problem.graph import ComputationGraph
 
@@ -69,7 +70,8 @@ def import_graph(
     """
     if format is not None and format not in FORMATS:
         raise UnknownName("format", format, FORMATS)
-    data = read_input(path)
+    large = format == "onnx" or (format is None and str(path).endswith(".onnx"))
+    data = read_model(path) if large else read_input(path)
     format = format or detect_format(data, path)
     if fix_units and format != "dnn-partitioning":
         raise InvalidInput(f"only dnn-partitioning files have units to fix, this is {format}", source=path)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from simdev.errors import InvalidInput, quoted
 from simdev.files import text_of
 from simdev.graphs.importers import Imported
-from simdev.graphs.importers.reading import name_of, whole_number
+from simdev.graphs.importers.reading import name_of, varint, whole_number
 from simdev.problem.graph import MAX_BYTES, MAX_OPS, GraphBuilder
 
 TYPES = (
@@ -134,7 +134,7 @@ def _from_protobuf(data: bytes, path) -> list[Node]:
     nodes, at, first = [], 0, True
     try:
         while at < len(data):
-            length, at = _varint(data, at)
+            length, at = varint(data, at)
             if at + length > len(data):
                 raise ValueError("the file ends inside a node")
             if not first:  # the first message is the file's metadata
@@ -177,33 +177,21 @@ def _fields(message: bytes):
     """``(field number, value)``: an int for numbers, bytes for the rest."""
     at = 0
     while at < len(message):
-        key, at = _varint(message, at)
+        key, at = varint(message, at)
         number, wire = key >> 3, key & 7
         if wire == 0:
-            value, at = _varint(message, at)
+            value, at = varint(message, at)
         elif wire in (1, 5):
             width = 8 if wire == 1 else 4
             value, at = message[at : at + width], at + width
         elif wire == 2:
-            length, at = _varint(message, at)
+            length, at = varint(message, at)
             value, at = message[at : at + length], at + length
         else:
             raise ValueError(f"wire type {wire}")
         if at > len(message):
             raise ValueError("a field ends early")
         yield number, value
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        value, at = value | (byte & 127) << shift, at + 1
-        if byte < 128:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number of over 64 bits")
 
 
 def _whole(value: int | bytes) -> int:
@@ -218,7 +206,7 @@ def _wholes(value: int | bytes) -> list[int]:
         return [value]
     numbers, at = [], 0
     while at < len(value):
-        number, at = _varint(value, at)
+        number, at = varint(value, at)
         numbers.append(number)
     return numbers
 

@@ -6,11 +6,14 @@ node.
   computed beforehand. A graph input becomes an op of the kind ``input``. The kind of every other op is its ONNX name.
 * Reshape, Flatten, Squeeze, Unsqueeze, Identity and Dropout change no data during inference: readers of their output
   read their input.
-* Symbolic dimensions of inputs (a batch called ``N``) become 1. Values whose shape cannot be inferred count as 0 bytes;
-  ``meta["values_without_shape"]`` lists them.
+* Symbolic dimensions of inputs (a batch called ``N``) become 1. Sizes that the graph computes (``Shape``, ``Gather``,
+  ``Concat``) are evaluated; a node whose result follows from shapes alone becomes a ``constant``, or nothing if only
+  other sizes are computed from it. Values whose shape still cannot be inferred count as 0 bytes, and
+  ``meta["values_without_shape"]`` lists them; a product, convolution, attention or recurrent layer among their makers
+  or readers is refused.
 * A multiplication and an addition count as two FLOPs. The FLOPs of convolutions, matrix products, attention, Einsum and
   recurrent layers follow from their shapes; any other op has one for each element of its outputs. A subgraph (If, Loop,
-  Scan) is one op. Functions of the model are inlined. Weights in other files are not read.
+  Scan) is one op. Functions of the model are inlined. Weights are not read, neither in the file nor in other files.
 """
 
 from __future__ import annotations
@@ -20,10 +23,19 @@ import os
 
 from simdev.errors import InvalidInput, Unsupported
 from simdev.graphs.importers import Imported
+from simdev.graphs.importers.onnx_shapes import propagate, shape_of
 from simdev.graphs.importers.reading import name_of
 from simdev.problem.graph import GraphBuilder
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
+# Operators whose FLOPs are more than one for each element of their output: how many of their inputs decide the FLOPs
+# (None: all), and whether the output does.
+PRODUCTS = {
+    "Conv": (2, True), "ConvInteger": (2, True), "QLinearConv": (4, True), "ConvTranspose": (2, False),
+    "Gemm": (2, True), "MatMul": (2, True), "MatMulInteger": (2, True), "QLinearMatMul": (4, True),
+    "Einsum": (None, False), "Attention": (3, False), "MultiHeadAttention": (3, False), "LSTM": (3, False),
+    "GRU": (3, False), "RNN": (3, False),
+}  # fmt: skip
 # By number of the ONNX data type (TensorProto.DataType): the short name in signatures, and the bits of an element.
 DTYPES = {
     1: ("f32", 32), 2: ("u8", 8), 3: ("i8", 8), 4: ("u16", 16), 5: ("i16", 16), 6: ("i32", 32), 7: ("i64", 64),
@@ -60,15 +72,27 @@ def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str
     graph = model.graph
     if not graph.node:
         raise InvalidInput("the model has no nodes", source=path, field="graph: node")
-    values = _values(graph, path)
+    values, computed = _values(model, path)
     builder = GraphBuilder(graph.name or name_of(path))
     tensors: dict[str, int] = {}  # tensor by name of the value
     readers: dict[str, str] = {}  # first node that reads a value, by name of the value
     names = [node.name or f"{node.op_type}_{number}" for number, node in enumerate(graph.node)]
-    for name, node in zip(names, graph.node, strict=True):
-        for value in node.input:
-            readers.setdefault(value, name)
+    results = {value.name for value in graph.output}
+    aliases = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type in VIEWS and node.domain in ("", "ai.onnx") and node.input and node.output
+    }
+    kept = {_home(name, aliases) for name in results}
+    sized = [bool(node.output) and computed.issuperset(filter(None, node.output)) for node in graph.node]
+    for name, node, sizes in zip(names, graph.node, sized, strict=True):
+        if not sizes and not (node.output and node.output[0] in aliases):
+            for value in node.input:
+                readers.setdefault(_home(value, aliases), name)
+    needed = kept.union(readers)  # sizes that only views and other sizes read are no ops
     for initializer in graph.initializer:
+        if initializer.name in computed and initializer.name not in needed:
+            continue
         value = values[initializer.name]
         op = builder.op(
             initializer.name,
@@ -80,24 +104,17 @@ def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str
         )
         tensors[initializer.name] = builder.tensor(op, value.bytes, persistent=True)
     for value in graph.input:
-        if value.name not in tensors:
+        if value.name not in tensors and value.name not in computed:
             shape = values[value.name]
             op = builder.op(value.name, "input", signature=f"input()->{shape}", bytes_written=0)
             tensors[value.name] = builder.tensor(op, shape.bytes)
-    results = {value.name for value in graph.output}
-    aliases = {
-        node.output[0]: node.input[0]
-        for node in graph.node
-        if node.op_type in VIEWS and node.domain in ("", "ai.onnx") and node.input and node.output
-    }
-    kept = {_home(name, aliases) for name in results}
     constants = {initializer.name for initializer in graph.initializer}
     handles = []
-    for name, node in zip(names, graph.node, strict=True):
-        constant = constants.issuperset(node.input) and not node.op_type.startswith("Random")
+    for name, node, sizes in zip(names, graph.node, sized, strict=True):
+        constant = sizes or (constants.issuperset(node.input) and not node.op_type.startswith("Random"))
         if constant:
             constants.update(node.output)
-        if node.output and node.output[0] in aliases:
+        if (node.output and node.output[0] in aliases) or (sizes and needed.isdisjoint(node.output)):
             continue
         ins, outs = [values.get(value, _NOTHING) for value in node.input if value], _outputs(node, values)
         size = sum(out.bytes for out in outs)
@@ -117,7 +134,8 @@ def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str
             if value:
                 made = values.get(value, _NOTHING).bytes
                 tensors[value] = builder.tensor(op, made, result=value in kept, persistent=constant)
-        handles.append((op, name, node))
+        if not sizes:  # sizes read the shape of a tensor, not the tensor
+            handles.append((op, name, node))
     for op, name, node in handles:
         for value in node.input:
             home = _home(value, aliases)
@@ -130,7 +148,17 @@ def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str
     unknown = sorted(name for name in tensors if values.get(name, _NOTHING).shape is None)
     opsets = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
     builder.meta |= {"source": "ONNX model", "opsets": opsets, "values_without_shape": unknown}
-    return Imported(builder.build())
+    built = builder.build()
+    for name, node in zip(names, graph.node, strict=True):
+        open_value = _open_value(node, values)
+        if open_value:
+            raise InvalidInput(
+                f"the FLOPs of this {node.op_type} are unknown, because the shape of {open_value!r} cannot be inferred; "
+                "export the model with inputs of fixed sizes",
+                source=path,
+                field=f"node {name!r}",
+            )
+    return Imported(built)
 
 
 def _load(data: bytes, path):
@@ -148,7 +176,8 @@ def _load(data: bytes, path):
                 if not axis.HasField("dim_value"):
                     axis.dim_value = 1
         for value in model.graph.output:
-            value.type.tensor_type.ClearField("shape")  # shape inference computes it again
+            if not all(axis.HasField("dim_value") for axis in value.type.tensor_type.shape.dim):
+                value.type.tensor_type.ClearField("shape")  # shape inference computes it again
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except Exception as error:  # protobuf and onnx raise their own exceptions for malformed files
         reason = str(error).strip().split("\n")[0] or type(error).__name__
@@ -156,18 +185,20 @@ def _load(data: bytes, path):
     return inferred if len(inferred.graph.node) == len(model.graph.node) else model
 
 
-def _values(graph, path) -> dict[str, _Value]:
-    values = {}
-    for info in (*graph.input, *graph.value_info, *graph.output):
-        tensor = info.type.tensor_type
-        known = tensor.HasField("shape") and all(axis.HasField("dim_value") for axis in tensor.shape.dim)
-        values[info.name] = _Value(tensor.elem_type, [axis.dim_value for axis in tensor.shape.dim] if known else None)
+def _values(model, path) -> tuple[dict[str, _Value], set[str]]:
+    """Dtype and shape of every value, and the names of the values that follow from shapes and constants alone."""
+    from onnx.helper import make_tensor_type_proto
+
+    graph = model.graph
+    types = {info.name: info.type for info in (*graph.input, *graph.value_info, *graph.output)}
     for tensor in graph.initializer:
-        values[tensor.name] = _Value(tensor.data_type, list(tensor.dims))
+        types[tensor.name] = make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    computed = propagate(model, types)
+    values = {name: _Value(about.tensor_type.elem_type, shape_of(about)) for name, about in types.items()}
     for name, value in values.items():
         if value.shape is not None and (min(value.shape, default=0) < 0 or value.bytes > 1 << 50):
             raise InvalidInput(f"shape {value.shape} is not possible", source=path, field=f"value {name!r}")
-    return values
+    return values, set(computed)
 
 
 def _outputs(node, values) -> list[_Value]:
@@ -194,12 +225,21 @@ def _attributes(node) -> str:
     return "".join(f",{part}" for part in parts)
 
 
+def _open_value(node, values) -> str | None:
+    """A value of unknown shape that the FLOPs of a product, convolution, attention or recurrent layer depend on."""
+    if node.op_type not in PRODUCTS:
+        return None
+    n_inputs, output = PRODUCTS[node.op_type]
+    operands = [*node.input[:n_inputs], *(node.output[:1] if output else ())]
+    return next((name for name in operands if name and values.get(name, _NOTHING).shape is None), None)
+
+
 def _flops(node, values) -> int:
     shapes = [values.get(name, _NOTHING).shape for name in node.input]
     outputs = _outputs(node, values)
     made = outputs[0].elements if outputs else 0
-    first, second = (shapes + [None, None])[:2]
     kind = node.op_type
+    first, second = (shapes + [None] * 4)[: 4 : 3 if kind.startswith("QLinear") else 1][:2]  # QLinear: scales between
     if kind in ("Conv", "ConvInteger", "QLinearConv") and len(second or ()) > 2:
         return 2 * made * math.prod(second[1:])
     if kind == "ConvTranspose" and first and second:
@@ -207,7 +247,7 @@ def _flops(node, values) -> int:
     if kind == "Gemm" and first and len(first) == 2:
         transposed = any(attribute.name == "transA" and attribute.i for attribute in node.attribute)
         return 2 * made * first[0 if transposed else 1]
-    if kind in ("MatMul", "MatMulInteger") and first:
+    if kind in ("MatMul", "MatMulInteger", "QLinearMatMul") and first:
         return 2 * made * first[-1]
     if kind == "Einsum":
         return _einsum_flops(node, shapes)

@@ -34,6 +34,19 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def varint(data, at: int) -> tuple[int, int]:
+    """The protobuf number at ``data[at]``, and where it ends. Raises :class:`ValueError` above 64 bits."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value, at = value | (byte & 127) << shift, at + 1
+        if byte < 128:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of over 64 bits")
+
+
 def name_of(path) -> str:
     """The name of a graph whose file does not name it: the file name without its extensions."""
     return Path(path).name.split(".")[0] or "graph"

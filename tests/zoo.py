@@ -328,25 +328,42 @@ def exported(target: str, exporter: str) -> dict:
     torch.set_num_threads(1)
     step = package_step(target, mode="inference", batch=1, length=64)[0]()
     inputs = step.inputs[0] if isinstance(step.inputs[0], dict) else None
-    given = {"args": (), "kwargs": inputs} if inputs else {"args": step.inputs}
+    model, args = step.model, step.inputs
     if inputs is not None:
-        step.model.config.use_cache = False
-    if inputs and "input_ids" in inputs:  # without a mask, transformers looks for packed sequences by aten::diff
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        model.config.use_cache = False
+        if "input_ids" in inputs:  # without a mask, transformers looks for packed sequences by aten::diff
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        model, args = by_position(model, list(inputs)), tuple(inputs.values())
     options = {"dynamo": exporter == "dynamo", "opset_version": NEWEST_OPSET if exporter == "dynamo" else 17}
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         path = Path(folder) / "model.onnx"
-        torch.onnx.export(step.model, f=str(path), external_data=exporter == "dynamo", **given, **options)
+        torch.onnx.export(model, args, f=str(path), external_data=exporter == "dynamo", **options)
         started = time.process_time()
         graph = import_graph(path, "onnx", device_kind="accelerator", fix_units=False).graph
         seconds = time.process_time() - started
         with whole_attention(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            step.model(*given["args"], **given.get("kwargs", {}))
+            model(*args)
     kinds = ["Conv", "Gemm", "MatMul", "Einsum", "Attention", "ConvTranspose"]
     products = np.isin([graph.kinds[kind] for kind in graph.op_kind], kinds)
     return {"exported": target, "exporter": exporter, "ops": graph.n_ops, "opset": graph.meta["opsets"].get("ai.onnx"),
             "flops": int(graph.op_flops[products].sum()), "pytorch_flops": counter.get_total_flops(),
             "seconds": round(seconds, 2), "unknown": len(graph.meta["values_without_shape"])}  # fmt: skip
+
+
+def by_position(model, names: list[str]):
+    """The model with its named arguments in order. The older exporter turns the defaults of all other arguments into
+    inputs: with ``logits_to_keep=0`` a tensor, a language model computes the logits of one token."""
+    import torch
+
+    class ByPosition(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, *args):
+            return self.model(**dict(zip(names, args, strict=True)))
+
+    return ByPosition()
 
 
 def memory(target: str, batch: int, length: int | None) -> dict:
@@ -525,7 +542,8 @@ def report(given: list[dict]) -> str:
 
 
 def onnx_lines(given: list[dict]) -> list[str]:
-    rows = [row for row in given if "exported" in row]
+    order = {target: number for number, target in enumerate(EXPORTED)}
+    rows = sorted((row for row in given if row.get("exported") in order), key=lambda row: order[row["exported"]])
     if not rows:
         return []
     lines = [
@@ -533,8 +551,8 @@ def onnx_lines(given: list[dict]) -> list[str]:
         "## ONNX",
         "",
         "Forward passes written by PyTorch's exporters (`torch.onnx.export`: TorchScript with opset 17, and dynamo",
-        f"with opset {NEWEST_OPSET}, the newest that it writes, and weights in a file of their own) and imported: FLOPs of",
-        "convolutions, products, attention and Einsum against `FlopCounterMode`",
+        f"with opset {NEWEST_OPSET}, the newest that it writes, and weights in a file of their own) and imported:",
+        "FLOPs of convolutions, products, attention and Einsum against `FlopCounterMode`",
         "(`python tests/zoo.py rows.jsonl --onnx`).",
         f"{len({row['exported'] for row in rows})} of the {len(EXPORTED)} models in the list were tried.",
         "",

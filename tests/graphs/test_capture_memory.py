@@ -61,3 +61,29 @@ def test_peak_of_a_real_step(entry, tmp_path):
     # Eager autograd adds gradients up in place where the captured step makes a new tensor: up to 12 % in small LSTMs.
     spec, params = find_workload(entry)
     assert simulated_peak(spec, params) == pytest.approx(real_peak(spec, params, tmp_path / "trace.json"), rel=0.15)
+
+
+def test_weights_have_no_values_and_take_no_memory():
+    """Values are kept of what a constructor may look at, not of random numbers: else a capture held the weights, their
+    gradients and their optimizer state, 4 times the model."""
+    from simdev.graphs.capture.build import build_fake
+    from simdev.graphs.workload import TrainingStep
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(512, 512)
+            self.register_buffer("table", torch.arange(8192).reshape(2, -1))
+            assert self.table.max().item() == 8191
+
+        def forward(self, x):
+            return self.linear(x).sum()
+
+    def make():
+        model = Net()
+        return TrainingStep(model, (torch.randn(4, 512),), lambda m, x: m(x), torch.optim.AdamW(model.parameters()))
+
+    built = build_fake(make, "net")
+    assert built.shadows.of(built.step.model.linear.weight) is None
+    assert built.shadows.of(built.step.model.table).tolist() == torch.arange(8192).reshape(2, -1).tolist()
+    assert built.shadows.of(built.step.inputs[0]).shape == (4, 512)

@@ -19,6 +19,7 @@ aten = torch.ops.aten
 INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_)
 SIZED_BY_VALUES = (aten.nonzero.default, aten.masked_select.default)
 MOST_ELEMENTS = 1 << 20  # larger tensors have no shadow
+MOST_DRAWN = 1 << 12  # nor have larger tensors of random numbers: weights, noise
 
 
 class Shadows(TorchDispatchMode):
@@ -94,7 +95,11 @@ class Shadows(TorchDispatchMode):
         outputs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, FakeTensor)]
         reals = [self.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         known = all(real is not None or leaf is None for real, leaf in zip(reals, leaves, strict=True))
-        small = all(tensor.numel() <= MOST_ELEMENTS for tensor in outputs)
+        drawn = torch.Tag.nondeterministic_seeded in func.tags
+        small = all(
+            tensor.numel() <= (MOST_DRAWN if drawn and tensor.is_floating_point() else MOST_ELEMENTS)
+            for tensor in outputs
+        )
         if known and small and (outputs or any(isinstance(leaf, FakeTensor) for leaf in leaves)):
             try:
                 with unset_fake_temporarily():

@@ -153,8 +153,8 @@ def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str
         open_value = _open_value(node, values)
         if open_value:
             raise InvalidInput(
-                f"the FLOPs of this {node.op_type} are unknown, because the shape of {open_value!r} cannot be inferred; "
-                "export the model with inputs of fixed sizes",
+                f"the FLOPs of this {node.op_type} are unknown, because the shape of {open_value!r} cannot be "
+                "inferred; export the model with inputs of fixed sizes",
                 source=path,
                 field=f"node {name!r}",
             )

@@ -50,8 +50,8 @@ def learned_search(problem, *, rng, budget, choice, width, weights):
 
     ``choice`` replaces the network for comparisons: ``untrained`` has random weights, ``estimate`` takes the move whose
     ops wait longest for their device on urgent paths, ``uniform`` a random move. If ``weights`` is given, it is used
-    instead of the file that ships: a file that ``python -m simdev.baselines._lessons -o FILE --seed 0`` wrote (four
-    minutes; on the same kind of processor, this command makes the file that ships again, bit for bit).
+    instead of the file that ships: a file that ``python -m simdev.baselines._lessons -o FILE --seed 0`` wrote (90
+    seconds; on the same kind of processor, this command makes the file that ships again, bit for bit).
 
     If the placement brings its order of ops (rules ``priority``), or more than 64 devices exist, the search is that of
     ``long-search``.

@@ -17,7 +17,7 @@ class Edits:
     """Draws edits of the placements of one problem.
 
     An edit has one of three sizes, drawn first: a group alone, the groups of a module of the source model at some
-    depth, or a run of groups in topological order; with ``wide=False`` always a group alone. The groups of the set that
+    depth, or a run of groups in running order; with ``wide=False`` always a group alone. The groups of the set that
     are on the device of the drawn group move; those that may not go to the new device stay.
     """
 
@@ -83,7 +83,7 @@ def _modules(grouped: GroupedProblem) -> list[np.ndarray]:
 
 
 def first_placements(grouped: GroupedProblem) -> np.ndarray:
-    """int32 ``(2, G)``: all groups on one device; then an even share of the time, in topological order, for each.
+    """int32 ``(2, G)``: all groups on one device; then an even share of the time, in running order, for each.
 
     The device is the one that may take most groups, and of those the fastest. Padding is included.
     """

@@ -2,6 +2,10 @@
 
 TensorFlow colocates gradients with their ops. The papers therefore group forward ops, and backward and update ops
 follow their forward op.
+
+All groups are numbered in running order: by the mean number of their forward ops that have inputs. Parameters do not
+count, because they have the first numbers of a graph: with them, layers with parameters would stand before all layers
+without.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ LEAST_LAYERS = 8  # a source model with fewer layers is grouped by its ops inste
 
 
 def colocation_groups(problem: Problem) -> np.ndarray:
-    """int32 ``(units,)``: the group of each placement unit, numbered in topological order.
+    """int32 ``(units,)``: the group of each placement unit, numbered in running order.
 
     A forward op joins its only reader (Mirhoseini et al. 2017, section 4.1), repeatedly, while the group takes at most
     ``LARGEST_SHARE`` of all time and persistent bytes. Backward and update ops follow their forward op; sources follow
@@ -35,7 +39,7 @@ def colocation_groups(problem: Problem) -> np.ndarray:
 
 
 def forward_groups(problem: Problem) -> np.ndarray:
-    """int32 ``(units,)``: one group for each forward op, numbered in topological order.
+    """int32 ``(units,)``: one group for each forward op, numbered in running order.
 
     The group holds the parameters that the op is the first to read, and the backward and update ops that follow it.
     These groups are finer than those of :func:`colocation_groups`.
@@ -50,7 +54,7 @@ def forward_groups(problem: Problem) -> np.ndarray:
 
 
 def coarse_groups(problem: Problem, most: int, *, layers: bool = True) -> np.ndarray:
-    """int32 ``(units,)``: :func:`colocation_groups` merged to at most ``most``, numbered in topological order.
+    """int32 ``(units,)``: :func:`colocation_groups` merged to at most ``most``, numbered in running order.
 
     The papers wrote rules by hand for each model (an LSTM layer, an Inception branch); this is one rule for all graphs.
     If ``layers`` is true and the graph names at least ``LEAST_LAYERS`` layers, the layers of the source model are
@@ -86,7 +90,7 @@ def fine_groups(problem: Problem, most: int) -> np.ndarray:
 
 
 def chain_groups(problem: Problem, most: int) -> np.ndarray:
-    """int32 ``(units,)``: :func:`forward_groups` joined along chains, numbered in topological order.
+    """int32 ``(units,)``: :func:`forward_groups` joined along chains, numbered in running order.
 
     A group joins its only successor if that has no other predecessor (Duan et al. 2024). If more than ``most`` chains
     result, the groups are those of :func:`coarse_groups`.
@@ -109,7 +113,7 @@ def chain_groups(problem: Problem, most: int) -> np.ndarray:
 
 
 def _merged(problem: Problem, group: np.ndarray, most: int, layer: np.ndarray | None = None) -> np.ndarray:
-    """``group`` merged to at most ``most`` groups, numbered in topological order: see :func:`coarse_groups`.
+    """``group`` merged to at most ``most`` groups, numbered in running order: see :func:`coarse_groups`.
 
     Groups of one ``layer`` int ``(units,)`` merge first.
     """
@@ -220,27 +224,15 @@ def _followed(graph: ComputationGraph, label: np.ndarray, own: np.ndarray) -> np
     return label
 
 
-def in_running_order(problem: Problem, group: np.ndarray) -> np.ndarray:
-    """``group`` int32 ``(units,)`` renumbered by the mean number of its forward ops that have inputs.
+def _in_order(graph: ComputationGraph, label: np.ndarray) -> np.ndarray:
+    """``label`` int ``(units,)`` renumbered in running order, as int32 without gaps.
 
-    Parameters have the first numbers of a graph. The order of all other functions here counts them, and so puts layers
-    with parameters before all layers without.
-    """
-    graph = problem.graph
-    return _in_order(graph, group, np.diff(graph.input_ptr) > 0)
-
-
-def _in_order(graph: ComputationGraph, label: np.ndarray, counted: np.ndarray | None = None) -> np.ndarray:
-    """Renumber groups by the mean number of their forward ops (of all their ops, if they have no forward op).
-
-    If ``counted`` bool ``(n,)`` is given, other ops count only in groups without such forward ops.
+    A group without a forward op that has inputs is placed by the mean number of all its ops.
     """
     _, label = np.unique(label, return_inverse=True)
     count = int(label.max()) + 1
     group = label[graph.unit_of_op]
-    weight = np.where(graph.op_phase == 0, 1.0, 1e-9)
-    if counted is not None:
-        weight = np.where(counted, weight, 1e-9)
+    weight = np.where((graph.op_phase == 0) & (np.diff(graph.input_ptr) > 0), 1.0, 1e-9)
     middle = np.bincount(group, weight * np.arange(graph.n_ops), count) / np.bincount(group, weight, count)
     rank = np.empty(count, np.int32)
     rank[np.argsort(middle, kind="stable")] = np.arange(count, dtype=np.int32)

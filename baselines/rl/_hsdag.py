@@ -17,11 +17,11 @@ from simdev.problem.problem import Problem
 
 CONVOLUTIONS = 2
 DROPPED = 0.2  # share of hidden values, while learning
-WAVES = 4  # sines and cosines of the position in the topological order
+WAVES = 4  # sines and cosines of the position in the running order
 HEAVY = 1 / 16  # of a device's memory: a node that holds more stays alone
 EDGES_A_NODE = 8  # the least number of edges that arrays are padded for, so that few programs are compiled
 NODE_FEATURES = FEATURES - NUMBERS + 6 + 2 * WAVES
-PLACE, TIME, HELD = 10, 1, 4  # columns of ``_grouped.node_features``
+TIME, HELD = 1, 4  # columns of ``_grouped.node_features``
 LEAST_SPREAD, MOST = 1e-3, 3.0  # of rewards, in one episode; of advantages
 
 
@@ -30,7 +30,7 @@ class Structure(NamedTuple):
 
     ``nodes`` float32 ``(G, NODE_FEATURES)``: shares of op kinds in hash buckets, mean output shapes, logs of the
     numbers of predecessors and of successors, fractal dimension, square root of the share of time, share of persistent
-    bytes, position in the topological order and ``WAVES`` sines and cosines of it. ``real`` bool ``(G,)`` and
+    bytes, position in the running order and ``WAVES`` sines and cosines of it. ``real`` bool ``(G,)`` and
     ``allowed`` bool ``(G, D)`` are those of ``_grouped.Inputs``. ``ends`` int32 ``(E, 2)``: pairs of nodes that a
     tensor joins, each pair once; ``edge_real`` bool ``(E,)``; ``joins`` bool ``(E,)``: edges that parsing may keep,
     whose ends each hold at most ``HEAVY`` of the smallest device's memory. ``adjacency`` float32 ``(G, G)``: the matrix
@@ -53,7 +53,7 @@ def structured(problem: Problem, nodes: int, columns: int) -> GroupedProblem:
     source, target = inputs.source[inputs.edge_real], inputs.target[inputs.edge_real]
     ends = np.unique(np.sort(np.stack([source, target], axis=1), axis=1), axis=0).astype(np.int32).reshape(-1, 2)
     numbers = np.zeros((rows, 6 + 2 * WAVES), np.float32)
-    place = inputs.nodes[:count, PLACE]
+    place = np.arange(count) / count  # nodes are numbered in running order
     angle = np.pi * place[:, None] * 2.0 ** np.arange(WAVES)
     numbers[:count] = np.concatenate(
         [

@@ -1,7 +1,7 @@
 """An acyclic graph of groups, which ``giph`` and ``doppler`` read.
 
 Groups with forward and backward ops depend on one another in cycles. Here a pair of groups is one edge, from the first
-to the second in topological order of forward ops, and carries the tensors of both directions.
+to the second in running order, and carries the tensors of both directions.
 """
 
 from __future__ import annotations

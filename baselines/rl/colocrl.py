@@ -40,12 +40,12 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, hosts=Fa
 
     if hosts:  # policies of the default keep the settings that they were stored with
         settings = {**settings, "hosts": hosts}
-    return Learner("colocrl", 1, settings, grouped, functions.init, functions.step, functions.greedy)
+    return Learner("colocrl", 2, settings, grouped, functions.init, functions.step, functions.greedy)
 
 
 @placer(
     "colocrl",
-    version=1,
+    version=2,
     family="learned",
     same_processor=True,
     searches=True,

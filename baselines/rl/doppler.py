@@ -26,12 +26,12 @@ def learner(problems, *, groups, layers, **given) -> Learner:
         return with_dag(group_problem(problem, group, columns=4))
 
     stored = {name: settings[name] for name in SHAPE}
-    return Learner("doppler", 1, stored, grouped, functions.init, functions.step, functions.greedy)
+    return Learner("doppler", 2, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
 @placer(
     "doppler",
-    version=1,
+    version=2,
     family="learned",
     same_processor=True,
     searches=True,
@@ -73,7 +73,7 @@ def doppler(problem, *, rng, budget, policy, **params):
     * Groups are the layers of the source model (in graphs that name none, ops with their only reader), merged to at
       most ``groups``, or with ``layers=false`` single forward ops that share traffic; backward and update ops go with
       their forward op. So groups depend on one another in circles: each pair is one edge, from the first in
-      topological order of forward ops to the second, with the tensors of both ways.
+      running order to the second, with the tensors of both ways.
 
     If ``policy``, a folder that ``simdev train`` wrote, is given, learning starts from it.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from simdev.baselines.rl._grouped import bucket, device_columns, group_problem
-from simdev.baselines.rl._groups import fine_groups, in_running_order, layer_groups
+from simdev.baselines.rl._groups import fine_groups, layer_groups
 from simdev.baselines.rl._sight import with_sight
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.errors import Unsupported
@@ -45,7 +45,7 @@ def _groups(problem, most, layers):
 
     if not most:
         return np.arange(problem.graph.n_units)
-    return in_running_order(problem, layer_groups(problem, most) if layers else fine_groups(problem, most))
+    return (layer_groups if layers else fine_groups)(problem, most)
 
 
 @placer(
@@ -63,7 +63,7 @@ def gdp(problem, *, rng, budget, policy, **params):
     """GDP-one: a network is trained on the problem at hand, ``samples`` placements an update.
 
     From the paper: a GraphSAGE of ``sages`` layers (element-wise maximum over neighbours of a sigmoid layer); a placer
-    of ``blocks`` layers of attention over ops in topological order, segment by segment with the one before as memory
+    of ``blocks`` layers of attention over ops in running order, segment by segment with the one before as memory
     and without positional encoding; the devices of the whole graph named at once; the placer's layers conditioned on
     the graph by superposition; PPO with ``epochs`` steps an update and reward minus the square root of the step time.
     It departs from the paper, or fills a gap in it, as follows:

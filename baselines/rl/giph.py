@@ -35,12 +35,12 @@ def learner(problems, *, groups, layers, **given) -> Learner:
         return with_net(group_problem(problem, group, columns=4))
 
     stored = {name: settings[name] for name in SHAPE}
-    return Learner("giph", 1, stored, grouped, functions.init, functions.step, functions.greedy)
+    return Learner("giph", 2, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
 @placer(
     "giph",
-    version=1,
+    version=2,
     family="learned",
     same_processor=True,
     searches=True,
@@ -54,7 +54,7 @@ def giph(problem, *, rng, budget, policy, **params):
 
     From the paper: gpNet has a node for each group on each device that may take it, those of the placement being
     pivots; edges join each pivot to the nodes of the groups behind it, and the other nodes to the pivots behind them.
-    Messages pass along the edges and against them, in topological order of the groups, with separate weights for each
+    Messages pass along the edges and against them, in running order of the groups, with separate weights for each
     direction; an embedding of ``output`` numbers gives a node's score, and a softmax over all nodes the move. A move
     that changes nothing or moves the same group again is excluded. The reward of a move is the decrease of the step
     time; learning is REINFORCE with Adam; an episode is ``length`` moves a group. No number depends on the identity of

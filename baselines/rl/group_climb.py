@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simdev.baselines.rl._edits import Edits, first_placements
 from simdev.baselines.rl._grouped import device_columns, group_problem
-from simdev.baselines.rl._groups import coarse_groups, fine_groups, in_running_order, layer_groups
+from simdev.baselines.rl._groups import coarse_groups, fine_groups, layer_groups
 from simdev.baselines.rl._train import Evaluator
 from simdev.errors import InvalidInput
 from simdev.placers.placer import placer
@@ -32,8 +32,7 @@ def group_climb(problem, *, rng, budget, groups, by, wide):
     """
     if by not in GROUPS:
         raise InvalidInput(f"{by!r} is none of {', '.join(GROUPS)}", source="placer group-climb", field="by")
-    group = in_running_order(problem, GROUPS[by](problem, groups))
-    grouped = group_problem(problem, group, columns=device_columns([problem]))
+    grouped = group_problem(problem, GROUPS[by](problem, groups), columns=device_columns([problem]))
     evaluate, edits = Evaluator(grouped, budget), Edits(grouped, wide)
     best = score = None
     for actions in (*first_placements(grouped), _random(rng, grouped)):

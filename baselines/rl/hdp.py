@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simdev.baselines.rl._grouped import device_columns, group_problem
-from simdev.baselines.rl._groups import coarse_groups, colocation_groups, in_running_order
+from simdev.baselines.rl._groups import coarse_groups, colocation_groups
 from simdev.baselines.rl._train import Learner, search, with_policy_settings
 from simdev.placers.placer import placer
 
@@ -42,7 +42,7 @@ def learner(
 
     def grouped(problem):
         group = coarse_groups(problem, most_layers) if layers else colocation_groups(problem)
-        return group_problem(problem, in_running_order(problem, group), columns=settings["devices"])
+        return group_problem(problem, group, columns=settings["devices"])
 
     return Learner("hdp", 3, settings, grouped, functions.init, functions.step, functions.greedy)
 

@@ -22,12 +22,12 @@ def learner(problems, *, nodes, devices=0, **given) -> Learner:
         return structured(problem, nodes, devices)
 
     stored = {name: settings[name] for name in SHAPE}
-    return Learner("hsdag", 1, stored, grouped, functions.init, functions.step, functions.greedy)
+    return Learner("hsdag", 2, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
 @placer(
     "hsdag",
-    version=1,
+    version=2,
     family="learned",
     same_processor=True,
     searches=True,
@@ -42,7 +42,7 @@ def hsdag(problem, *, rng, budget, policy, **params):
 
     From the paper: ops joined along chains (an op with its only successor where that has no other predecessor);
     features of a node from its kinds of ops, output shapes, numbers of predecessors and successors, fractal dimension
-    and place in the topological order; an encoder of two graph convolutions; parsing: an edge is scored by a network
+    and place in the running order; an encoder of two graph convolutions; parsing: an edge is scored by a network
     from the product of its ends' embeddings, each node keeps its best edge, what kept edges join is a group, so that
     there may be any number of them; a group's embedding is made from the sum of its members' and scaled by the mean
     score of its edges, through which the scores learn; a softmax over devices for each group; from step to step of an

@@ -28,12 +28,12 @@ def learner(problems, *, groups, layers, devices=0, **given) -> Learner:
         return with_view(group_problem(problem, group_of[id(problem)], rows=rows, columns=devices))
 
     stored = {name: settings[name] for name in SHAPE}
-    return Learner("placeto", 3, stored, grouped, functions.init, functions.step, functions.greedy)
+    return Learner("placeto", 4, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
 @placer(
     "placeto",
-    version=3,
+    version=4,
     family="learned",
     same_processor=True,
     searches=True,
@@ -66,7 +66,7 @@ def placeto(problem, *, rng, budget, policy, **params):
       deviation of the returns.
     * Groups are the layers of the source model (in graphs that name none, ops with their only reader), merged to at
       most ``groups``, or with ``layers=false`` single forward ops that share traffic; backward and update ops go with
-      their forward op. They are visited in topological order. Messages are averaged, not summed, and normalised;
+      their forward op. They are visited in running order. Messages are averaged, not summed, and normalised;
       otherwise they would grow without limit over the rounds.
     * Node features are those of the paper (time, output bytes, device, visited now, visited before) and others that
       mean the same in every graph (levels, memory, op classes, even shares of the time); the last layer also sees the

@@ -27,7 +27,7 @@ def learner(problems, **params):
 
 @placer(
     "post",
-    version=1,
+    version=2,
     family="learned",
     same_processor=True,
     searches=True,
@@ -67,5 +67,5 @@ def post(problem, *, rng, budget, groups, elite, **params):
     def grouped(problem):
         return group_problem(problem, coarse_groups(problem, groups), rows=groups, columns=columns)
 
-    described = Learner("post", 1, {}, grouped, functions.init, functions.step, functions.greedy)
+    described = Learner("post", 2, {}, grouped, functions.init, functions.step, functions.greedy)
     return search(described, problem, rng=rng, budget=budget)

@@ -162,7 +162,7 @@ def test_imitation_is_left_out_where_a_policy_is_given(tmp_path, monkeypatch):
 
     seen = []
     monkeypatch.setattr(doppler, "search", lambda learner, *_, **__: seen.append(learner.step.__self__.imitation))
-    save_policy(tmp_path, {"placer": "doppler", "version": 1, "settings": {}}, {"a": np.zeros(1, np.float32)})
+    save_policy(tmp_path, {"placer": "doppler", "version": 2, "settings": {}}, {"a": np.zeros(1, np.float32)})
     spec, _ = find_placer("doppler")
     for policy in ("", str(tmp_path)):
         spec.function(diamond(), rng=None, budget=None, **{**spec.defaults, "imitation": 2, "policy": policy})

@@ -5,7 +5,14 @@ import pytest
 
 from simdev.baselines.rl._edits import Edits, first_placements
 from simdev.baselines.rl._grouped import group_problem
-from simdev.baselines.rl._groups import LEAST_LAYERS, coarse_groups, in_running_order, layer_groups
+from simdev.baselines.rl._groups import (
+    LEAST_LAYERS,
+    chain_groups,
+    coarse_groups,
+    fine_groups,
+    forward_groups,
+    layer_groups,
+)
 from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer
 from simdev.placers.testing import random_problem
@@ -58,22 +65,24 @@ def test_groups_of_a_graph_with_many_layers_are_the_layers():
     assert (layer_groups(problem, 64) == coarse_groups(problem, 64)).all()
 
 
-def test_running_order_does_not_put_layers_with_parameters_first():
+@pytest.mark.parametrize("groups", [coarse_groups, layer_groups, fine_groups, chain_groups, forward_groups])
+def test_groups_are_numbered_in_running_order_whether_or_not_they_hold_parameters(groups):
     b = GraphBuilder("mixed")
-    weights = [
-        b.outputs(b.op(f"w{layer}", "parameter", outputs=[4000], layer=f"l{layer}"))[0] for layer in (1, 3, 5, 7)
-    ]
-    x = b.outputs(b.op("x", "input", outputs=[4000]))[0]
+    layers = (1, 3, 5, 7)
+    weights = {layer: b.outputs(b.op(f"w{layer}", "parameter", outputs=[4000], layer=f"l{layer}")) for layer in layers}
+    x = b.outputs(b.op("x", "input", outputs=[4000]))
     for layer in range(10):
-        inputs = [x, weights[layer // 2]] if layer in (1, 3, 5, 7) else [x]
-        x = b.outputs(b.op(f"op{layer}", "mm", inputs=inputs, flops=10**6, outputs=[4000], layer=f"l{layer}"))[0]
+        inputs = [*x, *weights.get(layer, [])]
+        op = b.op(f"op{layer}", "mm", inputs=inputs, flops=10**6, outputs=[4000, 4000], layer=f"l{layer}")
+        b.op(f"side{layer}", "relu", inputs=[b.outputs(op)[1]], flops=10**6, layer=f"l{layer}")  # ends chains
+        x = b.outputs(op)[:1]
     problem = Problem.build(b.build(), devices())
-    graph, coarse = problem.graph, coarse_groups(problem, 64)
-    runs = [op for op in range(graph.n_ops) if graph.op_names[op].startswith("op")]
-    order = in_running_order(problem, coarse)[graph.unit_of_op[runs]]
-    assert order.tolist() == sorted(order), "in the order of the layers"
-    before = coarse[graph.unit_of_op[runs]]
-    assert before.tolist() != sorted(before), "the control: the other order is not"
+    graph = problem.graph
+    group = groups(problem, 64)[graph.unit_of_op] if groups is not forward_groups else groups(problem)[graph.unit_of_op]
+    runs = group[[graph.op_names.index(f"op{layer}") for layer in range(10)]]
+    assert runs.tolist() == sorted(runs) and len(set(runs)) == 10
+    mean = np.bincount(group, np.arange(graph.n_ops)) / np.bincount(group)
+    assert (np.diff(mean[runs]) < 0).any(), "the control: the mean number of all ops gives another order"
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -17,8 +17,21 @@ from simdev.placers.score import Score
 
 SEGMENT = 128  # groups; the placer attends to its own segment and to the segment before
 HEADS = 4
-AT_ONCE = 16  # segments; in larger graphs, attention runs over so many segments at a time
+AT_ONCE = 16  # segments; in larger graphs, a layer computes so many segments at a time
 FIRST_WEIGHT, WEIGHT_GAIN = 0.05, 0.05  # of the entropy bonus; the weight follows the entropy that is wanted
+
+
+def _in_parts(layer, arrays, rows: int):
+    """``layer(*arrays)``, row by row the same; ``rows`` rows at a time if the arrays have more.
+
+    The gradient computes each part again. A loop saves memory where :func:`jax.checkpoint` alone saves none: XLA merges
+    what is computed again with what was computed first, but not across loops.
+    """
+    if len(arrays[0]) <= rows:
+        return layer(*arrays)
+    parts = [array.reshape(-1, rows, *array.shape[1:]) for array in arrays]
+    found = jax.lax.map(jax.checkpoint(lambda part: layer(*part)), tuple(parts))
+    return found.reshape(-1, *found.shape[2:])
 
 
 class Sage(eqx.Module):
@@ -40,8 +53,12 @@ class Sage(eqx.Module):
         real = jnp.concatenate([sight.parent_real, sight.child_real], axis=1)
         cost = jnp.concatenate([sight.parent_cost, sight.child_cost], axis=1)
         side = jnp.concatenate([jnp.zeros_like(sight.parent_cost), jnp.ones_like(sight.child_cost)], axis=1)
-        hidden = h.shape[1]
-        own, of_edge = h @ self.pool.weight[:hidden] + self.pool.bias, self.pool.weight[hidden:]
+        own, of_edge = h @ self.pool.weight[: h.shape[1]] + self.pool.bias, self.pool.weight[h.shape[1] :]
+        layer = partial(self._rows, own, of_edge)
+        return _in_parts(layer, (h, number, real, cost, side), AT_ONCE * SEGMENT)
+
+    def _rows(self, own, of_edge, h, number, real, cost, side):
+        """New embeddings of the nodes ``h`` from the embeddings ``own`` of all nodes."""
 
         # The sigmoid of the maximum is the maximum of the sigmoids. The neighbour with the maximum is found slot by
         # slot without gradient, so that no array has a row for each neighbour: op by op, that would take gigabytes.
@@ -50,7 +67,7 @@ class Sage(eqx.Module):
             better = (value > best[0]) & real[:, slot, None]
             return (jnp.where(better, value, best[0]), jnp.where(better, slot, best[1])), None
 
-        first = jnp.full(own.shape, -jnp.inf), jnp.zeros(own.shape, jnp.int32)
+        first = jnp.full(h.shape, -jnp.inf), jnp.zeros(h.shape, jnp.int32)
         slots = jnp.arange(number.shape[1])
         chosen = jax.lax.scan(largest, first, slots)[0][1] if len(slots) else first[1]
         chosen = jax.lax.stop_gradient(chosen)
@@ -88,17 +105,22 @@ class Block(eqx.Module):
         segment = min(SEGMENT, count)
         gate = 2.0 * jax.nn.sigmoid(self.gate(graph))
         x = (normalised(h) * gate).reshape(-1, segment, hidden)
-        query, memory, known = self.query(x), self.key_value(x), real.reshape(-1, segment)
+        memory, known = self.key_value(x), real.reshape(-1, segment)
+        arrays = [h.reshape(x.shape), x, memory, known]
         if len(x) > 1:
             before = jax.lax.stop_gradient(jnp.concatenate([jnp.zeros_like(memory[:1]), memory[:-1]]))
+            arrays += [before, jnp.concatenate([jnp.zeros_like(known[:1]), known[:-1]])]
+        return _in_parts(partial(self._segments, gate), arrays, AT_ONCE).reshape(count, hidden)
+
+    def _segments(self, gate, h, x, memory, known, before=None, known_before=None):
+        """The layer's results for segments ``h`` float32 ``(k, segment, hidden)``."""
+        if before is not None:
             memory = jnp.concatenate([before, memory], axis=1)
-            known = jnp.concatenate([jnp.concatenate([jnp.zeros_like(known[:1]), known[:-1]]), known], axis=1)
-        if len(x) > AT_ONCE:
-            heard = jax.lax.map(jax.checkpoint(_attend), (query, memory, known), batch_size=AT_ONCE)
-        else:
-            heard = jax.vmap(_attend)((query, memory, known))
-        h = h + self.out(heard.reshape(count, hidden))
-        return h + self.down(jax.nn.relu(self.up(normalised(h) * gate)))
+            known = jnp.concatenate([known_before, known], axis=1)
+        heard = jax.vmap(_attend)((self.query(x), memory, known))
+        flat = h.reshape(-1, h.shape[2])
+        flat = flat + self.out(heard.reshape(flat.shape))
+        return (flat + self.down(jax.nn.relu(self.up(normalised(flat) * gate)))).reshape(h.shape)
 
 
 def _attend(segment):
@@ -116,10 +138,6 @@ def _attend(segment):
         score = query[:, columns] @ keys.T / np.sqrt(size)
         heads.append(jax.nn.softmax(jnp.where(known, score, -1e9), axis=-1) @ values)
     return jnp.concatenate(heads, axis=-1)
-
-
-def _run(layer, *inputs):
-    return layer(*inputs)
 
 
 class Policy(eqx.Module):
@@ -147,13 +165,11 @@ class Policy(eqx.Module):
     def __call__(self, sight: Sight):
         summary = jnp.broadcast_to(sight.summary, (len(sight.real), SUMMARY_FEATURES))
         h = jax.nn.relu(self.enter(jnp.concatenate([sight.nodes, summary], axis=1)))
-        large = len(sight.real) > AT_ONCE * SEGMENT  # then layers are computed again for the gradient, to save memory
-        run = jax.checkpoint(_run) if large else _run
         for layer in self.sages:
-            h = run(layer, h, sight)
+            h = layer(h, sight)
         pooled = jnp.sum(h * sight.real[:, None], axis=0) / jnp.sum(sight.real)
         for layer in self.blocks:
-            h = run(layer, h, sight.real, jnp.concatenate([pooled, sight.summary]))
+            h = layer(h, sight.real, jnp.concatenate([pooled, sight.summary]))
         h = normalised(h)
         logits = self.name(h) + self.query(h) @ self.device(sight.devices).T + 4.0 * self.share(h) * sight.shares
         return jnp.where(sight.allowed, logits, -1e9)

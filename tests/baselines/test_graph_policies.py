@@ -186,6 +186,26 @@ def test_gdp_remembers_the_segment_before():
     assert moved[1 : 2 * SEGMENT].any() and moved[SEGMENT : 2 * SEGMENT].any() and not moved[2 * SEGMENT :].any()
 
 
+def test_gdp_computes_large_graphs_in_parts_with_the_same_result_and_gradient(monkeypatch):
+    from simdev.baselines.rl import _gdp
+    from simdev.baselines.rl._jax import eqx, jax
+    from simdev.baselines.rl._sight import with_sight
+
+    sight = with_sight(group_problem(diamond(), np.arange(5), rows=4 * _gdp.SEGMENT), 2).inputs
+    policy, found = _gdp.Policy(8, 8, 1, 2, key=jax.random.PRNGKey(0)), []
+    for at_once in (4, 1):
+        monkeypatch.setattr(_gdp, "AT_ONCE", at_once)
+
+        def total(policy):
+            return (jax.nn.log_softmax(policy(sight))[:5, :2] ** 2).sum()
+
+        value, gradient = eqx.filter_jit(eqx.filter_value_and_grad(total))(policy)
+        found.append([np.asarray(value), *map(np.asarray, jax.tree.leaves(gradient))])
+    assert max(np.abs(leaf).max() for leaf in found[0][1:]) > 0.01
+    for whole, parts in zip(*found, strict=True):
+        assert np.allclose(whole, parts, atol=1e-4)
+
+
 def test_gdp_finds_the_maximum_over_neighbours_as_the_paper_writes_it():
     from simdev.baselines.rl._gdp import Sage
     from simdev.baselines.rl._jax import eqx, jax, jnp

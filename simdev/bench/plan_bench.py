@@ -171,7 +171,7 @@ def score_plan(row: PlanRow, evaluator: Evaluator, engine: str = "fast") -> Plan
         status="ok",
         error="",
         step_ns=outcome.step_ns,
-        bound_ns=bound_of(evaluator),
+        bound_ns=None if row.choice.stage_meshes else bound_of(evaluator),  # which is one of plans with one mesh
         peak_bytes=max(outcome.peak_bytes),
         program=program_digest(evaluator.program(row.choice)),
     )

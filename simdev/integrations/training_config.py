@@ -25,7 +25,13 @@ def find_writer(name: str) -> Writer:
     """The writer of a framework's configuration. Raises :class:`UnknownName`."""
     if name not in WRITERS:
         raise UnknownName("configuration", name, WRITERS)
-    return WRITERS[name]
+
+    def write(job: Job, choice: Choice) -> str:
+        if choice.stage_meshes:
+            raise Unsupported(f"{name} configurations have one mesh for all stages, and the plan {choice} has several")
+        return WRITERS[name](job, choice)
+
+    return write
 
 
 def torchtitan(job: Job, choice: Choice) -> str:

@@ -47,9 +47,9 @@ class MeasuredPrices(Prices):
         super().__init__(cluster)
         self.runs = runs
 
-    def of(self, calls: tuple[Call, ...], mesh: Mesh, stage: int) -> list[int]:
+    def of(self, calls: tuple[Call, ...], mesh: Mesh, first: int) -> list[int]:
         """The duration of each call and of the Python code between it and the next one."""
-        return [max(1, round(self._call_ns(call, stage))) for call in calls]
+        return [max(1, round(self._call_ns(call, first // mesh.stage_ranks))) for call in calls]
 
     def _call_ns(self, call: Call, rank: int) -> float:
         kernels = self.runs.kernels[rank]

@@ -80,17 +80,18 @@ class Cluster:
         alone, _ = _route(self.topology, devices[0], devices[1])
         return min(rates) / alone if rates and alone > 0 else 1.0
 
-    def check(self, ranks: int) -> None:
-        """Raise :class:`InvalidInput` unless a job of ``ranks`` ranks fits the cluster."""
+    def check(self, ranks: int, fewer: bool = False) -> None:
+        """Raise :class:`InvalidInput` unless a job of ``ranks`` ranks fits the cluster; with ``fewer`` it may leave
+        accelerators idle."""
         nodes = -(-ranks // self.gpus)
-        if self.nodes and ranks != self.nodes * self.gpus:
+        if self.nodes and (ranks > self.nodes * self.gpus or (ranks < self.nodes * self.gpus and not fewer)):
             raise InvalidInput(
                 f"the mesh has {ranks} ranks, the cluster {self.nodes * self.gpus} accelerators "
                 f"({self.nodes} nodes of {self.gpus})",
                 source=self.name,
                 field="mesh",
             )
-        if nodes > 1 and ranks % self.gpus:
+        if nodes > 1 and ranks % self.gpus and not fewer:
             raise InvalidInput(f"{ranks} ranks do not fill nodes of {self.gpus}", source=self.name, field="mesh")
         if nodes > 1 and not self.network_bytes_per_s:
             raise InvalidInput(

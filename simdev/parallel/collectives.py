@@ -85,12 +85,17 @@ def collective_ns(kind: str, payload_bytes: int, members: np.ndarray, cluster: C
 
 def send_ns(payload_bytes: int, source: int, target: int, cluster: Cluster) -> int:
     """Whole ns of a send between two ranks (global numbers)."""
+    rate, latency = route(source, target, cluster)
+    return max(1, round(latency + payload_bytes / rate * 1e9))
+
+
+def route(source: int, target: int, cluster: Cluster) -> tuple[float, float]:
+    """Bytes/s and latency in ns of a send between two ranks (global numbers)."""
     if source // cluster.gpus == target // cluster.gpus:
         rate, latency = cluster.node_bytes_per_s, cluster.node_latency_ns
     else:
         rate, latency = cluster.network_bytes_per_s * NETWORK_SHARE, cluster.network_latency_ns
-    rate = min(rate, cluster.send_bytes_per_s or rate)
-    return max(1, round(latency + payload_bytes / rate * 1e9))
+    return min(rate, cluster.send_bytes_per_s or rate), latency
 
 
 def _node_ns(kind: str, size: int, members: np.ndarray, cluster: Cluster) -> float:

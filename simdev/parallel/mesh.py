@@ -90,6 +90,15 @@ class Mesh:
         return ",".join(f"{axis}={self[axis]}" for axis in AXES if self[axis] > 1) or "1 rank"
 
 
+def parse_meshes(text: str) -> tuple[Mesh, tuple[Mesh, ...]]:
+    """A mesh, and the meshes of its stages if there are several, with ``/`` between them: ``tp=4/dp_replicate=2,tp=2``.
+    ``1`` is a stage with one rank. Raises :class:`InvalidInput` naming the part that is wrong."""
+    if "/" not in text:
+        return parse_mesh(text), ()
+    stages = tuple(Mesh({}) if part.strip() == "1" else parse_mesh(part) for part in text.split("/"))
+    return Mesh({"pp": len(stages)}), stages
+
+
 def parse_mesh(text: str) -> Mesh:
     """``dp_shard=8,tp=8,pp=4`` as a :class:`Mesh`. Raises :class:`InvalidInput` naming the part that is wrong."""
     sizes: dict[str, int] = {}

@@ -22,9 +22,7 @@ MEASURED = 1.189
 PASSES = 5  # simulations; each leaves at most 1 - 1 / factor of the error of the one before it
 
 
-def simulate_unrolled(
-    unrolled: Unrolled, pipeline_ranks: int, slowdown: float = 1.0, engine: str = "fast"
-) -> tuple[Unrolled, Schedule]:
+def simulate_unrolled(unrolled: Unrolled, slowdown: float = 1.0, engine: str = "fast") -> tuple[Unrolled, Schedule]:
     """Simulate a step in which kernels beside a collective of their rank run ``slowdown`` times slower.
 
     How long a kernel runs beside a collective follows from the schedule, and the schedule from the kernels: the step is
@@ -36,11 +34,10 @@ def simulate_unrolled(
     if slowdown == 1:
         return unrolled, schedule
     alone = unrolled.problem.costs.op_ns[0]
-    copies = unrolled.copies
     for _ in range(PASSES - 1):
         longer = alone.copy()
-        for rank in range(pipeline_ranks):
-            _lengthen(longer, unrolled, schedule, rank * copies, copies, slowdown)
+        for first, copies in zip(unrolled.first.tolist(), unrolled.copies, strict=True):
+            _lengthen(longer, unrolled, schedule, first, copies, slowdown)
         costs = replace(unrolled.problem.costs, op_ns=longer[None])
         unrolled = replace(unrolled, problem=replace(unrolled.problem, costs=costs))
         schedule = simulate(unrolled.problem, unrolled.placement, engine=engine)

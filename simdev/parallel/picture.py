@@ -57,14 +57,15 @@ def pipeline_svg(report: PlanReport) -> str:
 def _boxes(report: PlanReport):
     """``(letter, begin, finish, pipeline rank, label)`` of each action, on the first copy of each pipeline rank."""
     found, schedule = report.unrolled, report.schedule
-    copies = found.copies
-    mine = np.flatnonzero(found.is_compute & (found.rank % copies == 0))
+    row = np.full(sum(found.copies), -1)
+    row[found.first] = np.arange(len(found.copies))  # of the first copy of each pipeline rank
+    mine = np.flatnonzero(found.is_compute & (row[found.rank] >= 0))
     action = found.action[mine]
     begin = np.full(len(found.actions), np.iinfo(np.int64).max)
     finish, rank = np.zeros(len(found.actions), np.int64), np.zeros(len(found.actions), np.int64)
     np.minimum.at(begin, action, schedule.op_start[mine])
     np.maximum.at(finish, action, schedule.op_finish[mine])
-    rank[action] = found.rank[mine] // copies
+    rank[action] = row[found.rank[mine]]
     for number in np.unique(action).tolist():
         yield (
             found.actions[number][0],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from types import MappingProxyType
 
 import numpy as np
@@ -21,6 +22,7 @@ from simdev.parallel.collectives import send_ns
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, Action, pipeline_order, stage_rank
 from simdev.parallel.overlap import check_slowdown, simulate_unrolled
+from simdev.parallel.reshard import reshard_ns, slice_of
 from simdev.parallel.resize import capture_resized, few_shards
 from simdev.parallel.stragglers import Slow, check_slow, make_unroller
 from simdev.parallel.timing import Host, Prices, Template, make_template
@@ -39,7 +41,13 @@ class Plan:
     """``microbatches`` is how many microbatches each data-parallel replica processes in a step; ``stages_per_rank`` is
     the number of stages on a pipeline rank (virtual stages). ``stage_layers`` is the number of layers on each stage;
     empty: layers are spread evenly, earlier stages take what is left over. ``reduce_each``: FSDP reduces gradients
-    after each microbatch, so that a rank keeps its shard of them alone; otherwise with the last microbatch."""
+    after each microbatch, so that a rank keeps its shard of them alone; otherwise with the last microbatch.
+
+    ``stage_meshes`` gives each pipeline rank a mesh of its own (without ``pp``; ``mesh`` then holds ``pp`` alone), and
+    ``stage_recompute`` its own recomputation. Their ranks follow one another, and some of the cluster's may be left
+    over. A microbatch is then one of the whole pipeline: its sequences (the parameter ``microbatch``) are divided among
+    the replicas of each stage, and ``microbatches`` is how many the pipeline processes in a step.
+    """
 
     model: ParallelModel
     parameters: Mapping[str, object]
@@ -51,9 +59,13 @@ class Plan:
     host: Host = field(default_factory=Host)
     stage_layers: tuple[int, ...] = ()
     reduce_each: bool = False
+    stage_meshes: tuple[Mesh, ...] = ()
+    stage_recompute: tuple[str, ...] = ()
 
     def __post_init__(self):
-        for axis, _ in self.mesh.inner:
+        if self.stage_meshes or self.stage_recompute:
+            self._check_stages()
+        for axis in dict.fromkeys(axis for mesh in self.meshes for axis, _ in mesh.inner):
             if axis not in self.model.axes:
                 known = ", ".join((*self.model.axes, "pp"))
                 raise InvalidInput(
@@ -65,17 +77,66 @@ class Plan:
                 source="plan",
                 field="microbatches",
             )
-        self.cluster.check(self.mesh.ranks)
+        self.cluster.check(self.ranks, fewer=bool(self.stage_meshes))
         if self.model.checks is not None:
-            self.model.checks(self.parameters, self.mesh)
+            for rank, mesh in enumerate(self.meshes if self.stage_meshes else (self.mesh,)):
+                self.model.checks(self.parameters_of(rank), mesh)
         if self.reduce_each and self.mesh["pp"] > 1:
             message = "a pipeline reduces gradients with its last microbatch"
             raise InvalidInput(message, source="plan", field="reduce_each")
         pipeline_order(self.schedule, self.mesh["pp"], self.microbatches, self.stages_per_rank)
 
+    def _check_stages(self) -> None:
+        """Raise :class:`InvalidInput` where stages with degrees of their own contradict each other."""
+        if self.mesh.inner or len(self.stage_meshes) != self.mesh["pp"] or any(m["pp"] > 1 for m in self.stage_meshes):
+            message = f"expected a mesh for each of {self.mesh['pp']} pipeline ranks, and only pp in the plan's own"
+            raise InvalidInput(message, source="plan", field="stage_meshes")
+        if self.stages_per_rank != 1:
+            raise InvalidInput("a rank with a mesh of its own has one stage", source="plan", field="stages per rank")
+        sequences = int(self.parameters["microbatch"])
+        for rank, mesh in enumerate(self.stage_meshes):
+            if sequences % mesh.replicas:
+                message = f"{sequences} sequences do not divide among {mesh.replicas} replicas of stage {rank}"
+                raise InvalidInput(message, source="plan", field="microbatch")
+        if self.stage_recompute and len(self.stage_recompute) != self.mesh["pp"]:
+            message = f"expected one for each of {self.mesh['pp']} stages, got {len(self.stage_recompute)}"
+            raise InvalidInput(message, source="plan", field="stage_recompute")
+        if self.stage_recompute and "recompute" not in self.parameters:
+            raise InvalidInput(f"{self.model.name} does not recompute", source="plan", field="stage_recompute")
+
     @property
     def stages(self) -> int:
         return self.mesh["pp"] * self.stages_per_rank
+
+    @cached_property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The mesh of each pipeline rank: the plan's own, or those of its stages."""
+        return self.stage_meshes or (self.mesh,) * self.mesh["pp"]
+
+    @cached_property
+    def first_ranks(self) -> tuple[int, ...]:
+        """The global number of the first rank of each pipeline rank."""
+        return (0, *accumulate(mesh.stage_ranks for mesh in self.meshes[:-1]))
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that the plan occupies."""
+        return sum(mesh.stage_ranks for mesh in self.meshes)
+
+    @property
+    def shape(self) -> str:
+        """The mesh, or those of the stages, as text."""
+        return " / ".join(map(str, self.stage_meshes)) or str(self.mesh)
+
+    def parameters_of(self, rank: int) -> dict[str, object]:
+        """The model's parameters as the ranks of a pipeline rank have them: with their share of a microbatch, and with
+        their recomputation."""
+        found = dict(self.parameters)
+        if self.stage_meshes:
+            found["microbatch"] = int(self.parameters["microbatch"]) // self.stage_meshes[rank].replicas
+        if self.stage_recompute:
+            found["recompute"] = self.stage_recompute[rank]
+        return found
 
     def rank_of(self, stage: int) -> int:
         """The pipeline rank that holds ``stage``."""
@@ -101,7 +162,7 @@ class Plan:
     @property
     def sequences(self) -> int:
         """Sequences in a step, over all replicas (the global batch)."""
-        return int(self.parameters["microbatch"]) * self.microbatches * self.mesh.replicas
+        return int(self.parameters["microbatch"]) * self.microbatches * self.mesh.replicas  # 1 with stage_meshes
 
     @property
     def name(self) -> str:
@@ -145,9 +206,7 @@ class PlanReport:
     @property
     def mfu(self) -> float:
         """Model FLOPs over what the accelerators' datasheet allows in the step (bf16)."""
-        return self.plan.flops / (
-            self.step_ns / 1e9 * self.plan.mesh.ranks * peak_flops(self.plan.cluster.kind, "bf16")
-        )
+        return self.plan.flops / (self.step_ns / 1e9 * self.plan.ranks * peak_flops(self.plan.cluster.kind, "bf16"))
 
     @property
     def fits(self) -> bool:
@@ -157,10 +216,10 @@ class PlanReport:
         """The figures, ready for JSON."""
         plan = self.plan
         return {
-            "model": plan.name, "cluster": plan.cluster.name, "mesh": str(plan.mesh), "ranks": plan.mesh.ranks,
+            "model": plan.name, "cluster": plan.cluster.name, "mesh": plan.shape, "ranks": plan.ranks,
             "microbatches": plan.microbatches, "schedule": plan.schedule, "global_batch": plan.sequences,
             "step_ns": self.step_ns, "step_time_s": self.step_ns / 1e9, "tokens_per_s": self.tokens_per_s,
-            "tokens_per_s_per_gpu": self.tokens_per_s / plan.mesh.ranks, "mfu": self.mfu, "fits": self.fits,
+            "tokens_per_s_per_gpu": self.tokens_per_s / plan.ranks, "mfu": self.mfu, "fits": self.fits,
             "capacity_bytes": plan.cluster.kind.memory_bytes,
             "pipeline_ranks": [
                 {"rank": rank, "peak_memory_bytes": int(peak), "compute_share": compute / self.step_ns,
@@ -200,27 +259,36 @@ def capture_stages(plan: Plan, known: dict[tuple, object] | None = None) -> tupl
     """The programs of a plan's stages; ``known`` as for :func:`prepare`."""
     capture_one = capture_stage if known is None else capture_resized
     known = {} if known is None else known
-    inner, split = _inner(plan.mesh), plan.schedule in SPLIT
+    split = plan.schedule in SPLIT
     several = plan.microbatches > 1 or split
-    parameters = tuple(sorted((name, value) for name, value in plan.parameters.items() if name != "layers"))
     programs = []
-    for part in plan.parts:
-        key = "stage", parameters, inner, part, several, split, plan.reduce_each
+    for stage, part in enumerate(plan.parts):
+        rank = plan.rank_of(stage)
+        given, inner = plan.parameters_of(rank), _inner(plan.meshes[rank])
+        key = "stage", _fixed(given), inner, part, several, split, plan.reduce_each
         if key not in known:
-            known[key] = capture_one(plan.model, dict(plan.parameters), inner, part, several, split, plan.reduce_each)
+            known[key] = capture_one(plan.model, given, inner, part, several, split, plan.reduce_each)
         programs.append(known[key])
     return tuple(programs)
+
+
+def _fixed(parameters: Mapping[str, object]) -> tuple:
+    """The parameters in order of their names, without the number of layers."""
+    return tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
 
 
 def captures_of(plan: Plan) -> list[tuple]:
     """The arguments of :func:`simdev.parallel.capture.captured` for all that :func:`prepare` captures with ``known``,
     as far as layers repeat and shards are alike."""
-    parameters = tuple(sorted((name, value) for name, value in plan.parameters.items() if name != "layers"))
-    inner, split = _inner(plan.mesh), plan.schedule in SPLIT
+    split = plan.schedule in SPLIT
     several = plan.microbatches > 1 or split
+    kinds = dict.fromkeys(
+        (_fixed(plan.parameters_of(rank)), _inner(plan.meshes[rank]), part)
+        for rank, part in ((plan.rank_of(stage), part) for stage, part in enumerate(plan.parts))
+    )
     return [
         (plan.model, parameters, mesh, Part(layers, part.first, part.last), several, split, plan.reduce_each)
-        for part in dict.fromkeys(plan.parts)
+        for parameters, inner, part in kinds
         for layers in few_layers(part.layers)
         for mesh in few_shards(inner)
     ]
@@ -239,9 +307,10 @@ def time_stages(
 
     def time(segment, stage):
         rank = plan.rank_of(stage)
-        key = "template", id(segment), plan.mesh.inner, rank * plan.mesh.stage_ranks % plan.cluster.gpus, merge
+        mesh, first = plan.meshes[rank], plan.first_ranks[rank]
+        key = "template", id(segment), mesh.inner, first % plan.cluster.gpus, merge
         if key not in known:
-            template = make_template(segment, plan.cluster, plan.mesh, rank, plan.host, prices, merge)
+            template = make_template(segment, plan.cluster, mesh, first, plan.host, prices, merge)
             known[key] = template, segment  # the segment stays alive, so that its id stays its own
         return known[key][0]
 
@@ -278,7 +347,7 @@ def simulate_plan(
     ever.
     """
     check_slowdown(slowdown, slow)
-    check_slow(plan.mesh, slow)
+    check_slow(plan.ranks, slow)
     return simulate_program(prepare(plan, prices), unfolded=unfolded, engine=engine, slowdown=slowdown, slow=slow)
 
 
@@ -295,7 +364,8 @@ def simulate_program(
     check_slowdown(slowdown, slow)
     ranks = plan.mesh["pp"]
     orders = pipeline_order(plan.schedule, ranks, plan.microbatches, plan.stages_per_rank)
-    unroller = make_unroller(plan.mesh, unfolded, slow)
+    unroller = make_unroller(plan.meshes, unfolded, slow)
+    sends: dict[tuple[int, int], int] = {}
     which = _kinds(orders, plan.schedule in SPLIT)
     gradient = gradient_actions(orders)
     arrived: dict[Action, np.ndarray] = {}
@@ -316,22 +386,30 @@ def simulate_program(
             target = plan.rank_of(following[1])
             ops = unroller.last(rank, "compute")
             if target != rank:
-                size = program.stages[min(stage, following[1])].output_bytes
-                ns = _send(plan, size, rank, target)
-                ops = unroller.send(rank, target, ns)
+                if (rank, target) not in sends:
+                    size = program.stages[min(stage, following[1])].output_bytes
+                    sends[rank, target] = _send(plan, size, rank, target)
+                together = plan.meshes[rank] != plan.meshes[target]
+                ops = unroller.send(rank, target, sends[rank, target], together)
             arrived[following] = ops
     for rank in range(ranks):
         for stage in sorted({action[1] for action in orders[rank]}):
             unroller.add(rank, ("U", stage, 0), program.finish[stage], [])
-    unrolled = unroller.build(f"{plan.model.name} {plan.mesh}")
-    unrolled, schedule = simulate_unrolled(unrolled, ranks, slowdown, engine)
+    unrolled = unroller.build(f"{plan.model.name} {plan.shape}")
+    unrolled, schedule = simulate_unrolled(unrolled, slowdown, engine)
     return _report(program, orders, which, unrolled, schedule)
 
 
 def _send(plan: Plan, size: int, source: int, target: int) -> int:
-    """The longest of the sends between the copies of two pipeline ranks."""
-    width = plan.mesh.stage_ranks
-    return max(send_ns(size, source * width + copy, target * width + copy, plan.cluster) for copy in {0, width - 1})
+    """The longest of the sends between the copies of two pipeline ranks, or the redistribution between stages with
+    different meshes."""
+    first = plan.first_ranks
+    if plan.meshes[source] != plan.meshes[target]:
+        slices = [slice_of(plan.model, plan.parameters_of(rank), plan.meshes[rank]) for rank in (source, target)]
+        return reshard_ns(*slices, first[source], first[target], plan.cluster)
+    width = plan.meshes[source].stage_ranks
+    copies = range(width) if plan.stage_meshes else {0, width - 1}
+    return max(send_ns(size, first[source] + copy, first[target] + copy, plan.cluster) for copy in copies)
 
 
 def _kinds(orders, split: bool) -> dict[Action, int]:
@@ -388,10 +466,9 @@ def _report(program: PlanProgram, orders, which, unrolled: Unrolled, schedule: S
 def stream_times(unrolled: Unrolled, schedule: Schedule, ranks: int) -> tuple[np.ndarray, np.ndarray]:
     """int64 per pipeline rank, for its first copy: time in which its compute stream runs kernels, and in which that
     stream is idle while one of the rank's collectives runs."""
-    copies = unrolled.copies
     compute, exposed = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     for rank in range(ranks):
-        mine = unrolled.rank == rank * copies
+        mine = unrolled.rank == unrolled.first[rank]
         busy = mine & unrolled.is_compute
         compute[rank] = int((schedule.op_finish[busy] - schedule.op_start[busy]).sum())
         either = busy | (mine & unrolled.is_communication)

@@ -42,6 +42,10 @@ class ProgramPlan:
         return self.program.mesh
 
     @property
+    def ranks(self) -> int:
+        return self.mesh.ranks
+
+    @property
     def microbatches(self) -> int:
         return self.program.microbatches
 
@@ -77,7 +81,7 @@ def simulate_rank_program(
     program, mesh = plan.program, plan.mesh
     prices = prices or Prices(plan.cluster)
     ranks, width = mesh["pp"], mesh.stage_ranks
-    unroller = make_unroller(mesh, unfolded, slow)
+    unroller = make_unroller([mesh] * ranks, unfolded, slow)
     rank_of = {piece.action: rank for rank, pieces in enumerate(program.pieces) for piece in pieces}
     needs = {action: _needs(action, rank_of) for action in rank_of}
     receiver = {need: action for action, need in needs.items() if need and (need[1] != action[1])}
@@ -88,7 +92,7 @@ def simulate_rank_program(
         key = piece.segment, rank * width % plan.cluster.gpus
         if key not in timed:
             segment = program.segments[piece.segment]
-            timed[key] = make_template(segment, plan.cluster, mesh, rank, plan.host, prices)
+            timed[key] = make_template(segment, plan.cluster, mesh, rank * width, plan.host, prices)
         after = [arrived.pop(action)] if action in arrived else []
         if after and plan.host.wait_ns:
             unroller.wait_on_host(rank, after[0], 1)
@@ -107,7 +111,7 @@ def simulate_rank_program(
             ops = unroller.send(rank, target, ns)
         arrived[following] = ops
     unrolled = unroller.build(f"{program.name} {mesh}")
-    unrolled, schedule = simulate_unrolled(unrolled, ranks, slowdown, engine)
+    unrolled, schedule = simulate_unrolled(unrolled, slowdown, engine)
     compute, exposed = stream_times(unrolled, schedule, ranks)
     memory = tuple(_memory(program, rank) for rank in range(ranks))
     idle = schedule.step_ns - compute - exposed

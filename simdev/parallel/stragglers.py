@@ -8,7 +8,7 @@ the slow ranks and one more that stands for all others; collectives keep the pri
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -19,26 +19,31 @@ from simdev.parallel.unroll import Unroller
 Slow = Mapping[int, float]  # global rank -> by which factor its kernels take longer
 
 
-def make_unroller(mesh: Mesh, unfolded: bool, slow: Slow) -> Unroller:
-    """Collects the items of all ranks that have to be simulated: one for each pipeline stage, all of them if
-    ``unfolded``, and as many as ``slow`` ranks need."""
-    check_slow(mesh, slow)
-    ranks = mesh["pp"]
+def make_unroller(meshes: Sequence[Mesh], unfolded: bool, slow: Slow) -> Unroller:
+    """Collects the items of all ranks that have to be simulated: one for each pipeline rank, all of them if
+    ``unfolded``, and as many as ``slow`` ranks need. ``meshes`` are those of the pipeline ranks; where they differ, a
+    slow rank needs all."""
+    widths = [mesh.stage_ranks for mesh in meshes]
+    check_slow(sum(widths), slow)
     if not slow:
-        return Unroller(mesh, ranks, mesh.stage_ranks if unfolded else 1)
-    small, place = (mesh, _identity) if unfolded else _smallest(mesh, slow)
-    factors = np.ones((ranks, small.stage_ranks))
+        return Unroller(meshes, not unfolded)
+    small, place = list(meshes), _identity
+    if not unfolded and len(set(meshes)) == 1:
+        one, place = _smallest(meshes[0], slow)
+        small = [one] * len(meshes)
+    factors = [np.ones(mesh.stage_ranks) for mesh in small]
+    ends = np.cumsum(widths)
     for rank, factor in slow.items():
-        stage, member = divmod(rank, mesh.stage_ranks)
-        factors[stage, place(member)] = factor
-    return Unroller(small, ranks, small.stage_ranks, factors)
+        stage = int(np.searchsorted(ends, rank, side="right"))
+        factors[stage][place(rank - int(ends[stage]) + widths[stage])] = factor
+    return Unroller(small, False, factors)
 
 
-def check_slow(mesh: Mesh, slow: Slow) -> None:
-    """Raise :class:`InvalidInput` for a rank that the mesh does not have, or a factor below 1 or above 100."""
+def check_slow(ranks: int, slow: Slow) -> None:
+    """Raise :class:`InvalidInput` for a rank that is none of ``ranks``, or a factor below 1 or above 100."""
     for rank, factor in slow.items():
-        if not 0 <= rank < mesh.ranks:
-            raise InvalidInput(f"no rank {rank} in a mesh of {mesh.ranks} ranks", source="plan", field="slow")
+        if not 0 <= rank < ranks:
+            raise InvalidInput(f"no rank {rank} in a mesh of {ranks} ranks", source="plan", field="slow")
         if not 1 <= factor <= 100:
             raise InvalidInput(f"expected a factor from 1 to 100, got {factor}", source="plan", field="slow")
 

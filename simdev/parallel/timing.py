@@ -95,10 +95,11 @@ class Template:
 
 
 def make_template(
-    segment: Segment, cluster: Cluster, mesh: Mesh, stage: int, host: Host, prices: Prices, merge: bool = True
+    segment: Segment, cluster: Cluster, mesh: Mesh, first: int, host: Host, prices: Prices, merge: bool = True
 ) -> Template:
-    """Time ``segment`` as a rank of ``stage`` runs it; ``merge=False`` keeps an item for each call."""
-    ns = prices.of(segment.calls, mesh, stage)
+    """Time ``segment`` as it runs on ``mesh``, whose first rank has the global number ``first``; ``merge=False`` keeps
+    an item for each call."""
+    ns = prices.of(segment.calls, mesh, first)
     waits, awaited = _resolve(segment.calls)
     streams, axes = [COMPUTE], [()]
     names = {name for call in segment.calls for name in (call.stream, *(stream for stream, _ in call.waits))}
@@ -212,8 +213,8 @@ class Prices:
         self._kernels: dict[tuple, int] = {}
         self._collectives: dict[tuple, int] = {}
 
-    def of(self, calls: tuple[Call, ...], mesh: Mesh, stage: int) -> list[int]:
-        """The duration of each call."""
+    def of(self, calls: tuple[Call, ...], mesh: Mesh, first: int) -> list[int]:
+        """The duration of each call on ``mesh``, whose first rank has the global number ``first``."""
         unknown = {}
         for call in calls:
             key = call.signature, call.flops, call.bytes_read, call.bytes_written
@@ -223,7 +224,7 @@ class Prices:
             self._kernels.update(zip(unknown, self._cost(list(unknown.values())), strict=True))
         shares = remaining_shares(calls) if self.compiled else [1.0] * len(calls)
         return [
-            self._collective(call, mesh, stage)
+            self._collective(call, mesh, first)
             if call.is_collective
             else max(1, round(share * self._kernels[call.signature, call.flops, call.bytes_read, call.bytes_written]))
             for call, share in zip(calls, shares, strict=True)
@@ -253,10 +254,10 @@ class Prices:
     def _kernels_of(self, call: Call) -> list[Call]:
         return self.float8.calls_of(call) if self.float8 else [call]
 
-    def _collective(self, call: Call, mesh: Mesh, stage: int) -> int:
-        key = call.kind, call.payload_bytes, call.axes, mesh, stage * mesh.stage_ranks % self.cluster.gpus
+    def _collective(self, call: Call, mesh: Mesh, first: int) -> int:
+        key = call.kind, call.payload_bytes, call.axes, mesh, first % self.cluster.gpus
         if key not in self._collectives:
-            lines = mesh.lines(call.axes) + stage * mesh.stage_ranks
+            lines = mesh.lines(call.axes) + first
             ns = max(
                 collective_ns(call.kind, call.payload_bytes, line, self.cluster)
                 for line in _different(lines, self.cluster)

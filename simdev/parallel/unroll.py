@@ -9,6 +9,7 @@ groups. Unfolded, all ranks are there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +38,7 @@ class Unrolled:
 
     Per op int32 ``(n,)``: ``rank`` (pipeline rank when folded, else global rank; of a collective its first member),
     ``action`` into ``actions`` ``(what, stage, microbatch)``; ``is_compute``, ``is_communication`` bool. ``copies`` is
-    how many ranks of each pipeline stage are there; op ``rank`` counts these alone.
+    how many ranks of each pipeline rank are there; op ``rank`` counts these alone.
     """
 
     problem: Problem
@@ -47,7 +48,12 @@ class Unrolled:
     actions: tuple[Action, ...]
     is_compute: np.ndarray
     is_communication: np.ndarray
-    copies: int = 1
+    copies: tuple[int, ...]
+
+    @property
+    def first(self) -> np.ndarray:
+        """int64 per pipeline rank: op ``rank`` of its first copy."""
+        return np.cumsum((0, *self.copies))[:-1]
 
 
 def execution_order(orders: tuple[tuple[Action, ...], ...], stages: int) -> list[tuple[int, Action]]:
@@ -127,12 +133,15 @@ class Unroller:
     """Collects the items of all actions and makes the problem of them. Raises :class:`TooManyOps` as soon as these are
     more than a graph may hold.
 
-    ``factors`` float ``(pipeline_ranks, copies)``: how many times longer the kernels of each copy take. The host issues
-    a merged run of kernels as it does on a rank of factor 1.
+    ``meshes`` are those of the pipeline ranks; all ranks of them are there, or one each if ``folded``. ``factors``
+    float ``(copies,)`` for each pipeline rank: how many times longer the kernels of each copy take. The host issues a
+    merged run of kernels as it does on a rank of factor 1.
     """
 
-    def __init__(self, mesh: Mesh, pipeline_ranks: int, copies: int, factors: np.ndarray | None = None):
-        self.mesh, self.copies, self.pipeline_ranks, self.factors = mesh, copies, pipeline_ranks, factors
+    def __init__(self, meshes: Sequence[Mesh], folded: bool, factors: Sequence[np.ndarray] | None = None):
+        self.meshes, self.factors = tuple(meshes), factors
+        self.copies = tuple(1 if folded else mesh.stage_ranks for mesh in meshes)
+        self._first = [0, *np.cumsum(self.copies).tolist()]
         self._devices: dict[tuple, int] = {}
         self._names: list[str] = []
         self._device: list[np.ndarray] = []
@@ -146,7 +155,7 @@ class Unroller:
         self._count = 0
         self._actions: list[Action] = []
         self._last: dict[tuple[int, str], np.ndarray] = {}  # (pipeline rank, stream) -> its last op on each copy
-        self._groups: dict[tuple[str, ...], np.ndarray] = {}
+        self._groups: dict[tuple, np.ndarray] = {}
         self._prepared: dict[int, tuple] = {}
         self._layouts: dict[tuple[int, int], _Layout] = {}
 
@@ -185,9 +194,9 @@ class Unroller:
         return known
 
     def _lay_out(self, rank: int, template: Template) -> _Layout:
-        copies, copy = self.copies, np.arange(self.copies)
-        width, kind, host_first, host_rest = self._shape(template)
-        group_of = [self._group(axes) for axes in template.axes]
+        copies, copy, own = self.copies[rank], np.arange(self.copies[rank]), self._first[rank]
+        group_of = [self._group(rank, axes) for axes in template.axes]
+        width, kind, host_first, host_rest = self._shape(template, group_of)
         # Numbers: for each item its first host op, the item, its second host op, each on every copy (or group).
         size = width + copies * (host_first.astype(np.int64) + host_rest)
         start = np.concatenate([[0], np.cumsum(size)])[:-1]
@@ -208,7 +217,7 @@ class Unroller:
                 ns[where] = np.rint(np.outer(template.ns[rows], self.factors[rank])).astype(np.int64).ravel()
             kinds[where] = np.repeat(kind[rows], members)
             first = np.array([int(np.flatnonzero(group == g)[0]) for g in range(members)])
-            ranks[where] = np.tile(rank if copies == 1 else rank * copies + first, len(rows))
+            ranks[where] = np.tile(own + first, len(rows))
             flags[where] = 2 if axes else 1 if stream == 0 else 0
         host_kind = self._kinds.setdefault("issue", len(self._kinds))
         for mask, values, offset in (
@@ -221,8 +230,8 @@ class Unroller:
                 device[where] = np.tile([self._device_of(rank, "host", (), c) for c in range(copies)], len(rows))
                 ns[where] = np.repeat(values[rows], copies)
                 kinds[where] = host_kind
-                ranks[where] = np.tile(rank if copies == 1 else rank * copies + copy, len(rows))
-        edges, before = self._waits(template, group_of, start, item, host_first)
+                ranks[where] = np.tile(own + copy, len(rows))
+        edges, before = self._waits(template, group_of, start, item, host_first, copies)
         begins = int(item[0]) + group_of[int(template.stream[0])]
         last = []
         for stream, group in enumerate(group_of):
@@ -231,14 +240,14 @@ class Unroller:
                 last.append((template.streams[stream], item[rows[-1]] + group))
         return _Layout(total, device, ns, kinds, ranks, flags, edges, before, begins, last, template)
 
-    def _waits(self, template: Template, group_of: list, start, item, host_first) -> tuple[np.ndarray, list]:
+    def _waits(self, template: Template, group_of: list, start, item, host_first, copies) -> tuple[np.ndarray, list]:
         """Edges between the ops of a template, int64 ``(2, k)``, and for each stream whose last earlier op is waited
         for, the ops that wait, ``(waits, copies)``."""
         edges, before = [np.zeros((2, 0), np.int64)], []
         rows = np.flatnonzero(host_first)
         for stream, group in enumerate(group_of):
             mine = rows[template.stream[rows] == stream]
-            edges.append(_pairs(start[mine][:, None] + np.arange(self.copies), item[mine][:, None] + group))
+            edges.append(_pairs(start[mine][:, None] + np.arange(copies), item[mine][:, None] + group))
         source, target = template.wait_for, template.wait_item
         for stream, group in enumerate(group_of):
             here = template.stream[target] == stream
@@ -252,15 +261,16 @@ class Unroller:
 
     def wait_on_host(self, rank: int, ops: np.ndarray, ns: int) -> None:
         """Block the host of each copy of a pipeline rank until ``ops`` have finished, and for ``ns`` more."""
-        copies = self.copies
+        copies = self.copies[rank]
         waits = self._count + np.arange(copies)
         devices = [self._device_of(rank, "host", (), copy) for copy in range(copies)]
         self._single(rank, waits, devices, ns, "wait", 0)
         self._edges.append(_pairs(ops, waits))
 
-    def send(self, source: int, target: int, ns: int) -> np.ndarray:
-        """A send from each copy of one pipeline rank to the same copy of another; returns its ops."""
-        copies = self.copies
+    def send(self, source: int, target: int, ns: int, together: bool = False) -> np.ndarray:
+        """A send from each copy of one pipeline rank to the same copy of another; returns its ops. ``together``: one
+        send from all copies to all of another number of copies."""
+        copies = 1 if together else self.copies[source]
         ops = self._count + np.arange(copies)
         devices = [self._device_of(source, f"send to {target}", (), copy) for copy in range(copies)]
         self._single(source, ops, devices, ns, "send", 2)
@@ -268,13 +278,13 @@ class Unroller:
         return ops
 
     def _single(self, rank: int, ops: np.ndarray, devices: list[int], ns: int, kind: str, flag: int) -> None:
-        """Append one op on each copy of a pipeline rank."""
-        copies = self.copies
+        """Append one op for each of ``ops``, on the first copies of a pipeline rank."""
+        copies = len(ops)
         self._check(self._count + copies)
         self._device.append(np.array(devices, np.int32))
         self._ns.append(np.full(copies, max(1, ns), np.int64))
         self._kind.append(np.full(copies, self._kinds.setdefault(kind, len(self._kinds)), np.int32))
-        self._rank.append((np.array([rank]) if copies == 1 else rank * copies + np.arange(copies)).astype(np.int32))
+        self._rank.append((self._first[rank] + np.arange(copies)).astype(np.int32))
         self._flags.append(np.full(copies, flag, np.int8))
         self._action.append(np.full(copies, len(self._actions) - 1, np.int32))
         self._count += copies
@@ -346,38 +356,42 @@ class Unroller:
     def _check(self, count: int) -> None:
         """Refuse a step of ``count`` ops before it takes the memory."""
         if count > MAX_OPS:
-            how = "simulate it folded" if self.copies > 1 else "simulate fewer microbatches"
+            how = "simulate it folded" if max(self.copies) > 1 else "simulate fewer microbatches"
             message = f"the step has more than {MAX_OPS:,} ops, the most that are simulated: {how}"
             raise TooManyOps(message, source="step")
 
-    def _shape(self, template: Template) -> tuple:
+    def _shape(self, template: Template, group_of: list[np.ndarray]) -> tuple:
         """How many ops each item is, and what it is called, remembered by template."""
         known = self._prepared.get(id(template))
         if known is None:
-            members = np.array([self._group(axes).max() + 1 for axes in template.axes])
+            members = np.array([group.max() + 1 for group in group_of])
             width = members[template.stream] if len(template.stream) else np.zeros(0, np.int64)
             kind = np.array([self._kinds.setdefault(k, len(self._kinds)) for k in template.kinds])[template.kind]
             known = width, kind, template.issue_ns > 0, template.rest_ns > 0, template
             self._prepared[id(template)] = known
         return known[:4]
 
-    def _group(self, axes: tuple[str, ...]) -> np.ndarray:
-        """int64 ``(copies,)``: the number of each copy's group along ``axes``; kernels are groups of one."""
-        if axes not in self._groups:
-            groups = np.arange(self.copies)
-            if axes and self.copies == 1:
+    def _group(self, rank: int, axes: tuple[str, ...]) -> np.ndarray:
+        """int64 ``(copies,)``: the number of the group along ``axes`` of each copy of a pipeline rank; kernels are
+        groups of one."""
+        copies, mesh = self.copies[rank], self.meshes[rank]
+        key = copies, mesh.inner, axes
+        if key not in self._groups:
+            groups = np.arange(copies)
+            if axes and copies == 1:
                 groups = np.zeros(1, np.int64)
             elif axes:
-                for number, line in enumerate(self.mesh.lines(axes)):
+                for number, line in enumerate(mesh.lines(axes)):
                     groups[line] = number
-            self._groups[axes] = groups
-        return self._groups[axes]
+            self._groups[key] = groups
+        return self._groups[key]
 
     def _device_of(self, rank: int, stream: str, axes: tuple[str, ...], member: int) -> int:
         key = rank, stream, member
         if key not in self._devices:
             self._devices[key] = len(self._names)
-            what = f"group {member}" if axes and self.copies > 1 else f"copy {member}" if self.copies > 1 else ""
+            several = self.copies[rank] > 1
+            what = f"group {member}" if axes and several else f"copy {member}" if several else ""
             self._names.append(" ".join(filter(None, (f"rank {rank}", what, stream))))
         return self._devices[key]
 

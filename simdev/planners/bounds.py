@@ -58,7 +58,8 @@ def span_ns(template: Template) -> int:
 
 def plan_bound_ns(program: PlanProgram) -> int:
     """A step time that no plan with the mesh, microbatch and recomputation of ``program`` can beat, however its layers
-    are divided among the stages."""
+    are divided among the stages. For stages with meshes of their own the layers are those of ``program``: a bound of
+    this plan alone."""
     plan = program.plan
     spans: dict[int, int] = {}
 
@@ -70,6 +71,10 @@ def plan_bound_ns(program: PlanProgram) -> int:
     ranks, microbatches = plan.mesh["pp"], plan.microbatches
     forward = np.array([span(template) for template in program.forward])
     backward = np.array([min(map(span, kinds)) for kinds in program.backward])
+    if plan.stage_meshes:
+        spans_of = forward + backward
+        ends = microbatches * spans_of + np.array([span(template) for template in program.finish])
+        return int(np.maximum(ends, microbatches * spans_of + np.cumsum(spans_of) - spans_of).max())
     passes = int((forward + backward).sum())
     update = sum(span(template) for template in program.finish)
     busy = max((microbatches * passes + update) / ranks, microbatches * _issue_ns(program) / ranks)
@@ -89,8 +94,8 @@ def _issue_ns(program: PlanProgram) -> int:
 
 
 def job_bound_ns(evaluator: Evaluator) -> int:
-    """A step time that no plan of the job can beat, whichever mesh, microbatch and recomputation it has and however it
-    divides the layers.
+    """A step time that no plan of the job with one mesh for all stages can beat, whichever mesh, microbatch and
+    recomputation it has and however it divides the layers.
 
     For each way to split a layer (``tp``, ``cp``, ``ep``), microbatch and recomputation, the whole model is captured
     on one stage with two data-parallel ranks. Its passes take at least their spans at the cost of each kernel, without
@@ -121,18 +126,18 @@ def _microbatch_bound(evaluator: Evaluator, choices: list[Choice]) -> float:
     wholes: dict[Mesh, _Whole] = {}
     least = inf
     for choice in choices:
-        mesh = small_mesh(choice)
+        mesh = small_mesh(choice.mesh)
         if mesh not in wholes:
             wholes[mesh] = _whole(evaluator, choice, mesh)
         least = min(least, _choice_bound(evaluator.job, choice, wholes[mesh]))
     return least
 
 
-def small_mesh(choice: Choice) -> Mesh:
-    """One stage of the choice with two ranks along one data-parallel axis: what all its meshes have in common."""
-    sizes = {axis: choice.mesh[axis] for axis in ("cp", "ep", "tp")}
-    data = "dp_shard" if choice.mesh["dp_shard"] > 1 else "dp_replicate"
-    sizes[data] = min(2, choice.mesh[data])
+def small_mesh(mesh: Mesh) -> Mesh:
+    """One stage of the mesh with two ranks along one data-parallel axis: what all its sizes have in common."""
+    sizes = {axis: mesh[axis] for axis in ("cp", "ep", "tp")}
+    data = "dp_shard" if mesh["dp_shard"] > 1 else "dp_replicate"
+    sizes[data] = min(2, mesh[data])
     return Mesh({axis: size for axis, size in sizes.items() if size > 1})
 
 

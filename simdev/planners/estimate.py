@@ -25,6 +25,7 @@ import numpy as np
 from simdev.graphs.parallel_model import Part
 from simdev.parallel.capture import FEW, StageProgram, accumulates, capture_stage
 from simdev.parallel.collectives import collective_ns, send_ns
+from simdev.parallel.hosts import find_host
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import pipeline_order
 from simdev.parallel.plan import Plan
@@ -89,15 +90,20 @@ def estimates(evaluator: Evaluator, choices: Iterable[Choice]) -> Iterator[Estim
 
 def group_of(choice: Choice) -> tuple:
     """Choices with equal groups share captures of :func:`estimate`."""
+    if choice.stage_meshes:
+        return (choice.order,)  # alone
     return (*(choice.mesh[axis] for axis in ("tp", "cp", "ep")), RECOMPUTE.index(choice.recompute))
 
 
 def estimate(evaluator: Evaluator, choice: Choice) -> Estimate:
     """The estimate of a choice. Raises :class:`InvalidInput` if it does not suit the job."""
     plan = evaluator.job.plan(choice)
-    passes = _passes(evaluator, choice, plan)
-    parts = plan.parts
-    figures = {name: [one.of(part, _few(evaluator.job)) for part in parts] for name, one in passes.items()}
+    parts, few = plan.parts, _few(evaluator.job)
+    if plan.stage_meshes:
+        own = [_passes(evaluator, one_stage(plan, stage)) for stage in range(plan.stages)]
+    else:
+        own = [_passes(evaluator, plan)] * plan.stages
+    figures = {name: [one[name].of(part, few) for one, part in zip(own, parts, strict=True)] for name in own[0]}
     if plan.reduce_each:
         figures |= _reducing(figures)
     if not _keeps_whole(evaluator.job):
@@ -140,12 +146,84 @@ def _few(job: Job) -> int:
     return min(FEW, max(1, job.layers - 1))
 
 
-def _passes(evaluator: Evaluator, choice: Choice, plan: Plan) -> dict[str, _Passes]:
+def one_stage(plan: Plan, rank: int) -> Plan:
+    """The whole model on the mesh of one pipeline rank, with its share of a microbatch and its recomputation."""
+    return replace(
+        plan,
+        mesh=plan.meshes[rank],
+        parameters=plan.parameters_of(rank),
+        cluster=replace(plan.cluster, nodes=0),
+        microbatches=max(2, plan.microbatches),
+        schedule="1f1b",
+        stage_layers=(),
+        stage_meshes=(),
+        stage_recompute=(),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class StageCosts:
+    """What a stage of a pipeline costs, by its number of layers: float ``(2, layers + 1)``, in the first row for a
+    stage that is not the last one. What is no layer counts for the last stage.
+
+    ``pass_ns``: forward and backward pass of a microbatch; ``step_ns``: what a step adds, the exchange of gradients
+    and the update; ``peaks``: see :meth:`peak_bytes`.
+    """
+
+    pass_ns: np.ndarray
+    step_ns: np.ndarray
+    peaks: Mapping[str, np.ndarray]
+
+    def peak_bytes(self, progress: int) -> np.ndarray:
+        """float ``(2, layers + 1)``: the most memory with ``progress`` microbatches in progress (1F1B)."""
+        of = self.peaks
+        full = of["resident"] + progress * of["kept"]
+        begun = full + np.maximum(of["forward"] - of["kept"], of["first"])
+        return np.maximum(begun, full + of["gradients"] + np.maximum(of["further"], of["forward"] - of["kept"]))
+
+
+def stage_costs(evaluator: Evaluator, mesh: Mesh, microbatch: int, recompute: str) -> StageCosts:
+    """The costs of stages on ``mesh`` with ``microbatch`` sequences on each replica."""
+    job = evaluator.job
+    parameters = {**job.parameters, "microbatch": microbatch}
+    if "recompute" in parameters:
+        parameters["recompute"] = recompute
+    anywhere = replace(job.cluster, nodes=0)
+    passes = _passes(evaluator, Plan(job.model, parameters, anywhere, mesh, 2, host=find_host(job.framework)))
+    few, counts = _few(job), np.arange(job.layers + 1)
+
+    def of(name: str) -> np.ndarray:
+        """float ``(2, layers + 1, 6)``"""
+        one = passes[name]
+        layers = counts[:, None] * one.layer
+        return np.stack([layers, layers + one.base - few * one.layer])
+
+    def ns(name: str) -> np.ndarray:
+        return np.maximum(of(name)[..., :LIVE].max(axis=-1), 0.0)
+
+    forward, first, further = of("F"), of("B first"), of("B further")
+    kept = forward[..., LIVE]
+    return StageCosts(
+        ns("F") + ns("B further"),
+        np.maximum(ns("B last") - ns("B further"), 0.0) + ns("U"),
+        {
+            "resident": of("resident")[..., 0],
+            "kept": kept,
+            "forward": forward[..., PEAK],
+            "first": first[..., PEAK],
+            "further": further[..., PEAK],
+            "gradients": np.maximum(first[..., LIVE] + kept, 0.0),
+        },
+    )
+
+
+def _passes(evaluator: Evaluator, plan: Plan) -> dict[str, _Passes]:
     """The figures of each kind of pass, by name; ``resident`` and ``gradients`` hold bytes that a stage stores."""
-    known, small = evaluator.known, small_mesh(choice)
-    key = "passes", small, plan.mesh.inner, choice.microbatch, choice.recompute
+    known, small = evaluator.known, small_mesh(plan.mesh)
+    p: Mapping[str, Any] = plan.parameters
+    key = "passes", small, plan.mesh.inner, p["microbatch"], p.get("recompute")
     if key not in known:
-        known[key] = _figures(evaluator, plan, _captures(evaluator, plan, small, choice.microbatch))
+        known[key] = _figures(evaluator, plan, _captures(evaluator, plan, small, int(p["microbatch"])))
     return known[key]
 
 
@@ -239,10 +317,10 @@ def _step_ns(plan: Plan, times: dict[str, list[float]]) -> float:
 
 
 def _schedule_ns(plan: Plan, microbatches: int, times: dict[str, list[float]]) -> float:
-    ranks, width = plan.mesh["pp"], plan.mesh.stage_ranks
+    ranks, first = plan.mesh["pp"], (*plan.first_ranks, 0)
     orders = pipeline_order(plan.schedule, ranks, microbatches, plan.stages_per_rank)
-    size = _sent_bytes(plan)
-    sent = [max(send_ns(size, r * width, (r + 1) * width % (ranks * width), plan.cluster) for r in range(ranks))]
+    size = max(_sent_bytes(plan, rank) for rank in {0, ranks - 1})
+    sent = [max(send_ns(size, first[r], first[r + 1], plan.cluster) for r in range(ranks))]
     done: dict[tuple, float] = {}
     free = [0.0] * ranks
     for rank, (what, stage, number) in execution_order(orders, plan.stages):
@@ -253,11 +331,12 @@ def _schedule_ns(plan: Plan, microbatches: int, times: dict[str, list[float]]) -
     return max(free)
 
 
-def _sent_bytes(plan: Plan) -> int:
-    """Bytes that a stage sends for a microbatch: activations in 16 bits, divided as the tokens of a rank are."""
-    p: Mapping[str, Any] = plan.parameters
-    tokens = int(p["microbatch"]) * int(p["length"]) // plan.mesh["cp"]
-    return 2 * tokens * int(p.get("width", 0)) // (plan.mesh["tp"] if "dp_shard" in plan.model.axes else 1)
+def _sent_bytes(plan: Plan, rank: int) -> int:
+    """Bytes that a rank sends for a microbatch: activations in 16 bits, divided as the tokens of a rank are."""
+    p: Mapping[str, Any] = plan.parameters_of(rank)
+    mesh = plan.meshes[rank]
+    tokens = int(p["microbatch"]) * int(p["length"]) // mesh["cp"]
+    return 2 * tokens * int(p.get("width", 0)) // (mesh["tp"] if "dp_shard" in plan.model.axes else 1)
 
 
 def _peak_bytes(plan: Plan, figures: dict[str, list[np.ndarray]], resident: list[float]) -> float:

@@ -13,7 +13,7 @@ from simdev.graphs.parallel_model import ParallelModel
 from simdev.parallel.capture import accumulates
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.hosts import find_host
-from simdev.parallel.mesh import Mesh
+from simdev.parallel.mesh import AXES, Mesh
 from simdev.parallel.plan import Plan
 
 RECOMPUTE = ("none", "selective", "full")  # less memory and more work from left to right
@@ -27,6 +27,10 @@ class Choice:
 
     ``stage_layers`` is the number of layers on each stage; empty: layers are spread evenly. ``reduce_each``: gradients
     are reduced after each microbatch, not with the last one alone; a rank then keeps its shard of them.
+
+    ``stage_meshes`` gives each stage a mesh of its own; ``mesh`` then holds ``pp`` alone, ``microbatch`` counts the
+    sequences of the whole pipeline, which the replicas of each stage divide, and ``stage_recompute`` may give each
+    stage its own recomputation (empty: ``recompute`` for all).
     """
 
     mesh: Mesh
@@ -36,10 +40,13 @@ class Choice:
     stages_per_rank: int = 1
     stage_layers: tuple[int, ...] = ()
     reduce_each: bool = False
+    stage_meshes: tuple[Mesh, ...] = ()
+    stage_recompute: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        parts = [str(self.mesh), f"microbatch={self.microbatch}"]
-        parts += [f"recompute={self.recompute}"] if self.recompute != "none" else []
+        parts = [" / ".join(map(str, self.stage_meshes)) or str(self.mesh), f"microbatch={self.microbatch}"]
+        kinds = "/".join(self.stage_recompute) or self.recompute
+        parts += [f"recompute={kinds}"] if kinds != "none" else []
         parts += ["reduce=each"] if self.reduce_each else []
         if self.mesh["pp"] > 1:
             parts.append(self.schedule + (f" x{self.stages_per_rank}" if self.stages_per_rank > 1 else ""))
@@ -53,19 +60,30 @@ class Choice:
         sizes = tuple(self.mesh[axis] for axis in ("pp", "tp", "cp", "ep", "dp_shard", "dp_replicate"))
         recompute = RECOMPUTE.index(self.recompute) if self.recompute in RECOMPUTE else len(RECOMPUTE)
         rest = self.schedule, self.stages_per_rank, self.stage_layers, self.reduce_each
-        return sizes, self.microbatch, recompute, *rest
+        own = tuple(tuple(mesh[axis] for axis in AXES) for mesh in self.stage_meshes)
+        return sizes, self.microbatch, recompute, *rest, own, self.stage_recompute
 
     def to_json(self) -> dict:
         """Plain values, from which :func:`choice_from` makes the choice again."""
+        own: dict[str, list] = {}
+        if self.stage_meshes:
+            own["stage_meshes"] = [_sizes(mesh) for mesh in self.stage_meshes]
+        if self.stage_recompute:
+            own["stage_recompute"] = list(self.stage_recompute)
         return {
-            "mesh": {axis: size for axis, size in self.mesh.sizes.items() if size > 1},
+            "mesh": _sizes(self.mesh),
             "microbatch": self.microbatch,
             "recompute": self.recompute,
             "schedule": self.schedule,
             "stages_per_rank": self.stages_per_rank,
             "stage_layers": list(self.stage_layers),
             "reduce_each": self.reduce_each,
+            **own,
         }
+
+
+def _sizes(mesh: Mesh) -> dict[str, int]:
+    return {axis: size for axis, size in mesh.sizes.items() if size > 1}
 
 
 def choice_from(values: Mapping) -> Choice:
@@ -81,7 +99,18 @@ def choice_from(values: Mapping) -> Choice:
     if not isinstance(each, bool):
         raise InvalidInput(f"expected true or false, got {each!r}", source="plan", field="reduce_each")
     given = {name: values[name] for name in list(wanted)[1:]}
-    return Choice(mesh=Mesh(values["mesh"]), **given, stage_layers=tuple(layers), reduce_each=each)
+    meshes = tuple(Mesh(sizes) for sizes in _listed(values, "stage_meshes", dict))
+    kinds = tuple(_listed(values, "stage_recompute", str))
+    return Choice(Mesh(values["mesh"]), **given, stage_layers=tuple(layers), reduce_each=each, stage_meshes=meshes,
+                  stage_recompute=kinds)  # fmt: skip
+
+
+def _listed(values: Mapping, name: str, kind: type) -> list:
+    """What each stage has of its own; nothing in rows of choices with one mesh."""
+    found = values.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(value, kind) for value in found):
+        raise InvalidInput(f"expected a list of {kind.__name__}, got {found!r:.60}", source="plan", field=name)
+    return found
 
 
 @dataclass(frozen=True)
@@ -139,7 +168,11 @@ class Job:
     def plan(self, choice: Choice) -> Plan:
         """The plan of a choice. Raises :class:`InvalidInput` if the choice does not suit model, cluster or batch."""
         mesh = choice.mesh
-        if mesh.ranks != self.ranks:
+        ranks = sum(stage.ranks for stage in choice.stage_meshes)
+        if ranks > self.ranks:
+            message = f"the stages have {ranks} ranks, the job {self.ranks}"
+            raise InvalidInput(message, source="plan", field="stage_meshes")
+        if mesh.ranks != self.ranks and not choice.stage_meshes:
             raise InvalidInput(f"{mesh} has {mesh.ranks} ranks, the job {self.ranks}", source="plan", field="mesh")
         at_once = mesh.replicas * choice.microbatch
         if self.batch % at_once:
@@ -151,7 +184,7 @@ class Job:
         parameters = {**self.parameters, "microbatch": choice.microbatch}
         if "recompute" in parameters:
             parameters["recompute"] = choice.recompute
-        elif choice.recompute != "none":
+        elif choice.recompute != "none" or choice.stage_recompute:
             raise InvalidInput(f"{self.model.name} does not recompute", source="plan", field="recompute")
         plan = Plan(
             self.model,
@@ -164,9 +197,11 @@ class Job:
             find_host(self.framework),
             stage_layers=choice.stage_layers,
             reduce_each=choice.reduce_each,
+            stage_meshes=choice.stage_meshes,
+            stage_recompute=choice.stage_recompute,
         )
         plan.parts  # noqa: B018  raises where a stage would have no layer
-        if not self._same_precision(mesh):
+        if not all(map(self._same_precision, choice.stage_meshes or (mesh,))):
             message = "a plan that shards no parameters (dp_shard) keeps weights in bfloat16 alone"
             raise InvalidInput(message, source=self.model.name, field="mesh")
         return plan

@@ -40,10 +40,9 @@ def plan_trace_events(report: PlanReport) -> list[dict]:
 def _memory(report: PlanReport, processes: dict[int, Process]) -> None:
     """During an action the counter shows the most that it needs, after it what remains."""
     found, schedule = report.unrolled, report.schedule
-    copies = found.copies
     number = {action: place for place, action in enumerate(found.actions)}
     for pipeline_rank, steps in enumerate(report.memory):
-        process = processes[pipeline_rank * copies]
+        process = processes[int(found.first[pipeline_rank])]
         for action, most, after in steps:
             mine = (found.action == number[action]) & found.is_compute & (found.rank == process.number)
             if mine.any():

@@ -33,6 +33,17 @@ def test_a_plan_prints_its_figures_and_writes_trace_and_picture(tmp_path, monkey
     assert "tokens/s/GPU" in text.output and "pipeline rank" in text.output
 
 
+def test_stages_with_meshes_of_their_own(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = "gpt-3.6b[width=64,layers=3,heads=4,length=32,vocabulary=128,microbatch=2]"
+    arguments = ["simulate-plan", model, "dgx-a100", "--mesh", "tp=2/1", "--microbatches", "4"]
+    done = run(*arguments, "--layers", "2/1", "--recompute", "full/none", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert found["mesh"] == "tp=2 / 1 rank" and found["ranks"] == 3 and found["global_batch"] == 8
+
+
 def test_a_pipeline_of_a_placement(tmp_path):
     done = run("simulate", "gpt2-medium", "p100x4", "--placer", "expert", "--pipeline", "4", "--json")
     assert done.exit_code == 0, done.output
@@ -71,6 +82,10 @@ def test_plans_that_cannot_be_are_one_sentence_and_exit_code_2(tmp_path, monkeyp
         (["--mesh", "pp=2", "--schedule", "zbv"], "two stages"),
         (["--mesh", "pp=2", "--schedule", "zb"], "schedule"),
         (["--mesh", "pp=2", "--slowdown", "0.5"], "slowdown"),
+        (["--mesh", "dp_shard=2/tp=2"], "do not divide among 2 replicas of stage 0"),
+        (["--mesh", "pp=2", "--recompute", "full/none"], "expected a mesh for each"),
+        (["--mesh", "tp=2/1", "--layers", "2/x"], "expected whole numbers with / between"),
+        (["--mesh", "tp=2/1", "--layers", "2/1"], "do not spread 4 layers"),
     ):
         monkeypatch.setattr("sys.argv", ["simdev", "simulate-plan", MODEL, "dgx-h100", *options])
         with pytest.raises(SystemExit) as stop:

@@ -117,6 +117,13 @@ def test_a_plan_that_keeps_whole_gradients_is_refused_where_they_are_reduced(job
         find_writer(framework)(job, replace(choice(dp_shard=64), reduce_each=False))
 
 
+@pytest.mark.parametrize("framework", ["torchtitan", "megatron", "accelerate", "deepspeed", "fsdp"])
+def test_no_configuration_gives_each_stage_a_mesh(job, framework):
+    own = Choice(Mesh({"pp": 2}), 8, stage_meshes=(Mesh({"dp_shard": 8, "tp": 4}), Mesh({"dp_shard": 4, "tp": 8})))
+    with pytest.raises(Unsupported, match=f"{framework} configurations have one mesh for all stages"):
+        find_writer(framework)(job, own)
+
+
 def test_an_unknown_framework_is_named():
     with pytest.raises(UnknownName, match="torchtitan"):
         find_writer("torchtitn")

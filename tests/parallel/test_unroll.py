@@ -25,4 +25,4 @@ def test_an_action_without_work_is_named():
     cluster = load_cluster("dgx-h100")
     empty = make_template(Segment("forward", ()), cluster, Mesh({}), 0, Host(), Prices(cluster))
     with pytest.raises(InvalidInput, match="F3.0 has no work"):
-        unroll.Unroller(Mesh({}), 4, 1).add(3, ("F", 3, 0), empty, [])
+        unroll.Unroller([Mesh({})] * 4, True).add(3, ("F", 3, 0), empty, [])

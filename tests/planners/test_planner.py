@@ -25,7 +25,7 @@ def test_grid_is_no_worse_than_any_other_planner(tiny_job, tiny_evaluator):
             choice = planners()[name].plan(tiny_job, rng=np.random.default_rng(0), budget=budget)
         except Unsupported:
             return None
-        return tiny_evaluator.outcome(choice).step_ns if not choice.stage_layers else None
+        return tiny_evaluator.outcome(choice).step_ns if not (choice.stage_layers or choice.stage_meshes) else None
 
     found = {name: best(name) for name in planners()}
     assert found["grid"] == min(step for step in found.values() if step is not None)
@@ -67,6 +67,13 @@ def test_choices_survive_json():
     assert choice_from(choice.to_json()) == choice
     with pytest.raises(InvalidInput, match="microbatch"):
         choice_from({**choice.to_json(), "microbatch": "4"})
+    assert not {"stage_meshes", "stage_recompute"} & choice.to_json().keys()  # as rows were before stages had meshes
+    meshes = Mesh({"tp": 2}), Mesh({"dp_replicate": 2})
+    own = Choice(Mesh({"pp": 2}), 4, stage_meshes=meshes, stage_recompute=("full", "none"))
+    assert choice_from(own.to_json()) == own and own.order != choice.order
+    assert str(own) == "tp=2 / dp_replicate=2 microbatch=4 recompute=full/none 1f1b"
+    with pytest.raises(InvalidInput, match="stage_meshes"):
+        choice_from({**own.to_json(), "stage_meshes": ["tp=2"]})
 
 
 def test_uneven_stages_are_simulated(tiny_job, tiny_evaluator):

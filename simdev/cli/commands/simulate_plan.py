@@ -28,9 +28,19 @@ def simulate_plan(
         ),
     ],
     mesh: Annotated[
-        str | None, typer.Option(help="Sizes of the mesh axes: dp_shard=8,tp=8,pp=4. A captured program has its own.")
+        str | None,
+        typer.Option(
+            help="Sizes of the mesh axes: dp_shard=8,tp=8,pp=4; with / between stages that have meshes of their own: "
+            "tp=4/dp_replicate=2,tp=2. A captured program has its own."
+        ),
     ] = None,
-    microbatches: Annotated[int, typer.Option(help="Microbatches of each replica in a step.")] = 1,
+    layers: Annotated[str | None, typer.Option(help="Layers of each stage: 14/10 (default: spread evenly).")] = None,
+    recompute: Annotated[
+        str | None, typer.Option(help="Recomputation of each stage with a mesh of its own: full/none.")
+    ] = None,
+    microbatches: Annotated[
+        int, typer.Option(help="Microbatches of each replica in a step; with / in --mesh: of the whole pipeline.")
+    ] = 1,
     schedule: Annotated[
         str, typer.Option(help="gpipe, 1f1b, interleaved, looped-bfs, zero-bubble, zbv or dualpipe-v.")
     ] = "1f1b",
@@ -70,22 +80,28 @@ def simulate_plan(
         from simdev.parallel.rank_program import load_rank_program
         from simdev.parallel.replay import ProgramPlan, simulate_rank_program
 
-        if mesh is not None or (microbatches, schedule, stages_per_rank) != (1, "1f1b", 1):
+        if (mesh or layers or recompute) is not None or (microbatches, schedule, stages_per_rank) != (1, "1f1b", 1):
             message = "a captured program has its mesh, microbatches and schedule; capture it anew for others"
             raise InvalidInput(message, source=model)
         program = ProgramPlan(load_rank_program(model), where, issuer)
         report = simulate_rank_program(program, prices, unfolded=unfolded, slowdown=slowdown, slow=stragglers)
     else:
-        from simdev.parallel import Plan, find_model, parse_mesh
+        from simdev.parallel import Plan, find_model
         from simdev.parallel import simulate_plan as simulate
+        from simdev.parallel.mesh import parse_meshes
 
         if mesh is None:
             raise InvalidInput("a model needs --mesh, such as dp_shard=8,tp=8", source=model)
         spec, parameters = find_model(model)
+        whole, stages = parse_meshes(mesh)
         if float8 is not None:
-            keep = int(parameters.get("vocabulary", 0)) // parse_mesh(mesh)["tp"]
+            keep = int(parameters.get("vocabulary", 0)) // (stages[-1] if stages else whole)["tp"]
             prices = Prices(where, scale=find_scale(host), float8=Float8(float8, keep))
-        plan = Plan(spec, parameters, where, parse_mesh(mesh), microbatches, schedule, stages_per_rank, issuer)
+        plan = Plan(
+            spec, parameters, where, whole, microbatches, schedule, stages_per_rank, issuer,
+            stage_layers=_counts(layers), stage_meshes=stages,
+            stage_recompute=tuple(recompute.split("/")) if recompute else (),
+        )  # fmt: skip
         report = simulate(plan, prices, unfolded=unfolded, slowdown=slowdown, slow=stragglers)
     if trace is not None:
         from simdev.report.perfetto import write_trace
@@ -101,6 +117,13 @@ def simulate_plan(
         print(json.dumps(report.summary(), indent=1))
         return
     print_report(report.summary())
+
+
+def _counts(text: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split("/")) if text else ()
+    except ValueError:
+        raise InvalidInput(f"expected whole numbers with / between them, got {text!r}", source="--layers") from None
 
 
 def print_report(found: dict) -> None:

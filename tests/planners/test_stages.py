@@ -1,55 +1,116 @@
-"""Planners that divide layers among stages: the division by enumeration, and what each of them may choose."""
+"""Planners that give each stage degrees of its own: the dynamic program against enumeration and against the published
+programs, its costs against the simulation, and what each planner may choose."""
 
 import itertools
 
 import numpy as np
 import pytest
 
-from simdev.baselines.parallel._stages import divide
-from simdev.planners import PlanBudget, planners
+from simdev.baselines.parallel._stages import in_progress, least_bottleneck, pipelines
+from simdev.exact.pipedream import Profile
+from simdev.exact.pipedream import plan as pipedream
+from simdev.exact.piper import Choice as LayerChoice
+from simdev.exact.piper import Layers, piper
+from simdev.parallel.mesh import Mesh
+from simdev.planners import Choice, PlanBudget, planners
+from simdev.planners.estimate import estimate, stage_costs
 
 
-def test_divisions_are_the_best_of_all():
-    for seed in range(60):
+def enumerated(tables, layers, ranks):
+    """The least slowest stage of all pipelines."""
+    least = np.inf
+    for stages in range(1, len(tables) + 1):
+        for split in itertools.product(range(1, layers + 1), repeat=stages):
+            for rows in itertools.product(range(len(tables[0][2])), repeat=stages):
+                if sum(split) == layers and sum(tables[0][2][row] for row in rows) <= ranks:
+                    found = [
+                        tables[stages - 1 - s][0][row, n] for s, (row, n) in enumerate(zip(rows, split, strict=True))
+                    ]
+                    least = min(least, max(found))
+    return least
+
+
+def test_pipelines_are_the_best_of_all():
+    for seed in range(25):
         rng = np.random.default_rng(seed)
-        stages, layers = int(rng.integers(1, 4)), int(rng.integers(3, 7))
-        cost = np.cumsum(rng.integers(1, 9, (stages, layers + 1)), axis=1).astype(float)
-        cost[rng.random(cost.shape) < 0.15] = np.inf
-        every = [
-            max(cost[s, n] for s, n in enumerate(split))
-            for split in itertools.product(range(1, layers + 1), repeat=stages)
-            if sum(split) == layers
-        ]
-        slowest, split = divide(cost)
-        assert slowest == min(every)
+        layers, ranks, sizes = int(rng.integers(3, 5)), int(rng.integers(2, 6)), [1, 2, 4]
+        tables = []
+        for _ in range(3):
+            best = np.cumsum(rng.integers(1, 9, (3, layers + 1)), axis=1).astype(float)
+            best[rng.random(best.shape) < 0.2] = np.inf
+            best[:, 0] = np.inf
+            tables.append((best, rng.integers(0, 50, best.shape), sizes))
+        slowest, stages = least_bottleneck(tables, layers, ranks)
+        assert slowest == enumerated(tables, layers, ranks)
         if np.isfinite(slowest):
-            assert sum(split) == layers and slowest == max(cost[s, n] for s, n in enumerate(split))
+            assert sum(n for _, n in stages) == layers
+            behind = tables[len(stages) - 1 :: -1]
+            assert all(option in table[1][:, n] for (option, n), table in zip(stages, behind, strict=True))
 
 
-def test_a_slow_last_stage_gets_fewer_layers():
-    cost = np.array([np.arange(9) * 1.0, np.arange(9) + 4.0])
-    assert divide(cost) == (6.0, (6, 2))
+def tables_of(layers, each):
+    """Tables of stages that take ``each[degree]`` for a layer, wherever they stand."""
+    rows = [[np.inf, *(n * ns for n in range(1, layers + 1))] for ns in each.values()]
+    return [(np.array(rows), np.zeros((len(each), layers + 1), int), list(each))] * layers
 
 
-@pytest.mark.parametrize(
-    "name, tensor", [("piper-uniform", (1, 2, 4)), ("pipedream-uniform", (1,)), ("dp-hybrid-uniform", (1,))]
-)
+def test_the_program_finds_what_pipers_program_finds():
+    """A chain whose edges cost nothing, memory without limit, data degrees that divide the microbatches."""
+    for seconds, weight, ranks in ((3.0, 0.4, 4), (1.0, 2.0, 6), (2.0, 0.0, 8)):
+        one = LayerChoice("plain", seconds, weight, 0.0, 0.0, {}, {})
+        chain = Layers("chain", ({1: (one,)},) * 6, tuple((v, v + 1, 0.0) for v in range(5)))
+        published = piper(chain, ranks, 1e9, 1.0, 24)
+        degrees = [d for d in range(1, ranks + 1) if 24 % d == 0]
+        each = {d: seconds / d + 4 * (d - 1) * weight / d / 24 for d in degrees}
+        tables = tables_of(6, each)
+        assert least_bottleneck(tables, 6, ranks)[0] == pytest.approx(published.seconds)
+
+
+def test_the_program_finds_what_pipedreams_program_finds():
+    """A chain whose activations and parameters take no time: more replicas are never slower."""
+    layers = tuple(map(str, range(5)))
+    before = (frozenset(), *(frozenset({v}) for v in range(4)))
+    for ranks in (3, 4, 7):
+        profile = Profile("chain", layers, np.full(5, 2.0), np.zeros(5), np.zeros(5), before)
+        published = pipedream(profile, [ranks], [1.0])
+        tables = tables_of(5, {d: 2.0 / d for d in range(1, ranks + 1)})
+        assert least_bottleneck(tables, 5, ranks)[0] == pytest.approx(published.seconds)
+
+
+def test_stages_keep_a_microbatch_for_each_stage_behind_them():
+    assert [in_progress(stages, 3) for stages in (1, 2, 3, 4)] == [1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("name, tensor", [("piper", (1, 2, 4)), ("pipedream", (1,)), ("dp-hybrid", (1,))])
 def test_what_the_planners_choose(name, tensor, tiny_job, tiny_evaluator):
     choice = planners()[name].plan(tiny_job, rng=np.random.default_rng(0), budget=PlanBudget(tiny_evaluator))
     outcome = tiny_evaluator.outcome(choice)
-    assert outcome.fits and choice.mesh["tp"] in tensor
-    assert name == "piper-uniform" or choice.recompute == "none"
+    meshes = choice.stage_meshes or (choice.mesh,)
+    assert outcome.fits and all(mesh["tp"] in tensor for mesh in meshes)
+    assert name == "piper" or {choice.recompute, *choice.stage_recompute} == {"none"}
 
 
-def test_the_profile_of_even_stages_is_what_was_captured(tiny_job, tiny_evaluator):
-    from simdev.baselines.parallel._stages import profile
-    from simdev.parallel.mesh import Mesh
-    from simdev.planners import Choice
-    from simdev.planners.bounds import span_ns
+def test_pipelines_offer_each_degree_that_divides_a_microbatch(tiny_job, tiny_evaluator):
+    found = {one.sequences: one for one in pipelines(tiny_job, PlanBudget(tiny_evaluator), tensor=False)}
+    assert set(found) == {1, 2, 4, 8} and found[4].microbatches == 2
+    assert {(o.mesh["dp_replicate"], o.share) for o in found[4].options} == {(4, 1), (2, 2)}
+    assert {o.ranks for o in found[2].options} == {1, 2}
 
-    choice = Choice(Mesh({"pp": 2, "dp_replicate": 2}))
-    known, program = profile(tiny_job, PlanBudget(tiny_evaluator), choice), tiny_evaluator.program(choice)
-    passes = [span_ns(f) + min(map(span_ns, b)) for f, b in zip(program.forward, program.backward, strict=True)]
-    assert known.of("pass_ns")[[0, 1], [3, 3]] == pytest.approx(passes)
-    assert known.of("held_bytes")[[0, 1], [3, 3]] == pytest.approx([s.resident_bytes for s in program.stages])
-    assert known.replicas == 2 and known.sent_ns[0] > 0 == known.sent_ns[1] and (known.exchange_ns > 0).any()
+
+@pytest.mark.parametrize("mesh", [{"dp_replicate": 4}, {"dp_replicate": 2, "tp": 2}], ids=str)
+def test_the_costs_of_one_stage_are_those_of_the_simulation(mesh, tiny_job, tiny_evaluator):
+    mesh, last = Mesh(mesh), 1
+    costs, outcome = stage_costs(tiny_evaluator, mesh, 2, "none"), tiny_evaluator.outcome(Choice(mesh, 2))
+    microbatches = tiny_job.batch // (2 * mesh.replicas)
+    step = microbatches * costs.pass_ns[last, -1] + costs.step_ns[last, -1]
+    assert step == pytest.approx(outcome.step_ns, rel=0.15)
+    assert costs.peak_bytes(1)[last, -1] == pytest.approx(outcome.peak_bytes[0], rel=0.12)
+
+
+def test_estimates_of_stages_with_their_own_meshes(tiny_job, tiny_evaluator):
+    stages = (Mesh({"dp_replicate": 2}), Mesh({"tp": 2}))
+    choice = Choice(Mesh({"pp": 2}), 2, stage_meshes=stages, stage_layers=(4, 2), stage_recompute=("none", "full"))
+    guess, exact = estimate(tiny_evaluator, choice), tiny_evaluator.outcome(choice)
+    assert exact.fits and exact.bound_ns <= exact.step_ns
+    assert guess.step_ns == pytest.approx(exact.step_ns, rel=0.2)
+    assert list(tiny_evaluator.estimates([choice, Choice(Mesh({"tp": 4}))]))[0] == guess

@@ -24,6 +24,8 @@ def fully_sharded(job: Job, budget: PlanBudget) -> Choice:
 def megatron_rule(job: Job, budget: PlanBudget) -> Choice:
     """Tensor parallelism up to a node, then stages until the model fits, then the quickest microbatch. Raises
     :class:`Unsupported` if nothing fits."""
+    if not job.known_recomputes:
+        raise Unsupported(f"megatron: {job.model.name} knows none of the kinds of recomputation that may be chosen")
     recompute = job.known_recomputes[-1]
     smallest = min(job.microbatches)
     ladder = [mesh(job, tp, pp) for tp, pp in _sizes(job)]

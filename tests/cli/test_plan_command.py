@@ -47,6 +47,7 @@ def test_the_best_plans_and_a_configuration(tmp_path):
         (["--microbatch", "two"], "--microbatch"),
         (["--batch", "0"], "batch"),
         (["--host", "fast"], "host"),
+        (["--recompute", "half"], "gpt knows none, full, not half"),
     ],
 )
 def test_mistakes_are_named(more, message):

@@ -64,6 +64,7 @@ def plan(
     from simdev.parallel import load_cluster
     from simdev.planners import Evaluator, Job, PlanBudget, find_planner
     from simdev.planners.figures import figures, what_helps, why_slower
+    from simdev.planners.job import RECOMPUTE
     from simdev.planners.model import find_trained
 
     spec, params = find_planner(planner)
@@ -78,6 +79,9 @@ def plan(
         recomputes=tuple(recompute.split(",")),
         name=f"{model} on {cluster}",
     )
+    if not job.known_recomputes:
+        known = ", ".join(job.with_changes(recomputes=RECOMPUTE).known_recomputes)
+        raise InvalidInput(f"{found.name} knows {known}, not {recompute}", source="--recompute")
     writer = _writer(write)
     price = positive(price, "--price") or job.cluster.kind.dollars_per_hour or None
     workers = jobs or os.cpu_count() or 1

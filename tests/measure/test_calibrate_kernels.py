@@ -48,14 +48,25 @@ def test_parquet_tables_of_a_stack(tmp_path):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    folder = tmp_path / "h100_sxm" / "gemm" / "vllm" / "1.0"
-    folder.mkdir(parents=True)
-    columns = {"device": ["NVIDIA H100 80GB HBM3"] * 3, "gemm_dtype": ["bfloat16", "fp8", "int8_wo"],
-               "m": [1, 2, 3], "n": [4, 5, 6], "k": [7, 8, 9], "latency": [1.0, 2.0, 3.0]}  # fmt: skip
-    parquet.write_table(pa.table(columns), folder / "gemm_perf.parquet")
-    one, two = read_kernel_tables([tmp_path])
-    assert (one.dtype, one.dims.tolist(), one.seconds.tolist()) == ("bf16", [[1, 1, 4, 7]], [0.001])
-    assert (two.dtype, two.source, fitted(two)) == ("f8", "aiconfigurator vllm", True)
+    def write(stack, what, table, **columns):
+        folder = tmp_path / "h100_sxm" / what / stack / "1.0"
+        folder.mkdir(parents=True, exist_ok=True)
+        columns["device"] = ["NVIDIA H100 80GB HBM3"] * len(columns["m"])
+        parquet.write_table(pa.table(columns), folder / f"{table}_perf.parquet")
+
+    kinds, latency = ["bfloat16", "fp8", "fp8", "fp8", "int8_wo"], [1.0, 2.0, 2.0, 2.0, 3.0]
+    for stack in ("vllm", "trtllm"):
+        write(stack, "gemm", "gemm", gemm_dtype=kinds, m=[1, 2, 3, 4, 5], n=[4] * 5, k=[7] * 5, latency=latency)
+        write(stack, "quantize", "scale_matrix", m=[2, 3], k=[7, 7], latency=[0.25, 1.5])
+        write(stack, "quantize", "computescale", m=[2, 3], k=[7, 7], latency=[0.5, 0.5])
+    first, one, _, two = read_kernel_tables([tmp_path])  # in order of stacks
+    assert (first.dtype, first.dims.tolist(), first.seconds.tolist()) == ("bf16", [[1, 1, 4, 7]], [0.001])
+    # the cast is left out, and products whose cast is not known or takes most of the reading
+    assert one.dims.tolist() == two.dims.tolist() == [[1, 2, 4, 7]]
+    assert (one.dtype, one.source, fitted(one)) == ("f8", "aiconfigurator trtllm", True)
+    assert one.seconds.tolist() == pytest.approx([0.002 - 0.00075])
+    assert (two.source, fitted(two)) == ("aiconfigurator vllm", False)
+    assert two.seconds.tolist() == pytest.approx([0.002 - 0.00025])
 
 
 def test_damaged_tables_are_named(tmp_path):

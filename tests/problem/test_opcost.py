@@ -290,6 +290,10 @@ def test_precisions_have_classes_and_a_factor_of_their_own():
     assert source == ["fit", "fit"] and ns[1] <= ns[0]
     slower = Calibration("toy", SHEET, 0, classes, steps={"f16": 1.5}).durations([product], SHEET, 0)[0][0]
     assert slower == pytest.approx(1.5 * ns[0])
+    like = Calibration("toy", SHEET, 0, classes, steps={"bf16": 1.5}).durations(
+        [product, Part("gemm", (1, 512, 512, 512), "f8")], SHEET, 0
+    )[0]
+    assert like == pytest.approx(1.5 * ns)  # f16 and FP8 have the factor of bf16 unless they have their own
     attention = Part("attention", (2, 4, 4, 256, 256, 64, 64, 0), "bf16")
     forward, backward = device.durations([attention, Part("attention_backward", attention.dims, "bf16")], SHEET, 0)[0]
     assert 2.5 < backward / forward < 3.2  # 2.5 times the products, at a somewhat lower rate

@@ -29,8 +29,20 @@ from simdev.measure.calibrate.observations import Observations
 # Device files are fitted to these sources and judged by the others. OpenXLA is the only source for MI300X, where a
 # fifth of its shapes is held out.
 FITTED_SOURCES = ("aiconfigurator sglang", "aiconfigurator vllm", "vidur Llama-2-7b-hf", "vidur phi-2")
+# FP8 products with one scale a tensor, as training has them (Transformer Engine, torchao), run in cuBLAS. TensorRT-LLM
+# calls cuBLAS; sglang and vLLM call CUTLASS kernels with a scale for each row.
+FITTED_F8 = ("aiconfigurator trtllm",)
 STACKS = ("sglang", "vllm", "trtllm")  # each one has products and attention
 DTYPES = {"bfloat16": "bf16", "float16": "f16", "fp8": "f8"}
+# An FP8 reading of a stack holds the cast of the input to FP8. The package lists the times of these casts: those that
+# apply a scale, and what finding the scale takes in addition. Which of them a reading holds: TensorRT-LLM finds a scale
+# for the tensor, vLLM is given one, sglang finds one for each row (its own table is of another kernel: vLLM's serves).
+CASTS = {
+    "trtllm": ("trtllm", ("scale_matrix", "computescale")),
+    "vllm": ("vllm", ("scale_matrix",)),
+    "sglang": ("vllm", ("scale_matrix", "computescale")),
+}
+MOST_CAST = 0.5  # an FP8 reading of which the cast is a larger share says nothing about the product
 OPENXLA_DEVICES = {"sm_90": "NVIDIA_H100_80GB_HBM3", "sm_100_B200": "NVIDIA_B200", "gfx942": "AMD_Instinct_MI300X"}
 OPENXLA_DTYPES = {
     "bf16xbf16->bf16": "bf16",
@@ -47,7 +59,8 @@ A100 = "NVIDIA_A100-SXM4-80GB"
 
 def fitted(rows: Observations) -> bool:
     """Whether fits of device files use ``rows``."""
-    return rows.source.startswith(FITTED_SOURCES) or (rows.device == MI300X and HELD_OUT not in rows.source)
+    sources = FITTED_F8 if rows.dtype == "f8" else FITTED_SOURCES
+    return rows.source.startswith(sources) or (rows.device == MI300X and HELD_OUT not in rows.source)
 
 
 def read_kernel_tables(paths: Iterable[str | Path]) -> list[Observations]:
@@ -123,8 +136,27 @@ def _aic_products(file: Path) -> list[Observations]:
         if chosen.any():
             m, n, k = (columns[name][chosen].astype(np.int64) for name in "mnk")
             dims = np.stack([np.ones_like(m), m, n, k], axis=1)
-            tables.append(_observations(device, "gemm", dtype, dims, columns["latency"][chosen] / 1e3, source))
+            seconds = columns["latency"][chosen] / 1e3
+            if dtype == "f8":
+                casts = _casts_s(file, m, k)
+                seconds = np.where(casts <= MOST_CAST * seconds, seconds - casts, np.nan)
+            tables.append(_observations(device, "gemm", dtype, dims, seconds, source))
     return tables
+
+
+def _casts_s(file: Path, m: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """float64 ``(n,)``: what casting an input ``[m, k]`` to FP8 takes in the products of ``file``, from the tables of
+    casts beside it; NaN where they lack a size."""
+    stack, names = CASTS[next(stack for stack in STACKS if f"/{stack}/" in file.as_posix())]
+    total = np.zeros(len(m))
+    for name in names:
+        known: dict[tuple[int, int], float] = {}
+        for table in sorted(file.parents[2].with_name("quantize").glob(f"{stack}/*/{name}_perf.parquet")):
+            columns, *_ = _columns(table)
+            sizes = zip(columns["m"].tolist(), columns["k"].tolist(), strict=True)
+            known |= dict(zip(sizes, (columns["latency"] / 1e3).tolist(), strict=True))
+        total += [known.get(size, np.nan) for size in zip(m.tolist(), k.tolist(), strict=True)]
+    return total
 
 
 def _aic_attention(file: Path) -> list[Observations]:

@@ -88,8 +88,9 @@ class ClassFit:
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """A device file in memory. ``steps`` maps a precision to the factor by which whole steps were measured to be slower
-    than their fits say; it scales every fit of that precision. ``own`` are the classes of the file itself, without
-    those of ``like``; ``watts`` is the board's power limit, ``capability`` that of CUDA (0: another vendor)."""
+    than their fits say; it scales every fit of that precision. f16 and FP8 have the factor of bf16 without one of their
+    own: gaps between kernels and clocks under lasting load are alike. ``own`` are the classes of the file itself,
+    without those of ``like``; ``watts`` is the board's power limit, ``capability`` that of CUDA (0: another vendor)."""
 
     name: str
     sheet: Datasheet
@@ -148,7 +149,7 @@ class Calibration:
             dims = np.array([parts[number].dims for number in members], np.int64)
             fit = self.fit_of(parts[members[0]])
             assert fit is not None, "grouped above by its class"
-            slower = self.steps.get(dtype, self.steps.get("bf16", 1.0) if dtype == "f16" else 1.0)
+            slower = self.steps.get(dtype, self.steps.get("bf16", 1.0) if dtype in ("f16", "f8") else 1.0)
             slower *= self.clock_ratio(sheet) if on_matrix_units(name, dtype) and name in GEMM_LIKE else 1.0
             ns[members] = launch_ns + 1e9 * fitted_s(fit, name, dims, sheet, dtype) * slower
             for number in members:

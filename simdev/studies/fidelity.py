@@ -8,6 +8,9 @@ fits may use.
 
 from __future__ import annotations
 
+import gc
+import importlib
+import importlib.util
 import os
 import re
 from collections.abc import Callable
@@ -127,38 +130,49 @@ def all_cases(
     return cases, notes
 
 
+# What the cases of a part can depend on beside this file; other files of simdev cannot change them.
+BASE = ("errors.py", "files.py", "problem", "graphs", "sim", "studies/fidelity.py")
+MEASURED = (*BASE, "measure")
+PLANS = (*BASE, "parallel", "studies/training_runs.py")
+
+
 @dataclass(frozen=True)
 class _Part:
-    """A part of the report: ``make(notes)`` gives its cases, which depend on ``files``."""
+    """A part of the report: ``make(notes)`` gives its cases, which depend on ``files`` and on the ``sources`` of
+    simdev."""
 
     name: str
     title: str
     files: tuple[Path, ...]
+    sources: tuple[str, ...]
     make: Callable[[list[str]], list[Case]]
 
 
 def _parts(data: Path) -> list[_Part]:
+    """The parts, those that take longest first."""
     manifest, parts = load_manifest(), []
     files = sorted(path for path in data.rglob("*") if path.is_file())
+    ends = (".csv", ".csv.gz", ".xlsx", ".out", ".parquet", ".json")
+    tables = tuple(path for path in files if path.name.endswith(ends))
+    runs = tuple(path for path in tables if path.parent.name == "training-runs")
+    for source, goal in TRAINING.items() if runs else ():
+        for number in range(WORKERS_OF_A_SET.get(source, 1)):
+            name = f"training runs {source}" + (f", part {number + 1}" if source in WORKERS_OF_A_SET else "")
+            parts.append(_Part(name, name, runs, PLANS, partial(_training_cases, data, source, goal, number)))
+    parts.append(_Part("op tables", "op tables", tables, MEASURED, partial(_op_cases, data)))
+    parts.append(_Part("matrix units", "matrix units", tables, MEASURED, partial(_matrix_cases, data)))
     for path in files:
         kind = _kind(path, data)
         if kind is not None:
             name, role = path.relative_to(data).as_posix(), role_of(path, data, manifest)
-            parts.append(_Part(f"{name} {role}", name, (path,), partial(_file_cases, path, kind, name, role)))
-    ends = (".csv", ".csv.gz", ".xlsx", ".out", ".parquet", ".json")
-    tables = tuple(path for path in files if path.name.endswith(ends))
-    parts.append(_Part("op tables", "op tables", tables, partial(_op_cases, data)))
-    parts.append(_Part("matrix units", "matrix units", tables, partial(_matrix_cases, data)))
-    runs = tuple(path for path in tables if path.parent.name == "training-runs")
-    for source, goal in TRAINING.items() if runs else ():
-        name = f"training runs {source}"
-        parts.append(_Part(name, name, runs, partial(_training_cases, data, source, goal)))
+            make = partial(_file_cases, path, kind, name, role)
+            parts.append(_Part(f"{name} {role}", name, (path,), MEASURED, make))
     return parts
 
 
 def _part_cases(cache: Path | None, part: _Part) -> tuple[list[Case], list[str]]:
     notes: list[str] = []
-    return Kept(cache, Case).cases(part.name, part.files, part.make, notes), notes
+    return Kept(cache, Case, part.sources).cases(part.name, part.files, part.make, notes), notes
 
 
 class _Workers:
@@ -180,25 +194,32 @@ class _Workers:
 
 TRAINING = {
     "vtrain-single": "F8 one node",
-    "vtrain-multi": "F8 many nodes",
     "llm-foundry": "F8 FSDP",
-    "torchtitan": "F8 torchtitan",
+    "vtrain-multi": "F8 many nodes",
     "megatron-bridge": "F8 FP8",
+    "torchtitan": "F8 torchtitan",
 }
-ROWS_OF_A_SET = 24  # judged here; ``simdev training-runs --most`` judges more and prints controls beside them
+WORKERS_OF_A_SET = {"vtrain-single": 4}  # a part each, of every fourth configuration
+ROWS_OF_A_SET = {"llm-foundry": 24}  # judged here, spread over models and sizes; of the other sets, all rows
 
 
-def _training_cases(data: Path, source: str, goal: str, notes: list[str]) -> list[Case]:
-    """A set of public training runs: its step times, and the memory of those that report it."""
+def _training_cases(data: Path, source: str, goal: str, number: int, notes: list[str]) -> list[Case]:
+    """A set of public training runs, or the part ``number`` of it: step times, and the memory of runs that report
+    it."""
     from simdev.studies import training_runs as study
 
     try:
         runs, refused = study.read_runs(data, source)
     except InvalidInput as error:
-        notes.append(f"{source}: {error.message}")
+        notes += [f"{source}: {error.message}"] if not number else []
         return []
-    predictions, more = study.predict_all(study.spread(runs, ROWS_OF_A_SET))
-    notes += [*refused, *more]
+    if importlib.util.find_spec("torch") is not None:
+        importlib.import_module("torch._dynamo")
+        gc.freeze()  # each capture collects garbage: what is imported by now is none
+    runs = study.spread(runs, ROWS_OF_A_SET.get(source, len(runs)))
+    mine = study.share(runs, number, WORKERS_OF_A_SET.get(source, 1))
+    predictions, more = study.predict_all(mine)
+    notes += [*(refused if not number else []), *more]
     role = "calibrate" if study.FITTED[source][0] == study.HERE else "validate"
     cases = []
     for p in predictions:

@@ -14,22 +14,22 @@ from simdev.measure.calibrate.manifest import sha256_of
 from simdev.placers.registry import graph_path
 
 PACKAGE = Path(simdev.__file__).parent
-# What a case can depend on; other files of simdev cannot change it.
-SOURCES = ("errors.py", "files.py", "problem", "graphs", "sim", "parallel", "measure", "studies/fidelity.py",
-           "studies/training_runs.py")  # fmt: skip
+PARALLEL = "parallel"  # among the sources: also the shipped models of training runs
 
 
 class Kept:
-    """Keeps cases, each an instance of the dataclass ``case``, in ``folder``. ``folder`` None: nothing is kept."""
+    """Keeps cases, each an instance of the dataclass ``case``, in ``folder``. ``folder`` None: nothing is kept.
+    ``sources`` are the files and folders of the package that the cases depend on."""
 
-    def __init__(self, folder: Path | None, case: type):
-        self.folder, self.case = folder, case
+    def __init__(self, folder: Path | None, case: type, sources: Sequence[str]):
+        self.folder, self.case, self.sources = folder, case, sources
 
     @cached_property
     def code(self) -> str:
         """SHA-256 (hex) of the sources and device files that cases depend on: other code may give other cases."""
         digest = hashlib.sha256()
-        for root in [*(PACKAGE / name for name in SOURCES), _parallel_models()]:
+        models = [_parallel_models()] if PARALLEL in self.sources else []
+        for root in [*(PACKAGE / name for name in self.sources), *models]:
             for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
                 if path.suffix in (".py", ".toml", ".npz", ".csv") and path.is_file():
                     digest.update(f"{path.relative_to(root.parent).as_posix()} {sha256_of(path)}\n".encode())

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput
+from simdev.parallel import Mesh
 from simdev.parallel.timing import ODD_PRODUCT
 from simdev.problem.opcost.device import calibration_names
 from simdev.studies import fidelity
 from simdev.studies.fidelity import Case, all_cases, bootstrap, groups
 from simdev.studies.fidelity_report import markdown, write
 from simdev.studies.fitted_constants import constants
-from simdev.studies.kept import PACKAGE, SOURCES, Kept
+from simdev.studies.kept import PACKAGE, Kept
 
 
 def case(goal, predicted, **more):
@@ -129,23 +130,23 @@ def test_cases_are_kept_until_a_file_changes(tmp_path):
     found = []
     for _ in range(2):
         notes = []
-        found.append(Kept(tmp_path / "kept", Case).cases("name", [data], make, notes))
+        found.append(Kept(tmp_path / "kept", Case, ["errors.py"]).cases("name", [data], make, notes))
         assert notes == ["a note"]
     assert len(calls) == 1 and found[0][0].predicted == found[1][0].predicted == 101.0
     data.write_text("2")
-    assert Kept(tmp_path / "kept", Case).cases("name", [data], make, [])[0].predicted == 102.0
+    assert Kept(tmp_path / "kept", Case, ["errors.py"]).cases("name", [data], make, [])[0].predicted == 102.0
     for path in (tmp_path / "kept").iterdir():
         path.write_text("{")  # a damaged file is made again
-    assert Kept(tmp_path / "kept", Case).cases("name", [data], make, [])[0].predicted == 103.0
+    assert Kept(tmp_path / "kept", Case, ["errors.py"]).cases("name", [data], make, [])[0].predicted == 103.0
 
 
 def test_training_runs_are_cases_with_their_memory(tmp_path, monkeypatch):
     from simdev.studies import training_runs as study
 
-    plan = SimpleNamespace(mesh="tp=2", parameters={"microbatch": 1})
+    plan = SimpleNamespace(mesh=Mesh({"tp": 2}), parameters={"microbatch": 1})
     runs = [study.Run(source, "row 1", "model", plan, 2e6, 3e9) for source in study.SETS]
     monkeypatch.setattr(study, "read_runs", lambda data, source: ([run for run in runs if run.source == source], []))
-    monkeypatch.setattr(study, "predict_all", lambda mine: ([study.Prediction(mine[0], 1e6, 3e9)], ["a note"]))
+    monkeypatch.setattr(study, "predict_all", lambda mine: ([study.Prediction(r, 1e6, 3e9) for r in mine], ["a note"]))
     (tmp_path / "training-runs").mkdir()
     (tmp_path / "training-runs" / "torchtitan.csv").write_text("a\n")
     cases, notes = all_cases(tmp_path)
@@ -166,9 +167,27 @@ def test_every_goal_is_printed_and_every_fitted_constant_says_its_rows():
 
 
 def test_kept_cases_do_not_depend_on_files_that_cannot_change_them():
-    code = Kept(None, Case).code
-    assert len(code) == 64 and not any(name.startswith(("cli", "report", "bench")) for name in SOURCES)
-    assert all((PACKAGE / name).exists() for name in SOURCES)
+    few, many = (Kept(None, Case, sources).code for sources in (fidelity.MEASURED, fidelity.PLANS))
+    assert len(few) == 64 and few != many
+    names = {*fidelity.MEASURED, *fidelity.PLANS}
+    assert not any(name.startswith(("cli", "report", "bench")) for name in names)
+    assert all((PACKAGE / name).exists() for name in names)
+
+
+def test_runs_are_shared_by_what_they_capture():
+    from simdev.studies import training_runs as study
+
+    plans = [
+        SimpleNamespace(mesh=Mesh({"tp": tensor, "pp": pipe}), parameters={"microbatch": micro})
+        for tensor in (1, 2)
+        for micro in (1, 2, 4)
+        for pipe in (1, 2)
+    ]
+    runs = [study.Run("vtrain-single", str(n), "model", plan, 1e6) for n, plan in enumerate(plans)]
+    parts = [study.share(runs, number, 4) for number in range(4)]
+    assert sorted(int(run.name) for part in parts for run in part) == list(range(len(runs)))
+    keys = [{(run.plan.mesh["tp"], run.plan.parameters["microbatch"]) for run in part} for part in parts]
+    assert sum(map(len, keys)) == len(set().union(*keys)) == 6
 
 
 def test_two_processes_give_what_one_gives(tmp_path):

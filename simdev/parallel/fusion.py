@@ -3,7 +3,8 @@
 A compiler merges elementwise kernels and reductions that follow each other into one. Results that only the next kernel
 reads then stay on the chip. A run of kernels reads what no kernel before it in the run has written, and writes the
 result of the last one. Calls do not say which tensors they share, so a kernel is taken to read what the kernel before
-it has written, as far as the bytes allow.
+it has written, as far as the bytes allow. Sums of gradients over microbatches lie between compiled graphs and are left
+as they are.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def remaining_shares(calls: Sequence[Call]) -> list[float]:
     shares = [1.0] * len(calls)
     run: list[int] = []
     for number, call in enumerate(calls):
-        joins = call.stream == COMPUTE and call.kind in FUSED
+        accumulates = call.kind == "add_" and call.in_backward and not call.is_forward
+        joins = call.stream == COMPUTE and call.kind in FUSED and not accumulates
         if run and (not joins or call.waits):
             _fuse(calls, run, shares)
             run = []

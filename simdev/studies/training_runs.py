@@ -150,9 +150,9 @@ def read_runs(folder: Path, source: str) -> tuple[list[Run], list[str]]:
     return runs, refused
 
 
-def predict(run: Run, prices: Prices | None = None) -> Prediction:
-    """Simulate the plan of a run."""
-    program = prepare(run.plan, prices)
+def predict(run: Run, prices: Prices | None = None, known: dict | None = None) -> Prediction:
+    """Simulate the plan of a run; ``known`` as for :func:`~simdev.parallel.plan.prepare`."""
+    program = prepare(run.plan, prices, known=known)
     report = simulate_program(program)
     update = max(template.work_ns for template in program.finish)
     step_ns = report.step_ns - update * (1 - 1 / run.update_shards)
@@ -170,12 +170,14 @@ def predict_all(runs: list[Run], tell: Callable[[str], None] = lambda _: None) -
     shared: dict = {}
     found, refused = [], []
     for number, run in enumerate(runs):
-        key = run.source, run.plan.cluster, run.compiled, run.float8
+        key = run.source, run.plan.cluster, run.compiled, run.float8, run.plan.host
         if key not in shared:
             scale = find_scale(SCALES.get(run.source, ""))
-            shared[key] = Prices(run.plan.cluster, scale=scale, compiled=run.compiled, float8=run.float8)
+            shared[key] = Prices(run.plan.cluster, scale=scale, compiled=run.compiled, float8=run.float8), {}
+        prices, known = shared[key]
         try:
-            found.append(predict(run, shared[key]))
+            # runs of one model that FSDP does not shard share captures and timed segments as they are
+            found.append(predict(run, prices, known if run.plan.mesh["dp_shard"] == 1 else None))
             tell(f"{run.source} {number + 1}/{len(runs)}: {found[-1].error:+.1%}")
         except SimdevError as error:
             refused.append(f"{run.source} {run.name}: {error}")
@@ -189,6 +191,13 @@ def spread(runs: list[Run], most: int) -> list[Run]:
     keep = np.linspace(0, len(runs) - 1, most).round().astype(int)
     ordered = sorted(runs, key=lambda run: (run.group, run.step_ns))
     return [ordered[place] for place in keep]
+
+
+def share(runs: list[Run], number: int, parts: int) -> list[Run]:
+    """The part ``number`` of ``parts`` of the runs; runs that need the same captures are in one part."""
+    keys = [(run.group, run.plan.parameters["microbatch"], run.plan.mesh["tp"]) for run in runs]
+    places = {key: place for place, key in enumerate(sorted(set(keys)))}
+    return [run for run, key in zip(runs, keys, strict=True) if places[key] % parts == number]
 
 
 # Readers ---------------------------------------------------------------------------------------------------------
@@ -307,7 +316,7 @@ def _nemo(source: str, name: str, row: dict) -> Run:
         raise Unsupported(f"the shape of {row['model']} is not known")
     model, parameters = find_model("llama3-8b")
     micro, ranks = int(row["micro_batch"]), int(row["gpus"])
-    parameters |= NEMO[row["model"]] | {"length": int(row["sequence"]), "microbatch": micro}
+    parameters |= NEMO[row["model"]] | {"length": int(row["sequence"]), "microbatch": micro, "build": "megatron"}
     sizes = {axis: int(row[axis]) for axis in ("pp", "cp", "tp")}
     replicas = ranks // (sizes["pp"] * sizes["cp"] * sizes["tp"])
     mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1} or {"tp": 1})  # one replica
@@ -324,7 +333,7 @@ def _nemo(source: str, name: str, row: dict) -> Run:
     )
     step_s = int(row["global_batch"]) * parameters["length"] / (float(row["tokens_per_s_per_gpu"]) * ranks)
     keep = parameters["vocabulary"] // plan.mesh["tp"]
-    float8 = Float8("delayed", keep=keep) if row["precision"] == "fp8" else None
+    float8 = Float8("delayed", keep, micro * parameters["length"]) if row["precision"] == "fp8" else None
     return Run(source, name, row["model"], plan, 1e9 * step_s, compiled=True, float8=float8, update_shards=replicas)
 
 

@@ -1,5 +1,7 @@
 """Products of linear layers in FP8."""
 
+from dataclasses import replace
+
 import pytest
 
 from simdev.errors import UnknownName
@@ -21,6 +23,18 @@ def test_a_product_becomes_an_fp8_product_and_a_cast():
     elements = (4096 * 1024 + 1024 * 2048) // 2
     assert (cast.bytes_read, cast.bytes_written, cast.flops) == (2 * elements, 2 * elements, 0)
     assert Float8("dynamic").calls_of(call)[1].bytes_read == 4 * elements
+
+
+def test_weights_that_keep_their_cast_are_not_cast_again():
+    recipe, tokens = Float8("delayed", tokens=8192), 8192
+    forward = replace(product(tokens, 1024, 2048), is_forward=True)
+    of_input, of_weight = product(tokens, 2048, 1024), product(2048, tokens, 1024)
+    halves = [tokens * 1024, tokens * 2048, tokens * (1024 + 2048)]  # activations among the operands
+    for call, activations in zip((forward, of_input, of_weight), halves, strict=True):
+        assert recipe.calls_of(call)[1].bytes_read == activations  # half of them, two bytes each
+    square = product(tokens, tokens, tokens)
+    assert recipe.calls_of(square)[1].bytes_read == 1.5 * tokens**2  # on average over both sorts
+    assert recipe.calls_of(replace(square, is_forward=True))[1].bytes_read == tokens**2
 
 
 @pytest.mark.parametrize("call", [product(4096, 1024, 50257), product(4096, 1024, 32000), product(64, 64, 64, "bmm")])

@@ -22,5 +22,11 @@ def test_products_and_waits_end_a_run_and_keep_their_time():
     assert remaining_shares(calls) == [1.0] * 4
 
 
+def test_sums_of_gradients_are_not_fused():
+    calls = [call("add_", 8, 4, in_backward=True), call("add_", 8, 4, in_backward=True)]
+    assert remaining_shares(calls) == [1.0, 1.0]
+    assert remaining_shares([call("add_", 8, 4), call("add_", 8, 4)]) == [2 / 3] * 2
+
+
 def test_a_kernel_of_another_stream_is_not_fused():
     assert remaining_shares([call("add", 8, 4, stream="stream 1"), call("mul", 4, 4, stream="stream 1")]) == [1.0, 1.0]

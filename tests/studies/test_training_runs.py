@@ -120,7 +120,7 @@ def test_a_nemo_run_is_one_replica_that_shares_the_update(tmp_path):
     rows = "gpt3-20b,64,dgx-h100,fp8,256,2,2048,2,1,1,1,5851\nllama2-13b,16,dgx-h100,bf16,128,1,4096,1,4,1,10,8646\n"
     (first, second), _ = runs_of(tmp_path, "megatron-bridge", NEMO + rows)
     assert first.plan.mesh.ranks == 2 and first.update_shards == 32 and first.plan.microbatches == 4
-    assert first.float8 == Float8("delayed", keep=25_600) and second.float8 is None
+    assert first.float8 == Float8("delayed", 25_600, 4096) and second.float8 is None
     assert (second.plan.schedule, second.plan.stages_per_rank, second.plan.microbatches) == ("interleaved", 10, 32)
     three_products = 3 * first.plan.parameters["hidden"] / (2 * 4 * 6144)
     assert three_products == pytest.approx(1, rel=0.01)

@@ -37,23 +37,29 @@ def rotate(x, rotation):
     return (torch.view_as_real(torch.view_as_complex(real) * rotation).flatten(3)).type_as(x)
 
 
-def grouped_attention(width: int, heads: int, kv_heads: int, ways: int):
-    """Causal attention of ``heads`` queries that share ``kv_heads`` keys and values, on one of ``ways`` ranks."""
+def grouped_attention(width: int, heads: int, kv_heads: int, ways: int, merged: bool = False):
+    """Causal attention of ``heads`` queries that share ``kv_heads`` keys and values, on one of ``ways`` ranks.
+    ``merged``: one product makes queries, keys and values."""
     from torch import nn
     from torch.nn import functional as F
 
     head = width // heads
+    sizes = [width // ways, *[kv_heads * head // ways] * 2]
 
     class Attention(nn.Module):
         def __init__(self):
             super().__init__()
-            self.q, self.o = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
-            self.k, self.v = (nn.Linear(width, kv_heads * head, bias=False) for _ in range(2))
+            self.o = nn.Linear(width, width, bias=False)
+            if merged:
+                self.qkv = nn.Linear(width, width + 2 * kv_heads * head, bias=False)
+            else:
+                self.q = nn.Linear(width, width, bias=False)
+                self.k, self.v = (nn.Linear(width, kv_heads * head, bias=False) for _ in range(2))
 
         def forward(self, x, rotation):
             batch, tokens, _ = x.shape
-            q = self.q(x).view(batch, tokens, heads // ways, head)
-            k, v = (f(x).view(batch, tokens, kv_heads // ways, head) for f in (self.k, self.v))
+            parts = self.qkv(x).split(sizes, dim=-1) if merged else [f(x) for f in (self.q, self.k, self.v)]
+            q, k, v = (part.view(batch, tokens, -1, head) for part in parts)
             q, k = rotate(q, rotation), rotate(k, rotation)
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kv_heads != heads)
@@ -62,19 +68,23 @@ def grouped_attention(width: int, heads: int, kv_heads: int, ways: int):
     return Attention()
 
 
-def gated(width: int, hidden: int):
-    """The feed-forward part: a product gated by another one."""
+def gated(width: int, hidden: int, merged: bool = False):
+    """The feed-forward part: a product gated by another one. ``merged``: one product makes both, and one kernel each
+    way applies the gate (``glu`` moves the bytes of a fused SwiGLU)."""
     from torch import nn
     from torch.nn import functional as F
 
     class FeedForward(nn.Module):
         def __init__(self):
             super().__init__()
-            self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
             self.down = nn.Linear(hidden, width, bias=False)
+            if merged:
+                self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
+            else:
+                self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
 
         def forward(self, x):
-            return self.down(F.silu(self.gate(x)) * self.up(x))
+            return self.down(F.glu(self.gate_up(x)) if merged else F.silu(self.gate(x)) * self.up(x))
 
     return FeedForward()
 
@@ -184,7 +194,7 @@ def on_rank(x):
     return x.to_local(grad_placements=[Partial()]) if isinstance(x, DTensor) else x
 
 
-def grouped_attention_plan() -> dict[str, object]:
+def grouped_attention_plan(merged: bool = False) -> dict[str, object]:
     """Styles of :func:`grouped_attention` for :func:`over_tensors`."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
@@ -192,21 +202,18 @@ def grouped_attention_plan() -> dict[str, object]:
     columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
     return {
         "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
-        "attention.q": columns,
-        "attention.k": columns,
-        "attention.v": columns,
+        **{f"attention.{name}": columns for name in (("qkv",) if merged else ("q", "k", "v"))},
         "attention.o": rows,
     }
 
 
-def gated_plan() -> dict[str, object]:
+def gated_plan(merged: bool = False) -> dict[str, object]:
     """Styles of :func:`gated` for :func:`over_tensors`."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
     return {
         "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
-        "feed_forward.gate": ColwiseParallel(),
-        "feed_forward.up": ColwiseParallel(),
+        **{f"feed_forward.{name}": ColwiseParallel() for name in (("gate_up",) if merged else ("gate", "up"))},
         "feed_forward.down": RowwiseParallel(output_layouts=Shard(1)),
     }

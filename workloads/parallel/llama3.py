@@ -7,6 +7,10 @@ layer's input alone; ``"selective"`` also keeps the results of attention, of red
 Weights and gradients are bfloat16 in computation and float32 in storage (FSDP's mixed precision); AdamW is fused.
 ``norm="composed"`` computes RMSNorm in float32 by separate kernels, as PyTorch did before version 2.8 outside of
 ``torch.compile``; ``"fused"`` is one kernel.
+
+``build="megatron"`` is one replica as Megatron-Core has it with Transformer Engine: weights are stored in bfloat16, one
+product makes queries, keys and values, another one makes both parts of the feed-forward gate, and no FSDP casts or
+gathers weights. Its optimizer's state and traffic between replicas are not those of Megatron's distributed optimizer.
 """
 
 from __future__ import annotations
@@ -36,8 +40,10 @@ SIZES = {
     "70b": {"width": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "hidden": 28672},
     "405b": {"width": 16384, "layers": 126, "heads": 128, "kv_heads": 8, "hidden": 53248},
 }
-DEFAULTS = {**SIZES["8b"], "vocabulary": 128_256, "length": 8192, "microbatch": 1, "recompute": "none", "norm": "fused"}
+DEFAULTS = {**SIZES["8b"], "vocabulary": 128_256, "length": 8192, "microbatch": 1, "recompute": "none", "norm": "fused",
+            "build": "torchtitan"}  # fmt: skip
 NORMS = ("fused", "composed")
+BUILDS = ("torchtitan", "megatron")
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -62,6 +68,10 @@ def llama3_checks(p, mesh) -> None:
         raise UnknownName("recompute", str(p["recompute"]), RECOMPUTE, source="llama3")
     if p["norm"] not in NORMS:
         raise UnknownName("norm", str(p["norm"]), NORMS, source="llama3")
+    if p["build"] not in BUILDS:
+        raise UnknownName("build", str(p["build"]), BUILDS, source="llama3")
+    if p["build"] == "megatron" and any(mesh[axis] > 1 for axis in ("dp_replicate", "dp_shard", "cp")):
+        raise InvalidInput("megatron is one replica: only pp and tp may be above 1", source="llama3", field="build")
 
 
 @parallel_model(
@@ -74,7 +84,7 @@ def llama3_checks(p, mesh) -> None:
     checks=llama3_checks,
 )
 def llama3(
-    mesh, part: Part, *, width, layers, heads, kv_heads, hidden, vocabulary, length, microbatch, recompute, norm
+    mesh, part: Part, *, width, layers, heads, kv_heads, hidden, vocabulary, length, microbatch, recompute, norm, build
 ):
     import torch
     from torch import nn
@@ -89,16 +99,20 @@ def llama3(
             return (y * scale).type_as(x) * self.weight
 
     Norm = ComposedNorm if norm == "composed" else nn.RMSNorm
+    merged = build == "megatron"
 
     def layer():
-        attention = grouped_attention(width, heads, kv_heads, ways)
-        return decoder_layer(width, attention, gated(width, hidden), Norm)
+        attention = grouped_attention(width, heads, kv_heads, ways, merged)
+        return decoder_layer(width, attention, gated(width, hidden, merged), Norm)
 
     with torch.device("meta"):
         model = decoder(part, [layer() for _ in range(part.layers)], width, vocabulary, Norm)
-    over_tensors(model, mesh, part, lambda _: {**grouped_attention_plan(), **gated_plan()})
+    over_tensors(model, mesh, part, lambda _: {**grouped_attention_plan(merged), **gated_plan(merged)})
     recomputed(model, recompute, context_fn=_selective_contexts if recompute == "selective" else None)
-    over_data(model, model.layers, mesh)
+    if merged:
+        model.to(torch.bfloat16)
+    else:
+        over_data(model, model.layers, mesh)
     inputs = decoder_inputs(part, microbatch, tokens, width, width // heads, ways)
     return Stage(model, inputs, adam, last_gradient, context=partial(_context, mesh, part, length))
 

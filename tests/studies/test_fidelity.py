@@ -143,7 +143,8 @@ def test_cases_are_kept_until_a_file_changes(tmp_path):
 def test_training_runs_are_cases_with_their_memory(tmp_path, monkeypatch):
     from simdev.studies import training_runs as study
 
-    plan = SimpleNamespace(mesh=Mesh({"tp": 2}), parameters={"microbatch": 1})
+    cluster = SimpleNamespace(kind=SimpleNamespace(name="a board"))
+    plan = SimpleNamespace(mesh=Mesh({"tp": 2}), parameters={"microbatch": 1}, cluster=cluster)
     runs = [study.Run(source, "row 1", "model", plan, 2e6, 3e9) for source in study.SETS]
     monkeypatch.setattr(study, "read_runs", lambda data, source: ([run for run in runs if run.source == source], []))
     monkeypatch.setattr(study, "predict_all", lambda mine: ([study.Prediction(r, 1e6, 3e9) for r in mine], ["a note"]))
@@ -155,6 +156,7 @@ def test_training_runs_are_cases_with_their_memory(tmp_path, monkeypatch):
     assert {case.goal: case.error for case in step_cases} == dict.fromkeys(goals, -0.5)
     assert {case.role for case in step_cases if case.goal == "F8 FSDP"} == {"calibrate"}
     assert [case.error for case in cases if case.goal == "F9 reserved"] == [0] * 5 and "a note" in notes
+    assert [(case.group, case.error) for case in cases if case.goal == "F7 unseen"] == [("a board", -0.5)]
 
 
 def test_every_goal_is_printed_and_every_fitted_constant_says_its_rows():
@@ -184,7 +186,7 @@ def test_runs_are_shared_by_what_they_capture():
         for pipe in (1, 2)
     ]
     runs = [study.Run("vtrain-single", str(n), "model", plan, 1e6) for n, plan in enumerate(plans)]
-    parts = [study.share(runs, number, 4) for number in range(4)]
+    parts = [study.share(runs, number, 3) for number in range(3)]
     assert sorted(int(run.name) for part in parts for run in part) == list(range(len(runs)))
     keys = [{(run.plan.mesh["tp"], run.plan.parameters["microbatch"]) for run in part} for part in parts]
     assert sum(map(len, keys)) == len(set().union(*keys)) == 6

@@ -11,6 +11,8 @@ from simdev.files import markdown_table, replacing, write_table, write_text
 from simdev.studies.fidelity import GOALS, Case, Group, groups
 from simdev.studies.fitted_constants import ROOFLINES, constants
 
+MOST_SHOWN = 30  # cases of a group that the text lists one by one
+
 
 def write(cases: list[Case], notes: list[str], folder: Path) -> None:
     """Write ``cases.csv``, ``groups.csv``, ``README.md`` and ``scatter.png`` into ``folder``."""
@@ -48,8 +50,10 @@ def markdown(cases: list[Case], notes: list[str]) -> str:
     over = [case for case in cases if case.over]
     lines += ["", f"## Over the goal: {len(over)}", ""]
     lines += _over(over)
-    lines += ["", "## Cases", "", "Op tables and single steps are in `cases.csv`.", ""]
-    shown = [case for case in cases if case.goal and not case.goal.startswith("F5")]
+    text = f"Op tables, single steps and groups of more than {MOST_SHOWN} cases are in `cases.csv`."
+    lines += ["", "## Cases", "", text, ""]
+    few = {(group.goal, group.group) for group in found if group.cases + group.left_out <= MOST_SHOWN}
+    shown = [case for case in cases if (case.goal, case.group) in few and case.goal and case.goal[:2] != "F5"]
     columns = (
         "goal, group, case, role, noise, measured, predicted, unit, error, table, fit, fallback, sum of ops, roofline"
     )

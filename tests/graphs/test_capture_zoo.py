@@ -88,3 +88,56 @@ def test_time_series_get_inputs():
     series = capture_package("transformers:InformerModel", batch=2)
     assert series.meta["parameters"] > 0
     assert {"input.0.past_values", "input.0.future_values"} <= set(series.op_names)
+
+
+def test_inputs_whose_names_say_what_they_are():
+    from simdev.graphs.capture.packages import _by_name
+
+    config, latent = {"source_dim": 48, "target_vocab_size": 9, "cross_attention_dim": 24}, (2, 4, 3, 8, 8)
+    sizes = {
+        "source_hidden_states": (2, 77, 48),
+        "target_input_ids": (2, 77),
+        "image_latents": latent,
+        "image_embeddings": (2, 24),
+        "fps": (2,),
+        "controlnet_cond": (2, 3, 24, 64, 64),
+    }
+    assert {name: tuple(_by_name(name, config, latent).shape) for name in sizes} == sizes
+    assert _by_name("target_input_ids", config, latent).max() < 9
+    assert _by_name("other_hidden_states", config, latent) is None and _by_name("und_len", config, latent) is None
+
+
+def test_fields_without_a_default_are_named():
+    from simdev.graphs.capture.packages import _check_fields
+
+    class Model:
+        def __init__(self, width: int, depth: int = 2):
+            pass
+
+    _check_fields(Model, {"width": 3}, "diffusers:Model")
+    with pytest.raises(InvalidInput, match=r"has no default for width: capture diffusers:Model\[width=...\]"):
+        _check_fields(Model, {}, "diffusers:Model")
+    with pytest.raises(UnknownName, match="unknown field 'dept'; did you mean 'depth'"):
+        _check_fields(Model, {"width": 3, "dept": 4}, "diffusers:Model")
+
+
+def test_positions_begin_after_the_padding():
+    """RoBERTa has 512 positions, of which tokens use those from 2 on: a real step of 512 tokens fails."""
+    import torch
+
+    from simdev.graphs.capture.packages import _positions
+
+    model = torch.nn.Module()
+    model.position_embeddings = torch.nn.Embedding(512, 4, padding_idx=1)
+    assert _positions(model) == 510
+    model.position_embeddings = torch.nn.Embedding(512, 4)
+    assert _positions(model) > 512
+
+
+def test_a_model_of_several_models_has_a_loss_over_each():
+    import torch
+
+    from simdev.graphs.capture.packages import _mean_of
+
+    parts = {"vision": {"last": torch.ones(3), "pooled": torch.ones(2)}, "text": {"last": torch.full((4,), 2.0)}}
+    assert _mean_of(parts) == 3 and _mean_of({"last": torch.ones(3), "pooled": torch.full((2,), 5.0)}) == 1

@@ -40,11 +40,10 @@ def capture(
     The step trains, infers, or is a loop of your own.
 
     With --mesh, turn a parallel step into a rank program, which `simdev simulate-plan` takes in place of a model.
+    With --mesh and --compiled, the runs of elementwise kernels between products and collectives are one kernel each.
     """
     if mesh is not None:
-        if compiled:
-            raise InvalidInput("--compiled is for steps without --mesh", source=step)
-        _capture_ranks(step, out, mesh, name, mode, batch, length)
+        _capture_ranks(step, out, mesh, name, mode, batch, length, compiled)
         return
     from simdev.graphs.capture import capture_file, capture_package, is_package_model
     from simdev.graphs.capture.precision import precision_text
@@ -82,9 +81,14 @@ def _print_fused(eager, graph) -> None:
     print(f"assumption: {facts['assumption']}")
 
 
-def _capture_ranks(step: str, out, mesh: str, name: str | None, mode: str, batch: int | None, length: int | None):
+def _capture_ranks(
+    step: str, out, mesh: str, name: str | None, mode: str, batch: int | None, length: int | None, compiled: bool
+):
+    from dataclasses import replace
+
     from simdev.graphs.capture import is_package_model
     from simdev.parallel import parse_mesh
+    from simdev.parallel.fusion import ASSUMPTION, fused_segment
     from simdev.parallel.rank_program import save_rank_program
     from simdev.parallel.step_capture import capture_package_step, capture_step_file
 
@@ -92,10 +96,17 @@ def _capture_ranks(step: str, out, mesh: str, name: str | None, mode: str, batch
         raise InvalidInput("--mode is for models of packages without --mesh", source=step)
     capture = capture_package_step if is_package_model(step) else capture_step_file
     program = capture(step, parse_mesh(mesh), name=name, batch=batch or 0, length=length or 0)
+    eager = program
+    if compiled:
+        program = replace(eager, segments=tuple(map(fused_segment, eager.segments)))
     save_rank_program(program, out)
     calls = [call for piece in program.pieces[0] for call in program.segments[piece.segment].calls]
     collectives = sum(call.is_collective for call in calls)
     print(f"{out}: {program.mesh.ranks} ranks ({program.mesh}), {len(program.pieces)} pipeline ranks")
+    if compiled:
+        before, after = (sum(len(segment.calls) for segment in one.segments) for one in (eager, program))
+        print(f"compiled: {before:,} calls became {after:,}")
+        print(f"assumption: {ASSUMPTION}")
     print(
         f"rank 0: {len(calls) - collectives} kernels, {collectives} collectives; {program.flops:.4g} FLOPs on all ranks"
     )

@@ -70,9 +70,14 @@ def _training(model, inputs: tuple, loss) -> TrainingStep:
 
 
 def _mean_of(outcome):
-    """A loss where the package defines none: over all predictions of a list, else over the first tensor."""
+    """A loss where the package defines none: over all predictions of a list, over the first tensor of each part of a
+    model that returns the outputs of several, else over the first tensor."""
     from simdev.graphs.capture.build import named_tensors
 
+    if isinstance(outcome, dict):
+        parts = [part for part in outcome.values() if part is not None]
+        if len(parts) > 1 and all(isinstance(part, dict) for part in parts):
+            return sum(map(_mean_of, parts))
     found = [tensor for _, tensor in named_tensors(outcome, "output") if tensor.is_floating_point()]
     return sum(tensor.float().mean() for tensor in (found if isinstance(outcome, (list, tuple)) else found[:1]))
 
@@ -239,7 +244,7 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
     own = config.get_text_config()
     takes = inspect.signature(model.forward).parameters
     usual = 16 if any(word in config.model_type for word in BY_TOKEN) else 512
-    tokens = length or min(getattr(own, "max_position_embeddings", None) or usual, usual)
+    tokens = length or min(getattr(own, "max_position_embeddings", None) or usual, usual, _positions(model))
     vocabulary = getattr(own, "vocab_size", None) or 1000
     count = batch or (8 if model.main_input_name == "pixel_values" else 4)
     if "grid_thw" in takes:
@@ -272,6 +277,16 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
         side = config.image_size // config.patch_size
         inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
     return inputs
+
+
+def _positions(model) -> int:
+    """How many tokens have a learned position. RoBERTa and its like count positions from the padding's index on."""
+    tables = [
+        (module.weight.shape[0], module.padding_idx)
+        for name, module in model.named_modules()
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
+    ]
+    return min((rows - padding - 1 for rows, padding in tables), default=1 << 20)
 
 
 def _patches(config, takes, count: int) -> dict:
@@ -369,12 +384,36 @@ def _diffusers(target, name, fields, mode, batch, length):
         )
 
     def build():
-        model = cls(**fields)
+        _check_fields(cls, fields, target)
+        try:
+            model = cls(**fields)
+        except TypeError as error:
+            takes = inspect.signature(cls).parameters.items()
+            unset = [key for key, item in takes if item.default is None and key not in fields]
+            if "NoneType" not in str(error) or not unset:
+                raise
+            raise InvalidInput(
+                f"its defaults make no model ({error}); in brackets, as in {name}[{unset[0]}=...], give those of "
+                f"{', '.join(unset)} that it needs",
+                source=target,
+            ) from error
         inputs = _diffusion_inputs(model, batch or 1)
         _check_complete(model, inputs, target)
         return _unary_named(model, inputs, mode)
 
     return build
+
+
+def _check_fields(cls, fields: dict, target: str) -> None:
+    """Raise :class:`InvalidInput` if the class needs fields that have no default, or does not have a given one."""
+    takes = inspect.signature(cls).parameters
+    missing = [key for key, item in takes.items() if item.default is item.empty and key not in fields]
+    if missing:
+        given = ",".join(f"{key}=..." for key in missing)
+        raise InvalidInput(f"has no default for {', '.join(missing)}: capture {target}[{given}]", source=target)
+    unknown = [key for key in fields if key not in takes]
+    if unknown:
+        raise UnknownName("field", unknown[0], takes, source=target)
 
 
 def _unary_named(model, inputs: dict, mode):
@@ -396,16 +435,19 @@ def _diffusion_inputs(model, batch: int) -> dict:
         sound = torch.randn(batch, config.get("in_channels"), length)
         return {"sample": sound, "timestep": torch.ones(batch, dtype=torch.int64)}
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    blocks = [word for word in config.get("down_block_types") or () if isinstance(word, str)]
     frames = (
         (config.get("sample_frames") or 2,)
-        if "3D" in type(model).__name__ or "Temporal" in type(model).__name__
+        if any("3D" in word or "Temporal" in word for word in (type(model).__name__, *blocks))
         else ()
     )
     shape = (batch, config.get("in_channels") or 3, *frames, height, width)
     if "sample" in takes or "x" in takes:
         inputs = {"sample" if "sample" in takes else "x": torch.randn(shape)}
-    else:
+    elif "hidden_states" in takes:
         inputs = {"hidden_states": torch.randn(shape)}
+    else:
+        inputs = {}
     if "timestep" in takes:
         inputs["timestep"] = torch.ones(batch, dtype=torch.int64)
     if "encoder_hidden_states" in takes:
@@ -424,8 +466,42 @@ def _diffusion_inputs(model, batch: int) -> dict:
     if "pooled_projections" in takes:
         inputs["pooled_projections"] = torch.randn(batch, config["pooled_projection_dim"])
     if "added_cond_kwargs" in takes and getattr(model, "use_additional_conditions", False):
-        shape = torch.full((batch, 2), float(8 * height)), torch.ones(batch, 1)
-        inputs["added_cond_kwargs"] = {"resolution": shape[0], "aspect_ratio": shape[1]}
+        sides, ratio = torch.full((batch, 2), float(8 * height)), torch.ones(batch, 1)
+        inputs["added_cond_kwargs"] = {"resolution": sides, "aspect_ratio": ratio}
     if "class_labels" in takes and (config.get("num_embeds_ada_norm") or config.get("num_class_embeds")):
         inputs["class_labels"] = torch.zeros(batch, dtype=torch.int64)
+    for name, item in takes.items():
+        if name not in inputs and (item.default is item.empty or name == "image_embeddings"):
+            made = _by_name(name, config, shape)
+            if made is not None:
+                inputs[name] = made
     return inputs
+
+
+def _by_name(name: str, config, latent: tuple[int, ...], tokens: int = 77):
+    """The tensor that an argument's name asks for, with the sizes of the configuration field that begins with the same
+    word: ``source_hidden_states`` are as wide as ``source_dim``. None for a name that says too little."""
+    import torch
+
+    batch, word = latent[0], name.partition("_")[0]
+
+    def size(*ends: str) -> int | None:
+        keys = [key for key in config if key.startswith(f"{word}_") and key.endswith(ends)]
+        return next((config[key] for key in keys if isinstance(config[key], int)), None)
+
+    if name in ("fps", "r_timestep", "timestep_r"):
+        return torch.ones(batch, dtype=torch.int64)
+    if name.endswith("latents"):
+        return torch.randn(latent)
+    if name.endswith("attention_mask"):
+        return torch.ones(batch, tokens, dtype=torch.int64)
+    if name.endswith("_ids") and size("vocab_size"):
+        return torch.randint(0, size("vocab_size"), (batch, tokens))
+    if name.endswith("hidden_states") and size("dim", "hidden_size"):
+        return torch.randn(batch, tokens, size("dim", "hidden_size"))
+    if name == "image_embeddings" and config.get("cross_attention_dim"):
+        return torch.randn(batch, config["cross_attention_dim"])
+    if name == "controlnet_cond":  # an image, of which a latent has an eighth of the side
+        side = [8 * extent for extent in latent[2:]]
+        return torch.randn(batch, config.get("conditioning_channels") or 3, *side)
+    return None

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from simdev.baselines.parallel._fit import data_axis
 from simdev.errors import Unsupported
 from simdev.parallel.collectives import route
 from simdev.parallel.mesh import Mesh
@@ -52,11 +53,6 @@ class Pipeline:
     options: tuple[Option, ...]
     costs: tuple[StageCosts, ...]
     sent_ns: np.ndarray
-
-
-def data_axis(job: Job) -> str:
-    """The axis along which the replicas of a stage stand: sharded where the model can be."""
-    return "dp_shard" if "dp_shard" in job.model.axes else "dp_replicate"
 
 
 def stage_sizes(job: Job) -> list[int]:

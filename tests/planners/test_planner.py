@@ -97,12 +97,10 @@ def test_many_microbatches_are_extrapolated_to_the_nanosecond(sizes, framework, 
 
 
 def test_search_tries_interleaved_stages(tiny_job):
-    from simdev.baselines.parallel._moves import neighbours
-
     job = tiny_job.with_changes(schedules=("1f1b", "interleaved"), recomputes=("none",), microbatches=(1,))
     deep = Choice(Mesh({"pp": 2, "dp_replicate": 2}))
     looped = Choice(deep.mesh, schedule="interleaved", stages_per_rank=2)
-    assert looped in neighbours(job, deep) and looped in set(job.choices())
+    assert looped in set(job.choices())
     evaluator = Evaluator(job)
     assert job_bound_ns(evaluator) <= evaluator.outcome(looped).step_ns != evaluator.outcome(deep).step_ns
 

@@ -2,11 +2,13 @@
 programs, its costs against the simulation, and what each planner may choose."""
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from simdev.baselines.parallel._stages import in_progress, least_bottleneck, pipelines
+from simdev.baselines.parallel import alpa, flexflow
+from simdev.baselines.parallel._stages import in_progress, least_bottleneck, least_sum, pipelines
 from simdev.exact.pipedream import Profile
 from simdev.exact.pipedream import plan as pipedream
 from simdev.exact.piper import Choice as LayerChoice
@@ -17,35 +19,58 @@ from simdev.planners.estimate import estimate, stage_costs
 
 
 def enumerated(tables, layers, ranks):
-    """The least slowest stage of all pipelines."""
-    least = np.inf
+    """``(times of the stages, ranks)`` of all pipelines."""
     for stages in range(1, len(tables) + 1):
+        behind = tables[stages - 1 :: -1]
         for split in itertools.product(range(1, layers + 1), repeat=stages):
             for rows in itertools.product(range(len(tables[0][2])), repeat=stages):
-                if sum(split) == layers and sum(tables[0][2][row] for row in rows) <= ranks:
-                    found = [
-                        tables[stages - 1 - s][0][row, n] for s, (row, n) in enumerate(zip(rows, split, strict=True))
-                    ]
-                    least = min(least, max(found))
-    return least
+                used = sum(tables[0][2][row] for row in rows)
+                if sum(split) == layers and used <= ranks:
+                    yield [t[0][row, n] for t, row, n in zip(behind, rows, split, strict=True)], used
+
+
+def random_tables(rng, layers):
+    tables = []
+    for _ in range(3):
+        best = np.cumsum(rng.integers(1, 9, (3, layers + 1)), axis=1).astype(float)
+        best[rng.random(best.shape) < 0.2] = np.inf
+        best[:, 0] = np.inf
+        tables.append((best, np.tile(np.arange(3)[:, None], (1, layers + 1)), [1, 2, 4]))
+    return tables
 
 
 def test_pipelines_are_the_best_of_all():
     for seed in range(25):
         rng = np.random.default_rng(seed)
-        layers, ranks, sizes = int(rng.integers(3, 5)), int(rng.integers(2, 6)), [1, 2, 4]
-        tables = []
-        for _ in range(3):
-            best = np.cumsum(rng.integers(1, 9, (3, layers + 1)), axis=1).astype(float)
-            best[rng.random(best.shape) < 0.2] = np.inf
-            best[:, 0] = np.inf
-            tables.append((best, rng.integers(0, 50, best.shape), sizes))
+        layers, ranks = int(rng.integers(3, 5)), int(rng.integers(2, 6))
+        tables = random_tables(rng, layers)
+        every = list(enumerated(tables, layers, ranks))
         slowest, stages = least_bottleneck(tables, layers, ranks)
-        assert slowest == enumerated(tables, layers, ranks)
-        if np.isfinite(slowest):
-            assert sum(n for _, n in stages) == layers
-            behind = tables[len(stages) - 1 :: -1]
-            assert all(option in table[1][:, n] for (option, n), table in zip(stages, behind, strict=True))
+        assert slowest == min((max(times) for times, _ in every), default=np.inf)
+        most = 1.5 * slowest
+        total, summed = least_sum(tables, layers, ranks, most)
+        assert total == min((sum(t) for t, used in every if max(t) <= most and used == ranks), default=np.inf)
+        for value, found, join in ((slowest, stages, max), (total, summed, sum)):
+            if np.isfinite(value):
+                behind = tables[len(found) - 1 :: -1]
+                assert sum(n for _, n in found) == layers
+                assert value == join(t[0][option, n] for (option, n), t in zip(found, behind, strict=True))
+
+
+def test_alpa_finds_the_least_step_of_all(monkeypatch):
+    """Equation 2 of Zheng et al. 2022, over all pipelines; the largest stage is enumerated in steps of 1 %."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        layers, ranks, count = int(rng.integers(3, 5)), int(rng.integers(2, 6)), int(rng.integers(1, 9))
+        tables = random_tables(rng, layers)
+        options = tuple(SimpleNamespace(ranks=size) for size in (1, 2, 4))
+        monkeypatch.setattr(alpa, "all_loads", lambda *_, tables=tables: tables)
+        job = SimpleNamespace(layers=layers, ranks=ranks)
+        found, stages = alpa.plan(SimpleNamespace(job=job, microbatches=count, options=options), np.inf)
+        all_used = [t for t, used in enumerated(tables, layers, ranks) if used == ranks and np.isfinite(max(t))]
+        every = [sum(t) + (count - 1) * max(t) for t in all_used]
+        assert min(every, default=np.inf) <= count * found <= 1.01 * min(every, default=np.inf)
+        assert bool(stages) == np.isfinite(found)
 
 
 def tables_of(layers, each):
@@ -81,13 +106,15 @@ def test_stages_keep_a_microbatch_for_each_stage_behind_them():
     assert [in_progress(stages, 3) for stages in (1, 2, 3, 4)] == [1, 2, 3, 3]
 
 
-@pytest.mark.parametrize("name, tensor", [("piper", (1, 2, 4)), ("pipedream", (1,)), ("dp-hybrid", (1,))])
+@pytest.mark.parametrize(
+    "name, tensor", [("piper", (1, 2, 4)), ("alpa", (1, 2, 4)), ("pipedream", (1,)), ("dp-hybrid", (1,))]
+)
 def test_what_the_planners_choose(name, tensor, tiny_job, tiny_evaluator):
     choice = planners()[name].plan(tiny_job, rng=np.random.default_rng(0), budget=PlanBudget(tiny_evaluator))
     outcome = tiny_evaluator.outcome(choice)
     meshes = choice.stage_meshes or (choice.mesh,)
     assert outcome.fits and all(mesh["tp"] in tensor for mesh in meshes)
-    assert name == "piper" or {choice.recompute, *choice.stage_recompute} == {"none"}
+    assert name in ("piper", "alpa") or {choice.recompute, *choice.stage_recompute} == {"none"}
 
 
 def test_pipelines_offer_each_degree_that_divides_a_microbatch(tiny_job, tiny_evaluator):
@@ -114,3 +141,27 @@ def test_estimates_of_stages_with_their_own_meshes(tiny_job, tiny_evaluator):
     assert exact.fits and exact.bound_ns <= exact.step_ns
     assert guess.step_ns == pytest.approx(exact.step_ns, rel=0.2)
     assert list(tiny_evaluator.estimates([choice, Choice(Mesh({"tp": 4}))]))[0] == guess
+
+
+def test_proposals_change_a_plan_into_plans_of_the_job(tiny_job):
+    rng = np.random.default_rng(0)
+    here = flexflow.random_plan(tiny_job, rng)
+    seen = set()
+    for _ in range(400):
+        there = flexflow.proposal(tiny_job, rng, here)
+        sequences, stages = there
+        assert sum(n for _, _, n in stages) == tiny_job.layers
+        if flexflow.suits(tiny_job, there):
+            assert sum(mesh.ranks for mesh, _, _ in stages) <= tiny_job.ranks
+            here = there
+            seen.add(flexflow.as_choice(tiny_job, here))
+    assert len(seen) > 40 and len({len(c.stage_meshes) for c in seen}) > 2
+    assert any(len(set(c.stage_recompute)) > 1 for c in seen)
+
+
+def test_a_chain_ends_with_a_plan_no_slower_than_its_start(tiny_job, tiny_evaluator):
+    met, budget = {}, PlanBudget(tiny_evaluator)
+    start = flexflow.data_parallel(tiny_job)
+    flexflow.chain(tiny_job, np.random.default_rng(1), budget, met, start, 5.0, 60, 60)
+    assert min(one.step_ns for one in met.values()) <= met[flexflow.as_choice(tiny_job, start)].step_ns
+    assert len(met) > 5 and budget.used == 0

@@ -115,14 +115,13 @@ class ComputationGraph:
     @cached_property
     def output_ptr(self) -> np.ndarray:
         """int32 ``(n + 1,)``: op ``v`` produces the tensors ``output_ptr[v]:output_ptr[v + 1]``."""
-        return _frozen(np.searchsorted(self.tensor_producer, np.arange(self.n_ops + 1)).astype(np.int32))
+        return _frozen(_places(self.tensor_producer, self.n_ops))
 
     @cached_property
     def _input_csr(self) -> tuple[np.ndarray, np.ndarray]:
         tensor = np.repeat(np.arange(self.n_tensors, dtype=np.int32), np.diff(self.consumer_ptr))
         order = np.argsort(self.consumers, kind="stable")
-        ptr = np.searchsorted(self.consumers[order], np.arange(self.n_ops + 1)).astype(np.int32)
-        return _frozen(ptr), _frozen(tensor[order])
+        return _frozen(_places(self.consumers, self.n_ops)), _frozen(tensor[order])
 
     @property
     def input_ptr(self) -> np.ndarray:
@@ -147,6 +146,8 @@ class ComputationGraph:
     @cached_property
     def unit_of_op(self) -> np.ndarray:
         """int32 ``(n,)``: number of the placement unit (a colocation group, or an op alone), numbered by first op."""
+        if self.op_group.max(initial=-1) < 0:
+            return _frozen(np.arange(self.n_ops, dtype=np.int32))
         label = np.where(self.op_group >= 0, self.op_group, self.op_group.max(initial=-1) + 1 + np.arange(self.n_ops))
         _, first, inverse = np.unique(label, return_index=True, return_inverse=True)
         rank = np.empty(len(first), np.int32)
@@ -459,6 +460,13 @@ def _column(values: Any, dtype: type, source: str, name: str) -> np.ndarray:
         if int(array.min()) < info.min or int(array.max()) > info.max:
             raise InvalidInput(f"value out of range of {np.dtype(dtype)}", source=source, field=name)
     return _frozen(np.array(array, dtype=dtype))
+
+
+def _places(owner: np.ndarray, n: int) -> np.ndarray:
+    """int32 ``(n + 1,)``: where the entries of each of ``n`` owners begin when they are sorted by owner."""
+    ptr = np.zeros(n + 1, np.int32)
+    np.cumsum(np.bincount(owner, minlength=n), out=ptr[1:])
+    return ptr
 
 
 def _frozen(array: np.ndarray) -> np.ndarray:

@@ -301,12 +301,11 @@ class Topology:
     @cached_property
     def route_csr(self) -> tuple[np.ndarray, np.ndarray]:
         """int32 ``(D * D + 1,)`` and int32: the channels of pair ``s * D + d``."""
-        ptr, flat = [0], list[int]()
-        for source in range(self.n_devices):
-            for target in range(self.n_devices):
-                flat.extend(self.routes.get((source, target), ()))
-                ptr.append(len(flat))
-        return np.array(ptr, np.int32), np.array(flat, np.int32)
+        length, flat = np.zeros(self.n_devices**2 + 1, np.int32), list[int]()
+        for (source, target), path in sorted(self.routes.items()):
+            length[source * self.n_devices + target + 1] = len(path)
+            flat.extend(path)
+        return np.cumsum(length, dtype=np.int32), np.array(flat, np.int32)
 
     @cached_property
     def pair_latency_ns(self) -> np.ndarray:

@@ -36,7 +36,7 @@ def simulate_fast(problem: Problem, placement: Placement) -> Schedule:
     timeline, workspace = new_buffers(problem)
     step, peak, _ = run_rows(problem, devices[None].astype(np.uint32), placement.priority, timeline, workspace)
     count = int(timeline.count[0])
-    order = np.lexsort((timeline.x_target[:count], timeline.x_tensor[:count]))
+    order = _by_tensor(problem, timeline.x_tensor[:count], timeline.x_target[:count])
     tensor, target = (column[:count][order].view(np.int32) for column in (timeline.x_tensor, timeline.x_target))
     start, finish = timeline.x_start[:count][order], timeline.x_finish[:count][order]
     overflow_op = np.full(problem.topology.n_devices, -1, np.int32)
@@ -182,6 +182,19 @@ def _kept_buffers(problem: Problem) -> tuple[Timeline, Workspace]:
 def _answers(problem: Problem, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Step times, summed overflows and peaks of ``k`` runs."""
     return np.empty(k, np.int64), np.empty(k, np.int64), np.empty((k, problem.topology.n_devices), np.int64)
+
+
+def _by_tensor(problem: Problem, tensor: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """int64: the order of transfers by (tensor, target), in which a schedule lists them."""
+    if problem.rules.runtime == "eager":
+        return np.lexsort((target, tensor))
+    # All transfers of a tensor are requested at one instant, in the order of their targets: they stand together.
+    begin = np.flatnonzero(np.diff(tensor.view(np.int32), prepend=-1))
+    run = np.full(problem.graph.n_tensors, -1)
+    run[tensor[begin]] = np.arange(len(begin))
+    run = run[run >= 0]
+    length = np.diff(begin, append=len(tensor))[run]
+    return np.arange(len(tensor)) + np.repeat(begin[run] - np.cumsum(length) + length, length)
 
 
 def _first_overflow(problem: Problem, device: int, used: int, starting: np.ndarray, copies: np.ndarray) -> int:

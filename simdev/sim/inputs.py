@@ -60,12 +60,11 @@ def _build(problem: Problem) -> Inputs:
     tensor_size = _rounded(graph.tensor_bytes, granularities)
     home_size = np.where(graph.tensor_persistent, 0, tensor_size)
     workspace_size = _rounded(graph.op_workspace_bytes, granularities)
-    start_size = workspace_size.copy()
-    for row in range(len(granularities)):
-        np.add.at(start_size[row], graph.tensor_producer, home_size[row])
+    made = np.concatenate([np.zeros((len(granularities), 1), np.int64), np.cumsum(home_size, axis=1)], axis=1)
+    start_size = workspace_size + np.diff(made[:, graph.output_ptr], axis=1)
     slots = np.ones_like(topology.slots) if rules.runtime == "eager" else topology.slots
-    first = np.full(graph.n_units, graph.n_ops, np.int32)
-    np.minimum.at(first, graph.unit_of_op, np.arange(graph.n_ops, dtype=np.int32))
+    first = np.zeros(graph.n_units, np.int32)
+    first[graph.unit_of_op[::-1]] = np.arange(graph.n_ops, dtype=np.int32)[::-1]  # of equal places the last counts
     fair = rules.contention == "fair"
     # Rates are rounded down to whole bytes/s. A channel still gives at least half of its bandwidth, so that a step
     # takes at most twice as long.
@@ -81,6 +80,7 @@ def _build(problem: Problem) -> Inputs:
         mask=(1 << shift) - 1,
         line_mask=(1 << 32) - 1 if loop in (GENERAL_LOOP, IN_ORDER_LOOP) else (1 << shift) - 1,
         loop=loop,
+        weightless=not (start_size.any() or tensor_size.any() or graph.op_persistent_bytes.any()),
         anywhere=graph.n_units == graph.n_ops and bool((costs.op_ns >= 0).all()),
         all_routed=bool(((costs.pair_class >= 0) | np.eye(topology.n_devices, dtype=bool)).all()),
         order=ORDERS.index("program" if rules.runtime == "eager" else rules.order),

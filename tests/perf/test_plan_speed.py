@@ -34,6 +34,12 @@ def test_a_step_of_16384_gpus_folded(benchmark):
     benchmark.extra_info["ops"] = report.unrolled.problem.graph.n_ops
 
 
+def test_a_step_of_64_ranks_unfolded(benchmark):
+    captured = program("dp_shard=8,tp=8", 2)
+    report = benchmark.pedantic(simulate_program, (captured,), {"unfolded": True}, rounds=5, warmup_rounds=1)
+    benchmark.extra_info["ops"] = report.unrolled.problem.graph.n_ops
+
+
 def test_the_engine_on_64_ranks_unfolded(benchmark):
     found = simulate_program(program("dp_shard=8,tp=8", 2), unfolded=True).unrolled
     benchmark.pedantic(simulate, (found.problem, found.placement), rounds=3, warmup_rounds=1)

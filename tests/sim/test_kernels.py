@@ -380,3 +380,12 @@ def test_many_devices(devices):
         for reach in (2, devices):
             agree(p, rng.integers(0, reach, graph.n_units)[graph.unit_of_op])
             agree(p, (devices - 1 - rng.integers(0, reach, graph.n_units))[graph.unit_of_op])
+
+
+@pytest.mark.parametrize("rules", RULES, ids=lambda rules: "-".join(vars(rules).values()))
+def test_problems_without_any_size_have_no_memory(rules):
+    b = GraphBuilder("weightless")
+    x = b.op("x", "op")
+    y = b.op("y", "op")
+    b.control(x, y)
+    assert agree(problem(b, machine(2, memory=0, host=True), [3, 4], rules=rules), [0, 1]).peak_bytes.tolist() == [0, 0]

@@ -27,6 +27,11 @@ def measure(inputs: Inputs, devices, row, below, timeline: Timeline, workspace: 
     if step[row] >= below:
         peak[row] = overflow[row] = UNKNOWN
         return
+    if inputs.weightless:
+        overflow[row] = 0
+        for device in range(len(inputs.slots)):
+            peak[row, device], workspace.over_time[device] = 0, -1
+        return
     sum_frees(inputs, devices, timeline, workspace)
     list_transfers(inputs, devices, timeline, workspace)
     overflow[row] = 0

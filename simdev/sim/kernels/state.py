@@ -41,6 +41,7 @@ class Inputs(NamedTuple):
     mask: int  # 2**shift - 1
     line_mask: int  # the bits of an entry of Workspace.line that hold the op number
     loop: int  # the loop that serves the problem: one of the five constants above
+    weightless: bool  # no op and no tensor takes memory, as in steps of parallel programs
     anywhere: bool  # every device runs every op, and no op is colocated with another
     all_routed: bool  # every two devices have a route
     order: int  # position in ORDERS

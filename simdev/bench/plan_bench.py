@@ -101,7 +101,8 @@ def bench_plans(
     workers: int = 1,
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[PlanRow]:
-    """Run each planner on each task and write the rows to ``folder``; rows that are there are kept.
+    """Run each planner on each task and write the rows to ``folder``; rows that are there are kept, unless an older
+    version of the planner made them.
 
     Each finished row is written at once. A planner that cannot handle a job gives a row that says why.
     """
@@ -114,7 +115,7 @@ def bench_plans(
                 for seed in range(seeds):
                     row = _empty(task, entry, evaluations, seed)
                     done += 1
-                    if row.key not in found:
+                    if row.key not in found or found[row.key].version < row.version:
                         found[row.key] = row = run_planner(row, evaluator)
                         write_plan_rows(folder, found.values())
                         figure = f"{row.step_ns / 1e9:.3f} s, {row.choice}" if row.step_ns else row.error
@@ -244,7 +245,7 @@ def _differences(row: PlanRow, evaluators: dict[Task, Evaluator], engine: str) -
     spec, _ = find_planner(row.planner)
     if not row.plan:
         return []
-    if spec.version != row.version:
+    if spec.version < row.version:  # an older planner's plan still counts
         raise Unsupported(f"made by version {row.version} of the planner; this is version {spec.version}")
     task = Task(row.model, row.cluster, row.batch, row.framework, row.choices)
     if task not in evaluators:

@@ -57,6 +57,19 @@ def test_a_changed_row_is_found_out(board, tmp_path):
         read_plan_rows(tmp_path)
 
 
+def test_rows_of_an_older_planner_hold_until_they_are_made_again(board, tmp_path):
+    from simdev.bench.plan_bench import bench_plans, verify_plans
+    from simdev.bench.plan_rows import write_plan_rows
+
+    _, tasks, rows = board
+    ddp = next(row for row in rows if row.planner == "ddp")
+    write_plan_rows(tmp_path, [replace(ddp, version=0)])
+    assert verify_plans(tmp_path, engine="fast") == []
+    assert [row.version for row in bench_plans(tasks, ["ddp"], tmp_path, evaluations=8)] == [ddp.version]
+    write_plan_rows(tmp_path, [replace(ddp, version=9)])
+    assert "version 9" in verify_plans(tmp_path, engine="fast")[0]
+
+
 def test_a_row_executes_no_file(board, tmp_path):
     from simdev.bench.plan_bench import verify_plans
     from simdev.bench.plan_rows import write_plan_rows

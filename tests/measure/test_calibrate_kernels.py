@@ -1,15 +1,18 @@
 """Readers of kernel tables on matrix units, and the fits to them: small tables made by a known law."""
 
 import gzip
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput
 from simdev.measure.calibrate.build import datasheets
+from simdev.measure.calibrate.kernel_cases import kernel_cases
 from simdev.measure.calibrate.kernel_tables import fitted, read_kernel_tables
-from simdev.measure.calibrate.matrix_units import with_matrix_units
-from simdev.problem.opcost.device import Calibration, ClassFit
+from simdev.measure.calibrate.matrix_units import predicted_s, with_matrix_units
+from simdev.measure.calibrate.observations import Observations
+from simdev.problem.opcost.device import Calibration, ClassFit, load_calibration
 from simdev.problem.opcost.physics import baseline_s
 
 H100 = "NVIDIA_H100_80GB_HBM3"
@@ -96,3 +99,26 @@ def test_a_fit_finds_the_efficiency_and_is_judged_by_other_sources(tmp_path):
     assert fit.efficiency == pytest.approx(0.6, rel=0.02)
     assert fit.error_mean == pytest.approx(1 - 0.5 / 0.6, abs=0.03)  # of the source that was not fitted to
     assert "other" not in fit.source
+
+
+def test_the_smallest_products_of_a_table_show_the_constant_of_its_timer(tmp_path):
+    calibration, known = load_calibration("b200"), datasheets()["NVIDIA_B200"]
+    calibration = replace(calibration, steps={})
+    sides = [(256, 256, 256), (256, 256, 512), (256, 512, 256), (512, 256, 256), (2048, 2048, 2048), (4096, 4096, 2048)]
+    dims = np.array([(1, *side) for side in sides])
+    rows = Observations("NVIDIA_B200", "gemm", "bf16", dims, np.ones(len(dims)), "OpenXLA")
+    kernel = predicted_s(calibration, rows, known.sheet, 0.0)
+
+    def error(constant_s, few=0):
+        lines = [
+            f"sm_100_B200,1,{m},{n},{k},bf16xbf16->bf16,{2 * m * n * k / (seconds + constant_s)!r}"
+            for (m, n, k), seconds in zip(sides[few:], kernel[few:].tolist(), strict=True)
+        ]
+        text = "\n".join(["device,batch,m,n,k,dtypes,flop_per_s", *lines])
+        (tmp_path / "openxla_matmul.csv").write_text(text)
+        (case,) = kernel_cases(tmp_path, [])
+        assert case["case"] == "OpenXLA: gemm bf16, 2 shapes"
+        return case["mean_error"]
+
+    assert error(9e-6) < 1e-6 and error(1e-6) < 1e-6
+    assert error(9e-6, few=2) > 0.05  # too few small products: a launch is taken

@@ -96,7 +96,9 @@ def simulate_plan(
         whole, stages = parse_meshes(mesh)
         if float8 is not None:
             keep = int(parameters.get("vocabulary", 0)) // (stages[-1] if stages else whole)["tp"]
-            prices = Prices(where, scale=find_scale(host), float8=Float8(float8, keep))
+            kept = parameters.get("build") == "megatron"  # which keeps weights in FP8 through a step
+            tokens = int(parameters["microbatch"]) * int(parameters["length"]) if kept else 0
+            prices = Prices(where, scale=find_scale(host), float8=Float8(float8, keep, tokens))
         plan = Plan(
             spec, parameters, where, whole, microbatches, schedule, stages_per_rank, issuer,
             stage_layers=_counts(layers), stage_meshes=stages,

@@ -28,7 +28,7 @@ def learning_curves(
     """Draw the best step time against evaluations: a panel for each case, a curve for each placer that searches.
 
     A curve is the mean over the seeds with its bootstrap interval. ``references`` are placers that are drawn as
-    horizontal lines.
+    horizontal lines, at the mean over their seeds.
     """
     figure, axes = _figure(len(panels))
     entries = sorted({run.row.entry for runs in panels.values() for run in runs} - set(references))
@@ -36,7 +36,8 @@ def learning_curves(
         most = max([run.row.evaluations or 0 for run in runs], default=1)
         for number, entry in enumerate(entries):
             _curve(axis, [run for run in runs if run.row.entry == entry], entry, COLOURS[number % 7], most)
-        levels = [(run.step_ms, run.row.entry) for run in runs if run.row.entry in references and run.points]
+        steps = {entry: [run.step_ms for run in runs if run.row.entry == entry and run.points] for entry in references}
+        levels = [(sum(values) / len(values), entry) for entry, values in steps.items() if values]
         axis.set(title=name, xscale="log", xlabel="evaluations")
         axis.set_ylim(*_window(axis, [level for level, _ in levels]))
         _level_lines(axis, sorted(levels))

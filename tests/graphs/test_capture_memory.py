@@ -87,3 +87,45 @@ def test_weights_have_no_values_and_take_no_memory():
     assert built.shadows.of(built.step.model.linear.weight) is None
     assert built.shadows.of(built.step.model.table).tolist() == torch.arange(8192).reshape(2, -1).tolist()
     assert built.shadows.of(built.step.inputs[0]).shape == (4, 512)
+
+
+def test_alike_parameters_get_state_of_their_own():
+    """The optimizer steps one of two alike weights on fake tensors; both have their moments, and their update ops."""
+    from simdev.graphs.capture import capture
+    from simdev.graphs.workload import TrainingStep
+
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters(), amsgrad=True)
+    graph = capture(TrainingStep(model, (torch.randn(4, 8),), lambda m, x: m(x).sum(), optimizer), "alike")
+    assert graph.meta["optimizer_state_bytes"] == 3 * 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert sum(graph.kinds[kind] == "adam" for kind in graph.op_kind) == 6
+
+
+def test_sizes_that_known_values_decide():
+    """``repeat_interleave`` and ``unique`` of small known tensors have a size, so the step needs no real run."""
+    from simdev.graphs.capture import capture
+    from simdev.graphs.workload import TrainingStep
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 4)
+
+        def forward(self, x, lengths):
+            rows = torch.repeat_interleave(lengths, lengths)
+            return self.linear(x[: len(rows) + len(torch.unique(lengths))]).sum()
+
+    def make():
+        model = Net()
+        inputs = torch.randn(20, 4), torch.tensor([3, 1, 3])
+        return TrainingStep(model, inputs, lambda m, *given: m(*given), torch.optim.SGD(model.parameters(), lr=0.1))
+
+    from simdev.graphs.capture.run import run
+
+    graph = run(make, "sized", {})
+    assert "values" not in graph.meta
+    assert any("f32[9,4]" in text for text in graph.signatures)
+    with pytest.raises(Exception, match="depends on the values"):
+        capture(
+            TrainingStep(Net(), (torch.randn(20, 4), torch.randint(1, 4, (1 << 21,))), lambda m, *g: m(*g), None), "big"
+        )

@@ -74,11 +74,18 @@ def test_what_a_package_does_not_have(target, options, error):
 
 
 def test_inputs_that_simdev_does_not_make_up_are_named():
-    pytest.importorskip("diffusers")
-    from simdev.graphs.capture import capture_package
+    import torch
 
-    with pytest.raises(InvalidInput, match=r"needs .*target_input_ids.* FILE\.py:FUNCTION"):
-        capture_package("diffusers:AnimaTextConditioner[num_layers=1]")
+    from simdev.graphs.capture.packages import _check_complete
+
+    class Model(torch.nn.Module):
+        def forward(self, hidden_states, und_len, vision_tokens, mask=None):
+            return hidden_states
+
+    message = r"needs und_len, vision_tokens, which simdev does not make up.* FILE\.py:FUNCTION"
+    with pytest.raises(InvalidInput, match=message):
+        _check_complete(Model(), {"hidden_states": None}, "diffusers:Model")
+    _check_complete(Model(), dict.fromkeys(("hidden_states", "und_len", "vision_tokens")), "diffusers:Model")
 
 
 def test_time_series_get_inputs():

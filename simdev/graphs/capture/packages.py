@@ -436,11 +436,11 @@ def _diffusion_inputs(model, batch: int) -> dict:
         return {"sample": sound, "timestep": torch.ones(batch, dtype=torch.int64)}
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     blocks = [word for word in config.get("down_block_types") or () if isinstance(word, str)]
-    frames = (
-        (config.get("sample_frames") or 2,)
-        if any("3D" in word or "Temporal" in word for word in (type(model).__name__, *blocks))
-        else ()
-    )
+    solid = any(isinstance(module, torch.nn.Conv3d) for module in model.modules())
+    frames = ()
+    if solid or any("3D" in word or "Temporal" in word for word in (type(model).__name__, *blocks)):
+        # autoencoders of videos compress all frames but the first by 4 or 8
+        frames = (9 if solid and "latent_channels" in config else config.get("sample_frames") or 2,)
     shape = (batch, config.get("in_channels") or 3, *frames, height, width)
     if "sample" in takes or "x" in takes:
         inputs = {"sample" if "sample" in takes else "x": torch.randn(shape)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Callable
@@ -96,7 +97,7 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None) -
         named = _parameters(model, optimizers)
         for optimizer in optimizers:
             if not isinstance(step, CustomStep):
-                _make_state(optimizer)
+                _make_state(optimizer, quiet)
         homes = {parameter: tape.persistent(parameter, label) for label, parameter in named.items()}
         buffers = {label: buffer for label, buffer in model.named_buffers() if buffer.numel() > 1}
         for label, buffer in buffers.items():
@@ -295,17 +296,38 @@ def _one_by_one(optimizer) -> None:
         group.update({key: False for key in ("foreach", "fused", "capturable") if key in group})
 
 
-def _make_state(optimizer) -> None:
-    """Let the optimizer make its state, as after its first step."""
+def _make_state(optimizer, quiet) -> None:
+    """Let the optimizer make its state, as after its first step. It looks at no value but the number of steps.
+
+    On fake tensors it steps one parameter of those in a group that are alike; the others get a copy of its state.
+    """
     _one_by_one(optimizer)
-    for parameter in _trained(optimizer):
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
+    most = quiet.most_elements if quiet is not None else 0
+    if quiet is not None:
+        quiet.most_elements = 1
+    models: dict[tuple, torch.Tensor] = {}
+    copies = []
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                alike = number, parameter.shape, parameter.stride(), parameter.dtype, quiet or id(parameter)
+                if models.setdefault(alike, parameter) is parameter:
+                    parameter.grad = torch.zeros_like(parameter)
+                else:
+                    copies.append((parameter, models[alike]))
     warm = Tape()
     warm.phase, warm.recording = "update", False
     with warm:
         optimizer.step()
-    for parameter in _trained(optimizer):
+        for parameter, model in copies:
+            if model in optimizer.state:
+                optimizer.state[parameter] = {
+                    key: item.clone() if isinstance(item, torch.Tensor) else copy.deepcopy(item)
+                    for key, item in optimizer.state[model].items()
+                }
+    if quiet is not None:
+        quiet.most_elements = most
+    for parameter in models.values():
         parameter.grad = None
 
 

@@ -8,7 +8,7 @@ real tensors alone, and answers such questions from it.
 from __future__ import annotations
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -17,17 +17,18 @@ from simdev.graphs.capture.trace import wraps_tensors
 
 aten = torch.ops.aten
 INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_)
-SIZED_BY_VALUES = (aten.nonzero.default, aten.masked_select.default)
 MOST_ELEMENTS = 1 << 20  # larger tensors have no shadow
 MOST_DRAWN = 1 << 12  # nor have larger tensors of random numbers: weights, noise
 
 
 class Shadows(TorchDispatchMode):
-    """Active inside a ``FakeTensorMode``. Set :attr:`active` to False where nobody looks at values (backward)."""
+    """Active inside a ``FakeTensorMode``. Set :attr:`active` to False where nobody looks at values (backward), and
+    :attr:`most_elements` lower where they look at numbers alone (the steps that an optimizer has counted)."""
 
     def __init__(self):
         super().__init__()
         self.active = True
+        self.most_elements = MOST_ELEMENTS
         self._real = WeakTensorKeyDictionary()
         self._stale: set[int] = set()  # storages of shadows that missed a write
         self._kept: list = []  # those storages, so that no address is used twice
@@ -42,14 +43,6 @@ class Shadows(TorchDispatchMode):
                 return func(*args, **kwargs)
             with unset_fake_temporarily():
                 return real.item()
-        if func in SIZED_BY_VALUES and isinstance(args[0], FakeTensor):
-            reals = [self.of(item) if isinstance(item, torch.Tensor) else item for item in args]
-            if all(real is not None for real in reals):
-                with unset_fake_temporarily():
-                    real = func(*reals, **kwargs)
-                out = args[0].fake_mode.from_tensor(real)
-                self._real[out] = real
-                return out
         if func is aten._ctc_loss.Tensor and isinstance(args[3], FakeTensor) and self.of(args[3]) is not None:
             (steps, rows), longest = args[0].shape[:2], max(self._numbers(args[3]))
             return args[0].new_empty(rows), args[0].new_empty(rows, steps, 2 * longest + 1)
@@ -57,10 +50,30 @@ class Shadows(TorchDispatchMode):
             return torch.empty_like(args[1])  # PyTorch has no shape for it
         if func.overloadpacket in INDEXED and len(args) > 1:
             args = (args[0], [place for index in args[1] for place in self._places(index)], *args[2:])
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except DynamicOutputShapeException:
+            return self._sized_by_values(func, args, kwargs)
         if self.active:
             self._follow(func, args, kwargs, out)
         return out
+
+    def _sized_by_values(self, func, args, kwargs):
+        """The result of an op whose size the values decide (``nonzero``, ``repeat_interleave``, ``unique``). Raises the
+        exception that is being handled if a value is not known."""
+        leaves, shape = tree_flatten((args, kwargs))
+        reals = [self.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        fakes = [leaf for leaf in leaves if isinstance(leaf, FakeTensor)]
+        if not fakes or any(real is None and leaf is not None for real, leaf in zip(reals, leaves, strict=True)):
+            raise
+        with unset_fake_temporarily():
+            real_args, real_kwargs = tree_unflatten(reals, shape)
+            found, form = tree_flatten(func(*real_args, **real_kwargs))
+        made = [fakes[0].fake_mode.from_tensor(item) if isinstance(item, torch.Tensor) else item for item in found]
+        for fake, real in zip(made, found, strict=True):
+            if isinstance(real, torch.Tensor):
+                self._real[fake] = real
+        return tree_unflatten(made, form)
 
     def _places(self, index) -> list:
         """``index``, or the numbers of its true elements if it is a mask of known values: a result has their count."""
@@ -91,31 +104,30 @@ class Shadows(TorchDispatchMode):
             self._real[fake] = real.detach().clone()
 
     def _follow(self, func, args, kwargs, out) -> None:
-        leaves, shape = tree_flatten((args, kwargs))
         outputs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, FakeTensor)]
+        drawn = torch.Tag.nondeterministic_seeded in func.tags
+        for tensor in outputs:
+            if tensor.numel() > (MOST_DRAWN if drawn and tensor.is_floating_point() else self.most_elements):
+                return self._forget(func, args)
+        leaves, shape = tree_flatten((args, kwargs))
         reals = [self.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         known = all(real is not None or leaf is None for real, leaf in zip(reals, leaves, strict=True))
-        drawn = torch.Tag.nondeterministic_seeded in func.tags
-        small = all(
-            tensor.numel() <= (MOST_DRAWN if drawn and tensor.is_floating_point() else MOST_ELEMENTS)
-            for tensor in outputs
-        )
-        if known and small and (outputs or any(isinstance(leaf, FakeTensor) for leaf in leaves)):
-            try:
-                with unset_fake_temporarily():
-                    real_args, real_kwargs = tree_unflatten(reals, shape)
-                    found = func(*real_args, **real_kwargs)
-            except Exception:  # the fake call was accepted: only its values stay unknown
-                self._forget(func, args)
-                return
-            real_outputs = [leaf for leaf in tree_flatten(found)[0] if isinstance(leaf, torch.Tensor)]
-            for fake, real in zip(outputs, real_outputs, strict=False):
-                self._real[fake] = real
-        else:
-            self._forget(func, args)
+        if not known or not (outputs or any(isinstance(leaf, FakeTensor) for leaf in leaves)):
+            return self._forget(func, args)
+        try:
+            with unset_fake_temporarily():
+                real_args, real_kwargs = tree_unflatten(reals, shape)
+                found = func(*real_args, **real_kwargs)
+        except Exception:  # the fake call was accepted: only its values stay unknown
+            return self._forget(func, args)
+        real_outputs = [leaf for leaf in tree_flatten(found)[0] if isinstance(leaf, torch.Tensor)]
+        for fake, real in zip(outputs, real_outputs, strict=False):
+            self._real[fake] = real
 
     def _forget(self, func, args) -> None:
         """The shadows of what ``func`` overwrites no longer hold."""
+        if not func._schema.is_mutable:
+            return
         for position, argument in enumerate(func._schema.arguments[: len(args)]):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for leaf in tree_flatten(args[position])[0]:

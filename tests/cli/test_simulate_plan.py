@@ -1,6 +1,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -49,6 +50,31 @@ def test_a_pipeline_of_a_placement(tmp_path):
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert found["microbatches"] == 4 and 0 <= found["bubble_fraction"] < 1
+
+
+def test_a_pipeline_with_a_replicated_stage(tmp_path):
+    from simdev.problem.graph import GraphBuilder
+    from simdev.problem.graph_file import save_graph
+    from simdev.problem.placement import Placement
+    from simdev.problem.problem import Problem
+    from simdev.problem.topology import load_topology
+
+    builder = GraphBuilder("one")
+    builder.op("matmul", "mm", outputs=[64], flops=10**10, layer="only")
+    graph, placement = tmp_path / "one.npz", tmp_path / "placement.json"
+    save_graph(builder.build(), graph)
+    problem = Problem.build(builder.build(), load_topology("p100x2"))
+    first, second = problem.topology.accelerators
+    found = {}
+    for name, original in (("alone", second), ("team", first)):
+        replica_of = np.arange(problem.topology.n_devices, dtype=np.int32)
+        replica_of[second] = original
+        placement.write_text(Placement(np.array([first]), None, replica_of).to_json(problem))
+        arguments = ["simulate", str(graph), "p100x2", "--placement", str(placement), "--pipeline", "8"]
+        found[name] = json.loads(run(*arguments, "--json").stdout)
+        text = run(*arguments).output
+    assert found["alone"]["stage_devices"] == [["gpu0"]] and found["team"]["stage_devices"] == [["gpu0", "gpu1"]]
+    assert found["team"]["total_ns"] * 2 == found["alone"]["total_ns"] and "stages gpu0 + gpu1" in text
 
 
 def test_an_op_without_a_layer_that_spoils_the_pipeline_is_reported(tmp_path):

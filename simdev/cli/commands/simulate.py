@@ -79,9 +79,12 @@ def print_pipeline(problem, placement, microbatches: int, schedule: str, engine:
     """Print what a pipeline of microbatches takes, and which ops spoil it."""
     from simdev.parallel.against_flow import ops_against_flow
     from simdev.sim.pipeline import simulate_pipeline
+    from simdev.sim.unroll import teams_of
 
     report = simulate_pipeline(problem, placement, microbatches, schedule, engine=engine)
     names = [problem.topology.devices[device].name for device in report.stages]
+    teams = teams_of(placement, problem.topology.n_devices, microbatches)
+    teams = [[problem.topology.devices[device].name for device in teams[stage]] for stage in report.stages]
     wrong = ops_against_flow(problem, placement, report.stages)
     found = {
         "graph": problem.graph.name,
@@ -92,6 +95,8 @@ def print_pipeline(problem, placement, microbatches: int, schedule: str, engine:
         "steady_ns": float(report.steady_ns),
         "bubble_fraction": report.bubble_fraction,
         "stages": names,
+        "stage_devices": teams,
+        "exchange_ns": int(report.exchange_ns),
         "feasible": report.feasible,
         "against_flow": [vars(op) for op in wrong],
     }
@@ -99,9 +104,11 @@ def print_pipeline(problem, placement, microbatches: int, schedule: str, engine:
         print(json.dumps(found, indent=1))
         return
     verdict = "" if report.feasible else "  OUT OF MEMORY"
-    print(f"{problem.graph.name}: {microbatches} microbatches, {schedule}, stages {' -> '.join(names)}{verdict}")
+    stages = " -> ".join(map(" + ".join, teams))
+    print(f"{problem.graph.name}: {microbatches} microbatches, {schedule}, stages {stages}{verdict}")
     print(f"{report.total_ns / 1e6:.3f} ms in all, {report.steady_ns / 1e6:.3f} ms for each further microbatch")
-    print(f"bubble {report.bubble_fraction:.1%}")
+    exchange = f", replicas exchange gradients for {report.exchange_ns / 1e6:.3f} ms" if report.exchange_ns else ""
+    print(f"bubble {report.bubble_fraction:.1%}{exchange}")
     for op in wrong[:5]:
         layer = f"layer {op.layer!r}" if op.layer else "no layer"
         print(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import weakref
 from dataclasses import dataclass, field
 
@@ -26,6 +27,7 @@ from simdev.graphs.capture.trace import (
     GATHERS,
     OVERWRITES,
     SCATTERS,
+    describe,
     flops,
     signature,
     storage_bytes,
@@ -183,6 +185,9 @@ class Recorder(TorchDispatchMode):
                 self._paused = False
 
         self._patch(ShardingPropagator, "_propagate_tensor_meta_non_cached", unrecorded)
+        for module, launcher in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
+            if module in sys.modules:
+                self._patch(getattr(sys.modules[module], launcher), "run", self._launch())
         if gc.isenabled():  # when it frees reference cycles depends on everything else in the process
             gc.collect()
             gc.disable()
@@ -271,6 +276,22 @@ class Recorder(TorchDispatchMode):
         stream = torch.cpu.current_stream()
         self._wait_for(stream, inputs)
         self._append(Entry(stream.number, kind, text, int(count), read, wrote, self._take(stream)), stream)
+
+    def _launch(self):
+        """What stands in for the launch of a Triton kernel: one entry. What the kernel computes is not known: each of
+        its tensors is counted as read or written once, and its FLOPs as 0."""
+
+        def run(kernel, *args, grid=None, warmup=False, **kwargs):
+            tensors = [t for a in (*args, *kwargs.values()) for t in tensors_in(a)]
+            while hasattr(kernel.fn, "fn"):  # an autotuner, or heuristics around the kernel
+                kernel = kernel.fn
+            text = f"triton.{kernel.fn.__name__}({','.join(map(describe, tensors))})"
+            stream = torch.cpu.current_stream()
+            self._wait_for(stream, tensors)
+            read = sum(touched_bytes(t) for t in tensors)
+            self._append(Entry(stream.number, "triton", text, 0, read, 0, self._take(stream)), stream)
+
+        return run
 
     def _communicate(self, func, name: str, args, kwargs, out) -> None:
         stream = torch.cpu.current_stream()

@@ -90,3 +90,50 @@ def test_ranks_that_wait_for_each_other_are_named(program):
     stuck = RankProgram("p", mesh, program.segments, ((b, f), later), (0, 0))
     with pytest.raises(InvalidInput, match="rank 0 at B0.0 waits for B1.0; rank 1 at F1.0 waits for F0.0"):
         simulate_rank_program(ProgramPlan(stuck, load_cluster("dgx-h100")))
+
+
+def test_a_triton_kernel_is_one_op_with_the_bytes_of_its_tensors(monkeypatch):
+    import sys
+    from types import ModuleType
+
+    torch = pytest.importorskip("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from simdev.parallel.record import Recorder
+
+    class JITFunction:  # as triton.jit makes it: a GPU is asked for at the launch
+        def __init__(self, fn):
+            self.fn = fn
+
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: self.run(*args, grid=grid, warmup=False, **kwargs)
+
+        def run(self, *args, grid, warmup, **kwargs):
+            raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+    class Autotuner(JITFunction):
+        pass
+
+    for name, launcher in (("triton.runtime.jit", JITFunction), ("triton.runtime.autotuner", Autotuner)):
+        module = ModuleType(name)
+        setattr(module, launcher.__name__, launcher)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def scale(x, out, n, BLOCK):
+        raise AssertionError
+
+    kernel = JITFunction(scale)
+    with FakeTensorMode():
+        x = torch.empty(10, 8)
+        recorder = Recorder()
+        with recorder:
+            out = torch.zeros(10, 8)
+            kernel[(1,)](x, out, 80, BLOCK=16)
+            Autotuner(kernel)[(1,)](out, out=out, n=80)
+            out + 1
+    kinds = [(entry.kind, entry.signature, entry.flops, entry.read + entry.written) for entry in recorder.entries]
+    assert kinds[1] == ("triton", "triton.scale(f32[10,8],f32[10,8])", 0, 640)
+    assert [kind for kind, *_ in kinds] == ["zeros", "triton", "triton", "add"]
+    assert kinds[2] == kinds[1]  # an autotuner tries nothing
+    with pytest.raises(RuntimeError, match="active drivers"):
+        kernel[(1,)](x, out, 80, BLOCK=16)

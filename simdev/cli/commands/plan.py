@@ -177,7 +177,8 @@ def _print(job, rows: list[dict], budget, helps: list[str], price: float | None)
     for row in rows[1:]:
         print(f"{row['name']}: {row['why']}")
     gap = rows[0]["step_time_s"] / rows[0]["bound_s"] - 1
-    print(f"No plan with this mesh, microbatch and recomputation can be more than {gap:.1%} faster.")
+    same = "these stages" if "stage_meshes" in rows[0]["plan"] else "this mesh, microbatch and recomputation"
+    print(f"No plan with {same} can be more than {gap:.1%} faster.")
     print("What would help:")
     for sentence in helps:
         print(f"  {sentence}")

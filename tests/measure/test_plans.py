@@ -40,6 +40,7 @@ def test_a_plan_runs_for_real_and_is_simulated(mesh, schedule, stages):
     assert found["sequences"] == (4 if mesh.startswith("dp") else 2)
     assert found["measured_p10_ns"] <= found["measured_ns"] <= found["measured_p90_ns"]
     assert found["simulated_ns"] > 0 and found["error"] > -1
+    assert found["amid_work_ns"] > 0 and found["added_ms"].keys() == found["collective_ms"].keys()
 
 
 def runs_of(plan, programs, kernel_ns=1000.0, gap_ns=10.0, send_ns=500.0):
@@ -51,7 +52,7 @@ def runs_of(plan, programs, kernel_ns=1000.0, gap_ns=10.0, send_ns=500.0):
     gap, scale = (dict.fromkeys(("forward", "backward", "finish"), value) for value in (gap_ns, 1.0))
     kernels = Kernels({c.signature: kernel_ns for c in calls}, gap, scale)
     table = dict.fromkeys(collectives_of(programs), send_ns)
-    return RankRuns(np.array([1]), 1.0, dict.fromkeys(range(plan.mesh["pp"]), kernels), table)
+    return RankRuns(np.array([1]), 1.0, dict.fromkeys(range(plan.mesh["pp"]), kernels), table, table)
 
 
 @pytest.mark.parametrize("mesh", ["dp_shard=2", "tp=2"])
@@ -104,14 +105,15 @@ def test_execute_mesh_prints_both_times(monkeypatch):
 
 def test_the_report_holds_every_plan_and_how_well_they_are_ordered(tmp_path):
     rows = [
-        {"plan": name, "measured_ns": measured, "simulated_ns": simulated, "disturbed": 0.0}
+        {"plan": name, "measured_ns": measured, "simulated_ns": simulated, "amid_work_ns": measured, "disturbed": 0.0}
         | {"error": simulated / measured - 1, "measured_compute_ns": 5 * 10**6, "simulated_compute_ns": 4 * 10**6}
         for name, measured, simulated in (("a", 100, 110), ("b", 200, 190), ("c", 300, 150))
     ]
     found = write_report(rows, tmp_path)
     assert found["mean error"] == pytest.approx((0.1 + 0.05 + 0.5) / 3)
+    assert found["mean error with collectives amid work"] == 0
     assert found["Kendall's tau"] == pytest.approx(1 / 3) and found["regret"] == 0
-    assert "| c | 0.0 (5.0) | 0.0 (4.0) | -50.0% | 0.0% |" in (tmp_path / "report.md").read_text()
+    assert "| c | 0.0 (5.0) | 0.0 (4.0) | -50.0% | +0.0% | 0.0% |" in (tmp_path / "report.md").read_text()
 
 
 @two_cores

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
+from scipy.stats import trim_mean
 
 from simdev.errors import SimdevError
 from simdev.graphs.capture import sentence
@@ -29,6 +30,8 @@ from simdev.parallel.plan import Plan
 from simdev.parallel.split import SplitBackward, keep_gathered, reduce_gradients
 
 ROUNDS = 5
+CHAIN = 4  # collectives in a row, with work before each
+MOST_WORK_NS = 20_000_000  # before a collective; the time it adds hardly depends on more
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "send")
 Wanted = tuple[tuple[str, int], ...]  # collectives to measure: kind, bytes of the largest buffer on a rank
 
@@ -37,12 +40,14 @@ Wanted = tuple[tuple[str, int], ...]  # collectives to measure: kind, bytes of t
 class RankRuns:
     """What the ranks measured. ``step_ns`` int64 ``(steps,)``: from the begin of the first rank to the end of the last.
     ``compute_ns`` float: processor time of a step on the rank that computes longest, without gloo's own threads.
-    ``kernels`` per pipeline rank; ``collective_ns``: kind and bytes -> the median."""
+    ``kernels`` per pipeline rank; ``collective_ns``: kind and bytes -> what it takes by itself; ``added_ns``: the
+    same -> what it adds to the work around it."""
 
     step_ns: np.ndarray
     compute_ns: float
     kernels: dict[int, Kernels]
     collective_ns: dict[tuple[str, int], float]
+    added_ns: dict[tuple[str, int], float]
 
 
 def run_ranks(plan: Plan, wanted: Wanted, cores: list[int], repeats: int, time_limit_s: float = 300.0) -> RankRuns:
@@ -67,13 +72,14 @@ def run_ranks(plan: Plan, wanted: Wanted, cores: list[int], repeats: int, time_l
     samples: dict[int, Samples] = {}
     for rank, answer in enumerate(answers):
         samples.setdefault(rank // plan.mesh.stage_ranks, Samples()).add(answer["samples"])
+    # All ranks take part in a send there and back, which is two sends.
+    ways = {key: 2 if key[0] == "send" else 1 for key in wanted}
+    pairs = {key: np.array([answer["collectives"][key] for answer in answers]) for key in wanted}
+    added = {key: max(1.0, float(trim_mean(ns[..., 0].mean(axis=0), 0.1)) / ways[key]) for key, ns in pairs.items()}
     # A rank that comes first waits for the others: the shortest time of a collective is that of the last to come.
-    both = {key: np.array([answer["collectives"][key] for answer in answers]) for key in wanted}
-    collectives = {
-        key: float(np.median(ns[0]) / 2 if key[0] == "send" else np.median(ns.min(axis=0))) for key, ns in both.items()
-    }
+    alone = {key: float(np.median(ns[..., 1].min(axis=0)) / ways[key]) for key, ns in pairs.items()}
     kernels = {rank: kernels_of(found) for rank, found in samples.items()}
-    return RankRuns(end.max(axis=0) - begin.min(axis=0), float(np.median(cpu, axis=1).max()), kernels, collectives)
+    return RankRuns(end.max(axis=0) - begin.min(axis=0), float(np.median(cpu, axis=1).max()), kernels, alone, added)
 
 
 def _answers(children, receivers, deadline: float) -> list[dict]:
@@ -104,20 +110,22 @@ def _rank(plan: Plan, wanted: Wanted, rank: int, core: int, repeats: int, store:
         stages = [stage for stage in range(plan.stages) if plan.rank_of(stage) == pipeline_rank]
         meeting = dist.FileStore(f"{store}-meeting", plan.mesh.ranks)
         samples, times = Samples(), []
-        collectives: dict[tuple[str, int], list[int]] = {key: [] for key in wanted}
+        collectives: dict[tuple[str, int], list[tuple[float, int]]] = {key: [] for key in wanted}
         shares = [len(part) for part in np.array_split(np.arange(repeats), ROUNDS)]
         for number, share in enumerate(shares):
             if not share:
                 continue
             _meet(meeting, f"begin {number}", plan.mesh.ranks)  # they share memory and caches
+            found = Samples()
             for stage in stages:
                 how = plan.model, dict(plan.parameters), plan.mesh, plan.parts[stage], plan.schedule in SPLIT, stage
-                samples.add(time_kernels(*how, warm_up=not number))
+                found.add(time_kernels(*how, warm_up=not number))
+            samples.add(found)
             _meet(meeting, f"measured {number}", plan.mesh.ranks)
             forget_meshes()
             gloo = dist.FileStore(f"{store}-{number}", plan.mesh.ranks)
             dist.init_process_group("gloo", store=gloo, rank=rank, world_size=plan.mesh.ranks)
-            for key, ns in _collectives(wanted).items():
+            for key, ns in _collectives(wanted, _between_ns(found)).items():
                 collectives[key] += ns
             times += _timed_steps(_Steps(plan, rank, stages), share)
             dist.barrier()
@@ -150,9 +158,44 @@ def _timed_steps(steps: _Steps, repeats: int) -> list[tuple[int, int, int]]:
     return times[2:]
 
 
-def _collectives(wanted: Wanted, repeats: int = 5) -> dict[tuple[str, int], list[int]]:
-    """ns of gloo's collectives over all ranks, one for each repeat."""
-    ranks = dist.get_world_size()
+def _between_ns(samples: Samples) -> float:
+    """How long a rank computes from one collective of a microbatch to the next, on average."""
+    keys = [key for key in samples.wall_ns if not key[1].startswith("finish")]
+    computed = sum(float(np.mean(samples.wall_ns[key])) for key in keys)
+    return computed / (1 + sum(samples.calls[key][""] for key in keys))
+
+
+class _Work:
+    """Kernels of a transformer's block on weights of 8 MiB, repeated until they take ``ns``; as many on each rank."""
+
+    def __init__(self, ns: float):
+        self.x = torch.randn(256, 256)
+        self.weights = [(torch.randn(256, 512) / 16, torch.randn(512, 256) / 16) for _ in range(8)]
+        self.count = 64
+        self()
+        begin = time.thread_time_ns()
+        self()
+        one = (time.thread_time_ns() - begin) / self.count
+        count = torch.tensor([round(min(ns, MOST_WORK_NS) / one)])
+        dist.all_reduce(count, dist.ReduceOp.MAX)
+        self.count = int(count)
+
+    def __call__(self) -> None:
+        y = self.x
+        for number in range(self.count):
+            up, down = self.weights[number % len(self.weights)]
+            y = torch.nn.functional.layer_norm(y + torch.nn.functional.gelu(y @ up) @ down, (256,))
+
+
+def _collectives(wanted: Wanted, between_ns: float, repeats: int = 5) -> dict[tuple[str, int], list[tuple[float, int]]]:
+    """ns that gloo's collectives over all ranks add to ``between_ns`` of work before each, and that they take by
+    themselves; a pair for each repeat.
+
+    The first is how much longer :data:`CHAIN` pieces of work take with a collective after each than without. It
+    contains what a collective takes by itself, the time until gloo's threads and the waiting rank have woken up, the
+    wait for the rank that works longer, and how much slower the work is after the wait.
+    """
+    ranks, work = dist.get_world_size(), _Work(between_ns)
     found = {}
     for kind, size in wanted:
         whole = torch.zeros(max(ranks, size // 4))
@@ -165,13 +208,21 @@ def _collectives(wanted: Wanted, repeats: int = 5) -> dict[tuple[str, int], list
             ),
             "send": lambda whole=whole: _there_and_back(whole),
         }[kind]
-        samples = []
+        added = []
         for _ in range(1 + repeats):
+            ns = []
+            for after in (lambda: None, call):
+                dist.barrier()
+                begin = time.perf_counter_ns()
+                for _ in range(CHAIN):
+                    work()
+                    after()
+                ns.append(time.perf_counter_ns() - begin)
             dist.barrier()
             begin = time.perf_counter_ns()
             call()
-            samples.append(time.perf_counter_ns() - begin)
-        found[kind, size] = samples[1:]
+            added.append(((ns[1] - ns[0]) / CHAIN, time.perf_counter_ns() - begin))
+        found[kind, size] = added[1:]
     return found
 
 

@@ -7,8 +7,8 @@ no multiple of 16, and those of the vocabulary, stay as they are (torchao's and 
 gather that FP8 weights would save, and memory, are not modelled.
 
 Megatron-Core keeps the FP8 weights of a step's first microbatch for the others (Transformer Engine's
-``is_first_microbatch``). With ``tokens``, the rows of an activation, weights are told from activations, and their casts
-are left out: one of them a step is below 1 % of a step of 16 microbatches.
+``is_first_microbatch``). ``tokens`` is the number of rows of an activation; operands with other sizes are weights, and
+their casts are left out: one of them a step is below 1 % of a step of 16 microbatches.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ def measured_readers() -> list[Reader]:
         Reader("links vidur", "a.csv", VIDUR_LINKS.encode(), mutate_csv, _links),
         Reader("links nccl csv", "a_2gpu.csv", NCCL_CSV.encode(), mutate_csv, _links),
         Reader("links nccl-tests", "a.txt", NCCL_TESTS.encode(), mutate_text, _links),
-        Reader("links gzip", "a.csv.gz", gzip.compress(VIDUR_LINKS.encode()), mutate_bytes, _links),
+        Reader("links gzip", "a.csv.gz", gzip.compress(VIDUR_LINKS.encode(), mtime=0), mutate_bytes, _links),
         Reader("op table", "linear.csv", OP_TABLE.encode(), mutate_csv, _op_table),
-        Reader("op table gzip", "linear.csv.gz", gzip.compress(OP_TABLE.encode()), mutate_bytes, _op_table),
+        Reader("op table gzip", "linear.csv.gz", gzip.compress(OP_TABLE.encode(), mtime=0), mutate_bytes, _op_table),
         Reader("label", "gpt-train-128-2.csv", _label_csv(), mutate_csv, _label),
         Reader("label figures", "gpt-train-128-2.json", json.dumps(LABEL).encode(), mutate_json, _label_figures),
         Reader("workbook", "DeepBench_P100.xlsx", _workbook(), _mutate_workbook, _read_workbook),
@@ -84,7 +84,7 @@ def measured_readers() -> list[Reader]:
         Reader("measured profile", "costs.npz", _costs(), mutate_bytes, _profile),
         Reader("op signatures", "ops.txt", b"mm(f32[8,16],f32[16,4])->f32[8,4]\nneg(f32[2])->f32[2]\n", mutate_text, _signatures),  # noqa: E501
         Reader("recorder steps", "steps.json", b'{"nmt cpu:0": {"eager": [1, 2.5]}}', mutate_json, _steps),
-        Reader("kept capture", "a.json.gz", gzip.compress(json.dumps(KEPT).encode()), _mutate_gzip, _kept),
+        Reader("kept capture", "a.json.gz", gzip.compress(json.dumps(KEPT).encode(), mtime=0), _mutate_gzip, _kept),
     ]  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def _mutate_workbook(data: bytes, draw: random.Random) -> bytes:
 def _mutate_gzip(data: bytes, draw: random.Random) -> bytes:
     if draw.randrange(3) == 0:
         return mutate_bytes(data, draw)
-    return gzip.compress(mutate_json(gzip.decompress(data), draw))
+    return gzip.compress(mutate_json(gzip.decompress(data), draw), mtime=0)
 
 
 def _links(path: Path) -> None:

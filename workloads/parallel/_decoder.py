@@ -49,17 +49,17 @@ def grouped_attention(width: int, heads: int, kv_heads: int, ways: int, merged: 
     class Attention(nn.Module):
         def __init__(self):
             super().__init__()
-            self.o = nn.Linear(width, width, bias=False)
             if merged:
                 self.qkv = nn.Linear(width, width + 2 * kv_heads * head, bias=False)
+                self.o = nn.Linear(width, width, bias=False)
             else:
-                self.q = nn.Linear(width, width, bias=False)
+                self.q, self.o = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
                 self.k, self.v = (nn.Linear(width, kv_heads * head, bias=False) for _ in range(2))
 
         def forward(self, x, rotation):
             batch, tokens, _ = x.shape
-            parts = self.qkv(x).split(sizes, dim=-1) if merged else [f(x) for f in (self.q, self.k, self.v)]
-            q, k, v = (part.view(batch, tokens, -1, head) for part in parts)
+            q, k, v = self.qkv(x).split(sizes, dim=-1) if merged else (f(x) for f in (self.q, self.k, self.v))
+            q, k, v = (part.view(batch, tokens, -1, head) for part in (q, k, v))
             q, k = rotate(q, rotation), rotate(k, rotation)
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kv_heads != heads)
@@ -77,11 +77,11 @@ def gated(width: int, hidden: int, merged: bool = False):
     class FeedForward(nn.Module):
         def __init__(self):
             super().__init__()
-            self.down = nn.Linear(hidden, width, bias=False)
             if merged:
                 self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
             else:
                 self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+            self.down = nn.Linear(hidden, width, bias=False)
 
         def forward(self, x):
             return self.down(F.glu(self.gate_up(x)) if merged else F.silu(self.gate(x)) * self.up(x))

@@ -20,7 +20,17 @@ from simdev.bench.journal import Results
 from simdev.bench.plan import BUDGETS, Run
 from simdev.bench.provenance import circumstances, dirty
 from simdev.bench.rows import Row
-from simdev.bench.run import Instance, Outcome, blank_row, execute_limited, find_bound, find_instance, one_line
+from simdev.bench.run import (
+    Instance,
+    Outcome,
+    Unsuccessful,
+    blank_row,
+    execute_limited,
+    execute_shared,
+    find_bound,
+    find_instance,
+    one_line,
+)
 from simdev.bench.run import warm_placer as warm_one
 from simdev.bench.workers import Limits, Pool, WorkerDied, cores, environment, result, running
 from simdev.errors import InvalidInput, SimdevError
@@ -112,21 +122,36 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def _here(pool: Pool) -> Backend:
-    """The backend that executes each run in a worker of ``pool``."""
+    """The backend that executes each run in a worker of ``pool``.
+
+    Runs of a placer that needs JAX share a process, one after the other, because tracing the networks and loading their
+    programs takes seconds. A run gives the same result alone. If one fails, the next has a fresh process.
+    """
 
     @contextlib.contextmanager
     def backend(limits: Limits) -> Iterator[Submit]:
         yield lambda run, instance: pool.schedule(
-            execute_limited, (run, instance, limits), timeout=limits.seconds, rank=_rank(run, instance)
+            execute_shared if _needs_jax(run) else execute_limited,
+            (run, instance, limits),
+            timeout=limits.seconds,
+            rank=_rank(run, instance),
+            kind=run.entry if _needs_jax(run) else "",
         )
 
     return backend
 
 
 def _rank(run: Run, instance: Instance) -> tuple:
-    """Of the runs that wait, those that probably take longest start first, so that no long one is left for the end."""
+    """Of the runs that wait, those that probably take longest start first, so that no long one is left for the end.
+
+    The runs of a placer that needs JAX come one after the other, because they share a process.
+    """
     spec, _ = registry.find_placer(run.entry)
-    return (1, spec.learner is None, not spec.searches, -instance.n_ops)
+    return (1, spec.learner is None, not spec.searches, run.entry if _needs_jax(run) else "", -instance.n_ops)
+
+
+def _needs_jax(run: Run) -> bool:
+    return "jax" in registry.find_placer(run.entry)[0].needs
 
 
 class _Session:
@@ -267,6 +292,8 @@ class _Session:
             return future.result()
         except Lost:
             raise
+        except Unsuccessful as raised:
+            return raised.outcome
         except TimeoutError:
             status, error = "timeout", f"longer than {self.limits.seconds:g} s"
         except MemoryError as raised:

@@ -94,6 +94,23 @@ def execute_limited(run: Run, instance: Instance, limits: Limits) -> Outcome:
     return replace(outcome, row=replace(outcome.row, **circumstances()))
 
 
+class Unsuccessful(Exception):
+    """Raised in a process that runs share, for a run that has no score: the next run must not find what it left."""
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.args[0]
+
+
+def execute_shared(run: Run, instance: Instance, limits: Limits) -> Outcome:
+    """:func:`execute_limited` in a process that executes other runs too. Raises :class:`Unsuccessful` if the row is not
+    ``ok``."""
+    outcome = execute_limited(run, instance, limits)
+    if outcome.row.status != "ok":
+        raise Unsuccessful(outcome)
+    return outcome
+
+
 def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> Outcome:
     given, objective = _identity(problem), parse_objective(run.objective)
     evaluations, seconds = parse_budget(run.budget)

@@ -23,6 +23,7 @@ from simdev.errors import InvalidInput
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 GRACE_S = 10.0  # for a guard to end what it guards
 STARTS = 5  # attempts to start a worker
+SAME_KIND = 12  # tasks of one kind that a worker takes
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,13 @@ class WorkerDied(Exception):
 
 @dataclass(eq=False)
 class _Worker:
-    """A process, the connection to it, how many tasks it may still take, and the task that it has now."""
+    """A process, the connection to it, how many tasks it may still take and of which kind, and the task that it has
+    now."""
 
     process: multiprocessing.process.BaseProcess
     connection: Connection
     left: int
+    kind: str
     future: Future | None = None
     deadline: float = float("inf")
 
@@ -59,8 +62,8 @@ class _Worker:
 class Pool:
     """Up to ``jobs`` worker processes, forked from a server that is warm.
 
-    Each takes ``tasks`` tasks; with 1, every task has a fresh process. A slot is free again when all processes of its
-    task have ended.
+    Each takes ``tasks`` tasks; with 1, every task has a fresh process, except that tasks of one kind share processes. A
+    slot is free again when all processes of its task have ended.
     """
 
     def __init__(self, jobs: int, *, tasks: int = 1):
@@ -75,8 +78,13 @@ class Pool:
         self._thread = Thread(target=self._serve, name="simdev workers", daemon=True)
         self._thread.start()
 
-    def schedule(self, function: Callable, args: tuple = (), *, timeout: float | None = None, rank: tuple = ()):
+    def schedule(
+        self, function: Callable, args: tuple = (), *, timeout: float | None = None, rank: tuple = (), kind: str = ""
+    ):
         """The future of ``function(*args)`` in a worker. Waiting tasks start in the order of ``rank``, then of age.
+
+        A worker takes up to :data:`SAME_KIND` tasks of a ``kind`` that is not empty, one after the other, as long as
+        they succeed, and no others. They share what the process has loaded and compiled.
 
         The future raises what the function raises, :class:`TimeoutError` if the task takes more than ``timeout``
         seconds, and :class:`WorkerDied` if the process ends without an answer.
@@ -84,7 +92,7 @@ class Pool:
         forkserver.ensure_running()  # here, as it ends with the thread that starts it (see simdev.bench.preload)
         future: Future = Future()
         with self._lock:
-            heapq.heappush(self._queue, (rank, next(self._numbers), (future, function, args, timeout)))
+            heapq.heappush(self._queue, (rank, next(self._numbers), (future, function, args, timeout, kind)))
         self._wake_up()
         return future
 
@@ -119,23 +127,27 @@ class Pool:
     def _assign(self) -> None:
         """Give waiting tasks to free workers, and send away workers that are not needed any more."""
         while True:
-            worker = next((one for one in self._workers if one.future is None and not one.leaving), None)
+            idle = [one for one in self._workers if one.future is None and not one.leaving]
             with self._lock:
+                kind = self._queue[0][-1][-1] if self._queue else None
+                worker = next((one for one in idle if one.kind == kind), None)
                 free = worker is not None or len(self._workers) < self._jobs
                 task = heapq.heappop(self._queue)[-1] if self._queue and free else None
             if task is None:
+                if kind is not None and idle:  # of another kind: they make room
+                    self._send_away(idle[0], None)
                 break
             self._give(worker, *task)
         for worker in self._workers:
             if not worker.leaving and (self._jobs == 0 or (self._closing and worker.future is None)):
                 self._send_away(worker, None)
 
-    def _give(self, worker: _Worker | None, future: Future, function, args, timeout) -> None:
+    def _give(self, worker: _Worker | None, future: Future, function, args, timeout, kind: str) -> None:
         if not future.set_running_or_notify_cancel():
             return
         try:
             if worker is None:
-                worker = self._start()
+                worker = self._start(kind)
             worker.future, worker.deadline = future, time.monotonic() + (float("inf") if timeout is None else timeout)
             worker.connection.send((function, args))
         except (BrokenPipeError, ConnectionResetError):
@@ -146,7 +158,7 @@ class Pool:
                 self._send_away(worker, None)
             future.set_exception(error)
 
-    def _start(self) -> _Worker:
+    def _start(self, kind: str) -> _Worker:
         for left in reversed(range(STARTS)):
             own, other = multiprocessing.Pipe()
             process = self._context.Process(target=_serve_tasks, args=(other,))
@@ -158,7 +170,7 @@ class Pool:
                 time.sleep(0.2)
                 continue
             other.close()
-            self._workers.append(_Worker(process, own, self._tasks))
+            self._workers.append(_Worker(process, own, SAME_KIND if kind else self._tasks, kind))
             return self._workers[-1]
         raise AssertionError("unreachable")
 
@@ -197,7 +209,7 @@ class Pool:
         except Exception as error:  # an answer that cannot be unpickled
             answer, good = error, False
         worker.left -= 1
-        if worker.left <= 0:
+        if worker.left <= 0 or (worker.kind and not good):
             self._send_away(worker, None)
         if future is not None:
             (future.set_result if good else future.set_exception)(answer)

@@ -7,7 +7,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from simdev.bench.workers import Pool, WorkerDied, death, running
+from simdev.bench.workers import SAME_KIND, Pool, WorkerDied, death, running
 
 
 @pytest.fixture
@@ -24,6 +24,19 @@ def test_every_task_has_a_process_of_its_own_unless_tasks_are_shared(pool):
     with running(shared):
         pids = [future.result() for future in [shared.schedule(os.getpid) for _ in range(4)]]
     assert len(set(pids)) == 2
+
+
+def test_tasks_of_a_kind_share_a_process_until_one_fails(pool):
+    kinds = ["a", "a", "b", "b", "", "a"]
+    tasks = [pool.schedule(os.getpid, kind=kind) for kind in kinds]
+    one, same, two, also, alone, again = [task.result() for task in tasks]
+    assert one == same and two == also and len({one, two, alone, again, os.getpid()}) == 5
+    assert pool.schedule(os.getpid, kind="a").result() == again
+    with pytest.raises(ZeroDivisionError):
+        pool.schedule(operator.truediv, (1, 0), kind="a").result()
+    tasks = [pool.schedule(os.getpid, kind="a") for _ in range(SAME_KIND + 1)]
+    pids = [task.result() for task in tasks]
+    assert again not in pids and len(set(pids[:-1])) == 1 and pids[-1] != pids[0]
 
 
 def test_what_a_task_raises_and_how_it_dies(pool):

@@ -4,13 +4,14 @@ workload."""
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
 
 from simdev.bench.rows import Row, entry_id
-from simdev.bench.score import leaderboard, ranking, scores
+from simdev.bench.score import ranking, scores
 
 Table = tuple[str, list[str], list[list[str]]]
 
@@ -80,9 +81,7 @@ def failures(rows: Iterable[Row]) -> list[str]:
 
 def headline(rows: list[Row], out: Path) -> str:
     """One sentence with the number of runs by status and the folder of the files."""
-    counts: dict[str, int] = {}
-    for line in leaderboard(rows):
-        counts[line["status"]] = counts.get(line["status"], 0) + 1
+    counts = Counter("oom" if row.status == "ok" and not row.feasible else row.status for row in rows)
     text = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     return f"\n{len(rows)} runs ({text}); results.csv, leaderboard.csv, ranking.csv and placements are in {out}"
 

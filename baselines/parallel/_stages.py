@@ -162,18 +162,31 @@ def best_pipeline(tables: list[tuple], begin: np.ndarray, join: np.ufunc) -> tup
     values, came = [begin], []
     for table, _, sizes in tables:
         value, back = np.full_like(begin, np.inf), np.zeros((layers + 1, ranks + 1, 2), np.int64)
+        behind = _suffixes(values[-1])
         for row, size in enumerate(sizes):
-            for n in np.flatnonzero(np.isfinite(table[row]) & (size <= ranks)).tolist():
-                new = join(table[row, n], values[-1][n:, : ranks + 1 - size])
-                old = value[: layers + 1 - n, size:]
-                better = new < old
-                old[better] = new[better]
-                back[: layers + 1 - n, size:][better] = row, n
+            may = np.flatnonzero(np.isfinite(table[row]))
+            if not len(may) or size > ranks:
+                continue
+            first, end = int(may[0]), int(may[-1]) + 1
+            joined = join(table[row, first:end], behind[: ranks + 1 - size, :, first:end])
+            new, n = joined.min(axis=-1).T, joined.argmin(axis=-1).T + first
+            better = new < value[:, size:]
+            value[:, size:][better] = new[better]
+            back[:, size:, 0][better] = row
+            back[:, size:, 1][better] = n[better]
         values.append(value)
         came.append(back)
     best = int(np.argmin([value[0, ranks] for value in values]))
     least = float(values[best][0, ranks])
     return least, _stages(tables, came, best, ranks) if np.isfinite(least) else []
+
+
+def _suffixes(value: np.ndarray) -> np.ndarray:
+    """``[k, i, n]``: the value of the layers from ``i + n`` on with ``k`` ranks, inf behind the last layer."""
+    layers, ranks = value.shape[0] - 1, value.shape[1] - 1
+    padded = np.full((ranks + 1, 2 * layers + 1), np.inf)
+    padded[:, : layers + 1] = value.T
+    return np.lib.stride_tricks.sliding_window_view(padded, layers + 1, axis=1)
 
 
 def _stages(tables: list[tuple], came: list[np.ndarray], count: int, ranks: int) -> list[tuple[int, int]]:

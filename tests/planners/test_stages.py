@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from simdev.baselines.parallel import alpa, flexflow
+from simdev.baselines.parallel import _alpa, flexflow, search
 from simdev.baselines.parallel._stages import in_progress, least_bottleneck, least_sum, pipelines
 from simdev.exact.pipedream import Profile
 from simdev.exact.pipedream import plan as pipedream
@@ -64,9 +64,9 @@ def test_alpa_finds_the_least_step_of_all(monkeypatch):
         layers, ranks, count = int(rng.integers(3, 5)), int(rng.integers(2, 6)), int(rng.integers(1, 9))
         tables = random_tables(rng, layers)
         options = tuple(SimpleNamespace(ranks=size) for size in (1, 2, 4))
-        monkeypatch.setattr(alpa, "all_loads", lambda *_, tables=tables: tables)
+        monkeypatch.setattr(_alpa, "all_loads", lambda *_, tables=tables: tables)
         job = SimpleNamespace(layers=layers, ranks=ranks)
-        found, stages = alpa.plan(SimpleNamespace(job=job, microbatches=count, options=options), np.inf)
+        found, stages = _alpa.least_step(SimpleNamespace(job=job, microbatches=count, options=options), np.inf)
         all_used = [t for t, used in enumerated(tables, layers, ranks) if used == ranks and np.isfinite(max(t))]
         every = [sum(t) + (count - 1) * max(t) for t in all_used]
         assert min(every, default=np.inf) <= count * found <= 1.01 * min(every, default=np.inf)
@@ -165,3 +165,15 @@ def test_a_chain_ends_with_a_plan_no_slower_than_its_start(tiny_job, tiny_evalua
     flexflow.chain(tiny_job, np.random.default_rng(1), budget, met, start, 5.0, 60, 60)
     assert min(one.step_ns for one in met.values()) <= met[flexflow.as_choice(tiny_job, start)].step_ns
     assert len(met) > 5 and budget.used == 0
+
+
+def test_search_simulates_alpas_plan_where_it_may_be_the_quickest(tiny_job, tiny_evaluator, monkeypatch):
+    budget = PlanBudget(tiny_evaluator)
+    monkeypatch.setattr(search, "CLOSE", 1e3)
+    search.simulate_own_degrees(tiny_job, budget, search.rank(tiny_job, budget))
+    alpa = planners()["alpa"].plan(tiny_job, rng=np.random.default_rng(0), budget=PlanBudget(tiny_evaluator))
+    assert alpa in budget.tried
+    monkeypatch.setattr(search, "CLOSE", 1e-3)
+    far = PlanBudget(tiny_evaluator)
+    search.simulate_own_degrees(tiny_job, far, search.rank(tiny_job, far))
+    assert not far.used

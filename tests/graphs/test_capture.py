@@ -215,6 +215,35 @@ def test_one_update_a_parameter(optimizer):
     assert graph.op_persistent_bytes.sum() == 92 * (1 + states)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [("AdamW", {"amsgrad": True}), ("SGD", {"momentum": 0.9, "maximize": True}), ("Adagrad", {}), ("Adafactor", {})],
+)
+def test_parameters_that_are_alike_are_updated_as_if_each_were_stepped(optimizer, options, monkeypatch):
+    """The first and the last layer are alike, but no gradient reaches the last; that of the second lies transposed."""
+    from simdev.graphs.capture import optimizers
+    from simdev.graphs.capture.run import run
+
+    def make():
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)), nn.Linear(4, 2))
+
+        def loss(model, x):
+            return (model[2](model[0](x)) @ model[1].weight * model[1].bias + model[1].weight.sum()).sum()
+
+        made = getattr(torch.optim, optimizer)
+        groups = [{"params": list(model[:2].parameters())}, {"params": list(model[2:].parameters()), "lr": 0.2}]
+        return TrainingStep(model, (torch.zeros(3, 4),), loss, made(groups, lr=0.1, **options))
+
+    stepped, repeat = [], optimizers._repeat
+    monkeypatch.setattr(optimizers, "_repeat", lambda *given: stepped.append(given) or repeat(*given))
+    graph = run(make, "alike", {})
+    assert stepped
+    monkeypatch.setattr(optimizers, "SEPARATE", frozenset())
+    single = run(make, "alike", {})
+    assert len(stepped) == 1 and graph.fingerprint == single.fingerprint
+    assert graph.meta == single.meta and graph.op_names == single.op_names
+
+
 class Clipped(torch.optim.SGD):
     def step(self, closure=None):
         nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 1.0, foreach=False)

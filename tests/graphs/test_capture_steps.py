@@ -81,6 +81,48 @@ def test_values_written_through_a_known_mask_stay_known():
     assert "values" not in graph.meta and signatures(graph, "sum")[0] == "sum(f32[2,4])->f32[]"
 
 
+class Picks(nn.Module):
+    """Keeps the rows that a random projection likes, and runs as many layers as their mean asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.score, self.layer, self.asks = nn.Linear(64, 1), nn.Linear(64, 64), ()
+
+    def forward(self, x):
+        x = x[self.score(x).squeeze(1) > 0.3]
+        if isinstance(x, self.asks):
+            x = x[x[:, 0] > 0]
+        for _ in range(int(x.abs().mean() * 3)):
+            x = self.layer(x)
+        return x[torch.nonzero(x[:, 0] > 0)[:, 0]], x.sum(1).tolist()[0]
+
+
+def pick():
+    return TrainingStep(Picks(), (torch.randn(256, 64),), lambda model, x: model(x)[0].sum())
+
+
+def test_a_step_that_asks_for_values_takes_them_from_a_real_forward_pass():
+    from simdev.graphs.capture.run import _run_for_real, run
+
+    graph, real = run(pick, "picks", {}), _run_for_real(pick, "picks", {})
+    assert graph.meta["values"] == "forward" and real.meta["values"] == "real"
+    assert graph.fingerprint == real.fingerprint
+    assert kinds(graph, "forward").count("addmm") > 1 and "f32[256,64]" not in signatures(graph, "sum")[-1]
+
+
+def test_a_step_that_asks_other_questions_on_fake_tensors_runs_for_real():
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    from simdev.graphs.capture.run import run
+
+    def odd():
+        step = pick()
+        step.model.asks = FakeTensor
+        return step
+
+    assert run(odd, "odd", {}).meta["values"] == "real"
+
+
 def test_copied_layers_are_the_layers_of_a_model_built_for_real():
     """``nn.TransformerEncoder`` deep-copies its layer; the views of a copied weight are no ops."""
     from simdev.graphs.capture.run import run

@@ -67,8 +67,9 @@ def capture(
     print(f"precision: {precision_text(graph.meta['precision_of_classes'])}")
     if "recomputed_ops" in graph.meta:
         print(f"recomputed: {graph.meta['recomputed_ops']} ops of the forward pass run again in the backward pass")
-    if graph.meta.get("values") == "real":
-        print("the step depends on values: it ran for real on the inputs that were given, whose sizes the graph has")
+    if "values" in graph.meta:
+        ran = {"forward": "its forward pass", "real": "it"}[graph.meta["values"]]
+        print(f"the step depends on values: {ran} ran for real on the given inputs, whose sizes the graph has")
 
 
 def _print_fused(eager, graph) -> None:

@@ -2,7 +2,7 @@
 
 The step runs once on fake tensors: no memory, no arithmetic, no accelerator (a device that the model asks for becomes
 the CPU). Every ATen op that PyTorch dispatches becomes an op of the graph: forward, loss, backward and optimiser
-update. A step that depends on the values of large tensors runs for real.
+update. If a step depends on the values of large tensors, its forward pass runs for real beforehand.
 
 * Views, aliases and detached tensors are folded into the tensor whose storage they share. A consumer of a slice reads
   the slice's bytes, but depends on (and, on another device, receives) the whole tensor.

@@ -1,8 +1,8 @@
-"""Runs a step once under the tape: on fake tensors, or for real where the step depends on values."""
+"""Runs a step once under the tape: on fake tensors, after a real forward pass where the step depends on values, or
+wholly for real where that does not suffice."""
 
 from __future__ import annotations
 
-import copy
 import random
 import sys
 from collections.abc import Callable
@@ -19,7 +19,9 @@ from simdev.errors import InvalidInput, Unsupported
 from simdev.graphs.capture.assemble import Assembly, assemble
 from simdev.graphs.capture.attention import flash_everywhere
 from simdev.graphs.capture.build import build_fake, build_real, named_tensors, optimizers_of
+from simdev.graphs.capture.optimizers import kind_of, make_state, one_by_one, register_state, trained_by, update
 from simdev.graphs.capture.precision import precision_of_classes, precision_of_parameters
+from simdev.graphs.capture.rehearse import rehearse
 from simdev.graphs.capture.rewrites import as_on_gpu
 from simdev.graphs.capture.trace import Tape, storage_bytes
 from simdev.graphs.workload import CustomStep, InferenceStep, Step
@@ -42,7 +44,8 @@ class Ran:
 def run(make: Callable[[], Step] | Step, name: str, meta: dict) -> ComputationGraph:
     """Capture a step, or a function that builds one (then large tensors are never allocated).
 
-    A step that depends on the values of its tensors is built and run for real, unless its parameters are too large.
+    If a step depends on the values of its tensors, its forward pass runs for real beforehand, or else all of it, unless
+    its parameters are too large.
     """
     with _seeded():
         built = build_fake(make, name)
@@ -52,6 +55,29 @@ def run(make: Callable[[], Step] | Step, name: str, meta: dict) -> ComputationGr
         held = sum(storage_bytes(parameter) for parameter in built.step.model.parameters())
         if held > MOST_REAL_BYTES or not isinstance(make, Callable):
             raise Unsupported(f"{name}: {values_sentence(error)}") from error
+    del built
+    return _run_rehearsed(make, name, meta) or _run_for_real(make, name, meta)
+
+
+def _run_rehearsed(make, name: str, meta: dict) -> ComputationGraph | None:
+    """Capture on fake tensors with the answers of a real forward pass; None if they do not lead through the step."""
+    try:
+        with _seeded():
+            step = build_real(make, name)
+        if isinstance(step, CustomStep):
+            return None
+        with _seeded(), _as_captured(step.model):
+            answers = rehearse(step)
+        del step
+        with _seeded():
+            built = build_fake(make, name)
+        built.shadows.answers = answers
+        return _run_fake(built, name, {**meta, "values": "forward"})
+    except Exception:  # the real run tells what is wrong
+        return None
+
+
+def _run_for_real(make, name: str, meta: dict) -> ComputationGraph:
     with _seeded():
         step = build_real(make, name)
         return capture_step(Tape(), step, name, {**meta, "values": "real"}).graph
@@ -87,22 +113,18 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None) -
     """Run ``step`` under ``tape``. ``quiet`` are shadows, which rest after the forward pass."""
     model, optimizers = step.model, optimizers_of(step)
     with ExitStack() as stack:
-        stack.enter_context(as_on_gpu(cpu_kernels=_convolves_for_real(model)))
+        stack.enter_context(_as_captured(model))
         if "workload" in meta:  # shipped graphs keep their kernels
             stack.enter_context(flash_everywhere())
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
         if isinstance(step, CustomStep):
             optimizers = _warm_up(step)
         named = _parameters(model, optimizers)
-        for optimizer in optimizers:
-            if not isinstance(step, CustomStep):
-                _make_state(optimizer, quiet)
+        alike = {} if isinstance(step, CustomStep) else {one: make_state(one, quiet) for one in optimizers}
         homes = {parameter: tape.persistent(parameter, label) for label, parameter in named.items()}
         buffers = {label: buffer for label, buffer in model.named_buffers() if buffer.numel() > 1}
         for label, buffer in buffers.items():
             tape.persistent(buffer, label)
-        state_bytes = sum(_register_state(tape, optimizer, homes) for optimizer in optimizers)
+        state_bytes = sum(register_state(tape, one, homes, alike.get(one, {})) for one in optimizers)
         for label, tensor in _inputs(step.inputs):
             tape.input(tensor, label)
         stack.enter_context(tape)
@@ -112,9 +134,9 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None) -
         elif isinstance(step, CustomStep):
             ran = _loop(tape, step, homes)
         else:
-            ran = _train(tape, step, named, homes, name, quiet)
-    kind = "+".join(dict.fromkeys(map(_kind, optimizers))) or "none"
-    kinds = {homes[parameter]: _kind(optimizer) for optimizer in optimizers for parameter in _trained(optimizer)}
+            ran = _train(tape, step, named, homes, name, quiet, alike)
+    kind = "+".join(dict.fromkeys(map(kind_of, optimizers))) or "none"
+    kinds = {homes[parameter]: kind_of(optimizer) for optimizer in optimizers for parameter in trained_by(optimizer)}
     facts = {
         "torch": torch.__version__.split("+")[0],
         "precision": precision_of_parameters(named.values()),
@@ -139,13 +161,23 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None) -
     return assembly
 
 
+@contextmanager
+def _as_captured(model):
+    """Run the ops of an accelerator one by one."""
+    with ExitStack() as stack:
+        stack.enter_context(as_on_gpu(cpu_kernels=_convolves_for_real(model)))
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
 def _convolves_for_real(model) -> bool:
     """Whether the step runs on real tensors and has no recurrent layer."""
     fake = any(isinstance(parameter, FakeTensor) for parameter in model.parameters())
     return not fake and not any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
 
 
-def _train(tape: Tape, step, named: dict, homes: dict, name: str, quiet) -> Ran:
+def _train(tape: Tape, step, named: dict, homes: dict, name: str, quiet, alike: dict) -> Ran:
     outcome = step.loss(step.model, *step.inputs)
     if not isinstance(outcome, torch.Tensor) or outcome.numel() != 1 or not outcome.requires_grad:
         raise InvalidInput("must return one number that depends on the parameters", source=name, field="loss")
@@ -166,7 +198,7 @@ def _train(tape: Tape, step, named: dict, homes: dict, name: str, quiet) -> Ran:
             final[homes[parameter]] = tape.value_of(gradient)
     optimizers = optimizers_of(step)
     for optimizer in optimizers:
-        optimizer.step()
+        update(tape, optimizer, homes, alike[optimizer])
     results = {tape.value_of(outcome)}
     if not optimizers:
         results |= set(final.values())
@@ -203,7 +235,7 @@ def _loop(tape: Tape, step: CustomStep, homes: dict) -> Ran:
     sizes: dict[int, int] = {}
 
     def before(optimizer, *_):
-        for parameter in _trained(optimizer):
+        for parameter in trained_by(optimizer):
             if parameter.grad is not None and parameter in homes:
                 final[homes[parameter]] = tape.value_of(parameter.grad)
                 sizes[homes[parameter]] = parameter.grad.numel() * parameter.grad.element_size()
@@ -229,7 +261,7 @@ def _warm_up(step: CustomStep) -> list:
 
     def before(optimizer, *_):
         found.setdefault(id(optimizer), optimizer)
-        _one_by_one(optimizer)
+        one_by_one(optimizer)
         quiet.updating += 1
 
     def after(*_):
@@ -260,19 +292,11 @@ def _parameters(model, optimizers) -> dict[str, torch.Tensor]:
     named = dict(model.named_parameters())
     known = {id(parameter) for parameter in named.values()}
     for optimizer in optimizers:
-        for parameter in _trained(optimizer):
+        for parameter in trained_by(optimizer):
             if id(parameter) not in known:
                 known.add(id(parameter))
                 named[f"optimizer.parameter{len(named)}"] = parameter
     return named
-
-
-def _kind(optimizer) -> str:
-    return type(optimizer).__name__.lower()
-
-
-def _trained(optimizer) -> list:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _unseen_state(model, seen: dict) -> dict[str, object]:
@@ -287,59 +311,6 @@ def _unseen_state(model, seen: dict) -> dict[str, object]:
         elif owner[id(tensor)] != label:
             tied[label] = owner[id(tensor)]
     return {key: value for key, value in (("tied", tied), ("unread_state", unread)) if value}
-
-
-def _one_by_one(optimizer) -> None:
-    """Take the implementation with one op after another per parameter: those that join all parameters in one call hide
-    what belongs to which."""
-    for group in optimizer.param_groups:
-        group.update({key: False for key in ("foreach", "fused", "capturable") if key in group})
-
-
-def _make_state(optimizer, quiet) -> None:
-    """Let the optimizer make its state, as after its first step. It looks at no value but the number of steps.
-
-    On fake tensors it steps one parameter of those in a group that are alike; the others get a copy of its state.
-    """
-    _one_by_one(optimizer)
-    most = quiet.most_elements if quiet is not None else 0
-    if quiet is not None:
-        quiet.most_elements = 1
-    models: dict[tuple, torch.Tensor] = {}
-    copies = []
-    for number, group in enumerate(optimizer.param_groups):
-        for parameter in group["params"]:
-            if parameter.requires_grad:
-                alike = number, parameter.shape, parameter.stride(), parameter.dtype, quiet or id(parameter)
-                if models.setdefault(alike, parameter) is parameter:
-                    parameter.grad = torch.zeros_like(parameter)
-                else:
-                    copies.append((parameter, models[alike]))
-    warm = Tape()
-    warm.phase, warm.recording = "update", False
-    with warm:
-        optimizer.step()
-        for parameter, model in copies:
-            if model in optimizer.state:
-                optimizer.state[parameter] = {
-                    key: item.clone() if isinstance(item, torch.Tensor) else copy.deepcopy(item)
-                    for key, item in optimizer.state[model].items()
-                }
-    if quiet is not None:
-        quiet.most_elements = most
-    for parameter in models.values():
-        parameter.grad = None
-
-
-def _register_state(tape: Tape, optimizer, homes: dict) -> int:
-    """Tell the tape which tensors are optimizer state; returns their bytes (without step counters)."""
-    total = 0
-    for parameter, state in optimizer.state.items():
-        for tensor in state.values():
-            if isinstance(tensor, torch.Tensor) and parameter in homes:
-                tape.state(tensor, homes[parameter])
-                total += storage_bytes(tensor) if tensor.numel() > 1 else 0
-    return total
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from simdev.graphs.capture.rehearse import Answers, asks
 from simdev.graphs.capture.trace import wraps_tensors
 
 aten = torch.ops.aten
@@ -23,11 +24,13 @@ MOST_DRAWN = 1 << 12  # nor have larger tensors of random numbers: weights, nois
 
 class Shadows(TorchDispatchMode):
     """Active inside a ``FakeTensorMode``. Set :attr:`active` to False where nobody looks at values (backward), and
-    :attr:`most_elements` lower where they look at numbers alone (the steps that an optimizer has counted)."""
+    :attr:`most_elements` lower where they look at numbers alone (the steps that an optimizer has counted). With the
+    ``answers`` of a real forward pass, they are what code finds that looks at values."""
 
-    def __init__(self):
+    def __init__(self, answers: Answers | None = None):
         super().__init__()
         self.active = True
+        self.answers = answers
         self.most_elements = MOST_ELEMENTS
         self._real = WeakTensorKeyDictionary()
         self._stale: set[int] = set()  # storages of shadows that missed a write
@@ -37,6 +40,8 @@ class Shadows(TorchDispatchMode):
         kwargs = kwargs or {}
         if wraps_tensors(types):
             return NotImplemented
+        if self.answers is not None and self.active and asks(func, args):
+            return self.answers.give(func, args, kwargs)
         if func is torch.ops.aten._local_scalar_dense.default:
             real = self.of(args[0])
             if real is None:

@@ -116,11 +116,15 @@ class Tape(TorchDispatchMode):
 
     def state(self, tensor, home: int) -> None:
         """A tensor of optimiser state, kept with the parameter whose op is ``home``."""
+        if self.keep(tensor, home) and tensor.numel() > 1:  # step counters are kept by the host
+            self.ops[home].persistent += storage_bytes(tensor)
+
+    def keep(self, tensor, home: int) -> bool:
+        """Say that ``tensor`` is among the persistent bytes of ``home``; False if it has a home already."""
         key = self._key(tensor)
-        if key not in self._home:
-            self._home[key] = home
-            if tensor.numel() > 1:  # step counters are kept by the host
-                self.ops[home].persistent += storage_bytes(tensor)
+        known = key in self._home
+        self._home.setdefault(key, home)
+        return not known
 
     def input(self, tensor, name: str) -> None:
         """A tensor of the batch."""
@@ -131,6 +135,10 @@ class Tape(TorchDispatchMode):
     def value_of(self, tensor) -> int | None:
         """The value that ``tensor`` holds now."""
         return self._value.get(self._key(tensor))
+
+    def renew(self, tensor, value: int) -> None:
+        """Say that ``tensor`` now holds ``value``."""
+        self._value[self._key(tensor)] = value
 
     # Layers ----------------------------------------------------------------------------------------------------
 
@@ -173,10 +181,13 @@ class Tape(TorchDispatchMode):
     # Ops -------------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # in the backward pass, a mode would hear of every look at a size
+            return self._call(func, types, args, kwargs or {})
+
+    def _call(self, func, types, args, kwargs):
         if wraps_tensors(types):
             return NotImplemented  # the kernels that the wrapper calls are recorded
-        if func.namespace not in ("aten", "prims") and not _moves_tensors(func):
+        if func.namespace not in ("aten", "prims") and not moves_tensors(func):
             return func(*args, **kwargs)
         asks = func is torch.ops.aten._local_scalar_dense.default and args[0].dtype != torch.bool
         if asks and self._phase_now() == "update":
@@ -397,7 +408,8 @@ def written_arguments(func) -> frozenset[int]:
 
 
 @cache
-def _moves_tensors(func) -> bool:
+def moves_tensors(func) -> bool:
+    """Whether an op takes or returns tensors, by its schema."""
     return any("Tensor" in str(item.type) for item in [*func._schema.arguments, *func._schema.returns])
 
 

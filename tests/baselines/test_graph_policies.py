@@ -25,6 +25,7 @@ TINY = {
     "hsdag": {"nodes": 16, "hidden": 16, "rate": 0.01},
 }
 ALL = {**TINY, "post": {"groups": 16, "pool": 50}}
+JOINT = {"placeto-joint": {"nodes": 16, "hidden": 8, "rounds": 1, "episodes": 2, "rate": 0.001}}
 
 
 def two_devices(memory=1 << 34):
@@ -105,6 +106,38 @@ def test_view_knows_ancestors_descendants_and_parallel_groups():
         table = getattr(view, name)
         assert {row: np.flatnonzero(table[row]).tolist() for row in range(16) if table[row].any()} == rows, name
         assert np.allclose(table.sum(axis=1)[list(rows)], 1.0)
+
+
+def test_nodes_join_the_partner_that_they_exchange_most_with_and_groups_are_a_graph_again():
+    from simdev.baselines.rl._placeto_joint import labels, pooled, with_nodes
+
+    nodes = with_nodes(group_problem(diamond(), np.arange(5))).inputs
+    assert nodes.partner[:5].tolist() == [0, 0, 0, 2, 4] and (nodes.cost[1:4] > 0).all() and nodes.cost[4] == 0
+    joins = np.zeros(16, bool)
+    joins[[2, 3]] = True  # 3 joins 2, which joins 0
+    label = np.asarray(labels(nodes.partner, joins))
+    assert label[:5].tolist() == [0, 1, 0, 0, 4]
+    view = pooled(nodes.view, label)
+    assert np.flatnonzero(view.sight.real).tolist() == [0, 1, 4]
+    assert np.allclose(view.sight.nodes[0, 0], nodes.view.sight.nodes[[0, 2, 3], 0].sum())
+    assert np.asarray(view.before)[0, 1] == np.asarray(view.before)[1, 0] == 1.0, "1 is before and behind the group"
+    assert not np.asarray(view.parallel)[:2, :2].any() and np.asarray(view.parallel)[4, :2].tolist() == [0.5, 0.5]
+    alone = pooled(nodes.view, np.arange(16))
+    for name in ("before", "behind", "ancestors", "descendants", "parallel"):
+        assert np.allclose(getattr(alone, name), getattr(nodes.view, name), atol=1e-6), name
+    assert np.allclose(alone.sight.nodes, nodes.view.sight.nodes, atol=1e-5)
+    assert np.allclose(alone.sight.shares[:5], nodes.view.sight.shares[:5], atol=1e-5)
+
+
+def test_a_group_on_several_devices_stays_unless_another_device_is_chosen():
+    from simdev.baselines.rl._placeto_joint import _moved
+
+    now, label = np.array([[0, 1, 1, 0]]), np.array([[0, 0, 0, 3]])
+    before = np.array([[1, 9, 9, 0]])  # most of the first group is on device 1
+    moved, after = _moved(now, label, before, before)
+    assert not moved.any() and (after == now).all()
+    moved, after = _moved(now, label, before, np.array([[0, 9, 9, 0]]))
+    assert moved.all() and after.tolist() == [[0, 0, 0, 0]]
 
 
 # episodes
@@ -264,13 +297,13 @@ def test_gdp_without_a_rate_learns_nothing_and_edits_learn_for_their_groups_alon
 # learning
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ALL | JOINT)
 def test_learns_and_repeats(name):
     problem, found = chains(), []
     spec, _ = find_placer(name)
     for _ in range(2):
         budget = Budget(problem, evaluations=400)
-        placement = spec.place(problem, rng=np.random.default_rng(3), budget=budget, **ALL[name])
+        placement = spec.place(problem, rng=np.random.default_rng(3), budget=budget, **(ALL | JOINT)[name])
         found.append(placement.devices.tolist())
     assert found[0] == found[1]
     assert budget.used == 400
@@ -312,10 +345,10 @@ def test_policy_is_trained_saved_and_used_on_another_graph_and_machine(name, tmp
     assert placement.hash == zero[0].hash
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", TINY | JOINT)
 def test_training_resumes_bit_for_bit(name, tmp_path):
     spec, _ = find_placer(name)
-    params = {**spec.defaults, **TINY[name]}
+    params = {**spec.defaults, **(TINY | JOINT)[name]}
     del params["policy"]
     problems = [chains(), chains(3, 4)]
     for folder, stops in (("whole", [150]), ("parts", [33, 90, 150])):

@@ -13,7 +13,11 @@ from simdev.cli.app import BENCHMARK, command
 @command("reproduce", topic=BENCHMARK)
 def reproduce(
     name: Annotated[
-        str, typer.Argument(help="mirhoseini, placeto, gdp, tarnawski, learned (controls of learned-search) or speed.")
+        str,
+        typer.Argument(
+            help="mirhoseini, placeto, gdp, tarnawski, learned (controls of learned-search), extensions (of placeto) "
+            "or speed."
+        ),
     ],
     data: Annotated[Path | None, typer.Argument(help="tarnawski: folder of the public inputs.")] = None,
     out: Annotated[

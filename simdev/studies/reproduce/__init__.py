@@ -15,7 +15,7 @@ from simdev.bench.bench import Observer
 from simdev.errors import InvalidInput, UnknownName
 from simdev.studies.reproduce.lab import Lab
 
-EXPERIMENTS = ("gdp", "learned", "mirhoseini", "placeto", "speed", "tarnawski")
+EXPERIMENTS = ("extensions", "gdp", "learned", "mirhoseini", "placeto", "speed", "tarnawski")
 SCALES = ("tiny", "small", "full")
 UNFINISHED = "The rest of this experiment has not run yet; the same command resumes it.\n"
 

@@ -1,0 +1,137 @@
+"""What Placeto's paper leaves open: grouping learned together with placement, and one policy for several families."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from simdev.bench import rows
+from simdev.graphs.random_graphs import family_split
+from simdev.placers import registry
+from simdev.studies.reproduce.lab import Case, Lab, RunResult
+from simdev.studies.reproduce.placeto import FAMILIES, TRAINED_BY, ratios_to_best
+from simdev.studies.reproduce.stats import geometric, interval, interval_text
+
+TITLE = "Placeto: grouping learned with placement, one policy for several families"
+CLIMB = "group-climb[by=coarse]"
+JOINTLY = {
+    "one GPU": "single-gpu",
+    "expert": "expert",
+    "joint": "placeto-joint",
+    "joint, untrained": "placeto-joint[rate=0]",
+    "`placeto`": "placeto",
+    "`placeto` on the nodes": "placeto[groups=128,layers=false]",
+    "climb on the nodes": "group-climb[by=fine,groups=128]",
+    "climb on `placeto`'s groups": CLIMB,
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    topology: str
+    joint: tuple[str, ...]
+    joint_evaluations: int
+    seeds: int
+    families: tuple[str, ...]
+    graphs_of_a_family: int
+    training_evaluations: int
+    tuning_evaluations: int
+
+
+JOINT = ("inception-v3", "nmt", "transformer-xl-2")
+SIZES = {
+    "tiny": Size("p100x4", ("transformer-xl-2",), 60, 2, ("inception", "nmt"), 5, 60, 20),
+    "small": Size("p100x4", JOINT, 500, 3, FAMILIES, 10, 2000, 200),
+    "full": Size("p100x4", JOINT, 20_000, 10, FAMILIES, 32, 100_000, 20_000),
+}
+
+
+def run(lab: Lab) -> Iterator[list[str]]:
+    """The parts of the report."""
+    yield _joint(lab)
+    yield _mixed(lab)
+
+
+def _joint(lab: Lab) -> list[str]:
+    size, lines = lab.size, []
+    for workload in size.joint:
+        found = lab.runs([Case(workload, size.topology)], JOINTLY.values(), size.joint_evaluations, size.seeds)
+        steps: dict[str, list[float]] = {}
+        for run in found:
+            steps.setdefault(rows.entry_id(run.row.placer, json.loads(run.row.params)), []).append(run.step_ms)
+        line = {"case": workload}
+        for name, entry in JOINTLY.items():
+            spec, params = registry.find_placer(entry)
+            values = [value for value in steps[rows.entry_id(spec.name, params)] if value == value]
+            many = interval_text(interval(values)) if len(values) > 1 else ""
+            line[name] = many or (f"{values[0]:,.1f}" if values else "OOM")
+        lines.append(line)
+    return [
+        "## Grouping and placement learned together\n",
+        "Placeto takes groups that a heuristic has made. `placeto-joint` learns to join up to 128 nodes into groups "
+        "while it learns to place the groups. The controls have as many evaluations: the same search with networks "
+        "that do not learn (`rate=0`), `placeto` with its groups (at most 64, the layers of the source model) and with "
+        "the nodes as groups, and hill climbs without learning over the nodes and over the groups of `placeto`. Step "
+        f"times in ms after {size.joint_evaluations:,} evaluations on `{size.topology}`, means of {size.seeds} seeds "
+        "with 95 % bootstrap intervals.\n",
+        lab.table("joint", lines),
+    ]
+
+
+def _mixed(lab: Lab) -> list[str]:
+    size, lines = lab.size, []
+    splits = {family: _split(size, family) for family in size.families}
+    every = [case for seen, _ in splits.values() for case in seen]
+    for family, (seen, unseen) in splits.items():
+        own = _trained(lab, family, seen, unseen, size.training_evaluations)
+        mixed = _trained(lab, "mixed", every, unseen, size.training_evaluations * len(splits))
+        ratios = ratios_to_best(
+            {
+                "one GPU": lab.runs(unseen, ["single-gpu"], 1, 1),
+                "untrained, zero-shot": lab.runs(unseen, ["placeto"], 0, size.seeds),
+                "own family, zero-shot": own[0],
+                "mixed, zero-shot": mixed[0],
+                "from scratch": lab.runs(unseen, ["placeto"], size.tuning_evaluations, size.seeds),
+                "climb": lab.runs(unseen, [CLIMB], size.tuning_evaluations, size.seeds),
+                "own family, fine-tuned": own[1],
+                "mixed, fine-tuned": mixed[1],
+            }
+        )
+        cells = {name: interval_text(geometric(values), 3) if values else "-" for name, values in ratios.items()}
+        lines.append({"family": family, "test graphs": len(unseen)} | cells)
+    return [
+        "## One policy for several families\n",
+        f"For each seed, one policy of `placeto` is trained on each family ({size.graphs_of_a_family} graphs, of which "
+        f"80 % are for training, {size.training_evaluations:,} evaluations), and the *mixed* policy on the training "
+        f"graphs of all {len(splits)} families in turn ({size.training_evaluations * len(splits):,} evaluations, as "
+        "many for each graph). All are tried on the other graphs: *zero-shot* without further training, *fine-tuned* "
+        f"with {size.tuning_evaluations} evaluations. The controls are one GPU, the most probable placement of an "
+        "untrained network, training from scratch, and a hill climb without learning over the same groups; the last "
+        "two have the evaluations of the fine-tuning. The table shows the step time over the best of all these runs: "
+        "the geometric mean over the test graphs and seeds with a 95 % bootstrap interval over the seeds. A placement "
+        "that does not fit counts as 10.\n",
+        lab.table("mixed", lines),
+    ]
+
+
+def _split(size: Size, family: str) -> tuple[list[Case], list[Case]]:
+    """The graphs of ``family`` to train on, and those to test."""
+    seen, unseen = (
+        [Case(f"{family}-family[seed={seed}]", size.topology) for seed in seeds]
+        for seeds in family_split(family, size.graphs_of_a_family)
+    )
+    return seen, unseen
+
+
+def _trained(
+    lab: Lab, name: str, seen: Sequence[Case], unseen: Sequence[Case], evaluations: int
+) -> tuple[list[RunResult], list[RunResult]]:
+    """Runs on ``unseen`` of one policy for each seed, trained on ``seen``: zero-shot, and after further training."""
+    shot, tuned = [], []
+    for seed in range(lab.size.seeds):
+        policy = lab.policy(f"placeto-{name}-{seed}", TRAINED_BY, seen, seed=seed, evaluations=evaluations)
+        entry = f"placeto[policy={policy}]"
+        shot += lab.runs(unseen, [entry], 1, 1)
+        tuned += lab.runs(unseen, [entry], lab.size.tuning_evaluations, 1)
+    return shot, tuned

@@ -31,6 +31,7 @@ from simdev.parallel import find_model, load_cluster
 from simdev.parallel.plan import PlanProgram
 from simdev.planners import Evaluator, Job, PlanBudget, find_planner
 from simdev.planners.bounds import job_bound_ns
+from simdev.planners.stage_bounds import any_plan_bound_ns
 from simdev.problem.topology import split_nodes, topology_names
 
 # Models and clusters of the board, with the sequences of a step and the microbatch sizes that planners may choose.
@@ -102,7 +103,7 @@ def bench_plans(
     tell: Callable[[str], None] = lambda _: None,
 ) -> list[PlanRow]:
     """Run each planner on each task and write the rows to ``folder``; rows that are there are kept, unless an older
-    version of the planner made them.
+    version of the planner made them. A kept row without a bound gets one.
 
     Each finished row is written at once. A planner that cannot handle a job gives a row that says why.
     """
@@ -115,8 +116,10 @@ def bench_plans(
                 for seed in range(seeds):
                     row = _empty(task, entry, evaluations, seed)
                     done += 1
-                    if row.key not in found or found[row.key].version < row.version:
-                        found[row.key] = row = run_planner(row, evaluator)
+                    kept = found.get(row.key)
+                    old = kept is None or kept.version < row.version
+                    if old or (kept.step_ns and not kept.bound_ns):
+                        found[row.key] = row = run_planner(row, evaluator) if old else scored_again(kept, evaluator)
                         write_plan_rows(folder, found.values())
                         figure = f"{row.step_ns / 1e9:.3f} s, {row.choice}" if row.step_ns else row.error
                         tell(f"[{done}/{total}] {row.title}: {figure}")
@@ -147,7 +150,7 @@ def run_planner(row: PlanRow, evaluator: Evaluator) -> PlanRow:
     entropy = int.from_bytes(hashlib.sha256(json.dumps(row.key).encode()).digest()[:8], "big")
     budget = PlanBudget(evaluator, evaluations=row.budget)
     begin = time.monotonic()
-    around = {"torch": _torch(), "commit": provenance.commit(), "utc": provenance.circumstances()["utc"]}
+    around = _circumstances()
     try:
         rng = np.random.default_rng(entropy)
         choice = spec.plan(evaluator.job, rng=rng, budget=budget, **json.loads(row.params) | params)
@@ -172,17 +175,22 @@ def score_plan(row: PlanRow, evaluator: Evaluator, engine: str = "fast") -> Plan
         status="ok",
         error="",
         step_ns=outcome.step_ns,
-        bound_ns=None if row.choice.stage_meshes else bound_of(evaluator),  # which is one of plans with one mesh
+        bound_ns=bound_of(evaluator, any_plan_bound_ns if row.choice.stage_meshes else job_bound_ns),
         peak_bytes=max(outcome.peak_bytes),
         program=program_digest(evaluator.program(row.choice)),
     )
 
 
-def bound_of(evaluator: Evaluator) -> int:
-    """:func:`job_bound_ns`, remembered."""
-    key = ("bound",)
+def scored_again(row: PlanRow, evaluator: Evaluator) -> PlanRow:
+    """The row with the figures of its plan by this version of the code."""
+    return replace(score_plan(row, evaluator), **_circumstances())
+
+
+def bound_of(evaluator: Evaluator, bound_ns: Callable[[Evaluator], int]) -> int:
+    """``bound_ns`` of the evaluator, remembered."""
+    key = "bound", bound_ns.__name__
     if key not in evaluator.known:
-        evaluator.known[key] = job_bound_ns(evaluator)
+        evaluator.known[key] = bound_ns(evaluator)
     return evaluator.known[key]
 
 
@@ -262,6 +270,10 @@ def _differences(row: PlanRow, evaluators: dict[Task, Evaluator], engine: str) -
 def _digests(folder: Path) -> list[bool]:
     """Whether the digest of each row of ``plans.csv`` fits."""
     return [digest(line) == line["digest"] for _, line in read_csv(folder / FILE, COLUMNS)]
+
+
+def _circumstances() -> dict[str, str]:
+    return {"torch": _torch(), "commit": provenance.commit(), "utc": provenance.circumstances()["utc"]}
 
 
 def _torch() -> str:

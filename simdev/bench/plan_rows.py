@@ -27,8 +27,9 @@ STATUSES = ("ok", "skipped", "error")
 @dataclass(frozen=True)
 class PlanRow:
     """One run of a planner. ``choices`` (JSON) holds the microbatch sizes and kinds of recomputation that planners
-    could choose, ``plan`` (JSON) is what the planner chose, ``program`` the digest of its captured stages. ``None`` is
-    an empty cell."""
+    could choose, ``plan`` (JSON) is what the planner chose, ``program`` the digest of its captured stages.
+    ``bound_ns`` is a step time that no plan with one mesh for all stages beats; or that no plan at all beats, if the
+    row's own plan has several. ``None`` is an empty cell."""
 
     model: str
     cluster: str
@@ -64,6 +65,11 @@ class PlanRow:
         if not isinstance(found, dict):
             raise InvalidInput("expected an object", source=FILE, field="plan")
         return choice_from(found)
+
+    @property
+    def bounded(self) -> str:
+        """Which plans the row's bound holds for: plans with ..."""
+        return "" if not self.bound_ns else "any meshes" if self.choice.stage_meshes else "one mesh"
 
     @property
     def title(self) -> str:
@@ -135,13 +141,12 @@ def markdown(rows: list[PlanRow]) -> list[str]:
         table = []
         for row in mine:
             if row.step_ns is None:
-                table.append([row.planner, row.error or row.status, "", "", "", ""])
+                table.append([row.planner, row.error or row.status, "", "", "", "", ""])
                 continue
             gap = f"{row.step_ns / row.bound_ns - 1:.1%}" if row.bound_ns else ""
             peak = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}"
-            table.append([row.planner, str(row.choice), f"{row.step_ns / 1e9:.3f}", gap, peak, str(row.evaluations)])
-        lines += [
-            *markdown_table(["planner", "plan", "step s", "above the bound", "peak GiB", "plans tried"], table),
-            "",
-        ]
+            figures = f"{row.step_ns / 1e9:.3f}", gap, row.bounded, peak, str(row.evaluations)
+            table.append([row.planner, str(row.choice), *figures])
+        header = ["planner", "plan", "step s", "above the bound", "of plans with", "peak GiB", "plans tried"]
+        lines += [*markdown_table(header, table), ""]
     return lines

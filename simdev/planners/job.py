@@ -201,7 +201,7 @@ class Job:
             stage_recompute=choice.stage_recompute,
         )
         plan.parts  # noqa: B018  raises where a stage would have no layer
-        if not all(map(self._same_precision, choice.stage_meshes or (mesh,))):
+        if not all(map(self.same_precision, choice.stage_meshes or (mesh,))):
             message = "a plan that shards no parameters (dp_shard) keeps weights in bfloat16 alone"
             raise InvalidInput(message, source=self.model.name, field="mesh")
         return plan
@@ -238,11 +238,11 @@ class Job:
                     continue
                 sizes = {"pp": pp, "dp_replicate": replicate, "dp_shard": shard, "cp": cp, "ep": ep, "tp": tp}
                 mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1})
-                if self._same_precision(mesh):
+                if self.same_precision(mesh):
                     found.append(mesh)
         return found
 
-    def _same_precision(self, mesh: Mesh) -> bool:
+    def same_precision(self, mesh: Mesh) -> bool:
         """Whether weights are kept in float32: models with the axis ``dp_shard`` keep them so if they are sharded, and
         in bfloat16 alone if not, which is another training job."""
         return "dp_shard" not in self.model.axes or mesh["dp_shard"] > 1 or self.ranks == 1

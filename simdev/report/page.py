@@ -88,6 +88,8 @@ def _plans(folder: Path) -> dict[str, tuple[dict, list[dict]]]:
     found = {}
     for name, mine in cases.items():
         first = mine[0]
+        widest = max((row for row in mine if row.bound_ns), key=lambda row: row.bounded == "any meshes", default=None)
+        whose = " with one mesh for all stages" if widest is None or widest.bounded == "one mesh" else ""
         case = {
             "board": folder.name,
             "workload": first.model,
@@ -97,8 +99,8 @@ def _plans(folder: Path) -> dict[str, tuple[dict, list[dict]]]:
             "rules": f"{first.batch} sequences a step, host {first.framework}",
             "ops": None,
             "best": min((row.step_ns for row in mine if row.step_ns is not None), default=None),
-            "bound": max((row.bound_ns for row in mine if row.bound_ns), default=None),
-            "method": "no plan of this model on this cluster is faster",
+            "bound": widest.bound_ns if widest else None,
+            "method": f"no plan of this model on this cluster{whose} is faster",
             "gantts": [],
             "note": "",
             "placement": None,

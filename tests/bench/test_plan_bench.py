@@ -1,5 +1,6 @@
 """Rows of planners: written, resumed, verified, and found out if they were changed."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -41,6 +42,26 @@ def test_finished_runs_are_kept(board):
     messages = []
     assert bench_plans(tasks, ["ddp", "search"], folder, evaluations=8, tell=messages.append) == rows
     assert messages == []  # nothing was planned again
+
+
+def test_a_row_of_several_meshes_gets_the_bound_of_all_plans(board, tmp_path):
+    from simdev.bench.plan_bench import _differences, bench_plans, score_plan
+    from simdev.bench.plan_rows import write_plan_rows
+    from simdev.parallel.mesh import Mesh
+    from simdev.planners import Choice, Evaluator
+
+    _, tasks, rows = board
+    row = next(row for row in rows if row.planner == "search")
+    evaluator = Evaluator(tasks[0].job())
+    own = Choice(Mesh({"pp": 2}), 4, stage_meshes=(Mesh({"dp_replicate": 4}), Mesh({"tp": 2, "dp_replicate": 2})))
+    scored = score_plan(replace(row, plan=json.dumps(own.to_json(), sort_keys=True)), evaluator)
+    assert 0 < scored.bound_ns <= row.bound_ns and (row.bounded, scored.bounded) == ("one mesh", "any meshes")
+    without = replace(scored, bound_ns=None)
+    assert [text for text in _differences(without, {tasks[0]: evaluator}, "fast") if "bound_s: empty" in text]
+    write_plan_rows(tmp_path, [without])
+    (again,) = bench_plans(tasks, ["search"], tmp_path, evaluations=8)
+    assert again == replace(scored, torch=again.torch, commit=again.commit, utc=again.utc)
+    assert _differences(again, {tasks[0]: evaluator}, "fast") == []
 
 
 def test_a_changed_row_is_found_out(board, tmp_path):

@@ -1,13 +1,15 @@
 import pickle
 
+import numpy as np
 import pytest
 
 from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
 from simdev.parallel.mesh import Mesh
 from simdev.planners import Choice, Evaluator, PlanBudget, find_planner, planners
-from simdev.planners.bounds import job_bound_ns
+from simdev.planners.bounds import job_bound_ns, small_mesh
 from simdev.planners.evaluate import extrapolated
 from simdev.planners.job import choice_from
+from simdev.planners.stage_bounds import any_plan_bound_ns, stage_options
 from simdev.planners.testing import check_planner
 
 
@@ -17,8 +19,6 @@ def test_every_planner_keeps_the_contract(name, tiny_job, tiny_evaluator):
 
 
 def test_grid_is_no_worse_than_any_other_planner(tiny_job, tiny_evaluator):
-    import numpy as np
-
     def best(name):
         try:
             budget = PlanBudget(tiny_evaluator)
@@ -45,6 +45,30 @@ def test_no_plan_beats_the_bound_of_the_job(tiny_job, tiny_evaluator):
     uneven = Choice(Mesh({"pp": 2, "dp_replicate": 2}), 2, stage_layers=(4, 2))
     assert 0.2 * min(steps) < bound <= min(steps)
     assert bound <= tiny_evaluator.outcome(uneven).step_ns
+
+
+def test_no_plan_beats_the_bound_of_all_plans(tiny_job):
+    job = tiny_job.with_changes(ranks=2, recomputes=("none",), framework="compiled")
+    evaluator, one, tensor = Evaluator(job), Mesh({}), Mesh({"tp": 2})
+    bound = any_plan_bound_ns(evaluator)
+    plans = [Choice(Mesh({}), 2, stage_meshes=(mesh,)) for mesh in (one, Mesh({"dp_replicate": 2}), tensor)]
+    plans += [Choice(Mesh({"pp": 2}), n, stage_layers=(3, 3), stage_meshes=(one, one)) for n in (1, 2)]
+    found = [evaluator.outcome(choice, always=True) for choice in plans]
+    assert bound <= min(outcome.step_ns for outcome in found)
+    busy = [np.dot(o.compute_ns, [mesh.ranks for mesh in o.choice.stage_meshes]) / job.ranks for o in found]
+    assert bound <= min(busy) < 1.2 * bound  # kernels of all ranks, with those of the update
+    assert bound <= job_bound_ns(evaluator)
+    alone = Evaluator(job.with_changes(ranks=1))  # nothing is lost but the update, and gradients that are added up
+    assert 0.8 < any_plan_bound_ns(alone) / alone.outcome(Choice(Mesh({}), 2)).step_ns <= 1
+
+
+def test_stages_are_bounded_by_every_degree_and_share_that_a_plan_may_use(tiny_job):
+    job = tiny_job.with_changes(microbatches=(1, 4), batch=24)
+    found = set(stage_options(job))
+    assert {share for _, share, _ in found} == {1, 2, 3, 4} and {kind for *_, kind in found} == {"none", "full"}
+    for stage in (Mesh({"dp_replicate": 4}), Mesh({"tp": 2}), Mesh({"dp_replicate": 2, "tp": 2}), Mesh({})):
+        assert (small_mesh(stage), 3, "full") in found
+    assert max(mesh.ranks for mesh, *_ in found) == job.ranks
 
 
 def test_an_unknown_planner_is_named():

@@ -30,6 +30,7 @@ NEAR = 1.2  # in such a problem, step times up to so many times the best are acc
 DRAWN = 24  # units of a device among which an exchange is sought
 HEAT = 0.002  # mean slack at the start of the annealing, as a share of the best step time
 COOLED = 0.02  # share of it that is left at the end
+ROUGH = 1.02  # what the search improves of a coarse search, as a multiple of the best given placement
 REFRESH = 40  # evaluations after which the critical path of a changed placement is traced again
 
 
@@ -284,10 +285,12 @@ class Guided:
 
 def search_from(
     problem: Problem, budget: Budget, rng: np.random.Generator, given: Iterable[Placement], climbs: int,
-    kind: type[Guided] = Guided, **options: Any,
+    kind: type[Guided] = Guided, coarse: type[Guided] | None = None, **options: Any,
 ) -> Placement:  # fmt: skip
     """Evaluate the ``given`` placements, improve the ``climbs`` best of them with half of what is left of the budget,
     and then the best of all with the rest: half of it by annealing. ``kind`` is the search, ``options`` are its own.
+    If there is a ``coarse`` search, it begins with half of the budget at the best given placement. If its answer is at
+    most :data:`ROUGH` times as long, this is improved as well.
 
     Without an evaluation, or without a given placement, the answer is a single device.
     """
@@ -302,6 +305,10 @@ def search_from(
     if not found:
         return Placement.of_units(problem, starts(problem, search.allowed)[0])
     leaders = sorted(found.values(), key=lambda state: state.score)[:climbs]
+    if coarse is not None and budget.open:
+        rough = coarse(problem, search.allowed, budget, rng).improve(leaders[0], budget.share(2))
+        if rough.score.fits and rough.score.step_ns <= ROUGH * leaders[0].score.step_ns:
+            leaders.insert(0, rough)
     share = budget.share(2 * len(leaders))
     leaders += [search.improve(state, share) for state in leaders if budget.open]
     best = min(leaders, key=lambda state: state.score)

@@ -80,7 +80,7 @@ def layer_of_unit(problem: Problem) -> np.ndarray:
     A unit's layer is that of its longest op. Units without a layer are groups of their own.
     """
     graph = problem.graph
-    heaviest = _longest_op(problem)
+    heaviest = longest_op(problem)
     layer = graph.op_layer[heaviest].astype(np.int64)
     nameless = np.array([not name for name in graph.layers])[layer]
     layer[nameless] = len(graph.layers) + np.flatnonzero(nameless)
@@ -108,7 +108,7 @@ def module_groups(problem: Problem) -> list[np.ndarray]:
     depth."""
     graph = problem.graph
     paths = [name.split(".") for name in graph.layers]
-    layer = graph.op_layer[_longest_op(problem)]
+    layer = graph.op_layer[longest_op(problem)]
     groups = []
     for depth in range(1, max(len(path) for path in paths) + 1):
         names = [".".join(path[:depth]) for path in paths]
@@ -117,7 +117,7 @@ def module_groups(problem: Problem) -> list[np.ndarray]:
     return groups
 
 
-def _longest_op(problem: Problem) -> np.ndarray:
+def longest_op(problem: Problem) -> np.ndarray:
     """int64 ``(units,)``: the longest op of each unit, the first of equals."""
     graph = problem.graph
     time = problem.costs.op_ns.max(axis=0)

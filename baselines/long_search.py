@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simdev.baselines._coarse import Coarse
 from simdev.baselines._guided import search_from
 from simdev.baselines._members import constructed
 from simdev.placers.placer import placer
@@ -10,22 +11,26 @@ from simdev.placers.starts import stored_starts
 
 @placer(
     "long-search",
-    version=3,
+    version=4,
     family="search",
     searches=True,
-    defaults={"starts": "", "climbs": 3},
+    defaults={"starts": "", "climbs": 3, "coarse": True},
     source="moves along the critical path after Grabowski, Wodecki, Computers & Operations Research 31(11), 2004",
 )
-def long_search(problem, *, rng, budget, starts, climbs):
-    """Improve the ``climbs`` best starts with half of the budget, and the best placement of all with the rest, half of
-    it by annealing.
+def long_search(problem, *, rng, budget, starts, climbs, coarse):
+    """Place groups of ops with half of the budget, improve the result and the ``climbs`` best starts with half of the
+    rest, and then the best placement of all, half of the time by annealing.
 
     The starts are the placements of the constructive placers or, if ``starts`` names result folders with ``+`` between
     them, the best placements that each folder holds for the same graph and costs, under any rules. Layers that need
     much memory and little time, such as embedding tables, may move to a host.
 
-    A move takes units to another device: units around an op or a transfer of the critical path, around a tensor that
-    is cut, two groups that change places, or the groups of ``local-search``. A move that does not make the placement
+    The coarse search (without ``coarse`` there is none) puts each group of the best start on one device and anneals. A
+    group is the ops of a layer and phase that produce gradients of one weight, or those that do not; large groups have
+    eight parts. Hosts may take groups that they run at most five times slower.
+
+    Afterwards, a move takes units to another device: units around an op or a transfer of the critical path, around a
+    tensor that is cut, two groups that change places, or the groups of ``local-search``. A move that makes nothing
     worse is taken. After 600 evaluations without a new best, a few moves are taken blindly. Under the default rules,
     sweeps of single moves take turns with these moves; after a sweep that gains more for a move, the next is longer.
     If the placement brings its order of ops (rules ``priority``), a third of the moves shift ops in the order. Each
@@ -33,4 +38,4 @@ def long_search(problem, *, rng, budget, starts, climbs):
     """
     stored = (found for folder in starts.split("+") for found in stored_starts(folder, problem))
     given = stored if starts else constructed(problem, rng)
-    return search_from(problem, budget, rng, given, climbs)
+    return search_from(problem, budget, rng, given, climbs, coarse=Coarse if coarse else None)

@@ -1,0 +1,119 @@
+"""Coarse search: a placement of groups of ops that do the same work, before single ops move.
+
+In a recurrent network, every layer runs forward, then sends gradients back through time, and meanwhile adds up the
+gradients of its weights. If two layers take equally long, a move that helps one of them does not make the step shorter,
+and a placement whose single ops have been tuned gets worse with every large move. So the search first forgets the
+tuning: it puts each group on one device and moves whole groups by annealing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.baselines._climb import Neighbourhood
+from simdev.baselines._guided import Guided
+from simdev.baselines._search import State, longest_op
+from simdev.baselines._units import choices, fastest_ns
+from simdev.placers.budget import Share
+from simdev.problem.problem import Problem
+
+PARTS = 8  # parts of a group, one after the other
+LEAST = 0.002  # share of all work below which a group is not divided
+WEIGHT = 1 << 20  # bytes from which on a tensor as large as a parameter of its layer is taken for a gradient of it
+SLOWER = 5  # a host may take a unit if it is at most so many times slower than the best accelerator
+HEAT = 0.01  # mean slack at the start of the annealing, as a share of the best step time
+
+
+class Coarse(Guided):
+    """Moves whole groups. Hosts may take what they do not do too slowly."""
+
+    sweeps = False
+
+    def __init__(self, problem: Problem, allowed: np.ndarray, budget, rng):
+        everywhere = choices(problem, hosts=True)
+        slow = np.maximum(problem.unit_op_ns, 0) > SLOWER * np.where(allowed, fastest_ns(problem), 0)
+        super().__init__(problem, allowed | everywhere & ~slow, budget, rng)
+        self.around = Groups(problem, self.allowed)
+
+    def improve(self, start: State, share: Share, heat: float = HEAT) -> State:
+        """The best state that annealing finds from the groups of ``start``."""
+        return super().improve(self.state(self._even(start.devices)), share, heat)
+
+    def _even(self, devices: np.ndarray) -> np.ndarray:
+        """Each group on the device that runs most of it, and parameters with their first readers."""
+        around, time = self.around, fastest_ns(self.problem).astype(float) + 1
+        work = np.zeros((len(self.allowed), int(around.part.max()) + 1))
+        np.add.at(work, (devices, around.part), time)
+        moved = work.argmax(axis=0)[around.part].astype(np.int32)
+        moved = moved[around.reader]
+        wrong = ~self.allowed[moved, np.arange(len(moved))]
+        moved[wrong] = devices[wrong]
+        return moved
+
+
+class Groups(Neighbourhood):
+    """Draws neighbours of a unit placement by moves of groups, parts of groups, and modules.
+
+    A group is the units of one layer and phase that produce gradients of a weight of the layer, or those that do not.
+    A group with much work is divided into ``PARTS`` parts of equal work, in topological order.
+    """
+
+    def __init__(self, problem: Problem, allowed: np.ndarray):
+        super().__init__(problem, allowed)
+        self.group, self.part = groups(problem, self.rank)
+        self.reader = self._readers(problem)
+
+    def _readers(self, problem: Problem) -> np.ndarray:
+        """int64 ``(units,)``: the unit that says where each unit is: of a parameter its first reader, else itself."""
+        graph, reader = problem.graph, np.arange(problem.graph.n_units)
+        holder, target = graph.unit_of_op[graph.edge_source], graph.unit_of_op[graph.consumers]
+        tied = (self.atoms[holder] == self.atoms[target]) & (holder != target)
+        tied &= np.diff(graph.input_ptr)[graph.edge_source] == 0
+        first_last = np.flatnonzero(tied)[np.argsort(-graph.consumers[tied], kind="stable")]
+        reader[holder[first_last]] = target[first_last]
+        return reader
+
+    def members(self, rng: np.random.Generator, pivot: int, devices: np.ndarray) -> np.ndarray:
+        pivot, scale = int(self.reader[pivot]), int(rng.integers(len(self.modules) + 2))
+        if scale < len(self.modules):
+            members = np.flatnonzero(self.modules[scale] == self.modules[scale][pivot])
+        elif scale == len(self.modules):
+            members = np.flatnonzero(self.group == self.group[pivot])
+        else:
+            length = 2 ** int(rng.integers(PARTS.bit_length()))
+            low = int(self.part[pivot]) - int(rng.integers(length))
+            near = (self.part >= low) & (self.part < low + length)
+            members = np.flatnonzero(near & (self.group == self.group[pivot]))
+        members = self._whole_atoms(members[self.reader[members] == members])
+        return members[devices[members] == devices[pivot]]
+
+
+def groups(problem: Problem, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The group and the part of each unit, int64 ``(units,)`` each; the parts of a group have consecutive numbers.
+    ``rank`` int ``(units,)``: the place of each unit in the topological order."""
+    graph, op = problem.graph, longest_op(problem)
+    layer, phase = graph.op_layer[op].astype(np.int64), graph.op_phase[op].astype(np.int64)
+    weights = {
+        (int(graph.op_layer[maker]), int(size))
+        for maker, size in zip(graph.tensor_producer, graph.tensor_bytes, strict=True)
+        if size >= WEIGHT and graph.op_persistent_bytes[maker] >= size
+    }
+    made = np.zeros(graph.n_units, np.int64)
+    unit = graph.unit_of_op
+    for maker, size in zip(graph.tensor_producer.tolist(), graph.tensor_bytes.tolist(), strict=True):
+        if graph.op_phase[maker] == 1 and (int(graph.op_layer[maker]), size) in weights:
+            made[unit[maker]] = max(made[unit[maker]], size)
+    made[phase != 1] = 0
+    group = np.unique(np.stack([layer, phase, made]), axis=1, return_inverse=True)[1].reshape(-1)
+    time = fastest_ns(problem).astype(float) + 1
+    part = np.zeros(graph.n_units, np.int64)
+    order = np.lexsort((rank, group))
+    bounds = np.flatnonzero(np.diff(group[order], prepend=-1, append=-1))
+    count = 0
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        units = order[first:last]
+        done = np.cumsum(time[units])
+        parts = PARTS if done[-1] >= LEAST * time.sum() else 1
+        part[units] = count + np.minimum(parts - 1, (done - time[units]) * parts // done[-1]).astype(np.int64)
+        count += parts
+    return group, part

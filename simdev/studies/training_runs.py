@@ -42,11 +42,6 @@ GOALS = {
 }
 PUBLISHED = {"vtrain-single": 0.0837, "vtrain-multi": 0.1473}  # vTrain's own simulator
 MEMORY_GOAL = 0.08
-SCALES = {
-    "llm-foundry": "llm-foundry",
-    "torchtitan": "fsdp",
-    "megatron-bridge": "nemo",
-}  # set -> the framework whose factors of kernels serve
 HELD_OUT, OTHERS, HERE = "held out", "other models", "fitted here"
 FITTED = {  # set -> on which rows its constants were fitted, and which constants they are
     "vtrain-single": (
@@ -70,9 +65,9 @@ FITTED = {  # set -> on which rows its constants were fitted, and which constant
     "megatron-bridge": (
         HELD_OUT,
         "no constant was fitted to it; how its kernels differ from PyTorch's (cuBLAS in FP8, weights cast once a step, "
-        "merged products) was looked up after its errors were seen. Elementwise kernels are fused, attention is the "
-        "vendor's, data-parallel traffic overlaps; models that are no Llama are taken as gated ones with the same "
-        "FLOPs",
+        "merged products) was looked up after its errors were seen, and so was its attention: FlashAttention 2 up to "
+        "release 24.07. Elementwise kernels are fused, data-parallel traffic overlaps; models that are no Llama are "
+        "taken as gated ones with the same FLOPs",
     ),
 }
 CONTROL_ROWS = {  # set -> sets to whose rows its control is fitted, the judged model's rows left out
@@ -103,7 +98,8 @@ class Run:
     """One measured run: ``group`` is the model that it belongs to, ``step_ns`` its measured step time, ``peak_bytes``
     the measured memory of the fullest rank (0: not measured). ``compiled``: elementwise kernels are fused (by
     ``torch.compile``, or by hand). ``float8``: how linear layers multiply in FP8, if they do.
-    ``update_shards``: data-parallel ranks, not in the plan, that share the update; their traffic overlaps."""
+    ``update_shards``: data-parallel ranks, not in the plan, that share the update; their traffic overlaps.
+    ``framework``: whose factors of kernels serve (:func:`~simdev.parallel.hosts.find_scale`)."""
 
     source: str
     name: str
@@ -114,6 +110,7 @@ class Run:
     compiled: bool = False
     float8: Float8 | None = None
     update_shards: int = 1
+    framework: str = ""
 
 
 @dataclass(frozen=True)
@@ -171,9 +168,9 @@ def predict_all(runs: list[Run], tell: Callable[[str], None] = lambda _: None) -
     shared: dict = {}
     found, refused = [], []
     for number, run in enumerate(runs):
-        key = run.source, run.plan.cluster, run.compiled, run.float8, run.plan.host
+        key = run.source, run.plan.cluster, run.compiled, run.float8, run.plan.host, run.framework
         if key not in shared:
-            scale = find_scale(SCALES.get(run.source, ""))
+            scale = find_scale(run.framework)
             shared[key] = Prices(run.plan.cluster, scale=scale, compiled=run.compiled, float8=run.float8), {}
         prices, known = shared[key]
         try:
@@ -256,7 +253,7 @@ def _foundry(source: str, name: str, row: dict) -> Run:
         host=find_host("llm-foundry"),
     )
     step_s = plan.sequences * parameters["length"] / (float(row["Throughput (T/s/GPU)"]) * ranks)
-    return Run(source, name, f"mpt-{row['Model']}", plan, 1e9 * step_s)
+    return Run(source, name, f"mpt-{row['Model']}", plan, 1e9 * step_s, framework="llm-foundry")
 
 
 TITAN_BOARD = "h100-sxm5-96gb-hbm2e"  # the report's H100: 96 GB of HBM2e at 2.4 TB/s, a limit of 500 W
@@ -283,7 +280,7 @@ def _titan(source: str, name: str, row: dict) -> Run:
     float8 = Float8("dynamic", keep=parameters["vocabulary"] // plan.mesh["tp"]) if row["float8"] != "no" else None
     step_s = int(row["global_batch"]) * parameters["length"] / (float(row["tokens_per_s_per_gpu"]) * ranks)
     peak = float(row["memory_gib"]) * 2**30
-    return Run(source, name, f"llama3-{size}", plan, 1e9 * step_s, peak, compiled, float8)
+    return Run(source, name, f"llama3-{size}", plan, 1e9 * step_s, peak, compiled, float8, framework="fsdp")
 
 
 def _gated(width: int, inner: int) -> int:
@@ -308,6 +305,10 @@ NEMO = {  # widths, depths and vocabularies as the papers and NeMo's recipes giv
     "nemotron-22b": {"width": 6144, "layers": 40, "heads": 48, "kv_heads": 48, "hidden": _gated(6144, 24576),
                      "vocabulary": 256_000},
 }  # fmt: skip
+
+# NeMo's launcher disabled the vendor's attention ("NVTE_FUSED_ATTN: 0", launcher_scripts/conf/config.yaml), so that
+# Transformer Engine took FlashAttention 2, until pull request 422 ("enable fused attention") of 29 August 2024.
+LAST_WITH_FLASH = "nemo-24.07"
 
 
 def _nemo(source: str, name: str, row: dict) -> Run:
@@ -335,7 +336,18 @@ def _nemo(source: str, name: str, row: dict) -> Run:
     step_s = int(row["global_batch"]) * parameters["length"] / (float(row["tokens_per_s_per_gpu"]) * ranks)
     keep = parameters["vocabulary"] // plan.mesh["tp"]
     float8 = Float8("delayed", keep, micro * parameters["length"]) if row["precision"] == "fp8" else None
-    return Run(source, name, row["model"], plan, 1e9 * step_s, compiled=True, float8=float8, update_shards=replicas)
+    vendor = "" if "" < (row.get("release") or "") <= LAST_WITH_FLASH else "nemo"
+    return Run(
+        source,
+        name,
+        row["model"],
+        plan,
+        1e9 * step_s,
+        compiled=True,
+        float8=float8,
+        update_shards=replicas,
+        framework=vendor,
+    )
 
 
 READERS = {

@@ -308,7 +308,7 @@ NEMO = {  # widths, depths and vocabularies as the papers and NeMo's recipes giv
 
 # NeMo's launcher disabled the vendor's attention ("NVTE_FUSED_ATTN: 0", launcher_scripts/conf/config.yaml), so that
 # Transformer Engine took FlashAttention 2, until pull request 422 ("enable fused attention") of 29 August 2024.
-LAST_WITH_FLASH = "nemo-24.07"
+LAST_WITH_FLASH = "24.07"
 
 
 def _nemo(source: str, name: str, row: dict) -> Run:
@@ -336,7 +336,8 @@ def _nemo(source: str, name: str, row: dict) -> Run:
     step_s = int(row["global_batch"]) * parameters["length"] / (float(row["tokens_per_s_per_gpu"]) * ranks)
     keep = parameters["vocabulary"] // plan.mesh["tp"]
     float8 = Float8("delayed", keep, micro * parameters["length"]) if row["precision"] == "fp8" else None
-    vendor = "" if "" < (row.get("release") or "") <= LAST_WITH_FLASH else "nemo"
+    release = (row.get("release") or "").rpartition("-")[2]  # of "nemo-24.07"
+    vendor = "" if "" < release <= LAST_WITH_FLASH else "nemo"
     return Run(
         source,
         name,

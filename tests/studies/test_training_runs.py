@@ -126,7 +126,9 @@ def test_a_nemo_run_is_one_replica_that_shares_the_update(tmp_path):
     assert three_products == pytest.approx(1, rel=0.01)
 
 
-@pytest.mark.parametrize("release, framework", [("nemo-24.05", ""), ("nemo-24.07", ""), ("nemo-24.09", "nemo")])
+@pytest.mark.parametrize(
+    "release, framework", [("nemo-24.05", ""), ("nemo-24.07", ""), ("nemo-24.09", "nemo"), ("bridge-25.09", "nemo")]
+)
 def test_nemo_has_the_vendors_attention_after_july_2024(tmp_path, release, framework):
     row = f"gpt3-20b,64,dgx-h100,fp8,256,2,2048,2,1,1,1,5851,{release}\n"
     (run,), _ = runs_of(tmp_path, "megatron-bridge", NEMO.replace("gpu\n", "gpu,release\n") + row)

@@ -148,3 +148,63 @@ def test_a_model_of_several_models_has_a_loss_over_each():
 
     parts = {"vision": {"last": torch.ones(3), "pooled": torch.ones(2)}, "text": {"last": torch.full((4,), 2.0)}}
     assert _mean_of(parts) == 3 and _mean_of({"last": torch.ones(3), "pooled": torch.full((2,), 5.0)}) == 1
+
+
+def test_an_argument_that_a_model_uses_without_being_given_it_is_named():
+    import torch
+
+    from simdev.graphs.capture.packages import _call
+
+    class Model(torch.nn.Module):
+        def forward(self, x, scale=2, mask=None):
+            return x * (mask + 0 if scale == 3 else mask.to(x.dtype) if scale == 2 else x.nothing)
+
+    for scale in (2, 3):
+        with pytest.raises(InvalidInput, match=r"NoneType.*may need one of mask, .*FILE\.py:FUNCTION"):
+            _call(Model(), {"x": torch.ones(2), "scale": scale})
+    with pytest.raises(AttributeError, match="nothing"):
+        _call(Model(), {"x": torch.ones(2), "scale": 1})
+
+
+def test_a_text_to_classify_has_one_end():
+    import torch
+
+    from simdev.graphs.capture.packages import _end
+
+    class Config:
+        eos_token_id = 5
+
+    tokens = torch.tensor([[5, 7, 5, 9], [3, 4, 5, 6]])
+    _end(tokens, Config)
+    assert tokens.tolist() == [[3, 7, 3, 5], [3, 4, 3, 5]]
+    Config.eos_token_id = None
+    _end(tokens, Config)
+    assert tokens.tolist() == [[3, 7, 3, 5], [3, 4, 3, 5]]
+
+
+def test_the_size_of_images_is_that_of_a_model_of_timm_inside():
+    import torch
+
+    from simdev.graphs.capture.packages import _image_shape
+
+    class Config:
+        image_size, num_channels = 64, 1
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    assert _image_shape(model, Config) == (1, 64, 64)
+    model[0].pretrained_cfg = {"input_size": (3, 336, 336)}
+    assert _image_shape(model, Config) == (3, 336, 336)
+
+
+def test_the_width_of_a_text_is_that_before_its_projection():
+    import torch
+
+    from simdev.graphs.capture.packages import _diffusion_inputs
+
+    class Model(torch.nn.Module):
+        config = {"in_channels": 4, "cross_attention_dim": 6, "text_dim": 5}
+
+        def forward(self, hidden_states, timestep, encoder_hidden_states):
+            return hidden_states
+
+    assert _diffusion_inputs(Model(), 2)["encoder_hidden_states"].shape == (2, 77, 5)

@@ -20,6 +20,10 @@ from simdev.graphs.workload import InferenceStep, Step, TrainingStep
 PACKAGES = ("timm", "torchvision", "transformers", "diffusers")
 MODES = ("train", "inference", "prefill", "decode")
 BY_TOKEN = ("mamba", "rwkv")  # without their kernels they compute token by token: each token adds ops
+TEXT_WIDTHS = (  # fields of diffusers for the width of a text's features: before their projection, then after it
+    "caption_channels encoder_hid_dim text_embed_dim text_dim text_emb_dim text_in_dim text_hidden_dim cap_feat_dim "
+    "context_in_dim context_dim llm_features_dim cross_attention_input_dim cross_attention_dim joint_attention_dim"
+).split()
 _TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>[^\]]*)\])?")
 
 
@@ -93,6 +97,21 @@ def _check_complete(model, inputs: dict, target: str) -> None:
             "step, and capture FILE.py:FUNCTION",
             source=target,
         )
+
+
+def _call(model, inputs: dict):
+    """The model on named inputs. Raises :class:`InvalidInput` if it uses an argument that it may be called without."""
+    try:
+        return model(**inputs)
+    except (AttributeError, TypeError) as error:
+        takes = inspect.signature(model.forward).parameters.items()
+        left_out = [name for name, item in takes if item.default is None and name not in inputs]
+        if "NoneType" not in str(error) or not left_out:
+            raise
+        raise InvalidInput(
+            f"running its step failed ({error}): it may need one of {', '.join(left_out)}, which simdev does not make "
+            "up; write a function that returns the step, and capture FILE.py:FUNCTION"
+        ) from error
 
 
 # Images --------------------------------------------------------------------------------------------------------
@@ -224,11 +243,11 @@ def _transformers(target, name, fields, mode, batch, length):
         if mode in ("prefill", "decode"):
             return _generation(model.eval(), inputs["input_ids"], mode, target)
         if mode == "inference":
-            return InferenceStep(model.eval(), (inputs,), lambda model, inputs: model(**inputs))
+            return InferenceStep(model.eval(), (inputs,), _call)
         inputs |= _hf_labels(model, config, inputs)
 
         def loss(model, inputs):
-            outcome = model(**inputs)
+            outcome = _call(model, inputs)
             found = getattr(outcome, "loss", None)
             return _mean_of(outcome) if found is None else found
 
@@ -254,17 +273,22 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
     inputs = {}
     marked = getattr(config, "image_token_id", None) is not None and model.main_input_name == "input_ids"
     if model.main_input_name == "pixel_values" or ("pixel_values" in takes and "input_ids" in takes and not marked):
-        inputs["pixel_values"] = torch.randn(count, *_image_shape(config))
+        inputs["pixel_values"] = torch.randn(count, *_image_shape(model, config))
+    if "pixel_values_videos" in takes and model.main_input_name == "pixel_values_videos":
+        frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", 8)
+        inputs["pixel_values_videos"] = torch.randn(batch or 1, frames, *_image_shape(model, config))
     if model.main_input_name == "input_features":
         bins = getattr(config, "num_mel_bins", None) or getattr(config, "feature_size", 80)
         frames = 2 * getattr(config, "max_source_positions", 500)
         inputs["input_features"] = torch.randn(count, bins, min(frames, 3000))
     if model.main_input_name == "input_values":
         inputs["input_values"] = torch.randn(count, *_sound_shape(config))
-    if "input_ids" in takes and model.main_input_name in ("input_ids", "pixel_values"):
+    if "input_ids" in takes and model.main_input_name in ("input_ids", "pixel_values", "inputs"):
         text = getattr(config, "text_config", None)
         tokens = min(tokens, getattr(text, "max_position_embeddings", tokens) or tokens)
         inputs["input_ids"] = torch.randint(3, max(4, vocabulary - 1), (count, tokens))
+        if "SequenceClassification" in type(model).__name__:
+            _end(inputs["input_ids"], own)
     if "pixel_values" in inputs and "input_ids" in inputs and hasattr(config, "image_token_index"):
         inputs["input_ids"][:, : getattr(config, "num_query_tokens", 1)] = config.image_token_index
     if "qformer_input_ids" in takes:
@@ -277,6 +301,14 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
         side = config.image_size // config.patch_size
         inputs["bool_masked_pos"] = torch.zeros(count, side * side, dtype=torch.bool)
     return inputs
+
+
+def _end(tokens, config) -> None:
+    """End every text, and no text within: some classifiers read the features of the end."""
+    end = getattr(config, "eos_token_id", None)
+    for token in end if isinstance(end, list) else [end] * (end is not None):
+        tokens[tokens == token] = 3 if token != 3 else 4
+        tokens[:, -1] = token
 
 
 def _positions(model) -> int:
@@ -315,7 +347,11 @@ def _series(config, takes, count: int) -> dict:
     return {name: tensor for name, tensor in inputs.items() if name in takes}
 
 
-def _image_shape(config) -> tuple[int, int, int]:
+def _image_shape(model, config) -> tuple[int, int, int]:
+    given = (getattr(module, "pretrained_cfg", None) for module in model.modules())  # of a model of timm inside
+    sizes = [found["input_size"] for found in given if isinstance(found, dict) and "input_size" in found]
+    if sizes:
+        return sizes[0]
     vision = next((getattr(config, key) for key in ("vision_config", "encoder") if hasattr(config, key)), config)
     size = getattr(vision, "image_size", None) or 224
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
@@ -418,8 +454,8 @@ def _check_fields(cls, fields: dict, target: str) -> None:
 
 def _unary_named(model, inputs: dict, mode):
     if mode == "inference":
-        return InferenceStep(model.eval(), (inputs,), lambda model, inputs: model(**inputs))
-    return _training(model, (inputs,), lambda model, inputs: _mean_of(model(**inputs)))
+        return InferenceStep(model.eval(), (inputs,), _call)
+    return _training(model, (inputs,), lambda model, inputs: _mean_of(_call(model, inputs)))
 
 
 def _diffusion_inputs(model, batch: int) -> dict:
@@ -452,11 +488,7 @@ def _diffusion_inputs(model, batch: int) -> dict:
         inputs["timestep"] = torch.ones(batch, dtype=torch.int64)
     if "encoder_hidden_states" in takes:
         width = next(
-            (
-                config.get(key)
-                for key in ("cross_attention_dim", "joint_attention_dim", "caption_channels", "encoder_hid_dim")
-                if config.get(key)
-            ),
+            (config.get(key) for key in TEXT_WIDTHS if config.get(key)),
             None,
         )
         if width:

@@ -81,6 +81,18 @@ def test_values_written_through_a_known_mask_stay_known():
     assert "values" not in graph.meta and signatures(graph, "sum")[0] == "sum(f32[2,4])->f32[]"
 
 
+def test_a_known_mask_of_another_shape_is_refused_as_by_pytorch():
+    from simdev.graphs.capture.run import run
+
+    def make(rows=5):
+        mask = torch.tensor([True, False, True, False, True])
+        return TrainingStep(nn.Linear(8, 4), (torch.zeros(rows, 8), mask), lambda model, x, m: model(x)[m].sum())
+
+    assert "sum(f32[3,4])->f32[]" in run(make, "masked", {}).signatures
+    with pytest.raises(IndexError, match=r"the mask \[5\] is not that of what it masks, \[3\]"):
+        run(lambda: make(3), "masked", {})
+
+
 class Picks(nn.Module):
     """Keeps the rows that a random projection likes, and runs as many layers as their mean asks for."""
 

@@ -100,7 +100,8 @@ def _check_complete(model, inputs: dict, target: str) -> None:
 
 
 def _call(model, inputs: dict):
-    """The model on named inputs. Raises :class:`InvalidInput` if it uses an argument that it may be called without."""
+    """The model on named inputs. Raises :class:`InvalidInput` if it uses an argument that it may be called without, or
+    finds fault with its labels."""
     try:
         return model(**inputs)
     except (AttributeError, TypeError) as error:
@@ -111,6 +112,13 @@ def _call(model, inputs: dict):
         raise InvalidInput(
             f"running its step failed ({error}): it may need one of {', '.join(left_out)}, which simdev does not make "
             "up; write a function that returns the step, and capture FILE.py:FUNCTION"
+        ) from error
+    except ValueError as error:
+        if "labels" not in inputs:
+            raise
+        raise InvalidInput(
+            f"running its step failed ({error}): the labels that simdev makes up may not fit; give another --length, "
+            "or write a function that returns the step, and capture FILE.py:FUNCTION"
         ) from error
 
 
@@ -293,7 +301,8 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
         inputs["input_ids"][:, : getattr(config, "num_query_tokens", 1)] = config.image_token_index
     if "qformer_input_ids" in takes:
         inputs["qformer_input_ids"] = torch.randint(3, config.qformer_config.vocab_size, (count, 32))
-    if "decoder_input_ids" in takes and config.is_encoder_decoder:
+    whole = any(word in type(model).__name__ for word in ("SequenceClassification", "QuestionAnswering"))
+    if "decoder_input_ids" in takes and config.is_encoder_decoder and not whole:  # there, both sides read one text
         inputs["decoder_input_ids"] = torch.randint(3, max(4, vocabulary - 1), (count, min(tokens, 128)))
     if "bbox" in takes:
         inputs["bbox"] = torch.zeros(count, tokens, 4, dtype=torch.int64)

@@ -27,7 +27,7 @@ def as_on_gpu(*, cpu_kernels: bool = False):
         stack.enter_context(Rewrites())
         if not cpu_kernels:
             stack.enter_context(_no_cpu_ops())
-        stack.enter_context(_grouped_products())
+        stack.enter_context(grouped_products())
         stack.enter_context(_copies_of_fakes())
         yield
 
@@ -104,7 +104,7 @@ def _no_cpu_ops():
 
 
 @contextmanager
-def _grouped_products():
+def grouped_products():
     """PyTorch knows the shape of a grouped product (the experts of a mixture) in bf16 only; GPUs run it in f32, too."""
     library = torch.library.Library("aten", "IMPL")  # noqa: TOR901
 

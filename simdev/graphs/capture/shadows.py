@@ -54,7 +54,7 @@ class Shadows(TorchDispatchMode):
         if func.overloadpacket is aten._ctc_loss_backward and isinstance(args[1], FakeTensor):
             return torch.empty_like(args[1])  # PyTorch has no shape for it
         if func.overloadpacket in INDEXED and len(args) > 1:
-            args = (args[0], [place for index in args[1] for place in self._places(index)], *args[2:])
+            args = (args[0], self._places(args[0], args[1]), *args[2:])
         try:
             out = func(*args, **kwargs)
         except DynamicOutputShapeException:
@@ -80,15 +80,25 @@ class Shadows(TorchDispatchMode):
                 self._real[fake] = real
         return tree_unflatten(made, form)
 
-    def _places(self, index) -> list:
-        """``index``, or the numbers of its true elements if it is a mask of known values: a result has their count."""
-        real = self.of(index) if isinstance(index, FakeTensor) and index.dtype == torch.bool else None
-        if real is None:
-            return [index]
-        with unset_fake_temporarily():
-            columns = [column.clone() for column in real.nonzero().unbind(1)]
-        places = [index.fake_mode.from_tensor(column) for column in columns]
-        self._real.update(zip(places, columns, strict=True))
+    def _places(self, tensor, indices) -> list:
+        """``indices`` of ``tensor``, with the numbers of its true elements in place of each mask of known values: a
+        result has their count. Raises :class:`IndexError` for a mask of another shape."""
+        places: list = []
+        for index in indices:
+            real = self.of(index) if isinstance(index, FakeTensor) and index.dtype == torch.bool else None
+            if real is None:
+                places.append(index)
+                continue
+            covered = tensor.shape[len(places) : len(places) + real.dim()]
+            if real.shape != covered:
+                raise IndexError(
+                    f"the shape of the mask {list(real.shape)} is not that of what it masks, {list(covered)}"
+                )
+            with unset_fake_temporarily():
+                columns = [column.clone() for column in real.nonzero().unbind(1)]
+            made = [index.fake_mode.from_tensor(column) for column in columns]
+            self._real.update(zip(made, columns, strict=True))
+            places += made
         return places
 
     def _numbers(self, tensor) -> list:

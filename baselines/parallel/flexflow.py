@@ -3,9 +3,8 @@
 A proposal replaces the configuration of a part of the model by a random one (section 6.2): the degrees or the
 recomputation of a stage, a bound between two stages, two stages in place of one or one in place of two, the sequences
 of a microbatch. A slower one is accepted with probability ``exp(-beta (T' - T) / T)``. A chain starts from data
-parallelism and another one from a random plan; each ends after ``proposals``, or when it has not improved for half of
-its length (``patience`` at least). The simulator of the chain is the cost model; the best plans that it met are then
-simulated in full.
+parallelism and another one from a random plan; each ends after ``proposals``, or when it has not improved for half as
+many. The simulator of the chain is the cost model; the best plans that it met are then simulated in full.
 """
 
 import math
@@ -24,24 +23,26 @@ TRIES = 200  # draws, until a proposal is a plan of the job
 
 @planner(
     "flexflow",
-    version=1,
+    version=2,
     family="search",
     searches=True,
-    defaults={"beta": 20.0, "proposals": 400, "patience": 60},
+    defaults={"beta": 20.0, "proposals": 2000},
     source="Jia et al., Beyond Data and Model Parallelism for Deep Neural Networks, MLSys 2019, section 6",
     departures=(
         "the parts of the model are pipeline stages of whole layers, not ops; ops of a stage share its degrees",
         "the chain is guided by the cost model, and only the best plans that it met are simulated",
         "times in the acceptance rule are relative to the current step time; what lacks memory is never accepted "
         "unless it lacks less",
+        "where stages exchange ranks, their layers are divided in proportion: a random bound as well would hardly ever "
+        "be accepted; so proposals are not symmetric, as they are in the paper",
         "a pipeline of microbatches with one flush a step; FlexFlow has no microbatches",
     ),
 )
-def flexflow(job, *, rng, budget, beta, proposals, patience):
+def flexflow(job, *, rng, budget, beta, proposals):
     met = {}
     for start in (data_parallel(job), random_plan(job, rng)):
         if start is not None:
-            chain(job, rng, budget, met, start, beta, proposals, patience)
+            chain(job, rng, budget, met, start, beta, proposals)
     limit = MARGIN * job.cluster.kind.memory_bytes
     ranked = sorted(met.values(), key=lambda one: (max(0.0, one.peak_bytes - limit), one.step_ns, one.choice.order))
     for one in ranked:
@@ -53,13 +54,13 @@ def flexflow(job, *, rng, budget, beta, proposals, patience):
     return budget.best.choice
 
 
-def chain(job, rng, budget, met, here, beta, proposals, patience):
+def chain(job, rng, budget, met, here, beta, proposals):
     """Walk from the plan ``here``, ``(sequences, ((mesh, recompute, layers) of each stage))``; ``met`` collects the
     estimates of the plans on the way, by choice."""
     now = judged(job, budget, met, here)
     best, improved = now, 0
     for number in range(1, proposals + 1):
-        if number - improved > max(patience, improved):
+        if number - improved > proposals / 2:
             return
         drawn = (proposal(job, rng, here) for _ in range(TRIES))
         there = next((new for new in drawn if new != here and suits(job, new)), None)
@@ -153,18 +154,26 @@ def proposal(job, rng, plan):
     if move == "recompute":
         return sequences, (*stages[:place], (mesh, random_kind(job, rng), n), *stages[place + 1 :])
     if move == "split" and n > 1 and mesh.ranks > 1:
-        first, left = random_mesh(job, rng, mesh.ranks - 1), int(rng.integers(1, n))
-        new = (first, kind, left), (random_mesh(job, rng, mesh.ranks - first.ranks), kind, n - left)
+        first = random_mesh(job, rng, mesh.ranks - 1)
+        new = shared(n, (first, kind), (random_mesh(job, rng, mesh.ranks - first.ranks), kind))
         return sequences, (*stages[:place], *new, *stages[place + 1 :])
     if place + 1 == len(stages):
         return plan
     other, also, m = stages[place + 1]
-    if move == "bound":
-        by = int(rng.integers(1 - n, m)) if n + m > 2 else 0
+    if move == "bound" and n + m > 2:
+        by = int(rng.integers(1 - n, m))
         new = (mesh, kind, n + by), (other, also, m - by)
     elif move == "merge":
         new = ((random_mesh(job, rng, mesh.ranks + other.ranks), kind, n + m),)
     else:
         first = random_mesh(job, rng, mesh.ranks + other.ranks + free - 1)
-        new = (first, kind, n), (random_mesh(job, rng, mesh.ranks + other.ranks + free - first.ranks), also, m)
+        second = random_mesh(job, rng, mesh.ranks + other.ranks + free - first.ranks)
+        new = shared(n + m, (first, kind), (second, also))
     return sequences, (*stages[:place], *new, *stages[place + 2 :])
+
+
+def shared(layers, *parts):
+    """Two stages with ``layers`` layers, in proportion to the ranks of their ``(mesh, recompute)``."""
+    (first, kind), (second, also) = parts
+    left = min(max(1, round(layers * first.ranks / (first.ranks + second.ranks))), layers - 1)
+    return (first, kind, left), (second, also, layers - left)

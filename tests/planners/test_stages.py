@@ -162,7 +162,7 @@ def test_proposals_change_a_plan_into_plans_of_the_job(tiny_job):
 def test_a_chain_ends_with_a_plan_no_slower_than_its_start(tiny_job, tiny_evaluator):
     met, budget = {}, PlanBudget(tiny_evaluator)
     start = flexflow.data_parallel(tiny_job)
-    flexflow.chain(tiny_job, np.random.default_rng(1), budget, met, start, 5.0, 60, 60)
+    flexflow.chain(tiny_job, np.random.default_rng(1), budget, met, start, 5.0, 60)
     assert min(one.step_ns for one in met.values()) <= met[flexflow.as_choice(tiny_job, start)].step_ns
     assert len(met) > 5 and budget.used == 0
 

@@ -39,7 +39,8 @@ def torchtitan(job: Job, choice: Choice) -> str:
     processes in a step; without, microbatches accumulate gradients."""
     mesh, plan = choice.mesh, job.plan(choice)
     local = choice.microbatch * (plan.microbatches if mesh["pp"] > 1 else 1)
-    flavour = job.name.partition(" ")[0].partition("[")[0].rpartition("-")[2].upper() if job.name else ""
+    sizes = (name for name, values in job.model.sizes.items() if values.items() <= dict(job.parameters).items())
+    flavour = next(sizes, "").upper()  # none for a model of other sizes: it needs a flavour of its own
     parallelism = {
         "data_parallel_replicate_degree": mesh["dp_replicate"],
         "data_parallel_shard_degree": mesh["dp_shard"],

@@ -25,6 +25,8 @@ def choice(microbatch=2, recompute="full", schedule="1f1b", layers=(), **sizes):
 def test_torchtitan(job):
     found = tomllib.loads(find_writer("torchtitan")(job, choice(pp=2, dp_shard=4, tp=8, recompute="selective")))
     assert found["model"] == {"name": "llama3", "flavor": "70B"}
+    smaller = job.with_changes(parameters={**job.parameters, "width": 4096})
+    assert '"70B"' not in find_writer("torchtitan")(smaller, choice(dp_shard=64))
     assert found["parallelism"]["pipeline_parallel_degree"] == 2
     assert found["parallelism"]["data_parallel_shard_degree"] == 4
     training = found["training"]

@@ -2,13 +2,15 @@
 asserted: only order, structure and results."""
 
 import json
+import math
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from simdev import Placement, Problem, simulate
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, SimdevError
 from simdev.graphs.workload import TrainingStep
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 from simdev.report.perfetto import trace_events, write_trace
@@ -180,3 +182,26 @@ def test_an_error_in_a_worker_ends_the_run(program):
     calls = [[replace(call, function=broken) for call in calls] for calls in program.calls]
     with pytest.raises(SimdevError, match="broken kernel"):
         run(replace(program, calls=calls), np.zeros(program.graph.n_ops))
+
+
+@pytest.mark.parametrize("last_word", ["done", "failed", None])
+def test_a_worker_may_end_between_two_looks_at_it(last_word, monkeypatch):
+    """A worker that says its last word and ends while the parent looks has not ended without a message."""
+    from simdev.measure.execute import host
+    from simdev.measure.execute.worker import DONE, FAILED, FIRST
+
+    control, message = np.zeros(FIRST + 8, np.int64), np.frombuffer(b"no disk", np.uint8)[None]
+    shared = SimpleNamespace(words=lambda _: control, array=lambda _: message)
+    job = SimpleNamespace(workers=("cpu:7",), steps=1, shared=shared)
+
+    def look(child, options):
+        if last_word:
+            control[FIRST + {"done": DONE, "failed": FAILED}[last_word]] = 1
+        return child, 0
+
+    monkeypatch.setattr(os, "waitpid", look)
+    if last_word == "done":
+        host._wait(job, [1], 1, math.inf)
+    else:
+        with pytest.raises(SimdevError, match="cpu:7: " + ("no disk" if last_word else "the worker ended without")):
+            host._wait(job, [1], 1, math.inf)

@@ -185,13 +185,15 @@ def _wait(job: Job, children: list[int], steps: int, end: float) -> None:
     control = job.shared.words("control")
     rows = [FIRST + 8 * number for number in range(len(children))]
     while any(control[row + DONE] < steps for row in rows):
+        for number, child in enumerate(children):
+            if child and os.waitpid(child, os.WNOHANG)[0]:
+                children[number] = 0
+        # Read after the look at its process: a worker's last words and its end may come at any time.
         for number, row in enumerate(rows):
             if control[row + FAILED]:
                 text = bytes(job.shared.array("message")[number]).rstrip(b"\0").decode(errors="replace")
                 raise SimdevError(f"{job.workers[number]}: {text}")
-        for number, child in enumerate(children):
-            if control[rows[number] + DONE] < job.steps and os.waitpid(child, os.WNOHANG)[0]:
-                children[number] = 0
+            if not children[number] and control[row + DONE] < job.steps:
                 raise SimdevError(f"{job.workers[number]}: the worker ended without a message (out of memory?)")
         if time.monotonic() > end:
             raise SimdevError(f"{job.program.graph.name}: the execution took longer than its time limit")

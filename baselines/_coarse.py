@@ -17,7 +17,7 @@ from simdev.baselines._units import choices, fastest_ns
 from simdev.placers.budget import Share
 from simdev.problem.problem import Problem
 
-PARTS = 8  # parts of a group, one after the other
+PARTS = 8  # parts of a group, in topological order
 LEAST = 0.002  # share of all work below which a group is not divided
 WEIGHT = 1 << 20  # bytes from which on a tensor as large as a parameter of its layer is taken for a gradient of it
 SLOWER = 5  # a host may take a unit if it is at most so many times slower than the best accelerator

@@ -124,7 +124,7 @@ def locked(out: Path) -> Iterator[None]:
 def _here(pool: Pool) -> Backend:
     """The backend that executes each run in a worker of ``pool``.
 
-    Runs of a placer that needs JAX share a process, one after the other, because tracing the networks and loading their
+    Runs of a placer that needs JAX share a process in turn, because tracing the networks and loading their
     programs takes seconds. A run gives the same result alone. If one fails, the next has a fresh process.
     """
 
@@ -144,7 +144,7 @@ def _here(pool: Pool) -> Backend:
 def _rank(run: Run, instance: Instance) -> tuple:
     """Of the runs that wait, those that probably take longest start first, so that no long one is left for the end.
 
-    The runs of a placer that needs JAX come one after the other, because they share a process.
+    The runs of a placer that needs JAX take turns, because they share a process.
     """
     spec, _ = registry.find_placer(run.entry)
     return (1, spec.learner is None, not spec.searches, run.entry if _needs_jax(run) else "", -instance.n_ops)

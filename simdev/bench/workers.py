@@ -83,7 +83,7 @@ class Pool:
     ):
         """The future of ``function(*args)`` in a worker. Waiting tasks start in the order of ``rank``, then of age.
 
-        A worker takes up to :data:`SAME_KIND` tasks of a ``kind`` that is not empty, one after the other, as long as
+        A worker takes up to :data:`SAME_KIND` tasks of a ``kind`` that is not empty, as long as
         they succeed, and no others. They share what the process has loaded and compiled.
 
         The future raises what the function raises, :class:`TimeoutError` if the task takes more than ``timeout``

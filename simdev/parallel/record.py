@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import threading
 import weakref
 from dataclasses import dataclass, field
 
@@ -188,6 +189,10 @@ class Recorder(TorchDispatchMode):
         for module, launcher in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
             if module in sys.modules:
                 self._patch(getattr(sys.modules[module], launcher), "run", self._launch())
+        # A profiler, such as that of a Dask worker, holds the frames that it samples from another thread, and with them
+        # tensors whose function has ended.
+        here = sys._getframe()
+        self._patch(sys, "_current_frames", lambda: {thread.ident: here for thread in threading.enumerate()})
         if gc.isenabled():  # when it frees reference cycles depends on everything else in the process
             gc.collect()
             gc.disable()

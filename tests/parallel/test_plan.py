@@ -1,10 +1,13 @@
+import sys
+import threading
+
 import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Host, Plan, find_model, load_cluster, parse_mesh
-from simdev.parallel.capture import capture_stage, captured
+from simdev.parallel.capture import _capture, capture_stage, captured
 from simdev.parallel.plan import prepare, simulate_program
 from simdev.sim import validate
 
@@ -41,6 +44,26 @@ def test_repeated_layers_are_the_captured_ones():
     assert stretched.forward.calls == whole.forward.calls
     assert [c.live_bytes for c in stretched.forward.calls] == [c.live_bytes for c in whole.forward.calls]
     assert stretched.resident_bytes == whole.resident_bytes and stretched.parameters == whole.parameters
+
+
+def test_a_thread_that_samples_frames_changes_no_capture():
+    spec, parameters = find_model("gpt-1.3b[width=64,layers=4,heads=4,length=64,vocabulary=128]")
+    how = spec, parameters, parse_mesh("tp=2"), Part(4), True, False, False
+    quiet, ended, main = _capture(*how), threading.Event(), threading.get_ident()
+
+    def sample():  # as the profiler of a Dask worker does
+        while not ended.is_set():
+            frame = sys._current_frames()[main]
+            ended.wait(0.001)
+            del frame
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        assert [_capture(*how) for _ in range(3)] == [quiet] * 3
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_fsdp_gathers_each_layer_and_prefetches_backward(program):

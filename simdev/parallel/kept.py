@@ -1,23 +1,24 @@
 """Captured stages kept on disk, so that a plan that was captured once is simulated at once.
 
 A stage is kept as JSON under the user's cache folder. Its name is the fingerprint of everything that the capture
-depends on: the model's source file and the modules beside it that are loaded, its parameters, the mesh of a stage, the
+depends on: the model's source file and the modules beside it that it imports, its parameters, the mesh of a stage, the
 part, PyTorch's version and the code that captures.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import gzip
 import hashlib
 import inspect
 import json
 import os
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
+from itertools import combinations, product
 from pathlib import Path
 
 from simdev.errors import InvalidInput
@@ -72,19 +73,45 @@ def _code() -> str:
     """Of PyTorch's version and of the files that decide what a capture holds."""
     here = Path(__file__).parent
     files = [here / f"{name}.py" for name in ("record", "capture", "cut", "split", "program", "kept", "ring")]
-    files.append(here.parent / "graphs" / "capture" / "trace.py")
+    files += [here.parent / "graphs" / "capture" / f"{name}.py" for name in ("trace", "attention")]
     return _digest(files, version("torch"))
 
 
 def _source(function) -> str:
-    """Of the model's file, and of the modules in its folder that have been imported: what it shares with others."""
+    """Of the model's file, and of the modules in its folder that it imports, directly or through one another."""
     path = inspect.getsourcefile(function)
     if not path:
         return repr(function)
-    folder = f"{Path(path).parent}{os.sep}"
-    loaded = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
-    beside = {name for name in loaded if name and name.startswith(folder) and "site-packages" not in name}
-    return _digest(map(Path, sorted(beside | {path})))
+    found: set[Path] = set()
+    left = [Path(path)]
+    while left:
+        file = left.pop()
+        if file not in found:
+            found.add(file)
+            left += _imported(file, {Path(path).parent, file.parent})
+    return _digest(sorted(found))
+
+
+def _imported(file: Path, folders: set[Path]) -> set[Path]:
+    """The files in ``folders`` that import statements of ``file`` may mean, wherever in the file they stand."""
+    found = set()
+    for parts in _names(file.read_bytes()):
+        for (first, last), folder in product(combinations(range(len(parts) + 1), 2), folders):
+            place = folder.joinpath(*parts[first:last])
+            found |= {path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()}
+    return {path for path in found if "site-packages" not in path.parts}
+
+
+@lru_cache(1024)
+def _names(source: bytes) -> frozenset[tuple[str, ...]]:
+    """The parts of each dotted name that a source file imports."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
+    return frozenset(tuple(name.split(".")) for name in names)
 
 
 def _digest(files: Iterable[Path], text: str = "") -> str:

@@ -121,12 +121,18 @@ def test_a_helper_beside_a_model_is_part_of_its_fingerprint(file, monkeypatch):
     from simdev.parallel.kept import fingerprint
 
     monkeypatch.syspath_prepend(file.parent)
-    helper = file.with_name("helper_of_mine.py")
-    file.write_text("import helper_of_mine\n" + MODEL)
+    folder = file.with_name("parts_of_mine")
+    folder.mkdir()
+    # One is imported at once, one by it, and one only when the model is built.
+    helpers = file.with_name("helper_of_mine.py"), folder / "a.py", file.with_name("late_helper.py")
+    file.write_text("import helper_of_mine\n" + MODEL + "def later():\n    from late_helper import x\n")
     found = []
-    for text in ("x = 1", "x = 1", "x = 2"):
-        helper.write_text(text)
+    for x, y, z in ((1, 1, 1), (1, 1, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2)):
+        texts = f"from parts_of_mine import a\nx = {x}", f"x = {y}", f"x = {z}"
+        for helper, text in zip(helpers, texts, strict=True):
+            helper.write_text(text)
         model, parameters = find_model(f"{file}:mine")
         found.append(fingerprint(model, parameters, parse_mesh("dp_shard=2"), Part(2)))
-        del sys.modules["helper_of_mine"]
-    assert found[0] == found[1] != found[2]
+        for name in ("helper_of_mine", "parts_of_mine", "parts_of_mine.a"):
+            sys.modules.pop(name, None)
+    assert found[0] == found[1] and len(set(found)) == 4

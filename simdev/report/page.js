@@ -163,7 +163,11 @@ function ranking(found) {
       const ratios = (runs.get(name) || []).map((row) => row.ratio ?? Infinity).sort((a, b) => a - b);
       return ratios.length ? ratios[(ratios.length - 1) >> 1] : Infinity;
     });
-    const mean = Math.exp(medians.reduce((sum, ratio) => sum + Math.log(Math.min(CAP, ratio)), 0) / Math.max(1, cases.length));
+    const logs = cases.map((name) => {  // over the seeds, as in ranking.csv
+      const own = runs.get(name) || [{}];
+      return own.reduce((sum, row) => sum + Math.log(Math.min(CAP, row.ratio ?? CAP)), 0) / own.length;
+    });
+    const mean = Math.exp(logs.reduce((sum, log) => sum + log, 0) / Math.max(1, cases.length));
     return {
       placer, family: mine[0].family, mean, cases: cases.length, fit: medians.filter((ratio) => ratio < Infinity).length,
       wins: medians.filter((ratio) => ratio === 1).length,

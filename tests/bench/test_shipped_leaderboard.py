@@ -1,5 +1,6 @@
 """The leaderboard in the repository still follows from the shipped graphs, machines, costs and engines."""
 
+import json
 import re
 from pathlib import Path
 
@@ -47,20 +48,22 @@ def result_table(text):
 def expected_lines(workloads, topology="p100x4"):
     """The lines of such a table as they follow from the rows: step times in ms, mean ratio to the best, what fits."""
     found = rows.read_rows(FOLDER / "results.csv")
-    case = {
-        (line["workload"], line["placer"]): line
-        for line in score.leaderboard(found)
-        if line["topology"] == topology and line["params"] == "{}"
-    }
+    case = {(line["workload"], entry(line)): line for line in score.leaderboard(found) if line["topology"] == topology}
     lines = {}
     for place in score.ranking(found):
-        name = place["placer"]
+        name = entry(place)
         cells = [milliseconds(case[workload, name], "step_time_s") for workload in workloads]
         cells += [f"{float(place['geomean_ratio_to_best']):.3f}", f"{place['solved']}/{place['instances']}"]
         lines[name] = f"| `{name}` | {' | '.join(cells)} |"
     bounds = [milliseconds(case[workload, "single-gpu"], "lower_bound_s") for workload in workloads]
     lines["proven lower bound"] = f"| proven lower bound | {' | '.join(bounds)} | | |"
     return lines
+
+
+def entry(line):
+    """The placer of a line with its parameters, as on a command line."""
+    parameters = json.loads(line["params"])
+    return line["placer"] + f"[{','.join(f'{key}={value}' for key, value in parameters.items())}]" * bool(parameters)
 
 
 def milliseconds(line, column):

@@ -13,7 +13,7 @@ import numpy as np
 from simdev.baselines._climb import Neighbourhood
 from simdev.baselines._guided import Guided
 from simdev.baselines._search import State, longest_op
-from simdev.baselines._units import choices, fastest_ns
+from simdev.baselines._units import HUGE, choices, fastest_ns
 from simdev.placers.budget import Share
 from simdev.problem.problem import Problem
 
@@ -30,9 +30,9 @@ class Coarse(Guided):
     sweeps = False
 
     def __init__(self, problem: Problem, allowed: np.ndarray, budget, rng):
-        everywhere = choices(problem, hosts=True)
-        slow = np.maximum(problem.unit_op_ns, 0) > SLOWER * np.where(allowed, fastest_ns(problem), 0)
-        super().__init__(problem, allowed | everywhere & ~slow, budget, rng)
+        best_ns = np.where(allowed, problem.unit_op_ns, HUGE).min(axis=0)
+        near = np.maximum(problem.unit_op_ns, 0) <= SLOWER * best_ns
+        super().__init__(problem, allowed | choices(problem, hosts=True) & near, budget, rng)
         self.around = Groups(problem, self.allowed)
 
     def improve(self, start: State, share: Share, heat: float = HEAT) -> State:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simdev.analysis.bottleneck import bottleneck
 from simdev.analysis.levels import b_level, fastest_durations, t_level
 from simdev.analysis.load import LoadModel
 from simdev.analysis.transfers import gathered, stay_or_send
@@ -38,9 +39,11 @@ def lower_bounds(problem: Problem) -> list[Bound]:
       et al. 2020). A feasible placement is one such division, so the least possible largest load bounds it.
     * *path and transfers*: an op waits for the tensors that are sent to its device, and its device itself runs, in
       turn, the ancestors whose results would arrive too late (:func:`simdev.analysis.transfers.gathered`). This gives
-      the head of each op, before which it cannot start, and its tail, which follows its end. The next two use them.
+      the head of each op, before which it cannot start, and its tail, which follows its end. The next three use them.
     * *path and load*: the ops with a head of at least ``a`` and a tail of at least ``b`` do all their work between
       ``a`` and ``b`` before the end. So ``a + b +`` the load of these ops is a bound, for the best ``a`` and ``b``.
+    * *bottleneck*: when a long op ends, all ops behind it are still to be done, and so is a part of the ops that read
+      the same large tensor (:func:`simdev.analysis.bottleneck.bottleneck`).
     * *stay or send*: tensors that are too expensive to send tie ops to one device, which needs its time for all of
       them (:func:`simdev.analysis.transfers.stay_or_send`). It is at least the largest of the other bounds.
     * *issue* (``eager`` only): op v starts no earlier than the sum of the dispatch times up to v, and the longest chain
@@ -73,10 +76,35 @@ def lower_bounds(problem: Problem) -> list[Bound]:
         bounds.append((trimmed(load.dual_value(*prices)), "load"))
     head, tail = gathered(problem, head, below - fastest, fastest)
     bounds.append((int((head + fastest + tail).max()), "path and transfers"))
-    bounds.append((trimmed(_window_bound(problem, head, tail, load, prices[0])), "path and load"))
+    bounds += _loads_between(problem, head, tail, fastest, load, prices[0])
     known = max(ns for ns, _ in bounds)
     bounds.append((stay_or_send(problem, head, tail + fastest, fastest, known), "stay or send"))
     return [Bound(ns, method, fits) for ns, method in bounds]
+
+
+def _loads_between(
+    problem: Problem, head: np.ndarray, tail: np.ndarray, fastest: np.ndarray, load: LoadModel, price: list[int]
+) -> list[tuple[int, str]]:
+    """*path and load* and *bottleneck*, with the prices of the whole problem and with those of the ops that decide."""
+    windows, necks, ops = [], [], None
+    for _ in range(2):
+        if ops is not None:
+            prices = LoadModel.of(problem, _unit_ns(problem, ops)).without_memory().prices()
+            assert prices is not None, "without a limit on memory, work can always be divided"
+            price = prices[0]
+        cost, scale, most = load.priced(problem.costs.device_op_ns, price)
+        ns, ops = _window_bound(head, tail, cost, scale)
+        windows.append(ns)
+        necks.append(bottleneck(problem, head, tail, fastest, cost / scale, most / scale))
+    return [(trimmed(max(windows)), "path and load"), (trimmed(max(necks)), "bottleneck")]
+
+
+def _unit_ns(problem: Problem, ops: np.ndarray) -> np.ndarray:
+    """``problem.unit_op_ns`` with the durations of ``ops`` alone."""
+    counted = np.zeros_like(problem.unit_op_ns)
+    for row, durations in enumerate(problem.costs.device_op_ns):
+        np.add.at(counted[row], problem.graph.unit_of_op, np.where(ops, np.maximum(durations, 0), 0))
+    return np.where(problem.unit_op_ns < 0, -1, counted)
 
 
 def trimmed(ns: int) -> int:
@@ -84,28 +112,19 @@ def trimmed(ns: int) -> int:
     return ns >> (drop := max(0, ns.bit_length() - 24)) << drop
 
 
-def _window_bound(problem: Problem, head: np.ndarray, tail: np.ndarray, load: LoadModel, price: list[int]) -> int:
-    """The largest ``a + b +`` load of the ops with head >= a and tail >= b, over up to 256 values of each.
+def _window_bound(head: np.ndarray, tail: np.ndarray, cost: np.ndarray, scale: int) -> tuple[int, np.ndarray]:
+    """The largest ``a + b +`` load of the ops with head >= a and tail >= b, over up to 256 values of each, and these
+    ops, bool ``(n,)``.
 
-    The load is bounded by weak duality with the prices of the whole problem: each op costs at least the price of its
-    cheapest group.
+    ``cost``, ``scale``: see :meth:`LoadModel.priced`. By weak duality, any prices give a bound.
     """
-    durations = problem.costs.device_op_ns[[devices[0] for devices in load.groups]]
-    # The prices get so few bits that no sum of priced work reaches 2**62.
-    most_price = (1 << 62) // max(1, int(np.maximum(durations, 0).max(axis=0).astype(object).sum()))
-    most = max(price)
-    if not most or not most_price:
-        return 0
-    whole = np.array([unit * min(most_price, 1 << 40) // most for unit in price], np.int64)
-    scale = sum(int(unit) * slots for unit, slots in zip(whole, load.slots, strict=True))
-    never = np.iinfo(np.int64).max
-    cost = np.where(durations >= 0, np.maximum(durations, 0) * whole[:, None], never).min(axis=0)
     a, b = _thresholds(head), _thresholds(tail)
     table = np.zeros((len(a), len(b)), np.int64)
     np.add.at(table, (np.searchsorted(a, head, "right") - 1, np.searchsorted(b, tail, "right") - 1), cost)
     table = table[::-1, ::-1].cumsum(axis=0).cumsum(axis=1)[::-1, ::-1]
-    bound = a[:, None] + b[None, :] + -(-table // scale)
-    return int(np.where(table > 0, bound, 0).max())
+    bound = np.where(table > 0, a[:, None] + b[None, :] + -(-table // scale), 0)
+    row, column = np.unravel_index(int(bound.argmax()), bound.shape)
+    return int(bound[row, column]), (head >= a[row]) & (tail >= b[column])
 
 
 def _thresholds(values: np.ndarray) -> np.ndarray:

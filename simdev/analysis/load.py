@@ -56,6 +56,24 @@ class LoadModel:
             count,
         )
 
+    def priced(self, op_ns: np.ndarray, price: list[int]) -> tuple[np.ndarray, int, int]:
+        """The least price of each op over the groups, int64 ``(n,)``, the price of a ns of all slots, and the highest
+        price of a ns of one. ``op_ns`` int64 ``(D, n)``: durations of the ops, -1 without a kernel. All zero if the sum
+        of all prices would not fit.
+
+        By weak duality, ops whose prices sum to ``P`` take at least ``P`` over the price of all slots, in ns.
+        """
+        durations = op_ns[[devices[0] for devices in self.groups]]
+        # The prices get so few bits that no sum of priced work reaches 2**62.
+        most_price = (1 << 62) // max(1, int(np.maximum(durations, 0).max(axis=0).astype(object).sum()))
+        most = max(price)
+        if not most or not most_price:
+            return np.zeros(op_ns.shape[1], np.int64), 1, 0
+        whole = np.array([unit * min(most_price, 1 << 40) // most for unit in price], np.int64)
+        never = np.iinfo(np.int64).max
+        cost = np.where(durations >= 0, np.maximum(durations, 0) * whole[:, None], never).min(axis=0)
+        return cost, sum(int(unit) * slots for unit, slots in zip(whole, self.slots, strict=True)), int(whole.max())
+
     def without_memory(self) -> LoadModel:
         return replace(self, size=np.zeros_like(self.size))
 

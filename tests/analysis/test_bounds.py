@@ -105,6 +105,41 @@ def test_more_sets_than_devices_share_one():
     assert stay(Problem.build(b.build(), rig(2))) == 200
 
 
+def neck(size, wait=0, mirrored=False):
+    """``u`` sends a tensor of ``size`` ns to ``p`` and ``x``, of 100 ns each. Four ops of 50 ns wait for ``p``, which
+    waits for ``y`` of ``wait`` ns, too."""
+    ops = {"u": 10, "y": wait, "p": 100, "x": 100} | {f"leaf{i}": 50 for i in range(4)}
+    edges = [("u", "p", size), ("u", "x", size), ("y", "p", 1), *(("p", f"leaf{i}", 1) for i in range(4))]
+    edges = [edge for edge in edges if wait or "y" not in edge]
+    if mirrored:
+        ops, edges = dict(reversed(ops.items())), [(after, before, sent) for before, after, sent in edges]
+    b, made = GraphBuilder("neck"), {}
+    for name, flops in ops.items():
+        if flops:
+            inputs = [made[before, after] for before, after, _ in edges if after == name]
+            after = [(edge[:2], edge[2]) for edge in edges if edge[0] == name]
+            op = b.op(name, "mm", inputs=inputs, outputs=[sent for _, sent in after], flops=flops)
+            made |= dict(zip([edge for edge, _ in after], b.outputs(op), strict=True))
+    return Problem.build(b.build(), rig(2))
+
+
+def bottleneck(problem):
+    return next(bound.ns for bound in lower_bounds(problem) if bound.method == "bottleneck")
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_what_waits_for_a_long_op_is_still_to_be_done(mirrored):
+    # p ends at 110 if it is with u. Then the leaves are to be done, 200 ns, and all of x: it has had no time beside p,
+    # and elsewhere it waits for its tensor. The best placement is 1 ns slower, which a leaf's tensor takes.
+    problem = neck(1000, mirrored=mirrored)
+    assert bottleneck(problem) == 110 + (200 + 100) // 2 == lower_bound(problem).ns == optimum(problem) - 1
+    # Elsewhere, x has 30 ns before 110 if its tensor takes 70. Without u, p ends at 180, and x is done by then.
+    assert bottleneck(neck(70, mirrored=mirrored)) == 110 + (200 + 70) // 2
+    # If p waits for y until 59 and gets its tensor at 60, it ends at 160, and x has 50 ns with u before p starts.
+    assert bottleneck(neck(1000, wait=59, mirrored=mirrored)) == 160 + (200 + 50) // 2
+    assert bottleneck(neck(70, wait=59, mirrored=mirrored)) <= optimum(neck(70, wait=59, mirrored=mirrored))
+
+
 def all_placements(problem, most):
     """int ``(k, units)``: every placement that keeps to kernels and routes, or None where there are over ``most``."""
     supported = [np.flatnonzero(row) for row in (problem.unit_op_ns >= 0).T]

@@ -21,6 +21,9 @@ PARTS = 8  # parts of a group, in topological order
 LEAST = 0.002  # share of all work below which a group is not divided
 WEIGHT = 1 << 20  # bytes from which on a tensor as large as a parameter of its layer is taken for a gradient of it
 SLOWER = 5  # a host may take a unit if it is at most so many times slower than the best accelerator
+FEWEST = 16  # units of a group of which runs are drawn
+SINGLE, WHOLE = 0.35, 0.2  # shares of the moves of Neighbourhood and of Groups beside runs
+AT_END = 0.25  # share of runs that begin where the group begins on a device, and of runs that end where it ends
 HEAT = 0.01  # mean slack at the start of the annealing, as a share of the best step time
 
 
@@ -30,9 +33,7 @@ class Coarse(Guided):
     sweeps = False
 
     def __init__(self, problem: Problem, allowed: np.ndarray, budget, rng):
-        best_ns = np.where(allowed, problem.unit_op_ns, HUGE).min(axis=0)
-        near = np.maximum(problem.unit_op_ns, 0) <= SLOWER * best_ns
-        super().__init__(problem, allowed | choices(problem, hosts=True) & near, budget, rng)
+        super().__init__(problem, with_near_hosts(problem, allowed), budget, rng)
         self.around = Groups(problem, self.allowed)
 
     def improve(self, start: State, share: Share, heat: float = HEAT) -> State:
@@ -49,6 +50,23 @@ class Coarse(Guided):
         wrong = ~self.allowed[moved, np.arange(len(moved))]
         moved[wrong] = devices[wrong]
         return moved
+
+
+class Fine(Guided):
+    """Moves single ops, modules and groups, and runs of what a group does on a device. Hosts may take what they do not
+    do too slowly."""
+
+    def __init__(self, problem: Problem, allowed: np.ndarray, budget, rng):
+        super().__init__(problem, with_near_hosts(problem, allowed), budget, rng)
+        self.around = Runs(problem, self.allowed)
+
+
+def with_near_hosts(problem: Problem, allowed: np.ndarray) -> np.ndarray:
+    """``allowed`` bool ``(D, units)``, and hosts for units that they run at most :data:`SLOWER` times slower than the
+    best allowed device."""
+    best_ns = np.where(allowed, problem.unit_op_ns, HUGE).min(axis=0)
+    near = np.maximum(problem.unit_op_ns, 0) <= SLOWER * best_ns
+    return allowed | choices(problem, hosts=True) & near
 
 
 class Groups(Neighbourhood):
@@ -86,6 +104,32 @@ class Groups(Neighbourhood):
             members = np.flatnonzero(near & (self.group == self.group[pivot]))
         members = self._whole_atoms(members[self.reader[members] == members])
         return members[devices[members] == devices[pivot]]
+
+
+class Runs(Groups):
+    """Draws moves of :class:`Neighbourhood`, of :class:`Groups`, and runs: units of a group on one device that follow
+    each other in topological order. A sum over all time steps is then divided over devices at any step."""
+
+    def __init__(self, problem: Problem, allowed: np.ndarray):
+        super().__init__(problem, allowed)
+        self.in_order = np.lexsort((self.rank, self.group))
+        self.first = np.searchsorted(self.group[self.in_order], np.arange(int(self.group.max()) + 2))
+
+    def members(self, rng: np.random.Generator, pivot: int, devices: np.ndarray) -> np.ndarray:
+        reader = int(self.reader[pivot])
+        group = self.in_order[self.first[self.group[reader]] : self.first[self.group[reader] + 1]]
+        draw = rng.random() if len(group) >= FEWEST else 0.0
+        if draw < SINGLE:
+            return Neighbourhood.members(self, rng, pivot, devices)
+        if draw < SINGLE + WHOLE:
+            return super().members(rng, pivot, devices)
+        here = group[devices[group] == devices[reader]]
+        length = 2 ** int(rng.integers(1, min(9, len(here).bit_length() + 1)))
+        low = int(np.searchsorted(self.rank[here], self.rank[reader])) - int(rng.integers(length))
+        end = rng.random()
+        low = 0 if end < AT_END else len(here) - length if end < 2 * AT_END else low
+        members = self._whole_atoms(here[max(0, low) : max(0, low) + length])
+        return members[devices[members] == devices[reader]]
 
 
 def groups(problem: Problem, rank: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simdev.baselines._coarse import Coarse
+from simdev.baselines._coarse import Coarse, Fine
 from simdev.baselines._guided import search_from
 from simdev.baselines._members import constructed
 from simdev.placers.placer import placer
@@ -11,7 +11,7 @@ from simdev.placers.starts import stored_starts
 
 @placer(
     "long-search",
-    version=5,
+    version=6,
     family="search",
     searches=True,
     defaults={"starts": "", "climbs": 3, "coarse": True},
@@ -27,15 +27,16 @@ def long_search(problem, *, rng, budget, starts, climbs, coarse):
 
     The coarse search (without ``coarse`` there is none) puts each group of the best start on one device and anneals. A
     group is the ops of a layer and phase that produce gradients of one weight, or those that do not; large groups have
-    eight parts. Hosts may take groups that they run at most five times slower.
+    eight parts. In both searches, hosts may take units that they run at most five times slower.
 
     Afterwards, a move takes units to another device: units around an op or a transfer of the critical path, around a
-    tensor that is cut, two groups that change places, or the groups of ``local-search``. A move that makes nothing
-    worse is taken. After 600 evaluations without a new best, a few moves are taken blindly. Under the default rules,
-    sweeps of single moves take turns with these moves; after a sweep that gains more for a move, the next is longer.
-    If the placement brings its order of ops (rules ``priority``), a third of the moves shift ops in the order. Each
-    start is then tried with the order by longest paths and with the order that ``fifo`` follows.
+    tensor that is cut, two groups that change places, the groups of ``local-search``, or a run of what a group does on
+    one device. A move that makes nothing worse is taken. After 600 evaluations without a new best, a few moves are
+    taken blindly. Under the default rules, sweeps of single moves take turns with these moves; after a sweep that gains
+    more for a move, the next is longer. If the placement brings its order of ops (rules ``priority``), a third of the
+    moves shift ops in the order. Each start is then tried with the order by longest paths and with the order that
+    ``fifo`` follows.
     """
     stored = (found for folder in starts.split("+") for found in stored_starts(folder, problem))
     given = stored if starts else constructed(problem, rng)
-    return search_from(problem, budget, rng, given, climbs, coarse=Coarse if coarse else None)
+    return search_from(problem, budget, rng, given, climbs, Fine, coarse=Coarse if coarse else None)

@@ -140,6 +140,50 @@ def test_what_waits_for_a_long_op_is_still_to_be_done(mirrored):
     assert bottleneck(neck(70, wait=59, mirrored=mirrored)) <= optimum(neck(70, wait=59, mirrored=mirrored))
 
 
+def drawn_neck(rng):
+    """A problem like :func:`neck` with drawn durations, sizes and devices, forward or mirrored."""
+    count = int(rng.choice([2, 2, 3]))
+    names = ["u", *["y"] * bool(rng.random() < 0.4), "p", *(f"x{i}" for i in range(rng.integers(1, 3)))]
+    names += [f"leaf{i}" for i in range(rng.integers(2, 5 if count == 2 else 4))]
+    size = int(rng.choice([5, 40, 80, 150, 1000]))
+    edges = [("u", name, size) for name in names if name == "p" or name[0] == "x"]
+    edges += [("p", name, 1) for name in names if name[0] == "l"] + [("y", "p", 1)] * ("y" in names)
+    edges += [("x0", "leaf0", 1)] * bool(rng.random() < 0.3)
+    if rng.random() < 0.5:
+        names, edges = names[::-1], [(after, before, sent) for before, after, sent in edges]
+    b, made = GraphBuilder("neck"), {}
+    for name in names:
+        inputs = [made[before, after] for before, after, _ in edges if after == name]
+        after = [(edge[:2], edge[2]) for edge in edges if edge[0] == name]
+        flops = int(rng.choice({"u": [5, 10, 40], "p": [60, 100, 200]}.get(name, [10, 30, 50, 100])))
+        group = int(rng.integers(2)) if rng.random() < 0.1 else None
+        op = b.op(name, "mm", inputs=inputs, outputs=[sent for _, sent in after], flops=flops, group=group)
+        made |= dict(zip([edge for edge, _ in after], b.outputs(op), strict=True))
+    kinds = [
+        DeviceKind(f"kind{i}", 1 << 20, {"f32": speed}, 1e12, granularity=1, slots=int(rng.choice([1, 1, 1, 2])))
+        for i, speed in enumerate(rng.choice([1e9, 5e8, 3e8], count))
+    ]
+    devices = tuple(Device(f"d{i}", kind if rng.random() < 0.4 else kinds[0]) for i, kind in enumerate(kinds))
+    links = tuple(Link((f"d{a}", f"d{b}"), 10**9, 0) for a in range(count) for b in range(a + 1, count))
+    return Problem.build(b.build(), Topology("drawn", devices, links), rules=VARIANTS[int(rng.integers(9))])
+
+
+def test_no_placement_of_a_bottleneck_beats_its_bound():
+    """300 problems; without the room beside ``p``, or without the case of ``u`` elsewhere, some bounds are wrong."""
+    rng, met, better = np.random.default_rng(0), 0, 0
+    while met < 300:
+        problem = drawn_neck(rng)
+        best = optimum(problem, 8000)
+        if best is None:
+            continue
+        bounds = {bound.method: bound.ns for bound in lower_bounds(problem)}
+        assert max(bounds.values()) <= best, (bounds, best, problem.rules)
+        met += 1
+        del bounds["stay or send"]  # at least the largest of the others
+        better += max(bounds, key=bounds.get) == "bottleneck"
+    assert better > 20
+
+
 def all_placements(problem, most):
     """int ``(k, units)``: every placement that keeps to kernels and routes, or None where there are over ``most``."""
     supported = [np.flatnonzero(row) for row in (problem.unit_op_ns >= 0).T]

@@ -289,8 +289,8 @@ def search_from(
 ) -> Placement:  # fmt: skip
     """Evaluate the ``given`` placements, improve the ``climbs`` best of them with half of what is left of the budget,
     and then the best of all with the rest: half of it by annealing. ``kind`` is the search, ``options`` are its own.
-    If there is a ``coarse`` search, it begins with half of the budget at the best given placement. If its answer is at
-    most :data:`ROUGH` times as long, this is improved as well.
+    If there is a ``coarse`` search, it begins with half of the budget at the best given placement. If its answer fits
+    and is at most :data:`ROUGH` times as long, or the given placement does not fit, this is improved as well.
 
     Without an evaluation, or without a given placement, the answer is a single device.
     """
@@ -307,7 +307,8 @@ def search_from(
     leaders = sorted(found.values(), key=lambda state: state.score)[:climbs]
     if coarse is not None and budget.open:
         rough = coarse(problem, search.allowed, budget, rng).improve(leaders[0], budget.share(2))
-        if rough.score.fits and rough.score.step_ns <= ROUGH * leaders[0].score.step_ns:
+        near = not leaders[0].score.fits or rough.score.step_ns <= ROUGH * leaders[0].score.step_ns
+        if rough.score.fits and near:
             leaders.insert(0, rough)
     share = budget.share(2 * len(leaders))
     leaders += [search.improve(state, share) for state in leaders if budget.open]

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from simdev.baselines._order import ordered, path_keys, priority_of
 from simdev.baselines.rl._grouped import GroupedProblem
 from simdev.errors import BudgetExhausted, InvalidInput
 from simdev.files import guarded, open_text, replacing, unguarded, write_text
@@ -62,15 +63,17 @@ class Learner:
 class Evaluator:
     """Simulates placements of one problem on a budget, and keeps the best by (overflow, step time).
 
-    ``grouped`` is the problem with its groups; ``best`` int32 ``(n,)`` the best placement so far, or None; ``rewards``
-    float32 and ``fits`` bool ``(k,)`` describe the last batch.
+    ``grouped`` is the problem with its groups; ``best`` the best placement so far, or None; ``rewards`` float32 and
+    ``fits`` bool ``(k,)`` describe the last batch. Where a placement brings its order of ops, ops are ordered by their
+    longest paths under the placement (:func:`path_keys`), so that whoever learns where ops run learns with this order.
     """
 
     def __init__(self, grouped: GroupedProblem, budget: Budget):
         self.grouped, self.budget = grouped, budget
         self.rewards, self.fits = np.zeros(0, np.float32), np.zeros(0, bool)
         self.score: Score | None = None
-        self.best: np.ndarray | None = None
+        self.best: Placement | None = None
+        self.ordered = ordered(grouped.problem)
 
     def __call__(self, actions: np.ndarray) -> np.ndarray:
         """Rewards float32 ``(k,)`` of actions int ``(k, G)``.
@@ -86,10 +89,14 @@ class Evaluator:
 
     def _scores(self, actions: np.ndarray, below: int | None) -> list[Score]:
         devices = self.grouped.placements(actions)
-        scores = self.budget.evaluate_many(devices, below=below)
+        problem, priority = self.grouped.problem, None
+        if self.ordered:
+            priority = np.stack([priority_of(path_keys(problem, row)) for row in devices])
+        scores = self.budget.evaluate_many(devices, priority=priority, below=below)
         first = min(range(len(scores)), key=scores.__getitem__)
         if self.score is None or scores[first] < self.score:
-            self.score, self.best = scores[first], devices[first].copy()
+            order = None if priority is None else priority[first].copy()
+            self.score, self.best = scores[first], Placement(devices[first].copy(), order)
         return scores
 
     def simulate(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -129,7 +136,7 @@ def search(
             idle = idle + 1 if budget.used == used else 0
     except BudgetExhausted:
         pass
-    return Placement(evaluate.best)
+    return evaluate.best or Placement(grouped.placements(learner.greedy(state, grouped)[None])[0])
 
 
 def with_policy_settings(given: Mapping[str, object], policy: str) -> dict:

@@ -49,7 +49,7 @@ def group_climb(problem, *, rng, budget, groups, by, wide):
         found = evaluate.edit(actions, score)
         if found <= score:
             best, score = actions, found
-    return Placement(grouped.placements(first_placements(grouped)[:1])[0] if best is None else evaluate.best)
+    return evaluate.best or Placement(grouped.placements(first_placements(grouped)[:1])[0])
 
 
 def _random(rng, grouped):

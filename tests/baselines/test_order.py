@@ -171,3 +171,17 @@ def test_list_schedulers_and_cp_sat_give_an_order_that_the_simulator_takes(name)
         found = simulate(problem, placement)
         if found.feasible:
             assert found.step_ns == budget.best_step_ns
+
+
+@pytest.mark.parametrize("name", ["group-climb", "gdp[groups=8,hidden=8]"])
+def test_learned_placers_order_ops_by_their_paths_under_the_placement(name):
+    spec, params = find_placer(name)
+    if spec.missing:
+        pytest.skip(f"{name} needs {', '.join(spec.missing)}")
+    rng = np.random.default_rng(3)
+    problem = drawn_problem(chain(30, 50, 0), machine(2), [100, 200, 300], rules=BY_PRIORITY)
+    budget = Budget(problem, evaluations=40)
+    found = spec.place(problem, rng=rng, budget=budget, **params)
+    keys = _order.path_keys(problem, np.asarray(found.devices, np.int32))
+    assert np.array_equal(found.priority, _order.priority_of(keys))
+    assert simulate(problem, found).step_ns == budget.best_step_ns

@@ -6,14 +6,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from simdev.analysis.transfers import NEVER_NS, least_transfers
 from simdev.problem.problem import Problem
 
 LONGEST = 48  # ops that are tried, the longest first
 MARGIN = 1 - 1e-9  # covers the rounding of sums of positive floats: a relative 2^-53 for each of up to 10^6 terms
-BEFORE, BESIDE, BEHIND = 0, 1, 2
 
 
 def bottleneck(
@@ -40,6 +38,8 @@ def bottleneck(
     the transfer, and the readers of ``u`` count as all others do. The lesser of both cases holds for every placement.
     The reversed graph gives the same argument for what is to be done before ``p`` starts.
     """
+    from simdev.analysis.remaining import largest
+
     graph = problem.graph
     pairs = problem.costs.pair_class[~np.eye(problem.topology.n_devices, dtype=bool)]
     classes, least = np.unique(pairs[pairs >= 0]), least_transfers(problem)
@@ -64,68 +64,3 @@ def _edges(of: np.ndarray, to: np.ndarray, sending: np.ndarray, n: int) -> tuple
     order = np.argsort(of, kind="stable")
     begin = np.searchsorted(of[order], np.arange(n + 1)).astype(np.int64)
     return begin, to[order].astype(np.int64), sending[order].astype(float)
-
-
-@njit(cache=True)
-def largest(longest, head, tail, by_tail, length, unit, share, most, slots, first, reader, sent, begin, maker, got):
-    """The bound in ns, float, before :data:`MARGIN`. ``first``, ``reader``, ``sent``: the edges by their maker;
-    ``begin``, ``maker``, ``got``: by their reader."""
-    n, best = len(head), 0.0
-    side, stack, arrives = np.empty(n, np.int8), np.empty(n, np.int64), np.full(n, -1.0)
-    for p in longest:
-        side[:] = BESIDE
-        _mark(p, side, BEHIND, first, reader, stack)
-        _mark(p, side, BEFORE, begin, maker, stack)
-        for e in range(begin[p], begin[p + 1]):
-            u, end = maker[e], head[maker[e]] + length[maker[e]]
-            c = head[p] + length[p]
-            for i in range(first[u], first[u + 1]):
-                v = reader[i]
-                there = end + sent[i] if unit[v] != unit[u] else np.inf
-                arrives[v] = max(arrives[v], head[v], there)
-            room = max(0.0, slots * (c - end) - length[p]) * most
-            found = _to_do(c, room, head, tail, by_tail, length, share, side, arrives)
-            for i in range(first[u], first[u + 1]):
-                arrives[reader[i]] = -1.0
-            if unit[u] != unit[p]:
-                c = max(c, end + got[e] + length[p])
-                found = min(found, _to_do(c, 0.0, head, tail, by_tail, length, share, side, arrives))
-            best = max(best, found)
-    return best
-
-
-@njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _mark(p, side, value, first, other, stack):
-    """Write ``value`` to ``side`` for ``p`` and all ops that its edges lead to."""
-    side[p] = value
-    stack[0], top = p, 1
-    while top:
-        top -= 1
-        u = stack[top]
-        for i in range(first[u], first[u + 1]):
-            v = other[i]
-            if side[v] != value:
-                side[v] = value
-                stack[top] = v
-                top += 1
-
-
-@njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)
-def _to_do(c, room, head, tail, by_tail, length, share, side, arrives):
-    """The largest ``c + b +`` shares of what is to be done after ``c`` and by ``b`` before the end. ``arrives`` is -1
-    for all ops but the readers of the tensor, which have ``room`` in shares on the maker's device."""
-    best, others, alone, together, behind = 0.0, 0.0, 0.0, 0.0, False
-    for v in by_tail:
-        if side[v] == BEHIND:
-            others += share[v]
-            behind = True
-        elif side[v] == BESIDE:
-            left = 1 - min(1.0, max(0.0, c - head[v]) / length[v])
-            if arrives[v] < 0:
-                others += share[v] * left
-            else:
-                alone += share[v] * left
-                together += share[v] * (1 - min(1.0, max(0.0, c - arrives[v]) / length[v]))
-        if behind:
-            best = max(best, c + tail[v] + others + max(alone, together - room))
-    return best

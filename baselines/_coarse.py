@@ -12,7 +12,7 @@ import numpy as np
 
 from simdev.baselines._climb import Neighbourhood
 from simdev.baselines._guided import Guided
-from simdev.baselines._search import State, longest_op
+from simdev.baselines._search import SearchState, longest_op
 from simdev.baselines._units import HUGE, choices, fastest_ns
 from simdev.placers.budget import Share
 from simdev.problem.problem import Problem
@@ -36,7 +36,7 @@ class Coarse(Guided):
         super().__init__(problem, with_near_hosts(problem, allowed), budget, rng)
         self.around = Groups(problem, self.allowed)
 
-    def improve(self, start: State, share: Share, heat: float = HEAT) -> State:
+    def improve(self, start: SearchState, share: Share, heat: float = HEAT) -> SearchState:
         """The best state that annealing finds from the groups of ``start``."""
         return super().improve(self.state(self._even(start.devices)), share, heat)
 

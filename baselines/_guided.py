@@ -12,7 +12,7 @@ import numpy as np
 from simdev.baselines._climb import Neighbourhood
 from simdev.baselines._critical import Critical, critical
 from simdev.baselines._order import fifo_starts, ordered, path_keys, priority_of
-from simdev.baselines._search import State, draw_device, starts, with_spacious_hosts
+from simdev.baselines._search import SearchState, draw_device, starts, with_spacious_hosts
 from simdev.baselines._sweep import Sweep, pays
 from simdev.baselines._units import capacities, choices, used_devices
 from simdev.placers.budget import Budget, Share
@@ -35,7 +35,7 @@ REFRESH = 40  # evaluations after which the critical path of a changed placement
 
 
 @dataclass
-class Moves:
+class MoveShares:
     """Shares of the kinds of moves, for comparisons: moves along the critical path, moves across any cut tensor, swaps;
     the rest are the moves of ``local-search``. ``order``: the share of moves of order, if there are any."""
 
@@ -51,9 +51,9 @@ class Guided:
 
     sweeps = True
 
-    def __init__(self, problem: Problem, allowed: np.ndarray, budget: Budget, rng, moves: Moves | None = None):
+    def __init__(self, problem: Problem, allowed: np.ndarray, budget: Budget, rng, moves: MoveShares | None = None):
         self.problem, self.graph, self.budget, self.rng = problem, problem.graph, budget, rng
-        self.allowed, self.unit_of_op, self.moves = allowed, problem.graph.unit_of_op, moves or Moves()
+        self.allowed, self.unit_of_op, self.moves = allowed, problem.graph.unit_of_op, moves or MoveShares()
         self.ordered, self.around = ordered(problem), Neighbourhood(problem, allowed)
         self._sweeps = self.sweeps and pays(problem) and budget.simulate is None  # else a score is not a step time
         graph = problem.graph
@@ -68,13 +68,13 @@ class Guided:
 
     # States
 
-    def state(self, devices: np.ndarray, bias: np.ndarray | None = None) -> State:
+    def state(self, devices: np.ndarray, bias: np.ndarray | None = None) -> SearchState:
         """An evaluated state."""
         bias = np.zeros(self.graph.n_ops, np.int64) if bias is None else bias
         devices = np.asarray(devices, np.int32)
-        return State(devices, bias, self._evaluate(devices, bias, None))
+        return SearchState(devices, bias, self._evaluate(devices, bias, None))
 
-    def begin(self, devices: np.ndarray, priority: np.ndarray | None = None) -> list[State]:
+    def begin(self, devices: np.ndarray, priority: np.ndarray | None = None) -> list[SearchState]:
         """States to start from: unit ``devices`` with the order by paths, with that of ``fifo``, and with
         ``priority``."""
         if not self.ordered:
@@ -87,14 +87,14 @@ class Guided:
             biases.insert(0, -starts - keys)
         return [self.state(devices, bias) for bias in biases if self.budget.open]
 
-    def placement(self, state: State) -> Placement:
+    def placement(self, state: SearchState) -> Placement:
         """The placement of a state, with its priorities if the rules use them."""
         priority = self._priority(state.devices, state.bias) if self.ordered else None
         return Placement(state.devices[self.unit_of_op], priority)
 
     # The search
 
-    def improve(self, start: State, share: Share, heat: float = 0.0) -> State:
+    def improve(self, start: SearchState, share: Share, heat: float = 0.0) -> SearchState:
         """Spend ``share`` of the budget on moves from ``start`` and return the best state.
 
         A move that does not make the placement worse is taken; in problems of packing, where few placements fit, also
@@ -137,13 +137,13 @@ class Guided:
             near = self.tight and found.fits and best.score.fits and found.step_ns <= best.score.step_ns * NEAR
             near |= current.score.fits and found.fits and found.step_ns <= current.score.step_ns + slack
             if blind or near or found <= current.score:
-                current, self.path = State(candidate.devices, candidate.bias, found), None
+                current, self.path = SearchState(candidate.devices, candidate.bias, found), None
                 if found < best.score:
                     best, stale = current, 0
             blind = max(0, blind - 1)
         return best
 
-    def _trace(self, state: State) -> None:
+    def _trace(self, state: SearchState) -> None:
         ops = state.devices[self.unit_of_op]
         priority = self._priority(state.devices, state.bias) if self.ordered else None
         self.path = critical(self.problem, ops, self._schedule(ops, priority))
@@ -162,13 +162,13 @@ class Guided:
 
     # Moves
 
-    def _propose(self, state: State) -> State | None:
+    def _propose(self, state: SearchState) -> SearchState | None:
         if self.ordered and self.rng.random() < self.moves.order:
             return self._reorder(state)
         for _ in range(TRIES):
             devices = self._move(state.devices)
             if devices is not None:
-                return State(devices, state.bias)
+                return SearchState(devices, state.bias)
         return None
 
     def _move(self, devices: np.ndarray) -> np.ndarray | None:
@@ -262,7 +262,7 @@ class Guided:
         moved[units] = target
         return moved
 
-    def _reorder(self, state: State) -> State:
+    def _reorder(self, state: SearchState) -> SearchState:
         """Shift the keys of some ops: of one that waited for its device, over the op that ran before it, or of any op,
         by a random time. The op shifts alone or with the units around it."""
         path, rng = self.path, self.rng
@@ -280,7 +280,7 @@ class Guided:
             group = np.zeros(self.graph.n_units, bool)
             group[self.around.members(rng, int(self.unit_of_op[op]), state.devices)] = True
             shifted |= group[self.unit_of_op]
-        return State(state.devices, state.bias + shift * shifted)
+        return SearchState(state.devices, state.bias + shift * shifted)
 
 
 def search_from(
@@ -296,7 +296,7 @@ def search_from(
     """
     unit_first = np.unique(problem.graph.unit_of_op, return_index=True)[1]
     search = kind(problem, with_spacious_hosts(problem, choices(problem)), budget, rng, **options)
-    found: dict[Score, State] = {}  # for equal scores, the first state
+    found: dict[Score, SearchState] = {}  # for equal scores, the first state
     for placement in given if budget.open else ():
         for state in search.begin(placement.devices[unit_first], placement.priority):
             found.setdefault(state.score, state)

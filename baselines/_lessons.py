@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.baselines._guided import State
 from simdev.baselines._proposals import FEATURES, Network, Proposed, random_network
-from simdev.baselines._search import starts
+from simdev.baselines._search import SearchState, starts
 from simdev.baselines._units import choices
-from simdev.graphs.random_graphs import Tape, Value
+from simdev.graphs.random_graphs import DrawnTensor, GradientTape
 from simdev.placers.budget import Budget
 from simdev.placers.score import Score
 from simdev.problem.costs import CostModel
@@ -34,7 +33,7 @@ RATE, DECAY = 2e-3, 1e-4
 def drawn_graph(rng: np.random.Generator, name: str) -> ComputationGraph:
     """A training step of a drawn network: blocks of towers, of parallel branches, of random cells, of a grid that
     recurs, of wide tables, in a drawn sequence. No workload of the shelf is among them."""
-    tape = Tape(name)
+    tape = GradientTape(name)
     rows = int(rng.choice([32, 64, 256, 1024, 4096]))
     width = int(rng.choice([128, 256, 512, 1024]))
     x = tape.op("mul", "input", [tape.input("data", rows, width)], (rows, width))
@@ -50,13 +49,13 @@ def drawn_graph(rng: np.random.Generator, name: str) -> ComputationGraph:
     return tape.build(tape.op("cross_entropy", "loss", [x], (1,), flops=5 * x.size))
 
 
-def _linear(tape: Tape, layer: str, x: Value, width: int) -> Value:
+def _linear(tape: GradientTape, layer: str, x: DrawnTensor, width: int) -> DrawnTensor:
     rows, columns = x.shape
     weights = tape.weight(layer, "weight", columns, width), tape.weight(layer, "bias", width)
     return tape.op("addmm", layer, [x], (rows, width), flops=2 * rows * columns * width, weights=weights)
 
 
-def _tower(tape: Tape, rng, layer: str, x: Value) -> Value:
+def _tower(tape: GradientTape, rng, layer: str, x: DrawnTensor) -> DrawnTensor:
     """Residual layers, one after another."""
     grow = int(rng.choice([1, 2, 4]))
     for number in range(int(rng.integers(1, 5))):
@@ -68,7 +67,7 @@ def _tower(tape: Tape, rng, layer: str, x: Value) -> Value:
     return x
 
 
-def _branches(tape: Tape, rng, layer: str, x: Value) -> Value:
+def _branches(tape: GradientTape, rng, layer: str, x: DrawnTensor) -> DrawnTensor:
     """Branches of unequal depth and width, put side by side."""
     ends, (rows, width) = [], x.shape
     for branch in range(int(rng.integers(2, 8))):
@@ -82,7 +81,7 @@ def _branches(tape: Tape, rng, layer: str, x: Value) -> Value:
     return _linear(tape, f"{layer}.join", joined, width)
 
 
-def _cell(tape: Tape, rng, layer: str, x: Value) -> Value:
+def _cell(tape: GradientTape, rng, layer: str, x: DrawnTensor) -> DrawnTensor:
     """A random graph of ops of one size: each reads one or two earlier ones, and the loose ends are summed."""
     states, used, (rows, width) = [x], set(), x.shape
     for number in range(int(rng.integers(3, 12))):
@@ -103,7 +102,7 @@ def _cell(tape: Tape, rng, layer: str, x: Value) -> Value:
     return total
 
 
-def _grid(tape: Tape, rng, layer: str, x: Value) -> Value:
+def _grid(tape: GradientTape, rng, layer: str, x: DrawnTensor) -> DrawnTensor:
     """Layers that recur over a sequence, with weights shared along it: cell (layer, place) reads the cell below and
     the cell before."""
     layers, length, (rows, width) = int(rng.integers(1, 5)), int(rng.integers(4, 16)), x.shape
@@ -123,7 +122,7 @@ def _grid(tape: Tape, rng, layer: str, x: Value) -> Value:
     return tape.op("cat", layer, below, (part * length, width), flops=0)
 
 
-def _tables(tape: Tape, rng, layer: str, x: Value) -> Value:
+def _tables(tape: GradientTape, rng, layer: str, x: DrawnTensor) -> DrawnTensor:
     """Large tables that are read side by side."""
     rows, width = x.shape
     ends = [x]
@@ -220,11 +219,11 @@ def lessons(
             if stale >= STALE:
                 best, stale = int(rng.integers(len(found))), 0
             row = int(kept[best])
-            state = State(search.moved(state.devices, row), state.bias, _score(search, state, row, None))
+            state = SearchState(search.moved(state.devices, row), state.bias, _score(search, state, row, None))
     return np.array(features, np.float32), np.array(gains, np.float32)
 
 
-def _score(search: Proposed, state: State, row: int, below: int | None) -> Score:
+def _score(search: Proposed, state: SearchState, row: int, below: int | None) -> Score:
     """The score after the drawn move ``row`` from ``state``; from ``below`` ns on, only a bound of it."""
     devices = search.moved(state.devices, row)
     return search.budget.evaluate(devices[search.unit_of_op], below=below)

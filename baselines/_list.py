@@ -52,7 +52,7 @@ class Tables(NamedTuple):
     label: np.ndarray  # int32 (units of the graph,): the merged unit that holds each unit of the graph
 
 
-class State(NamedTuple):
+class ListState(NamedTuple):
     """What the kernels write. Times are in ns; -1 means not placed."""
 
     unit_device: np.ndarray  # int32 (u,)
@@ -148,12 +148,12 @@ def coplace(graph, scope: np.ndarray, allowed: np.ndarray, unit_bytes: np.ndarra
     return np.unique([root(number) for number in range(graph.n_units)], return_inverse=True)[1].astype(np.int32)
 
 
-def new_state(table: Tables, headroom: np.ndarray) -> State:
+def new_state(table: Tables, headroom: np.ndarray) -> ListState:
     """A state without placed ops in which ``headroom`` int64 ``(D,)`` bytes may be used on each device."""
     d, n, m = len(table.op_ns), len(table.unit), len(table.size)
     edge_tensor = np.repeat(np.arange(m), np.diff(table.consumer_ptr))
     unread = np.bincount(edge_tensor[table.scope[table.consumers]], minlength=m).astype(np.int32)
-    return State(
+    return ListState(
         np.full(len(table.unit_bytes), -1, np.int32),
         np.full(n, -1, np.int64),
         np.full(n, -1, np.int64),
@@ -280,7 +280,7 @@ def _place_sources(problem: Problem, device: np.ndarray, allowed: np.ndarray) ->
     return device
 
 
-def unit_devices(problem: Problem, table: Tables, state: State) -> np.ndarray:
+def unit_devices(problem: Problem, table: Tables, state: ListState) -> np.ndarray:
     """The device of every unit of the graph, int32 ``(units,)``, once a kernel has placed the ops in scope."""
     return follow_forward(problem, state.unit_device[table.label], choices(problem))
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from simdev.baselines._critical import critical
-from simdev.baselines._guided import EXCHANGES, TRIES, Guided, State
-from simdev.baselines._search import weight_of_unit
+from simdev.baselines._guided import EXCHANGES, TRIES, Guided
+from simdev.baselines._search import SearchState, weight_of_unit
 from simdev.baselines._units import used_devices
 from simdev.errors import InvalidInput
 from simdev.placers.budget import Budget
@@ -52,7 +52,7 @@ class Network(NamedTuple):
     last: np.ndarray
 
 
-class Graph(NamedTuple):
+class ProblemArrays(NamedTuple):
     """What the kernels read of a problem, the same for all placements."""
 
     n_devices: int
@@ -86,7 +86,7 @@ class Graph(NamedTuple):
     atom_units: np.ndarray
 
 
-class Sight(NamedTuple):
+class ScheduleView(NamedTuple):
     """What the kernels read of a placement and its schedule."""
 
     step: int
@@ -105,7 +105,7 @@ class Sight(NamedTuple):
     sends: np.ndarray
 
 
-class Workspace(NamedTuple):
+class MoveMarks(NamedTuple):
     """Marks that tell what the present move has seen, and the target of each op that it moves, or -1."""
 
     mark: np.ndarray
@@ -122,8 +122,8 @@ def _rows(label: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return number, ptr, members
 
 
-def kernel_graph(problem: Problem, search: Guided) -> Graph:
-    """The :class:`Graph` of a problem, from the neighbourhood of ``search``."""
+def kernel_graph(problem: Problem, search: Guided) -> ProblemArrays:
+    """The :class:`ProblemArrays` of a problem, from the neighbourhood of ``search``."""
     graph, costs, around = problem.graph, problem.costs, search.around
     depths = [_rows(groups) for groups in around.modules]
     longest = max(len(ptr) for _, ptr, _ in depths)
@@ -133,7 +133,7 @@ def kernel_graph(problem: Problem, search: Guided) -> Graph:
     bits = np.uint64(1) << np.arange(len(search.allowed), dtype=np.uint64)
     source, target = graph.unit_of_op[search.source].astype(np.int64), graph.unit_of_op[search.target].astype(np.int64)
     apart = source != target
-    return Graph(
+    return ProblemArrays(
         len(search.allowed),
         len(used_devices(search.allowed)),
         np.ascontiguousarray(costs.device_op_ns),
@@ -186,7 +186,7 @@ class Proposed(Guided):
         self.kernels, self.network, self.choice = kernels, network, choice
         self.width = width
         self.known, graph = kernel_graph(problem, self), problem.graph
-        self.work = Workspace(
+        self.work = MoveMarks(
             np.zeros(1, np.int64),
             np.zeros(graph.n_units, np.int64),
             np.zeros(graph.n_tensors, np.int64),
@@ -199,10 +199,10 @@ class Proposed(Guided):
         self.units, self.targets = np.empty((2, 2 * width * graph.n_units), np.int64)
         self.features = np.zeros((width, len(FEATURES)))
         self.changes, self.scores = np.zeros(width, np.uint64), np.zeros(width)
-        self.sight: Sight | None = None
+        self.sight: ScheduleView | None = None
         self.code = 0
 
-    def see(self, state: State) -> Sight:
+    def see(self, state: SearchState) -> ScheduleView:
         """The schedule of ``state`` and what follows from it. The placement has been evaluated before."""
         ops = np.ascontiguousarray(state.devices[self.unit_of_op])
         schedule = self._schedule(ops, None)
@@ -213,7 +213,7 @@ class Proposed(Guided):
             self.known, ops, schedule.op_start, schedule.op_finish, schedule.step_ns, schedule.transfer_tensor,
             schedule.transfer_target, schedule.transfer_finish, slack, wait, busy, load,
         )  # fmt: skip
-        return Sight(
+        return ScheduleView(
             int(schedule.step_ns),
             state.devices.astype(np.int64),
             ops.astype(np.int64),
@@ -230,7 +230,7 @@ class Proposed(Guided):
             path.sends,
         )
 
-    def draw(self, state: State) -> int:
+    def draw(self, state: SearchState) -> int:
         """Draw moves from ``state`` and describe them; return their number."""
         if self.sight is None or not np.array_equal(self.sight.devices, state.devices):
             self.sight = self.see(state)
@@ -255,21 +255,21 @@ class Proposed(Guided):
         answer[self.units[part]] = self.targets[part]
         return answer
 
-    def _trace(self, state: State) -> None:
+    def _trace(self, state: SearchState) -> None:
         """Nothing: :meth:`see` traces the path of each state."""
 
-    def _propose(self, state: State) -> State | None:
+    def _propose(self, state: SearchState) -> SearchState | None:
         for _ in range(TRIES if self.tight and self.rng.random() < EXCHANGES else 0):
             devices = self._exchange(state.devices)
             if devices is not None:
-                return State(devices, state.bias)
+                return SearchState(devices, state.bias)
         for _ in range(TRIES):
             count = self.draw(state)
             new = [row for row in range(count) if self.code ^ int(self.changes[row]) not in self.visited]
             if new:
                 row = self._chosen(count, new)
                 self.visited.add(self.code ^ int(self.changes[row]))
-                return State(self.moved(state.devices, row), state.bias)
+                return SearchState(self.moved(state.devices, row), state.bias)
         return super()._propose(state)
 
     def _chosen(self, count: int, new: list[int]) -> int:

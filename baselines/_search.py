@@ -15,7 +15,7 @@ from simdev.problem.problem import Problem
 HEAVY, BRIEF = 0.05, 0.05  # see with_spacious_hosts()
 
 
-class State(NamedTuple):
+class SearchState(NamedTuple):
     """A placement in the search: unit devices int32 ``(units,)``, the biases of the keys int64 ``(n,)`` ns (see
     :mod:`simdev.baselines._order`), and the score."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.baselines._climb import Neighbourhood
-from simdev.baselines._search import State
+from simdev.baselines._search import SearchState
 from simdev.placers.budget import Budget
 from simdev.placers.score import Score
 from simdev.problem.placement import Placement
@@ -37,7 +37,7 @@ class Sweep:
         self.length, self.next = TURN, budget.used + TURN
         self.before_ns, self.gained_ns = -1, 0  # the best step time, and what group moves gained since the last sweep
 
-    def due(self, best: State) -> bool:
+    def due(self, best: SearchState) -> bool:
         """Whether a sweep follows now; ``best`` is the best state of the search so far."""
         if self.before_ns < 0:
             self.before_ns = best.score.step_ns
@@ -47,14 +47,14 @@ class Sweep:
         self.before_ns = best.score.step_ns
         return True
 
-    def settle(self, best: State) -> None:
+    def settle(self, best: SearchState) -> None:
         """Set the length of the next sweep. ``best``: the best state after this sweep."""
         gained_ns = self.before_ns - best.score.step_ns
         better = gained_ns * TURN > self.gained_ns * self.length
         self.length = min(MOST, 2 * self.length) if better else max(FEWEST, self.length // 2)
         self.before_ns, self.next = best.score.step_ns, self.budget.used + TURN
 
-    def run(self, state: State, last: float) -> State:
+    def run(self, state: SearchState, last: float) -> SearchState:
         """The state after single moves from ``state``, up to ``last`` evaluations. Of each batch, the fastest placement
         is taken if it is not slower and fits."""
         if not state.score.fits:

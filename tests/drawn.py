@@ -42,8 +42,8 @@ def chain(*sizes):
 def two_streams(kernel_ns, collective_ns, copies):
     """A kernel of 1 ns, then a kernel and a collective over both ranks side by side, on ``copies`` ranks: a step as
     :mod:`simdev.parallel.unroll` makes it."""
+    from simdev.parallel.costs.timing import Template
     from simdev.parallel.mesh import Mesh
-    from simdev.parallel.timing import Template
     from simdev.parallel.unroll import Unroller
 
     template = Template(

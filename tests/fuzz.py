@@ -455,9 +455,9 @@ def _read_measured(path: Path) -> None:
 
 
 def _read_trace(path: Path) -> None:
-    from simdev.measure.calibrate.imported import trace_graph
-    from simdev.measure.calibrate.replay import replay
-    from simdev.measure.calibrate.traces import read_traces, report_problems
+    from simdev.calibrate.imported import trace_graph
+    from simdev.calibrate.replay import replay
+    from simdev.calibrate.traces import read_traces, report_problems
 
     for trace in read_traces(path):
         report_problems(trace)
@@ -466,7 +466,7 @@ def _read_trace(path: Path) -> None:
 
 
 def _read_manifest(path: Path) -> None:
-    from simdev.measure.calibrate.manifest import load_manifest
+    from simdev.calibrate.manifest import load_manifest
 
     load_manifest(path)
 

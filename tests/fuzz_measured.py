@@ -155,43 +155,43 @@ def _mutate_gzip(data: bytes, draw: random.Random) -> bytes:
 
 
 def _links(path: Path) -> None:
-    from simdev.measure.calibrate.links import fit_table, ranges_toml, read_links
+    from simdev.calibrate.links import fit_table, ranges_toml, read_links
 
     for table in read_links(path):
         ranges_toml(fit_table(table))
 
 
 def _op_table(path: Path) -> None:
-    from simdev.measure.calibrate.neusight import is_op_table, read_op_table
-    from simdev.measure.calibrate.observations import Found
+    from simdev.calibrate.neusight import is_op_table, read_op_table
+    from simdev.calibrate.observations import Found
 
     is_op_table(path)
     read_op_table(path, Found())
 
 
 def _label(path: Path) -> None:
-    from simdev.measure.calibrate.labels import read_label
+    from simdev.studies.fidelity.labels import read_label
 
     path.with_suffix(".json").write_text(json.dumps(LABEL))
     read_label(path)
 
 
 def _label_figures(path: Path) -> None:
-    from simdev.measure.calibrate.labels import read_label
+    from simdev.studies.fidelity.labels import read_label
 
     path.with_suffix(".csv").write_bytes(_label_csv())
     read_label(path.with_suffix(".csv"))
 
 
 def _read_workbook(path: Path) -> None:
-    from simdev.measure.calibrate.deepbench import read_workbook
-    from simdev.measure.calibrate.observations import Found
+    from simdev.calibrate.deepbench import read_workbook
+    from simdev.calibrate.observations import Found
 
     read_workbook(path, Found())
 
 
 def _kernel_tables(path: Path) -> None:
-    from simdev.measure.calibrate.kernel_tables import read_kernel_tables
+    from simdev.calibrate.kernel_tables import read_kernel_tables
 
     read_kernel_tables([path])
 
@@ -212,8 +212,8 @@ def _in_folder(path: Path, name: str) -> None:
 
 def _runs(source: str):
     def read(path: Path) -> None:
-        from simdev.measure.calibrate.kernel_cases import memory_cases
-        from simdev.measure.calibrate.whole_steps import read_llm_foundry
+        from simdev.calibrate.whole_steps import read_llm_foundry
+        from simdev.studies.fidelity.kernels import memory_cases
         from simdev.studies.training_runs import read_runs
 
         folder = path.parent / "training-runs"
@@ -260,7 +260,7 @@ def _steps(path: Path) -> None:
 def _kept(path: Path) -> None:
     from unittest import mock
 
-    from simdev.parallel import kept
+    from simdev.parallel.capture import kept
 
     with mock.patch.object(kept, "folder", lambda: path.parent):
         kept.load("a")

@@ -8,7 +8,7 @@ from drawn import chain
 from simdev.analysis.bounds import lower_bound
 from simdev.bench import stored
 from simdev.bench.journal import Results
-from simdev.bench.plan import DEFAULT_RULES, Run
+from simdev.bench.matrix import DEFAULT_RULES, Run
 from simdev.bench.provenance import circumstances
 from simdev.bench.run import Instance, blank_row, score
 from simdev.placers import registry

@@ -12,7 +12,7 @@ from simdev.baselines.rl._grouped import GroupedProblem, bucket
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._pairs import group_loads, group_pairs, neighbours
-from simdev.baselines.rl._train import Evaluator, State
+from simdev.baselines.rl._train import Episodes, State
 
 LONGEST = 20.0  # times the scale: the largest cost; placements that exceed memory cost 10 or more
 NODE_FEATURES, DEVICE_FEATURES = 6, 6
@@ -22,10 +22,10 @@ class Dag(NamedTuple):
     """What the networks and the schedules read, as a pytree of arrays; times in mean group times.
 
     ``G`` groups, ``D`` devices, ``E`` edges and ``K`` parents. ``real`` bool ``(G,)`` and ``allowed`` bool ``(G, D)``
-    are those of ``_grouped.Inputs``. ``nodes`` float32 ``(G, NODE_FEATURES)``: logs of the mean time, of the time to
-    receive all inputs and of the time to send all outputs; t-level and b-level (with the group's own time) over the
-    longest path; share of a device's memory. ``source`` and ``target`` int32 ``(E,)``: edges (padding: from and to the
-    last row); ``edge`` float32 ``(E,)``: log of the mean transfer time; ``edge_real`` bool ``(E,)``. ``below`` and
+    are those of ``_grouped.GroupedArrays``. ``nodes`` float32 ``(G, NODE_FEATURES)``: logs of the mean time, of the
+    time to receive all inputs and of the time to send all outputs; t-level and b-level (with the group's own time) over
+    the longest path; share of a device's memory. ``source`` and ``target`` int32 ``(E,)``: edges (padding: from and to
+    the last row); ``edge`` float32 ``(E,)``: log of the mean transfer time; ``edge_real`` bool ``(E,)``. ``below`` and
     ``above`` float32 ``(G, G)``: 1 / (groups on the path) for the groups on the longest path from each group to an end
     (its b-level), and from a start to the group (its t-level). ``time``, ``need`` float32 ``(G, D)``: see
     ``_pairs.group_loads``; ``b_level`` float32 ``(G,)``; ``parents`` int32 ``(G, K)``, ``parent_real`` bool ``(G, K)``,
@@ -220,7 +220,7 @@ class Choices(NamedTuple):
     real: np.ndarray
 
 
-class Layer(eqx.Module):
+class MessageRound(eqx.Module):
     """A round of message passing.
 
     Both ends and the edge make a message; a group averages the messages of its parents and those of its children.
@@ -254,13 +254,13 @@ class Encoder(eqx.Module):
     """Embeddings of the groups, float32 ``(G, hidden)`` each: by message passing, and from their features alone."""
 
     enter: Dense
-    layers: Layer  # all rounds: the first axis of each array
+    layers: MessageRound  # all rounds: the first axis of each array
     alone: Dense
 
     def __init__(self, hidden: int, rounds: int, *, key):
         keys = jax.random.split(key, 3)
         self.enter = Dense(NODE_FEATURES, hidden, key=keys[0])
-        self.layers = eqx.filter_vmap(lambda one: Layer(hidden, key=one))(jax.random.split(keys[2], rounds))
+        self.layers = eqx.filter_vmap(lambda one: MessageRound(hidden, key=one))(jax.random.split(keys[2], rounds))
         self.alone = Dense(NODE_FEATURES, hidden, key=keys[1], scale=1.4)
 
     def __call__(self, dag: Dag):
@@ -364,7 +364,7 @@ class DualPolicy:
             "costs": np.zeros((n_problems, self.history), np.float32),
         }
 
-    def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
+    def step(self, state: State, index: int, evaluate: Episodes) -> tuple[State, dict]:
         dag = evaluate.grouped.inputs
         key, noise = self._split(state["key"])
         rng = np.random.default_rng(np.asarray(noise))

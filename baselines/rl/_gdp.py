@@ -12,7 +12,7 @@ from simdev.baselines.rl._grouped import DEVICE_FEATURES, GroupedProblem
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight
-from simdev.baselines.rl._train import Evaluator, State
+from simdev.baselines.rl._train import Episodes, State
 from simdev.placers.score import Score
 
 SEGMENT = 128  # groups; the placer attends to its own segment and to the segment before
@@ -251,7 +251,7 @@ class ProximalPolicy:
             "overflow": np.full(n_problems, -1, np.int64),
         }
 
-    def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
+    def step(self, state: State, index: int, evaluate: Episodes) -> tuple[State, dict]:
         sight = evaluate.grouped.inputs
         key, drawn, logp = self._draw(state["policy"], sight, state["key"])
         batch = Batch(evaluate, self.samples, state["best"][index], state["step_ns"][index], state["overflow"][index])
@@ -305,7 +305,7 @@ class ProximalPolicy:
 class Batch:
     """The placements that an update evaluates and learns from, at most ``size``, and the best placement so far."""
 
-    def __init__(self, evaluate: Evaluator, size: int, best: np.ndarray, step_ns: int, overflow: int):
+    def __init__(self, evaluate: Episodes, size: int, best: np.ndarray, step_ns: int, overflow: int):
         self.evaluate, self.grouped = evaluate, evaluate.grouped
         self.best = best
         self.score = Score(int(step_ns), int(overflow)) if step_ns >= 0 else None

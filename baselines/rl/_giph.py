@@ -12,7 +12,7 @@ from simdev.baselines.rl._grouped import GroupedProblem, bucket
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense
 from simdev.baselines.rl._pairs import group_loads, group_pairs, neighbours
-from simdev.baselines.rl._train import Evaluator, State
+from simdev.baselines.rl._train import Episodes, State
 
 LONGEST = 20.0  # times the scale: the largest cost; placements that exceed memory cost 10 or more
 NODE_FEATURES, EDGE_FEATURES = 8, 3
@@ -21,13 +21,13 @@ NODE_FEATURES, EDGE_FEATURES = 8, 3
 class Net(NamedTuple):
     """The arrays from which gpNet is built, as a pytree; ``G`` groups, ``D`` devices and ``K`` neighbours.
 
-    ``real`` bool ``(G,)`` and ``allowed`` bool ``(G, D)`` are those of ``_grouped.Inputs``. ``time`` float32 ``(G,
-    D)``: time of a group on a device over the mean time of a group (each op on its fastest device); ``need`` float32
-    ``(G, D)``: the persistent and output bytes of the group over the device's memory. The other arrays have an axis for
-    the direction: 0 for the neighbours before a group; 1 for the neighbours after it, where the groups are in reverse
-    order. ``near`` int32 ``(2, G, K)``: neighbours; ``near_real`` bool ``(2, G, K)``; ``size`` float32 ``(2, G, K)``:
-    log of the MB between them; ``transfer`` float32 ``(2, G, K, D, D)``: time to send these bytes, for each device of
-    the neighbour and of the group.
+    ``real`` bool ``(G,)`` and ``allowed`` bool ``(G, D)`` are those of ``_grouped.GroupedArrays``. ``time`` float32
+    ``(G, D)``: time of a group on a device over the mean time of a group (each op on its fastest device); ``need``
+    float32 ``(G, D)``: the persistent and output bytes of the group over the device's memory. The other arrays have an
+    axis for the direction: 0 for the neighbours before a group; 1 for the neighbours after it, where the groups are in
+    reverse order. ``near`` int32 ``(2, G, K)``: neighbours; ``near_real`` bool ``(2, G, K)``; ``size`` float32 ``(2, G,
+    K)``: log of the MB between them; ``transfer`` float32 ``(2, G, K, D, D)``: time to send these bytes, for each
+    device of the neighbour and of the group.
     """
 
     real: np.ndarray
@@ -198,7 +198,7 @@ def legal_moves(net: Net, placed, last):
     return jnp.where(jnp.any(fresh), fresh, moves)
 
 
-class Moves:
+class MovePolicy:
     """``init``, ``step`` and ``greedy`` of a :class:`~simdev.baselines.rl._train.Learner`; REINFORCE over moves."""
 
     def __init__(self, new, *, rows, episodes, length, every, from_best, discount, rate):
@@ -249,7 +249,7 @@ class Moves:
             "last": np.full((n_problems, self.episodes), -1, np.int32),
         }
 
-    def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
+    def step(self, state: State, index: int, evaluate: Episodes) -> tuple[State, dict]:
         grouped, net = evaluate.grouped, evaluate.grouped.inputs
         kept = {name: state[name].copy() for name in ("moves", "start", "best", "now", "cost", "last")}
         rows, moves = len(net.real), kept["moves"]
@@ -349,10 +349,10 @@ def _costs(rewards: np.ndarray) -> np.ndarray:
 
 
 @cache  # compiled functions are kept with it
-def learner_functions(*, hidden, output, rows, **how) -> Moves:
+def learner_functions(*, hidden, output, rows, **how) -> MovePolicy:
     """The learner functions of ``giph``, for problems of at most ``rows`` groups."""
 
     def new(key):
         return Policy(hidden, output, key=key)
 
-    return Moves(new, rows=rows, **how)
+    return MovePolicy(new, rows=rows, **how)

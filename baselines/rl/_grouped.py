@@ -25,7 +25,7 @@ DEVICE_FEATURES = 4
 _SHAPE = re.compile(r"\[([0-9,]*)\]")
 
 
-class Inputs(NamedTuple):
+class GroupedArrays(NamedTuple):
     """What the networks read: a pytree of arrays of ``G`` groups, ``D`` devices and ``E`` edges, padded to buckets.
 
     ``nodes`` float32 ``(G, FEATURES)``: see :func:`node_features`; ``real`` bool ``(G,)``: False for padding.
@@ -61,7 +61,7 @@ class GroupedProblem:
     allowed: np.ndarray
     fallback: np.ndarray
     scale_ns: int
-    inputs: Inputs
+    inputs: GroupedArrays
 
     @property
     def n_groups(self) -> int:
@@ -116,7 +116,7 @@ def group_problem(
     length = bucket(len(source), 64)
     nodes = np.zeros((rows, FEATURES), np.float32)
     nodes[:count] = node_features(problem, group, scale_ns)
-    inputs = Inputs(
+    inputs = GroupedArrays(
         nodes,
         np.arange(rows) < count,
         mask,

@@ -12,7 +12,7 @@ from simdev.baselines.rl._grouped import FEATURES, NUMBERS, GroupedProblem, buck
 from simdev.baselines.rl._groups import chain_groups
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
-from simdev.baselines.rl._train import Evaluator, State
+from simdev.baselines.rl._train import Episodes, State
 from simdev.problem.problem import Problem
 
 CONVOLUTIONS = 2
@@ -31,8 +31,8 @@ class Structure(NamedTuple):
     ``nodes`` float32 ``(G, NODE_FEATURES)``: shares of op kinds in hash buckets, mean output shapes, logs of the
     numbers of predecessors and of successors, fractal dimension, square root of the share of time, share of persistent
     bytes, position in the running order and ``WAVES`` sines and cosines of it. ``real`` bool ``(G,)`` and
-    ``allowed`` bool ``(G, D)`` are those of ``_grouped.Inputs``. ``ends`` int32 ``(E, 2)``: pairs of nodes that a
-    tensor joins, each pair once; ``edge_real`` bool ``(E,)``; ``joins`` bool ``(E,)``: edges that parsing may keep,
+    ``allowed`` bool ``(G, D)`` are those of ``_grouped.GroupedArrays``. ``ends`` int32 ``(E, 2)``: pairs of nodes that
+    a tensor joins, each pair once; ``edge_real`` bool ``(E,)``; ``joins`` bool ``(E,)``: edges that parsing may keep,
     whose ends each hold at most ``HEAVY`` of the smallest device's memory. ``adjacency`` float32 ``(G, G)``: the matrix
     of a graph convolution, 1 / the root of the product of both ends' degrees, where a node is a neighbour of itself.
     """
@@ -244,7 +244,7 @@ class Parser:
         policy, optimizer_state, key = self._start(seed)
         return {"policy": policy, "optimizer": optimizer_state, "key": key}
 
-    def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
+    def step(self, state: State, index: int, evaluate: Episodes) -> tuple[State, dict]:
         seen = evaluate.grouped.inputs
         key, episode = self._draw(state["policy"], seen, state["key"])
         rewards = speeds(evaluate(np.asarray(episode[3])))

@@ -12,7 +12,7 @@ from simdev.baselines.rl._grouped import DEVICE_FEATURES, GroupedProblem
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight, with_sight
-from simdev.baselines.rl._train import Evaluator, State
+from simdev.baselines.rl._train import Episodes, State
 
 LONGEST = 10.0  # times the scale: a longer step time counts as this one
 FLAT = 0.1  # scale of the last layer's first weights, so that the first policy hardly prefers a device
@@ -223,7 +223,7 @@ class VisitLearner:
             "cost": np.full(n_problems, -1.0, np.float32),
         }
 
-    def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
+    def step(self, state: State, index: int, evaluate: Episodes) -> tuple[State, dict]:
         grouped, view = evaluate.grouped, evaluate.grouped.inputs
         start, cost = state["start"].copy(), state["cost"].copy()
         if cost[index] < 0:
@@ -292,7 +292,7 @@ def first_placement(grouped: GroupedProblem) -> np.ndarray:
     return np.argmax(grouped.inputs.sight.allowed, axis=1).astype(np.int32)
 
 
-def _costs(evaluate: Evaluator, actions: np.ndarray) -> np.ndarray:
+def _costs(evaluate: Episodes, actions: np.ndarray) -> np.ndarray:
     """float32 ``(k,)``: step times over the scale of actions int ``(k, G)``.
 
     A placement that exceeds memory costs more, the larger its overflow.

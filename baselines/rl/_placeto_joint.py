@@ -13,7 +13,7 @@ from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._placeto import Mlp, View, VisitLearner, _costs, with_view
 from simdev.baselines.rl._placeto import Policy as Placer
 from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight
-from simdev.baselines.rl._train import Evaluator, State
+from simdev.baselines.rl._train import Episodes, State
 
 SUMMED = np.isin(np.arange(NODE_FEATURES), [0, 3, 4, 5, 6])  # node features that are amounts; of the rest, the mean
 SURE = 3.0  # bound of the logits of joining, so that no grouping is ever certain
@@ -212,7 +212,7 @@ class JointLearner(VisitLearner):
         self._group, self._act, self._update, self._first = group, act, update, initializer(new, optimizer)
         self._split = jax.jit(lambda key: jax.random.split(key, 3))
 
-    def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
+    def step(self, state: State, index: int, evaluate: Episodes) -> tuple[State, dict]:
         nodes = evaluate.grouped.inputs
         start, cost = state["start"].copy(), state["cost"].copy()
         if cost[index] < 0:

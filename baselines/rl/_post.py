@@ -8,7 +8,7 @@ import numpy as np
 
 from simdev.baselines.rl._grouped import GroupedProblem, bucket
 from simdev.baselines.rl._jax import jax, jnp, optax
-from simdev.baselines.rl._train import Evaluator, State
+from simdev.baselines.rl._train import Episodes, State
 
 LEAST_SPREAD = 1e-3  # of rewards, in one batch
 
@@ -89,7 +89,7 @@ class Post:
             "overflow": np.zeros(0, np.int64),
         }
 
-    def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
+    def step(self, state: State, index: int, evaluate: Episodes) -> tuple[State, dict]:
         inputs, logits = evaluate.grouped.inputs, state["policy"]
         seen = inputs.allowed, inputs.real  # without the edges, so that graphs with any number of edges share a program
         key, actions, entropy = self._draw(logits, seen, state["key"])

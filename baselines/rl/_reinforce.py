@@ -8,7 +8,7 @@ import numpy as np
 
 from simdev.baselines.rl._grouped import GroupedProblem
 from simdev.baselines.rl._jax import initializer, jax, jnp, optax
-from simdev.baselines.rl._train import Evaluator, State
+from simdev.baselines.rl._train import Episodes, State
 
 LEAST_SPREAD, MOST = 1e-3, 3.0  # of rewards, in one batch; of advantages
 
@@ -70,7 +70,7 @@ class Reinforce:
             "updates": np.zeros(n_problems, np.int32),
         }
 
-    def step(self, state: State, index: int, evaluate: Evaluator) -> tuple[State, dict]:
+    def step(self, state: State, index: int, evaluate: Episodes) -> tuple[State, dict]:
         inputs = evaluate.grouped.inputs
         key, drawn = self._draw(state["policy"], inputs, state["key"], False)
         rewards = evaluate(np.asarray(drawn["actions"]))

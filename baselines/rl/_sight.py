@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simdev.analysis.levels import average_transfers, fastest_durations
-from simdev.baselines.rl._grouped import NUMBERS, GroupedProblem, Inputs
+from simdev.baselines.rl._grouped import NUMBERS, GroupedArrays, GroupedProblem
 from simdev.problem.costs import OP_CLASSES, op_class
 from simdev.problem.problem import Problem
 
@@ -80,7 +80,7 @@ def _class_shares(problem: Problem, op_group: np.ndarray, time: np.ndarray) -> n
     return cells.reshape(len(time), len(CLASSES)) / np.maximum(time, 1)[:, None]
 
 
-def _neighbours(of: np.ndarray, other: np.ndarray, inputs: Inputs, count: int, most: int):
+def _neighbours(of: np.ndarray, other: np.ndarray, inputs: GroupedArrays, count: int, most: int):
     """``(number, real, cost)``, each ``(G, most)``: the ``other`` ends of each group's edges, largest cost first."""
     rows = len(inputs.real)
     of, other, cost = of[inputs.edge_real], other[inputs.edge_real], inputs.edge[inputs.edge_real, 1]

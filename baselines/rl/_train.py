@@ -41,7 +41,7 @@ class Learner:
     * ``grouped(problem)``: the groups and inputs of a problem.
     * ``init(seed, n_problems)``: a new state for that many problems; its ``policy`` is what a policy file stores.
     * ``step(state, index, evaluate)``: sample placements of problem ``index`` and learn from their rewards. Returns the
-      new state and a dict with ``entropy`` (nats a group). ``evaluate`` is an :class:`Evaluator`. The result may depend
+      new state and a dict with ``entropy`` (nats a group). ``evaluate`` is an :class:`Episodes`. The result may depend
       on nothing but the state and the rewards, so that training is repeatable and resumes bit for bit.
     * ``greedy(state, grouped)``: actions int ``(G,)``, the most probable placement.
     * ``settings``: the parameters that shape the policy, as JSON; a policy is used with the settings of its training.
@@ -52,7 +52,7 @@ class Learner:
     settings: Mapping[str, object]
     grouped: Callable[[Problem], GroupedProblem]
     init: Callable[[int, int], State]
-    step: Callable[[State, int, Evaluator], tuple[State, dict]]
+    step: Callable[[State, int, Episodes], tuple[State, dict]]
     greedy: Callable[[State, GroupedProblem], np.ndarray]
 
     def train(self, problems: Sequence[Problem], **how) -> None:
@@ -60,7 +60,7 @@ class Learner:
         train(self, problems, **how)
 
 
-class Evaluator:
+class Episodes:
     """Simulates placements of one problem on a budget, and keeps the best by (overflow, step time).
 
     ``grouped`` is the problem with its groups; ``best`` the best placement so far, or None; ``rewards`` float32 and
@@ -122,7 +122,7 @@ def search(
     state = learner.init(int(rng.integers(1 << 31)), 1)
     if policy:
         state["policy"] = load_policy(policy, state["policy"], placer=learner.name, version=learner.version)
-    evaluate = Evaluator(grouped, budget)
+    evaluate = Episodes(grouped, budget)
     if policy or not budget.open:
         actions = learner.greedy(state, grouped)[None]
         if not budget.open:
@@ -200,7 +200,7 @@ def train(
         while run["samples"] < evaluations:
             index = run["updates"] % len(grouped)
             budget = Budget(problems[index], evaluations=evaluations - run["samples"], simulate=simulate)
-            evaluate = Evaluator(grouped[index], budget)
+            evaluate = Episodes(grouped[index], budget)
             try:
                 new, info = learner.step(state, index, evaluate)
             except BudgetExhausted:

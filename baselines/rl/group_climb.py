@@ -5,7 +5,7 @@ from __future__ import annotations
 from simdev.baselines.rl._edits import Edits, first_placements
 from simdev.baselines.rl._grouped import device_columns, group_problem
 from simdev.baselines.rl._groups import coarse_groups, fine_groups, layer_groups
-from simdev.baselines.rl._train import Evaluator
+from simdev.baselines.rl._train import Episodes
 from simdev.errors import InvalidInput
 from simdev.placers.placer import placer
 from simdev.problem.placement import Placement
@@ -33,7 +33,7 @@ def group_climb(problem, *, rng, budget, groups, by, wide):
     if by not in GROUPS:
         raise InvalidInput(f"{by!r} is none of {', '.join(GROUPS)}", source="placer group-climb", field="by")
     grouped = group_problem(problem, GROUPS[by](problem, groups), columns=device_columns([problem]))
-    evaluate, edits = Evaluator(grouped, budget), Edits(grouped, wide)
+    evaluate, edits = Episodes(grouped, budget), Edits(grouped, wide)
     best = score = None
     for actions in (*first_placements(grouped), _random(rng, grouped)):
         if budget.open:

@@ -15,14 +15,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
 from dataclasses import replace
 from pathlib import Path
 
-from simdev.bench.estimate import Estimate
+from simdev.bench.estimate import TimeLeft
 from simdev.bench.journal import Results
-from simdev.bench.plan import BUDGETS, Run
+from simdev.bench.matrix import BUDGETS, Run
 from simdev.bench.provenance import circumstances, dirty
 from simdev.bench.rows import Row
 from simdev.bench.run import (
     Instance,
-    Outcome,
+    RunOutcome,
     Unsuccessful,
     blank_row,
     execute_limited,
@@ -37,7 +37,7 @@ from simdev.errors import InvalidInput, SimdevError
 from simdev.files import sweep
 from simdev.placers import registry
 
-Submit = Callable[[Run, Instance], Future]  # the future of an Outcome
+Submit = Callable[[Run, Instance], Future]  # the future of a RunOutcome
 Backend = Callable[[Limits], contextlib.AbstractContextManager[Submit]]
 WARM_UP_S = 60.0
 
@@ -173,7 +173,7 @@ class _Session:
         self.warm: set[str] = set()
         self.lost: list[str] = []
         self.done, self.warming = 0, False
-        self.estimate = Estimate(limits)
+        self.estimate = TimeLeft(limits)
         self.began: dict[str, float] = {}  # by title: when a running task was first seen
 
     def run(self) -> None:
@@ -287,7 +287,7 @@ class _Session:
         self.estimate.learn(run, outcome.row)
         self.observer.row(self.done, len(self.runs), outcome.row)
 
-    def _outcome(self, run: Run, future: Future) -> Outcome:
+    def _outcome(self, run: Run, future: Future) -> RunOutcome:
         try:
             return future.result()
         except Lost:
@@ -304,7 +304,7 @@ class _Session:
             status, error = "error", f"{type(raised).__name__}: {one_line(raised)}"
         spec, _ = registry.find_placer(run.entry)
         row = blank_row(run, self.instances[run.instance], spec.version)
-        return Outcome(replace(row, status=status, error=error, **circumstances()))
+        return RunOutcome(replace(row, status=status, error=error, **circumstances()))
 
 
 def _needs_warm_up(entry: str) -> bool:

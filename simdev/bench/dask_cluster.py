@@ -26,9 +26,9 @@ import numpy as np
 from simdev.bench import rows
 from simdev.bench.bench import Backend, Lost, Submit
 from simdev.bench.guard import guarded
-from simdev.bench.plan import Run
+from simdev.bench.matrix import Run
 from simdev.bench.provenance import circumstances, source_digest
-from simdev.bench.run import Instance, Outcome, blank_row, execute_limited, one_line
+from simdev.bench.run import Instance, RunOutcome, blank_row, execute_limited, one_line
 from simdev.bench.workers import GRACE_S, Limits, death, environment
 from simdev.errors import InvalidInput
 from simdev.problem.problem import Problem
@@ -154,7 +154,7 @@ def _prepare() -> str:
     return source_digest()
 
 
-def execute_apart(run: Run, instance: Instance, limits: Limits, graph: bytes | None, folder: str) -> Outcome:
+def execute_apart(run: Run, instance: Instance, limits: Limits, graph: bytes | None, folder: str) -> RunOutcome:
     """Execute a run in a process of its own, started in ``folder`` (where relative paths of placers begin), within
     ``limits``. ``graph`` is the content of a graph file that does not ship with simdev."""
     with tempfile.TemporaryDirectory(prefix="simdev-") as scratch, environment():
@@ -181,7 +181,7 @@ def execute_apart(run: Run, instance: Instance, limits: Limits, graph: bytes | N
         answer = json.loads((here / "outcome.json").read_text(encoding="utf-8"))
         row = rows.row_from_json(answer["row"], here / "outcome.json")
         placement = rows.stored_placement(here, row.placement) if row.placement else None
-        return Outcome(row, placement, tuple(map(tuple, answer["curve"])))
+        return RunOutcome(row, placement, tuple(map(tuple, answer["curve"])))
 
 
 def _end(child: subprocess.Popen) -> None:
@@ -194,11 +194,11 @@ def _end(child: subprocess.Popen) -> None:
         child.wait()
 
 
-def _failed(run: Run, instance: Instance, status: str, error: str) -> Outcome:
+def _failed(run: Run, instance: Instance, status: str, error: str) -> RunOutcome:
     from simdev.placers import registry
 
     spec, _ = registry.find_placer(run.entry)
-    return Outcome(replace(blank_row(run, instance, spec.version), status=status, error=error, **circumstances()))
+    return RunOutcome(replace(blank_row(run, instance, spec.version), status=status, error=error, **circumstances()))
 
 
 def _child(scratch: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import mean
 
-from simdev.bench.plan import Run
+from simdev.bench.matrix import Run
 from simdev.bench.rows import Row
 from simdev.bench.workers import Limits
 from simdev.placers import registry
@@ -13,7 +13,7 @@ from simdev.placers import registry
 OVERHEAD_S = 0.5  # to start a process, load the problem and simulate the result
 
 
-class Estimate:
+class TimeLeft:
     """Expects of a run what the runs of its placer took: half of that whatever the graph, half of it per op, since a
     compiler or a time limit costs small graphs as much as large ones.
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from simdev.analysis.feasible import check_feasible
+from simdev.bench.matrix import Run, parse_budget, parse_rules
 from simdev.bench.objective import Steady, parse_objective
-from simdev.bench.plan import Run, parse_budget, parse_rules
 from simdev.bench.provenance import circumstances
 from simdev.bench.rows import Row
 from simdev.bench.stored import keep_machine, kept_graph, ships
@@ -49,7 +49,7 @@ class Instance:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """A finished run: its row, the placement if there is one, the anytime curve (evaluations, seconds, step ns)."""
 
     row: Row
@@ -63,7 +63,7 @@ def load_problem(workload: str, topology: str, rules: str, graph_file: str | Non
     return Problem.build(graph, load_topology(topology), rules=parse_rules(rules))
 
 
-def execute(run: Run, instance: Instance, problem: Problem | None = None) -> Outcome:
+def execute(run: Run, instance: Instance, problem: Problem | None = None) -> RunOutcome:
     """Place and simulate in this process, without limits. An exception of the placer becomes the row's status.
 
     ``problem`` is the problem of the run, if it is loaded already.
@@ -71,19 +71,19 @@ def execute(run: Run, instance: Instance, problem: Problem | None = None) -> Out
     spec, params = registry.find_placer(run.entry)
     blank = blank_row(run, instance, spec.version)
     if spec.missing:
-        return Outcome(replace(blank, status="skipped", error=f"needs the package {spec.missing[0]}"))
+        return RunOutcome(replace(blank, status="skipped", error=f"needs the package {spec.missing[0]}"))
     try:
         problem = problem or load_problem(run.workload, run.topology, run.rules, instance.graph_file)
         check_feasible(problem)
     except Infeasible as error:
-        return Outcome(replace(blank, status="infeasible", error=one_line(error)))
+        return RunOutcome(replace(blank, status="infeasible", error=one_line(error)))
     try:
         return _place(spec, params, problem, run, blank)
     except (Exception, SystemExit, GeneratorExit) as error:
         return _failure(blank, error)
 
 
-def execute_limited(run: Run, instance: Instance, limits: Limits) -> Outcome:
+def execute_limited(run: Run, instance: Instance, limits: Limits) -> RunOutcome:
     """Execute in a worker process, where a KeyboardInterrupt can come from nobody but the placer: it is a row too."""
     limit_process(limits)
     try:
@@ -98,11 +98,11 @@ class Unsuccessful(Exception):
     """Raised in a process that runs share, for a run that has no score: the next run must not find what it left."""
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunOutcome:
         return self.args[0]
 
 
-def execute_shared(run: Run, instance: Instance, limits: Limits) -> Outcome:
+def execute_shared(run: Run, instance: Instance, limits: Limits) -> RunOutcome:
     """:func:`execute_limited` in a process that executes other runs too. Raises :class:`Unsuccessful` if the row is not
     ``ok``."""
     outcome = execute_limited(run, instance, limits)
@@ -111,7 +111,7 @@ def execute_shared(run: Run, instance: Instance, limits: Limits) -> Outcome:
     return outcome
 
 
-def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> Outcome:
+def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> RunOutcome:
     given, objective = _identity(problem), parse_objective(run.objective)
     evaluations, seconds = parse_budget(run.budget)
     budget = Budget(
@@ -128,7 +128,7 @@ def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> Outcom
         raise InvalidInput("the placer altered the problem that it was given")
     row = score(blank, problem, placement, objective.simulate(problem, placement))
     row = replace(row, evaluations=budget.used, place_seconds=round(taken, 3), proof=_words(budget.proof))
-    return Outcome(row, placement, tuple(budget.curve))
+    return RunOutcome(row, placement, tuple(budget.curve))
 
 
 def _identity(problem: Problem) -> tuple:
@@ -137,14 +137,14 @@ def _identity(problem: Problem) -> tuple:
     return type(graph).fingerprint.func(graph), type(costs).hash.func(costs), repr(problem.topology), problem.rules
 
 
-def _failure(blank: Row, error: BaseException) -> Outcome:
+def _failure(blank: Row, error: BaseException) -> RunOutcome:
     """The row of a placer that raised ``error``."""
     if isinstance(error, Unsupported):
-        return Outcome(replace(blank, status="skipped", error=one_line(error)))
+        return RunOutcome(replace(blank, status="skipped", error=one_line(error)))
     if isinstance(error, MemoryError):
-        return Outcome(replace(blank, status="memory", error=one_line(error) or "no memory was left"))
+        return RunOutcome(replace(blank, status="memory", error=one_line(error) or "no memory was left"))
     text = one_line(error) if isinstance(error, SimdevError) else f"{type(error).__name__}: {one_line(error)}"
-    return Outcome(replace(blank, status="error", error=text))
+    return RunOutcome(replace(blank, status="error", error=text))
 
 
 def blank_row(run: Run, instance: Instance, placer_version: int) -> Row:

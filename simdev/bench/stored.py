@@ -10,7 +10,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from simdev.bench.plan import parse_rules
+from simdev.bench.matrix import parse_rules
 from simdev.bench.rows import NAME, Row
 from simdev.errors import InvalidInput, UnknownName, quoted
 from simdev.files import read_json, read_text, read_toml, replacing, write_text

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from simdev.bench import rows, stored
 from simdev.bench.journal import Results
-from simdev.bench.plan import DEFAULT_RULES, Run, parse_rules
+from simdev.bench.matrix import DEFAULT_RULES, Run, parse_rules
 from simdev.bench.provenance import circumstances
 from simdev.bench.release import PACKAGE, SHEET, data_sheet, package
 from simdev.bench.run import Instance, blank_row, score

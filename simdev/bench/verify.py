@@ -20,8 +20,8 @@ import numpy as np
 from simdev.analysis.bounds import Bound
 from simdev.analysis.feasible import check_feasible
 from simdev.bench import provenance, rows, stored, workers
+from simdev.bench.matrix import Run, parse_budget, repeatable, time_limit
 from simdev.bench.objective import parse_objective
-from simdev.bench.plan import Run, parse_budget, repeatable, time_limit
 from simdev.bench.release import faults
 from simdev.bench.rows import Row
 from simdev.bench.run import Instance, execute, one_line, score

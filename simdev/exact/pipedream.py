@@ -43,7 +43,7 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ReplicatedStage:
     """Layers (numbers) on ``replicas`` workers."""
 
     layers: tuple[int, ...]
@@ -51,7 +51,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StageSplit:
     """A plan and the figures to compare it with.
 
     ``seconds`` of the slowest stage; ``single_seconds`` on one worker; ``data_parallel_seconds`` with every layer on
@@ -62,7 +62,7 @@ class Plan:
     seconds: float
     single_seconds: float
     data_parallel_seconds: float
-    stages: tuple[Stage, ...]
+    stages: tuple[ReplicatedStage, ...]
     states: int
     linear: bool
 
@@ -76,7 +76,7 @@ def plan(
     transfers: bool = True,
     replicate: bool = True,
     limit: int = 2000,
-) -> Plan:
+) -> StageSplit:
     """Plan for ``workers[i]`` machines on level ``i`` (innermost first) joined at ``bandwidths[i]`` bytes per second.
 
     ``memory`` is the limit in bytes of what a worker stores: activations and parameters of its stage, once for each
@@ -111,13 +111,13 @@ def plan(
     held = np.zeros(len(profile.layers), bool)
     stages = []
     for state, replicas in cuts:
-        stages.append(Stage(tuple(np.flatnonzero(states[state] & ~held).tolist()), replicas))
+        stages.append(ReplicatedStage(tuple(np.flatnonzero(states[state] & ~held).tolist()), replicas))
         held |= states[state]
     single, data_parallel, below = float(totals[-1, 0]), float(totals[-1, 0]), 1
     for count, bandwidth in zip(workers, bandwidths, strict=True):
         exchange = 4 * (count - 1) * float(totals[-1, 2]) / (bandwidth * count) / below
         data_parallel, below = (data_parallel + exchange) / count, count
-    return Plan(best, single, data_parallel, tuple(stages), len(states), linear)
+    return StageSplit(best, single, data_parallel, tuple(stages), len(states), linear)
 
 
 @dataclass

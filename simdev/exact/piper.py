@@ -33,7 +33,7 @@ TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayerChoice:
     """One way to run a layer at one tensor degree.
 
     ``seconds`` per sample, ``parameter`` bytes to exchange, ``memory_a`` bytes for each microbatch in progress and
@@ -56,7 +56,7 @@ class Layers:
     bytes)``."""
 
     name: str
-    choices: tuple[dict[int, tuple[Choice, ...]], ...]
+    choices: tuple[dict[int, tuple[LayerChoice, ...]], ...]
     edges: tuple[tuple[int, int, float], ...]
 
 
@@ -105,12 +105,12 @@ def read_piper(path: str | os.PathLike) -> Layers:
     return Layers(name_of(path), tuple(choices), tuple(edges))
 
 
-def _choice(row: Fields, index: dict) -> Choice:
+def _choice(row: Fields, index: dict) -> LayerChoice:
     def by_layer(field: str) -> dict[int, float]:
         inner = row.object(field)
         return {index[int(key)]: float(inner.number(key)) for key in inner.table if int(key) in index}
 
-    return Choice(
+    return LayerChoice(
         row.text("id", ""),
         float(row.number("timePerSample")),
         float(row.number("parameterSize")),

@@ -22,7 +22,7 @@ GRACE = 1.03  # a solver that has not stopped after this multiple of its time li
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Solution:
     """The end of a solve.
 
     ``values`` maps variables to the best solution found (None: none); ``objective`` and the proven ``bound`` are those
@@ -86,15 +86,15 @@ def solve(model, *, seconds: float, gap: float = 1e-4, solver: str = AUTO, hint:
     return outcome
 
 
-def _better(before: Outcome, after: Outcome) -> Outcome:
+def _better(before: Solution, after: Solution) -> Solution:
     """Combine two attempts at one model."""
     best = after if after.objective <= before.objective else before
     bound = max(before.bound, after.bound)
     status = after.status if after.status in ("optimal", "infeasible") else best.status
-    return Outcome(best.values, best.objective, bound, status, before.seconds + after.seconds, after.interrupted)
+    return Solution(best.values, best.objective, bound, status, before.seconds + after.seconds, after.interrupted)
 
 
-def _attempt(model, seconds: float, gap: float, solver: str, hint: dict | None, seed: int) -> Outcome:
+def _attempt(model, seconds: float, gap: float, solver: str, hint: dict | None, seed: int) -> Solution:
     from ortools.math_opt.python import mathopt
     from ortools.util.python.solve_interrupter import SolveInterrupter
 
@@ -138,18 +138,18 @@ def _attempt(model, seconds: float, gap: float, solver: str, hint: dict | None, 
     if "error" in box:
         raise InvalidInput(f"{type(box['error']).__name__}: {box['error']}", source=f"solver {solver}")
     if "result" not in box:  # the solver is in a step that it does not leave; its thread ends by itself
-        return Outcome(None, math.inf, -math.inf, "unknown", elapsed, interrupted)
+        return Solution(None, math.inf, -math.inf, "unknown", elapsed, interrupted)
     return _outcome(mathopt, box["result"], elapsed, interrupted)
 
 
-def _outcome(mathopt, result, elapsed: float, interrupted: bool) -> Outcome:
+def _outcome(mathopt, result, elapsed: float, interrupted: bool) -> Solution:
     reason = mathopt.TerminationReason
     status = {reason.OPTIMAL: "optimal", reason.FEASIBLE: "feasible", reason.INFEASIBLE: "infeasible"}.get(
         result.termination.reason, "unknown"
     )
     found = result.has_primal_feasible_solution()
     bound = result.termination.objective_bounds.dual_bound
-    return Outcome(
+    return Solution(
         values=dict(result.variable_values()) if found else None,
         objective=result.objective_value() if found else math.inf,
         bound=bound if math.isfinite(bound) else -math.inf,

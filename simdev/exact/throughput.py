@@ -15,7 +15,7 @@ from simdev.exact.cover import cover_bound
 from simdev.exact.dp import best_linear, why_infeasible
 from simdev.exact.load import LoadProblem, processor_loads
 from simdev.exact.merge import regroup
-from simdev.exact.solver import AUTO, LONG, Outcome, solve
+from simdev.exact.solver import AUTO, LONG, Solution, solve
 
 MOVES_PER_S, MOST_MOVES = 60_000, 1_500_000  # of the annealing, per second of the limit
 
@@ -281,7 +281,7 @@ def _canonical(home: np.ndarray, classes: Classes, k: int) -> np.ndarray:
     return number[home]
 
 
-def _processors(problem: LoadProblem, classes: Classes, x: dict, outcome: Outcome) -> np.ndarray:
+def _processors(problem: LoadProblem, classes: Classes, x: dict, outcome: Solution) -> np.ndarray:
     share = np.array([[outcome.values[x[c, i]] for i in range(problem.n_processors)] for c in range(classes.n_classes)])
     return np.argmax(share, axis=1)[classes.class_of]
 

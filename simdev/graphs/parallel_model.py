@@ -1,5 +1,5 @@
 """What a parallel model is: a function that builds one pipeline stage of a model on one rank, with PyTorch's own
-parallel libraries. Files of ``workloads/parallel/`` register such functions::
+parallel libraries. Files of ``workloads/models/`` register such functions::
 
     @parallel_model("gpt", sizes={"3.6b": {"width": 3072, ...}}, defaults={"length": 2048, ...})
     def gpt(mesh, part, *, width, ...):

@@ -32,7 +32,7 @@ BACKWARD = {
 
 
 @dataclass(frozen=True)
-class Value:
+class DrawnTensor:
     """A tensor of the step, or a view of one: its handle in the builder and its shape (a view may be smaller)."""
 
     handle: int
@@ -49,14 +49,14 @@ class Value:
 class _Step:
     kind: str
     layer: str
-    inputs: tuple[Value, ...]
+    inputs: tuple[DrawnTensor, ...]
     weights: tuple[str, ...]
-    output: Value
+    output: DrawnTensor
     flops: int
 
 
 @dataclass
-class Tape:
+class GradientTape:
     """Records forward ops and then writes their backward ops and the updates, as automatic differentiation would."""
 
     name: str
@@ -65,12 +65,12 @@ class Tape:
     def __post_init__(self):
         self.builder = GraphBuilder(self.name, self.meta)
         self._steps: list[_Step] = []
-        self._weights: dict[str, Value] = {}
+        self._weights: dict[str, DrawnTensor] = {}
         self._uses: dict[str, int] = {}
 
-    def input(self, name: str, *shape: int) -> Value:
+    def input(self, name: str, *shape: int) -> DrawnTensor:
         op = self.builder.op(name, "input", outputs=[prod(shape) * FLOAT_BYTES])
-        return Value(self.builder.outputs(op)[0], shape, trained=False)
+        return DrawnTensor(self.builder.outputs(op)[0], shape, trained=False)
 
     def weight(self, layer: str, name: str, *shape: int) -> str:
         """A parameter with one slot of optimiser state; the same name is the same parameter. The parameters of a layer,
@@ -85,7 +85,7 @@ class Tape:
                 group=layer,
                 signature=f"parameter()->{_s(shape)}",
             )
-            self._weights[key] = Value(self.builder.tensor(op, size, persistent=True), shape)
+            self._weights[key] = DrawnTensor(self.builder.tensor(op, size, persistent=True), shape)
             self._uses[key] = 0
         return key
 
@@ -93,31 +93,31 @@ class Tape:
         self,
         kind: str,
         layer: str,
-        inputs: list[Value],
+        inputs: list[DrawnTensor],
         shape: tuple[int, ...],
         *,
         flops: int | None = None,
         weights: tuple[str, ...] = (),
-    ) -> Value:
+    ) -> DrawnTensor:
         """A forward op with one output of ``shape``; ``flops`` default to one an element."""
         flops = prod(shape) if flops is None else flops
         read = [*inputs, *(self._weights[name] for name in weights)]
         handle = self._write(f"{layer}/{kind}", kind, read, [shape], flops, layer, "forward")[0]
         for name in weights:
             self._uses[name] += 1
-        output = Value(handle, shape, any(value.trained for value in inputs) or bool(weights))
+        output = DrawnTensor(handle, shape, any(value.trained for value in inputs) or bool(weights))
         self._steps.append(_Step(kind, layer, tuple(inputs), weights, output, flops))
         return output
 
-    def view(self, value: Value, *shape: int) -> Value:
+    def view(self, value: DrawnTensor, *shape: int) -> DrawnTensor:
         """A part or another shape of ``value``; its gradient is gathered by a ``cat`` where there are several parts."""
-        part = Value(value.handle, shape, value.trained)
+        part = DrawnTensor(value.handle, shape, value.trained)
         self._steps.append(_Step("view", "", (value,), (), part, 0))
         return part
 
-    def build(self, loss: Value) -> ComputationGraph:
+    def build(self, loss: DrawnTensor) -> ComputationGraph:
         """Backward from ``loss``, then one update per parameter; the frozen graph."""
-        pending: dict[int, list[tuple[Value, int]]] = {id(loss): [(loss, loss.handle)]}
+        pending: dict[int, list[tuple[DrawnTensor, int]]] = {id(loss): [(loss, loss.handle)]}
         wanted: dict[str, list[int]] = {}
         for step in reversed(self._steps):
             parts = pending.pop(id(step.output), [])
@@ -133,13 +133,13 @@ class Tape:
             self._update(name, handles)
         return self.builder.build()
 
-    def _gathered(self, step: _Step, parts: list[tuple[Value, int]]) -> int:
+    def _gathered(self, step: _Step, parts: list[tuple[DrawnTensor, int]]) -> int:
         """One gradient from those of all readers: views are put side by side, the rest is summed."""
         shape, layer = step.output.shape, step.layer
         views = [handle for value, handle in parts if value.size < step.output.size]
         whole = [handle for value, handle in parts if value.size >= step.output.size]
         if views:
-            read = [Value(handle, shape) for handle in dict.fromkeys(views)]
+            read = [DrawnTensor(handle, shape) for handle in dict.fromkeys(views)]
             whole.append(self._write(f"{layer}/cat_gradient", "cat", read, [shape], 0, layer, "backward")[0])
         return self._summed(whole, shape, layer)
 
@@ -147,19 +147,19 @@ class Tape:
         total = handles[0]
         for number, handle in enumerate(handles[1:], 2):
             last = number == len(handles)
-            read = [Value(total, shape), Value(handle, shape)]
+            read = [DrawnTensor(total, shape), DrawnTensor(handle, shape)]
             total = self._write(
                 f"{layer}/add_gradient", "add", read, [shape], prod(shape), layer, "backward", group if last else None
             )[0]
         return total
 
-    def _backward(self, step: _Step, gradient: int, wanted: dict[str, list[int]]) -> list[tuple[Value, int]]:
+    def _backward(self, step: _Step, gradient: int, wanted: dict[str, list[int]]) -> list[tuple[DrawnTensor, int]]:
         """Write the backward ops of a step; the gradients of its inputs."""
         kind = BACKWARD[step.kind]
         trained = [value for value in step.inputs if value.trained]
         if kind is None:
             return [(value, gradient) for value in trained]
-        reads = [Value(gradient, step.output.shape), *step.inputs]
+        reads = [DrawnTensor(gradient, step.output.shape), *step.inputs]
         reads += [step.output] if step.kind in ("sigmoid", "tanh", "_softmax", "relu_") else []
         layer, name = step.layer, f"{step.layer}/{kind}"
         matrices = [key for key in step.weights if len(self._weights[key].shape) > 1]
@@ -202,10 +202,10 @@ class Tape:
         weight = self._weights[name]
         layer = name.rpartition("/")[0]
         total = self._summed(handles, weight.shape, layer, group=layer)
-        read = [weight, Value(total, weight.shape)]
+        read = [weight, DrawnTensor(total, weight.shape)]
         self._write(f"{name}/sgd", "sgd", read, [], 4 * weight.size, layer, "update", layer)
 
-    def _write(self, name, kind, read: list[Value], shapes, flops, layer, phase, group=None) -> list[int]:
+    def _write(self, name, kind, read: list[DrawnTensor], shapes, flops, layer, phase, group=None) -> list[int]:
         read = list({value.handle: value for value in read}.values())
         signature = f"{kind}({','.join(_s(value.shape) for value in read)})->{','.join(map(_s, shapes))}"
         op = self.builder.op(
@@ -228,15 +228,21 @@ def _s(shape: tuple[int, ...]) -> str:
     return f"f32[{','.join(map(str, shape))}]"
 
 
-def _linear(tape: Tape, layer: str, x: Value, width: int) -> Value:
+def _linear(tape: GradientTape, layer: str, x: DrawnTensor, width: int) -> DrawnTensor:
     rows, columns = x.shape
     weights = tape.weight(layer, "weight", columns, width), tape.weight(layer, "bias", width)
     return tape.op("addmm", layer, [x], (rows, width), flops=2 * rows * columns * width, weights=weights)
 
 
 def _convolution(
-    tape: Tape, layer: str, x: Value, channels: int, kernel: tuple[int, int] | int, stride: int = 1, groups: int = 1
-) -> Value:
+    tape: GradientTape,
+    layer: str,
+    x: DrawnTensor,
+    channels: int,
+    kernel: tuple[int, int] | int,
+    stride: int = 1,
+    groups: int = 1,
+) -> DrawnTensor:
     """Convolution, batch norm, ReLU; padding keeps the side."""
     batch, before, height, width = x.shape
     high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
@@ -249,13 +255,13 @@ def _convolution(
     return tape.op("relu_", f"{layer}.2", [x], shape)
 
 
-def _pool(tape: Tape, layer: str, kind: str, x: Value, stride: int = 1) -> Value:
+def _pool(tape: GradientTape, layer: str, kind: str, x: DrawnTensor, stride: int = 1) -> DrawnTensor:
     batch, channels, height, width = x.shape
     shape = (batch, channels, -(-height // stride), -(-width // stride))
     return tape.op(kind, layer, [x], shape, flops=9 * prod(shape))
 
 
-def _classifier(tape: Tape, x: Value, classes: int) -> ComputationGraph:
+def _classifier(tape: GradientTape, x: DrawnTensor, classes: int) -> ComputationGraph:
     x = tape.op("mean", "head.pool", [x], x.shape[:2], flops=x.size)
     x = _linear(tape, "head.linear", x, classes)
     return tape.build(tape.op("cross_entropy", "head.loss", [x], (1,), flops=5 * x.size))
@@ -268,7 +274,7 @@ def nmt(rng: np.random.Generator, name: str) -> ComputationGraph:
     units, batch = int(rng.choice([256, 512, 768, 1024])), int(rng.choice([32, 64, 128]))
     words = int(rng.choice([8000, 16000, 32000]))
     params = {"layers": layers, "length": length, "units": units, "batch": batch, "vocabulary": words}
-    tape = Tape(name, {"family": "nmt", "batch": batch, "params": params})
+    tape = GradientTape(name, {"family": "nmt", "batch": batch, "params": params})
     sources = _embedded(tape, "encoder", batch, length, units, words)
     for number in range(layers):
         sources = _unrolled(tape, f"encoder.layer{number}", [[x] for x in sources], units)
@@ -282,7 +288,7 @@ def nmt(rng: np.random.Generator, name: str) -> ComputationGraph:
         weights=(tape.weight("decoder.attention.key", "weight", units, units),),
     )
     targets, steps = _embedded(tape, "decoder", batch, length, units, words), []
-    states: list[tuple[Value | None, Value | None]] = [(None, None)] * layers
+    states: list[tuple[DrawnTensor | None, DrawnTensor | None]] = [(None, None)] * layers
     for x in targets:
         query = states[0][0] or x
         context = _attended(tape, "decoder.attention", query, keys, memory)
@@ -295,14 +301,14 @@ def nmt(rng: np.random.Generator, name: str) -> ComputationGraph:
     return tape.build(tape.op("mean", "loss", [tape.op("cat", "loss", losses, (length,), flops=0)], (1,)))
 
 
-def _embedded(tape: Tape, side: str, batch: int, length: int, units: int, words: int) -> list[Value]:
+def _embedded(tape: GradientTape, side: str, batch: int, length: int, units: int, words: int) -> list[DrawnTensor]:
     tokens = tape.input(f"{side}.tokens", batch, length)
     table = tape.weight(f"{side}.embedding", "weight", words, units)
     x = tape.op("embedding", f"{side}.embedding", [tokens], (batch, length, units), flops=0, weights=(table,))
     return [tape.view(x, batch, units) for _ in range(length)]
 
 
-def _unrolled(tape: Tape, layer: str, steps: list[list[Value]], units: int) -> list[Value]:
+def _unrolled(tape: GradientTape, layer: str, steps: list[list[DrawnTensor]], units: int) -> list[DrawnTensor]:
     state, outputs = (None, None), []
     for inputs in steps:
         state = _cell(tape, layer, inputs, state, units)
@@ -310,7 +316,9 @@ def _unrolled(tape: Tape, layer: str, steps: list[list[Value]], units: int) -> l
     return outputs
 
 
-def _cell(tape: Tape, layer: str, inputs: list[Value], state, units: int) -> tuple[Value, Value]:
+def _cell(
+    tape: GradientTape, layer: str, inputs: list[DrawnTensor], state, units: int
+) -> tuple[DrawnTensor, DrawnTensor]:
     """An LSTM cell: output and cell state, each ``(batch, units)``. The zero state is left out."""
     output, memory = state
     batch = inputs[0].shape[0]
@@ -332,7 +340,9 @@ def _cell(tape: Tape, layer: str, inputs: list[Value], state, units: int) -> tup
     return tape.op("mul", layer, [emit, tape.op("tanh", layer, [memory], one)], one), memory
 
 
-def _attended(tape: Tape, layer: str, query: Value, keys: Value, memory: Value) -> Value:
+def _attended(
+    tape: GradientTape, layer: str, query: DrawnTensor, keys: DrawnTensor, memory: DrawnTensor
+) -> DrawnTensor:
     """Dot-product attention of ``(batch, units)`` over ``(batch, length, units)``."""
     batch, length, units = keys.shape
     flops = 2 * batch * length * units
@@ -352,7 +362,7 @@ def nasnet(rng: np.random.Generator, name: str) -> ComputationGraph:
         tuple((int(rng.integers(2 + block)), str(rng.choice(kinds))) for _ in range(2)) for block in range(blocks)
     ]
     params = {"blocks": blocks, "cells": cells, "channels": channels, "size": side, "batch": batch}
-    tape = Tape(name, {"family": "nasnet", "batch": batch, "params": params})
+    tape = GradientTape(name, {"family": "nasnet", "batch": batch, "params": params})
     x = _convolution(tape, "stem", tape.input("images", batch, 3, side, side), channels, 3, 2 if side > 32 else 1)
     before = x
     for number in range(cells):
@@ -376,14 +386,14 @@ def nasnet(rng: np.random.Generator, name: str) -> ComputationGraph:
     return _classifier(tape, x, 1000)
 
 
-def _fitted(tape: Tape, layer: str, x: Value, channels: int, side: int, stride: int) -> Value:
+def _fitted(tape: GradientTape, layer: str, x: DrawnTensor, channels: int, side: int, stride: int) -> DrawnTensor:
     """1x1 convolution to the cell's channels and side; the previous cell's output may be larger."""
     while x.shape[2] > side:
         x = _pool(tape, f"{layer}.pool", "avg_pool2d", x, 2)
     return _convolution(tape, layer, x, channels, 1, stride)
 
 
-def _cell_operation(tape: Tape, layer: str, kind: str, x: Value) -> Value:
+def _cell_operation(tape: GradientTape, layer: str, kind: str, x: DrawnTensor) -> DrawnTensor:
     if kind == "identity":
         return x
     if kind in ("average", "maximum"):
@@ -399,7 +409,7 @@ def inception(rng: np.random.Generator, name: str) -> ComputationGraph:
     modules, width = int(rng.integers(3, 11)), int(rng.choice([32, 48, 64, 96]))
     side, batch = int(rng.choice([96, 160, 224, 299])), int(rng.choice([16, 32, 64]))
     params = {"modules": modules, "width": width, "size": side, "batch": batch}
-    tape = Tape(name, {"family": "inception", "batch": batch, "params": params})
+    tape = GradientTape(name, {"family": "inception", "batch": batch, "params": params})
     x = _convolution(tape, "stem.0", tape.input("images", batch, 3, side, side), 32, 3, 2)
     x = _convolution(tape, "stem.1", x, 64, 3)
     x = _pool(tape, "stem.2", "max_pool2d_with_indices", x, 2)
@@ -411,7 +421,7 @@ def inception(rng: np.random.Generator, name: str) -> ComputationGraph:
     return _classifier(tape, x, 1000)
 
 
-def _module(tape: Tape, rng: np.random.Generator, layer: str, x: Value, width: int) -> Value:
+def _module(tape: GradientTape, rng: np.random.Generator, layer: str, x: DrawnTensor, width: int) -> DrawnTensor:
     ends = [_convolution(tape, f"{layer}.branches.0", x, width, 1)]
     for branch in range(1, int(rng.integers(3, 6))):
         where, kind = f"{layer}.branches.{branch}", str(rng.choice(["kernel", "factored", "double", "pool"]))

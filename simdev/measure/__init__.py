@@ -1,4 +1,4 @@
-"""Measurements, and what is learned from them: device files, executions of placements, comparisons with the simulator.
+"""Placements and plans executed on real devices, and compared with their simulation.
 
 ``calibrate/`` fits device files to public measurements and replays public traces. ``execute/`` runs a training step
 under a placement on the cores and GPUs of this computer; the files beside it profile this computer, run one placement,

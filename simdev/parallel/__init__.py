@@ -6,10 +6,10 @@ Streams, communicators and hosts become devices, kernels and collectives become 
 """
 
 from simdev.parallel.cluster import Cluster, load_cluster
+from simdev.parallel.costs.timing import Host, Prices
 from simdev.parallel.mesh import Mesh, parse_mesh
 from simdev.parallel.models import find_model, parallel_models
 from simdev.parallel.plan import Plan, PlanReport, simulate_plan
-from simdev.parallel.timing import Host, Prices
 
 __all__ = [
     "Cluster",

@@ -16,17 +16,17 @@ import numpy as np
 
 from simdev.errors import InvalidInput, quoted
 from simdev.graphs.parallel_model import ParallelModel, Part
-from simdev.parallel.capture import StageProgram, capture_stage, few_layers
+from simdev.parallel.capture.reshard import reshard_ns, slice_of
+from simdev.parallel.capture.resize import capture_resized, few_shards
+from simdev.parallel.capture.stage import StageProgram, capture_stage, few_layers
 from simdev.parallel.cluster import Cluster
-from simdev.parallel.collectives import send_ns
+from simdev.parallel.costs.collectives import send_ns
+from simdev.parallel.costs.overlap import check_slowdown, simulate_unrolled
+from simdev.parallel.costs.timing import Host, Prices, Template, make_template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, Action, pipeline_order, stage_rank
-from simdev.parallel.overlap import check_slowdown, simulate_unrolled
-from simdev.parallel.reshard import reshard_ns, slice_of
-from simdev.parallel.resize import capture_resized, few_shards
 from simdev.parallel.stragglers import Slow, check_slow, make_unroller
-from simdev.parallel.timing import Host, Prices, Template, make_template
-from simdev.parallel.unroll import Unrolled, execution_order, gradient_actions
+from simdev.parallel.unroll import UnrolledJob, execution_order, gradient_actions
 from simdev.problem.costs import peak_flops
 from simdev.sim import Schedule
 
@@ -195,7 +195,7 @@ class PlanReport:
     compute_ns: np.ndarray
     exposed_ns: np.ndarray
     bubble_ns: np.ndarray
-    unrolled: Unrolled
+    unrolled: UnrolledJob
     schedule: Schedule
     memory: Memory = ()
 
@@ -250,7 +250,7 @@ def prepare(
 
     Pass the same ``known`` for many plans of one model on one cluster with the same host and prices: captured stages
     and timed segments are kept in it, and plans that differ in pipeline depth, replicas or microbatches share them.
-    All sizes of ``dp_shard`` then share two captures (:mod:`simdev.parallel.resize`).
+    All sizes of ``dp_shard`` then share two captures (:mod:`simdev.parallel.capture.resize`).
     """
     return time_stages(plan, capture_stages(plan, known), prices, merge, known)
 
@@ -278,8 +278,8 @@ def _fixed(parameters: Mapping[str, object]) -> tuple:
 
 
 def captures_of(plan: Plan) -> list[tuple]:
-    """The arguments of :func:`simdev.parallel.capture.captured` for all that :func:`prepare` captures with ``known``,
-    as far as layers repeat and shards are alike."""
+    """The arguments of :func:`~simdev.parallel.capture.stage.captured` for all that :func:`prepare` captures with
+    ``known``, as far as layers repeat and shards are alike."""
     split = plan.schedule in SPLIT
     several = plan.microbatches > 1 or split
     kinds = dict.fromkeys(
@@ -340,7 +340,7 @@ def simulate_plan(
     slow: Slow = MappingProxyType({}),
 ) -> PlanReport:
     """Capture, time and simulate one step of ``plan``. ``unfolded`` simulates every rank, not one for each stage;
-    ``slowdown`` is the factor by which kernels beside a collective take longer (:mod:`simdev.parallel.overlap`);
+    ``slowdown`` is the factor by which kernels beside a collective take longer (:mod:`simdev.parallel.costs.overlap`);
     ``slow`` maps ranks to the factor by which all their kernels do (:mod:`simdev.parallel.stragglers`).
 
     Raises :class:`InvalidInput` where the mesh does not fit model or cluster, or ranks would wait for each other for
@@ -452,7 +452,7 @@ def most_bytes(memory: Memory) -> np.ndarray:
     return np.array([max(most for _, most, _ in steps) for steps in memory], np.int64)
 
 
-def _report(program: PlanProgram, orders, which, unrolled: Unrolled, schedule: Schedule) -> PlanReport:
+def _report(program: PlanProgram, orders, which, unrolled: UnrolledJob, schedule: Schedule) -> PlanReport:
     plan = program.plan
     ranks = plan.mesh["pp"]
     compute, exposed = stream_times(unrolled, schedule, ranks)
@@ -463,7 +463,7 @@ def _report(program: PlanProgram, orders, which, unrolled: Unrolled, schedule: S
     )
 
 
-def stream_times(unrolled: Unrolled, schedule: Schedule, ranks: int) -> tuple[np.ndarray, np.ndarray]:
+def stream_times(unrolled: UnrolledJob, schedule: Schedule, ranks: int) -> tuple[np.ndarray, np.ndarray]:
     """int64 per pipeline rank, for its first copy: time in which its compute stream runs kernels, and in which that
     stream is idle while one of the rank's collectives runs."""
     compute, exposed = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)

@@ -10,14 +10,14 @@ import numpy as np
 
 from simdev.errors import InvalidInput
 from simdev.parallel.cluster import Cluster
-from simdev.parallel.collectives import send_ns
+from simdev.parallel.costs.collectives import send_ns
+from simdev.parallel.costs.overlap import check_slowdown, simulate_unrolled
+from simdev.parallel.costs.timing import Host, Prices, Template, make_template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action
-from simdev.parallel.overlap import check_slowdown, simulate_unrolled
 from simdev.parallel.plan import PlanReport, most_bytes, stream_times
 from simdev.parallel.rank_program import Piece, RankProgram
 from simdev.parallel.stragglers import Slow, make_unroller
-from simdev.parallel.timing import Host, Prices, Template, make_template
 from simdev.parallel.unroll import name_of
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from simdev.errors import InvalidInput
+from simdev.parallel.costs.timing import Template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action
-from simdev.parallel.timing import Template
 from simdev.problem.costs import CostTable
 from simdev.problem.graph import MAX_OPS, ComputationGraph
 from simdev.problem.placement import Placement
@@ -33,7 +33,7 @@ class TooManyOps(InvalidInput):
 
 
 @dataclass(frozen=True, eq=False)
-class Unrolled:
+class UnrolledJob:
     """A step as a problem, and where its ops come from.
 
     Per op int32 ``(n,)``: ``rank`` (pipeline rank when folded, else global rank; of a collective its first member),
@@ -111,7 +111,7 @@ def _inputs(action: Action, stages: int, gradient: dict[tuple[int, int], Action]
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """The ``total`` ops of a template on all copies of a pipeline rank, numbered from 0; see :class:`Unrolled`.
+    """The ``total`` ops of a template on all copies of a pipeline rank, numbered from 0; see :class:`UnrolledJob`.
     ``edges`` between them, int64 ``(2, k)``; ``before``: ops that wait for the last earlier op of a stream; ``begins``:
     the first item; ``last``: the last op of each stream, all per copy. ``template`` stays alive, so that its id stays
     its own."""
@@ -289,7 +289,7 @@ class Unroller:
         self._action.append(np.full(copies, len(self._actions) - 1, np.int32))
         self._count += copies
 
-    def build(self, name: str) -> Unrolled:
+    def build(self, name: str) -> UnrolledJob:
         """The problem of all that was added."""
         n = self._count
         edges = np.concatenate(self._edges, axis=1) if self._edges else np.zeros((2, 0), np.int64)
@@ -342,7 +342,7 @@ class Unroller:
         )
         problem = Problem(graph, topology, costs, Rules("program", "none"))
         flags = np.concatenate(self._flags)
-        return Unrolled(
+        return UnrolledJob(
             problem,
             Placement(device),
             np.concatenate(self._rank),

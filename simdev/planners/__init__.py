@@ -1,6 +1,6 @@
 """What a planner is: a function from a training job to the plan that the job should run with.
 
-The planners themselves stand in ``baselines/parallel/``, one file each. :mod:`simdev.parallel` simulates what they
+The planners themselves stand in ``baselines/planners/``, one file each. :mod:`simdev.parallel` simulates what they
 choose.
 """
 

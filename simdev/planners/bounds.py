@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simdev.parallel.collectives import collective_ns
+from simdev.parallel.costs.collectives import collective_ns
+from simdev.parallel.costs.timing import Template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.plan import PlanProgram, prepare
-from simdev.parallel.timing import Template
 from simdev.planners.job import Choice, Job
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 Layers are alike, so the whole model is captured with three and with four of them on one stage, and everything is linear
 in the number of layers: time on each stream, host time, memory. These two captures serve all numbers of stages, layers,
 replicas and shards; the two smallest microbatches of a job serve larger ones
-(:func:`simdev.parallel.resize.of_microbatch`). A pass of a stage is then one number, and the schedule is simulated with
-passes as ops. Collectives are priced for their real groups.
+(:func:`simdev.parallel.capture.resize.of_microbatch`). A pass of a stage is then one number, and the schedule is
+simulated with passes as ops. Collectives are priced for their real groups.
 
 What is left out: overlap across the borders of passes, gathers of the first layer of each stage, the time that
 embeddings take on the first stage (all that is no layer counts for the last one, also the memory of gathered parameters
@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simdev.graphs.parallel_model import Part
-from simdev.parallel.capture import FEW, StageProgram, accumulates, capture_stage
-from simdev.parallel.collectives import collective_ns, send_ns
-from simdev.parallel.hosts import find_host
+from simdev.parallel.capture.resize import of_microbatch
+from simdev.parallel.capture.stage import FEW, StageProgram, accumulates, capture_stage
+from simdev.parallel.costs.collectives import collective_ns, send_ns
+from simdev.parallel.costs.hosts import find_host
+from simdev.parallel.costs.timing import make_template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import pipeline_order
 from simdev.parallel.plan import Plan
 from simdev.parallel.program import NotRepeating, Segment
-from simdev.parallel.resize import of_microbatch
-from simdev.parallel.timing import make_template
 from simdev.parallel.unroll import execution_order
 from simdev.planners.bounds import small_mesh, span_ns
 from simdev.planners.job import RECOMPUTE, Choice, Job

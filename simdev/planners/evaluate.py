@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from simdev.parallel.capture import captured
-from simdev.parallel.hosts import find_scale
+from simdev.parallel.capture.stage import captured
+from simdev.parallel.costs.hosts import find_scale
+from simdev.parallel.costs.timing import Prices
 from simdev.parallel.plan import PlanProgram, PlanReport, captures_of, peak_bytes, prepare, simulate_program
-from simdev.parallel.timing import Prices
 from simdev.parallel.unroll import TooManyOps
 from simdev.planners.bounds import plan_bound_ns
 from simdev.planners.estimate import Estimate, estimates, group_of

@@ -10,9 +10,9 @@ from typing import Any
 
 from simdev.errors import InvalidInput, SimdevError
 from simdev.graphs.parallel_model import ParallelModel
-from simdev.parallel.capture import accumulates
+from simdev.parallel.capture.stage import accumulates
 from simdev.parallel.cluster import Cluster
-from simdev.parallel.hosts import find_host
+from simdev.parallel.costs.hosts import find_host
 from simdev.parallel.mesh import AXES, Mesh
 from simdev.parallel.plan import Plan
 
@@ -118,8 +118,9 @@ class Job:
     """A model that is to be trained on ``ranks`` accelerators of ``cluster`` with ``batch`` sequences in a step.
 
     ``parameters`` are those of the model; ``microbatch`` and ``recompute`` in them are replaced by each choice.
-    ``framework`` names what issues the kernels (:mod:`simdev.parallel.hosts`). ``microbatches`` are the microbatch
-    sizes, ``recomputes`` the kinds of recomputation and ``schedules`` the schedules that planners may choose.
+    ``framework`` names what issues the kernels (:mod:`simdev.parallel.costs.hosts`). ``microbatches`` are the
+    microbatch sizes, ``recomputes`` the kinds of recomputation and ``schedules`` the schedules that planners may
+    choose.
     """
 
     model: ParallelModel

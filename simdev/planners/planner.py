@@ -1,6 +1,6 @@
 """The planner protocol: a function from a job to a choice, and the decorator that registers it.
 
-A planner is one function in one file of ``baselines/parallel/``::
+A planner is one function in one file of ``baselines/planners/``::
 
     @planner("all-sharded", version=1, family="mine")
     def all_sharded(job, *, rng, budget):

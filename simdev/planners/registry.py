@@ -1,4 +1,4 @@
-"""Finds planners by name on their shelf ``baselines/parallel/``, and in files of the user (``my_planners.py:name``)."""
+"""Finds planners by name on their shelf ``baselines/planners/``, and in files of the user (``my_planners.py:name``)."""
 
 from __future__ import annotations
 

@@ -34,10 +34,10 @@ import numpy as np
 
 from simdev.errors import InvalidInput, SimdevError
 from simdev.graphs.parallel_model import Part
-from simdev.parallel.capture import FEW, capture_stage
-from simdev.parallel.hosts import find_host
+from simdev.parallel.capture.stage import FEW, capture_stage
+from simdev.parallel.costs.hosts import find_host
+from simdev.parallel.costs.timing import make_template
 from simdev.parallel.mesh import Mesh
-from simdev.parallel.timing import make_template
 from simdev.planners.bounds import copies_of
 from simdev.planners.job import LONG, Job
 

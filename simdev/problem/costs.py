@@ -24,7 +24,7 @@ from simdev.errors import Infeasible, InvalidInput, quoted
 from simdev.files import guarded, parse_json, read_text, unguarded, write_text
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.opcost.device import Calibration, load_calibration
-from simdev.problem.opcost.parts import Part, parts_of
+from simdev.problem.opcost.parts import KernelPart, parts_of
 from simdev.problem.opcost.physics import GEMM_LIKE, Datasheet
 from simdev.problem.opcost.signature import parse_signature
 from simdev.problem.opcost.stand_in import Board, stand_in
@@ -199,7 +199,7 @@ def calibrated_ns(
     """
     keys = np.stack([graph.op_signature, graph.op_bytes_read, graph.op_bytes_written], axis=1)
     rows, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    parts: list[Part] = []
+    parts: list[KernelPart] = []
     owner: list[int] = []
     for row, (signature, read, written) in enumerate(rows.tolist()):
         name = graph.kinds[graph.op_kind[first[row]]]
@@ -221,7 +221,7 @@ def calibrated_ns(
     return whole[inverse.ravel()], source[inverse.ravel()]
 
 
-def _at_rate_of(kind: DeviceKind, part: Part, as_tf32: bool) -> Part:
+def _at_rate_of(kind: DeviceKind, part: KernelPart, as_tf32: bool) -> KernelPart:
     """A product's dtype as the arithmetic that ``kind`` uses for it."""
     if part.name not in GEMM_LIKE:
         return part

@@ -20,7 +20,7 @@ from simdev.problem.graph import ComputationGraph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 from simdev.sim.schedule import Schedule
-from simdev.sim.unroll import BACKWARD, FORWARD, Unrolled, teams_of, unroll
+from simdev.sim.unroll import BACKWARD, FORWARD, UnrolledPipeline, teams_of, unroll
 
 ORDERS = ("gpipe", "1f1b")
 
@@ -130,7 +130,7 @@ def _load_ns(problem: Problem, devices: np.ndarray, teams: list[np.ndarray]) -> 
     return load / problem.topology.slots
 
 
-def _exchange_ns(schedule: Schedule, run: Unrolled) -> int:
+def _exchange_ns(schedule: Schedule, run: UnrolledPipeline) -> int:
     """From the last backward op until all sums of gradients have arrived at the updates."""
     if not run.exchange.any():
         return 0
@@ -139,7 +139,7 @@ def _exchange_ns(schedule: Schedule, run: Unrolled) -> int:
     return max(0, int(end) - int(schedule.op_finish[run.microbatch >= 0].max()))
 
 
-def _steady_ns(schedule: Schedule, run: Unrolled, count: int, order: str, period: int) -> float:
+def _steady_ns(schedule: Schedule, run: UnrolledPipeline, count: int, order: str, period: int) -> float:
     """The average distance between completions over the later half of the microbatches: as many whole periods as
     possible, in which each replica of each stage has the same number of microbatches."""
     if count < 3:

@@ -23,7 +23,7 @@ BARRIER = "barrier"  # no kernel: it takes 1 ns
 
 
 @dataclass(frozen=True, eq=False)
-class Unrolled:
+class UnrolledPipeline:
     """The problem and the placement of all microbatches.
 
     ``microbatch`` int32 ``(n,)``, -1 for ops that do not belong to one; ``exchange`` bool ``(n,)``: the ops that add up
@@ -48,7 +48,9 @@ def teams_of(placement: Placement, n_devices: int, microbatches: int) -> list[np
     ]
 
 
-def unroll(problem: Problem, placement: Placement, microbatches: int, order: str, stages: tuple[int, ...]) -> Unrolled:
+def unroll(
+    problem: Problem, placement: Placement, microbatches: int, order: str, stages: tuple[int, ...]
+) -> UnrolledPipeline:
     """The graph of ``microbatches`` microbatches under the schedule ``order``. ``stages`` are the first devices of the
     stages, in pipeline order."""
     parts = _Parts(problem, placement, microbatches, order)
@@ -284,7 +286,7 @@ class _Parts:
 
     # -- the graph ------------------------------------------------------------------------------------------------
 
-    def build(self) -> Unrolled:
+    def build(self) -> UnrolledPipeline:
         ops = {name: np.concatenate([block[name] for block in self.ops]) for name in self.ops[0] if name not in LISTS}
         key = np.concatenate([block["key"] for block in self.ops], axis=1)
         names = [name for block in self.ops for name in block["names"]]
@@ -311,7 +313,7 @@ class _Parts:
         rules = Rules(order="priority", contention=self.problem.rules.contention)
         run = Problem(graph, self.problem.topology, costs, rules)
         placement = Placement(ops["device"][sorted_ops], _priority(graph, op, microbatch, self.order))
-        return Unrolled(run, placement, microbatch.astype(np.int32), ops["exchange"][sorted_ops].astype(bool))
+        return UnrolledPipeline(run, placement, microbatch.astype(np.int32), ops["exchange"][sorted_ops].astype(bool))
 
     def _add_signals(self) -> None:
         """A control tensor for every op that others wait for."""

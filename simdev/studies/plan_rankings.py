@@ -17,7 +17,7 @@ from math import comb
 
 import numpy as np
 
-from simdev.studies.training_runs import Prediction, Run
+from simdev.studies.training_runs import Prediction, TrainingRun
 
 LEAST = 4  # plans in a group
 DRAWN = 3  # random plans of the control
@@ -38,14 +38,14 @@ class Ranking:
     median_regret: float
 
 
-def group_of(run: Run) -> tuple:
+def group_of(run: TrainingRun) -> tuple:
     """What the runs of a group have in common."""
     plan = run.plan
     batch = plan.sequences if run.source in BATCH_FIXED else 0
     return run.source, run.group, plan.cluster.name, plan.mesh.ranks, int(plan.parameters["length"]), batch
 
 
-def grouped(runs: Iterable[Run], least: int = LEAST) -> list[list[Run]]:
+def grouped(runs: Iterable[TrainingRun], least: int = LEAST) -> list[list[TrainingRun]]:
     """The groups with at least ``least`` plans, largest first."""
     ordered = sorted(runs, key=group_of)
     found = [list(members) for _, members in groupby(ordered, key=group_of)]

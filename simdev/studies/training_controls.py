@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from simdev.studies.training_runs import Run
+    from simdev.studies.training_runs import TrainingRun
 
 
-def constant_mfu(runs: list[Run], given: list[Run]) -> dict[int, float]:
+def constant_mfu(runs: list[TrainingRun], given: list[TrainingRun]) -> dict[int, float]:
     """Run number -> step time in ns by one MFU for each GPU and recomputation: the median over the rows in ``given``
     of other models. Runs without such rows are left out."""
     found = {}
@@ -28,11 +28,11 @@ def constant_mfu(runs: list[Run], given: list[Run]) -> dict[int, float]:
     return found
 
 
-def _machine(run: Run) -> tuple[str, object]:
+def _machine(run: TrainingRun) -> tuple[str, object]:
     return run.plan.cluster.name, run.plan.parameters["recompute"]
 
 
-def _work(run: Run) -> float:
+def _work(run: TrainingRun) -> float:
     """Model FLOPs of a step on each rank."""
     return run.plan.model.flops(run.plan.parameters) * run.plan.sequences / run.plan.mesh.ranks
 
@@ -52,7 +52,7 @@ FORMULA = (
 START = (180e12, 60e-12, 0.8e6, 0.8e6, 40e3, 150e9, 150e9, 30e9, 50e3, 5e6)
 
 
-def formula_ns(runs: list[Run], constants: np.ndarray) -> np.ndarray:
+def formula_ns(runs: list[TrainingRun], constants: np.ndarray) -> np.ndarray:
     """float64 ``(n,)``: step times by the closed formula, constants in the order of ``FORMULA``."""
     rate, per_byte, host, back, latency, band, gradient, optimizer, send, overhead = constants
     p = {
@@ -74,7 +74,7 @@ def formula_ns(runs: list[Run], constants: np.ndarray) -> np.ndarray:
     return (count + pp - 1) * stage + shared + weights * 16 / optimizer * 1e9 + overhead
 
 
-def fit_formula(runs: list[Run]) -> np.ndarray:
+def fit_formula(runs: list[TrainingRun]) -> np.ndarray:
     """The ten constants that fit the step times of ``runs`` best (least squares of logarithms)."""
     from scipy.optimize import least_squares
 
@@ -86,7 +86,7 @@ def fit_formula(runs: list[Run]) -> np.ndarray:
     return np.exp(least_squares(wrong, np.log(START), loss="soft_l1", f_scale=0.05).x)
 
 
-def formula_left_out(runs: list[Run], given: list[Run]) -> dict[int, float]:
+def formula_left_out(runs: list[TrainingRun], given: list[TrainingRun]) -> dict[int, float]:
     """Run number -> step time in ns by the formula, fitted to the rows in ``given`` of other models. Runs are left out
     where fewer than two such rows are there for each constant."""
     found = {}

@@ -18,10 +18,10 @@ import numpy as np
 from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.files import open_text
 from simdev.parallel import Mesh, Plan, find_model, load_cluster
-from simdev.parallel.float8 import Float8
-from simdev.parallel.hosts import find_host, find_scale
+from simdev.parallel.costs.float8 import Float8
+from simdev.parallel.costs.hosts import find_host, find_scale
+from simdev.parallel.costs.timing import Prices
 from simdev.parallel.plan import prepare, simulate_program
-from simdev.parallel.timing import Prices
 from simdev.problem.topology import load_kinds
 from simdev.studies.training_controls import constant_mfu, formula_left_out
 
@@ -94,12 +94,12 @@ VTRAIN_SEND = 14_000_000_000
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """One measured run: ``group`` is the model that it belongs to, ``step_ns`` its measured step time, ``peak_bytes``
     the measured memory of the fullest rank (0: not measured). ``compiled``: elementwise kernels are fused (by
     ``torch.compile``, or by hand). ``float8``: how linear layers multiply in FP8, if they do.
     ``update_shards``: data-parallel ranks, not in the plan, that share the update; their traffic overlaps.
-    ``framework``: whose factors of kernels serve (:func:`~simdev.parallel.hosts.find_scale`)."""
+    ``framework``: whose factors of kernels serve (:func:`~simdev.parallel.costs.hosts.find_scale`)."""
 
     source: str
     name: str
@@ -115,7 +115,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Prediction:
-    run: Run
+    run: TrainingRun
     step_ns: float
     peak_bytes: float
 
@@ -125,7 +125,7 @@ class Prediction:
         return self.step_ns / self.run.step_ns - 1
 
 
-def read_runs(folder: Path, source: str) -> tuple[list[Run], list[str]]:
+def read_runs(folder: Path, source: str) -> tuple[list[TrainingRun], list[str]]:
     """The runs of one set, and for each row that cannot be simulated a sentence that says why.
 
     Raises :class:`InvalidInput` where the file is not there, lacks a column or holds a value that is no number.
@@ -148,7 +148,7 @@ def read_runs(folder: Path, source: str) -> tuple[list[Run], list[str]]:
     return runs, refused
 
 
-def predict(run: Run, prices: Prices | None = None, known: dict | None = None) -> Prediction:
+def predict(run: TrainingRun, prices: Prices | None = None, known: dict | None = None) -> Prediction:
     """Simulate the plan of a run; ``known`` as for :func:`~simdev.parallel.plan.prepare`."""
     program = prepare(run.plan, prices, known=known)
     report = simulate_program(program)
@@ -156,13 +156,15 @@ def predict(run: Run, prices: Prices | None = None, known: dict | None = None) -
     step_ns = report.step_ns - update * (1 - 1 / run.update_shards)
     peak = float(report.peak_bytes.max())
     if run.peak_bytes and run.plan.microbatches == run.plan.stages == 1:
-        from simdev.parallel.reserved import reserved_bytes
+        from simdev.parallel.costs.reserved import reserved_bytes
 
         peak = float(reserved_bytes(run.plan)[1])  # published figures are what the allocator has reserved
     return Prediction(run, float(step_ns), peak)
 
 
-def predict_all(runs: list[Run], tell: Callable[[str], None] = lambda _: None) -> tuple[list[Prediction], list[str]]:
+def predict_all(
+    runs: list[TrainingRun], tell: Callable[[str], None] = lambda _: None
+) -> tuple[list[Prediction], list[str]]:
     """Predictions of the runs, and for each that cannot be simulated a sentence that says why. ``tell`` is called with
     the progress."""
     shared: dict = {}
@@ -182,7 +184,7 @@ def predict_all(runs: list[Run], tell: Callable[[str], None] = lambda _: None) -
     return found, refused
 
 
-def spread(runs: list[Run], most: int) -> list[Run]:
+def spread(runs: list[TrainingRun], most: int) -> list[TrainingRun]:
     """``most`` of the runs, evenly taken over the list sorted by model and size."""
     if len(runs) <= most:
         return runs
@@ -191,7 +193,7 @@ def spread(runs: list[Run], most: int) -> list[Run]:
     return [ordered[place] for place in keep]
 
 
-def share(runs: list[Run], number: int, parts: int) -> list[Run]:
+def share(runs: list[TrainingRun], number: int, parts: int) -> list[TrainingRun]:
     """The part ``number`` of ``parts`` of the runs; runs that need the same captures are in one part."""
     keys = [(run.group, run.plan.parameters["microbatch"], run.plan.mesh["tp"]) for run in runs]
     places = {key: place for place, key in enumerate(sorted(set(keys)))}
@@ -201,7 +203,7 @@ def share(runs: list[Run], number: int, parts: int) -> list[Run]:
 # Readers ---------------------------------------------------------------------------------------------------------
 
 
-def _vtrain(source: str, name: str, row: dict) -> Run:
+def _vtrain(source: str, name: str, row: dict) -> TrainingRun:
     model, parameters = find_model("gpt-3.6b")
     numbers = {key.strip(): value for key, value in row.items()}
     width, layers = int(numbers["hidden size"]), int(numbers["# layers"])
@@ -225,13 +227,13 @@ def _vtrain(source: str, name: str, row: dict) -> Run:
     sizes = {axis: size for axis, size in (("pp", pipe), ("dp_replicate", data), ("tp", tensor)) if size > 1}
     microbatches = int(numbers["global batch"]) // (micro * data)
     plan = Plan(model, parameters, cluster, Mesh(sizes), microbatches, host=host)
-    return Run(source, name, group, plan, 1e6 * float(numbers["iteration time (ms)"]))
+    return TrainingRun(source, name, group, plan, 1e6 * float(numbers["iteration time (ms)"]))
 
 
 FOUNDRY = {"h100_80gb": "dgx-h100", "a100_80gb": "dgx-a100", "a100_40gb": "dgx-a100-40gb"}
 
 
-def _foundry(source: str, name: str, row: dict) -> Run:
+def _foundry(source: str, name: str, row: dict) -> TrainingRun:
     if row["Precision"] not in ("amp_bf16", "bf16"):
         raise Unsupported(f"precision {row['Precision']} is not costed")
     if row["GPU"] not in FOUNDRY:
@@ -253,13 +255,13 @@ def _foundry(source: str, name: str, row: dict) -> Run:
         host=find_host("llm-foundry"),
     )
     step_s = plan.sequences * parameters["length"] / (float(row["Throughput (T/s/GPU)"]) * ranks)
-    return Run(source, name, f"mpt-{row['Model']}", plan, 1e9 * step_s, framework="llm-foundry")
+    return TrainingRun(source, name, f"mpt-{row['Model']}", plan, 1e9 * step_s, framework="llm-foundry")
 
 
 TITAN_BOARD = "h100-sxm5-96gb-hbm2e"  # the report's H100: 96 GB of HBM2e at 2.4 TB/s, a limit of 500 W
 
 
-def _titan(source: str, name: str, row: dict) -> Run:
+def _titan(source: str, name: str, row: dict) -> TrainingRun:
     size = row["model"].rpartition("-")[2]
     model, parameters = find_model(f"llama3-{size}")
     parameters |= {
@@ -280,7 +282,7 @@ def _titan(source: str, name: str, row: dict) -> Run:
     float8 = Float8("dynamic", keep=parameters["vocabulary"] // plan.mesh["tp"]) if row["float8"] != "no" else None
     step_s = int(row["global_batch"]) * parameters["length"] / (float(row["tokens_per_s_per_gpu"]) * ranks)
     peak = float(row["memory_gib"]) * 2**30
-    return Run(source, name, f"llama3-{size}", plan, 1e9 * step_s, peak, compiled, float8, framework="fsdp")
+    return TrainingRun(source, name, f"llama3-{size}", plan, 1e9 * step_s, peak, compiled, float8, framework="fsdp")
 
 
 def _gated(width: int, inner: int) -> int:
@@ -311,7 +313,7 @@ NEMO = {  # widths, depths and vocabularies as the papers and NeMo's recipes giv
 LAST_WITH_FLASH = "24.07"
 
 
-def _nemo(source: str, name: str, row: dict) -> Run:
+def _nemo(source: str, name: str, row: dict) -> TrainingRun:
     if row["system"] != "dgx-h100" or row["precision"] not in ("fp8", "bf16"):
         raise Unsupported(f"{row['precision']} on {row['system']} is not costed")
     if row["model"] not in NEMO:
@@ -338,7 +340,7 @@ def _nemo(source: str, name: str, row: dict) -> Run:
     float8 = Float8("delayed", keep, micro * parameters["length"]) if row["precision"] == "fp8" else None
     release = (row.get("release") or "").rpartition("-")[2]  # of "nemo-24.07"
     vendor = "" if "" < release <= LAST_WITH_FLASH else "nemo"
-    return Run(
+    return TrainingRun(
         source,
         name,
         row["model"],
@@ -367,7 +369,7 @@ HEADER = [
 ]  # fmt: skip
 
 
-def report_lines(predictions: list[Prediction], given: list[Run]) -> list[list[str]]:
+def report_lines(predictions: list[Prediction], given: list[TrainingRun]) -> list[list[str]]:
     """One line for each set and model, and one for each set: simulated errors beside those of the control.
 
     ``given`` are all runs that controls may be fitted to. Misses are in bold. A set with constants fitted to the judged

@@ -114,9 +114,9 @@ def test_legal_moves_move_something_and_not_the_same_group_again():
 
 
 def test_advantages_are_discounted_improvements_beyond_the_mean():
-    from simdev.baselines.rl._giph import Moves
+    from simdev.baselines.rl._giph import MovePolicy
 
-    moves = Moves.__new__(Moves)
+    moves = MovePolicy.__new__(MovePolicy)
     moves.discount = 0.5
     advantage = moves._advantage(np.array([[4.0], [4.0], [1.0]], np.float32))  # gains 0 and 3, less 1.5
     expected = np.array([-1.5 + 0.75, 1.5])

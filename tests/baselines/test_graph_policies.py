@@ -162,10 +162,10 @@ def test_episode_simulates_only_what_moved():
 
 def test_costs_of_what_does_not_fit_slope_towards_what_fits():
     from simdev.baselines.rl._placeto import LONGEST, _costs
-    from simdev.baselines.rl._train import Evaluator
+    from simdev.baselines.rl._train import Episodes
 
     problem = heavy()
-    evaluate = Evaluator(group_problem(problem, np.arange(8)), Budget(problem, evaluations=10))
+    evaluate = Episodes(group_problem(problem, np.arange(8)), Budget(problem, evaluations=10))
     costs = _costs(evaluate, (np.arange(9)[:, None] > np.arange(16)).astype(int))  # 0 to 8 on the second device
     assert (np.diff(costs[:4]) < 0).all() and costs[2] > LONGEST >= costs[3:6].max() and (np.diff(costs[5:]) > 0).all()
 
@@ -271,7 +271,7 @@ def test_gdp_finds_the_maximum_over_neighbours_as_the_paper_writes_it():
 
 def test_gdp_without_a_rate_learns_nothing_and_edits_learn_for_their_groups_alone():
     from simdev.baselines.rl._gdp import Batch
-    from simdev.baselines.rl._train import Evaluator
+    from simdev.baselines.rl._train import Episodes
 
     problem = diamond()
     spec, _ = find_placer("gdp")
@@ -280,11 +280,11 @@ def test_gdp_without_a_rate_learns_nothing_and_edits_learn_for_their_groups_alon
     )
     grouped = learner.grouped(problem)
     first = learner.init(0, 1)
-    state, _ = learner.step(first, 0, Evaluator(grouped, Budget(problem, evaluations=100)))
+    state, _ = learner.step(first, 0, Episodes(grouped, Budget(problem, evaluations=100)))
     assert (np.asarray(state["policy"].name.weight) == np.asarray(first["policy"].name.weight)).all()
     assert state["step_ns"][0] > 0 and first["step_ns"][0] == -1
 
-    batch = Batch(Evaluator(grouped, Budget(problem, evaluations=9)), 4, state["best"][0], state["step_ns"][0], 0)
+    batch = Batch(Episodes(grouped, Budget(problem, evaluations=9)), 4, state["best"][0], state["step_ns"][0], 0)
     group, before = int(np.flatnonzero(grouped.inputs.allowed.sum(axis=1) > 1)[0]), batch.best.copy()
     batch.edit(np.array([group]), 1 - int(before[group]))
     actions, moved, advantage = batch.tried()

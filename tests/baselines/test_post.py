@@ -5,7 +5,7 @@ import pytest
 
 from simdev.baselines.rl._grouped import group_problem
 from simdev.baselines.rl._post import cross_entropy, elite, learner_functions
-from simdev.baselines.rl._train import Evaluator
+from simdev.baselines.rl._train import Episodes
 from simdev.errors import InvalidInput, UnknownName
 from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer
@@ -86,7 +86,7 @@ def test_minimises_cross_entropy_once_the_pool_is_full():
     learner = learner_functions(**SETTINGS)
     problem = apart()
     grouped = group_problem(problem, np.arange(4), rows=4)
-    evaluate = Evaluator(grouped, Budget(problem, evaluations=100))
+    evaluate = Episodes(grouped, Budget(problem, evaluations=100))
     state = learner.init(1, 1)
     first, _ = learner.step(state, 0, evaluate)
     assert len(first["drawn"]) == 4

@@ -161,7 +161,7 @@ def test_sweeps_grow_while_they_gain_more_than_group_moves():
     problem = random_problem(np.random.default_rng(1), max_ops=40, rules=Rules())
     budget = Budget(problem, evaluations=10**6)
     sweep = _sweep.Sweep(problem, _climb.Neighbourhood(problem, choices(problem)), budget, np.random.default_rng(0))
-    best = _search.State(np.zeros(problem.graph.n_units, np.int32), np.zeros(0, np.int64), Score(1000, 0))
+    best = _search.SearchState(np.zeros(problem.graph.n_units, np.int32), np.zeros(0, np.int64), Score(1000, 0))
     assert not sweep.due(best)
     first = sweep.length
     for step_ns, swept_ns, length in ((1000, 900, 2 * first), (800, 800, first), (800, 700, 2 * first)):

@@ -15,7 +15,7 @@ from simdev.bench import rows, score, verify, workers
 from simdev.bench.bench import Observer, locked
 from simdev.bench.bench import bench as execute_all
 from simdev.bench.journal import journal_line
-from simdev.bench.plan import BUDGETS, Run, parse_budget, plan, repeatable, time_limit
+from simdev.bench.matrix import BUDGETS, Run, parse_budget, plan, repeatable, time_limit
 from simdev.bench.run import Instance, execute, load_problem
 from simdev.bench.workers import Limits
 from simdev.errors import InvalidInput, UnknownName

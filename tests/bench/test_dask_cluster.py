@@ -14,7 +14,7 @@ from simdev.bench import rows
 from simdev.bench.bench import Incomplete, Observer
 from simdev.bench.bench import bench as execute_all
 from simdev.bench.dask_cluster import dask_backend, dask_simulator, execute_apart
-from simdev.bench.plan import plan
+from simdev.bench.matrix import plan
 from simdev.bench.run import find_instance
 from simdev.bench.workers import Limits
 from simdev.cli.problems import build_problem

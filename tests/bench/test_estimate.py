@@ -1,5 +1,5 @@
-from simdev.bench.estimate import OVERHEAD_S, Estimate
-from simdev.bench.plan import plan
+from simdev.bench.estimate import OVERHEAD_S, TimeLeft
+from simdev.bench.matrix import plan
 from simdev.bench.rows import KEY, Row
 from simdev.bench.workers import Limits
 from simdev.cli.progress import left
@@ -17,7 +17,7 @@ def row(run, seconds, status="ok"):
 def test_the_time_left_follows_the_finished_runs_of_the_same_placer_or_the_slowest_of_its_kind():
     runs = runs_of("heft", "peft", "m-etf", "genetic", seeds=2)
     heft, peft, metf, genetic = ([r for r in runs if r.placer == name] for name in ("heft", "peft", "m-etf", "genetic"))
-    estimate = Estimate(Limits(100, 0))
+    estimate = TimeLeft(Limits(100, 0))
     for run in runs:
         estimate.expect(run, 10 if run.seed == 0 else 20)
     assert estimate.seconds_left(1, {}) is None  # nothing is known
@@ -38,7 +38,7 @@ def test_the_time_left_follows_the_finished_runs_of_the_same_placer_or_the_slowe
 def test_a_run_that_takes_longer_than_expected_is_taken_to_be_halfway():
     runs = runs_of("heft", "peft", seeds=2)
     heft, peft = ([run for run in runs if run.placer == name] for name in ("heft", "peft"))
-    estimate = Estimate(Limits(100, 0))
+    estimate = TimeLeft(Limits(100, 0))
     for run in runs:
         estimate.expect(run, 10)
     estimate.learn(heft[0], row(heft[0], 1.0))

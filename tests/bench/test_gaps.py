@@ -7,7 +7,7 @@ from small_board import small_board
 
 from simdev.bench import rows
 from simdev.bench.gaps import Parts, gap_parts
-from simdev.bench.plan import Run
+from simdev.bench.matrix import Run
 from simdev.bench.run import Instance, blank_row, score
 from simdev.bench.stored import stored_problem
 from simdev.problem.placement import Placement

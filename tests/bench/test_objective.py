@@ -10,8 +10,8 @@ from small_board import MACHINE, small_board
 from simdev.analysis.steady import each_microbatch_ns, steady_bound
 from simdev.bench import rows
 from simdev.bench.bench import bench
+from simdev.bench.matrix import Run, plan
 from simdev.bench.objective import parse_objective
-from simdev.bench.plan import Run, plan
 from simdev.bench.verify import verify
 from simdev.errors import InvalidInput, UnknownName
 from simdev.placers.testing import training_graph

@@ -148,7 +148,7 @@ def test_rows_of_machines_of_several_nodes_are_verified(tmp_path, topology):
     from test_bench import LIMITS, make_graph
 
     from simdev.bench.bench import bench
-    from simdev.bench.plan import plan
+    from simdev.bench.matrix import plan
 
     (tmp_path / "mine.toml").write_text(NODES, encoding="utf-8")
     name = topology if topology.startswith("dgx") else str(tmp_path / topology)
@@ -194,7 +194,7 @@ def test_placers_times_workloads_beyond_reason_are_not_ranked(tmp_path, monkeypa
 def test_a_row_cannot_ask_for_more_time_than_its_budget_of_evaluations_gets():
     from types import SimpleNamespace
 
-    from simdev.bench.plan import BUDGETS
+    from simdev.bench.matrix import BUDGETS
     from simdev.bench.verify import LIMITS, Check
 
     check = Check("fast", True, frozenset(), True, LIMITS)

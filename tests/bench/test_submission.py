@@ -9,7 +9,7 @@ from test_bench import LIMITS, ODD, make_graph
 
 from simdev.bench import rows
 from simdev.bench.bench import bench as execute_all
-from simdev.bench.plan import plan
+from simdev.bench.matrix import plan
 from simdev.bench.submission import submit, unpacked
 from simdev.bench.verify import verify
 from simdev.cli import main as cli

@@ -9,7 +9,7 @@ import pytest
 
 from simdev.errors import InvalidInput, Unsupported
 from simdev.exact.contract import last_first
-from simdev.exact.piper import Choice, Layers, equal_stages, piper, plan_seconds, read_piper
+from simdev.exact.piper import LayerChoice, Layers, equal_stages, piper, plan_seconds, read_piper
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[3] / "shared" / "data")) / "piper"
 published = pytest.mark.skipif(not DATA.is_dir(), reason="SIMDEV_DATA names no folder with piper")
@@ -18,12 +18,12 @@ GIB = 2**30
 
 def chain(seconds, *, edge=0.0, parameter=0.0, a=0.0, b=0.0, recompute=None):
     """Layers in a row, with tensor degree 1 and perhaps a slower choice without memory."""
-    plain = [Choice("vanilla", s, parameter, a, b, {}, {}) for s in seconds]
+    plain = [LayerChoice("vanilla", s, parameter, a, b, {}, {}) for s in seconds]
     rows = [
         {
             1: (one,)
             if recompute is None
-            else (one, Choice("recompute", one.seconds + recompute, parameter, 0, 0, {}, {}))
+            else (one, LayerChoice("recompute", one.seconds + recompute, parameter, 0, 0, {}, {}))
         }
         for one in plain
     ]

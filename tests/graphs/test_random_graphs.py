@@ -5,7 +5,7 @@ import pytest
 
 from simdev import Problem, load_topology, simulate_many
 from simdev.errors import UnknownName
-from simdev.graphs.random_graphs import FAMILIES, Tape, family_graph, family_split
+from simdev.graphs.random_graphs import FAMILIES, GradientTape, family_graph, family_split
 from simdev.placers.registry import load_workload
 from simdev.problem.graph import PHASES
 
@@ -15,7 +15,7 @@ def _kinds(graph, phase):
 
 
 def test_tape_differentiates_a_linear_layer():
-    tape = Tape("linear")
+    tape = GradientTape("linear")
     x = tape.input("x", 2, 3)
     weights = tape.weight("f", "weight", 3, 4), tape.weight("f", "bias", 4)
     y = tape.op("addmm", "f", [x], (2, 4), flops=48, weights=weights)
@@ -31,7 +31,7 @@ def test_tape_differentiates_a_linear_layer():
 
 
 def test_tape_sums_the_gradients_of_a_value_read_twice_and_joins_those_of_views():
-    tape = Tape("shared")
+    tape = GradientTape("shared")
     x = tape.input("x", 2, 8)
     y = tape.op("addmm", "f", [x], (2, 8), flops=1, weights=(tape.weight("f", "weight", 8, 8),))
     left, right = tape.view(y, 2, 4), tape.view(y, 2, 4)

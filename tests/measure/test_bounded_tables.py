@@ -22,8 +22,8 @@ def small_limits(monkeypatch):
     for function in (files.open_text, files.read_bytes, files.read_text, files.read_json, files.read_zipped):
         inner = getattr(function, "__wrapped__", function)
         monkeypatch.setattr(inner, "__defaults__", (LIMIT,))
-    monkeypatch.setattr("simdev.measure.calibrate.workbook.MAX_DOCUMENT", LIMIT)
-    monkeypatch.setattr("simdev.parallel.kept.MAX_CAPTURE", LIMIT)
+    monkeypatch.setattr("simdev.calibrate.workbook.MAX_DOCUMENT", LIMIT)
+    monkeypatch.setattr("simdev.parallel.capture.kept.MAX_CAPTURE", LIMIT)
     monkeypatch.setattr("simdev.problem.graph_file.MAX_UNPACKED", LIMIT)
 
 
@@ -67,7 +67,7 @@ def test_the_seeds_are_read(tmp_path, name):
 
 
 def test_the_figures_of_a_label_are_bounded(tmp_path):
-    from simdev.measure.calibrate.labels import read_label
+    from simdev.studies.fidelity.labels import read_label
 
     (tmp_path / "gpt-train-128-2.csv").write_bytes(READERS["label"].seed)
     (tmp_path / "gpt-train-128-2.json").write_text(json.dumps(fuzz_measured.LABEL) + " " * 2 * LIMIT)
@@ -76,7 +76,7 @@ def test_the_figures_of_a_label_are_bounded(tmp_path):
 
 
 def test_a_kept_capture_that_is_too_large_counts_as_absent(tmp_path, monkeypatch):
-    from simdev.parallel import kept
+    from simdev.parallel.capture import kept
 
     monkeypatch.setattr(kept, "folder", lambda: tmp_path)
     good = json.dumps(fuzz_measured.KEPT).encode()
@@ -117,7 +117,7 @@ def test_a_workbook_that_would_grow_in_memory_is_refused(tmp_path, sheet, reason
 
 def test_rows_of_a_workbook_are_not_kept(tmp_path):
     """150,000 empty rows take no memory."""
-    from simdev.measure.calibrate.workbook import sheet_rows
+    from simdev.calibrate.workbook import sheet_rows
 
     data = workbook(lambda data: data.replace(b"</sheetData>", b"<row/>" * 150_000 + b"</sheetData>"))
     (tmp_path / "a.xlsx").write_bytes(data)

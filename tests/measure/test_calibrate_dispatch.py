@@ -2,8 +2,8 @@
 
 import json
 
-from simdev.measure.calibrate.dispatch import dispatch_ns
-from simdev.measure.calibrate.traces import read_trace
+from simdev.calibrate.dispatch import dispatch_ns
+from simdev.calibrate.traces import read_trace
 
 
 def test_an_op_costs_the_time_since_the_op_before(tmp_path):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from simdev.calibrate.given_steps import fit_steps, left_out_ns, read_steps
 from simdev.cli import main as cli
 from simdev.errors import InvalidInput
-from simdev.measure.calibrate.given_steps import fit_steps, left_out_ns, read_steps
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.graph_file import save_graph
 from simdev.problem.opcost.device import load_calibration

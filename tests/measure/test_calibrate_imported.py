@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from simdev.calibrate.imported import against_measured, operators, played_ns, trace_graph
+from simdev.calibrate.traces import read_trace
 from simdev.errors import InvalidInput
-from simdev.measure.calibrate.imported import against_measured, operators, played_ns, trace_graph
-from simdev.measure.calibrate.traces import read_trace
 
 
 def x(cat, name, ts, dur, tid=1, **args):

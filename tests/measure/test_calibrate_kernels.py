@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from simdev.calibrate.build import datasheets
+from simdev.calibrate.kernel_tables import fitted, read_kernel_tables
+from simdev.calibrate.matrix_units import predicted_s, with_matrix_units
+from simdev.calibrate.observations import Observations
 from simdev.errors import InvalidInput
-from simdev.measure.calibrate.build import datasheets
-from simdev.measure.calibrate.kernel_cases import kernel_cases
-from simdev.measure.calibrate.kernel_tables import fitted, read_kernel_tables
-from simdev.measure.calibrate.matrix_units import predicted_s, with_matrix_units
-from simdev.measure.calibrate.observations import Observations
 from simdev.problem.opcost.device import Calibration, ClassFit, load_calibration
 from simdev.problem.opcost.physics import baseline_s
+from simdev.studies.fidelity.kernels import kernel_cases
 
 H100 = "NVIDIA_H100_80GB_HBM3"
 VIDUR = "num_tokens,n_embd,n_expanded_embd,n_head,n_kv_head,num_tensor_parallel_workers,use_gated_mlp"

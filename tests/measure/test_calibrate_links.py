@@ -5,8 +5,8 @@ import gzip
 import numpy as np
 import pytest
 
+from simdev.calibrate.links import LinkFit, fit, fit_table, ranges_toml, read_links
 from simdev.errors import InvalidInput
-from simdev.measure.calibrate.links import LinkFit, fit, fit_table, ranges_toml, read_links
 from simdev.problem.costs import transfer_durations
 from simdev.problem.topology import load_topology, parse_topology
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from simdev.calibrate.manifest import held_out, load_manifest, role_of, write_manifest
 from simdev.errors import InvalidInput
-from simdev.measure.calibrate.manifest import held_out, load_manifest, role_of, write_manifest
 
 
 def test_a_fifth_of_the_keys_is_held_out():

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from simdev.measure.calibrate import resnet50
-from simdev.measure.calibrate.memory import graph_peak, replay_memory
-from simdev.measure.calibrate.traces import read_trace
+from simdev.calibrate.traces import read_trace
 from simdev.problem.graph import GraphBuilder
+from simdev.studies.fidelity import resnet50
+from simdev.studies.fidelity.memory import graph_peak, replay_memory
 
 
 def trace_of(path, rows, totals=True):

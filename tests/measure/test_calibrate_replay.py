@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from simdev.errors import InvalidInput
-from simdev.measure.calibrate import replay as module
-from simdev.measure.calibrate.replay import (
+from simdev.calibrate import replay as module
+from simdev.calibrate.replay import (
     MARK,
     host_costs,
     host_line,
@@ -17,7 +16,8 @@ from simdev.measure.calibrate.replay import (
     replay_problem,
     replay_ranks,
 )
-from simdev.measure.calibrate.traces import read_trace, read_traces
+from simdev.calibrate.traces import read_trace, read_traces
+from simdev.errors import InvalidInput
 from simdev.sim import simulate
 
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simdev.cli import main as cli
-from simdev.errors import InvalidInput
-from simdev.measure.calibrate.build import (
+from simdev.calibrate.build import (
     build,
     datasheets,
     measured_table,
@@ -20,19 +18,21 @@ from simdev.measure.calibrate.build import (
     save_calibration,
     with_host,
 )
-from simdev.measure.calibrate.cases import op_cases, teacher_of
-from simdev.measure.calibrate.deepbench import read_workbook
-from simdev.measure.calibrate.fit import SIZES, Timer, event_seconds, fit_class, relative_error, split
-from simdev.measure.calibrate.labels import find_labels, read_label
-from simdev.measure.calibrate.neusight import is_op_table, read_op_table
-from simdev.measure.calibrate.observations import Found
-from simdev.measure.calibrate.workbook import sheet_rows
+from simdev.calibrate.deepbench import read_workbook
+from simdev.calibrate.fit import SIZES, Timer, event_seconds, fit_class, relative_error, split
+from simdev.calibrate.neusight import is_op_table, read_op_table
+from simdev.calibrate.observations import Found
+from simdev.calibrate.workbook import sheet_rows
+from simdev.cli import main as cli
+from simdev.errors import InvalidInput
 from simdev.problem.costs import SOURCES, CostModel
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.opcost.device import load_calibration, read_calibration
-from simdev.problem.opcost.parts import Part
+from simdev.problem.opcost.parts import KernelPart
 from simdev.problem.opcost.physics import baseline_s
 from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology
+from simdev.studies.fidelity.labels import find_labels, read_label
+from simdev.studies.fidelity.tables import op_cases, teacher_of
 
 DEVICE = "Tesla_V100-PCIE-32GB"
 
@@ -101,7 +101,11 @@ def test_device_files_of_fits_predict_as_the_fit_does(folder, tmp_path):
     calibration = build(read_tables([folder]))["v100"]
     save_calibration(calibration, tmp_path / "mine.toml")
     again = read_calibration(tmp_path / "mine.toml")
-    parts = [Part("linear", (1, 100, 200, 300)), Part("vector", (4000, 4000)), Part("gemm", (1, 64, 64, 64))]
+    parts = [
+        KernelPart("linear", (1, 100, 200, 300)),
+        KernelPart("vector", (4000, 4000)),
+        KernelPart("gemm", (1, 64, 64, 64)),
+    ]
     first, second = (c.durations(parts, c.sheet, c.launch_ns) for c in (calibration, again))
     assert first[0] == pytest.approx(second[0], rel=1e-5) and first[1] == second[1] == ["fit"] * 3
     twice = build(read_tables([folder]))["v100"].durations(parts, calibration.sheet, calibration.launch_ns)
@@ -246,12 +250,16 @@ def test_whole_models_by_hand(tmp_path):
     path = write_label(tmp_path, nodes)
     assert list(find_labels(tmp_path)) == [path]
     label = read_label(path)
-    vector = Part("vector", (2 * 2 * 4 * 16 * 4, 2 * 4 * 16 * 4))
-    copy, softmax = Part("vector", (32, 32)), Part("softmax", (2, 4))
-    assert label.forward == [(Part("linear", (1, 8, 16, 8)), 3), (vector, 1), (copy, 1), (softmax, 1)]
+    vector = KernelPart("vector", (2 * 2 * 4 * 16 * 4, 2 * 4 * 16 * 4))
+    copy, softmax = KernelPart("vector", (32, 32)), KernelPart("softmax", (2, 4))
+    assert label.forward == [(KernelPart("linear", (1, 8, 16, 8)), 3), (vector, 1), (copy, 1), (softmax, 1)]
     assert label.backward == [] and label.forward_s == pytest.approx(2e-3) and sum(label.skipped.values()) == 1
     training = read_label(write_label(tmp_path, nodes[:2], name="toy-train-4-2", bwall_latency=4.0))
-    gradients = [Part("gemm", (1, 8, 8, 16)), Part("gemm", (1, 16, 8, 8)), Part("vector", (8 * 16 * 4, 64))]
+    gradients = [
+        KernelPart("gemm", (1, 8, 8, 16)),
+        KernelPart("gemm", (1, 16, 8, 8)),
+        KernelPart("vector", (8 * 16 * 4, 64)),
+    ]
     assert training.backward == [(part, 3) for part in gradients] and training.backward_s == pytest.approx(4e-3)
     with pytest.raises(InvalidInput, match="no figures"):
         read_label(write_label(tmp_path, nodes, name="bad-inf-1-1", fw_latency="x"))
@@ -272,7 +280,7 @@ def test_cases_of_a_folder(tmp_path):
         "every row of a new file judges"
     )
     known = datasheets()[DEVICE]
-    part, launch_ns = Part("linear", (1, 512, 1024, 1024)), round(1e9 * known.launch_s)
+    part, launch_ns = KernelPart("linear", (1, 512, 1024, 1024)), round(1e9 * known.launch_s)
     ns, source = load_calibration("v100").durations([part], known.sheet, launch_ns)
     assert rows[3]["predicted_s"] == pytest.approx(ns[0] / 1e9, rel=1e-3)  # a simulated step, in whole ns
     assert rows[3]["measured_s"] == pytest.approx(0.2e-3)

@@ -8,8 +8,8 @@ import tarfile
 import numpy as np
 import pytest
 
+from simdev.calibrate.traces import PIECE, read_trace, read_traces, report_problems
 from simdev.errors import InvalidInput
-from simdev.measure.calibrate.traces import PIECE, read_trace, read_traces, report_problems
 
 
 def x(cat, name, ts, dur, pid=1, tid=1, **args):

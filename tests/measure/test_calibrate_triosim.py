@@ -3,7 +3,7 @@
 import pytest
 
 from simdev.errors import InvalidInput
-from simdev.measure.calibrate.triosim import convolution_cases, predicted_s, read_operators
+from simdev.studies.fidelity.triosim import convolution_cases, predicted_s, read_operators
 
 TENSORS = """Index,TensorID,TensorShape,TensorNumElement,TensorEachByte,TensorType,TensorStorgeid,gpuid
 0,4,"[8, 3, 32, 32]",24576,4,input,5,0

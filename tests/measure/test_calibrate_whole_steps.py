@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from simdev.measure.calibrate.whole_steps import (
+from simdev.calibrate.whole_steps import (
     MODELS,
     MeasuredStep,
     factor,

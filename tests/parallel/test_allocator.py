@@ -2,7 +2,7 @@
 
 import pytest
 
-from simdev.parallel.allocator import CachingAllocator
+from simdev.parallel.costs.allocator import CachingAllocator
 
 MIB = 1 << 20
 

@@ -3,7 +3,7 @@ import pytest
 
 from simdev.errors import InvalidInput
 from simdev.parallel.cluster import load_cluster
-from simdev.parallel.collectives import collective_ns, send_ns
+from simdev.parallel.costs.collectives import collective_ns, send_ns
 
 MIB = 1 << 20
 

@@ -7,7 +7,7 @@ import pytest
 from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, simulate_plan
-from simdev.parallel.capture import capture_stage
+from simdev.parallel.capture.stage import capture_stage
 
 pytest.importorskip("torch")
 LLAMA = "llama3-8b[width=64,layers=2,heads=8,kv_heads=2,hidden=128,vocabulary=256,length=64]"

@@ -7,7 +7,7 @@ import pytest
 from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, simulate_plan
-from simdev.parallel.capture import capture_stage
+from simdev.parallel.capture.stage import capture_stage
 
 pytest.importorskip("torch")
 COMMON = "width=64,heads=4,hidden=32,experts=8,active=2,vocabulary=256,length=64"

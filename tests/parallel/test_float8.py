@@ -6,7 +6,7 @@ import pytest
 
 from simdev.errors import UnknownName
 from simdev.parallel import Mesh, Prices, load_cluster
-from simdev.parallel.float8 import Float8
+from simdev.parallel.costs.float8 import Float8
 from simdev.parallel.program import COMPUTE, Call
 
 

@@ -1,6 +1,6 @@
 """Shares of time that are left when a compiler fuses elementwise kernels."""
 
-from simdev.parallel.fusion import fused_segment, remaining_shares
+from simdev.parallel.costs.fusion import fused_segment, remaining_shares
 from simdev.parallel.program import COMPUTE, Call, Segment
 
 

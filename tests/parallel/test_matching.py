@@ -6,7 +6,7 @@ from simdev.cli import main as cli
 from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import find_model, parallel_models, parse_mesh
-from simdev.parallel.matching import check_matching
+from simdev.parallel.capture.matching import check_matching
 from simdev.parallel.program import Call, Segment
 
 
@@ -81,7 +81,7 @@ def test_a_step_whose_ranks_differ_is_one_sentence_and_exit_code_2(tmp_path, mon
 @pytest.mark.parametrize("name", ["gpt", "llama3", "mpt", "small"])
 def test_all_ranks_of_shipped_models_call_the_same_collectives(name, mesh):
     pytest.importorskip("torch")
-    from simdev.parallel.capture import _capture, _segments
+    from simdev.parallel.capture.stage import _capture, _segments
 
     mesh = parse_mesh(mesh)
     model = parallel_models()[name]

@@ -118,7 +118,7 @@ def test_a_helper_beside_a_model_is_part_of_its_fingerprint(file, monkeypatch):
 
     from simdev.graphs.parallel_model import Part
     from simdev.parallel import parse_mesh
-    from simdev.parallel.kept import fingerprint
+    from simdev.parallel.capture.kept import fingerprint
 
     monkeypatch.syspath_prepend(file.parent)
     folder = file.with_name("parts_of_mine")

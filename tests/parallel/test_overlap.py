@@ -2,7 +2,7 @@ import pytest
 from drawn import two_streams
 
 from simdev.errors import InvalidInput
-from simdev.parallel.overlap import simulate_unrolled
+from simdev.parallel.costs.overlap import simulate_unrolled
 
 
 @pytest.mark.parametrize("copies", [1, 2])

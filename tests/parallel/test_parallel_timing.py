@@ -6,8 +6,8 @@ import pytest
 
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Host, Mesh, Plan, Prices, find_model, load_cluster, simulate_plan
-from simdev.parallel.collectives import send_ns
-from simdev.parallel.hosts import HOSTS, WITHOUT, find_host
+from simdev.parallel.costs.collectives import send_ns
+from simdev.parallel.costs.hosts import HOSTS, WITHOUT, find_host
 from simdev.parallel.program import COMPUTE, Call
 
 HOST = Host(forward_ns=5, backward_ns=3, update_ns=2, collective_ns=10, wide_collective_ns=30)
@@ -45,7 +45,7 @@ def test_a_host_fitted_without_a_model_is_used_for_that_model_alone():
 
 def test_the_update_of_gpt_is_one_kernel_or_also_copies():
     pytest.importorskip("torch")
-    from simdev.parallel.capture import capture_stage
+    from simdev.parallel.capture.stage import capture_stage
 
     kinds = {}
     for update in ("fused", "mixed"):

@@ -7,7 +7,7 @@ import pytest
 from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Host, Plan, find_model, load_cluster, parse_mesh
-from simdev.parallel.capture import _capture, capture_stage, captured
+from simdev.parallel.capture.stage import _capture, capture_stage, captured
 from simdev.parallel.plan import prepare, simulate_program
 from simdev.sim import validate
 
@@ -176,9 +176,9 @@ def equal_times(schedule, ranks, microbatches, stages_per_rank=1):
     from dataclasses import replace as changed
     from types import SimpleNamespace
 
+    from simdev.parallel.costs.timing import Prices, make_template
     from simdev.parallel.plan import PlanProgram
     from simdev.parallel.program import Call, Segment
-    from simdev.parallel.timing import Prices, make_template
 
     count = ranks * stages_per_rank
     model = TINY.replace("layers=5", f"layers={count}")

@@ -99,7 +99,7 @@ def test_a_triton_kernel_is_one_op_with_the_bytes_of_its_tensors(monkeypatch):
     torch = pytest.importorskip("torch")
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from simdev.parallel.record import Recorder
+    from simdev.parallel.capture.record import RankRecorder
 
     class JITFunction:  # as triton.jit makes it: a GPU is asked for at the launch
         def __init__(self, fn):
@@ -125,7 +125,7 @@ def test_a_triton_kernel_is_one_op_with_the_bytes_of_its_tensors(monkeypatch):
     kernel = JITFunction(scale)
     with FakeTensorMode():
         x = torch.empty(10, 8)
-        recorder = Recorder()
+        recorder = RankRecorder()
         with recorder:
             out = torch.zeros(10, 8)
             kernel[(1,)](x, out, 80, BLOCK=16)

@@ -9,7 +9,7 @@ MIB = 1 << 20
 
 def test_the_optimizer_state_of_the_first_step_takes_the_place_of_activations():
     pytest.importorskip("torch")
-    from simdev.parallel.reserved import replay_steps
+    from simdev.parallel.costs.reserved import replay_steps
 
     parameters = [(0, 64 * MIB, 0)]
     step = [(1, 64 * MIB, 0), (1, 0, 0), (2, 64 * MIB, 0), (2, 0, 0)]
@@ -20,7 +20,7 @@ def test_the_optimizer_state_of_the_first_step_takes_the_place_of_activations():
 
 def test_more_is_reserved_than_allocated_and_sharding_reserves_less():
     pytest.importorskip("torch")
-    from simdev.parallel.reserved import reserved_bytes
+    from simdev.parallel.costs.reserved import reserved_bytes
 
     model, parameters = find_model("llama3-8b[layers=3,width=512,hidden=1024,heads=8,length=512,vocabulary=1024]")
     peaks = {}

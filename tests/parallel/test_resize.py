@@ -3,8 +3,9 @@ from functools import partial
 import pytest
 
 from simdev.graphs.parallel_model import Part
-from simdev.parallel import find_model, parse_mesh, resize
-from simdev.parallel.capture import capture_stage, captured
+from simdev.parallel import find_model, parse_mesh
+from simdev.parallel.capture import resize
+from simdev.parallel.capture.stage import capture_stage, captured
 from simdev.parallel.program import NotRepeating
 
 pytest.importorskip("torch")

@@ -5,9 +5,9 @@ import pytest
 
 from simdev.errors import InvalidInput
 from simdev.parallel import Host, Plan, find_model, load_cluster, parse_mesh
+from simdev.parallel.capture.reshard import Slice, reshard_ns, slice_of
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.plan import prepare, simulate_program
-from simdev.parallel.reshard import Slice, reshard_ns, slice_of
 from simdev.sim import validate
 
 TINY = "gpt-3.6b[width=128,layers=4,heads=4,length=64,vocabulary=256,microbatch=4]"

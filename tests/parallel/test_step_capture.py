@@ -220,7 +220,7 @@ def file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def captured(file):
-    from simdev.parallel.step_capture import capture_step_file
+    from simdev.parallel.capture.step import capture_step_file
 
     known = {}
 
@@ -387,7 +387,7 @@ def test_a_program_has_its_own_mesh_and_has_to_fit(captured, tmp_path, monkeypat
 
 
 def test_the_step_of_the_docs_is_captured(tmp_path):
-    from simdev.parallel.step_capture import capture_step_file
+    from simdev.parallel.capture.step import capture_step_file
 
     page = (Path(__file__).parents[2] / "docs" / "pages" / "parallel.md").read_text()
     (tmp_path / "my_step.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
@@ -403,7 +403,7 @@ LLAMA = f"transformers:LlamaForCausalLM[{FIELDS},num_key_value_heads=2,head_dim=
 
 def test_a_model_of_transformers_brings_its_own_plan():
     pytest.importorskip("transformers")
-    from simdev.parallel.step_capture import capture_package_step
+    from simdev.parallel.capture.step import capture_package_step
 
     program = capture_package_step(LLAMA, parse_mesh("dp_shard=2,tp=2"), batch=2, length=16)
     found = collectives(program)
@@ -423,7 +423,7 @@ def test_a_model_of_transformers_brings_its_own_plan():
 )
 def test_models_of_packages_that_cannot_be_spread(target, mesh, message):
     pytest.importorskip("transformers")
-    from simdev.parallel.step_capture import capture_package_step
+    from simdev.parallel.capture.step import capture_package_step
 
     with pytest.raises(InvalidInput, match=message):
         capture_package_step(target, parse_mesh(mesh))
@@ -431,7 +431,7 @@ def test_models_of_packages_that_cannot_be_spread(target, mesh, message):
 
 def test_integers_are_counted_as_an_accelerator_does():
     torch = pytest.importorskip("torch")
-    from simdev.parallel.libraries import Chunks, recordable
+    from simdev.parallel.capture.libraries import Chunks, recordable
 
     with recordable(Chunks()):
         found = torch.histc(torch.tensor([0, 1, 1, 3]), bins=4, min=0, max=3)

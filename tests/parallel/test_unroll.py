@@ -19,8 +19,8 @@ def test_a_step_with_too_many_ops_says_what_to_do(monkeypatch):
 
 def test_an_action_without_work_is_named():
     from simdev.parallel import load_cluster
+    from simdev.parallel.costs.timing import Host, Prices, make_template
     from simdev.parallel.program import Segment
-    from simdev.parallel.timing import Host, Prices, make_template
 
     cluster = load_cluster("dgx-h100")
     empty = make_template(Segment("forward", ()), cluster, Mesh({}), 0, Host(), Prices(cluster))

@@ -7,12 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from simdev.baselines.parallel import _alpa, flexflow, search
-from simdev.baselines.parallel._stages import in_progress, least_bottleneck, least_sum, pipelines
+from simdev.baselines.planners import _alpa, flexflow, search
+from simdev.baselines.planners._stages import in_progress, least_bottleneck, least_sum, pipelines
 from simdev.exact.pipedream import Profile
 from simdev.exact.pipedream import plan as pipedream
-from simdev.exact.piper import Choice as LayerChoice
-from simdev.exact.piper import Layers, piper
+from simdev.exact.piper import LayerChoice, Layers, piper
 from simdev.parallel.mesh import Mesh
 from simdev.planners import Choice, PlanBudget, planners
 from simdev.planners.estimate import estimate, stage_costs

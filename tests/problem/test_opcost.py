@@ -18,7 +18,7 @@ from simdev.problem.opcost.device import (
     load_calibration,
     read_calibration,
 )
-from simdev.problem.opcost.parts import _MAKERS, Part, parts_of
+from simdev.problem.opcost.parts import _MAKERS, KernelPart, parts_of
 from simdev.problem.opcost.physics import Datasheet, baseline_s, features, moved_bytes, work_flops
 from simdev.problem.opcost.signature import Tensor, parse_signature
 from simdev.problem.opcost.stand_in import Board, stand_in
@@ -173,10 +173,11 @@ def toy():
 
 
 def test_tables_come_first_then_fits_and_dtypes_stay_apart():
-    product = Part("gemm", (1, 128, 128, 500))
+    product = KernelPart("gemm", (1, 128, 128, 500))
     ns, source = toy().durations(
-        [Part("gemm", (1, 2, 4, 3)), product, Part("gemm", (1, 128, 128, 500), "bf16"), Part("softmax", (2, 2)),
-         Part("vector", (8000, 8000), "bf16")],
+        [KernelPart("gemm", (1, 2, 4, 3)), product, KernelPart("gemm", (1, 128, 128, 500), "bf16"),
+         KernelPart("softmax", (2, 2)),
+         KernelPart("vector", (8000, 8000), "bf16")],
         SHEET, 2000,
     )  # fmt: skip
     assert source == ["table", "fit", "", "", "fit"]
@@ -185,7 +186,7 @@ def test_tables_come_first_then_fits_and_dtypes_stay_apart():
     assert ns[4] == pytest.approx(2000 + 16000 / 0.8e11 * 1e9)
     other = Datasheet(2e12, 2e11, 10)  # twice as fast: half the time, and no table
     assert toy().durations([product], other, 2000)[0][0] == pytest.approx(2000 + (ns[1] - 2000) / 2)
-    assert toy().durations([Part("gemm", (1, 2, 4, 3))], other, 2000)[1] == ["fit"]
+    assert toy().durations([KernelPart("gemm", (1, 2, 4, 3))], other, 2000)[1] == ["fit"]
 
 
 def test_device_files_are_read_as_they_were_written(tmp_path):
@@ -216,10 +217,10 @@ def test_shipped_device_files_cost_what_they_say(name):
     for part in ("linear", "bmm", "vector", "softmax", "layer_norm", "conv3x3", "conv", "conv_dgrad", "conv_wgrad"):
         fit = device.classes[part]
         assert fit.source and 0.05 < fit.efficiency < 2, part
-    big = Part("gemm", (1, 4096, 4096, 4096))
+    big = KernelPart("gemm", (1, 4096, 4096, 4096))
     seconds = device.durations([big], device.sheet, device.launch_ns)[0][0] / 1e9
     assert 0.2 < 2 * 4096**3 / seconds / device.sheet.flops < 1.05
-    copy = Part("vector", (1 << 28, 1 << 28))
+    copy = KernelPart("vector", (1 << 28, 1 << 28))
     seconds = device.durations([copy], device.sheet, device.launch_ns)[0][0] / 1e9
     assert 0.6 < (1 << 29) / seconds / device.sheet.bandwidth < 1
 
@@ -283,19 +284,21 @@ def test_products_below_f32_run_on_matrix_units_in_larger_tiles():
 
 
 def test_precisions_have_classes_and_a_factor_of_their_own():
-    product = Part("linear", (1, 512, 512, 512), "f16")
+    product = KernelPart("linear", (1, 512, 512, 512), "f16")
     classes = {"product bf16": ClassFit(0.5), "gemm": ClassFit(0.25), "attention bf16": ClassFit(0.5)}
     device = Calibration("toy", SHEET, 0, classes)
-    ns, source = device.durations([product, Part("gemm", (1, 512, 512, 512), "f8")], SHEET, 0)
+    ns, source = device.durations([product, KernelPart("gemm", (1, 512, 512, 512), "f8")], SHEET, 0)
     assert source == ["fit", "fit"] and ns[1] <= ns[0]
     slower = Calibration("toy", SHEET, 0, classes, steps={"f16": 1.5}).durations([product], SHEET, 0)[0][0]
     assert slower == pytest.approx(1.5 * ns[0])
     like = Calibration("toy", SHEET, 0, classes, steps={"bf16": 1.5}).durations(
-        [product, Part("gemm", (1, 512, 512, 512), "f8")], SHEET, 0
+        [product, KernelPart("gemm", (1, 512, 512, 512), "f8")], SHEET, 0
     )[0]
     assert like == pytest.approx(1.5 * ns)  # f16 and FP8 have the factor of bf16 unless they have their own
-    attention = Part("attention", (2, 4, 4, 256, 256, 64, 64, 0), "bf16")
-    forward, backward = device.durations([attention, Part("attention_backward", attention.dims, "bf16")], SHEET, 0)[0]
+    attention = KernelPart("attention", (2, 4, 4, 256, 256, 64, 64, 0), "bf16")
+    forward, backward = device.durations(
+        [attention, KernelPart("attention_backward", attention.dims, "bf16")], SHEET, 0
+    )[0]
     assert 2.5 < backward / forward < 3.2  # 2.5 times the products, at a somewhat lower rate
 
 
@@ -328,4 +331,4 @@ def test_captured_fp8_products_are_priced_in_fp8():
     """``_scaled_mm`` takes its scales behind the operands, and gives a 16-bit result."""
     text = "_scaled_mm(f8e4m3[64,32],f8e4m3[32,48],f32[64,1],f32[1,48])->bf16[64,48]"
     (part,) = parts_of(parse_signature(text), "gemm", 0, 0)
-    assert part == Part("gemm", (1, 64, 48, 32), "f8")
+    assert part == KernelPart("gemm", (1, 64, 48, 32), "f8")

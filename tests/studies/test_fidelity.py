@@ -9,13 +9,13 @@ import pytest
 
 from simdev.errors import InvalidInput
 from simdev.parallel import Mesh
-from simdev.parallel.timing import ODD_PRODUCT
+from simdev.parallel.costs.timing import ODD_PRODUCT
 from simdev.problem.opcost.device import calibration_names
-from simdev.studies import fidelity
-from simdev.studies.fidelity import Case, all_cases, bootstrap, groups
-from simdev.studies.fidelity_report import markdown, write
-from simdev.studies.fitted_constants import constants
-from simdev.studies.kept import PACKAGE, Kept
+from simdev.studies.fidelity import cases as fidelity
+from simdev.studies.fidelity.cases import Case, all_cases, bootstrap, groups
+from simdev.studies.fidelity.constants import constants
+from simdev.studies.fidelity.kept import PACKAGE, Kept
+from simdev.studies.fidelity.report import markdown, write
 
 
 def case(goal, predicted, **more):

@@ -9,7 +9,7 @@ from simdev.bench.bench import Observer
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, UnknownName
 from simdev.studies.reproduce import gdp, mirhoseini, placeto, reproduce, stats
-from simdev.studies.reproduce.lab import Case, Lab, RunResult
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult
 
 
 def found(placer, points, *, seed=0, workload="w", params="{}"):
@@ -109,7 +109,7 @@ def test_runs_are_kept_and_not_made_twice(tmp_path):
     observer = Recorder()
     for _ in range(2):
         with Lab(tmp_path, mirhoseini.SIZES["tiny"], observer) as lab:
-            runs = lab.runs([Case("transformer-xl-2", "p100x4")], ["single-gpu", "local-search"], 5, 2)
+            runs = lab.runs([LabCase("transformer-xl-2", "p100x4")], ["single-gpu", "local-search"], 5, 2)
     assert observer.rows == [("local-search", 0), ("local-search", 1), ("single-gpu", 0)]
     assert [run.row.placer for run in runs] == ["local-search", "local-search", "single-gpu"]
     assert runs[0].points[-1] == (5, runs[0].row.place_seconds, runs[0].row.step_ns)
@@ -121,7 +121,7 @@ def test_graphs_without_a_name_are_kept_beside_the_results(tmp_path):
 
     graph = family_graph("inception", 0)
     with Lab(tmp_path, mirhoseini.SIZES["tiny"], Observer()) as lab:
-        (run,) = lab.runs([Case("inception-0.npz", "p100x4", graph)], ["single-gpu"], 1, 1)
+        (run,) = lab.runs([LabCase("inception-0.npz", "p100x4", graph)], ["single-gpu"], 1, 1)
     assert run.row.workload == "inception-0.npz" and run.row.step_ns
     assert (tmp_path / "graphs" / f"{graph.fingerprint}.npz").is_file()
 

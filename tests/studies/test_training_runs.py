@@ -8,10 +8,10 @@ import pytest
 from simdev.cli import main as cli
 from simdev.errors import InvalidInput
 from simdev.parallel import Mesh, Plan, find_model, load_cluster
-from simdev.parallel.float8 import Float8
+from simdev.parallel.costs.float8 import Float8
 from simdev.studies import training_runs as report
 from simdev.studies.training_controls import START, constant_mfu, fit_formula, formula_left_out, formula_ns
-from simdev.studies.training_runs import Prediction, Run, read_runs, report_lines
+from simdev.studies.training_runs import Prediction, TrainingRun, read_runs, report_lines
 
 HEADER = (
     "GPU numbers,data parallelism,pipeline parallelism,tensor parallelism,hidden size,# layers,attention heads,"
@@ -22,7 +22,7 @@ HEADER = (
 def run_of(width, *, source="vtrain-single", layers=4, microbatch=1, step_ms=100.0, mesh=None, peak_bytes=0.0):
     model, parameters = find_model(f"gpt[width={width},layers={layers},microbatch={microbatch}]")
     plan = Plan(model, parameters, load_cluster("dgx-a100"), Mesh(mesh or {"tp": 2}), 4)
-    return Run(source, f"width {width}", f"gpt {width}", plan, step_ms * 1e6, peak_bytes)
+    return TrainingRun(source, f"width {width}", f"gpt {width}", plan, step_ms * 1e6, peak_bytes)
 
 
 def cells(lines, source, group):

@@ -84,7 +84,7 @@ def bench(
 
     If the command is interrupted, even by a crash, the same command resumes it.
     """
-    from simdev.bench import plan
+    from simdev.bench import matrix
     from simdev.bench.bench import Incomplete
     from simdev.bench.bench import bench as execute_all
     from simdev.bench.dask_cluster import dask_backend
@@ -95,13 +95,13 @@ def bench(
         _bench_planners(planner, workload, topology, batch, budget, seeds, jobs, out)
         return
     away = use_dask(backend, scheduler)
-    named = plan.BUDGETS.get(budget, plan.BUDGETS["quick"])
+    named = matrix.BUDGETS.get(budget, matrix.BUDGETS["quick"])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: finished runs are written first
     limits = Limits(
-        positive(time_limit, "--time-limit") or plan.time_limit(budget),
+        positive(time_limit, "--time-limit") or matrix.time_limit(budget),
         int((positive(memory_limit, "--memory-limit") or named.memory_bytes / 2**30) * 2**30),
     )
-    runs = plan.plan(
+    runs = matrix.plan(
         workload or (),
         topology or (),
         placer or ("all",),
@@ -110,7 +110,7 @@ def bench(
         rules=f"{order}/{contention}/{runtime}",
         objective="step" if objective == Aim.step else f"throughput/{schedule}/{microbatches}",
     )
-    named_folder = budget if budget in plan.BUDGETS else "custom"
+    named_folder = budget if budget in matrix.BUDGETS else "custom"
     out = out or Path("leaderboard") / ("throughput" if objective == Aim.throughput else named_folder)
     with progress.observer(len(runs)) as observer:
         try:
@@ -133,7 +133,7 @@ def bench(
 
 
 def _bench_planners(planner, workload, topology, batch, budget, seeds, jobs, out) -> None:
-    from simdev.bench.plan import parse_budget
+    from simdev.bench.matrix import parse_budget
     from simdev.bench.plan_bench import BOARD, Task, bench_plans
     from simdev.bench.plan_rows import markdown
     from simdev.planners import planners

@@ -40,8 +40,8 @@ def calibrate(
         return
     if not data:
         raise InvalidInput("name measured files or folders, or --steps with --kind", source="calibrate")
-    from simdev.measure.calibrate import matrix_units
-    from simdev.measure.calibrate.build import (
+    from simdev.calibrate import matrix_units
+    from simdev.calibrate.build import (
         build_one,
         has_op_tables,
         read_tables,
@@ -49,7 +49,7 @@ def calibrate(
         save_calibration,
         with_host,
     )
-    from simdev.measure.calibrate.kernel_tables import read_kernel_tables
+    from simdev.calibrate.kernel_tables import read_kernel_tables
 
     kernels = read_kernel_tables(data)
     found = read_tables(data) if has_op_tables(data) or not kernels else None
@@ -78,8 +78,8 @@ def calibrate(
 
 
 def _fit_steps(path: Path, kind: str, out: Path) -> None:
-    from simdev.measure.calibrate.build import save_calibration
-    from simdev.measure.calibrate.given_steps import fit_steps, left_out_ns, read_steps
+    from simdev.calibrate.build import save_calibration
+    from simdev.calibrate.given_steps import fit_steps, left_out_ns, read_steps
 
     calibration, steps = fit_steps(read_steps(path), kind)
     lines = []

@@ -89,9 +89,9 @@ def _capture_ranks(
 
     from simdev.graphs.capture import is_package_model
     from simdev.parallel import parse_mesh
-    from simdev.parallel.fusion import ASSUMPTION, fused_segment
+    from simdev.parallel.capture.step import capture_package_step, capture_step_file
+    from simdev.parallel.costs.fusion import ASSUMPTION, fused_segment
     from simdev.parallel.rank_program import save_rank_program
-    from simdev.parallel.step_capture import capture_package_step, capture_step_file
 
     if mode != "train":
         raise InvalidInput("--mode is for models of packages without --mesh", source=step)

@@ -14,8 +14,8 @@ from simdev.cli.tables import print_table
 @command("dispatch", topic=REAL)
 def dispatch(trace: Annotated[Path, typer.Argument(help="Profiler trace (Kineto, Chrome JSON).")]) -> None:
     """List what issuing an op cost the host, by kind of op."""
-    from simdev.measure.calibrate.dispatch import dispatch_ns
-    from simdev.measure.calibrate.traces import read_trace
+    from simdev.calibrate.dispatch import dispatch_ns
+    from simdev.calibrate.traces import read_trace
 
     rows = dispatch_ns(read_trace(trace)).items()
     lines = [[kind, str(count), f"{median / 1e3:.1f}", f"{mean / 1e3:.1f}"] for kind, (count, median, mean) in rows]

@@ -24,8 +24,8 @@ def fidelity(
     Writes cases, goals met and missed, and a picture.
     """
     from simdev.cli import progress
-    from simdev.studies import fidelity as report
-    from simdev.studies.fidelity_report import write
+    from simdev.studies.fidelity import cases as report
+    from simdev.studies.fidelity.report import write
 
     with progress.steps("fidelity") as tell:
         cases, notes = report.all_cases(report.data_folder(data), cache or report.cache_folder(), tell, jobs)

@@ -39,8 +39,8 @@ def import_(
     from simdev.problem.graph_file import save_graph
 
     if file_format in ("kineto", "chrome"):
-        from simdev.measure.calibrate.imported import against_measured, trace_graph
-        from simdev.measure.calibrate.traces import read_trace, report_problems
+        from simdev.calibrate.imported import against_measured, trace_graph
+        from simdev.calibrate.traces import read_trace, report_problems
 
         trace = read_trace(file)
         for problem in report_problems(trace):

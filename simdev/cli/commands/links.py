@@ -21,7 +21,7 @@ def links(
 
     Prints them as a machine's file takes them.
     """
-    from simdev.measure.calibrate.links import fit_table, ranges_toml, read_links
+    from simdev.calibrate.links import fit_table, ranges_toml, read_links
 
     positive(hops, "--hops")
     positive(ranges, "--ranges")

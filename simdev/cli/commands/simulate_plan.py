@@ -69,8 +69,8 @@ def simulate_plan(
     The first capture of a model takes some seconds (a large model: half a minute); it is kept.
     """
     from simdev.parallel import Prices, load_cluster
-    from simdev.parallel.float8 import Float8
-    from simdev.parallel.hosts import find_host, find_scale
+    from simdev.parallel.costs.float8 import Float8
+    from simdev.parallel.costs.hosts import find_host, find_scale
     from simdev.parallel.rank_program import is_rank_program
     from simdev.parallel.stragglers import parse_slow
 

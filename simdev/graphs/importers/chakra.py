@@ -50,7 +50,7 @@ SCALARS = (3, 5, 7, 9, 11, 13, 15, 17, 27)  # fields of an attribute that hold o
 
 
 @dataclass
-class Node:
+class ChakraNode:
     """One node. ``control`` and ``data`` are the ids of its dependencies; ``outputs`` holds two texts, the shapes and
     the types of its outputs."""
 
@@ -99,14 +99,14 @@ def _join(builder: GraphBuilder, before: int, after: int) -> None:
         builder.control(before, after)
 
 
-def _kind(node: Node) -> str:
+def _kind(node: ChakraNode) -> str:
     if node.type == "COMM_COLL_NODE":
         number = node.attributes.get("comm_type", -1)
         return COLLECTIVES[number] if isinstance(number, int) and 0 <= number < len(COLLECTIVES) else "collective"
     return KINDS.get(node.type) or node.name.removeprefix("aten::") or "node"
 
 
-def _output_bytes(node: Node) -> list[int]:
+def _output_bytes(node: ChakraNode) -> list[int]:
     """The sizes of the outputs whose shape and type are known."""
     try:
         shapes, types = (json.loads(text.replace("'", '"')) if text else [] for text in node.outputs)
@@ -130,7 +130,7 @@ def _product(size: int, shape: list[int]) -> int:
 # Protobuf -------------------------------------------------------------------------------------------------------------
 
 
-def _from_protobuf(data: bytes, path) -> list[Node]:
+def _from_protobuf(data: bytes, path) -> list[ChakraNode]:
     nodes, at, first = [], 0, True
     try:
         while at < len(data):
@@ -148,8 +148,8 @@ def _from_protobuf(data: bytes, path) -> list[Node]:
     return nodes
 
 
-def _node(message: bytes) -> Node:
-    node = Node()
+def _node(message: bytes) -> ChakraNode:
+    node = ChakraNode()
     for number, value in _fields(message):
         if number == 1:
             node.id = _whole(value)
@@ -224,7 +224,7 @@ def _text(value: int | bytes) -> str:
 # JSON -----------------------------------------------------------------------------------------------------------------
 
 
-def _from_json(data: bytes, path) -> list[Node]:
+def _from_json(data: bytes, path) -> list[ChakraNode]:
     """Read a sequence of objects in the JSON form of protobuf, in which integers of 64 bits are text."""
     text, at, decoder, nodes = text_of(data, path), 0, json.JSONDecoder(), []
     try:
@@ -239,7 +239,7 @@ def _from_json(data: bytes, path) -> list[Node]:
     return nodes
 
 
-def _json_node(row: dict) -> Node:
+def _json_node(row: dict) -> ChakraNode:
     outputs = row.get("outputs") or {}
     attributes = {}
     for entry in row.get("attr", []):
@@ -247,7 +247,7 @@ def _json_node(row: dict) -> Node:
         value = values[0] if values else None
         number = isinstance(value, str) and value.isdecimal() and len(value) < 20
         attributes[str(entry.get("name", ""))] = int(value) if number else value
-    return Node(
+    return ChakraNode(
         id=_json_number(row.get("id", 0)),
         name=str(row.get("name", "")),
         type=str(row["type"]),

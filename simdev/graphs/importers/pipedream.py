@@ -32,7 +32,7 @@ _GETITEM = re.compile(r"__getitem__\((\d{1,9})\)")
 
 
 @dataclass(frozen=True)
-class Layer:
+class ProfiledLayer:
     text: str
     kind: str
     forward_ns: float
@@ -77,7 +77,7 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     return Imported(builder.build(), {device_kind: times})
 
 
-def _outputs_read(reader: Layer, source: Layer) -> list[int]:
+def _outputs_read(reader: ProfiledLayer, source: ProfiledLayer) -> list[int]:
     """The activations of ``source`` that a layer reads: all of them, or the one that ``__getitem__(i)`` selects."""
     picked = _GETITEM.match(reader.text)
     every = list(range(len(source.activations)))
@@ -85,9 +85,9 @@ def _outputs_read(reader: Layer, source: Layer) -> list[int]:
     return every[which : which + 1] or every
 
 
-def read_layers(text: str, path) -> tuple[dict[str, Layer], dict[str, list[str]]]:
+def read_layers(text: str, path) -> tuple[dict[str, ProfiledLayer], dict[str, list[str]]]:
     """The layers by name, and for each layer the layers that it reads. Input nodes are left out."""
-    layers: dict[str, Layer] = {}
+    layers: dict[str, ProfiledLayer] = {}
     edges: list[tuple[int, str, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         parts = [part.strip() for part in line.strip().split(" -- ")]
@@ -115,7 +115,7 @@ def read_layers(text: str, path) -> tuple[dict[str, Layer], dict[str, list[str]]
     return {name: layers[name] for name in inputs}, inputs
 
 
-def _layer(parts: list[str], path, where: str) -> Layer:
+def _layer(parts: list[str], path, where: str) -> ProfiledLayer:
     values = dict(_FIELD.findall(next((part for part in parts[2:] if "forward_compute_time=" in part), "")))
     read = Fields(values, path, where)
     numbers = {}
@@ -127,7 +127,7 @@ def _layer(parts: list[str], path, where: str) -> Layer:
             raise read.fail(f"{values[key]!r} is not a number", key) from None
         for value in numbers[key]:
             read.check_number(value, key)
-    return Layer(
+    return ProfiledLayer(
         text=parts[1],
         kind=re.match(r"\w*[a-zA-Z_]|", parts[1])[0] or "layer",
         forward_ns=numbers["forward_compute_time"][0] * 1e6,

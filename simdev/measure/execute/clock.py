@@ -1,7 +1,7 @@
 """Times the kernels of a rank program: real tensors, and PyTorch's fake process group in place of the other ranks.
 
-The program is the one that :mod:`simdev.parallel.capture` records. It runs twice: with a clock in each kernel, and
-without any, for the time between kernels (Python, autograd, dispatch). All times are processor time of the thread,
+The program is the one that :mod:`simdev.parallel.capture.stage` records. It runs twice: with a clock in each kernel,
+and without any, for the time between kernels (Python, autograd, dispatch). All times are processor time of the thread,
 which other processes do not lengthen by taking the core for a while.
 """
 
@@ -18,9 +18,9 @@ from scipy.stats import trim_mean
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simdev.graphs.parallel_model import ParallelModel, Part
-from simdev.parallel.capture import StageRun, fake_process_group
+from simdev.parallel.capture.record import RankRecorder
+from simdev.parallel.capture.stage import StageRun, fake_process_group
 from simdev.parallel.mesh import Mesh
-from simdev.parallel.record import Recorder
 
 
 class _Clock(TorchDispatchMode):
@@ -37,7 +37,7 @@ class _Clock(TorchDispatchMode):
         return result
 
 
-class _Stopwatch(Recorder):
+class _Stopwatch(RankRecorder):
     """A recorder that also keeps the time of each kernel."""
 
     def __init__(self, clock: _Clock):

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from simdev.errors import Unsupported
-from simdev.measure.execute.worker import BoundCall, Job, Worker, clock
+from simdev.measure.execute.worker import BoundCall, Worker, WorkerTask, clock
 
 
 class CudaWorker(Worker):
     """Runs the ops of device ``number`` on GPU ``index``. Create it in the worker's own process."""
 
-    def __init__(self, job: Job, number: int, index: int):
+    def __init__(self, job: WorkerTask, number: int, index: int):
         super().__init__(job, number)
         torch.cuda.set_device(index)
         self.device = torch.device("cuda", index)

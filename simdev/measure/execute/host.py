@@ -15,7 +15,7 @@ import torch
 from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.measure.execute.program import Program
 from simdev.measure.execute.shared import Shared
-from simdev.measure.execute.worker import DONE, FAILED, FIRST, GO, STOP, Job, Stopped, Worker
+from simdev.measure.execute.worker import DONE, FAILED, FIRST, GO, STOP, Stopped, Worker, WorkerTask
 
 MESSAGE_BYTES = 2000
 
@@ -65,7 +65,7 @@ def execute(
     shared = _reserve(program, devices, len(workers), warmup + repeats + 1)
     for key, home in program.homes.items():
         shared.array(f"home.{key}")[:] = home.before
-    job = Job(program, devices, workers, order, priority, warmup + repeats + 1, shared)
+    job = WorkerTask(program, devices, workers, order, priority, warmup + repeats + 1, shared)
     children = _fork(job)
     try:
         first = _steer(job, children, time_limit_s)
@@ -119,7 +119,7 @@ def _reserve(program: Program, devices: np.ndarray, count: int, steps: int) -> S
     return shared
 
 
-def _fork(job: Job) -> list[int]:
+def _fork(job: WorkerTask) -> list[int]:
     sys.stdout.flush()
     sys.stderr.flush()
     children = []
@@ -131,7 +131,7 @@ def _fork(job: Job) -> list[int]:
     return children
 
 
-def _be_worker(job: Job, number: int) -> None:
+def _be_worker(job: WorkerTask, number: int) -> None:
     """Run a worker in this forked process and exit; this function does not return."""
     code = 1
     try:
@@ -151,7 +151,7 @@ def _be_worker(job: Job, number: int) -> None:
         os._exit(code)
 
 
-def make_worker(job: Job, number: int) -> Worker:
+def make_worker(job: WorkerTask, number: int) -> Worker:
     """The worker with this number; call it in the worker's own process."""
     kind, _, index = job.workers[number].partition(":")
     if kind == "cuda":
@@ -164,7 +164,7 @@ def make_worker(job: Job, number: int) -> Worker:
     return Worker(job, number)
 
 
-def _steer(job: Job, children: list[int], time_limit_s: float):
+def _steer(job: WorkerTask, children: list[int], time_limit_s: float):
     """Let the workers run the first step, copy its results, and let them run the remaining steps."""
     control = job.shared.words("control")
     end = time.monotonic() + time_limit_s
@@ -181,7 +181,7 @@ def _steer(job: Job, children: list[int], time_limit_s: float):
     return results, homes
 
 
-def _wait(job: Job, children: list[int], steps: int, end: float) -> None:
+def _wait(job: WorkerTask, children: list[int], steps: int, end: float) -> None:
     control = job.shared.words("control")
     rows = [FIRST + 8 * number for number in range(len(children))]
     while any(control[row + DONE] < steps for row in rows):
@@ -200,7 +200,7 @@ def _wait(job: Job, children: list[int], steps: int, end: float) -> None:
         time.sleep(1e-3)
 
 
-def _end(job: Job, children: list[int]) -> None:
+def _end(job: WorkerTask, children: list[int]) -> None:
     job.shared.words("control")[STOP] = 1
     for child in children:
         if not child:
@@ -217,7 +217,7 @@ def _end(job: Job, children: list[int]) -> None:
             os.waitpid(child, 0)
 
 
-def _collect(job: Job, first, warmup: int, repeats: int) -> Execution:
+def _collect(job: WorkerTask, first, warmup: int, repeats: int) -> Execution:
     shared, kept = job.shared, slice(warmup, warmup + repeats)
     names = ("op_start", "op_finish", "sent_start", "sent_finish")
     times = {name: shared.array(name)[kept].copy() for name in names}

@@ -15,7 +15,7 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """The largest differences between two first steps that started from the same state, in units of the tolerance.
 
     ``result`` covers the results of the step, and ``parameter`` the updated parameters and buffers. Each difference is
@@ -58,7 +58,7 @@ def step_schedule(program: Program, execution: Execution, devices: np.ndarray, t
     )
 
 
-def difference(program: Program, execution: Execution, other: Execution | None = None) -> Difference:
+def difference(program: Program, execution: Execution, other: Execution | None = None) -> TensorDifference:
     """Compare the first step with that of ``other``, or with PyTorch's own results if ``other`` is None."""
     results = program.results if other is None else other.results
     result = max(
@@ -70,7 +70,7 @@ def difference(program: Program, execution: Execution, other: Execution | None =
         home = program.homes[key]
         expected = home.after if other is None else other.homes[key]
         parameter = max(parameter, _gap(execution.homes[key], expected, home.dtype))
-    return Difference(result, parameter)
+    return TensorDifference(result, parameter)
 
 
 def _gap(found: np.ndarray, expected: np.ndarray, dtype) -> float:

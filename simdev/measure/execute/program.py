@@ -37,7 +37,7 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Call:
+class AtenCall:
     """One ATen call. Tensors in ``args`` and ``kwargs`` are :class:`Ref`.
 
     ``made`` has an entry for each new storage: the position among the output tensors, and the number of the value.
@@ -80,7 +80,7 @@ class Program:
     """
 
     graph: ComputationGraph
-    calls: list[list[Call]]
+    calls: list[list[AtenCall]]
     tensor_value: list[int]
     layouts: dict[int, Layout] = field(default_factory=dict)
     value_bytes: dict[int, int] = field(default_factory=dict)

@@ -24,10 +24,10 @@ from simdev.errors import SimdevError
 from simdev.graphs.capture import sentence
 from simdev.measure.execute.clock import Kernels, Samples, fill, kernels_of, time_kernels
 from simdev.measure.execute.cpu import settle
-from simdev.parallel.capture import forget_meshes
+from simdev.parallel.capture.split import SplitBackward, keep_gathered, reduce_gradients
+from simdev.parallel.capture.stage import forget_meshes
 from simdev.parallel.orders import SPLIT, pipeline_order
 from simdev.parallel.plan import Plan
-from simdev.parallel.split import SplitBackward, keep_gathered, reduce_gradients
 
 ROUNDS = 5
 CHAIN = 4  # collectives in a row, with work before each

@@ -14,7 +14,7 @@ from simdev.errors import Unsupported
 from simdev.graphs.capture.run import run_real
 from simdev.graphs.capture.trace import EMPTIES, Tape, storage_bytes, tensors_in
 from simdev.graphs.workload import TrainingStep
-from simdev.measure.execute.program import Call, Home, Layout, Program, Ref
+from simdev.measure.execute.program import AtenCall, Home, Layout, Program, Ref
 from simdev.problem.costs import FREE_KINDS
 
 
@@ -27,17 +27,17 @@ def record(make: Callable[[], TrainingStep], name: str, meta: dict, *, seed: int
     """
     torch.set_num_threads(1)  # the order of summation must be that of the workers
     torch.manual_seed(seed)
-    recorder = Recorder(seed)
+    recorder = OpRecorder(seed)
     assembly = run_real(make, name, meta, recorder)
     return recorder.program(assembly)
 
 
-class Recorder(Tape):
+class OpRecorder(Tape):
     """A tape that also keeps every call with its arguments, and the bytes that exist before the step."""
 
     def __init__(self, seed: int):
         super().__init__()
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, AtenCall] = {}
         self.layouts: dict[int, Layout] = {}
         self._seed = seed
         self._before: dict[int, np.ndarray] = {}  # storage -> its bytes before the step
@@ -110,7 +110,7 @@ class Recorder(Tape):
                 self._describe(self._value[self._key(tensor)], tensor)
         seed = self._seed_of(number) if torch.Tag.nondeterministic_seeded in func.tags else None
         after = tuple((ref, self._value[key]) for ref, key in written if self._value.get(key) is not None)
-        self.calls[number] = Call(func, *flat, tuple(made), after, seed)
+        self.calls[number] = AtenCall(func, *flat, tuple(made), after, seed)
 
     def _describe(self, value: int, tensor) -> None:
         self.layouts[value] = _layout(tensor)

@@ -19,7 +19,7 @@ import torch
 
 from simdev.errors import Unsupported
 from simdev.graphs.capture.trace import tensors_in
-from simdev.measure.execute.program import Call, Layout, Program, Ref
+from simdev.measure.execute.program import AtenCall, Layout, Program, Ref
 from simdev.measure.execute.shared import Shared
 
 clock = time.perf_counter_ns
@@ -32,7 +32,7 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class Job:
+class WorkerTask:
     """The task of all workers of an execution.
 
     ``devices`` int ``(n,)`` is the placement, and ``workers`` names the worker of each device. The step runs ``steps``
@@ -54,7 +54,7 @@ class Worker:
 
     device = torch.device("cpu")
 
-    def __init__(self, job: Job, number: int):
+    def __init__(self, job: WorkerTask, number: int):
         self.job, self.number, self.parent = job, number, os.getppid()
         self.program, self.graph = job.program, job.program.graph
         self.local = job.devices == number
@@ -163,7 +163,7 @@ class Worker:
             return _view(self._given(ref.key), ref.layout)
         return None
 
-    def _translate(self, call: Call) -> BoundCall:
+    def _translate(self, call: AtenCall) -> BoundCall:
         over = {}  # overwritten value -> whether its old bytes must be kept for other readers
         for ref, after in call.written:
             if ref.source == "value" and ref.key not in self.program.value_home and after != ref.key:

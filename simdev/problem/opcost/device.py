@@ -44,7 +44,7 @@ import numpy as np
 from simdev.errors import InvalidInput, UnknownName, quoted
 from simdev.files import read_toml
 from simdev.problem.graph_file import read_npz
-from simdev.problem.opcost.parts import DIMENSIONS, Part
+from simdev.problem.opcost.parts import DIMENSIONS, KernelPart
 from simdev.problem.opcost.physics import GEMM_LIKE, PRODUCTS, Datasheet, baseline_s, features, on_matrix_units
 from simdev.problem.opcost.tensor_cores import TENSOR_DTYPES
 from simdev.problem.opcost.trees import Trees, trees_from
@@ -112,7 +112,7 @@ class Calibration:
         known = self.watts and sheet.watts
         return max(1.0, self.watts / sheet.watts) ** (1 / 3) if known else 1.0
 
-    def fit_of(self, part: Part) -> ClassFit | None:
+    def fit_of(self, part: KernelPart) -> ClassFit | None:
         """The fit that serves ``part``; None if its class or dtype was not measured."""
         if on_matrix_units(part.name, part.dtype):
             return self._on_matrix_units(part.name, part.dtype)
@@ -132,7 +132,7 @@ class Calibration:
         fit = self._on_matrix_units(other, dtype)
         return replace(fit, efficiency=fit.efficiency / slower) if fit else None
 
-    def durations(self, parts: Sequence[Part], sheet: Datasheet, launch_ns: int) -> tuple[np.ndarray, list[str]]:
+    def durations(self, parts: Sequence[KernelPart], sheet: Datasheet, launch_ns: int) -> tuple[np.ndarray, list[str]]:
         """``(ns, source)`` of parts on a device with the datasheet ``sheet`` (another than the measured one: transfer).
 
         ``ns`` float64 ``(n,)``, NaN where nothing is known; ``source`` is ``table``, ``fit`` or empty. Table figures

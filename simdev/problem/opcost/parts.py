@@ -36,7 +36,7 @@ MAX_SIZE = 1 << 50  # of a dimension: more fits no device
 
 
 @dataclass(frozen=True)
-class Part:
+class KernelPart:
     name: str
     dims: tuple[int, ...]
     dtype: str = "f32"
@@ -47,7 +47,7 @@ class Part:
         return f"{self.name}({','.join(map(str, self.dims))}) {self.dtype}"
 
 
-def parts_of(op: Signature, op_class: str, bytes_read: int, bytes_written: int) -> tuple[Part, ...]:
+def parts_of(op: Signature, op_class: str, bytes_read: int, bytes_written: int) -> tuple[KernelPart, ...]:
     """The parts of an op, empty where its kind or shapes are of no class.
 
     ``op_class`` is the op's class as :func:`simdev.problem.costs.op_class` names it; bytes are what the op moves in the
@@ -60,18 +60,18 @@ def parts_of(op: Signature, op_class: str, bytes_read: int, bytes_written: int) 
         found = make(op, bytes_read, bytes_written)
         return found if all(max(part.dims) <= MAX_SIZE for part in found) else ()
     if op_class in ("elementwise", "copy") or op.kind in SUMS:
-        return (Part("vector", (bytes_read, bytes_written), op.dtype),)
+        return (KernelPart("vector", (bytes_read, bytes_written), op.dtype),)
     return ()
 
 
 SUMS = frozenset({"sum", "mean"})  # one pass over the input
 
 
-def product_part(batch: int, m: int, n: int, k: int, dtype: str = "f32", biased: bool = False) -> Part:
-    return Part("bmm" if batch > 1 else "linear" if biased else "gemm", (batch, m, n, k), dtype)
+def product_part(batch: int, m: int, n: int, k: int, dtype: str = "f32", biased: bool = False) -> KernelPart:
+    return KernelPart("bmm" if batch > 1 else "linear" if biased else "gemm", (batch, m, n, k), dtype)
 
 
-def _product(op: Signature, *_) -> tuple[Part, ...]:
+def _product(op: Signature, *_) -> tuple[KernelPart, ...]:
     matrices = [tensor for tensor in op.inputs if len(tensor.shape) >= 2]
     matrices = matrices[:2] if op.kind == "_scaled_mm" else matrices[-2:]  # scales follow the operands, a bias precedes
     if len(matrices) < 2 or matrices[0].shape[-1] != matrices[1].shape[-2]:
@@ -82,12 +82,12 @@ def _product(op: Signature, *_) -> tuple[Part, ...]:
     return (product_part(prod(left[:-2]), left[-2], right[-1], left[-1], dtype, biased),)
 
 
-def _linear(op: Signature, *_) -> tuple[Part, ...]:
+def _linear(op: Signature, *_) -> tuple[KernelPart, ...]:
     """``linear(x[..., k], w[n, k])``."""
     if len(op.inputs) < 2 or len(op.inputs[1].shape) != 2 or not op.inputs[0].shape:
         return ()
     x, w = op.inputs[0].shape, op.inputs[1].shape
-    return (Part("linear", (1, prod(x[:-1]), w[0], w[1]), op.dtype),) if x[-1] == w[1] else ()
+    return (KernelPart("linear", (1, prod(x[:-1]), w[0], w[1]), op.dtype),) if x[-1] == w[1] else ()
 
 
 def conv_name(dims: tuple[int, ...]) -> str:
@@ -95,15 +95,15 @@ def conv_name(dims: tuple[int, ...]) -> str:
     return "conv3x3" if dims[7:] == (3, 3, 1, 1) else "conv"
 
 
-def _convolution(op: Signature, *_) -> tuple[Part, ...]:
+def _convolution(op: Signature, *_) -> tuple[KernelPart, ...]:
     if len(op.inputs) < 2 or not op.outputs:
         return ()
     dims = _conv_dims(op, op.inputs[0].shape, op.inputs[1].shape, op.outputs[0].shape)
     dilated = any(step != 1 for step in op.numbers("dilation"))
-    return (Part("conv" if dilated else conv_name(dims), dims, op.dtype),) if dims else ()
+    return (KernelPart("conv" if dilated else conv_name(dims), dims, op.dtype),) if dims else ()
 
 
-def _convolution_backward(op: Signature, *_) -> tuple[Part, ...]:
+def _convolution_backward(op: Signature, *_) -> tuple[KernelPart, ...]:
     if len(op.inputs) < 3:
         return ()
     gradient, image, weight = (tensor.shape for tensor in op.inputs[:3])
@@ -112,9 +112,9 @@ def _convolution_backward(op: Signature, *_) -> tuple[Part, ...]:
         return ()
     wanted = op.attributes.get("output_mask", "[True,True,False]").strip("[]").split(",")
     names = [name for name, flag in zip(("conv_dgrad", "conv_wgrad"), wanted, strict=False) if flag == "True"]
-    parts = [Part(name, dims, op.dtype) for name in names]
+    parts = [KernelPart(name, dims, op.dtype) for name in names]
     if wanted[2:] == ["True"]:  # the bias gradient: a sum over everything but the channels
-        parts.append(Part("vector", (op.inputs[0].bytes, 4 * gradient[1]), op.dtype))
+        parts.append(KernelPart("vector", (op.inputs[0].bytes, 4 * gradient[1]), op.dtype))
     return tuple(parts)
 
 
@@ -130,7 +130,7 @@ def _conv_dims(op: Signature, image, weight, result) -> tuple[int, ...]:
     return (image[0], image[1], weight[0], *lead, *image[2:], *lead, *result[2:], *lead, *weight[2:], stride, groups)
 
 
-def _recurrent(op: Signature, *_) -> tuple[Part, ...]:
+def _recurrent(op: Signature, *_) -> tuple[KernelPart, ...]:
     """``LSTM(x[steps, batch, inputs], w[directions, gates * hidden, inputs], r[directions, gates * hidden, hidden])``
     as ONNX has it."""
     shapes = [tensor.shape for tensor in op.inputs[:3]]
@@ -139,7 +139,7 @@ def _recurrent(op: Signature, *_) -> tuple[Part, ...]:
     (steps, batch, inputs), (directions, wide, _), (_, _, hidden) = shapes
     parts = (
         product_part(1, steps * batch, wide, inputs, op.dtype),
-        Part("rnn", _rnn(wide, hidden, batch, steps), op.dtype),
+        KernelPart("rnn", _rnn(wide, hidden, batch, steps), op.dtype),
     )
     return parts * directions
 
@@ -149,19 +149,19 @@ def _rnn(wide: int, hidden: int, batch: int, steps: int) -> tuple[int, ...]:
 
 
 def _rows(name: str):
-    def make(op: Signature, *_) -> tuple[Part, ...]:
+    def make(op: Signature, *_) -> tuple[KernelPart, ...]:
         shape = op.inputs[0].shape if op.inputs else ()
         axis = op.numbers("dim", (len(shape) - 1,))[0] % max(len(shape), 1)
         width = prod(op.numbers("normalized_shape")) if name.startswith("layer") else prod(shape[axis:])
         if not shape or axis != len(shape) - 1 or not width:
             return ()  # a softmax over another axis runs another kernel
-        return (Part(name, (prod(shape) // width, width), op.dtype),)
+        return (KernelPart(name, (prod(shape) // width, width), op.dtype),)
 
     return make
 
 
 def _attention(name: str):
-    def make(op: Signature, *_) -> tuple[Part, ...]:
+    def make(op: Signature, *_) -> tuple[KernelPart, ...]:
         """``q[batch, heads, queries, width], k[batch, kv_heads, keys, width], v[batch, kv_heads, keys, value_width]``,
         behind the result's gradient in a backward op."""
         first = 1 if name.endswith("backward") else 0
@@ -170,7 +170,7 @@ def _attention(name: str):
             return ()
         (batch, heads, queries, width), (_, kv_heads, keys, _), (*_, value_width) = shapes
         causal = int(op.attributes.get("is_causal") == "True")
-        return (Part(name, (batch, heads, kv_heads, queries, keys, width, value_width, causal), op.dtype),)
+        return (KernelPart(name, (batch, heads, kv_heads, queries, keys, width, value_width, causal), op.dtype),)
 
     return make
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from simdev.bench import rows
 from simdev.graphs.random_graphs import family_split
 from simdev.placers import registry
-from simdev.studies.reproduce.lab import Case, Lab, RunResult
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult
 from simdev.studies.reproduce.placeto import FAMILIES, TRAINED_BY, ratios_to_best
 from simdev.studies.reproduce.stats import geometric, interval, interval_text
 
@@ -56,7 +56,7 @@ def run(lab: Lab) -> Iterator[list[str]]:
 def _joint(lab: Lab) -> list[str]:
     size, lines = lab.size, []
     for workload in size.joint:
-        found = lab.runs([Case(workload, size.topology)], JOINTLY.values(), size.joint_evaluations, size.seeds)
+        found = lab.runs([LabCase(workload, size.topology)], JOINTLY.values(), size.joint_evaluations, size.seeds)
         steps: dict[str, list[float]] = {}
         for run in found:
             steps.setdefault(rows.entry_id(run.row.placer, json.loads(run.row.params)), []).append(run.step_ms)
@@ -115,17 +115,17 @@ def _mixed(lab: Lab) -> list[str]:
     ]
 
 
-def _split(size: Size, family: str) -> tuple[list[Case], list[Case]]:
+def _split(size: Size, family: str) -> tuple[list[LabCase], list[LabCase]]:
     """The graphs of ``family`` to train on, and those to test."""
     seen, unseen = (
-        [Case(f"{family}-family[seed={seed}]", size.topology) for seed in seeds]
+        [LabCase(f"{family}-family[seed={seed}]", size.topology) for seed in seeds]
         for seeds in family_split(family, size.graphs_of_a_family)
     )
     return seen, unseen
 
 
 def _trained(
-    lab: Lab, name: str, seen: Sequence[Case], unseen: Sequence[Case], evaluations: int
+    lab: Lab, name: str, seen: Sequence[LabCase], unseen: Sequence[LabCase], evaluations: int
 ) -> tuple[list[RunResult], list[RunResult]]:
     """Runs on ``unseen`` of one policy for each seed, trained on ``seen``: zero-shot, and after further training."""
     shot, tuned = [], []

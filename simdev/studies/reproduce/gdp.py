@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from simdev.placers import registry
-from simdev.studies.reproduce.lab import Case, Lab, RunResult, chosen
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, chosen
 from simdev.studies.reproduce.picture import learning_curves
 from simdev.studies.reproduce.stats import geometric, interval, interval_text
 
@@ -51,7 +51,7 @@ SIZES = {
 def run(lab: Lab) -> Iterator[list[str]]:
     """The parts of the report."""
     size = lab.size
-    cases = [Case(workload, size.topology) for workload in size.workloads]
+    cases = [LabCase(workload, size.topology) for workload in size.workloads]
     yield _large(lab)
     yield _ablation(lab, cases)
     alone = {case: lab.runs([case], ("gdp", CLIMB, *REFERENCES), size.evaluations, size.seeds) for case in cases}
@@ -72,7 +72,7 @@ def _steps(found: Sequence[RunResult]) -> list[float]:
     return [run.step_ms for run in found if run.points]
 
 
-def _one(lab: Lab, alone: dict[Case, list[RunResult]]) -> list[str]:
+def _one(lab: Lab, alone: dict[LabCase, list[RunResult]]) -> list[str]:
     """The section on ``gdp`` trained from scratch on each workload."""
     lines = [_compared(case, found) for case, found in alone.items()]
     learning_curves(lab.folder / "curves.png", {case.label: found for case, found in alone.items()}, REFERENCES)
@@ -109,13 +109,13 @@ def _gains(found: Sequence[RunResult], other: str) -> list[float]:
     return [1 - step / reference for step in _steps(_of(found, "gdp"))]
 
 
-def _compared(case: Case, found: list[RunResult]) -> dict:
+def _compared(case: LabCase, found: list[RunResult]) -> dict:
     entries = {name: name for name in ("expert", "single-gpu", "scotch", "hdp")}
     entries |= {"climb": CLIMB, "untrained": UNTRAINED, "gdp": "gdp"}
     return {"workload": case.workload} | {name: _cell(_steps(_of(found, entry))) for name, entry in entries.items()}
 
 
-def _ablation(lab: Lab, cases: list[Case]) -> list[str]:
+def _ablation(lab: Lab, cases: list[LabCase]) -> list[str]:
     """The section on which part of the search matters."""
     size, lines = lab.size, []
     found = {name: lab.runs(cases, [entry], size.evaluations, size.seeds) for name, entry in ABLATION.items()}
@@ -133,13 +133,13 @@ def _ablation(lab: Lab, cases: list[Case]) -> list[str]:
     ]
 
 
-def _hold_one_out(lab: Lab, alone: dict[Case, list[RunResult]]) -> list[str]:
+def _hold_one_out(lab: Lab, alone: dict[LabCase, list[RunResult]]) -> list[str]:
     """The section on policies that are tried on a family and a machine that they were not trained on."""
     size, lines = lab.size, []
     tuning = _tuning_evaluations(size.evaluations)
     for case, found in alone.items():
         others = [
-            Case(other.workload, machine)
+            LabCase(other.workload, machine)
             for other in alone
             if other is not case
             for machine in size.training_topologies
@@ -216,7 +216,7 @@ def _at(run: RunResult, points):
 def _large(lab: Lab) -> list[str]:
     """The section on a graph of more than 50,000 ops: the 8-layer GNMT on eight GPUs."""
     size = lab.size
-    case = Case(size.large, size.large_topology)
+    case = LabCase(size.large, size.large_topology)
     entries = ("gdp", CLIMB, UNTRAINED, *REFERENCES)
     found = lab.runs([case], entries, size.large_evaluations, size.large_seeds)
     rows = {name: _of(found, name) for name in (*REFERENCES, CLIMB, UNTRAINED, "gdp")}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from simdev.bench.bench import Observer, locked
 from simdev.bench.journal import Results
-from simdev.bench.plan import DEFAULT_RULES, Run, parse_rules
+from simdev.bench.matrix import DEFAULT_RULES, Run, parse_rules
 from simdev.bench.provenance import circumstances
 from simdev.bench.rows import Row, write_csv
 from simdev.bench.run import Instance, execute
@@ -31,7 +31,7 @@ DRAWN = ("spread", "partition")  # families whose placements depend on the seed 
 
 
 @dataclass(frozen=True)
-class Case:
+class LabCase:
     """A workload on a topology under fixed rules.
 
     If ``graph`` is given, it is the graph of the case, and ``workload`` is only its name.
@@ -77,7 +77,7 @@ class Lab:
         self.folder, self.size, self.observer = folder.absolute(), size, observer
         self.data = None if data is None else Path(data)  # public inputs
         self._stack = contextlib.ExitStack()
-        self._instances: dict[Case, Instance] = {}
+        self._instances: dict[LabCase, Instance] = {}
 
     def __enter__(self) -> Lab:
         self._stack.enter_context(locked(self.folder))
@@ -91,7 +91,7 @@ class Lab:
             self._results.write()
         self._stack.close()
 
-    def runs(self, cases: Iterable[Case], entries: Iterable[str], evaluations: int, seeds: int) -> list[RunResult]:
+    def runs(self, cases: Iterable[LabCase], entries: Iterable[str], evaluations: int, seeds: int) -> list[RunResult]:
         """Run every case with every placer and seed, and return the results sorted by run.
 
         Runs that the folder holds already are not repeated. A placer that neither searches nor draws random numbers
@@ -115,7 +115,7 @@ class Lab:
                     plan[run] = case
         return [self._found(run, plan[run], done, len(plan)) for done, run in enumerate(sorted(plan), 1)]
 
-    def _found(self, run: Run, case: Case, done: int, total: int) -> RunResult:
+    def _found(self, run: Run, case: LabCase, done: int, total: int) -> RunResult:
         spec, _ = registry.find_placer(run.entry)
         row, instance = self._results.row(run.key), self._instance(case)
         if row is None or (row.fingerprint, row.cost_hash, row.version) != (
@@ -134,7 +134,7 @@ class Lab:
             points += ((row.evaluations or 0, row.place_seconds or 0.0, row.step_ns),)
         return RunResult(row, points)
 
-    def _instance(self, case: Case) -> Instance:
+    def _instance(self, case: LabCase) -> Instance:
         if case not in self._instances:
             problem, path = case.problem(), None
             if case.graph is not None:
@@ -153,7 +153,7 @@ class Lab:
             )
         return self._instances[case]
 
-    def policy(self, name: str, placer: str, cases: Sequence[Case], *, seed: int, evaluations: int) -> str:
+    def policy(self, name: str, placer: str, cases: Sequence[LabCase], *, seed: int, evaluations: int) -> str:
         """Train ``placer`` on ``cases`` and return the policy's folder, relative to the folder of the lab.
 
         A policy that exists is not trained again, and an interrupted training is resumed. Raises :class:`InvalidInput`

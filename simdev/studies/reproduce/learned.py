@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from simdev.bench.plan import MACHINES, TWELVE
-from simdev.studies.reproduce.lab import Case, Lab, RunResult, chosen
+from simdev.bench.matrix import MACHINES, TWELVE
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, chosen
 from simdev.studies.reproduce.stats import best_at, geometric, interval_text
 
 TITLE = "Learned search: a network that chooses the moves of a search"
@@ -40,7 +40,7 @@ Runs = dict[str, list[RunResult]]  # of each entry, over cases and seeds
 def run(lab: Lab) -> Iterator[list[str]]:
     """The parts of the report."""
     size = lab.size
-    cases = [Case(name, machine) for name in size.workloads for machine in size.topologies]
+    cases = [LabCase(name, machine) for name in size.workloads for machine in size.topologies]
     whole = _runs(lab, cases, (LEARNED, UNIFORM, *SEARCHES, "single-gpu"), 1)
     best = best_known(whole)
     yield [
@@ -54,7 +54,7 @@ def run(lab: Lab) -> Iterator[list[str]]:
         f"The ratios of `{LEARNED}`, and its smallest speedup over one GPU (empty: one GPU never fits).\n",
         lab.table("families", families(whole, best, size)),
     ]
-    cases = [Case(name, machine) for name in size.workloads_of_all_seeds for machine in size.topologies]
+    cases = [LabCase(name, machine) for name in size.workloads_of_all_seeds for machine in size.topologies]
     controlled = _runs(lab, cases, (LEARNED, UNIFORM, UNTRAINED, ESTIMATE), size.seeds)
     yield [
         f"## {len(cases)} cases, {size.seeds} seeds, all controls\n",
@@ -65,7 +65,7 @@ def run(lab: Lab) -> Iterator[list[str]]:
     ]
 
 
-def _runs(lab: Lab, cases: list[Case], entries: tuple[str, ...], seeds: int) -> Runs:
+def _runs(lab: Lab, cases: list[LabCase], entries: tuple[str, ...], seeds: int) -> Runs:
     for repeats in range(1, seeds):  # an interrupted study then has the first seeds of all entries
         for entry in entries:
             lab.runs(cases, [entry], lab.size.evaluations, repeats)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from simdev.bench.rows import stored_placement
 from simdev.problem.problem import Problem
 from simdev.sim import simulate
-from simdev.studies.reproduce.lab import Case, Lab, RunResult
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult
 from simdev.studies.reproduce.picture import learning_curves
 from simdev.studies.reproduce.stats import interval, interval_text
 
@@ -101,8 +101,8 @@ def run(lab: Lab) -> Iterator[list[str]]:
     yield _dear_crossings(lab, every[SETTINGS[-1]])
 
 
-def _case(setting: Setting, workload: str, gpus: int) -> Case:
-    return Case(workload, setting.machine.format(gpus), rules=setting.rules)
+def _case(setting: Setting, workload: str, gpus: int) -> LabCase:
+    return LabCase(workload, setting.machine.format(gpus), rules=setting.rules)
 
 
 def _runs(lab: Lab, setting: Setting, workload: str, gpus: int) -> list[RunResult]:

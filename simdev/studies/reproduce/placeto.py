@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from simdev.graphs.random_graphs import family_split
-from simdev.studies.reproduce.lab import Case, Lab, RunResult, chosen
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, chosen
 from simdev.studies.reproduce.picture import bars, learning_curves
 from simdev.studies.reproduce.stats import evaluations_to, geometric, interval, interval_text
 
@@ -48,7 +48,7 @@ def _efficiency(lab: Lab) -> list[str]:
     size = lab.size
     panels = {}
     for workload in size.workloads:
-        case = Case(workload, size.topology)
+        case = LabCase(workload, size.topology)
         panels[case.label] = lab.runs([case], (*PLACERS, *REFERENCES), size.evaluations, size.seeds)
     learning_curves(lab.folder / "curves.png", panels, REFERENCES)
     lines = [line for label, found in panels.items() for line in evaluations_needed(label, found, size.evaluations)]
@@ -134,8 +134,8 @@ def _family(lab: Lab, family: str) -> dict[str, list[float]]:
     return ratios_to_best({"zero-shot": shot, "fine-tuned": tuned, **runs})
 
 
-def _case(family: str, seed: int, topology: str) -> Case:
-    return Case(f"{family}-family[seed={seed}]", topology)
+def _case(family: str, seed: int, topology: str) -> LabCase:
+    return LabCase(f"{family}-family[seed={seed}]", topology)
 
 
 def ratios_to_best(runs: dict[str, list[RunResult]], cap: float = 10.0) -> dict[str, list[float]]:

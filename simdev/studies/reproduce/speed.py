@@ -12,7 +12,7 @@ import numpy as np
 from simdev.files import write_text
 from simdev.placers import registry
 from simdev.placers.budget import Budget
-from simdev.studies.reproduce.lab import Case, Lab
+from simdev.studies.reproduce.lab import Lab, LabCase
 
 TITLE = "Speed of the learned placers"
 
@@ -70,7 +70,7 @@ def _timed(lab: Lab, name: str, workload: str) -> dict:
     if path.is_file():
         return json.loads(path.read_text(encoding="utf-8"))
     lab.observer.note(f"timing {name} on {workload}")
-    problem = Case(workload, lab.size.topology).problem()
+    problem = LabCase(workload, lab.size.topology).problem()
     spec, params = registry.find_placer(name)
     seconds = []
     for seed in (0, 1):

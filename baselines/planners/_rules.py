@@ -1,0 +1,46 @@
+"""The plans of people's rules, shared by the planners of these rules and by planners that start from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from simdev.baselines.planners._fit import first_fit, mesh
+from simdev.errors import Unsupported
+from simdev.planners import Choice, Job, PlanBudget
+
+
+def fully_sharded(job: Job, budget: PlanBudget) -> Choice:
+    """Parameters sharded over all ranks, the least recomputation and then the largest microbatch that fit. Raises
+    :class:`Unsupported` for a model without the axis, and if nothing fits."""
+    if "dp_shard" not in job.model.axes:
+        raise Unsupported(f"fsdp: {job.model.name} has no axis dp_shard")
+    sizes = sorted(job.microbatches, reverse=True)
+    plain = (Choice(mesh(job), size, recompute) for recompute in job.known_recomputes for size in sizes)
+    choices = (replace(choice, reduce_each=job.may_reduce_each(choice)) for choice in plain)
+    return first_fit(job, budget, choices, "fsdp")
+
+
+def megatron_rule(job: Job, budget: PlanBudget) -> Choice:
+    """Tensor parallelism up to a node, then stages until the model fits, then the quickest microbatch. Raises
+    :class:`Unsupported` if nothing fits."""
+    if not job.known_recomputes:
+        raise Unsupported(f"megatron: {job.model.name} knows none of the kinds of recomputation that may be chosen")
+    recompute = job.known_recomputes[-1]
+    smallest = min(job.microbatches)
+    ladder = [mesh(job, tp, pp) for tp, pp in _sizes(job)]
+    fitting = first_fit(job, budget, (Choice(m, smallest, recompute) for m in ladder), "megatron").mesh
+    choices = [choice for size in job.microbatches if job.valid(choice := Choice(fitting, size, recompute))]
+    return min(budget.evaluate_many(choices)).choice
+
+
+def _sizes(job: Job) -> Iterator[tuple[int, int]]:
+    """``(tp, pp)`` from the least model parallelism to the most."""
+    tensor = [tp for tp in range(1, job.cluster.gpus + 1) if job.ranks % tp == 0 and job.cluster.gpus % tp == 0]
+    tensor = tensor if "tp" in job.model.axes else [1]
+    usable = [tp for tp in tensor if job.valid(Choice(mesh(job, tp), min(job.microbatches))) or tp == 1]
+    widest = max(usable)
+    yield from ((tp, 1) for tp in usable)
+    for pp in range(2, job.layers + 1):
+        if job.ranks % (widest * pp) == 0:
+            yield widest, pp

@@ -1,0 +1,35 @@
+"""Piper (Tarnawski, Narayanan, Phanishayee 2021): a dynamic program over contiguous layers gives each pipeline stage
+its own data degree, tensor degree and recomputation, so that the slowest stage takes the least time per sample.
+
+A stage takes the passes of its layers, the transfers over its borders, and its share of the exchange of gradients
+(section 4, "time per sample"); its memory holds all microbatches in progress. The published program itself, with its
+tables, is :func:`simdev.exact.piper.piper`.
+"""
+
+from simdev.baselines.planners._stages import bottleneck_plan, first_that_fits, in_progress, pipelines
+from simdev.planners import planner
+
+
+@planner(
+    "piper",
+    version=1,
+    family="dynamic",
+    source="Tarnawski et al., Piper: Multidimensional Planner for DNN Parallelization, NeurIPS 2021, section 4",
+    departures=(
+        "the state counts stages, not the sum of data degrees: replicas divide a microbatch, so a stage that is the "
+        "last but s keeps s + 1 microbatches",
+        "all layers of a stage are recomputed or none, so there is no knapsack",
+        "layers form a chain; the exchange of gradients and the update are those of the captured program",
+        "the sequences of a microbatch are enumerated; stages fit a node or fill nodes",
+    ),
+)
+def piper(job, *, rng, budget):
+    plan = bottleneck_plan(stage_ns, in_progress)
+    return first_that_fits("piper", job, budget, pipelines(job, budget), plan)
+
+
+def stage_ns(pipeline, option, last):
+    """Passes, transfers over both borders in both directions, and the share of what a step adds."""
+    costs = pipeline.costs[option]
+    borders = (2 if last else 4) * pipeline.sent_ns[option]
+    return costs.pass_ns[last] + borders + costs.step_ns[last] / pipeline.microbatches

@@ -1,0 +1,122 @@
+"""Captured stages kept on disk, so that a plan that was captured once is simulated at once.
+
+A stage is kept as JSON under the user's cache folder. Its name is the fingerprint of everything that the capture
+depends on: the model's source file and the modules beside it that it imports, its parameters, the mesh of a stage, the
+part, PyTorch's version and the code that captures.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gzip
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict
+from functools import cache, lru_cache
+from importlib.metadata import version
+from itertools import combinations, product
+from pathlib import Path
+
+from simdev.errors import InvalidInput
+from simdev.files import MIB, parse_json, read_zipped, replacing
+from simdev.graphs.parallel_model import ParallelModel, Part
+from simdev.parallel.mesh import Mesh
+from simdev.parallel.program import Call, Segment
+
+FORMAT = 2
+MAX_CAPTURE = 512 * MIB  # of one stage; the largest so far has 20
+
+
+def folder() -> Path:
+    """Where captures are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "simdev" / "captures"
+
+
+def fingerprint(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> str:
+    """SHA-256 (hex, 32 characters) of what a capture depends on."""
+    parts = [FORMAT, model.name, _source(model.function), sorted(parameters.items()), str(mesh), asdict(part), _code()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def load(name: str) -> dict | None:
+    """The kept figures and segments of a stage; None where there are none that can be read."""
+    try:
+        path = folder() / f"{name}.json.gz"
+        document = parse_json(read_zipped(path, MAX_CAPTURE), path)
+        document["segments"] = [_segment(row) for row in document["segments"]]
+        return document
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def save(name: str, segments: list[Segment], figures: dict[str, int]) -> None:
+    """Keep a stage; nothing happens where the folder cannot be written to."""
+    rows = [[s.name, s.live_bytes, [call.row() for call in s.calls]] for s in segments]
+    with contextlib.suppress(OSError, InvalidInput):
+        folder().mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"segments": rows, **figures}, separators=(",", ":"))
+        with replacing(folder() / f"{name}.json.gz") as file:
+            file.write(gzip.compress(text.encode(), 6, mtime=0))
+
+
+def _segment(row: list) -> Segment:
+    name, live_bytes, rows = row
+    return Segment(name, tuple(Call.of_row(values) for values in rows), live_bytes)
+
+
+@cache
+def _code() -> str:
+    """Of PyTorch's version and of the files that decide what a capture holds."""
+    here = Path(__file__).parent
+    files = [here / f"{name}.py" for name in ("record", "stage", "cut", "split", "kept", "ring")]
+    files.append(here.parent / "program.py")
+    files += [here.parents[1] / "graphs" / "capture" / f"{name}.py" for name in ("trace", "attention")]
+    return _digest(files, version("torch"))
+
+
+def _source(function) -> str:
+    """Of the model's file, and of the modules in its folder that it imports, directly or through one another."""
+    path = inspect.getsourcefile(function)
+    if not path:
+        return repr(function)
+    found: set[Path] = set()
+    left = [Path(path)]
+    while left:
+        file = left.pop()
+        if file not in found:
+            found.add(file)
+            left += _imported(file, {Path(path).parent, file.parent})
+    return _digest(sorted(found))
+
+
+def _imported(file: Path, folders: set[Path]) -> set[Path]:
+    """The files in ``folders`` that import statements of ``file`` may mean, wherever in the file they stand."""
+    found = set()
+    for parts in _names(file.read_bytes()):
+        for (first, last), folder in product(combinations(range(len(parts) + 1), 2), folders):
+            place = folder.joinpath(*parts[first:last])
+            found |= {path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()}
+    return {path for path in found if "site-packages" not in path.parts}
+
+
+@lru_cache(1024)
+def _names(source: bytes) -> frozenset[tuple[str, ...]]:
+    """The parts of each dotted name that a source file imports."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
+    return frozenset(tuple(name.split(".")) for name in names)
+
+
+def _digest(files: Iterable[Path], text: str = "") -> str:
+    digest = hashlib.sha256(text.encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

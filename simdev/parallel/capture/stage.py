@@ -1,0 +1,365 @@
+"""Capture of a stage: its forward and backward segments and the end of the step, from PyTorch on a fake process group.
+
+Meshes, sharding and FSDP wrapping happen outside of the fake mode with parameters on ``meta``; then the parameters
+become fake tensors and the stage runs microbatches as a pipeline schedule would: forward and backward, gradients
+accumulated, reduced with the last one. The stage is captured with three and with four layers; further layers repeat the
+additional one (:func:`simdev.parallel.program.stretch`).
+
+A planner that compares many sizes of the data-parallel axes calls
+:func:`simdev.parallel.capture.resize.capture_resized` instead: two captures serve them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd, prod
+
+from simdev.errors import InvalidInput, SimdevError, Unsupported
+from simdev.graphs.capture import sentence
+from simdev.graphs.parallel_model import ParallelModel, Part, Stage
+from simdev.parallel.capture import kept
+from simdev.parallel.capture.cut import cut
+from simdev.parallel.capture.matching import check_matching
+from simdev.parallel.capture.split import SplitBackward, keep_gathered, reduce_gradients
+from simdev.parallel.mesh import Mesh
+from simdev.parallel.program import NotRepeating, Segment, stretch
+
+FEW = 3  # layers in the shorter capture: a first one, a last one, and one in between (FSDP prefetches across layers)
+TIMES = ("first", "second", "further")
+SPLIT = (*(f"backward {half} {time}" for half in ("input", "weights") for time in TIMES), "forward first")
+
+
+SHIPPED = "simdev.workloads."  # modules whose models are known to run the same program on all ranks of a stage
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """The segments of one stage: ``forward``; ``backward`` of the first microbatch, of a further one and of the last
+    one (of the only one, where there is one); ``finish``, after the last backward pass. ``resident_bytes`` are
+    parameters, optimizer state and inputs; ``output_bytes`` is what the stage sends to the next one for each
+    microbatch. ``shard_unit`` is the greatest number of ranks among which FSDP divides each parameter without padding
+    (0 without FSDP). ``split`` are the halves of a backward pass (:mod:`simdev.parallel.capture.split`), if they were
+    asked for: gradients of the input in the first microbatch, the second and a further one; gradients of the weights in
+    these three; and then the forward pass of the first microbatch, which gathers parameters that stay until the end of
+    the step. No backward pass of such a program reduces gradients: ``finish`` does."""
+
+    forward: Segment
+    backward: tuple[Segment, Segment, Segment, Segment]
+    finish: Segment
+    resident_bytes: int
+    output_bytes: int
+    parameters: int
+    shard_unit: int = 0
+    split: tuple[Segment, ...] = ()
+
+    FIRST, FURTHER, LAST, ONLY = range(4)
+
+
+def capture_stage(
+    model: ParallelModel,
+    parameters: dict,
+    mesh: Mesh,
+    part: Part,
+    several: bool = True,
+    split: bool = False,
+    each: bool = False,
+    capture: Callable[..., StageProgram] | None = None,
+) -> StageProgram:
+    """The program of one rank of the stage ``part``; ``several`` if a step has more than one microbatch; ``split`` if
+    its schedule splits backward passes; ``each`` if gradients are reduced after each microbatch; ``capture`` in place
+    of :func:`captured`, for stages of a few layers. Raises :class:`Unsupported` without PyTorch,
+    :class:`InvalidInput` for a model that cannot be built on ``mesh``."""
+    _need_torch()
+    key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
+    capture = capture or captured
+    counts = few_layers(part.layers)
+    if len(counts) == 1:
+        return capture(model, key, mesh, part, several, split, each)
+    short, long = (capture(model, key, mesh, Part(n, part.first, part.last), several, split, each) for n in counts)
+    more = part.layers - FEW
+    try:
+        return StageProgram(
+            stretch(short.forward, long.forward, FEW, more),
+            tuple(stretch(a, b, FEW, more) for a, b in zip(short.backward, long.backward, strict=True)),
+            stretch(short.finish, long.finish, FEW, more),
+            short.resident_bytes + (long.resident_bytes - short.resident_bytes) * more,
+            short.output_bytes,
+            short.parameters + (long.parameters - short.parameters) * more,
+            shard_unit=short.shard_unit,
+            split=tuple(stretch(a, b, FEW, more) for a, b in zip(short.split, long.split, strict=True)),
+        )
+    except NotRepeating:
+        return capture(model, key, mesh, part, several, split, each)
+
+
+@lru_cache(maxsize=64)
+def accumulates(model: ParallelModel, parameters: tuple) -> bool:
+    """Whether the model's ranks keep whole gradients until the last microbatch, unless they are asked to reduce each
+    (:attr:`Plan.reduce_each <simdev.parallel.plan.Plan>`); ``parameters`` as for :func:`captured`."""
+    _need_torch()
+    import torch
+
+    default = torch.get_default_dtype()
+    try:
+        with fake_process_group(Mesh({"dp_shard": 1})) as torch_mesh:
+            stage = model.function(torch_mesh, Part(1), **{**dict(parameters), "layers": 1})
+    except Exception as error:  # of the model's own code, which may be the user's
+        raise InvalidInput(f"cannot be built: {sentence(error)}", source=model.name) from error
+    finally:
+        torch.set_default_dtype(default)
+    return getattr(stage, "sync", None) is not None
+
+
+def _need_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise Unsupported("capturing a parallel model needs PyTorch: pip install 'simdev[capture]'")
+
+
+def few_layers(layers: int) -> tuple[int, ...]:
+    """The numbers of layers with which a stage of ``layers`` layers is captured."""
+    return (layers,) if layers < FEW + 2 else (FEW, FEW + 1)
+
+
+@lru_cache(maxsize=256)
+def captured(
+    model: ParallelModel,
+    parameters: tuple,
+    mesh: Mesh,
+    part: Part,
+    several: bool,
+    split: bool = False,
+    each: bool = False,
+) -> StageProgram:
+    """The program of a stage with all its layers, kept from an earlier capture or captured; ``parameters`` are pairs
+    in order of their names."""
+    options = {"several": several, "split": split, **({"each": True} if each else {})}
+    name = kept.fingerprint(model, {**dict(parameters), **options}, mesh, part)
+    found = kept.load(name)
+    if found is not None:
+        forward, *backward, finish = found.pop("segments")
+        return StageProgram(forward, tuple(backward[:4]), finish, split=tuple(backward[4:]), **found)
+    try:
+        how = model, {**dict(parameters), "layers": part.layers}, mesh, part, several, split, each
+        program = _capture(*how)
+        last = mesh.stage_ranks - 1
+        if last and not model.function.__module__.startswith(SHIPPED):
+            check_matching(_segments(program), _segments(_capture(*how, rank=last)), (0, last), model.name)
+        figures = {key: getattr(program, key) for key in ("resident_bytes", "output_bytes", "parameters", "shard_unit")}
+        kept.save(name, [program.forward, *program.backward, *program.split, program.finish], figures)
+        return program
+    except SimdevError:
+        raise
+    except (Exception, SystemExit) as error:  # of the model's own code, which may be the user's
+        raise InvalidInput(f"cannot be built on {mesh}: {sentence(error)}", source=model.name) from error
+
+
+def _capture(
+    model: ParallelModel,
+    parameters: dict,
+    mesh: Mesh,
+    part: Part,
+    several: bool,
+    split: bool,
+    each: bool,
+    rank: int = 0,
+) -> StageProgram:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from simdev.parallel.capture.record import RankRecorder
+    from simdev.parallel.capture.ring import ring_attention
+
+    default = torch.get_default_dtype()
+    with fake_process_group(mesh, rank) as torch_mesh:
+        try:
+            segments: dict[str, Segment] = {}
+            stage = model.function(torch_mesh, part, **parameters)
+            if not isinstance(stage, Stage):
+                message = f"the function returned {type(stage).__name__}, not a Stage"
+                raise InvalidInput(message, source=model.name)
+            stage = replace(stage, sync=None) if each else stage
+            microbatches = 1 if not several else 3 if stage.sync else 2
+            with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
+                stage.module.to_empty(device="cpu")
+                run = StageRun(stage, RankRecorder(), mesh, segments)
+                figures = run.split_step(part) if split else run.step(microbatches, part)
+        finally:
+            torch.set_default_dtype(default)
+    only = segments.get("backward only") or segments["backward first"]
+    last = segments.get("backward last", only)
+    backward = segments.get("backward first", only), segments.get("backward further", last), last, only
+    unit = _shard_unit(stage.module, mesh)
+    halves = tuple(segments[name] for name in SPLIT) if split else ()
+    return StageProgram(segments["forward"], backward, segments["finish"], *figures, shard_unit=unit, split=halves)
+
+
+def _segments(program: StageProgram) -> tuple[Segment, ...]:
+    return (program.forward, *program.backward, *program.split, program.finish)
+
+
+@contextlib.contextmanager
+def fake_process_group(mesh: Mesh, rank: int = 0):
+    """The PyTorch mesh of one stage on a fake process group, seen by ``rank``."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise Unsupported("a process group exists already; a rank program is captured in a process without one")
+    forget_meshes()
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.stage_ranks)
+    try:
+        names, shape = zip(*(mesh.inner or (("dp_shard", 1),)), strict=True)
+        yield init_device_mesh("cpu", shape, mesh_dim_names=names)
+    finally:
+        dist.destroy_process_group()
+
+
+def forget_meshes() -> None:
+    """Clear what DTensor remembers of earlier meshes: a mesh of the same shape is taken for them, and their process
+    groups are gone."""
+    from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    clear_redistribute_planner_cache()
+    _clear_sharding_prop_cache()
+
+
+class StageRun:
+    """Runs the microbatches of a stage and cuts what is recorded into segments."""
+
+    def __init__(self, stage, recorder, mesh: Mesh, segments: dict[str, Segment]):
+        self.stage, self.recorder, self.mesh, self.segments = stage, recorder, mesh, segments
+        self._begin = 0
+
+    def step(self, microbatches: int, part: Part) -> tuple[int, int, int]:
+        """Run a step whose backward passes are whole."""
+        optimizer, recorder = self._begin_step(microbatches), self.recorder
+        with self.stage.context(), recorder:
+            for number in range(microbatches):
+                last = number == microbatches - 1
+                base, output, gradient, inputs = self._forward(part)
+                if self.stage.sync is not None:
+                    self.stage.sync(self.stage.module, last)
+                output.backward(gradient)
+                del output, gradient, inputs
+                self._cut(f"backward {_name(number, microbatches)}", base)
+            self._finish(optimizer)
+        return self._figures(optimizer)
+
+    def split_step(self, part: Part) -> tuple[int, int, int]:
+        """Run whole and split backward passes, each as the first one of a step and as a further one."""
+        optimizer, recorder, stage = self._begin_step(5), self.recorder, self.stage
+        keep_gathered(stage.module)
+        with stage.context(), recorder:
+            for name in ("whole first", "whole further", "finish", *TIMES, "finish"):
+                if name == "finish":
+                    self._finish(optimizer, reduce=True)
+                    continue
+                base, output, gradient, inputs = self._forward(part, " first" if name.endswith("first") else "")
+                if stage.sync is not None:
+                    stage.sync(stage.module, False)
+                halves = SplitBackward(stage.module, output, gradient, inputs)
+                if name.startswith("whole"):
+                    output.backward(gradient)
+                    del halves, output, gradient, inputs
+                    self._cut(f"backward {name.removeprefix('whole ')}", base)
+                    continue
+                del output, gradient, inputs
+                halves.of_input()
+                self._cut(f"backward input {name}", base)
+                base = recorder.live_bytes
+                halves.of_weights()
+                self._cut(f"backward weights {name}", base)
+        return self._figures(optimizer)
+
+    def _begin_step(self, microbatches: int):
+        """Build inputs and the optimizer with its state, before anything is recorded; returns the optimizer."""
+        module, recorder = self.stage.module, self.recorder
+        for tensor in (*module.parameters(), *module.buffers()):
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            recorder.see(local)
+        optimizer = self.stage.optimizer(module)
+        self._count = sum(_local(p).numel() for p in module.parameters())
+        self._warm(optimizer, module)
+        self._batches = [self.stage.inputs() for _ in range(microbatches)]
+        return optimizer
+
+    def _forward(self, part: Part, which: str = "") -> tuple:
+        """Run a forward pass: ``(memory in use after it, output, gradient of the output or None, inputs)``."""
+        import torch
+
+        inputs = self._batches.pop()
+        base, self._begin = self.recorder.live_bytes, len(self.recorder.entries)
+        output = self.stage.module(*inputs)
+        self._cut(f"forward{which}", base)
+        self._output_bytes = _local(output).numel() * _local(output).element_size()
+        gradient = None if part.last else torch.empty_like(output, requires_grad=False)
+        return self.recorder.live_bytes, output, gradient, inputs
+
+    def _finish(self, optimizer, reduce: bool = False) -> None:
+        stage, base = self.stage, self.recorder.live_bytes
+        if reduce:
+            if stage.sync is not None:
+                stage.sync(stage.module, True)
+            reduce_gradients(stage.module)
+        if stage.finish is not None:
+            stage.finish(stage.module)
+        optimizer.step()
+        optimizer.zero_grad()
+        self._cut("finish", base)
+
+    def _figures(self, optimizer) -> tuple[int, int, int]:
+        import torch
+
+        state = sum(
+            _local(t).numel() * _local(t).element_size()
+            for s in optimizer.state.values()
+            for t in s.values()
+            if isinstance(t, torch.Tensor)
+        )
+        weights = sum(_local(p).numel() * _local(p).element_size() for p in self.stage.module.parameters())
+        return weights + state, self._output_bytes, self._count
+
+    def _warm(self, optimizer, module) -> None:
+        """A step before the recorded one, so that the optimizer has its state."""
+        import torch
+
+        for parameter in module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def _cut(self, name: str, base: int) -> None:
+        entries = self.recorder.entries
+        first, self._begin = self._begin, len(entries)
+        self.segments[name] = cut(name, entries, first, self.mesh, base, self.recorder.live_bytes)
+
+
+def _shard_unit(module, mesh: Mesh) -> int:
+    """The greatest common divisor of what FSDP divides of each parameter."""
+    unit = 0
+    for parameter in module.parameters():
+        names = getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None) or ()
+        dims = [getattr(placement, "dim", None) for placement in getattr(parameter, "placements", ())]
+        for name, dim in zip(names, dims, strict=True):
+            if "dp_shard" in name and dim is not None:  # of all kinds of shards, strided ones too
+                sizes = parameter.device_mesh.shape
+                shards = prod(size for size, other in zip(sizes, dims, strict=True) if other == dim)
+                whole, rest = divmod(parameter.shape[dim] * mesh["dp_shard"], shards)
+                unit = gcd(unit, 1 if rest else whole)
+    return unit
+
+
+def _local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _name(number: int, microbatches: int) -> str:
+    if microbatches == 1:
+        return "only"
+    return "last" if number == microbatches - 1 else "first" if number == 0 else "further"

@@ -1,0 +1,280 @@
+"""From a segment of calls to a timed template: what each call takes, and runs of kernels merged into one item.
+
+On a stream, kernels that no one else waits for run back to back. Such a run is one item: it takes the sum ``T`` of its
+kernels, and the host takes the sum ``D`` of their dispatch times to issue it. The run ends at the later of ``S + T``,
+with the stream free at ``S``, and ``H + B``, with the host free at ``H`` and ``B`` the largest over its kernels of all
+dispatches up to one and all kernels from it on. An item that waits for a first piece ``B - T`` of the host's time ends
+at exactly that instant, so that merging changes no time outside the run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from simdev.parallel.cluster import Cluster
+from simdev.parallel.costs.collectives import collective_ns
+from simdev.parallel.costs.float8 import Float8
+from simdev.parallel.costs.fusion import remaining_shares
+from simdev.parallel.mesh import AXES, Mesh
+from simdev.parallel.program import COMPUTE, Call, Segment
+from simdev.problem.costs import CostModel, op_class
+from simdev.problem.graph import GraphBuilder
+
+WIDE = 8  # ranks of a collective that takes a host longer
+# By how much a 16-bit product with an odd side is slower, as cuBLAS has no aligned kernel for it; chosen on the rows of
+# vTrain's one-node set without tensor parallelism (1.8 to 2.2 fits all three models).
+ODD_PRODUCT = 2.0
+PRODUCT = re.compile(r"(?:addmm|mm|bmm|baddbmm|linear)\(.*b?f16\[")
+SIDES = re.compile(r"f16\[(?:\d+,)*(\d+),(\d+)\]")
+
+
+@dataclass(frozen=True)
+class Host:
+    """Time of the host thread to issue a kernel in a forward pass, in a backward pass (autograd's own thread, without
+    Python), in the update, and a collective; ``wide_collective_ns`` is what a collective of eight ranks or more takes
+    in addition. All zero: a host that is never late (compiled programs, CUDA graphs).
+
+    With ``wait_ns`` the host waits until what a forward or backward pass of a microbatch needs has arrived, and until
+    the pass has finished on the device, and then takes that time: it never runs ahead of the device from pass to
+    pass."""
+
+    forward_ns: int = 0
+    backward_ns: int = 0
+    update_ns: int = 0
+    collective_ns: int = 0
+    wait_ns: int = 0
+    wide_collective_ns: int = 0
+
+    def dispatch_ns(self, segment: str, call: Call, mesh: Mesh) -> int:
+        """Host time to issue a call of the segment named ``segment``."""
+        if call.is_collective:
+            wide = math.prod(mesh[axis] for axis in call.axes) >= WIDE
+            return self.collective_ns + (self.wide_collective_ns if wide else 0)
+        if call.is_forward:
+            return self.forward_ns
+        return self.backward_ns if call.in_backward or segment.startswith("backward") else self.update_ns
+
+    @property
+    def idle(self) -> bool:
+        return not (self.forward_ns or self.backward_ns or self.update_ns or self.collective_ns)
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """A segment's items in order of issue. ``n`` items, ``w`` waits.
+
+    ``stream`` int32 ``(n,)`` into ``streams``; ``ns``, ``issue_ns`` (before the item may start) and ``rest_ns`` (issue
+    time that is left after that) int64 ``(n,)``; ``axes`` per stream, empty for streams of kernels. ``wait_item`` and
+    ``wait_for`` int32 ``(w,)``: the item waits for an item of the segment, or for ``-1 - stream``: the stream's last
+    item before it. ``kind`` int32 into ``kinds``; ``calls`` int32 counts the calls of an item.
+    """
+
+    streams: tuple[str, ...]
+    axes: tuple[tuple[str, ...], ...]
+    stream: np.ndarray
+    ns: np.ndarray
+    issue_ns: np.ndarray
+    rest_ns: np.ndarray
+    kind: np.ndarray
+    kinds: tuple[str, ...]
+    calls: np.ndarray
+    wait_item: np.ndarray
+    wait_for: np.ndarray
+    live_bytes: int
+    peak_bytes: int
+    flops: int
+
+    @property
+    def work_ns(self) -> int:
+        """Summed duration of the kernels on the compute stream."""
+        return int(self.ns[self.stream == 0].sum()) if len(self.ns) else 0
+
+
+def make_template(
+    segment: Segment, cluster: Cluster, mesh: Mesh, first: int, host: Host, prices: Prices, merge: bool = True
+) -> Template:
+    """Time ``segment`` as it runs on ``mesh``, whose first rank has the global number ``first``; ``merge=False`` keeps
+    an item for each call."""
+    ns = prices.of(segment.calls, mesh, first)
+    waits, awaited = _resolve(segment.calls)
+    streams, axes = [COMPUTE], [()]
+    names = {name for call in segment.calls for name in (call.stream, *(stream for stream, _ in call.waits))}
+    communicators = {name: tuple(name.split("+")) for name in names if name.split("+")[0] in AXES}
+    items: list[list[int]] = []
+    for number, call in enumerate(segment.calls):
+        for name in (call.stream, *(stream for stream, _ in call.waits)):
+            if name not in streams:
+                streams.append(name)
+                axes.append(communicators.get(name, ()))
+        last = items[-1][-1] if items else None
+        joins = (
+            merge
+            and last is not None
+            and not call.is_collective
+            and segment.calls[last].stream == call.stream
+            and not segment.calls[last].is_collective
+            and not waits[number]
+            and last not in awaited
+        )
+        if joins:
+            items[-1].append(number)
+        else:
+            items.append([number])
+    item_of = {number: item for item, members in enumerate(items) for number in members}
+    durations, issue, rest, pairs = [], [], [], []
+    for item, members in enumerate(items):
+        total, first, left = _run(
+            [ns[n] for n in members], [host.dispatch_ns(segment.name, segment.calls[n], mesh) for n in members]
+        )
+        durations.append(total)
+        issue.append(first)
+        rest.append(left)
+        for stream, target in waits[members[0]]:
+            pairs.append((item, item_of[target] if target >= 0 else -1 - streams.index(stream)))
+    kinds: dict[str, int] = {}
+    kind = [kinds.setdefault(_label([segment.calls[n] for n in members]), len(kinds)) for members in items]
+    pair = np.array(pairs, np.int32).reshape(-1, 2)
+    return Template(
+        tuple(streams),
+        tuple(axes),
+        np.array([streams.index(segment.calls[m[0]].stream) for m in items], np.int32),
+        np.array(durations, np.int64),
+        np.array(issue, np.int64),
+        np.array(rest, np.int64),
+        np.array(kind, np.int32),
+        tuple(kinds),
+        np.array([len(m) for m in items], np.int32),
+        pair[:, 0],
+        pair[:, 1],
+        segment.live_bytes,
+        segment.peak_bytes,
+        sum(call.flops for call in segment.calls),
+    )
+
+
+def _label(calls: list[Call]) -> str:
+    """What an item is called in pictures: the collective, or the kernel that most FLOPs are in."""
+    if len(calls) == 1:
+        return calls[0].kind
+    return f"{max(calls, key=lambda call: call.flops).kind} + {len(calls) - 1}"
+
+
+def _run(kernels: list[int], dispatches: list[int]) -> tuple[int, int, int]:
+    """``(T, B - T, D - (B - T))`` of a run (see the top)."""
+    if not any(dispatches):
+        return sum(kernels), 0, 0
+    issued = done = late = 0
+    for kernel, dispatch in zip(kernels, dispatches, strict=True):
+        issued += dispatch
+        late = max(late, issued - done)
+        done += kernel
+    return done, late, issued - late
+
+
+def _resolve(calls: tuple[Call, ...]) -> tuple[list[list[tuple[str, int]]], set[int]]:
+    """For each call the calls it waits for, as ``(stream, number)`` with -1 for one before the segment; and all numbers
+    that are waited for."""
+    issued: dict[str, list[int]] = {}
+    waits, awaited = [], set()
+    for number, call in enumerate(calls):
+        found = []
+        for stream, back in call.waits:
+            there = issued.get(stream, [])
+            target = there[-1 - back] if back < len(there) else -1
+            found.append((stream, target))
+            awaited.add(target)
+        waits.append(found)
+        issued.setdefault(call.stream, []).append(number)
+    return waits, awaited
+
+
+class Prices:
+    """Whole nanoseconds of calls on a cluster, remembered by signature.
+
+    ``scale`` multiplies the duration of kernels by class of op (:func:`simdev.problem.costs.op_class`), a calibrated
+    quantity. ``compiled``: elementwise kernels are fused (:mod:`simdev.parallel.costs.fusion`). ``float8``: linear
+    layers multiply in FP8.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        costs: CostModel | None = None,
+        scale: dict[str, float] | None = None,
+        compiled: bool = False,
+        float8: Float8 | None = None,
+    ):
+        self.compiled, self.float8 = compiled, float8
+        self.cluster, self.costs, self.scale = cluster, costs or CostModel(), scale or {}
+        self._kernels: dict[tuple, int] = {}
+        self._collectives: dict[tuple, int] = {}
+
+    def of(self, calls: tuple[Call, ...], mesh: Mesh, first: int) -> list[int]:
+        """The duration of each call on ``mesh``, whose first rank has the global number ``first``."""
+        unknown = {}
+        for call in calls:
+            key = call.signature, call.flops, call.bytes_read, call.bytes_written
+            if not call.is_collective and key not in self._kernels and key not in unknown:
+                unknown[key] = call
+        if unknown:
+            self._kernels.update(zip(unknown, self._cost(list(unknown.values())), strict=True))
+        shares = remaining_shares(calls) if self.compiled else [1.0] * len(calls)
+        return [
+            self._collective(call, mesh, first)
+            if call.is_collective
+            else max(1, round(share * self._kernels[call.signature, call.flops, call.bytes_read, call.bytes_written]))
+            for call, share in zip(calls, shares, strict=True)
+        ]
+
+    def _cost(self, calls: list[Call]) -> list[int]:
+        kernels = [(owner, part) for owner, call in enumerate(calls) for part in self._kernels_of(call)]
+        builder = GraphBuilder("kernels")
+        for number, (_, call) in enumerate(kernels):
+            builder.op(
+                str(number),
+                call.kind,
+                signature=call.signature,
+                flops=call.flops,
+                bytes_read=call.bytes_read,
+                bytes_written=call.bytes_written,
+            )
+        graph = builder.build()
+        ns = self.costs.op_durations(graph, self.cluster.kind)
+        found = {int(name): int(value) for name, value in zip(graph.op_names, ns, strict=True)}
+        total = [0] * len(calls)
+        for number, (owner, call) in enumerate(kernels):
+            slower = self.scale.get(op_class(call.kind), 1.0) * _odd(call.signature)
+            total[owner] += max(1, round(found[number] * slower))
+        return total
+
+    def _kernels_of(self, call: Call) -> list[Call]:
+        return self.float8.calls_of(call) if self.float8 else [call]
+
+    def _collective(self, call: Call, mesh: Mesh, first: int) -> int:
+        key = call.kind, call.payload_bytes, call.axes, mesh, first % self.cluster.gpus
+        if key not in self._collectives:
+            lines = mesh.lines(call.axes) + first
+            ns = max(
+                collective_ns(call.kind, call.payload_bytes, line, self.cluster)
+                for line in _different(lines, self.cluster)
+            )
+            self._collectives[key] = max(1, ns)
+        return self._collectives[key]
+
+
+def _odd(signature: str) -> float:
+    """The factor of a 16-bit product whose matrices have an odd side."""
+    if not PRODUCT.match(signature):
+        return 1.0
+    odd = any(int(side) % 2 for pair in SIDES.findall(signature) for side in pair if side != "1")
+    return ODD_PRODUCT if odd else 1.0
+
+
+def _different(lines: np.ndarray, cluster: Cluster) -> list[np.ndarray]:
+    """One of the groups for each way in which groups lie across nodes."""
+    shapes = {tuple(np.unique(line // cluster.gpus, return_counts=True)[1].tolist()): line for line in lines}
+    return list(shapes.values())

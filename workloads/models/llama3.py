@@ -1,0 +1,157 @@
+"""Llama 3 (Grattafiori et al. 2024), parallelised as torchtitan does: DTensor tensor and sequence parallelism within a
+layer, FSDP2 around each layer, PyTorch's context parallelism along ``cp`` (each rank has a part of every sequence; keys
+and values are gathered for attention), activation checkpointing by layer if asked for: ``recompute="full"`` keeps a
+layer's input alone; ``"selective"`` also keeps the results of attention, of reduce-scatters and of every second product
+(torchtitan's ``selective_ac_option = "op"``, the setting of its published runs).
+
+Weights and gradients are bfloat16 in computation and float32 in storage (FSDP's mixed precision); AdamW is fused.
+``norm="composed"`` computes RMSNorm in float32 by separate kernels, as PyTorch did before version 2.8 outside of
+``torch.compile``; ``"fused"`` is one kernel.
+
+``build="megatron"`` is one replica as Megatron-Core has it with Transformer Engine: weights are stored in bfloat16, one
+product makes queries, keys and values, another one makes both parts of the feed-forward gate, and no FSDP casts or
+gathers weights. Its optimizer's state and traffic between replicas are not those of Megatron's distributed optimizer.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from simdev.errors import InvalidInput, UnknownName
+from simdev.graphs.parallel_model import Part, Stage, parallel_model
+from simdev.workloads.models._data import adam, axis_size, last_gradient, over_data, recomputed
+from simdev.workloads.models._decoder import (
+    check_heads,
+    check_tensors,
+    decoder,
+    decoder_inputs,
+    decoder_layer,
+    gated,
+    gated_plan,
+    grouped_attention,
+    grouped_attention_plan,
+    loss_over_tensors,
+    over_tensors,
+)
+
+SIZES = {
+    "8b": {"width": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "hidden": 14336},
+    "70b": {"width": 8192, "layers": 80, "heads": 64, "kv_heads": 8, "hidden": 28672},
+    "405b": {"width": 16384, "layers": 126, "heads": 128, "kv_heads": 8, "hidden": 53248},
+}
+DEFAULTS = {**SIZES["8b"], "vocabulary": 128_256, "length": 8192, "microbatch": 1, "recompute": "none", "norm": "fused",
+            "build": "torchtitan"}  # fmt: skip
+NORMS = ("fused", "composed")
+BUILDS = ("torchtitan", "megatron")
+RECOMPUTE = ("none", "selective", "full")
+
+
+def llama3_flops(p) -> float:
+    """Model FLOPs of one sequence, forward and backward: 6 per parameter and token, and causal attention in full."""
+    key_value = p["width"] * p["kv_heads"] // p["heads"]
+    layer = 2 * p["width"] ** 2 + 2 * p["width"] * key_value + 3 * p["width"] * p["hidden"]
+    parameters = p["layers"] * layer + p["width"] * p["vocabulary"]
+    return p["length"] * (6.0 * parameters + 12.0 * p["layers"] * p["width"] * p["length"])
+
+
+def llama3_checks(p, mesh) -> None:
+    """Raise :class:`InvalidInput` if heads, hidden units or tokens do not divide by the tensor-parallel ranks."""
+    check_heads(p, "llama3")
+    check_tensors(p, mesh, "llama3", ("heads", "kv_heads", "hidden", "length", "vocabulary"))
+    if mesh["cp"] > 1 and p["length"] % (2 * mesh["cp"] * mesh["tp"]):
+        message = (
+            f"{p['length']} does not divide into two pieces for each of {mesh['cp'] * mesh['tp']} ranks of cp and tp"
+        )
+        raise InvalidInput(message, source="llama3", field="length")
+    if p["recompute"] not in RECOMPUTE:
+        raise UnknownName("recompute", str(p["recompute"]), RECOMPUTE, source="llama3")
+    if p["norm"] not in NORMS:
+        raise UnknownName("norm", str(p["norm"]), NORMS, source="llama3")
+    if p["build"] not in BUILDS:
+        raise UnknownName("build", str(p["build"]), BUILDS, source="llama3")
+    if p["build"] == "megatron" and any(mesh[axis] > 1 for axis in ("dp_replicate", "dp_shard", "cp")):
+        raise InvalidInput("megatron is one replica: only pp and tp may be above 1", source="llama3", field="build")
+
+
+@parallel_model(
+    "llama3",
+    sizes=SIZES,
+    defaults=DEFAULTS,
+    axes=("dp_replicate", "dp_shard", "cp", "tp"),
+    flops=llama3_flops,
+    source="Grattafiori et al., The Llama 3 Herd of Models, 2024, table 3; pytorch/torchtitan",
+    checks=llama3_checks,
+)
+def llama3(
+    mesh, part: Part, *, width, layers, heads, kv_heads, hidden, vocabulary, length, microbatch, recompute, norm, build
+):
+    import torch
+    from torch import nn
+
+    ways = axis_size(mesh, "tp")
+    tokens = length // axis_size(mesh, "cp")  # of a sequence, on this rank
+
+    class ComposedNorm(nn.RMSNorm):
+        def forward(self, x):
+            y = x.float()
+            scale = torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + torch.finfo(torch.float32).eps)
+            return (y * scale).type_as(x) * self.weight
+
+    Norm = ComposedNorm if norm == "composed" else nn.RMSNorm
+    merged = build == "megatron"
+
+    def layer():
+        attention = grouped_attention(width, heads, kv_heads, ways, merged)
+        return decoder_layer(width, attention, gated(width, hidden, merged), Norm)
+
+    with torch.device("meta"):
+        model = decoder(part, [layer() for _ in range(part.layers)], width, vocabulary, Norm)
+    over_tensors(model, mesh, part, lambda _: {**grouped_attention_plan(merged), **gated_plan(merged)})
+    recomputed(model, recompute, context_fn=_selective_contexts if recompute == "selective" else None)
+    if merged:
+        model.to(torch.bfloat16)
+    else:
+        over_data(model, model.layers, mesh)
+    inputs = decoder_inputs(part, microbatch, tokens, width, width // heads, ways)
+    return Stage(model, inputs, adam, last_gradient, context=partial(_context, mesh, part, length))
+
+
+@contextmanager
+def _context(mesh, part: Part, length):
+    """What torchtitan trains inside: attention along ``cp`` on a sequence split between the ranks, and a loss over a
+    split vocabulary."""
+    import torch
+    from torch.distributed.tensor.experimental import context_parallel
+
+    with ExitStack() as stack:
+        if "cp" in mesh.mesh_dim_names:
+            positions = torch.zeros(1, length)
+            buffers = {"buffers": [positions], "buffer_seq_dims": [1], "no_restore_buffers": {positions}}
+            stack.enter_context(context_parallel(mesh["cp"], **buffers))
+        stack.enter_context(loss_over_tensors(mesh, part))
+        yield
+
+
+def _selective_contexts():
+    """Contexts of a layer's forward pass and of its recomputation, by torchtitan's policy: keep attention,
+    reduce-scatters and the first of every two products, recompute the rest."""
+    import torch
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    aten, product = torch.ops.aten, torch.ops.aten.mm.default
+    kept = {
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+    }
+    products = {False: 0, True: 0}  # met so far, in the forward pass and in its recomputation
+
+    def policy(context, op, *_, **__):
+        if op == product:
+            products[context.is_recompute] += 1
+        keep = op in kept or (op == product and products[context.is_recompute] % 2 == 1)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)

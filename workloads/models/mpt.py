@@ -1,0 +1,115 @@
+"""MPT as MosaicML's llm-foundry trains it: a GPT without biases, flash attention, every layer sharded by FSDP,
+activation checkpointing by layer if asked for.
+
+Gradients are reduced with every microbatch, so that no rank ever holds all of them. ``precision="amp_bf16"`` keeps
+float32 parameters and reduces float32 gradients; ``"bf16"`` shards, gathers and reduces bfloat16.
+"""
+
+from __future__ import annotations
+
+from simdev.errors import InvalidInput, UnknownName
+from simdev.graphs.parallel_model import Part, Stage, parallel_model
+from simdev.workloads.models._data import over_data, recomputed
+
+SIZES = {  # llm-foundry, scripts/train/yamls/pretrain/mpt-*.yaml
+    "125m": {"width": 768, "layers": 12, "heads": 12},
+    "350m": {"width": 1024, "layers": 24, "heads": 16},
+    "760m": {"width": 1536, "layers": 24, "heads": 12},
+    "1b": {"width": 2048, "layers": 24, "heads": 16},
+    "3b": {"width": 2560, "layers": 32, "heads": 20},
+    "7b": {"width": 4096, "layers": 32, "heads": 32},
+    "13b": {"width": 5120, "layers": 40, "heads": 40},
+    "30b": {"width": 7168, "layers": 48, "heads": 56},
+    "70b": {"width": 8192, "layers": 80, "heads": 64},
+}
+DEFAULTS = {
+    **SIZES["7b"],
+    "vocabulary": 50_368,
+    "length": 2048,
+    "microbatch": 1,
+    "recompute": "none",
+    "precision": "amp_bf16",
+}
+
+
+def mpt_flops(p) -> float:
+    """Model FLOPs of one sequence, forward and backward: 6 per parameter and token, and attention, as llm-foundry
+    counts."""
+    parameters = p["layers"] * 12 * p["width"] ** 2 + p["width"] * p["vocabulary"]
+    return p["length"] * (6.0 * parameters + 12.0 * p["layers"] * p["width"] * p["length"])
+
+
+def mpt_checks(p, mesh) -> None:
+    """Raise :class:`InvalidInput` for a choice that the model does not know."""
+    if p["width"] % p["heads"]:
+        raise InvalidInput(f"{p['width']} does not divide by {p['heads']} heads", source="mpt", field="width")
+    for name, known in (("recompute", ("none", "full")), ("precision", ("amp_bf16", "bf16"))):
+        if p[name] not in known:
+            raise UnknownName(name, str(p[name]), known, source="mpt")
+
+
+@parallel_model(
+    "mpt",
+    sizes=SIZES,
+    defaults=DEFAULTS,
+    axes=("dp_replicate", "dp_shard"),
+    flops=mpt_flops,
+    checks=mpt_checks,
+    source="mosaicml/llm-foundry, scripts/train/benchmarking",
+)
+def mpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatch, recompute, precision):
+    import torch
+    from torch import nn
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+    from torch.nn import functional as F
+
+    half = torch.bfloat16
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention_norm, self.norm = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
+            self.query_key_value = nn.Linear(width, 3 * width, bias=False)
+            self.output = nn.Linear(width, width, bias=False)
+            self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+        def forward(self, x):
+            y = self.query_key_value(self.attention_norm(x))
+            q, k, v = (t.reshape(*x.shape[:2], heads, -1).transpose(1, 2) for t in y.chunk(3, dim=2))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.output(y.transpose(1, 2).reshape(x.shape))
+            return x + self.down(F.gelu(self.up(self.norm(x))))
+
+    class MPT(nn.Module):
+        def __init__(self):
+            super().__init__()
+            if part.first or part.last:
+                self.embedding = nn.Embedding(vocabulary, width)  # tied to the output projection
+            self.layers = nn.ModuleList([Layer() for _ in range(part.layers)])
+            if part.last:
+                self.norm = nn.LayerNorm(width, bias=False)
+
+        def forward(self, x, target=None):
+            x = self.embedding(x) if part.first else x
+            for layer in self.layers:
+                x = layer(x)
+            if not part.last:
+                return x
+            logits = F.linear(self.norm(x), self.embedding.weight)
+            return F.cross_entropy(logits.flatten(0, 1), target.flatten(0, 1))
+
+    with torch.device("meta"):
+        model = MPT()
+    if precision == "bf16":
+        model = model.to(half)
+    recomputed(model, recompute)
+    reduce = half if precision == "bf16" else torch.float32
+    if mesh.mesh_dim_names:
+        over_data(model, model.layers, mesh, MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduce))
+
+    def inputs():
+        tokens = torch.zeros(microbatch, length, dtype=torch.int64)
+        x = tokens if part.first else torch.zeros(microbatch, length, width, dtype=half, requires_grad=True)
+        return (x, tokens) if part.last else (x,)
+
+    return Stage(model, inputs, lambda m: torch.optim.AdamW(m.parameters(), lr=1e-4, fused=True))

@@ -279,7 +279,6 @@ class Reader:
 def readers(folder: Path) -> list[Reader]:
     """Every reader; ``folder`` is for files that are needed to make the seeds."""
     board = seeds.board_files(folder / "board")
-    placed = min((folder / "board" / "placements").iterdir())
     kineto = seeds.json_bytes(seeds.KINETO)
     found = [
         Reader("results", "results.csv", board["results.csv"], mutate_csv, _beside(folder / "board", _read_results)),
@@ -288,7 +287,7 @@ def readers(folder: Path) -> list[Reader]:
         Reader("submission", "board.zip", board["board.zip"], mutate_submission, _read_submission),
         Reader("placement", "a.json", seeds.json_bytes({"graph": "chain", "topology": "p100x2", "devices": [0, 0, 1]}),
                mutate_json, _read_placement),
-        Reader("placement file", placed.name, placed.read_bytes(), mutate_npz, _read_placement_file),
+        Reader("placements", "placements.jsonl", board["placements.jsonl"], mutate_json, _read_placements),
         Reader("topology", "a.toml", seeds.TOPOLOGY.encode(), mutate_toml, _read_topology),
         Reader("device file", "v100.toml", seeds.DEVICE.encode(), mutate_toml, _read_device),
         Reader("device trees", "v100.npz", seeds.trees_npz(), mutate_npz, _read_trees),
@@ -323,8 +322,9 @@ def _beside(board: Path, read: Callable[[Path], object]) -> Callable[[Path], obj
     """``read`` in a folder that also holds the graphs, machines and placements of ``board``."""
 
     def read_there(path: Path) -> None:
-        for name in ("graphs", "machines", "placements"):
+        for name in ("graphs", "machines"):
             shutil.copytree(board / name, path.parent / name)
+        shutil.copy(board / "placements.jsonl", path.parent)
         read(path)
 
     return read_there
@@ -413,12 +413,11 @@ def _read_placement(path: Path) -> None:
     Placement.load(path, _toy())
 
 
-def _read_placement_file(path: Path) -> None:
-    from simdev.bench.rows import stored_placement
+def _read_placements(path: Path) -> None:
+    from simdev.problem.placement_file import packed_keys, stored_placement
 
-    (path.parent / "placements").mkdir(exist_ok=True)
-    (path.parent / "placements" / path.name).write_bytes(path.read_bytes())
-    stored_placement(path.parent, path.stem)
+    for key in packed_keys(path.parent):
+        stored_placement(path.parent, key)
 
 
 def _read_topology(path: Path) -> None:

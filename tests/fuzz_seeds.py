@@ -244,7 +244,7 @@ def board_files(folder: Path) -> dict[str, bytes]:
     """The files of a small result folder, by name, and ``board.zip``, its submission."""
     small_board(folder)
     submit(folder, folder / "board.zip")
-    names = ["results.csv", "curves.csv", "journal.jsonl", "board.zip"]
+    names = ["results.csv", "curves.csv", "journal.jsonl", "placements.jsonl", "board.zip"]
     files = {name: (folder / name).read_bytes() for name in names}
     lines = [json.loads(line) for line in files["journal.jsonl"].splitlines()]
     for line in lines:

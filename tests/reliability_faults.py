@@ -17,6 +17,7 @@ from pathlib import Path
 from simdev.bench import rows
 from simdev.bench.journal import Results
 from simdev.errors import InvalidInput
+from simdev.problem.placement_file import pack_placements, packed_keys, stored_placement
 
 ROOT = Path(__file__).parents[1]
 ODD = "tests/bench/odd_placers.py"
@@ -97,10 +98,10 @@ def finish(process: subprocess.Popen) -> tuple[int, str]:
 
 
 def content(out: Path) -> dict:
-    """Exact columns of all rows, and the placements that they name, byte for byte."""
+    """Exact columns of all rows, and the placements that they name."""
     found = rows.read_rows(out / "results.csv")
     exact = {row.key: tuple(row.cells()[name] for name in rows.EXACT) for row in found}
-    files = {row.placement: rows.placement_path(out, row.placement).read_bytes() for row in found if row.placement}
+    files = {row.placement: stored_placement(out, row.placement).hash for row in found if row.placement}
     return {"rows": exact, "placements": files}
 
 
@@ -266,13 +267,12 @@ def two_at_once(folder: Path, whole: dict, times: int) -> Line:
 
 def deleted_placements(folder: Path, whole: dict, times: int) -> Line:
     """Placements that are gone are made again."""
-    line = Line("half of the placement files deleted")
+    line = Line("half of the placements deleted")
     out = folder / "deleted"
     shutil.copytree(folder / "whole", out)
     for _ in range(times):
-        files = sorted((out / "placements").iterdir())
-        for path in random.sample(files, len(files) // 2):
-            path.unlink()
+        keys = packed_keys(out)
+        pack_placements(out, random.sample(keys, len(keys) // 2))
         finish(start(out))
         line.times += 1
         line.different += content(out) != whole

@@ -45,7 +45,6 @@ def small_board(folder, *, workload="mine.npz", topology="mine.toml", placers=("
     where = stored.kept_machine(folder, topology)
     where.parent.mkdir(exist_ok=True)
     where.write_text(MACHINE, encoding="utf-8")
-    (folder / "placements").mkdir(exist_ok=True)
     problem = Problem.build(graph, load_topology(where, kept=True))
     bound, results = lower_bound(problem), Results(folder)
     for number, placer in enumerate(placers):
@@ -66,5 +65,6 @@ def small_board(folder, *, workload="mine.npz", topology="mine.toml", placers=("
         row = replace(row, evaluations=0, **circumstances())
         results.add(replace(row, **changed), placement, [(0, 0.5, row.step_ns)])
     results.write()
+    results.pack()
     results.close()
     return results.rows

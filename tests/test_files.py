@@ -29,6 +29,7 @@ from simdev.files import (
     write_table,
     write_text,
 )
+from simdev.problem.placement_file import stored_placement
 
 ROOT = Path(__file__).parents[1]
 
@@ -128,7 +129,7 @@ def test_every_reader_of_results_has_a_limit(tmp_path):
             lambda: rows.read_rows(tmp_path / "results.csv"),
             lambda: journal.read_curves(tmp_path / "curves.csv"),
             lambda: journal.Journal(tmp_path / "journal.jsonl"),
-            lambda: rows.stored_placement(tmp_path, "00"),
+            lambda: stored_placement(tmp_path, "00"),
             lambda: load_graph(tmp_path / "graph.npz"),
             lambda: load_topology(tmp_path / "machine.toml"),
         ):

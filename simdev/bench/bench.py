@@ -93,6 +93,8 @@ def bench(
             with running(pool), (backend or _here(pool))(limits) as submit:
                 session = _Session(runs, results, pool, submit, jobs, limits, retry, observer)
                 session.run()
+            if not session.lost:
+                results.pack()
         finally:
             if results.rows:
                 results.write()
@@ -108,7 +110,7 @@ def bench(
 def locked(out: Path) -> Iterator[None]:
     """Make the folder and hold its lock. The kernel releases the lock when the process ends, however it ends."""
     try:
-        (out / "placements").mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
         file = open(out / ".lock", "a")
     except OSError as error:
         raise InvalidInput(f"cannot be written ({error.strerror or error})", source=out) from None

@@ -31,6 +31,7 @@ from simdev.bench.provenance import circumstances, source_digest
 from simdev.bench.run import Instance, RunOutcome, blank_row, execute_limited, one_line
 from simdev.bench.workers import GRACE_S, Limits, death, environment
 from simdev.errors import InvalidInput
+from simdev.problem.placement_file import store_placement, stored_placement
 from simdev.problem.problem import Problem
 from simdev.sim import simulate_many
 from simdev.sim.schedule import Outcomes
@@ -180,7 +181,7 @@ def execute_apart(run: Run, instance: Instance, limits: Limits, graph: bytes | N
             return _failed(run, instance, status, death(child.returncode))
         answer = json.loads((here / "outcome.json").read_text(encoding="utf-8"))
         row = rows.row_from_json(answer["row"], here / "outcome.json")
-        placement = rows.stored_placement(here, row.placement) if row.placement else None
+        placement = stored_placement(here, row.placement) if row.placement else None
         return RunOutcome(row, placement, tuple(map(tuple, answer["curve"])))
 
 
@@ -212,7 +213,6 @@ def _execute_task(here: Path) -> None:
     if os.getpid() != own:  # a process that the placer has forked and that came back from it, too
         return
     if outcome.placement is not None:
-        (here / "placements").mkdir()
-        rows.store_placement(here, outcome.placement)
+        store_placement(here, outcome.placement)
     document = {"row": rows.row_to_json(outcome.row), "curve": outcome.curve}
     (here / "outcome.json").write_text(json.dumps(document), encoding="utf-8")

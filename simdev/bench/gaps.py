@@ -15,6 +15,7 @@ from pathlib import Path
 from simdev.bench import rows, stored
 from simdev.bench.rows import Row
 from simdev.problem.placement import Placement
+from simdev.problem.placement_file import stored_placement
 from simdev.problem.problem import Problem, Rules
 
 PARTS = ("best known ms", "relaxed ms", "placement weak", "bound weak", "open", "verdict")
@@ -111,7 +112,7 @@ def relaxed_ns(problem: Problem, row: Row, folder: Path) -> int:
 
     if problem.rules.contention == "fair" or problem.rules.runtime == "eager":
         return row.step_ns
-    placement = rows.stored_placement(folder, row.placement)
+    placement = stored_placement(folder, row.placement)
     times = [row.step_ns]
     for order, priority in (("priority", placement.priority), ("priority", None), ("fifo", None)):
         lighter = replace(problem, rules=Rules(order, "none"))

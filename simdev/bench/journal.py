@@ -15,6 +15,7 @@ from simdev.bench.rows import Row
 from simdev.errors import InvalidInput
 from simdev.files import parse_json, read_lines, writing
 from simdev.problem.placement import Placement
+from simdev.problem.placement_file import holds_placement, pack_placements, store_placement
 
 CURVES = (*rows.KEY, "evaluations", "seconds", "step_time_s")
 
@@ -120,7 +121,7 @@ class Results:
     def row(self, key: tuple) -> Row | None:
         """The row of a run, by key, if its placement is there too."""
         row = self._rows.get(key)
-        return None if row and row.placement and not rows.placement_path(self.out, row.placement).is_file() else row
+        return None if row and row.placement and not holds_placement(self.out, row.placement) else row
 
     def curve(self, key: tuple) -> list[tuple[int, float, int]]:
         """The anytime curve of a run, by key: ``(evaluations, seconds, step_ns)`` at each improvement."""
@@ -129,7 +130,7 @@ class Results:
     def add(self, row: Row, placement: Placement | None, curve: Iterable[tuple[int, float, int]]) -> None:
         """The placement first, then the row: a row never names a placement that is not there."""
         if placement is not None:
-            rows.store_placement(self.out, placement)
+            store_placement(self.out, placement)
         self._log({"kind": "row", "row": rows.row_to_json(row), "curve": [*map(list, curve)]})
 
     def rebound(self, key: tuple, ns: int | None, method: str) -> None:
@@ -154,6 +155,10 @@ class Results:
             for used, seconds, ns in self._curves[key]
         ]
         rows.write_csv(self.out / "curves.csv", CURVES, table)
+
+    def pack(self) -> None:
+        """Keep the placements of all rows in one file (:mod:`simdev.problem.placement_file`)."""
+        pack_placements(self.out, (row.placement for row in self._rows.values() if row.placement))
 
     def close(self) -> None:
         self.journal.close()

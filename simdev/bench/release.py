@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from simdev.bench.journal import CURVES
@@ -44,11 +44,10 @@ def kind(column: str) -> str:
     return "integer" if column in INTEGERS else "number" if column in NUMBERS else "string"
 
 
-def package(folder: Path, name: str, files: Iterable[str]) -> dict:
-    """The content of ``datapackage.json`` for ``files`` of a result folder."""
+def package(name: str, files: Mapping[str, bytes]) -> dict:
+    """The content of ``datapackage.json`` for ``files`` of a result folder: their content by path."""
     resources = []
-    for path in files:
-        content = read_bytes(folder / path, MAX_DOCUMENT)
+    for path, content in files.items():
         resource = {
             "name": re.sub(r"[^a-z0-9]+", "-", path.lower()),
             "path": path,
@@ -90,7 +89,7 @@ The board compares algorithms that place the operations of neural networks on de
 to {max(seeds)}, budgets {", ".join(budgets)}. Placers: {", ".join(placers)}.
 
 `leaderboard.csv` and `ranking.csv` are derived from the rows, `curves.csv` holds the best step time so far, and
-`placements/` the device of every operation. `{PACKAGE}` names the type of every column and the SHA-256 of every
+`placements.jsonl` the device of every operation. `{PACKAGE}` names the type of every column and the SHA-256 of every
 file; simdev's `leaderboard/README.md` explains the columns. The rows hold no personal data.
 
 ## Collection

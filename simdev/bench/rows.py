@@ -1,4 +1,4 @@
-"""A row: the result of one run of the bench, as a record of ``results.csv``, and its placement file.
+"""A row: the result of one run of the bench, as a record of ``results.csv``.
 
 Columns in :data:`EXACT` are the same on every machine and are compared on verification; the rest are circumstantial.
 A field ``*_ns`` of a :class:`Row` holds whole nanoseconds. Its column ``*_s`` (:data:`FIELD`) holds the same time in
@@ -17,12 +17,8 @@ from dataclasses import asdict, dataclass, fields
 from decimal import Decimal
 from pathlib import Path
 
-import numpy as np
-
 from simdev.errors import InvalidInput, quoted
 from simdev.files import guarded, parse_json, read_text, unguarded, write_text
-from simdev.problem.graph_file import read_npz, write_npz
-from simdev.problem.placement import Placement
 
 STATUSES = ("ok", "infeasible", "skipped", "timeout", "memory", "error")
 EXACT = (
@@ -207,47 +203,6 @@ def row_from_json(entry: dict, path: Path) -> Row:
         if column.name == "params" and not isinstance(parse_json(value, path, "params"), dict):
             raise InvalidInput(f"{quoted(value)} is not a JSON object", source=path, field="params")
     return row
-
-
-def placement_path(folder: Path, key: str) -> Path:
-    """Where a placement lies in a result folder. Raises :class:`InvalidInput` for a key that is no hash."""
-    if not NAME.fullmatch(key):
-        raise InvalidInput(f"{quoted(key)} is not the hash of a placement", source=folder)
-    return folder / "placements" / f"{key}.npz"
-
-
-def store_placement(folder: Path, placement: Placement) -> None:
-    """Keep a placement once, under its hash: devices (priorities, replicas) in the smallest integers that hold them."""
-    path = placement_path(folder, placement.hash)
-    if path.is_file():
-        return
-    arrays = {"devices": placement.devices.astype(np.min_scalar_type(int(placement.devices.max(initial=0))))}
-    if placement.priority is not None:
-        arrays["priority"] = narrowed(placement.priority)
-    if placement.replica_of is not None:
-        arrays["replica_of"] = narrowed(placement.replica_of)
-    write_npz(path, arrays)
-
-
-def narrowed(numbers: np.ndarray) -> np.ndarray:
-    """Whole numbers in the smallest type that holds all of them."""
-    low, high = int(numbers.min(initial=0)), int(numbers.max(initial=0))
-    return numbers.astype(np.result_type(np.min_scalar_type(low), np.min_scalar_type(high)))
-
-
-def stored_placement(folder: Path, key: str) -> Placement:
-    """Read a placement by hash. Raises :class:`InvalidInput` if the file is missing or was altered."""
-    path = placement_path(folder, key)
-    arrays = read_npz(path)
-    if "devices" not in arrays or set(arrays) - {"devices", "priority", "replica_of"}:
-        raise InvalidInput("expected 'devices' and perhaps 'priority' and 'replica_of'", source=path)
-    try:
-        placement = Placement(**arrays)
-    except InvalidInput as error:
-        raise InvalidInput(error.message, source=path, field=error.field) from None
-    if placement.hash != key:
-        raise InvalidInput(f"holds placement {placement.hash}: the file was altered", source=path)
-    return placement
 
 
 def _digest(cells: dict[str, str]) -> str:

@@ -23,10 +23,12 @@ from simdev.bench.run import Instance, blank_row, score
 from simdev.errors import InvalidInput
 from simdev.files import MAX_DOCUMENT, MAX_TOML, MIB, Bounded, open_zip, read_bytes, replacing
 from simdev.problem.placement import Placement
+from simdev.problem.placement_file import FILE as PLACEMENTS
+from simdev.problem.placement_file import packed_text
 from simdev.problem.problem import Problem
 
 MEMBER = re.compile(
-    r"(results|leaderboard|ranking|curves)\.csv|datapackage\.json|DATASHEET\.md|placements/[0-9a-f]{1,64}\.npz|graphs/[0-9a-f]{1,64}\.npz"
+    r"(results|leaderboard|ranking|curves)\.csv|datapackage\.json|DATASHEET\.md|placements\.jsonl|placements/[0-9a-f]{1,64}\.npz|graphs/[0-9a-f]{1,64}\.npz"
     r"|machines/[0-9a-f]{1,64}\.(toml|npz)"
 )
 MAX_MEMBERS = 50_000
@@ -34,6 +36,7 @@ MAX_UNPACKED = 1 << 30
 MOST_BYTES = {
     ".csv": MAX_DOCUMENT,
     ".json": MAX_DOCUMENT,
+    ".jsonl": MAX_DOCUMENT,
     ".md": MAX_TOML,
     ".npz": 64 * MIB,
     ".toml": MAX_TOML,
@@ -66,7 +69,6 @@ def _score_files(files: list[Path], name: str, out: Path) -> None:
     from simdev.analysis.bounds import lower_bound
     from simdev.sim import simulate
 
-    (out / "placements").mkdir()
     results = Results(out)
     for path in files:
         workload, topology = stored.named_in(path)
@@ -91,28 +93,26 @@ def _score_files(files: list[Path], name: str, out: Path) -> None:
         row = score(blank_row(run, instance, 1), problem, placement, simulate(problem, placement))
         results.add(replace(row, evaluations=0, **circumstances()), placement, ())
     results.write()
+    results.pack()
     results.close()
 
 
 def _pack(folder: Path, out: str | os.PathLike, release: bool) -> int:
     found = rows.read_rows(folder / "results.csv")
     wanted = ["results.csv", "leaderboard.csv", "ranking.csv", "curves.csv"]
-    wanted += sorted({f"placements/{row.placement}.npz" for row in found if row.placement})
     wanted += sorted(path.relative_to(folder).as_posix() for path in folder.glob("graphs/*.npz"))
     wanted += sorted(path.relative_to(folder).as_posix() for path in folder.glob("machines/*"))
     for name in wanted:
         if not (folder / name).is_file():
             raise InvalidInput("is missing", source=folder / name)
-    extra = {}
+    members = {name: read_bytes(folder / name, MOST_BYTES[Path(name).suffix]) for name in wanted}
+    members[PLACEMENTS] = packed_text(folder, {row.placement for row in found if row.placement})
     if release:
-        extra[PACKAGE] = json.dumps(package(folder, folder.name, wanted), indent=1) + "\n"
-        extra[SHEET] = data_sheet(found)
+        members[PACKAGE] = (json.dumps(package(folder.name, members), indent=1) + "\n").encode()
+        members[SHEET] = data_sheet(found).encode()
     with replacing(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in wanted:  # members without a date: the same rows give the same archive
-            content = read_bytes(folder / name, MOST_BYTES[Path(name).suffix])
+        for name, content in members.items():  # members without a date: the same rows give the same archive
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
-        for name, text in extra.items():
-            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED)
     return len(found)
 
 

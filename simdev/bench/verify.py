@@ -31,6 +31,7 @@ from simdev.bench.workers import Limits
 from simdev.errors import Infeasible, InvalidInput, SimdevError, UnknownName, shortened
 from simdev.placers import registry
 from simdev.placers.placer import PlacerSpec
+from simdev.problem.placement_file import placement_file, stored_placement
 from simdev.problem.problem import Problem
 
 # The cells that are empty in the row of a run without a placement.
@@ -242,8 +243,8 @@ def _bounded(row: Row, problem: Problem) -> Row:
 
 def _scored(row: Row, problem: Problem, folder: Path, engine: str) -> Row:
     """The row with the score of its stored placement, simulated by ``engine`` and accepted by the validator."""
-    placement = rows.stored_placement(folder, row.placement)
-    placement.check(problem, source=rows.placement_path(folder, row.placement))
+    placement = stored_placement(folder, row.placement)
+    placement.check(problem, source=placement_file(folder, row.placement))
     found = parse_objective(row.objective).simulate(problem, placement, engine=engine, valid=True)
     return replace(score(row, problem, placement, found), error="")
 

@@ -9,6 +9,7 @@ import typer
 
 from simdev.cli import completion
 from simdev.errors import InvalidInput, UnknownName
+from simdev.problem.placement_file import placement_file, stored_placement
 
 RunArgument = Annotated[Path, typer.Argument(help="Result folder of a bench, or placement file.")]
 WorkloadOption = Annotated[
@@ -48,8 +49,8 @@ def _from_folder(folder: Path, workload: str | None, topology: str | None, place
         raise InvalidInput("no such run has a placement", source=folder)
     row = min(found, key=lambda row: (row.step_ns is None, row.simulated_ns, row.key))
     problem = stored.stored_problem(folder, row)
-    placement = rows.stored_placement(folder, row.placement)
-    placement.check(problem, source=rows.placement_path(folder, row.placement))
+    placement = stored_placement(folder, row.placement)
+    placement.check(problem, source=placement_file(folder, row.placement))
     return problem, placement
 
 

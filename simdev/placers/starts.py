@@ -10,8 +10,8 @@ from pathlib import Path
 
 from simdev.errors import InvalidInput
 from simdev.files import read_text
-from simdev.problem.graph_file import read_npz
 from simdev.problem.placement import Placement
+from simdev.problem.placement_file import placement_file, stored_placement
 from simdev.problem.problem import Problem
 
 MOST = 12
@@ -38,13 +38,10 @@ def stored_starts(folder: str | os.PathLike, problem: Problem) -> list[Placement
     if not found:
         raise InvalidInput(f"no placement of {problem.graph.name} on {problem.topology.name}", source=path)
     keys = dict.fromkeys(key for *_, key in sorted(found))
-    return [_placement(Path(folder) / "placements" / f"{key}.npz", problem) for key in list(keys)[:MOST]]
+    return [_placement(folder, key, problem) for key in list(keys)[:MOST]]
 
 
-def _placement(path: Path, problem: Problem) -> Placement:
-    arrays = read_npz(path)
-    if "devices" not in arrays:
-        raise InvalidInput("missing", source=path, field="devices")
-    placement = Placement(arrays["devices"], arrays.get("priority"))
-    placement.check(problem, source=path)
+def _placement(folder: str | os.PathLike, key: str, problem: Problem) -> Placement:
+    placement = stored_placement(folder, key)
+    placement.check(problem, source=placement_file(folder, key))
     return placement

@@ -20,6 +20,7 @@ from simdev.bench.objective import parse_objective
 from simdev.bench.rows import Row, entry_id
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import write_text
+from simdev.problem.placement_file import placement_file, stored_placement
 from simdev.report.explain import Explanation
 
 BINS = 240  # time steps in the picture of a schedule
@@ -168,7 +169,7 @@ def _case(folder: Path, mine: list[Row], known: Mapping[tuple, Times]) -> dict:
 
 def _download(folder: Path, problem, row: Row) -> dict:
     """The placement file of a row, compressed, for the page's download."""
-    text = rows.stored_placement(folder, row.placement).to_json(problem)
+    text = stored_placement(folder, row.placement).to_json(problem)
     name = re.sub(r"[^\w.-]+", "-", f"{row.workload}-{row.topology}-{row.entry}.json")
     return {"name": name, "content": base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")}
 
@@ -176,8 +177,8 @@ def _download(folder: Path, problem, row: Row) -> dict:
 def _gantt(folder: Path, problem, row: Row) -> dict:
     """The load of each device and of the busiest channels in each of :data:`BINS` parts of the step, as digits 0 to
     9."""
-    placement = rows.stored_placement(folder, row.placement)
-    placement.check(problem, source=rows.placement_path(folder, row.placement))
+    placement = stored_placement(folder, row.placement)
+    placement.check(problem, source=placement_file(folder, row.placement))
     explanation = Explanation(*parse_objective(row.objective).run(problem, placement))
     s = explanation.schedule
     lanes = []

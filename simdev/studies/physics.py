@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.bench.rows import Row, read_rows, stored_placement
+from simdev.bench.rows import Row, read_rows
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import markdown_table, write_table, write_text
 from simdev.placers import registry
+from simdev.problem.placement_file import stored_placement
 from simdev.problem.problem import Problem
 from simdev.problem.topology import load_topology
 from simdev.sim import simulate

@@ -23,6 +23,7 @@ from simdev.files import TEMPORARY
 from simdev.placers import registry
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.graph_file import save_graph
+from simdev.problem.placement_file import holds_placement, packed_keys, stored_placement
 from simdev.problem.topology import topology_names
 
 SUM = re.compile(r', "sum": "[0-9a-f]{16}"\}')
@@ -403,9 +404,31 @@ def test_a_changed_graph_runs_again(tmp_path):
 
 def test_a_missing_placement_runs_again(graphs, tmp_path):
     (row,) = run(graphs[:1], ["single-gpu"], tmp_path)
-    rows.placement_path(tmp_path, row.placement).unlink()
+    (tmp_path / "placements.jsonl").unlink()
     assert run(graphs[:1], ["single-gpu"], tmp_path)[0].digest == row.digest
-    assert rows.placement_path(tmp_path, row.placement).is_file()
+    assert holds_placement(tmp_path, row.placement)
+
+
+def test_a_finished_bench_keeps_its_placements_in_one_file(graphs, tmp_path):
+    first = run(graphs[:1], ["single-gpu"], tmp_path)
+    assert not (tmp_path / "placements").exists() and packed_keys(tmp_path) == [first[0].placement]
+    before = (tmp_path / "placements.jsonl").read_bytes()
+    both = run(graphs[:1], ["single-gpu", "single-cpu"], tmp_path)
+    assert packed_keys(tmp_path) == sorted(row.placement for row in both)
+    assert before in (tmp_path / "placements.jsonl").read_bytes(), "lines that were there stay as they are"
+    assert stored_placement(tmp_path, both[0].placement).hash == both[0].placement
+
+
+def test_an_interrupted_bench_keeps_each_placement_in_a_file_of_its_own(graphs, tmp_path):
+    class Listener(Observer):
+        def row(self, done, total, row):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(graphs[:1], ["single-gpu", "single-cpu"], tmp_path, observer=Listener())
+    (row,) = rows.read_rows(tmp_path / "results.csv")
+    assert (tmp_path / "placements" / f"{row.placement}.npz").is_file()
+    assert packed_keys(tmp_path) == []
 
 
 def start(out, graph, placer, seeds=16):
@@ -627,12 +650,15 @@ def test_verify_names_missing_and_altered_placements(folder, tmp_path):
     copy = alter(folder, tmp_path, 0, "machine", "x", forge=False)
     found = {row.placer: row.placement for row in rows.read_rows(copy / "results.csv") if row.placement}
     gone, swapped = found["single-gpu"], found["single-cpu"]
-    kept = rows.placement_path(copy, next(key for name, key in found.items() if name.endswith("walk")))
-    rows.placement_path(copy, swapped).write_bytes(kept.read_bytes())
-    rows.placement_path(copy, gone).unlink()
+    kept = next(key for name, key in found.items() if name.endswith("walk"))
+    path = copy / "placements.jsonl"
+    lines = {line[10:26]: line for line in path.read_text().splitlines()}
+    lines[swapped] = lines[kept].replace(kept, swapped)
+    del lines[gone]
+    path.write_text("".join(f"{line}\n" for line in lines.values()))
     outcome = "\n".join(map(str, verify.verify(copy, engine="fast")))
     assert f"{gone}.npz: No such file" in outcome
-    assert f"{swapped}.npz: holds placement" in outcome
+    assert "placements.jsonl: holds placement" in outcome
 
 
 def test_verify_does_not_need_the_users_graph_file(tmp_path):

@@ -20,6 +20,7 @@ from simdev.bench.workers import Limits
 from simdev.cli.problems import build_problem
 from simdev.errors import InvalidInput
 from simdev.placers.registry import find_placer
+from simdev.problem.placement_file import placement_file
 
 distributed = pytest.importorskip("distributed")
 dask = pytest.importorskip("dask")
@@ -70,7 +71,7 @@ def test_rows_are_those_of_this_machine_also_when_a_worker_is_killed(cluster, tm
     assert Killer.killed
     assert exact(away) == exact(home)
     for row in away:
-        assert not row.placement or rows.placement_path(tmp_path / "away", row.placement).is_file()
+        assert not row.placement or placement_file(tmp_path / "away", row.placement).is_file()
     assert execute_all(runs, tmp_path / "away", limits=LIMITS) == away  # nothing is left to run
 
 

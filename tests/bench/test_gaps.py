@@ -11,6 +11,7 @@ from simdev.bench.matrix import Run
 from simdev.bench.run import Instance, blank_row, score
 from simdev.bench.stored import stored_problem
 from simdev.problem.placement import Placement
+from simdev.problem.placement_file import store_placement
 from simdev.problem.problem import Rules
 from simdev.sim import simulate
 
@@ -49,7 +50,7 @@ def test_a_result_of_fifo_counts_for_the_order_track_and_not_the_reverse(tmp_pat
     slow = replace(slow, evaluations=0, lower_bound_ns=row.lower_bound_ns)
     assert slow.step_ns > row.step_ns
     rows.write_rows(other / "results.csv", [slow])
-    rows.store_placement(other, placement)
+    store_placement(other, placement)
     (line,) = gap_parts(other, [tmp_path / "fifo"])
     assert line["verdict"] == "placement weak" and float(line["best known ms"]) == round(row.step_ns / 1e6, 3)
     (line,) = gap_parts(tmp_path / "fifo", [other])

@@ -17,6 +17,7 @@ from simdev.errors import InvalidInput, UnknownName
 from simdev.placers.testing import training_graph
 from simdev.problem.graph_file import save_graph
 from simdev.problem.placement import Placement
+from simdev.problem.placement_file import stored_placement
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import load_topology
 from simdev.sim.pipeline import simulate_pipeline
@@ -43,7 +44,7 @@ def test_a_bench_for_throughput_ranks_by_the_steady_time(small, tmp_path):
     )
     found = {row.placer: row for row in bench(runs, tmp_path / "out", jobs=1)}
     for row in found.values():
-        placement = rows.stored_placement(tmp_path / "out", row.placement)
+        placement = stored_placement(tmp_path / "out", row.placement)
         report = simulate_pipeline(problem, placement, 6, "1f1b")
         assert row.objective == "throughput/1f1b/6" and row.step_ns == math.ceil(report.steady_ns)
         assert row.bound_method == "load" and row.lower_bound_ns == steady_bound(problem).ns <= row.step_ns
@@ -64,7 +65,7 @@ def test_replicas_are_part_of_a_row_and_verified(small, tmp_path):
         objective="throughput/1f1b/6",
     )
     found = {row.entry: row for row in bench(runs, tmp_path / "out", jobs=1)}
-    copied = rows.stored_placement(tmp_path / "out", found["single-gpu[replicas=true]"].placement)
+    copied = stored_placement(tmp_path / "out", found["single-gpu[replicas=true]"].placement)
     assert len(np.unique(copied.devices)) == 1 and (copied.replica_of == copied.devices[0]).sum() == 2
     assert found["single-gpu[replicas=true]"].step_ns < found["single-gpu"].step_ns
     assert found["pipedream"].step_ns <= found["pipedream[replicas=false]"].step_ns

@@ -9,6 +9,7 @@ import pytest
 from simdev.bench import rows, score
 from simdev.bench.run import load_problem
 from simdev.bench.verify import verify
+from simdev.problem.placement_file import placement_file, stored_placement
 
 FOLDER = Path(__file__).parents[2] / "leaderboard" / "standard"
 ORDER, LONG = FOLDER.parent / "order", FOLDER.parent / "long"
@@ -29,7 +30,7 @@ def test_it_covers_eight_workloads_on_three_machines_with_every_classical_placer
 def test_no_placement_beats_its_bound_and_every_placement_is_there():
     for row in rows.read_rows(FOLDER / "results.csv"):
         if row.status == "ok":
-            assert rows.placement_path(FOLDER, row.placement).is_file()
+            assert placement_file(FOLDER, row.placement).is_file()
             assert row.lower_bound_ns <= row.simulated_ns or not row.feasible
 
 
@@ -102,7 +103,7 @@ def test_the_order_track_loses_no_result_of_fifo():
     assert {row.rules for row in found} == {"priority/fifo/dataflow"}
     for row in found:
         assert row.status == "ok" and row.feasible and row.lower_bound_ns <= row.step_ns, row
-        assert rows.stored_placement(ORDER, row.placement).priority is not None
+        assert stored_placement(ORDER, row.placement).priority is not None
     found = best_times(ORDER)
     assert found.keys() == best.keys()
     assert {case: ns for case, ns in found.items() if ns > best[case]} == {}

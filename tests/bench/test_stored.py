@@ -10,6 +10,7 @@ from simdev.bench.submission import submit
 from simdev.bench.verify import verify
 from simdev.cli import main as cli
 from simdev.errors import InvalidInput, UnknownName
+from simdev.problem.placement_file import placement_file
 from simdev.problem.topology import load_topology
 from simdev.report import page
 
@@ -101,7 +102,7 @@ def test_names_that_are_no_names(tmp_path, key):
         with pytest.raises(InvalidInput):
             stored.kept_graph(tmp_path, key)
         with pytest.raises(InvalidInput):
-            rows.placement_path(tmp_path, key)
+            placement_file(tmp_path, key)
     with pytest.raises(UnknownName):
         stored.registered_machine(key)
 

@@ -54,8 +54,9 @@ def test_a_folder_without_the_problem_or_with_a_damaged_file_is_refused(tmp_path
     with pytest.raises(InvalidInput, match="column 'placement' is missing"):
         stored_starts(tmp_path, problem)
     table.write_text(text)
-    (tmp_path / "placements" / f"{rows[0].placement}.npz").write_bytes(b"damaged")
-    with pytest.raises(InvalidInput, match=rows[0].placement):
+    path = tmp_path / "placements.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"|u1"', b'"|u2"'))
+    with pytest.raises(InvalidInput, match="placements.jsonl"):
         stored_starts(tmp_path, problem)
 
 

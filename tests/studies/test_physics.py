@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from simdev.bench.rows import Row, store_placement, write_rows
+from simdev.bench.rows import Row, write_rows
 from simdev.errors import InvalidInput
 from simdev.placers import registry
 from simdev.problem.placement import Placement
+from simdev.problem.placement_file import store_placement
 from simdev.problem.problem import Problem
 from simdev.problem.topology import load_topology
 from simdev.sim import simulate

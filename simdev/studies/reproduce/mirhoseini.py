@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from simdev.bench.rows import stored_placement
+from simdev.problem.placement_file import stored_placement
 from simdev.problem.problem import Problem
 from simdev.sim import simulate
 from simdev.studies.reproduce.lab import Lab, LabCase, RunResult

@@ -21,7 +21,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NoReturn, TextIO
+from typing import Any, BinaryIO, NoReturn, Protocol, TextIO
 
 from simdev.errors import InvalidInput
 
@@ -184,10 +184,16 @@ class _Counted(io.RawIOBase):
         return len(data)
 
 
+class Readable(Protocol):
+    """What gives at most ``size`` bytes at a time, and none at its end."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
 class Bounded:
     """A binary stream that raises :class:`InvalidInput` once more than ``most`` bytes have been read from it."""
 
-    def __init__(self, file: IO[bytes], most: int, source: object):
+    def __init__(self, file: Readable, most: int, source: object):
         self.file, self.left, self.most, self.source = file, most, most, source
 
     def read(self, size: int = -1) -> bytes:

@@ -110,8 +110,8 @@ def _read_file(file: Path, found: Found, named: bool) -> None:
     if named and file.name.endswith((".json", ".json.gz")):
         trace = read_trace(file)
         device = trace.device_name.replace(" ", "_")
-        rows = dispatch_ns(trace).items()
-        found.dispatch[device] = {kind: float(median) for kind, (_, median, _) in rows if kind != EVERY}
+        times = dispatch_ns(trace).items()
+        found.dispatch[device] = {kind: float(median) for kind, (_, median, _) in times if kind != EVERY}
         found.granularity[device] = granularity(trace)
     elif is_op_table(file):
         read_op_table(file, found)

@@ -33,15 +33,16 @@ def read_workbook(path: Path, found: Found) -> None:
     match = DEVICE.search(path.name)
     device = match.group(1) if match else path.stem
     rows: dict[tuple[str, str], list[tuple[tuple[int, ...], float]]] = {}
-    sheet, section, header = None, "", {}
+    sheet: str | None = None
+    section, header = "", dict[str, str]()
     for name, _, cells in sheet_rows(path):
         if name != sheet:
             sheet, section, header = name, "", {}
         dtype = "f32" if SINGLE.search(name) else "f16" if HALF.search(name) else None
         if dtype is None:
             continue
-        if isinstance(cells.get("A"), str):
-            section = cells["A"].strip()
+        if isinstance(title := cells.get("A"), str):
+            section = title.strip()
         if isinstance(cells.get("C"), str):
             header = {str(text).strip().lower(): column for column, text in reversed(cells.items())}
         elif header and isinstance(cells.get("C"), float):
@@ -71,29 +72,34 @@ class _Row:
                     return value if isinstance(value, float) else None
         return None
 
+    def find_all(self, *columns: tuple[str, ...]) -> list[float]:
+        """:meth:`find` for each of several columns; empty if one of them has no number."""
+        numbers = [number for starts in columns if (number := self.find(*starts)) is not None]
+        return numbers if len(numbers) == len(columns) else []
+
 
 def _measured(section: str, row: _Row, found: Found, path: Path):
     if section.startswith("Dense Matrix"):
-        dims = [row.find(name) for name in "mnk"]
+        dims = row.find_all(("m",), ("n",), ("k",))
         time = row.find("time")
-        if None not in dims and time:
+        if dims and time:
             yield "gemm", (1, *map(int, dims)), time
             return
     elif section == "Convolution":
         names = [("n",), ("c",), ("k",), ("h",), ("w",), ("p",), ("q",), ("r", "r (filter"), ("s", "s (filter"),
                  ("vertical stride",)]  # fmt: skip
-        dims = [row.find(*name) for name in names]
-        if None not in dims:
-            dims = _upright(list(map(int, dims)))
+        dims = row.find_all(*names)
+        if dims:
+            sizes = (*_upright(list(map(int, dims))), 1)
             for part, text in GRADIENTS:
                 time = row.find(text)
                 if time:
-                    yield conv_name((*dims, 1)) if part == "conv" else part, (*dims, 1), time
+                    yield conv_name(sizes) if part == "conv" else part, sizes, time
             return
     elif section.startswith("Recurrent Layers"):
-        dims = [row.find(name) for name in ("hidden units", "n", "timesteps")]
+        dims = row.find_all(("hidden units",), ("n",), ("timesteps",))
         times = [(part, row.find(text)) for part, text in STEPS]
-        if None not in dims and all(time for _, time in times):
+        if dims and all(time for _, time in times):
             gates = GATES.get(section.split(" - ")[-1], 0)
             yield from ((part, (gates, *map(int, dims)), time) for part, time in times if gates)
             return

@@ -69,12 +69,12 @@ def _outermost(trace: Trace) -> np.ndarray:
     for thread in np.unique(trace.calls.thread):
         ops = np.flatnonzero((trace.ops.thread == thread) & operator[trace.ops.name])
         latest = -1
-        tops = []  # outermost operators: each begins after the previous one has ended
+        outermost = []  # operators: each begins after the previous one has ended
         for op in ops.tolist():
             if trace.ops.begin[op] >= latest:
-                tops.append(op)
+                outermost.append(op)
                 latest = int(trace.ops.end[op])
-        tops = np.array(tops, np.int64)
+        tops = np.array(outermost, np.int64)
         calls = np.flatnonzero(trace.calls.thread == thread)
         if len(tops):
             place = np.searchsorted(trace.ops.begin[tops], trace.calls.begin[calls], side="right") - 1

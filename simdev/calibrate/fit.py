@@ -140,8 +140,11 @@ def shows_kernels(samples: list[Sample]) -> bool:
 
 def _halves(sample: Sample) -> tuple[Sample, Sample]:
     judge = split(sample.rows)
-    parts = (sample.rows.where(~judge), sample.rows.where(judge))
-    return tuple(Sample(rows, sample.sheet, sample.timer, sample.launch_s, sample.weight) for rows in parts)
+
+    def part(rows):
+        return Sample(rows, sample.sheet, sample.timer, sample.launch_s, sample.weight)
+
+    return part(sample.rows.where(~judge)), part(sample.rows.where(judge))
 
 
 def _efficiency(samples) -> float:

@@ -105,7 +105,7 @@ def _imported(line: Line, rows: list[int], device_kind: str, step: int | None) -
 
 def played_ns(found: Imported) -> int:
     """How long the graph of a trace takes: its longest path, with the measured times."""
-    graph, times = found.graph, {}
+    graph, times = found.graph, dict[str, float]()
     for table in (found.measured or {}).values():
         times |= table
     own = [round(times.get(graph.signatures[number], 0)) for number in graph.op_signature.tolist()]

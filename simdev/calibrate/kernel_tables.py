@@ -50,6 +50,7 @@ OPENXLA_DTYPES = {
     "f32xf32->f32": "tf32",
     "f8e4m3fnxf8e4m3fn->bf16": "f8",
 }
+VIDUR = re.compile(r"vidur_(\w+?)_(.*)_mlp\.csv")
 VIDUR_DEVICES = {"a100": "NVIDIA_A100-SXM4-80GB", "h100": "NVIDIA_H100_80GB_HBM3"}
 MI300X, HELD_OUT = "AMD_Instinct_MI300X", "shapes held out"
 MOST_ROWS = 1 << 22
@@ -91,7 +92,7 @@ def _reader(file: Path):
     if file.suffix == ".parquet" and any(f"/{stack}/" in file.as_posix() for stack in STACKS):
         kinds = {"gemm": _aic_products, "context_attention": _aic_attention, "encoder_attention": _aic_attention}
         return kinds.get(file.name.removesuffix("_perf.parquet"))
-    if re.match(r"vidur_\w+?_.*_mlp\.csv", file.name):
+    if VIDUR.match(file.name):
         return _vidur
     if file.name.startswith("openxla_matmul.csv"):
         return _openxla
@@ -183,8 +184,10 @@ def _aic_attention(file: Path) -> list[Observations]:
 
 def _vidur(file: Path) -> list[Observations]:
     """Read the layers of one model by tokens and tensor-parallel degree: products, norms, activation and sum."""
-    board, model = re.match(r"vidur_(\w+?)_(.*)_mlp\.csv", file.name).groups()
-    device, source = VIDUR_DEVICES[board], f"vidur {model}"
+    match = VIDUR.match(file.name)
+    if match is None:
+        raise InvalidInput("not named vidur_BOARD_MODEL_mlp.csv", source=file)
+    device, source = VIDUR_DEVICES[match[1]], f"vidur {match[2]}"
     found: dict[str, tuple[list, list]] = {}
     for row in _rows(file):
         for name, dims, column in _vidur_parts(row):
@@ -209,7 +212,8 @@ def _vidur_parts(row: dict[str, str]) -> list[tuple[str, tuple[int, ...], str]]:
         ("mlp_up_proj", up, width),
         ("mlp_down_proj", width, inner),
     ]
-    parts = [("gemm", (1, tokens, n, k), column) for column, n, k in products]
+    parts: list[tuple[str, tuple[int, ...], str]] = []
+    parts += [("gemm", (1, tokens, n, k), column) for column, n, k in products]
     parts += [("layer_norm", (tokens, width), column) for column in ("input_layernorm", "post_attention_layernorm")]
     parts += [("vector", (HALF * tokens * up, HALF * tokens * inner), "mlp_act")]
     parts += [("vector", (2 * HALF * tokens * width, HALF * tokens * width), "add")]
@@ -252,11 +256,15 @@ def _llmcompass(file: Path) -> list[Observations]:
         return [_observations(A100, "gemm", "f16", dims, seconds, "LLMCompass")]
     sizes = [tuple(map(int, line[:-1])) for line in lines]
     elements = np.array([float(np.prod(size)) for size in sizes])
-    seconds = elements / (np.array([float(line[-1]) for line in lines]) * 1e9)
+    rates = np.array([float(line[-1]) for line in lines]) * 1e9
     if kind == "gelu":
-        return [_observations(A100, "vector", "f16", [(HALF * n, HALF * n) for (n,) in sizes], seconds, "LLMCompass")]
+        return [
+            _observations(
+                A100, "vector", "f16", [(HALF * n, HALF * n) for (n,) in sizes], elements / rates, "LLMCompass"
+            )
+        ]
     name = {"softmax": "softmax", "layernorm": "layer_norm"}[kind]
-    return [_observations(A100, name, "f16", sizes, seconds, "LLMCompass")]
+    return [_observations(A100, name, "f16", sizes, elements / rates, "LLMCompass")]
 
 
 def _eleutherai(file: Path) -> list[Observations]:

@@ -91,7 +91,7 @@ def read_links(path: str | os.PathLike) -> list[LinkTable]:
 
 
 def _vidur(lines: list[str], name: str, path) -> list[LinkTable]:
-    groups: dict[tuple, list] = {}
+    groups: dict[tuple[str, int, int], list[tuple[int, float]]] = {}
     skipped = 0
     for row in csv.DictReader(lines):
         try:
@@ -103,9 +103,8 @@ def _vidur(lines: list[str], name: str, path) -> list[LinkTable]:
         except (ValueError, TypeError):
             skipped += 1
     return [
-        _table(f"{name} {workers // max(1, per_node)}x{per_node}", *key, rows, skipped, path)
-        for key, rows in sorted(groups.items())
-        for _, workers, per_node in [key]
+        _table(f"{name} {workers // max(1, per_node)}x{per_node}", operation, workers, per_node, rows, skipped, path)
+        for (operation, workers, per_node), rows in sorted(groups.items())
     ]
 
 
@@ -143,11 +142,13 @@ def _workers(name: str) -> int:
     return int(found[1] or found[2]) if found else 0
 
 
-def _table(name, operation, workers, per_node, rows, skipped, path) -> LinkTable:
+def _table(
+    name: str, operation: str, workers: int, per_node: int, rows: list[tuple[int, float]], skipped: int, path
+) -> LinkTable:
     times: dict[int, list[float]] = {}
-    for size, ns in rows:
-        if 0 < size < 1 << 62 and 0 < ns < 1e13:
-            times.setdefault(size, []).append(ns)
+    for size, time in rows:
+        if 0 < size < 1 << 62 and 0 < time < 1e13:
+            times.setdefault(size, []).append(time)
         else:
             skipped += 1
     if len(times) < MIN_POINTS:
@@ -190,12 +191,12 @@ def fit(size: np.ndarray, ns: np.ndarray, most: int = MAX_RANGES) -> tuple[tuple
     for step in range(count - 2, -1, -1):
         cuts.append(int(back[step][cuts[-1]]))
     cuts = [0, *reversed(cuts)]
-    ranges = []
+    found = []
     for first, last in zip(cuts[:-1], cuts[1:], strict=True):
         latency, per_byte = _line(size[first:last], ns[first:last])
         begin = 0 if first == 0 else int(round((size[first - 1] + size[first]) / 2))
-        ranges.append((begin, latency, 1e9 / per_byte))
-    return tuple(ranges)
+        found.append((begin, latency, 1e9 / per_byte))
+    return tuple(found)
 
 
 def _criterion(error: float, n: int, ranges: int) -> float:

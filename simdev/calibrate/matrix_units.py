@@ -46,7 +46,7 @@ def on_model(tables: Iterable[Observations], model: str) -> list[Observations]:
 
 def fit_matrix_class(tables: Sequence[Observations], seed: int = 0) -> ClassFit:
     """Fit one class of one device model to ``tables``, all of that class."""
-    x, target, weight = [], [], []
+    xs, targets, weights = [], [], []
     for rows in tables:
         rows = _sampled(rows, seed)
         sheet, launch_s = datasheets()[rows.device].sheet, datasheets()[rows.device].launch_s
@@ -55,10 +55,10 @@ def fit_matrix_class(tables: Sequence[Observations], seed: int = 0) -> ClassFit:
         share = np.minimum(1, kernel / (kernel + SHORT_S)) ** 2
         if rows.name in PRODUCTS:
             share = share * np.where(rows.dims[:, 1:].min(axis=1) >= LARGE, 1, SMALL_WEIGHT)
-        x.append(features(rows.name, rows.dims, sheet, rows.dtype))
-        target.append(np.log2(kernel / physics))
-        weight.append(share / share.sum() * 1e4)
-    x, target, weight = np.concatenate(x), np.concatenate(target), np.concatenate(weight)
+        xs.append(features(rows.name, rows.dims, sheet, rows.dtype))
+        targets.append(np.log2(kernel / physics))
+        weights.append(share / share.sum() * 1e4)
+    x, target, weight = np.concatenate(xs), np.concatenate(targets), np.concatenate(weights)
     centre = float(np.average(target, weights=weight))
     sources = "; ".join(dict.fromkeys(f"{rows.source} on {rows.device}" for rows in tables))
     size = SIZES["attention" if tables[0].name == "attention" else "product"]
@@ -97,7 +97,7 @@ def with_matrix_units(calibration: Calibration, tables: Sequence[Observations], 
     for name in sorted({class_of(rows) for rows in mine if fitted(rows)}):
         group = [rows for rows in mine if class_of(rows) == name]
         fit = fit_matrix_class([rows for rows in group if fitted(rows)], seed)
-        classes[name] = replace(fit, **_errors(fit, [rows for rows in group if not fitted(rows)]))
+        classes[name] = _with_errors(fit, [rows for rows in group if not fitted(rows)])
     if calibration.name in FLASH and "attention bf16" in classes:
         classes |= _flash(classes["attention bf16"], *FLASH[calibration.name])
     return replace(calibration, classes=classes)
@@ -133,13 +133,14 @@ def _flash(attention: ClassFit, forward: float, backward: float) -> dict[str, Cl
     return {"flash_attention bf16": one, "flash_attention_backward bf16": other}
 
 
-def _errors(fit: ClassFit, judges: Sequence[Observations]) -> dict[str, float]:
+def _with_errors(fit: ClassFit, judges: Sequence[Observations]) -> ClassFit:
+    """``fit`` with its errors on ``judges``."""
     errors = []
     for rows in judges:
         known = datasheets()[rows.device]
         predicted = known.launch_s + fitted_s(fit, rows.name, rows.dims, known.sheet, rows.dtype)
         errors.append(np.abs(predicted / rows.seconds - 1))
     if not errors:
-        return {}
+        return fit
     both = np.concatenate(errors)
-    return {"error_mean": float(both.mean()), "error_median": float(np.median(both))}
+    return replace(fit, error_mean=float(both.mean()), error_median=float(np.median(both)))

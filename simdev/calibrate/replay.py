@@ -126,7 +126,7 @@ def _lanes(trace: Trace, rows: list[int]) -> dict[int, int]:
     """The lane of each thread with calls in ``rows``: 0 for all unless calls of several threads overlap in time."""
     thread, begin, end = (values[rows] for values in (trace.calls.thread, trace.calls.begin, trace.calls.end))
     order = np.argsort(begin, kind="stable")
-    overlaps, running = 0, {}
+    overlaps, running = 0, dict[int, int]()
     for row in order.tolist():
         mine = int(thread[row])
         overlaps += any(until > begin[row] + CLOCK_NS for other, until in running.items() if other != mine)
@@ -209,7 +209,9 @@ class _Draft:
     def _branches(self, work: list[int]) -> None:
         """Order the work of one call that launches a CUDA graph on several streams: work waits for the work that had
         ended on the other streams."""
-        events, ends, rows = self.trace.work, {}, {}
+        events = self.trace.work
+        ends: dict[int, list[int]] = {}
+        rows: dict[int, list[int]] = {}
         for item in work if len(work) > 1 else ():
             mine = int(events.thread[item])
             for stream, sorted_ends in ends.items():
@@ -310,7 +312,8 @@ class _Draft:
         """The mean time from a call to its work on an idle stream, and between queued work, over the whole trace."""
         trace, work = self.trace, self.trace.work
         end_of_call = dict(zip(trace.calls.correlation.tolist(), trace.calls.end.tolist(), strict=True))
-        idle, queued = [], [[] for _ in trace.streams]
+        idle: list[int] = []
+        queued: list[list[int]] = [[] for _ in trace.streams]
         first = {row[4][0] for row in self.rows if row[4]}  # only the first work of a launched graph
         last = {stream: ends[-1] for stream, ends in enumerate(self.before) if ends}
         for item in sorted(self.mine):
@@ -331,8 +334,8 @@ def _typical(values: list[int]) -> int:
     """The mean of the lower nine tenths, because the others waited for something; -1 if there are too few values."""
     if len(values) < 20:
         return -1
-    values = np.sort(values)[: max(1, len(values) * 9 // 10)]
-    return int(max(0, np.mean(values)))
+    lower = sorted(values)[: max(1, len(values) * 9 // 10)]
+    return int(max(0.0, float(np.mean(lower))))
 
 
 def host_costs(line: Line, leave_one_out: bool = True) -> tuple[np.ndarray, np.ndarray]:
@@ -405,11 +408,13 @@ def _aligned(mine: tuple, other: tuple) -> np.ndarray:
 
 def rank_costs(lines: list[Line], leave_one_out: bool = True) -> list[tuple[np.ndarray, np.ndarray]]:
     """As :func:`host_costs` for one step of several ranks: the host costs of a rank are those of the other ranks."""
-    costs = [[value.astype(float) for value in host_costs(line, leave_one_out=False)] for line in lines]
+    costs = []
+    for line in lines:
+        gap, own = host_costs(line, leave_one_out=False)
+        costs.append((gap.astype(float), own.astype(float)))
     if leave_one_out and len(lines) > 1:
-        costs = [
-            part[1:] for part in from_others([(list(line.key), *cost) for line, cost in zip(lines, costs, strict=True)])
-        ]
+        parts = [(list(line.key), gap, own) for line, (gap, own) in zip(lines, costs, strict=True)]
+        costs = [(gap, own) for _, gap, own in from_others(parts)]
     return [(np.rint(gap).astype(np.int64), np.rint(own).astype(np.int64)) for gap, own in costs]
 
 
@@ -467,8 +472,8 @@ class Builder:
         for row, key in enumerate(line.key):
             after = [op_of[item] for item in line.waits[row] if item in op_of]
             for item in line.work[row][:1]:
-                stream = queue[int(trace.work.thread[item])]
-                after += stream[-QUEUE_DEPTH:][:1] if len(stream) >= QUEUE_DEPTH else []
+                queued = queue[int(trace.work.thread[item])]
+                after += queued[-QUEUE_DEPTH:][:1] if len(queued) >= QUEUE_DEPTH else []
             cost, lane = gap_ns[row] + own_ns[row], host + int(line.lane[row])
             follows = [place[line.after[row]]] if line.after[row] >= 0 else []
             if after and gap_ns[row]:  # the wait begins after the gap

@@ -18,12 +18,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 import numpy as np
 
 from simdev.errors import InvalidInput, quoted
-from simdev.files import Bounded
+from simdev.files import Bounded, Readable
 
 PIECE = 1 << 20
 MAX_VALUE = 1 << 26  # one event, or one field before the events, in characters
@@ -134,13 +134,14 @@ def read_traces(path: str | os.PathLike) -> list[Trace]:
         return [read_trace(path)]
     traces = []
     try:
-        with open(path, "rb") as file, tarfile.open(fileobj=_unzipped(file, path), mode="r|") as archive:
+        with open(path, "rb") as file, _open_stream(_unzipped(file, path)) as archive:
             for number, member in enumerate(archive):
                 if number == MAX_MEMBERS:
                     raise InvalidInput(f"more than {MAX_MEMBERS} members", source=path)
                 if member.isfile() and re.search(r"\.json(\.gz)?$", member.name):
-                    inside = _unzipped(archive.extractfile(member), path)
-                    traces.append(_read(inside, Path(member.name).name, path))
+                    inside = archive.extractfile(member)
+                    if isinstance(inside, io.BufferedReader):
+                        traces.append(_read(_unzipped(inside, path), Path(member.name).name, path))
     except (OSError, tarfile.TarError, zlib.error, EOFError, ValueError, LookupError) as error:
         if isinstance(error, InvalidInput):
             raise
@@ -160,10 +161,15 @@ def _unzipped(file: io.BufferedReader, source: object) -> Bounded:
     return Bounded(_Gunzip(file) if file.peek(2)[:2] == b"\x1f\x8b" else file, MAX_UNPACKED, source)
 
 
+def _open_stream(file: Readable) -> tarfile.TarFile:
+    """A tar archive that is only read, in order: tarfile calls no other method of the stream."""
+    return tarfile.open(fileobj=cast(IO[bytes], file), mode="r|")
+
+
 class _Gunzip:
     """Reads a damaged gzip file up to the damage. (:class:`gzip.GzipFile` loses the last piece of a truncated file.)"""
 
-    def __init__(self, file: IO[bytes]):
+    def __init__(self, file: Readable):
         self.file, self.inflate, self.input = file, zlib.decompressobj(31), b""
 
     def read(self, size: int) -> bytes:
@@ -184,7 +190,7 @@ class _Gunzip:
 class _Text:
     """Reads JSON values from a stream in order, with at most one value and one piece in memory."""
 
-    def __init__(self, file: IO[bytes] | _Gunzip, problems: Counter):
+    def __init__(self, file: Readable, problems: Counter):
         self.file, self.problems = file, problems
         self.text, self.at, self.ended = "", 0, False
         self.decoder = json.JSONDecoder(parse_float=str)  # a double has too few digits for the times
@@ -262,10 +268,10 @@ class _Names(dict):
         return self[key]
 
 
-def _read(file: IO[bytes] | _Gunzip, name: str, source: object) -> Trace:
+def _read(file: Readable, name: str, source: object) -> Trace:
     problems: Counter = Counter()
     head: dict = {}
-    tables = {kind: [] for kind in ("op", "call", "work", "memory", "step")}
+    tables: dict[str, list[tuple]] = {kind: [] for kind in ("op", "call", "work", "memory", "step")}
     names, threads, streams, details = _Names(), _Names(), _Names(), _Names()
     details[""]
     text = _Text(file, problems)
@@ -351,8 +357,8 @@ def _external(args: dict) -> int:
     return _whole(value) if isinstance(value, int) or str(value).isdecimal() else -1
 
 
-def _whole(value: object) -> int:
-    """A number as an integer that fits the columns. Raises :class:`ValueError` if it is too large."""
+def _whole(value: Any) -> int:
+    """A JSON value as an integer that fits the columns. Raises :class:`ValueError` if it is too large."""
     if isinstance(value, str) and len(value) > 20:
         raise ValueError
     number = int(value)
@@ -369,7 +375,7 @@ def _number(value: object) -> int:
     return int(found[0])
 
 
-def _ns(value: object) -> int:
+def _ns(value: Any) -> int:
     """Convert microseconds (an integer, or text with a fraction) exactly to whole ns."""
     if isinstance(value, bool):
         raise TypeError

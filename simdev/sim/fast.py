@@ -43,7 +43,7 @@ def simulate_fast(problem: Problem, placement: Placement) -> Schedule:
     for device in np.flatnonzero(workspace.over_time >= 0):
         copies = tensor[(target == device) & (start == workspace.over_time[device])]
         starting = np.flatnonzero((devices == device) & (timeline.op_start == workspace.over_time[device]))
-        overflow_op[device] = _first_overflow(problem, device, workspace.over_base[device], starting, copies)
+        overflow_op[device] = _first_overflow(problem, int(device), int(workspace.over_base[device]), starting, copies)
     return Schedule(
         step_ns=int(step[0]),
         op_start=timeline.op_start,
@@ -149,7 +149,7 @@ def new_buffers(problem: Problem) -> tuple[Timeline, Workspace]:
     """What one thread writes to: a timeline, and the workspace of the loop that serves the problem."""
     graph, topology, loop = problem.graph, problem.topology, problem_arrays(problem).loop
     n_ops, n_edges, n_devices, n_channels = graph.n_ops, graph.n_edges, topology.n_devices, len(topology.channels)
-    own = None
+    own: tuple | None = None
     if loop == FAIR_LOOP:
         from simdev.sim.kernels.fair import new_fair
 
@@ -203,5 +203,5 @@ def _first_overflow(problem: Problem, device: int, used: int, starting: np.ndarr
     p = problem_arrays(problem)
     row = p.granule[device]
     owners = np.concatenate([starting, problem.graph.tensor_producer[copies]])
-    used = used + np.cumsum(np.concatenate([p.start_size[row, starting], p.tensor_size[row, copies]]))
-    return int(owners[np.searchsorted(used, problem.topology.memory_bytes[device], side="right")])
+    level = used + np.cumsum(np.concatenate([p.start_size[row, starting], p.tensor_size[row, copies]]))
+    return int(owners[np.searchsorted(level, problem.topology.memory_bytes[device], side="right")])

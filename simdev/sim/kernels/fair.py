@@ -72,36 +72,48 @@ def new_fair(problem: Problem) -> Fair:
     """Arrays for one thread."""
     graph, topology = problem.graph, problem.topology
     n_edges, n_devices, n_channels = graph.n_edges, topology.n_devices, len(topology.channels)
-    n_pairs, short = n_devices * n_devices, np.uint32
+    n_pairs = n_devices * n_devices
     latency_ns, places = np.unique(topology.pair_latency_ns, return_inverse=True)
     ptr, route = topology.route_csr
     begin = np.zeros(n_channels, np.int64)
     begin[1:] = np.cumsum(np.bincount(route, minlength=n_channels))[:-1]
-    per_pair, per_channel, waiting = (
-        np.zeros((6, n_pairs), np.int64),
-        np.zeros((7, n_channels), np.int64),
-        len(latency_ns),
-    )
+
+    def ints(length, dtype=np.int64):
+        return np.zeros(length, dtype)
+
     return Fair(
-        *per_pair,
-        places.ravel().astype(np.int64),
-        *per_channel[:6],
-        begin,
-        per_channel[6],
-        np.zeros(len(route), short),
-        np.zeros(len(route), short),
-        np.repeat(np.arange(n_pairs), np.diff(ptr)).astype(short),
-        *np.zeros((4, n_pairs), short),
-        np.zeros(n_channels, short),
-        latency_ns.astype(np.int64),
-        np.zeros(waiting, np.int64),
-        np.zeros(waiting, np.int64),
-        np.zeros(n_edges, np.int64),
-        np.zeros(n_edges, np.int64),
-        np.zeros(n_edges, short),
-        np.zeros(n_devices, np.int64),
-        np.zeros(n_devices, short),
-        np.zeros(graph.n_ops, short),
+        pair_bottom=ints(n_pairs),
+        pair_size=ints(n_pairs),
+        pair_served=ints(n_pairs),
+        pair_since=ints(n_pairs),
+        pair_rate=ints(n_pairs),
+        pair_end=ints(n_pairs),
+        pair_latency=places.ravel().astype(np.int64),
+        channel_flows=ints(n_channels),
+        channel_share=ints(n_channels),
+        channel_listed=ints(n_channels),
+        channel_left=ints(n_channels),
+        channel_open=ints(n_channels),
+        channel_each=ints(n_channels),
+        channel_begin=begin,
+        channel_listing=ints(n_channels),
+        hop_at=ints(len(route), np.uint32),
+        spot_of=ints(len(route), np.uint32),
+        pair_of=np.repeat(np.arange(n_pairs), np.diff(ptr)).astype(np.uint32),
+        active=ints(n_pairs, np.uint32),
+        changes=ints(n_pairs, np.uint32),
+        changed=ints(n_pairs, np.uint32),
+        marked=ints(n_pairs, np.uint32),
+        in_use=ints(n_channels, np.uint32),
+        latency_ns=latency_ns.astype(np.int64),
+        waiting=ints(len(latency_ns)),
+        last_waiting=ints(len(latency_ns)),
+        behind=ints(n_edges),
+        work=ints(n_edges),
+        flow=ints(n_edges, np.uint32),
+        stamp=ints(n_devices),
+        targets=ints(n_devices, np.uint32),
+        fresh=ints(graph.n_ops, np.uint32),
     )
 
 
@@ -176,7 +188,9 @@ def first_end(own: Fair, pair, now, rate):
 
 
 @inlined
-def end_flows(inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace, n_active, n_changes, n_fresh):
+def end_flows(
+    inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace[Fair], n_active, n_changes, n_fresh
+):
     """End the flows that have no work left ``now``: their tensors arrive. Returns the three counts."""
     own, state, index = workspace.own, workspace.state, NONE
     while index < n_active:
@@ -273,7 +287,7 @@ def set_own_rates(inputs: Inputs, now, own: Fair, n_changes):
             rate = np.int64(NEVER)
             for hop in range(inputs.route_ptr[pair], inputs.route_ptr[pair + ONE]):
                 rate = min(rate, inputs.channel_rate[inputs.route[hop]])
-            rate = max(1, np.int64(np.uint64(rate) // np.uint64(own.pair_size[pair])))
+            rate = max(np.int64(1), np.int64(np.uint64(rate) // np.uint64(own.pair_size[pair])))
             own.pair_rate[pair] = rate
             own.pair_end[pair] = first_end(own, pair, now, rate)
 
@@ -369,7 +383,7 @@ def request(
     source,
     now,
     timeline: Timeline,
-    workspace: Workspace,
+    workspace: Workspace[Fair],
     mark,
     n_transfers,
     next_begin,
@@ -414,7 +428,7 @@ def request(
 
 
 @inlined
-def receive(inputs: Inputs, devices, tensor, workspace: Workspace, n_fresh):
+def receive(inputs: Inputs, devices, tensor, workspace: Workspace[Fair], n_fresh):
     """The consumers whose devices have a known ``arrival`` receive ``tensor``; return the number of fresh ops."""
     state = workspace.state
     for where in range(inputs.consumer_ptr[tensor], inputs.consumer_ptr[tensor + ONE]):
@@ -431,7 +445,7 @@ def receive(inputs: Inputs, devices, tensor, workspace: Workspace, n_fresh):
 
 
 @part
-def run_fair(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace):
+def run_fair(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace[Fair]):
     """Simulate one placement, uint32 ``(n,)`` and valid. Every op runs."""
     own, queue, heap, state = workspace.own, workspace.queue, workspace.heap, workspace.state
     shift, mask = inputs.shift, inputs.mask
@@ -509,7 +523,7 @@ def run_fair(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace):
 
 @kernel
 def run_many_fair(
-    inputs: Inputs, placements, first, stop, below, timeline: Timeline, workspace: Workspace, step, peak, overflow
+    inputs: Inputs, placements, first, stop, below, timeline: Timeline, workspace: Workspace[Fair], step, peak, overflow
 ):
     """See :func:`simdev.sim.kernels.general.run_many`."""
     for row in range(first, stop):

@@ -32,7 +32,7 @@ class Flows(NamedTuple):
     served: np.ndarray
     rate: np.ndarray
     active: np.ndarray
-    count: np.ndarray
+    count: np.ndarray  # type: ignore[assignment]  # hides tuple.count, which no one calls
     seen: np.ndarray
     channel_left: np.ndarray
     channel_flows: np.ndarray
@@ -40,15 +40,23 @@ class Flows(NamedTuple):
 
 def new_flows(n_transfers: int, n_devices: int, n_channels: int) -> Flows:
     """Arrays for ``n_transfers`` flows."""
-    pairs = [np.zeros(n_devices * n_devices + 1, np.int64) for _ in range(5)]
+    n_pairs = n_devices * n_devices + 1
+
+    def ints(length):
+        return np.zeros(length, np.int64)
+
     return Flows(
-        np.zeros(n_transfers, np.int64),
-        np.zeros(n_transfers, np.int64),
-        *pairs,
-        np.zeros(1, np.int64),
-        np.zeros(n_devices, np.int64),
-        np.zeros(n_channels, np.int64),
-        np.zeros(n_channels, np.int64),
+        end=ints(n_transfers),
+        transfer=ints(n_transfers),
+        base=ints(n_pairs),
+        size=ints(n_pairs),
+        served=ints(n_pairs),
+        rate=ints(n_pairs),
+        active=ints(n_pairs),
+        count=ints(1),
+        seen=ints(n_devices),
+        channel_left=ints(n_channels),
+        channel_flows=ints(n_channels),
     )
 
 

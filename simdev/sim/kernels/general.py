@@ -56,7 +56,7 @@ class General(NamedTuple):
     stamp: np.ndarray
     there: np.ndarray
     flows: Flows
-    count: np.ndarray
+    count: np.ndarray  # type: ignore[assignment]  # hides tuple.count, which no one calls
 
 
 EVENTS, FRESH, REQUESTS, TOUCHED, TRANSFERS, FLOWS, STARTED, FINISHED, MARK, STEP, CHANGED = range(11)
@@ -125,7 +125,7 @@ def receive(own: General, op, now, then, n):
 
 
 @inlined
-def prepare(inputs: Inputs, devices, workspace: Workspace):
+def prepare(inputs: Inputs, devices, workspace: Workspace[General]):
     """Before a run. Ops without inputs are ready at time 0, or when they are issued."""
     own, n, eager = workspace.own, len(devices), inputs.host >= 0
     lay_out(inputs, devices, workspace, 0)
@@ -157,7 +157,7 @@ def prepare(inputs: Inputs, devices, workspace: Workspace):
 
 
 @inlined
-def end_flows(inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace):
+def end_flows(inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace[General]):
     """End the flows that have no work left ``now``: their tensors arrive (R4)."""
     own, n = workspace.own, len(devices)
     while True:
@@ -176,7 +176,7 @@ def end_flows(inputs: Inputs, devices, now, timeline: Timeline, workspace: Works
 
 
 @inlined
-def finish_op(inputs: Inputs, devices, op, now, workspace: Workspace):
+def finish_op(inputs: Inputs, devices, op, now, workspace: Workspace[General]):
     """The finish of an op: it frees its slot, perhaps after a gap (R1), its tensors are at home, and it requests their
     transfers (R3)."""
     own, n, n_devices, eager = workspace.own, len(devices), len(inputs.slots), inputs.host >= 0
@@ -212,7 +212,7 @@ def finish_op(inputs: Inputs, devices, op, now, workspace: Workspace):
 
 
 @inlined
-def issue_op(inputs: Inputs, devices, op, now, workspace: Workspace):
+def issue_op(inputs: Inputs, devices, op, now, workspace: Workspace[General]):
     """The host has issued an op (R11): it may start, and the copies of which it is the first consumer are requested."""
     own, n, n_devices = workspace.own, len(devices), len(inputs.slots)
     device = devices[op]
@@ -234,7 +234,7 @@ def issue_op(inputs: Inputs, devices, op, now, workspace: Workspace):
 
 
 @inlined
-def complete(inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace):
+def complete(inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace[General]):
     """All completions at ``now`` that are in the heap (R5)."""
     own, n = workspace.own, len(devices)
     while own.count[EVENTS] > 0 and own.event_time[0] == now:
@@ -267,7 +267,7 @@ def begin_flow(inputs: Inputs, devices, number, timeline: Timeline, own: General
 
 
 @inlined
-def queue_up(inputs: Inputs, devices, rank, now, workspace: Workspace):
+def queue_up(inputs: Inputs, devices, rank, now, workspace: Workspace[General]):
     """Ops that are ready now enter the queue of their device, in the order of the policy (R2)."""
     own = workspace.own
     for index in range(own.count[FRESH]):
@@ -286,7 +286,7 @@ def queue_up(inputs: Inputs, devices, rank, now, workspace: Workspace):
 
 
 @inlined
-def send_all(inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace):
+def send_all(inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace[General]):
     """The requests of an instant become transfers, in the order of (tensor, destination) (R3, R4)."""
     own, n, n_devices, fair = workspace.own, len(devices), len(inputs.slots), inputs.contention == FAIR
     if inputs.host >= 0 and own.count[REQUESTS] > 1:
@@ -327,7 +327,7 @@ def send_all(inputs: Inputs, devices, now, timeline: Timeline, workspace: Worksp
 
 
 @inlined
-def start_ops(inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace):
+def start_ops(inputs: Inputs, devices, now, timeline: Timeline, workspace: Workspace[General]):
     """Fill the free slots of the devices where something changed (R1, R2)."""
     own, started = workspace.own, workspace.started
     for index in range(own.count[TOUCHED]):
@@ -353,7 +353,7 @@ def start_ops(inputs: Inputs, devices, now, timeline: Timeline, workspace: Works
 
 
 @part
-def run(inputs: Inputs, devices, rank, timeline: Timeline, workspace: Workspace):
+def run(inputs: Inputs, devices, rank, timeline: Timeline, workspace: Workspace[General]):
     """Simulate one placement, uint32 ``(n,)`` and valid; return OK, or STUCK if an op never ran.
 
     ``rank`` int64 ``(n,)``: the position of each op in the order of the priorities (policy ``priority`` only).
@@ -391,7 +391,7 @@ def run_many(
     rank,
     below,
     timeline: Timeline,
-    workspace: Workspace,
+    workspace: Workspace[General],
     step,
     peak,
     overflow,

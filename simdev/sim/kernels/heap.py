@@ -121,7 +121,7 @@ def sort_by(time, order, spare, first, stop):
     first, stop = np.uint64(first), np.uint64(stop)
     for start in range(first, stop, RUN):
         for index in range(start + ONE, min(start + RUN, stop)):
-            item, hole = order[index], index
+            item, hole = order[index], np.uint64(index)
             while hole > start and time[order[hole - ONE]] > time[item]:
                 order[hole] = order[hole - ONE]
                 hole -= ONE

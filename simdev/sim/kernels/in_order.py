@@ -44,7 +44,7 @@ def new_in_order(n_ops: int, n_edges: int, n_devices: int, *, eager: bool) -> In
 
 
 @part
-def _start_all(inputs: Inputs, devices, more, timeline: Timeline, workspace: Workspace):
+def _start_all(inputs: Inputs, devices, more, timeline: Timeline, workspace: Workspace[InOrder]):
     """Before a run: ``start_order`` is the ops by device and number, each missing its inputs and ``more``; all devices
     are on the stack. Returns their number."""
     own, started = workspace.own, workspace.started
@@ -67,7 +67,7 @@ def _receive(inputs: Inputs, state, consumer, now):
 
 
 @inlined
-def _visit(own, device, n_todo):
+def _visit(own: InOrder, device, n_todo):
     """Put a device on the stack unless it is there; return the height of the stack."""
     if own.listed[device] != 0:
         return n_todo
@@ -76,7 +76,7 @@ def _visit(own, device, n_todo):
 
 
 @inlined
-def _waits(inputs: Inputs, workspace: Workspace, start_order, source):
+def _waits(inputs: Inputs, workspace: Workspace[InOrder], start_order, source):
     """True if the next op of a device misses something, or there is none."""
     place = np.uint64(workspace.started[source])
     done = place == np.uint64(workspace.base[source + 1])
@@ -84,7 +84,7 @@ def _waits(inputs: Inputs, workspace: Workspace, start_order, source):
 
 
 @inlined
-def _start(inputs: Inputs, timeline: Timeline, workspace: Workspace, source):
+def _start(inputs: Inputs, timeline: Timeline, workspace: Workspace[InOrder], source):
     """Start the next op of a device (R1, R2, R11); return it and its finish."""
     place = np.uint64(workspace.started[source])
     op = timeline.start_order[place]
@@ -97,7 +97,7 @@ def _start(inputs: Inputs, timeline: Timeline, workspace: Workspace, source):
 
 
 @part
-def run_program(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace):
+def run_program(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace[InOrder]):
     """Simulate one placement, uint32 ``(n,)`` and valid, under ``program``; return OK, or STUCK if an op never ran."""
     own, state, start_order, started = workspace.own, workspace.state, timeline.start_order, workspace.started
     sends, end, shift, mask = workspace.sends, workspace.end, inputs.shift, inputs.mask
@@ -149,7 +149,7 @@ def run_program(inputs: Inputs, devices, timeline: Timeline, workspace: Workspac
 
 
 @part
-def run_eager(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace):
+def run_eager(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace[InOrder]):
     """Simulate one placement, uint32 ``(n,)`` and valid, under ``eager`` (R11); return OK, or STUCK if an op never ran.
 
     A copy is requested when its tensor is finished and its first consumer there is issued, whichever is later: the
@@ -159,8 +159,8 @@ def run_eager(inputs: Inputs, devices, timeline: Timeline, workspace: Workspace)
     own, state, start_order, op_finish = workspace.own, workspace.state, timeline.start_order, timeline.op_finish
     issue, wanted, what, seen = own.issue, own.wanted, own.what, own.seen
     n_todo = _start_all(inputs, devices, 1, timeline, workspace)
-    for op in range(n):
-        op_finish[op] = -1
+    for number in range(n):
+        op_finish[number] = -1
     for device in range(n_devices):
         seen[device] = -1
     n_issued = np.uint32(0)
@@ -246,7 +246,7 @@ def run_many_in_order(
     rank,
     below,
     timeline: Timeline,
-    workspace: Workspace,
+    workspace: Workspace[InOrder],
     step,
     peak,
     overflow,

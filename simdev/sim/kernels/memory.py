@@ -17,7 +17,7 @@ import numpy as np
 
 from simdev.sim.kernels.compiled import part
 from simdev.sim.kernels.heap import sort_by
-from simdev.sim.kernels.state import NEVER, UNKNOWN, Inputs, Timeline, Workspace
+from simdev.sim.kernels.state import NEVER, UNKNOWN, Inputs, Timeline, Whole, Workspace
 
 
 @part
@@ -125,7 +125,8 @@ def sweep(inputs: Inputs, device, timeline: Timeline, workspace: Workspace):
     ops_end = np.uint64(workspace.base[device + 1])
     copy, last_copy = np.uint64(workspace.copy_ptr[device]), np.uint64(workspace.copies_end[device])
     free, last_free = np.uint64(workspace.freeing_ptr[device]), np.uint64(workspace.freeing_end[device])
-    most, previous, before = used, np.int64(-1), used
+    previous: Whole = np.int64(-1)
+    most, before = used, used
     while start < ops_end or copy < last_copy:
         op_time = op_start[by_start[start]] if start < ops_end else NEVER
         copy_time = x_start[copies[copy]] if copy < last_copy else NEVER

@@ -45,7 +45,7 @@ def new_by_priority(n_ops: int, n_devices: int) -> ByPriority:
 
 
 @part
-def run_priority(inputs: Inputs, devices, rank, timeline: Timeline, workspace: Workspace):
+def run_priority(inputs: Inputs, devices, rank, timeline: Timeline, workspace: Workspace[ByPriority]):
     """Simulate one placement, uint32 ``(n,)`` and valid; return OK, or STUCK if an op never ran.
 
     ``rank`` int64 ``(n,)``: the position of each op in the order of the priorities.
@@ -62,8 +62,8 @@ def run_priority(inputs: Inputs, devices, rank, timeline: Timeline, workspace: W
         n_ready[device], due[device] = 0, NEVER
     for word in range(len(ready_ranks)):
         ready_ranks[word] = 0
-    for op in range(n):
-        by_rank[rank[op]] = op
+    for number in range(n):
+        by_rank[rank[number]] = number
     first, n_heap, n_transfers, n_started = NONE, 0, NONE, 0
     step, next_due, next_send = np.int64(0), np.int64(NEVER), np.int64(NEVER)
 
@@ -131,7 +131,7 @@ def run_many_priority(
     rank,
     below,
     timeline: Timeline,
-    workspace: Workspace,
+    workspace: Workspace[ByPriority],
     step,
     peak,
     overflow,

@@ -114,9 +114,9 @@ def send(inputs: Inputs, devices, tensor, source, now, timeline: Timeline, works
                 targets |= ONE << np.uint64(devices[inputs.consumers[where]])
         else:
             for where in range(edge, stop):
-                target = np.uint64(devices[inputs.consumers[where]])
-                if target >> WORD == word:
-                    targets |= ONE << (target & IN_WORD)
+                device = np.uint64(devices[inputs.consumers[where]])
+                if device >> WORD == word:
+                    targets |= ONE << (device & IN_WORD)
         if source >> WORD == word:
             targets &= ~(ONE << (source & IN_WORD))
         while targets != NONE:

@@ -16,7 +16,7 @@ This module does not import Numba.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,9 @@ GENERAL_LOOP, FIFO_LOOP, FAIR_LOOP, PRIORITY_LOOP, IN_ORDER_LOOP = range(5)  # v
 
 OK, STUCK = 0, 1
 UNKNOWN = -1  # peaks and overflows that were not computed
+
+Whole = int | np.integer  # what a kernel counts with: a Python int here, an integer of fixed width once compiled
+Own = TypeVar("Own", bound=tuple | None)
 
 
 class Inputs(NamedTuple):
@@ -90,10 +93,10 @@ class Timeline(NamedTuple):
     x_target: np.ndarray
     x_start: np.ndarray
     x_finish: np.ndarray
-    count: np.ndarray
+    count: np.ndarray  # type: ignore[assignment]  # hides tuple.count, which no one calls
 
 
-class Workspace(NamedTuple):
+class Workspace(NamedTuple, Generic[Own]):
     """The working arrays of one thread, for all loops. A run fills them anew.
 
     * Ops: ``state`` ``(n,)``, see above. ``queue`` and ``heap`` ``(n,)``: the ready queue (:mod:`.queue`).
@@ -138,7 +141,7 @@ class Workspace(NamedTuple):
     freeing_end: np.ndarray
     freeing: np.ndarray
     spare: np.ndarray
-    own: tuple | None
+    own: Own
 
 
 def new_timeline(n_ops: int, n_edges: int) -> Timeline:
@@ -157,15 +160,15 @@ def new_timeline(n_ops: int, n_edges: int) -> Timeline:
 
 
 def new_workspace(
-    n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, n_slots: int, own: tuple | None = None
-) -> Workspace:
+    n_ops: int, n_tensors: int, n_edges: int, n_devices: int, n_channels: int, n_slots: int, own: Own
+) -> Workspace[Own]:
     """Working arrays for one thread. ``own``: what the loop makes for itself."""
 
     def ints(length, dtype=np.int64):
         return np.zeros(length, dtype)
 
-    per_device = ("started", "head", "end", "first_send", "free", "arrival")
-    per_device += ("last_op", "level", "over_time", "over_base", "copies_end", "freeing_end")
+    per_device = ["started", "head", "end", "first_send", "free", "arrival"]
+    per_device += ["last_op", "level", "over_time", "over_base", "copies_end", "freeing_end"]
     return Workspace(
         queue=ints(n_ops),
         heap=ints(n_ops),

@@ -28,6 +28,7 @@ from simdev.bench.workers import Limits
 from simdev.errors import BudgetExhausted, InvalidInput, SimdevError, UnknownName, Unsupported, shortened
 from simdev.files import parse_json
 from simdev.parallel import find_model, load_cluster
+from simdev.parallel.framework import find_framework, framework_names
 from simdev.parallel.plan import PlanProgram
 from simdev.planners import Evaluator, Job, PlanBudget, find_planner
 from simdev.planners.bounds import job_bound_ns
@@ -82,7 +83,7 @@ class Task:
             raise InvalidInput("expected an object with microbatches and recomputes", source=FILE, field="choices")
         return Job(
             model,
-            parameters,
+            find_framework(self.framework).parameters_of(model.name, parameters, self.model),
             load_cluster(self.cluster),
             self.batch,
             framework=self.framework,
@@ -250,6 +251,8 @@ def _differences(row: PlanRow, evaluators: dict[Task, Evaluator], engine: str) -
         raise Unsupported("a model or planner of the user's own file is not executed")
     if split_nodes(row.cluster)[0] not in topology_names():
         raise UnknownName("cluster", row.cluster, topology_names())  # a path is not opened
+    if row.framework.partition("[")[0] not in framework_names():
+        raise UnknownName("framework", row.framework, framework_names())
     spec, _ = find_planner(row.planner)
     if not row.plan:
         return []

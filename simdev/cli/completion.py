@@ -15,6 +15,12 @@ def machines(incomplete: str) -> list[str]:
     return _that_begin(topology_names(), incomplete)
 
 
+def frameworks(incomplete: str) -> list[str]:
+    from simdev.parallel.framework import framework_names
+
+    return _that_begin(framework_names(), incomplete)
+
+
 def placers(incomplete: str) -> list[str]:
     from simdev.placers import registry
 

@@ -80,6 +80,13 @@ OrderOption = Annotated[Order, typer.Option(help="The order in which a device ta
 ContentionOption = Annotated[Contention, typer.Option(help="How transfers share a link.")]
 RuntimeOption = Annotated[Runtime, typer.Option(help="What decides when an op may start.")]
 CostsOption = Annotated[Path | None, typer.Option(help="Measured costs (simdev import --costs), before the model's.")]
+FrameworkOption = Annotated[
+    str,
+    typer.Option(
+        help="Software that runs the plan: eager, compiled, torchtitan[compiled], nemo[24.09] ... or a TOML file.",
+        autocompletion=completion.frameworks,
+    ),
+]
 BackendOption = Annotated[Backend, typer.Option(help="Processes of this machine, or a Dask cluster.")]
 SchedulerOption = Annotated[str | None, typer.Option(help="Address of the Dask scheduler.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -7,7 +7,7 @@ The simulation answers step time, tokens per second, model FLOPs utilisation, me
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
@@ -43,6 +43,9 @@ class Plan:
     empty: layers are spread evenly, earlier stages take what is left over. ``reduce_each``: FSDP reduces gradients
     after each microbatch, so that a rank keeps its shard of them alone; otherwise with the last microbatch.
 
+    ``distributed_optimizer``: each replica holds whole parameters and gradients, as Megatron-Core does. The optimizer's
+    state and its update are divided among the replicas, whose traffic overlaps: their program is that of one replica.
+
     ``stage_meshes`` gives each pipeline rank a mesh of its own (without ``pp``; ``mesh`` then holds ``pp`` alone), and
     ``stage_recompute`` its own recomputation. Their ranks follow one another, and some of the cluster's may be left
     over. A microbatch is then one of the whole pipeline: its sequences (the parameter ``microbatch``) are divided among
@@ -61,6 +64,7 @@ class Plan:
     reduce_each: bool = False
     stage_meshes: tuple[Mesh, ...] = ()
     stage_recompute: tuple[str, ...] = ()
+    distributed_optimizer: bool = False
 
     def __post_init__(self):
         if self.stage_meshes or self.stage_recompute:
@@ -80,7 +84,7 @@ class Plan:
         self.cluster.check(self.ranks, fewer=bool(self.stage_meshes))
         if self.model.checks is not None:
             for rank, mesh in enumerate(self.meshes if self.stage_meshes else (self.mesh,)):
-                self.model.checks(self.parameters_of(rank), mesh)
+                self.model.checks(self.parameters_of(rank), self._program_mesh(mesh))
         if self.reduce_each and self.mesh["pp"] > 1:
             message = "a pipeline reduces gradients with its last microbatch"
             raise InvalidInput(message, source="plan", field="reduce_each")
@@ -117,6 +121,23 @@ class Plan:
     def first_ranks(self) -> tuple[int, ...]:
         """The global number of the first rank of each pipeline rank."""
         return (0, *accumulate(mesh.stage_ranks for mesh in self.meshes[:-1]))
+
+    @property
+    def shares_of_update(self) -> int:
+        """Ranks among which the optimizer's state and its update are divided, beyond what the captured program does."""
+        return max(mesh["dp_replicate"] for mesh in self.meshes) if self.distributed_optimizer else 1
+
+    def _program_mesh(self, mesh: Mesh) -> Mesh:
+        """The part of a mesh that the captured program knows of."""
+        if not self.distributed_optimizer:
+            return mesh
+        return Mesh({axis: size for axis, size in mesh.sizes.items() if axis != "dp_replicate"})
+
+    def captured_mesh(self, rank: int) -> Mesh:
+        """The mesh of one stage of a pipeline rank, as far as the capture depends on it: replicas run the same program
+        however many there are."""
+        mesh = self._program_mesh(self.meshes[rank])
+        return Mesh({axis: min(size, 2) if axis == "dp_replicate" else size for axis, size in mesh.inner})
 
     @property
     def ranks(self) -> int:
@@ -264,7 +285,7 @@ def capture_stages(plan: Plan, known: dict[tuple, object] | None = None) -> tupl
     programs = []
     for stage, part in enumerate(plan.parts):
         rank = plan.rank_of(stage)
-        given, inner = plan.parameters_of(rank), _inner(plan.meshes[rank])
+        given, inner = plan.parameters_of(rank), plan.captured_mesh(rank)
         key = "stage", _fixed(given), inner, part, several, split, plan.reduce_each
         if key not in known:
             known[key] = capture_one(plan.model, given, inner, part, several, split, plan.reduce_each)
@@ -283,7 +304,7 @@ def captures_of(plan: Plan) -> list[tuple]:
     split = plan.schedule in SPLIT
     several = plan.microbatches > 1 or split
     kinds = dict.fromkeys(
-        (_fixed(plan.parameters_of(rank)), _inner(plan.meshes[rank]), part)
+        (_fixed(plan.parameters_of(rank)), plan.captured_mesh(rank), part)
         for rank, part in ((plan.rank_of(stage), part) for stage, part in enumerate(plan.parts))
     )
     return [
@@ -320,14 +341,13 @@ def time_stages(
         tuple(time(program.forward, s) for s, program in enumerate(programs)),
         tuple(tuple(time(segment, s) for segment in program.backward) for s, program in enumerate(programs)),
         tuple(tuple(time(segment, s) for segment in program.split) for s, program in enumerate(programs)),
-        tuple(time(program.finish, s) for s, program in enumerate(programs)),
+        tuple(_divided(time(program.finish, s), plan.shares_of_update) for s, program in enumerate(programs)),
     )
 
 
-def _inner(mesh: Mesh) -> Mesh:
-    """The mesh of one stage, as far as the capture depends on it: replicas run the same program however many there
-    are."""
-    return Mesh({axis: min(size, 2) if axis == "dp_replicate" else size for axis, size in mesh.inner})
+def _divided(update: Template, shares: int) -> Template:
+    """The update of a rank that has one of so many shares of it."""
+    return update if shares == 1 else replace(update, ns=np.maximum(1, update.ns // shares))
 
 
 def simulate_plan(
@@ -439,6 +459,19 @@ def _template(program: PlanProgram, action: Action, which: dict[Action, int]) ->
     return program.split[stage][min(which[action], 2) + (3 if what == "W" else 0)]
 
 
+HALF = 2  # bytes of a gradient that the program of a replica leaves
+# Bytes that Megatron-Core's distributed optimizer keeps for each parameter: the bf16 parameter and its float32 gradient
+# on each replica; a float32 copy and Adam's two moments divided among the replicas ("6 + 12/d" in its documentation).
+WHOLE, DIVIDED = 6, 12
+
+
+def resident_bytes(plan: Plan, stage: StageProgram) -> int:
+    """Bytes that a rank of the stage holds through a step: parameters, optimizer state and inputs."""
+    if not plan.distributed_optimizer:
+        return stage.resident_bytes
+    return stage.parameters * WHOLE + -(-stage.parameters * DIVIDED // plan.shares_of_update)
+
+
 def peak_bytes(program: PlanProgram) -> np.ndarray:
     """int64 per pipeline rank: most bytes in use in a step. Needs no simulation."""
     plan = program.plan
@@ -490,11 +523,17 @@ def _memory(program: PlanProgram, actions: tuple[Action, ...], which: dict[Actio
     """``(action, most bytes in use during it, bytes in use after it)`` of a pipeline rank: kernels are issued in
     program order, and so is their memory."""
     stages = sorted({action[1] for action in actions})
-    live = sum(program.stages[stage].resident_bytes for stage in stages)
+    plan = program.plan
+    live = sum(resident_bytes(plan, program.stages[stage]) for stage in stages)
+    met: set[int] = set()
     steps = [(action, _template(program, action, which)) for action in actions if action[0] != "I" or action[1]]
     steps += [(("U", stage, 0), program.finish[stage]) for stage in stages]
     found = []
     for action, template in steps:
-        found.append((action, live + max(0, template.peak_bytes), live + template.live_bytes))
-        live += template.live_bytes
+        after = live + template.live_bytes
+        if plan.distributed_optimizer and action[0] in "BW" and action[1] not in met:
+            met.add(action[1])
+            after -= HALF * program.stages[action[1]].parameters  # its gradients are resident already
+        found.append((action, live + max(0, template.peak_bytes), after))
+        live = after
     return tuple(found)

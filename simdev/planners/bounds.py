@@ -23,7 +23,7 @@ import numpy as np
 from simdev.parallel.costs.collectives import collective_ns
 from simdev.parallel.costs.timing import Template
 from simdev.parallel.mesh import Mesh
-from simdev.parallel.plan import PlanProgram, prepare
+from simdev.parallel.plan import WHOLE, PlanProgram, prepare
 from simdev.planners.job import Choice, Job
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _whole(evaluator: Evaluator, choice: Choice, mesh: Mesh) -> _Whole:
     return _Whole(
         _kernels_ns(forward) + min(map(_kernels_ns, backward)),
         _kernels_issue_ns(forward) + min(map(_kernels_issue_ns, backward)),
-        stage.resident_bytes * shards,
+        (stage.parameters * WHOLE if plan.distributed_optimizer else stage.resident_bytes) * shards,
         stage.forward.live_bytes,
         stage.parameters * shards,
     )
@@ -199,7 +199,7 @@ def _choice_bound(job: Job, choice: Choice, whole: _Whole) -> float:
     bound = passes / (1 - (1 - 1 / microbatches) ** ranks) if simple else passes * microbatches / ranks
     bound = max(bound, whole.issue_ns * microbatches / ranks)
     axes = [axis for axis in ("dp_replicate", "dp_shard") if mesh[axis] > 1]
-    if axes:
+    if axes and not job.software.distributed_optimizer:  # whose traffic is taken to overlap
         payload = GRADIENT_BYTES * whole.parameters // ranks
         bound = max(bound, collective_ns("reduce_scatter", payload, mesh.lines(axes)[0], job.cluster))
     return bound

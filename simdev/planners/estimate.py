@@ -26,11 +26,10 @@ from simdev.graphs.parallel_model import Part
 from simdev.parallel.capture.resize import of_microbatch
 from simdev.parallel.capture.stage import FEW, StageProgram, accumulates, capture_stage
 from simdev.parallel.costs.collectives import collective_ns, send_ns
-from simdev.parallel.costs.hosts import find_host
 from simdev.parallel.costs.timing import make_template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import pipeline_order
-from simdev.parallel.plan import Plan
+from simdev.parallel.plan import Plan, resident_bytes
 from simdev.parallel.program import NotRepeating, Segment
 from simdev.parallel.unroll import execution_order
 from simdev.planners.bounds import small_mesh, span_ns
@@ -189,7 +188,10 @@ def stage_costs(evaluator: Evaluator, mesh: Mesh, microbatch: int, recompute: st
     if "recompute" in parameters:
         parameters["recompute"] = recompute
     anywhere = replace(job.cluster, nodes=0)
-    passes = _passes(evaluator, Plan(job.model, parameters, anywhere, mesh, 2, host=find_host(job.framework)))
+    software = job.software
+    plan = Plan(job.model, parameters, anywhere, mesh, 2, host=software.host,
+                distributed_optimizer=software.distributed_optimizer)  # fmt: skip
+    passes = _passes(evaluator, plan)
     few, counts = _few(job), np.arange(job.layers + 1)
 
     def of(name: str) -> np.ndarray:
@@ -274,7 +276,7 @@ def _figures(evaluator: Evaluator, plan: Plan, captures: list[StageProgram]) -> 
         short, long = (figures(of(stage), stage.parameters, leaves, reduces, factor) for stage in captures)
         return _Passes(short, long - short)
 
-    stored = [np.array([stage.resident_bytes * left]) for stage in captures]
+    stored = [np.array([resident_bytes(plan, stage) * left]) for stage in captures]
     shard = [np.array([GRADIENT_BYTES * stage.parameters * left]) for stage in captures]
     first, further, last, only = range(4)
     return {
@@ -282,7 +284,8 @@ def _figures(evaluator: Evaluator, plan: Plan, captures: list[StageProgram]) -> 
         "B first": both(lambda stage: stage.backward[first], leaves=not whole, reduces=not whole),
         "B further": both(lambda stage: stage.backward[further], reduces=not whole),
         "B last": both(lambda stage: stage.backward[last], leaves=whole, reduces=True),
-        "U": both(lambda stage: stage.finish, factor=left),  # the optimizer updates a rank's shard
+        # the optimizer updates a rank's shard
+        "U": both(lambda stage: stage.finish, factor=left / plan.shares_of_update),
         "resident": _Passes(stored[0], stored[1] - stored[0]),
         "gradients": _Passes(shard[0], shard[1] - shard[0]),
     }

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 
 from simdev.parallel.capture.stage import captured
-from simdev.parallel.costs.hosts import find_scale
-from simdev.parallel.costs.timing import Prices
 from simdev.parallel.plan import PlanProgram, PlanReport, captures_of, peak_bytes, prepare, simulate_program
 from simdev.parallel.unroll import TooManyOps
 from simdev.planners.bounds import plan_bound_ns
@@ -30,7 +28,7 @@ class Evaluator:
     def __init__(self, job: Job, workers: int = 1, executor: Executor | None = None):
         local = job.model.function.__module__.startswith("_captured_")  # from a user's file: known here alone
         self.job, self.workers = job, 1 if local else max(workers, 2 if executor else 1)
-        self.prices = Prices(job.cluster, scale=find_scale(job.framework))
+        self.prices = job.software.prices(job.cluster)
         self.known: dict[tuple, Any] = {}  # captured stages and timed segments
         self._captured: set[tuple] = set()  # by workers
         self._executor, self._own = executor, executor is None

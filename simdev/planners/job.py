@@ -12,7 +12,7 @@ from simdev.errors import InvalidInput, SimdevError
 from simdev.graphs.parallel_model import ParallelModel
 from simdev.parallel.capture.stage import accumulates
 from simdev.parallel.cluster import Cluster
-from simdev.parallel.costs.hosts import find_host
+from simdev.parallel.framework import Framework, find_framework
 from simdev.parallel.mesh import AXES, Mesh
 from simdev.parallel.plan import Plan
 
@@ -118,7 +118,7 @@ class Job:
     """A model that is to be trained on ``ranks`` accelerators of ``cluster`` with ``batch`` sequences in a step.
 
     ``parameters`` are those of the model; ``microbatch`` and ``recompute`` in them are replaced by each choice.
-    ``framework`` names what issues the kernels (:mod:`simdev.parallel.costs.hosts`). ``microbatches`` are the
+    ``framework`` names the software that runs it (:mod:`simdev.parallel.framework`). ``microbatches`` are the
     microbatch sizes, ``recomputes`` the kinds of recomputation and ``schedules`` the schedules that planners may
     choose.
     """
@@ -141,11 +141,16 @@ class Job:
             raise InvalidInput(f"expected a whole number from 1 on, got {self.batch}", source="job", field="batch")
         if not self.microbatches or min(self.microbatches) < 1:
             raise InvalidInput("expected sizes from 1 on", source="job", field="microbatches")
-        find_host(self.framework)
+        object.__setattr__(self, "cluster", self.software.on(self.cluster))
         self.cluster.check(self.ranks)
 
     def __hash__(self) -> int:
         return hash((self.model.name, self.cluster, self.batch, self.ranks))
+
+    @property
+    def software(self) -> Framework:
+        """The framework. Raises :class:`UnknownName`."""
+        return find_framework(self.framework)
 
     @property
     def layers(self) -> int:
@@ -195,11 +200,12 @@ class Job:
             self.batch // at_once,
             choice.schedule,
             choice.stages_per_rank,
-            find_host(self.framework),
+            self.software.host,
             stage_layers=choice.stage_layers,
             reduce_each=choice.reduce_each,
             stage_meshes=choice.stage_meshes,
             stage_recompute=choice.stage_recompute,
+            distributed_optimizer=self.software.distributed_optimizer,
         )
         plan.parts  # noqa: B018  raises where a stage would have no layer
         if not all(map(self.same_precision, choice.stage_meshes or (mesh,))):
@@ -245,7 +251,9 @@ class Job:
 
     def same_precision(self, mesh: Mesh) -> bool:
         """Whether weights are kept in float32: models with the axis ``dp_shard`` keep them so if they are sharded, and
-        in bfloat16 alone if not, which is another training job."""
+        in bfloat16 alone if not, which is another training job. A distributed optimizer keeps a float32 copy."""
+        if self.software.distributed_optimizer:
+            return mesh["dp_shard"] == 1
         return "dp_shard" not in self.model.axes or mesh["dp_shard"] > 1 or self.ranks == 1
 
     def choices(self) -> Iterator[Choice]:

@@ -35,7 +35,6 @@ import numpy as np
 from simdev.errors import InvalidInput, SimdevError
 from simdev.graphs.parallel_model import Part
 from simdev.parallel.capture.stage import FEW, capture_stage
-from simdev.parallel.costs.hosts import find_host
 from simdev.parallel.costs.timing import make_template
 from simdev.parallel.mesh import Mesh
 from simdev.planners.bounds import copies_of
@@ -112,7 +111,7 @@ def _ns(evaluator: Evaluator, parameters: dict, mesh: Mesh, part: Part) -> np.nd
     """float ``(4, 2)``: for each kind of backward pass, the time of the kernels of both passes, and of the host to
     issue them."""
     job = evaluator.job
-    cluster, host = replace(job.cluster, nodes=0), find_host(job.framework)
+    cluster, host = replace(job.cluster, nodes=0), job.software.host
     program = capture_stage(job.model, parameters, mesh, part)
 
     def of(segment) -> np.ndarray:

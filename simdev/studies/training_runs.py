@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.files import open_text
-from simdev.parallel import Mesh, Plan, find_model, load_cluster
-from simdev.parallel.costs.float8 import Float8
-from simdev.parallel.costs.hosts import find_host, find_scale
-from simdev.parallel.costs.timing import Prices
+from simdev.parallel import Plan, Prices
 from simdev.parallel.plan import prepare, simulate_program
-from simdev.problem.topology import load_kinds
+from simdev.parallel.typed_plan import TypedPlan
 from simdev.studies.training_controls import constant_mfu, formula_left_out
 
 SETS = ("vtrain-single", "vtrain-multi", "llm-foundry", "torchtitan", "megatron-bridge")
@@ -84,33 +81,30 @@ CONTROLS = {
     "torchtitan": "one MFU for each GPU and recomputation, median of the other models of this set",
     "megatron-bridge": "one MFU for each GPU and recomputation, median of the other models of this set",
 }
-VTRAIN_ADAPTER = 12_500_000_000  # bytes/s: 800 Gbit/s between nodes of 8 (notes of the data)
 # What the rows of vTrain's one-node set themselves say (see docs/pages/fidelity.md): no recomputation; an update of 28
 # bytes a parameter at the bandwidth of the 40 GB board; a vocabulary that is padded for tensor parallelism alone; sends
-# at 14 GB/s, whatever their size.
+# at 14 GB/s, whatever their size (the variant vtrain-node of the framework).
 VTRAIN_NODE = {"recompute": "none", "update": "fused"}
 UNPADDED = 50_257
-VTRAIN_SEND = 14_000_000_000
+VTRAIN_MODELS = ("gpt 1024 x 24", "gpt 2048 x 12", "gpt 2048 x 20")  # those that the host times are fitted to
+NEWEST = "24.09"  # the release of NeMo rows that name none
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One measured run: ``group`` is the model that it belongs to, ``step_ns`` its measured step time, ``peak_bytes``
-    the measured memory of the fullest rank (0: not measured). ``compiled``: elementwise kernels are fused (by
-    ``torch.compile``, or by hand). ``float8``: how linear layers multiply in FP8, if they do.
-    ``update_shards``: data-parallel ranks, not in the plan, that share the update; their traffic overlaps.
-    ``framework``: whose factors of kernels serve (:func:`~simdev.parallel.costs.hosts.find_scale`)."""
+    """One measured run: ``group`` is the model that it belongs to, ``typed`` what ``simdev simulate-plan`` is asked,
+    ``step_ns`` its measured step time, ``peak_bytes`` the measured memory of the fullest rank (0: not measured)."""
 
     source: str
     name: str
     group: str
-    plan: Plan
+    typed: TypedPlan
     step_ns: float
     peak_bytes: float = 0.0
-    compiled: bool = False
-    float8: Float8 | None = None
-    update_shards: int = 1
-    framework: str = ""
+
+    @property
+    def plan(self) -> Plan:
+        return self.typed.plan
 
 
 @dataclass(frozen=True)
@@ -149,17 +143,15 @@ def read_runs(folder: Path, source: str) -> tuple[list[TrainingRun], list[str]]:
 
 
 def predict(run: TrainingRun, prices: Prices | None = None, known: dict | None = None) -> Prediction:
-    """Simulate the plan of a run; ``known`` as for :func:`~simdev.parallel.plan.prepare`."""
-    program = prepare(run.plan, prices, known=known)
-    report = simulate_program(program)
-    update = max(template.work_ns for template in program.finish)
-    step_ns = report.step_ns - update * (1 - 1 / run.update_shards)
+    """Simulate the plan of a run as ``simdev simulate-plan`` does; ``known`` as for
+    :func:`~simdev.parallel.plan.prepare`."""
+    report = simulate_program(prepare(run.plan, prices or run.typed.prices(), known=known))
     peak = float(report.peak_bytes.max())
     if run.peak_bytes and run.plan.microbatches == run.plan.stages == 1:
         from simdev.parallel.costs.reserved import reserved_bytes
 
         peak = float(reserved_bytes(run.plan)[1])  # published figures are what the allocator has reserved
-    return Prediction(run, float(step_ns), peak)
+    return Prediction(run, float(report.step_ns), peak)
 
 
 def predict_all(
@@ -170,10 +162,9 @@ def predict_all(
     shared: dict = {}
     found, refused = [], []
     for number, run in enumerate(runs):
-        key = run.source, run.plan.cluster, run.compiled, run.float8, run.plan.host, run.framework
+        key = run.source, run.plan.cluster, run.typed.framework, run.typed.scales
         if key not in shared:
-            scale = find_scale(run.framework)
-            shared[key] = Prices(run.plan.cluster, scale=scale, compiled=run.compiled, float8=run.float8), {}
+            shared[key] = run.typed.prices(), {}
         prices, known = shared[key]
         try:
             # runs of one model that FSDP does not shard share captures and timed segments as they are
@@ -203,31 +194,42 @@ def share(runs: list[TrainingRun], number: int, parts: int) -> list[TrainingRun]
 # Readers ---------------------------------------------------------------------------------------------------------
 
 
+def typed_model(name: str, **parameters: object) -> str:
+    """``name[parameter=value,...]``"""
+    return f"{name}[{','.join(f'{key}={value}' for key, value in parameters.items())}]"
+
+
+def typed_mesh(**sizes: int) -> str:
+    """``tp=8,pp=4``; axes of size 1 are left out, but not all of them."""
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "tp=1"
+
+
 def _vtrain(source: str, name: str, row: dict) -> TrainingRun:
-    model, parameters = find_model("gpt-3.6b")
     numbers = {key.strip(): value for key, value in row.items()}
     width, layers = int(numbers["hidden size"]), int(numbers["# layers"])
     micro = int(numbers.get("MicroBatchSize") or numbers["micro batch"])
     data, tensor, pipe = (int(numbers[f"{kind} parallelism"]) for kind in ("data", "tensor", "pipeline"))
     group = f"gpt {width} x {layers}"
-    parameters |= {
+    parameters = {
         "width": width,
         "layers": layers,
         "heads": int(numbers["attention heads"]),
         "length": int(numbers["sequence length"]),
         "microbatch": micro,
     }
+    cluster, framework = "vtrain-a100", "megatron"
     if source == "vtrain-single":
         parameters |= VTRAIN_NODE | ({"vocabulary": UNPADDED} if tensor == 1 else {})
-        cluster = replace(load_cluster("dgx-a100-40gb"), send_bytes_per_s=VTRAIN_SEND, name="vtrain-node")
-        host = find_host("megatron", without=group)
-    else:
-        cluster = replace(load_cluster("dgx-a100"), network_bytes_per_s=VTRAIN_ADAPTER, name="vtrain-a100")
-        host = find_host("megatron")
-    sizes = {axis: size for axis, size in (("pp", pipe), ("dp_replicate", data), ("tp", tensor)) if size > 1}
-    microbatches = int(numbers["global batch"]) // (micro * data)
-    plan = Plan(model, parameters, cluster, Mesh(sizes), microbatches, host=host)
-    return TrainingRun(source, name, group, plan, 1e6 * float(numbers["iteration time (ms)"]))
+        left_out = f",without-{width}x{layers}" if group in VTRAIN_MODELS else ""
+        cluster, framework = "dgx-a100-40gb", f"megatron[vtrain-node{left_out}]"
+    typed = TypedPlan(
+        typed_model("gpt-3.6b", **parameters),
+        cluster,
+        typed_mesh(pp=pipe, dp_replicate=data, tp=tensor),
+        int(numbers["global batch"]) // (micro * data),
+        framework=framework,
+    )
+    return TrainingRun(source, name, group, typed, 1e6 * float(numbers["iteration time (ms)"]))
 
 
 FOUNDRY = {"h100_80gb": "dgx-h100", "a100_80gb": "dgx-a100", "a100_40gb": "dgx-a100-40gb"}
@@ -238,51 +240,37 @@ def _foundry(source: str, name: str, row: dict) -> TrainingRun:
         raise Unsupported(f"precision {row['Precision']} is not costed")
     if row["GPU"] not in FOUNDRY:
         raise Unsupported(f"no topology for {row['GPU']}")
-    model, parameters = find_model(f"mpt-{row['Model']}")
-    parameters |= {
-        "length": int(row["SeqLen (T)"]),
-        "microbatch": int(row["MicroBatchSize"]),
-        "recompute": "full" if row["Activation Checkpointing"] == "True" else "none",
-        "precision": row["Precision"],
-    }
-    ranks = int(row["# GPUs"])
-    plan = Plan(
-        model,
-        parameters,
-        load_cluster(FOUNDRY[row["GPU"]]),
-        Mesh({"dp_shard": ranks}),
-        int(row["GradAccum"]),
-        host=find_host("llm-foundry"),
+    length, ranks = int(row["SeqLen (T)"]), int(row["# GPUs"])
+    model = typed_model(
+        f"mpt-{row['Model']}",
+        length=length,
+        microbatch=int(row["MicroBatchSize"]),
+        recompute="full" if row["Activation Checkpointing"] == "True" else "none",
+        precision=row["Precision"],
     )
-    step_s = plan.sequences * parameters["length"] / (float(row["Throughput (T/s/GPU)"]) * ranks)
-    return TrainingRun(source, name, f"mpt-{row['Model']}", plan, 1e9 * step_s, framework="llm-foundry")
-
-
-TITAN_BOARD = "h100-sxm5-96gb-hbm2e"  # the report's H100: 96 GB of HBM2e at 2.4 TB/s, a limit of 500 W
+    typed = TypedPlan(model, FOUNDRY[row["GPU"]], f"dp_shard={ranks}", int(row["GradAccum"]), framework="llm-foundry")
+    step_s = typed.plan.sequences * length / (float(row["Throughput (T/s/GPU)"]) * ranks)
+    return TrainingRun(source, name, f"mpt-{row['Model']}", typed, 1e9 * step_s)
 
 
 def _titan(source: str, name: str, row: dict) -> TrainingRun:
-    size = row["model"].rpartition("-")[2]
-    model, parameters = find_model(f"llama3-{size}")
-    parameters |= {
-        "length": int(row["sequence"]),
-        "microbatch": int(row["local_batch"]),
-        "recompute": row["recompute"] if row["recompute"] != "no" else "none",
-        "norm": "composed" if row["compile"] == "no" else "fused",  # PyTorch of December 2024
-    }
-    sizes = {axis: int(row[axis]) for axis in ("pp", "dp_shard", "cp", "tp") if int(row[axis]) > 1}
-    ranks, compiled = int(row["gpus"]), row["compile"] != "no"
+    size, ranks, compiled = row["model"].rpartition("-")[2], int(row["gpus"]), row["compile"] != "no"
+    length, micro = int(row["sequence"]), int(row["local_batch"])
     microbatches = 1
-    if "pp" in sizes:  # a microbatch is one sequence: the table does not say
-        microbatches, parameters["microbatch"] = parameters["microbatch"], 1
-    cluster = load_cluster("dgx-h100")
-    cluster = replace(cluster, kind=load_kinds()[TITAN_BOARD], name="torchtitan-h100")
-    host = find_host("compiled" if compiled else "fsdp")
-    plan = Plan(model, parameters, cluster, Mesh(sizes), microbatches, host=host)
-    float8 = Float8("dynamic", keep=parameters["vocabulary"] // plan.mesh["tp"]) if row["float8"] != "no" else None
-    step_s = int(row["global_batch"]) * parameters["length"] / (float(row["tokens_per_s_per_gpu"]) * ranks)
+    if int(row["pp"]) > 1:  # a microbatch is one sequence: the table does not say
+        microbatches, micro = micro, 1
+    recompute = row["recompute"] if row["recompute"] != "no" else "none"
+    typed = TypedPlan(
+        typed_model(f"llama3-{size}", length=length, microbatch=micro, recompute=recompute),
+        "torchtitan-h100",
+        typed_mesh(**{axis: int(row[axis]) for axis in ("pp", "dp_shard", "cp", "tp")}),
+        microbatches,
+        framework="torchtitan[2024.12,compiled]" if compiled else "torchtitan[2024.12]",
+        float8="dynamic" if row["float8"] != "no" else "",
+    )
+    step_s = int(row["global_batch"]) * length / (float(row["tokens_per_s_per_gpu"]) * ranks)
     peak = float(row["memory_gib"]) * 2**30
-    return TrainingRun(source, name, f"llama3-{size}", plan, 1e9 * step_s, peak, compiled, float8, framework="fsdp")
+    return TrainingRun(source, name, f"llama3-{size}", typed, 1e9 * step_s, peak)
 
 
 def _gated(width: int, inner: int) -> int:
@@ -308,49 +296,29 @@ NEMO = {  # widths, depths and vocabularies as the papers and NeMo's recipes giv
                      "vocabulary": 256_000},
 }  # fmt: skip
 
-# NeMo's launcher disabled the vendor's attention ("NVTE_FUSED_ATTN: 0", launcher_scripts/conf/config.yaml), so that
-# Transformer Engine took FlashAttention 2, until pull request 422 ("enable fused attention") of 29 August 2024.
-LAST_WITH_FLASH = "24.07"
-
 
 def _nemo(source: str, name: str, row: dict) -> TrainingRun:
     if row["system"] != "dgx-h100" or row["precision"] not in ("fp8", "bf16"):
         raise Unsupported(f"{row['precision']} on {row['system']} is not costed")
     if row["model"] not in NEMO:
         raise Unsupported(f"the shape of {row['model']} is not known")
-    model, parameters = find_model("llama3-8b")
-    micro, ranks = int(row["micro_batch"]), int(row["gpus"])
-    parameters |= NEMO[row["model"]] | {"length": int(row["sequence"]), "microbatch": micro, "build": "megatron"}
+    micro, ranks, length = int(row["micro_batch"]), int(row["gpus"]), int(row["sequence"])
     sizes = {axis: int(row[axis]) for axis in ("pp", "cp", "tp")}
     replicas = ranks // (sizes["pp"] * sizes["cp"] * sizes["tp"])
-    mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1} or {"tp": 1})  # one replica
-    microbatches, chunks = int(row["global_batch"]) // (micro * replicas), int(row["vp"])
-    plan = Plan(
-        model,
-        parameters,
-        load_cluster("dgx-h100"),
-        mesh,
-        microbatches,
-        schedule="interleaved" if chunks > 1 else "1f1b",
-        stages_per_rank=chunks,
-        host=find_host("eager"),
-    )
-    step_s = int(row["global_batch"]) * parameters["length"] / (float(row["tokens_per_s_per_gpu"]) * ranks)
-    keep = parameters["vocabulary"] // plan.mesh["tp"]
-    float8 = Float8("delayed", keep, micro * parameters["length"]) if row["precision"] == "fp8" else None
+    chunks = int(row["vp"])
     release = (row.get("release") or "").rpartition("-")[2]  # of "nemo-24.07"
-    vendor = "" if "" < release <= LAST_WITH_FLASH else "nemo"
-    return TrainingRun(
-        source,
-        name,
-        row["model"],
-        plan,
-        1e9 * step_s,
-        compiled=True,
-        float8=float8,
-        update_shards=replicas,
-        framework=vendor,
+    typed = TypedPlan(
+        typed_model("llama3-8b", **NEMO[row["model"]], length=length, microbatch=micro),
+        "dgx-h100",
+        typed_mesh(pp=sizes["pp"], dp_replicate=replicas, cp=sizes["cp"], tp=sizes["tp"]),
+        int(row["global_batch"]) // (micro * replicas),
+        "interleaved" if chunks > 1 else "1f1b",
+        chunks,
+        framework=f"nemo[{release or NEWEST}]",
+        float8="delayed" if row["precision"] == "fp8" else "",
     )
+    step_s = int(row["global_batch"]) * length / (float(row["tokens_per_s_per_gpu"]) * ranks)
+    return TrainingRun(source, name, row["model"], typed, 1e9 * step_s)
 
 
 READERS = {

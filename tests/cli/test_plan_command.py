@@ -46,7 +46,7 @@ def test_the_best_plans_and_a_configuration(tmp_path):
         (["--write", "pytorch"], "torchtitan"),
         (["--microbatch", "two"], "--microbatch"),
         (["--batch", "0"], "batch"),
-        (["--host", "fast"], "host"),
+        (["--framework", "fast"], "framework"),
         (["--recompute", "half"], "gpt knows none, full, not half"),
     ],
 )

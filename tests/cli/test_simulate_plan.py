@@ -127,7 +127,9 @@ def test_linear_layers_in_fp8_make_a_step_of_large_products_shorter(tmp_path, mo
     large = "llama3-8b[width=4096,layers=2,vocabulary=256,length=4096]"
     times = {}
     for options in ([], ["--float8", "delayed"]):
-        done = run("simulate-plan", large, "dgx-h100", "--mesh", "dp_shard=2", "--host", "compiled", "--json", *options)
+        done = run(
+            "simulate-plan", large, "dgx-h100", "--mesh", "dp_shard=2", "--framework", "compiled", "--json", *options
+        )
         assert done.exit_code == 0, done.output
         times[bool(options)] = json.loads(done.output)["step_ns"]
     assert 0.5 < times[True] / times[False] < 0.95

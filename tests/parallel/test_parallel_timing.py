@@ -7,7 +7,7 @@ import pytest
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Host, Mesh, Plan, Prices, find_model, load_cluster, simulate_plan
 from simdev.parallel.costs.collectives import send_ns
-from simdev.parallel.costs.hosts import HOSTS, WITHOUT, find_host
+from simdev.parallel.framework import find_framework
 from simdev.parallel.program import COMPUTE, Call
 
 HOST = Host(forward_ns=5, backward_ns=3, update_ns=2, collective_ns=10, wide_collective_ns=30)
@@ -39,8 +39,9 @@ def test_sends_may_be_slower_than_the_link():
 
 
 def test_a_host_fitted_without_a_model_is_used_for_that_model_alone():
-    assert find_host("megatron", "gpt 1024 x 24") == WITHOUT["megatron", "gpt 1024 x 24"] != HOSTS["megatron"]
-    assert find_host("megatron", "another") == find_host("megatron") == HOSTS["megatron"]
+    left_out, all_rows = (find_framework(name).host for name in ("megatron[without-1024x24]", "megatron"))
+    assert (left_out.collective_ns, all_rows.collective_ns) == (68_000, 77_000)
+    assert (left_out.update_ns, left_out.wait_ns) == (all_rows.update_ns, all_rows.wait_ns) == (5_000, 1)
 
 
 def test_the_update_of_gpt_is_one_kernel_or_also_copies():

@@ -145,7 +145,7 @@ def test_training_runs_are_cases_with_their_memory(tmp_path, monkeypatch):
 
     cluster = SimpleNamespace(kind=SimpleNamespace(name="a board"))
     plan = SimpleNamespace(mesh=Mesh({"tp": 2}), parameters={"microbatch": 1}, cluster=cluster)
-    runs = [study.Run(source, "row 1", "model", plan, 2e6, 3e9) for source in study.SETS]
+    runs = [study.TrainingRun(source, "row 1", "model", SimpleNamespace(plan=plan), 2e6, 3e9) for source in study.SETS]
     monkeypatch.setattr(study, "read_runs", lambda data, source: ([run for run in runs if run.source == source], []))
     monkeypatch.setattr(study, "predict_all", lambda mine: ([study.Prediction(r, 1e6, 3e9) for r in mine], ["a note"]))
     (tmp_path / "training-runs").mkdir()
@@ -185,7 +185,10 @@ def test_runs_are_shared_by_what_they_capture():
         for micro in (1, 2, 4)
         for pipe in (1, 2)
     ]
-    runs = [study.Run("vtrain-single", str(n), "model", plan, 1e6) for n, plan in enumerate(plans)]
+    runs = [
+        study.TrainingRun("vtrain-single", str(n), "model", SimpleNamespace(plan=plan), 1e6)
+        for n, plan in enumerate(plans)
+    ]
     parts = [study.share(runs, number, 3) for number in range(3)]
     assert sorted(int(run.name) for part in parts for run in part) == list(range(len(runs)))
     keys = [{(run.plan.mesh["tp"], run.plan.parameters["microbatch"]) for run in part} for part in parts]

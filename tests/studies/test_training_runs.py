@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -7,8 +8,8 @@ import pytest
 
 from simdev.cli import main as cli
 from simdev.errors import InvalidInput
-from simdev.parallel import Mesh, Plan, find_model, load_cluster
 from simdev.parallel.costs.float8 import Float8
+from simdev.parallel.typed_plan import TypedPlan
 from simdev.studies import training_runs as report
 from simdev.studies.training_controls import START, constant_mfu, fit_formula, formula_left_out, formula_ns
 from simdev.studies.training_runs import Prediction, TrainingRun, read_runs, report_lines
@@ -20,9 +21,9 @@ HEADER = (
 
 
 def run_of(width, *, source="vtrain-single", layers=4, microbatch=1, step_ms=100.0, mesh=None, peak_bytes=0.0):
-    model, parameters = find_model(f"gpt[width={width},layers={layers},microbatch={microbatch}]")
-    plan = Plan(model, parameters, load_cluster("dgx-a100"), Mesh(mesh or {"tp": 2}), 4)
-    return TrainingRun(source, f"width {width}", f"gpt {width}", plan, step_ms * 1e6, peak_bytes)
+    model = f"gpt[width={width},layers={layers},microbatch={microbatch}]"
+    typed = TypedPlan(model, "dgx-a100", report.typed_mesh(**(mesh or {"tp": 2})), 4)
+    return TrainingRun(source, f"width {width}", f"gpt {width}", typed, step_ms * 1e6, peak_bytes)
 
 
 def cells(lines, source, group):
@@ -59,7 +60,7 @@ def test_every_set_says_what_was_chosen_on_it():
 
 def test_a_constant_mfu_comes_from_other_models_on_the_same_machine():
     mine, other = run_of(1024), run_of(2048, step_ms=300)
-    elsewhere = replace(other, plan=replace(other.plan, cluster=load_cluster("dgx-h100")), step_ns=1.0)
+    elsewhere = replace(other, typed=replace(other.typed, cluster="dgx-h100"), step_ns=1.0)
     flops = [run.plan.model.flops(run.plan.parameters) for run in (mine, other)]
     assert constant_mfu([mine], [mine, other, elsewhere]) == {0: pytest.approx(300e6 * flops[0] / flops[1])}
     assert constant_mfu([mine], [mine, elsewhere]) == {}
@@ -83,7 +84,7 @@ def test_the_formula_is_fitted_to_other_models_alone():
 
 def test_a_compiled_run_has_fused_kernels_and_no_late_host(data_dir):
     runs, refused = read_runs(data_dir, "torchtitan")
-    assert not refused and [run.compiled for run in runs] == [False, True]
+    assert not refused and [run.typed.software.fused for run in runs] == [False, True]
     assert [run.plan.parameters["norm"] for run in runs] == ["composed", "fused"]
     assert [run.plan.host.idle for run in runs] == [False, True]
     assert {run.plan.cluster.kind.watts for run in runs} == {500} and runs[0].peak_bytes > 80e9
@@ -113,26 +114,27 @@ def test_rows_that_cannot_be_simulated_say_why(tmp_path):
 def test_a_run_in_fp8_keeps_the_vocabulary_in_16_bit(tmp_path):
     row = "llama3.1-8b,8,h100,8,1,1,1,2,16,8192,selective,yes,yes,5762,82.4"
     (run,), refused = runs_of(tmp_path, "torchtitan", f"{TITAN}tokens_per_s_per_gpu,memory_gib\n{row}\n")
-    assert not refused and run.float8 == Float8("dynamic", keep=128_256) and run.compiled
+    assert not refused and run.typed.scales == Float8("dynamic", keep=128_256) and run.typed.software.fused
 
 
-def test_a_nemo_run_is_one_replica_that_shares_the_update(tmp_path):
+def test_replicas_of_a_nemo_run_share_the_update(tmp_path):
     rows = "gpt3-20b,64,dgx-h100,fp8,256,2,2048,2,1,1,1,5851\nllama2-13b,16,dgx-h100,bf16,128,1,4096,1,4,1,10,8646\n"
     (first, second), _ = runs_of(tmp_path, "megatron-bridge", NEMO + rows)
-    assert first.plan.mesh.ranks == 2 and first.update_shards == 32 and first.plan.microbatches == 4
-    assert first.float8 == Float8("delayed", 25_600, 4096) and second.float8 is None
+    assert first.plan.ranks == 64 and first.plan.shares_of_update == 32 and first.plan.microbatches == 4
+    assert first.plan.captured_mesh(0).inner == (("tp", 2),)  # the program is that of one replica
+    assert first.typed.scales == Float8("delayed", 25_600, 4096) and second.typed.scales is None
     assert (second.plan.schedule, second.plan.stages_per_rank, second.plan.microbatches) == ("interleaved", 10, 32)
     three_products = 3 * first.plan.parameters["hidden"] / (2 * 4 * 6144)
     assert three_products == pytest.approx(1, rel=0.01)
 
 
 @pytest.mark.parametrize(
-    "release, framework", [("nemo-24.05", ""), ("nemo-24.07", ""), ("nemo-24.09", "nemo"), ("bridge-25.09", "nemo")]
+    "release, factor", [("nemo-24.05", 1), ("nemo-24.07", 1), ("nemo-24.09", 0.6), ("bridge-25.09", 0.6), ("", 0.6)]
 )
-def test_nemo_has_the_vendors_attention_after_july_2024(tmp_path, release, framework):
+def test_nemo_has_the_vendors_attention_after_july_2024(tmp_path, release, factor):
     row = f"gpt3-20b,64,dgx-h100,fp8,256,2,2048,2,1,1,1,5851,{release}\n"
     (run,), _ = runs_of(tmp_path, "megatron-bridge", NEMO.replace("gpu\n", "gpu,release\n") + row)
-    assert run.framework == framework
+    assert run.typed.software.scale.get("attention", 1) == factor
 
 
 def test_the_one_node_times_are_composed(data_dir):
@@ -187,3 +189,37 @@ def test_an_unknown_set_is_named(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2 and "did you mean 'vtrain-" in capsys.readouterr().err
+
+
+def printed_step_ns(typed):
+    """What the command answers for the arguments of a row."""
+    from typer.testing import CliRunner
+
+    from simdev.cli.app import app
+
+    done = CliRunner().invoke(app, ["simulate-plan", *typed.arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)["step_ns"]
+
+
+@pytest.mark.parametrize("source", report.SETS)
+def test_a_row_of_each_set_is_what_the_command_prints(data_dir, source):
+    """The row of the smallest program; the test below takes all rows."""
+    pytest.importorskip("torch")
+    run = min(read_runs(data_dir, source)[0], key=lambda run: run.plan.microbatches * run.plan.parameters["width"])
+    if source in ("torchtitan", "megatron-bridge"):
+        small = run.typed.model.replace("layers=32", "layers=3").replace(
+            "[", "[layers=3," * ("layers" not in run.typed.model) or "["
+        )
+        run = replace(run, typed=replace(run.typed, model=small))
+    assert report.predict(run).step_ns == printed_step_ns(run.typed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("source", report.SETS)
+def test_every_row_is_what_the_command_prints(data_dir, source):
+    pytest.importorskip("torch")
+    predictions, _ = report.predict_all(read_runs(data_dir, source)[0])
+    assert {p.run.name: p.step_ns for p in predictions} == {
+        p.run.name: printed_step_ns(p.run.typed) for p in predictions
+    }

@@ -21,6 +21,7 @@ from simdev.cli.options import (
     BackendOption,
     Contention,
     ContentionOption,
+    FrameworkOption,
     Order,
     OrderOption,
     Runtime,
@@ -51,6 +52,7 @@ def bench(
         typer.Option("--planner", help="Planner id, or all: parallel plans of the models -w on the clusters -t."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences in a step, with --planner and -w.")] = 512,
+    framework: FrameworkOption = "eager",
     budget: Annotated[
         str,
         typer.Option(
@@ -92,7 +94,7 @@ def bench(
     from simdev.cli import progress
 
     if planner:
-        _bench_planners(planner, workload, topology, batch, budget, seeds, jobs, out)
+        _bench_planners(planner, workload, topology, batch, framework, budget, seeds, jobs, out)
         return
     away = use_dask(backend, scheduler)
     named = matrix.BUDGETS.get(budget, matrix.BUDGETS["quick"])
@@ -132,7 +134,7 @@ def bench(
     print_board(found, out)
 
 
-def _bench_planners(planner, workload, topology, batch, budget, seeds, jobs, out) -> None:
+def _bench_planners(planner, workload, topology, batch, framework, budget, seeds, jobs, out) -> None:
     from simdev.bench.matrix import parse_budget
     from simdev.bench.plan_bench import BOARD, Task, bench_plans
     from simdev.bench.plan_rows import markdown
@@ -148,7 +150,7 @@ def _bench_planners(planner, workload, topology, batch, budget, seeds, jobs, out
         raise InvalidInput("models (-w) and clusters (-t) go together; without both, the whole board is run")
     try:
         rows = bench_plans(
-            [Task(*entry) for entry in chosen or shipped],
+            [Task(*entry, framework) for entry in chosen or shipped],
             list(planners()) if "all" in planner else planner,
             out,
             evaluations=int(evaluations),

@@ -17,6 +17,7 @@ from simdev.cli.app import JOBS, command
 from simdev.cli.options import (
     Backend,
     BackendOption,
+    FrameworkOption,
     JsonOption,
     SchedulerOption,
     in_a_folder,
@@ -33,7 +34,7 @@ def plan(
     cluster: Annotated[str, typer.Argument(help="Topology of a node and number of nodes: dgx-h100[nodes=8].")],
     batch: Annotated[int, typer.Option(help="Sequences in a step (the global batch).")] = 1024,
     planner: Annotated[str, typer.Option("--planner", "-p", help="Planner id: search, megatron, grid ...")] = "search",
-    host: Annotated[str, typer.Option(help="What issues kernels: eager, megatron, llm-foundry or compiled.")] = "eager",
+    framework: FrameworkOption = "eager",
     microbatch: Annotated[str, typer.Option(help="Microbatch sizes that may be chosen.")] = "1,2,4,8",
     recompute: Annotated[str, typer.Option(help="Kinds of recomputation that may be chosen.")] = "none,selective,full",
     evaluations: Annotated[int | None, typer.Option(help="Plans to simulate at most.")] = None,
@@ -62,6 +63,7 @@ def plan(
 
     from simdev.errors import BudgetExhausted
     from simdev.parallel import load_cluster
+    from simdev.parallel.framework import find_framework
     from simdev.planners import Evaluator, Job, PlanBudget, find_planner
     from simdev.planners.figures import figures, what_helps, why_slower
     from simdev.planners.job import RECOMPUTE
@@ -71,10 +73,10 @@ def plan(
     found, parameters = find_trained(model)
     job = Job(
         found,
-        parameters,
+        find_framework(framework).parameters_of(found.name, parameters, model),
         load_cluster(cluster),
         batch,
-        framework=host,
+        framework=framework,
         microbatches=_numbers(microbatch),
         recomputes=tuple(recompute.split(",")),
         name=f"{model} on {cluster}",

@@ -10,7 +10,7 @@ import typer
 
 from simdev.cli import completion
 from simdev.cli.app import JOBS, command
-from simdev.cli.options import JsonOption, in_a_folder
+from simdev.cli.options import FrameworkOption, JsonOption, in_a_folder
 from simdev.cli.tables import print_table
 from simdev.errors import InvalidInput
 
@@ -45,7 +45,7 @@ def simulate_plan(
         str, typer.Option(help="gpipe, 1f1b, interleaved, looped-bfs, zero-bubble, zbv or dualpipe-v.")
     ] = "1f1b",
     stages_per_rank: Annotated[int, typer.Option(help="Stages on a pipeline rank (zbv and dualpipe-v: 2).")] = 1,
-    host: Annotated[str, typer.Option(help="What issues kernels: eager, megatron, llm-foundry or compiled.")] = "eager",
+    framework: FrameworkOption = "eager",
     float8: Annotated[
         str | None, typer.Option(help="Linear layers in FP8: dynamic (torchao) or delayed (Transformer Engine) scales.")
     ] = None,
@@ -68,43 +68,36 @@ def simulate_plan(
     The program of one rank of each pipeline stage is captured from PyTorch on a fake process group; no GPU is needed.
     The first capture of a model takes some seconds (a large model: half a minute); it is kept.
     """
-    from simdev.parallel import Prices, load_cluster
-    from simdev.parallel.costs.float8 import Float8
-    from simdev.parallel.costs.hosts import find_host, find_scale
     from simdev.parallel.rank_program import is_rank_program
     from simdev.parallel.stragglers import parse_slow
 
-    where, issuer, stragglers = load_cluster(cluster), find_host(host), parse_slow(slow or [])
-    prices = Prices(where, scale=find_scale(host), float8=Float8(float8) if float8 else None)
+    stragglers = parse_slow(slow or [])
     if is_rank_program(model):
+        from simdev.parallel import load_cluster
+        from simdev.parallel.costs.float8 import Float8
+        from simdev.parallel.framework import find_framework
         from simdev.parallel.rank_program import load_rank_program
         from simdev.parallel.replay import ProgramPlan, simulate_rank_program
 
         if (mesh or layers or recompute) is not None or (microbatches, schedule, stages_per_rank) != (1, "1f1b", 1):
             message = "a captured program has its mesh, microbatches and schedule; capture it anew for others"
             raise InvalidInput(message, source=model)
-        program = ProgramPlan(load_rank_program(model), where, issuer)
+        software = find_framework(framework)
+        where = software.on(load_cluster(cluster))
+        program = ProgramPlan(load_rank_program(model), where, software.host)
+        prices = software.prices(where, Float8(float8) if float8 else None)
         report = simulate_rank_program(program, prices, unfolded=unfolded, slowdown=slowdown, slow=stragglers)
     else:
-        from simdev.parallel import Plan, find_model
         from simdev.parallel import simulate_plan as simulate
-        from simdev.parallel.mesh import parse_meshes
+        from simdev.parallel.typed_plan import TypedPlan
 
         if mesh is None:
             raise InvalidInput("a model needs --mesh, such as dp_shard=8,tp=8", source=model)
-        spec, parameters = find_model(model)
-        whole, stages = parse_meshes(mesh)
-        if float8 is not None:
-            keep = int(parameters.get("vocabulary", 0)) // (stages[-1] if stages else whole)["tp"]
-            kept = parameters.get("build") == "megatron"  # which keeps weights in FP8 through a step
-            tokens = int(parameters["microbatch"]) * int(parameters["length"]) if kept else 0
-            prices = Prices(where, scale=find_scale(host), float8=Float8(float8, keep, tokens))
-        plan = Plan(
-            spec, parameters, where, whole, microbatches, schedule, stages_per_rank, issuer,
-            stage_layers=_counts(layers), stage_meshes=stages,
-            stage_recompute=tuple(recompute.split("/")) if recompute else (),
+        typed = TypedPlan(
+            model, cluster, mesh, microbatches, schedule, stages_per_rank, layers or "", recompute or "", framework,
+            float8 or "",
         )  # fmt: skip
-        report = simulate(plan, prices, unfolded=unfolded, slowdown=slowdown, slow=stragglers)
+        report = simulate(typed.plan, typed.prices(), unfolded=unfolded, slowdown=slowdown, slow=stragglers)
     if trace is not None:
         from simdev.report.perfetto import write_trace
         from simdev.report.plan_trace import plan_trace_events
@@ -119,13 +112,6 @@ def simulate_plan(
         print(json.dumps(report.summary(), indent=1))
         return
     print_report(report.summary())
-
-
-def _counts(text: str | None) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split("/")) if text else ()
-    except ValueError:
-        raise InvalidInput(f"expected whole numbers with / between them, got {text!r}", source="--layers") from None
 
 
 def print_report(found: dict) -> None:

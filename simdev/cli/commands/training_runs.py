@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,9 @@ def training_runs(
     most: Annotated[int, typer.Option(min=1, help="At most this many rows of a set, spread over models.")] = 60,
     rankings: Annotated[
         bool, typer.Option("--rankings", help="Rank the plans of each model and machine: regret and Kendall's tau.")
+    ] = False,
+    commands: Annotated[
+        bool, typer.Option("--commands", help="Print the command of each row and its measured step, and simulate none.")
     ] = False,
 ) -> None:
     """Compare predictions with public measured training runs.
@@ -40,9 +44,14 @@ def training_runs(
         given += runs  # controls are fitted to all rows of other models, simulated or not
         if source in chosen:
             some = _whole_groups(runs, most) if rankings else report.spread(runs, most)
+            if commands:
+                _print_commands(some)
+                continue
             predictions, more = report.predict_all(some, lambda text: print(text, file=sys.stderr))
             found += predictions
             refused += why + more
+    if commands:
+        return
     if rankings:
         from simdev.studies.plan_rankings import HEADER, ranking_lines
         from simdev.studies.plan_rankings import rankings as rank
@@ -56,6 +65,13 @@ def training_runs(
     )
     for line in (*report.notes(chosen), *(f"not simulated: {why}" for why in refused)):
         print(line)
+
+
+def _print_commands(runs: list) -> None:
+    """What a reader pastes for each row, and what was measured."""
+    for run in runs:
+        arguments = shlex.join(run.typed.arguments)
+        print(f"simdev simulate-plan {arguments}  # {run.source} {run.name}: {run.step_ns / 1e6:,.1f} ms measured")
 
 
 def _whole_groups(runs: list, most: int) -> list:

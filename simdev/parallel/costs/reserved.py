@@ -15,7 +15,7 @@ from simdev.parallel.capture.record import RankRecorder
 from simdev.parallel.capture.ring import ring_attention
 from simdev.parallel.capture.stage import StageRun, fake_process_group
 from simdev.parallel.costs.allocator import CachingAllocator, Event
-from simdev.parallel.plan import Plan, _inner
+from simdev.parallel.plan import Plan
 
 STEPS = 3  # replayed steps; a later one reserves nothing more in the plans that were tried
 
@@ -60,7 +60,7 @@ class _Marks(StageRun):
 
 def reserved_bytes(plan: Plan, stage: int = 0) -> tuple[int, int]:
     """``(peak allocated, peak reserved)`` bytes of a rank that holds ``stage``, one microbatch a step."""
-    mesh, part = _inner(plan.mesh), plan.parts[stage]
+    mesh, part = plan.captured_mesh(plan.rank_of(stage)), plan.parts[stage]
     recorder = Allocations()
     default = torch.get_default_dtype()
     with fake_process_group(mesh) as torch_mesh:

@@ -131,7 +131,7 @@ def all_cases(
 
 
 # What the cases of a part can depend on beside this file; other files of simdev cannot change them.
-BASE = ("errors.py", "files.py", "problem", "graphs", "sim", "studies/fidelity.py")
+BASE = ("errors.py", "files.py", "problem", "graphs", "sim", "calibrate", "studies/fidelity")
 MEASURED = (*BASE, "measure")
 PLANS = (*BASE, "parallel", "studies/training_runs.py")
 

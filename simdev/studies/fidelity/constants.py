@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from simdev.calibrate.matrix_units import FLASH
 from simdev.calibrate.whole_steps import TRITON_ATTENTION
-from simdev.parallel.costs.hosts import FSDP, HOSTS, SCALES
 from simdev.parallel.costs.timing import ODD_PRODUCT
+from simdev.parallel.framework import find_framework
 from simdev.problem.opcost.device import calibration_names, load_calibration
 from simdev.problem.topology import load_kinds
 
@@ -49,7 +49,11 @@ def constants() -> list[list[str]]:
                 ]
             )
     shares = load_kinds()["h100-sxm5-80gb"].memory_efficiency
-    host, three = HOSTS["megatron"], ", ".join(f"{shares[name]:g}" for name in ("norm", "norm_backward", "pool"))
+    host, three = (
+        find_framework("megatron").host,
+        ", ".join(f"{shares[name]:g}" for name in ("norm", "norm_backward", "pool")),
+    )
+    foundry = find_framework("llm-foundry").factors
     rows += [
         ["H100: shares of bandwidth of batch norm, its backward, and pooling", three, "ResNet-50 on H100 (TrioSim)",
          "pooling by VGG-13, for information"],
@@ -59,9 +63,9 @@ def constants() -> list[list[str]]:
         ["host megatron: backward kernel", f"{host.backward_ns / 1e3:g} us", "the same, with all rows in view", "none"],
         ["factor of 16-bit products with an odd side", f"{ODD_PRODUCT:g}",
          "vTrain, one node, without tensor parallelism", "none"],
-        ["kernels beside FSDP: products, others", f"{FSDP['gemm']:g}, {FSDP['rest']:g}",
+        ["kernels beside FSDP: products, others", f"{foundry['gemm']:g}, {foundry['rest']:g}",
          "26 of 52 rows of llm-foundry, all its models", "F8 torchtitan; one model left out: 9.0, 6.6 and 3.2 %"],
-        ["attention of 2023 (Triton) in llm-foundry", f"{SCALES['llm-foundry']['attention']:g}", "the same 26 rows",
+        ["attention of 2023 (Triton) in llm-foundry", f"{foundry['attention']:g}", "the same 26 rows",
          "none; F8 FSDP reports rows that it was fitted to"],
         ["the same in sums of kernels (F7)", f"{TRITON_ATTENTION:g}", "nothing: a ratio from Dao 2023", "F7"],
     ]  # fmt: skip

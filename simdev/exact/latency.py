@@ -267,11 +267,11 @@ def best_latency(
 
     began, k = time.monotonic(), problem.accelerators
     classes = contract(problem, merge_trivial=False)
-    starts = [start]
+    starts: list[np.ndarray | None] = [start]
     if start is None:
         starts = [linear_split(problem), greedy_split(problem), np.full(problem.n_nodes, k)]
-    starts = [np.minimum(processor, k) for processor in starts if processor is not None and processor.min() >= 0]
-    known = [(split_latency(problem, s), s) for s in starts if problem.cpus or (s < k).all()]
+    splits = [np.minimum(processor, k) for processor in starts if processor is not None and processor.min() >= 0]
+    known = [(split_latency(problem, s), s) for s in splits if problem.cpus or (s < k).all()]
     known = [pair for pair in known if np.isfinite(pair[0])]
     best = min(known, key=lambda pair: pair[0], default=(np.inf, None))
     if calls > 1:

@@ -136,7 +136,7 @@ def read_load_problem(path: str | os.PathLike, *, fix_units: bool = False) -> Lo
     nodes, edges = document.rows("nodes"), document.rows("edges")
     if not nodes:
         raise document.fail("there is none", "nodes")
-    index: dict[object, int] = {}
+    index: dict[float, int] = {}  # by id
     for row, node in enumerate(nodes):
         number = node.number("id")
         if number in index:
@@ -154,16 +154,13 @@ def read_load_problem(path: str | os.PathLike, *, fix_units: bool = False) -> Lo
     readers: list[set[int]] = [set() for _ in nodes]
     given = []
     for edge in edges:
-        ends = [index.get(edge.number(end)) for end in ("sourceId", "destId")]
-        for end, row in zip(("sourceId", "destId"), ends, strict=True):
-            if row is None:
-                raise edge.fail(f"{edge.table[end]!r} is not the id of a node", end)
-        source, value = ends[0], edge.number("cost") * scale
+        source, target = edge.end("sourceId", index), edge.end("destId", index)
+        value = edge.number("cost") * scale
         if readers[source] and abs(cost[source] - value) > 1e-6 * scale:
             raise edge.fail("another cost than its node's other edges", "cost")
         cost[source] = cost[source] if readers[source] else value
-        readers[source].add(ends[1])
-        given.append(ends)
+        readers[source].add(target)
+        given.append((source, target))
     makers = np.array([row for row in range(len(nodes)) if readers[row]], np.int64)
     colours = [node.number("colorClass", f"node {row}") for row, node in enumerate(nodes)]
     numbers = {colour: number for number, colour in enumerate(dict.fromkeys(colours))}

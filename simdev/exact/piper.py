@@ -98,10 +98,8 @@ def read_piper(path: str | os.PathLike) -> Layers:
         )
     edges = []
     for edge in document.rows("edges"):
-        ends = [index.get(edge.number(end)) for end in ("sourceId", "destId")]
-        if None in ends:
-            raise edge.fail("is not the id of a node", "sourceId, destId")
-        edges.append((ends[0], ends[1], float(edge.number("communicationCost"))))
+        ends = edge.end("sourceId", index), edge.end("destId", index)
+        edges.append((*ends, float(edge.number("communicationCost"))))
     return Layers(name_of(path), tuple(choices), tuple(edges))
 
 

@@ -15,7 +15,7 @@ from simdev.exact.cover import cover_bound
 from simdev.exact.dp import best_linear, why_infeasible
 from simdev.exact.load import LoadProblem, processor_loads
 from simdev.exact.merge import regroup
-from simdev.exact.solver import AUTO, LONG, Solution, solve
+from simdev.exact.solver import AUTO, LONG, solve
 
 MOVES_PER_S, MOST_MOVES = 60_000, 1_500_000  # of the annealing, per second of the limit
 
@@ -126,7 +126,7 @@ def exchange(
             model, x, hint = _few_free(problem, classes, best, free, rng)
             outcome = solve(model, seconds=min(left, max(1.0, seconds / 20)), solver=solver, hint=hint, seed=seed)
             if outcome.values is not None:
-                found = _processors(problem, classes, x, outcome)
+                found = _processors(problem, classes, x, outcome.values)
                 loads = processor_loads(problem, found)
                 if not loads.overfull and loads.largest < value:
                     best, value = found, loads.largest
@@ -159,7 +159,7 @@ def _solve(problem, classes, contiguous, seconds, gap, solver, start, seed) -> P
     outcome = solve(model, seconds=seconds, gap=gap, solver=solver, hint=hint, seed=seed)
     candidates = [] if start is None else [start]
     if outcome.values is not None:
-        candidates.append(_processors(problem, classes, x, outcome))
+        candidates.append(_processors(problem, classes, x, outcome.values))
     if not candidates:
         if outcome.status == "infeasible":
             raise Unsupported(why_infeasible(problem, classes))
@@ -281,8 +281,8 @@ def _canonical(home: np.ndarray, classes: Classes, k: int) -> np.ndarray:
     return number[home]
 
 
-def _processors(problem: LoadProblem, classes: Classes, x: dict, outcome: Solution) -> np.ndarray:
-    share = np.array([[outcome.values[x[c, i]] for i in range(problem.n_processors)] for c in range(classes.n_classes)])
+def _processors(problem: LoadProblem, classes: Classes, x: dict, values: dict) -> np.ndarray:
+    share = np.array([[values[x[c, i]] for i in range(problem.n_processors)] for c in range(classes.n_classes)])
     return np.argmax(share, axis=1)[classes.class_of]
 
 

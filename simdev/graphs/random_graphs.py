@@ -45,6 +45,9 @@ class DrawnTensor:
         return prod(self.shape)
 
 
+CellState = tuple[DrawnTensor | None, DrawnTensor | None]  # output and memory of a cell; None before the first step
+
+
 @dataclass
 class _Step:
     kind: str
@@ -288,14 +291,14 @@ def nmt(rng: np.random.Generator, name: str) -> ComputationGraph:
         weights=(tape.weight("decoder.attention.key", "weight", units, units),),
     )
     targets, steps = _embedded(tape, "decoder", batch, length, units, words), []
-    states: list[tuple[DrawnTensor | None, DrawnTensor | None]] = [(None, None)] * layers
+    states: list[CellState] = [(None, None)] * layers
     for x in targets:
         query = states[0][0] or x
         context = _attended(tape, "decoder.attention", query, keys, memory)
         inputs = [x, context]
         for number in range(layers):
-            states[number] = _cell(tape, f"decoder.layer{number}", inputs, states[number], units)
-            inputs = [states[number][0]]
+            output, state = _cell(tape, f"decoder.layer{number}", inputs, states[number], units)
+            states[number], inputs = (output, state), [output]
         steps.append(_linear(tape, "softmax", inputs[0], words))
     losses = [tape.op("cross_entropy", "softmax", [x], (1,), flops=5 * x.size) for x in steps]
     return tape.build(tape.op("mean", "loss", [tape.op("cat", "loss", losses, (length,), flops=0)], (1,)))
@@ -309,15 +312,17 @@ def _embedded(tape: GradientTape, side: str, batch: int, length: int, units: int
 
 
 def _unrolled(tape: GradientTape, layer: str, steps: list[list[DrawnTensor]], units: int) -> list[DrawnTensor]:
-    state, outputs = (None, None), []
+    state: CellState = (None, None)
+    outputs = []
     for inputs in steps:
-        state = _cell(tape, layer, inputs, state, units)
-        outputs.append(state[0])
+        output, memory = _cell(tape, layer, inputs, state, units)
+        state = output, memory
+        outputs.append(output)
     return outputs
 
 
 def _cell(
-    tape: GradientTape, layer: str, inputs: list[DrawnTensor], state, units: int
+    tape: GradientTape, layer: str, inputs: list[DrawnTensor], state: CellState, units: int
 ) -> tuple[DrawnTensor, DrawnTensor]:
     """An LSTM cell: output and cell state, each ``(batch, units)``. The zero state is left out."""
     output, memory = state
@@ -430,8 +435,12 @@ def _module(tape: GradientTape, rng: np.random.Generator, layer: str, x: DrawnTe
             y = _convolution(tape, f"{where}.1", _pool(tape, f"{where}.0", "avg_pool2d", x), width, 1)
         else:
             y = _convolution(tape, f"{where}.0", x, width * 3 // 4, 1)
-            kernels = {"kernel": [kernel], "factored": [(1, kernel), (kernel, 1)], "double": [3, 3]}[kind]
-            for number, size in enumerate(kernels, 1):
+            shapes: dict[str, list[tuple[int, int] | int]] = {
+                "kernel": [kernel],
+                "factored": [(1, kernel), (kernel, 1)],
+                "double": [3, 3],
+            }
+            for number, size in enumerate(shapes[kind], 1):
                 y = _convolution(tape, f"{where}.{number}", y, width, size)
         ends.append(y)
     batch, _, height, wide = ends[0].shape

@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -139,9 +140,9 @@ def _read_line(line: bytes, path: Path) -> dict[str, np.ndarray]:
     return {name: _array(value, name, path) for name, value in document.items() if name != "hash"}
 
 
-def _array(value: object, name: str, path: Path) -> np.ndarray:
+def _array(value: Any, name: str, path: Path) -> np.ndarray:
     try:
-        dtype, count, text = value  # type: ignore[misc]  # anything else raises one of the errors below
+        dtype, count, text = value  # anything else raises one of the errors below
         if not (DTYPES.fullmatch(dtype) and type(count) is int and 0 <= count <= MAX_OPS):
             raise ValueError("no such array")
         size = count * np.dtype(dtype).itemsize

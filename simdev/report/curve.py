@@ -83,8 +83,8 @@ def table(found: list[Search]) -> list[dict[str, str]]:
     """A line for each placer, fastest first, with the columns :data:`HEADER`. The figures are those of the median run
     (of an even number of runs, the faster of the two in the middle)."""
     lines = []
-    for placer, runs in itertools.groupby(found, key=lambda run: run.placer):
-        runs = sorted(runs, key=lambda run: (run.step_ns is None, run.step_ns or 0, run.seed))
+    for placer, group in itertools.groupby(found, key=lambda run: run.placer):
+        runs = sorted(group, key=lambda run: (run.step_ns is None, run.step_ns or 0, run.seed))
         median = runs[(len(runs) - 1) // 2]
         solved = sum(run.step_ns is not None for run in runs)
         lines.append(
@@ -112,8 +112,8 @@ def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
     Each run of a placer that searches is a falling line that ends in a dot. A run of any other placer is a dot. Both
     axes are logarithmic. Fewer than one evaluation is drawn as one, and less than a millisecond as one millisecond.
     """
-    solved = [run for run in found if run.step_ns is not None]
-    if not solved:
+    final_ns = [(run, run.step_ns) for run in found if run.step_ns is not None]
+    if not final_ns:
         raise InvalidInput("no run has a score: nothing to draw", source=title)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -121,14 +121,15 @@ def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
     figure = Figure(figsize=(13, 6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2, sharey=True)
+    solved = [run for run, _ in final_ns]
     styles = _styles(solved)
-    best = min(run.step_ns for run in solved)
-    named: dict[str, Search] = {}  # by label of the legend: the run that it shows
-    for run in solved:
-        near = run.step_ns <= FAR * best
-        label = plain(_label(run, found)) if run is _first(solved, run.placer) else None
+    best = min(step_ns for _, step_ns in final_ns)
+    named: dict[str, int] = {}  # by label of the legend: the step time of the run that it shows
+    for run, step_ns in final_ns:
+        near = step_ns <= FAR * best
+        label = plain(_label(run.placer, step_ns, found)) if run is _first(solved, run.placer) else None
         if label is not None:
-            named[label] = run
+            named[label] = step_ns
         for axis, column, least in ((panels[0], 0, 1), (panels[1], 1, 1e-3)):
             at = [max(point[column], least) for point in run.points]
             ms = [point[2] / 1e6 for point in run.points]
@@ -143,7 +144,7 @@ def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
     for which in (panels[0].yaxis.set_major_formatter, panels[0].yaxis.set_minor_formatter):
         which(lambda value, _: f"{value:,.4g}")
     handles, labels = panels[0].get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda i: named[labels[i]].step_ns)
+    order = sorted(range(len(labels)), key=lambda i: named[labels[i]])
     figure.legend(
         [handles[i] for i in order],
         [labels[i] for i in order],
@@ -164,7 +165,7 @@ def _styles(runs: list[Search]) -> dict[str, dict]:
     from matplotlib import colormaps
 
     names = sorted({run.placer for run in runs})
-    colours = colormaps["tab20"].colors
+    colours = [colormaps["tab20"](number) for number in range(20)]
     return {
         name: {"color": colours[number % 20], "linestyle": "-" if number < 20 else "--"}
         for number, name in enumerate(names)
@@ -177,6 +178,6 @@ def _first(runs: list[Search], placer: str) -> Search:
     return runs[(len(runs) - 1) // 2]
 
 
-def _label(run: Search, found: list[Search]) -> str:
-    missing = sum(other.step_ns is None for other in found if other.placer == run.placer)
-    return f"{run.placer}  {run.step_ns / 1e6:,.1f}" + (f" ({missing} without a score)" if missing else "")
+def _label(placer: str, step_ns: int, found: list[Search]) -> str:
+    missing = sum(run.step_ns is None for run in found if run.placer == placer)
+    return f"{placer}  {step_ns / 1e6:,.1f}" + (f" ({missing} without a score)" if missing else "")

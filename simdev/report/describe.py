@@ -185,20 +185,20 @@ def _stops(topology: Topology, source: int, target: int) -> list[str]:
 def topology_text(summary: dict) -> str:
     """The result of :func:`describe_topology` as text."""
     devices = summary["devices"]
-    rows = [("device", "kind", "memory GiB", "GB/s", "TFLOP/s")]
+    rows: list[tuple[str, ...]] = [("device", "kind", "memory GiB", "GB/s", "TFLOP/s")]
     for device in devices:
         rates = ", ".join(f"{dtype} {rate:g}" for dtype, rate in device["peak_tflops"].items())
         kind = device["kind"] + (" (host)" if device["host"] else "")
         rows.append((device["name"], kind, f"{device['memory_gib']:.2f}", f"{device['memory_gb_per_s']:g}", rates))
-    links = Counter()
+    links: Counter[tuple[str, str, str, str]] = Counter()
     for link in summary["links"]:
         kinds = sorted(end.rstrip("0123456789") or end for end in link["ends"])
         links[(" - ".join(kinds), f"{link['gb_per_s']:g}", f"{link['latency_us']:g}", link["duplex"])] += 1
-    link_rows = [("links", "number", "GB/s", "us", "duplex")]
+    link_rows: list[tuple[str, ...]] = [("links", "number", "GB/s", "us", "duplex")]
     link_rows += [(what, str(count), rate, delay, duplex) for (what, rate, delay, duplex), count in links.items()]
     names = [device["name"] for device in devices]
     latency = {(route["from"], route["to"]): route["latency_us"] for route in summary["routes"]}
-    matrix = [("GB/s; us", *names)]
+    matrix: list[tuple[str, ...]] = [("GB/s; us", *names)]
     for a, row in zip(names, summary["gb_per_s"], strict=True):
         cells = [
             f"{rate:g}; {latency[a, b]:g}" if (a, b) in latency else "-" for b, rate in zip(names, row, strict=True)
@@ -300,15 +300,17 @@ def _positions(topology, near, leaves, roots, trunk, parent, depth, fabric):
         for left, right in zip(row, row[1:], strict=False):
             if place[right][0] - place[left][0] < 1.0:
                 place[right] = (place[left][0] + 1.0, y)
-    bars, rows = {}, []
+    bars: dict[str, tuple[float, float]] = {}
+    lanes: list[list[tuple[float, float]]] = []  # the bars that share a height
     for switch in fabric:
         xs = [place[node][0] for node in near.get(switch, ()) if node in leaves] or [0.0]
         span = (min(xs) - 0.4, max(xs) + 0.4)
-        row = next((n for n, taken in enumerate(rows) if all(span[0] > b or span[1] < a for a, b in taken)), len(rows))
-        rows += [[]] if row == len(rows) else []
-        rows[row].append(span)
+        free = (n for n, taken in enumerate(lanes) if all(span[0] > b or span[1] < a for a, b in taken))
+        lane = next(free, len(lanes))
+        lanes += [[]] if lane == len(lanes) else []
+        lanes[lane].append(span)
         bars[switch] = span
-        place[switch] = (sum(span) / 2, -1.1 - 0.8 * row)
+        place[switch] = (sum(span) / 2, -1.1 - 0.8 * lane)
     return place, bars
 
 
@@ -322,7 +324,7 @@ def _draw_links(axes, topology: Topology, place, fabrics) -> None:
     leaves = {topology.devices[number].name for number in topology.accelerators}
     left, right = min(x for x, _ in place.values()), max(x for x, _ in place.values())
     rows = sorted({place[fabric][1] for fabric in fabrics}, reverse=True)
-    outside = Counter()
+    outside: Counter = Counter()
     for link in topology.links:
         key = (link.bytes_per_s, link.latency_ns, link.duplex)
         dashes = "--" if link.duplex == "half" else "-"

@@ -52,7 +52,8 @@ class Explanation:
         It is traced backwards from the last completion: from an op to the input that arrived last, or else to the op
         that freed its device; from a transfer to its producer, or else to the transfer that freed its channel.
         """
-        stretches, reason = [], None
+        stretches: list[Stretch] = []
+        reason: str | None = None
         kind, item, time = self._last()
         while time > 0:
             if kind == "issue":

@@ -91,7 +91,7 @@ def _plans(folder: Path) -> dict[str, tuple[dict, list[dict]]]:
         first = mine[0]
         widest = max((row for row in mine if row.bound_ns), key=lambda row: row.bounded == "any meshes", default=None)
         whose = " with one mesh for all stages" if widest is None or widest.bounded == "one mesh" else ""
-        case = {
+        case: dict[str, object] = {
             "board": folder.name,
             "workload": first.model,
             "topology": first.cluster,

@@ -28,7 +28,10 @@ def board(rows: Iterable[Row]) -> list[Table]:
         for line in ranking(rows)
     }
     groups = scores(rows).groupby(["topology", "rules", "objective", "budget"])
-    return [_table(*key, table, places) for key, table in groups]
+    return [
+        _table(topology, rules, objective, budget, table, places)
+        for (topology, rules, objective, budget), table in groups
+    ]
 
 
 def _table(topology, rules, objective, budget, table, places) -> Table:

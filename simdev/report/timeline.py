@@ -82,7 +82,7 @@ def _draw_gantt(axes, explanation: Explanation) -> None:
     from matplotlib.patches import Patch
 
     s, gap = explanation.schedule, explanation.schedule.step_ns // PIXELS
-    labels = []
+    labels: list[str] = []
     for device, name in enumerate(explanation.device_names):
         ops = np.flatnonzero(explanation.device == device)
         for phase, colour in enumerate(PHASE_COLOURS):

@@ -12,6 +12,7 @@ dependency are known only if the node gives the shapes and types of its outputs.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from simdev.errors import InvalidInput, quoted
@@ -173,8 +174,9 @@ def _node(message: bytes) -> ChakraNode:
     return node
 
 
-def _fields(message: bytes):
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """``(field number, value)``: an int for numbers, bytes for the rest."""
+    value: int | bytes
     at = 0
     while at < len(message):
         key, at = varint(message, at)
@@ -245,8 +247,9 @@ def _json_node(row: dict) -> ChakraNode:
     for entry in row.get("attr", []):
         values = [value for key, value in entry.items() if key.endswith(("Val", "_val"))]
         value = values[0] if values else None
-        number = isinstance(value, str) and value.isdecimal() and len(value) < 20
-        attributes[str(entry.get("name", ""))] = int(value) if number else value
+        if isinstance(value, str) and value.isdecimal() and len(value) < 20:
+            value = int(value)
+        attributes[str(entry.get("name", ""))] = value
     return ChakraNode(
         id=_json_number(row.get("id", 0)),
         name=str(row.get("name", "")),

@@ -166,7 +166,7 @@ def _values(tokens, path, depth: int, name: str) -> list:
     if sort == "mark" and text in "{<":
         return [_message(tokens, path, depth + 1, "}" if text == "{" else ">")]
     if (sort, text) == ("mark", "["):
-        values = []
+        values: list = []
         for sort, text in tokens:
             if (sort, text) == ("mark", "]"):
                 return values

@@ -89,7 +89,10 @@ def _evaluate(node, types: dict, values: dict, opsets: dict) -> list[np.ndarray]
     from onnx.reference import ReferenceEvaluator
 
     if node.op_type in ("Shape", "Size"):  # of an array that takes no memory
-        given = {node.input[0]: np.broadcast_to(np.float32(0), shape_of(types[node.input[0]]))}
+        shape = shape_of(types[node.input[0]])
+        if shape is None:
+            raise ValueError(f"the shape of {node.input[0]!r} is not known")
+        given = {node.input[0]: np.broadcast_to(np.float32(0), shape)}
     else:
         given = {name: values[name] for name in node.input if name}
     with np.errstate(all="ignore"):

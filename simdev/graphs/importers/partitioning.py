@@ -35,7 +35,7 @@ def parse(data: bytes, path, *, format: str, device_kind: str, fix_units: bool =
         name_of(path), meta={"source": "dnn-partitioning JSON", "bytes_per_cost": bytes_per_cost, "limits": limits}
     )
     names = Counter(node.text("name", "") for node in nodes)
-    ops: dict[int, int] = {}
+    ops: dict[float, int] = {}  # by id
     accelerator, cpu = {}, {}
     for node in nodes:
         number = node.number("id")
@@ -56,10 +56,7 @@ def parse(data: bytes, path, *, format: str, device_kind: str, fix_units: bool =
         cpu[signature] = node.number("cpuLatency") * 1e6
     tensors: dict[tuple[int, float], int] = {}
     for edge in edges:
-        source, target = (ops.get(edge.number(end)) for end in ("sourceId", "destId"))
-        for end, op in (("sourceId", source), ("destId", target)):
-            if op is None:
-                raise edge.fail(f"{edge.table[end]!r} is not the id of a node (dangling edge)", end)
+        source, target = edge.end("sourceId", ops), edge.end("destId", ops)
         cost = edge.number("cost")
         if (source, cost) not in tensors:
             size = edge.check_bytes(cost * unit - 1e-6 if cost else 0, "cost")
@@ -70,10 +67,10 @@ def parse(data: bytes, path, *, format: str, device_kind: str, fix_units: bool =
 
 def _bytes_per_cost(edges: list[Fields]) -> float:
     """The bytes per unit of cost that most edges with both figures agree on."""
-    votes = Counter()
+    votes: Counter[float] = Counter()
     for edge in edges:
         cost, size = edge.number("cost"), edge.number("size", None)
         if cost and size:
             for unit in (BYTES_PER_COST, 1000 * BYTES_PER_COST):
                 votes[unit] += abs(size / cost / unit - 1) < 1e-3
-    return max(votes, key=votes.get) if any(votes.values()) else BYTES_PER_COST
+    return max(votes, key=lambda unit: votes[unit]) if any(votes.values()) else BYTES_PER_COST

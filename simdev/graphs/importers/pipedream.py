@@ -92,7 +92,7 @@ def read_layers(text: str, path) -> tuple[dict[str, ProfiledLayer], dict[str, li
     for number, line in enumerate(text.splitlines(), 1):
         parts = [part.strip() for part in line.strip().split(" -- ")]
         if len(parts) == 2:
-            edges.append((number, *parts))
+            edges.append((number, parts[0], parts[1]))
         elif len(parts) > 2:
             if parts[0] in layers:
                 raise InvalidInput(f"{parts[0]!r} is given twice", source=path, field=f"line {number}")
@@ -127,9 +127,10 @@ def _layer(parts: list[str], path, where: str) -> ProfiledLayer:
             raise read.fail(f"{values[key]!r} is not a number", key) from None
         for value in numbers[key]:
             read.check_number(value, key)
+    kind = re.match(r"\w*[a-zA-Z_]", parts[1])
     return ProfiledLayer(
         text=parts[1],
-        kind=re.match(r"\w*[a-zA-Z_]|", parts[1])[0] or "layer",
+        kind=kind[0] if kind else "layer",
         forward_ns=numbers["forward_compute_time"][0] * 1e6,
         backward_ns=numbers["backward_compute_time"][0] * 1e6,
         activations=[read.check_bytes(value, "activation_size") for value in numbers["activation_size"]],

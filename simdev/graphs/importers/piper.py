@@ -25,7 +25,7 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     from_profile = all(re.fullmatch(r"node\d+", node.text("name", "")) for node in nodes)
     ns = 1e6 if from_profile else 1e9
     builder = GraphBuilder(name_of(path), meta={"source": "Piper JSON", "time_unit": "ms" if from_profile else "s"})
-    ops: dict[int, int] = {}
+    ops: dict[float, int] = {}  # by id
     times: dict[str, float] = {}
     for node in nodes:
         number = node.number("id")
@@ -41,10 +41,7 @@ def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
         ops[number] = builder.op(name, "layer", signature=name, persistent_bytes=memory)
     tensors: dict[tuple[int, int], int] = {}
     for edge in document.rows("edges"):
-        source, target = (ops.get(edge.number(end)) for end in ("sourceId", "destId"))
-        for end, op in (("sourceId", source), ("destId", target)):
-            if op is None:
-                raise edge.fail(f"{edge.table[end]!r} is not the id of a node (dangling edge)", end)
+        source, target = edge.end("sourceId", ops), edge.end("destId", ops)
         size = edge.bytes("communicationCost")
         if (source, size) not in tensors:
             tensors[source, size] = builder.tensor(source, size, persistent=True)

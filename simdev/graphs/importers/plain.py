@@ -130,7 +130,6 @@ def _op(builder: GraphBuilder, row: Fields) -> None:
     phase = row.text("phase", "forward")
     if phase not in PHASES:
         raise row.fail(f"{phase!r} is none of {', '.join(PHASES)}", "phase")
-    sizes = {key: row.bytes(key, None) for key in _SIZES[1:]}
     flops = row.number("flops", 0)
     handle = builder.op(
         row.text("name"),
@@ -140,7 +139,10 @@ def _op(builder: GraphBuilder, row: Fields) -> None:
         layer=row.text("layer", ""),
         group=group,
         signature=_signature(row),
-        **{key: value for key, value in sizes.items() if value is not None},
+        bytes_read=row.bytes("bytes_read", None),
+        bytes_written=row.bytes("bytes_written", None),
+        persistent_bytes=row.bytes("persistent_bytes", 0),
+        workspace_bytes=row.bytes("workspace_bytes", 0),
     )
     for position, output in enumerate(row.items("outputs", [])):
         if isinstance(output, dict):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypeVar, overload
 
 from simdev.errors import InvalidInput, quoted
 from simdev.files import MAX_DOCUMENT, parse_json, read_bytes, text_of
 from simdev.problem.graph import MAX_BYTES, MAX_OPS
 
-REQUIRED = object()
+REQUIRED: Any = object()
+Default = TypeVar("Default")
 
 
 def read_input(path: str | os.PathLike) -> bytes:
@@ -53,7 +56,10 @@ def name_of(path) -> str:
 
 
 class Fields:
-    """A JSON object that is read key by key. Every error names the file and the field."""
+    """A JSON object that is read key by key. Every error names the file and the field.
+
+    A key that is missing, or null, has the value ``default``; without a default it is an error.
+    """
 
     def __init__(self, table: object, source: object, where: str):
         self.source, self.where = source, where
@@ -64,14 +70,18 @@ class Fields:
     def fail(self, message: str, key: str | None = None) -> InvalidInput:
         return InvalidInput(message, source=self.source, field=": ".join(filter(None, (self.where, key))) or None)
 
-    def _get(self, key: str, default):
+    def _get(self, key: str, default: Any) -> Any:
         if key not in self.table or (self.table[key] is None and default is not REQUIRED):
             if default is REQUIRED:
                 raise self.fail("missing", key)
             return default
         return self.table[key]
 
-    def text(self, key: str, default=REQUIRED) -> str:
+    @overload
+    def text(self, key: str) -> str: ...
+    @overload
+    def text(self, key: str, default: Default) -> str | Default: ...
+    def text(self, key, default=REQUIRED):
         value = self._get(key, default)
         if value is not default and not isinstance(value, str):
             raise self.fail(f"expected text, got {_kind(value)}", key)
@@ -83,7 +93,11 @@ class Fields:
             raise self.fail(f"expected true or false, got {quoted(value)}", key)
         return bool(value)
 
-    def number(self, key: str, default=REQUIRED) -> float:
+    @overload
+    def number(self, key: str) -> float: ...
+    @overload
+    def number(self, key: str, default: Default) -> float | Default: ...
+    def number(self, key, default=REQUIRED):
         """A number that is finite and not negative."""
         value = self._get(key, default)
         return value if value is default else self.check_number(value, key)
@@ -95,7 +109,11 @@ class Fields:
             raise self.fail(f"expected a number from 0 to 2^63, got {quoted(value)}", key)
         return value
 
-    def bytes(self, key: str, default=REQUIRED) -> int:
+    @overload
+    def bytes(self, key: str) -> int: ...
+    @overload
+    def bytes(self, key: str, default: Default) -> int | Default: ...
+    def bytes(self, key, default=REQUIRED):
         """A size in bytes; a fraction is rounded up."""
         value = self._get(key, default)
         return value if value is default else self.check_bytes(value, key)
@@ -106,7 +124,7 @@ class Fields:
             raise self.fail(f"{size} bytes is more than {MAX_BYTES}", key)
         return size
 
-    def items(self, key: str, default=REQUIRED) -> list:
+    def items(self, key: str, default: list = REQUIRED) -> list:
         value = self._get(key, default)
         if value is not default and not isinstance(value, list):
             raise self.fail(f"expected a list, got {_kind(value)}", key)
@@ -114,7 +132,7 @@ class Fields:
             raise self.fail(f"{len(value)} entries are too many", key)
         return value
 
-    def rows(self, key: str, default=REQUIRED) -> list[Fields]:
+    def rows(self, key: str, default: list = REQUIRED) -> list[Fields]:
         """A list of objects; the errors of each one name its position."""
         one = key.removesuffix("s")
         where = f"{self.where}: " if self.where else ""
@@ -122,7 +140,14 @@ class Fields:
             Fields(row, self.source, f"{where}{one} {number}") for number, row in enumerate(self.items(key, default))
         ]
 
-    def object(self, key: str, default=REQUIRED) -> Fields:
+    def end(self, key: str, nodes: Mapping[float, int]) -> int:
+        """The node at one end of an edge: the number that ``nodes`` has for the id under ``key``."""
+        node = nodes.get(self.number(key))
+        if node is None:
+            raise self.fail(f"{self.table[key]!r} is not the id of a node (dangling edge)", key)
+        return node
+
+    def object(self, key: str, default: dict = REQUIRED) -> Fields:
         return Fields(self._get(key, default), self.source, ": ".join(filter(None, (self.where, key))))
 
 

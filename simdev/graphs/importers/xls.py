@@ -52,7 +52,7 @@ def _stream(data: bytes) -> bytes:
     table = [next_ for number in tables[:count] for next_ in struct.unpack(f"<{size // 4}I", sector(number))]
 
     def chain(number: int, links: list[int]) -> list[int]:
-        found = []
+        found: list[int] = []
         while number < END:
             if len(found) > len(links):
                 raise ValueError

@@ -136,7 +136,8 @@ def _recurrent(op: Signature, *_) -> tuple[KernelPart, ...]:
     shapes = [tensor.shape for tensor in op.inputs[:3]]
     if [len(shape) for shape in shapes] != [3, 3, 3] or shapes[2][1] % shapes[2][2]:
         return ()
-    (steps, batch, inputs), (directions, wide, _), (_, _, hidden) = shapes
+    x, w, r = shapes
+    (steps, batch, inputs), (directions, wide), hidden = x, w[:2], r[2]
     parts = (
         product_part(1, steps * batch, wide, inputs, op.dtype),
         KernelPart("rnn", _rnn(wide, hidden, batch, steps), op.dtype),
@@ -168,7 +169,8 @@ def _attention(name: str):
         shapes = [tensor.shape for tensor in op.inputs[first : first + 3]]
         if [len(shape) for shape in shapes] != [4, 4, 4]:
             return ()
-        (batch, heads, queries, width), (_, kv_heads, keys, _), (*_, value_width) = shapes
+        q, k, v = shapes
+        (batch, heads, queries, width), (kv_heads, keys), value_width = q, k[1:3], v[3]
         causal = int(op.attributes.get("is_causal") == "True")
         return (KernelPart(name, (batch, heads, kv_heads, queries, keys, width, value_width, causal), op.dtype),)
 

@@ -16,8 +16,9 @@ for _found in pkgutil.iter_modules(commands.__path__):
 
 app.info.epilog = EXAMPLES
 
-# What the core does without: the extra "all" installs these packages.
+# What the core does without, and the extra that installs it.
 IN_ALL = ("equinox", "jax", "matplotlib", "optax", "ortools", "pymetis", "pyscotch", "safetensors")
+EXTRA_OF = {**dict.fromkeys(IN_ALL, "all"), "torch": "capture", "onnx": "onnx"}
 
 
 def main() -> None:
@@ -27,9 +28,10 @@ def main() -> None:
     except SimdevError as error:
         _fail(str(error))
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in IN_ALL:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRA_OF:
             raise
-        _fail(f"this needs the package {error.name}: pip install 'simdev[all]'")
+        _fail(f"this needs the package {package}: pip install 'simdev[{EXTRA_OF[package]}]'")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

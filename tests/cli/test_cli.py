@@ -445,5 +445,14 @@ def test_show(simdev, graph, tmp_path):
 
 
 def test_capture_names_the_users_mistakes(simdev, tmp_path):
+    pytest.importorskip("torch")
     assert_refused(simdev("capture", tmp_path / "no.py", "-o", tmp_path / "x.npz"))
     assert_refused(simdev("capture", f"{tmp_path}/no.py:make", "-o", tmp_path / "x.npz"))
+
+
+def test_what_needs_pytorch_says_so_where_it_is_absent(simdev, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "step.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(2, 2)\n")
+    answer = simdev("capture", f"{tmp_path}/step.py:make", "-o", tmp_path / "x.npz")
+    assert_refused(answer, "pip install 'simdev[capture]'")
+    assert_refused(simdev("simulate-plan", "llama3-8b", "dgx-h100", "--mesh", "dp_shard=8"), "needs PyTorch")

@@ -23,6 +23,7 @@ def choice(microbatch=2, recompute="full", schedule="1f1b", layers=(), **sizes):
 
 
 def test_torchtitan(job):
+    pytest.importorskip("torch")  # asks the model when it reduces gradients
     found = tomllib.loads(find_writer("torchtitan")(job, choice(pp=2, dp_shard=4, tp=8, recompute="selective")))
     assert found["model"] == {"name": "llama3", "flavor": "70B"}
     smaller = job.with_changes(parameters={**job.parameters, "width": 4096})
@@ -95,6 +96,7 @@ def test_trainer_reads_fsdp(job, tmp_path):
 
 
 def test_deepspeed(job):
+    pytest.importorskip("torch")  # asks the model when it reduces gradients
     found = json.loads(find_writer("deepspeed")(job, choice(dp_shard=64)))
     assert found["zero_optimization"]["stage"] == 3
     each = found["train_micro_batch_size_per_gpu"] * found["gradient_accumulation_steps"]

@@ -46,7 +46,6 @@ def capture(
         _capture_ranks(step, out, mesh, name, mode, batch, length, compiled)
         return
     from simdev.graphs.capture import capture_file, capture_package, is_package_model
-    from simdev.graphs.capture.precision import precision_text
     from simdev.problem.graph_file import save_graph
 
     if is_package_model(step):
@@ -61,6 +60,8 @@ def capture(
 
         graph = fuse_elementwise(eager)
     save_graph(graph, out)
+    from simdev.graphs.capture.precision import precision_text  # imports PyTorch, which the capture has found
+
     print(f"{out}: {graph.n_ops} ops, {graph.n_tensors} tensors, {graph.n_edges} edges")
     if compiled:
         _print_fused(eager, graph)

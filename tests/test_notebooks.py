@@ -44,7 +44,6 @@ def test_there_are_notebooks():
     assert NOTEBOOKS
 
 
-@pytest.mark.slow
 def test_the_agent_learns():
     pytest.importorskip("gymnasium", reason="needs gymnasium (extra env)")
     path = Path(__file__).parents[1] / "notebooks" / "ppo_agent.py"

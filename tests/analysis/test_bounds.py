@@ -168,12 +168,13 @@ def drawn_neck(rng):
     return Problem.build(b.build(), Topology("drawn", devices, links), rules=VARIANTS[int(rng.integers(9))])
 
 
-def test_no_placement_of_a_bottleneck_beats_its_bound():
-    """300 problems; without the room beside ``p``, or without the case of ``u`` elsewhere, some bounds are wrong."""
+@pytest.mark.parametrize("count, most", [(60, 600), pytest.param(300, 8000, marks=pytest.mark.slow)])
+def test_no_placement_of_a_bottleneck_beats_its_bound(count, most):
+    """Of 300 problems: without the room beside ``p``, or without the case of ``u`` elsewhere, some bounds are wrong."""
     rng, met, better = np.random.default_rng(0), 0, 0
-    while met < 300:
+    while met < count:
         problem = drawn_neck(rng)
-        best = optimum(problem, 8000)
+        best = optimum(problem, most)
         if best is None:
             continue
         bounds = {bound.method: bound.ns for bound in lower_bounds(problem)}
@@ -181,7 +182,7 @@ def test_no_placement_of_a_bottleneck_beats_its_bound():
         met += 1
         del bounds["stay or send"]  # at least the largest of the others
         better += max(bounds, key=bounds.get) == "bottleneck"
-    assert better > 20
+    assert better > count / 15
 
 
 def all_placements(problem, most):
@@ -206,11 +207,12 @@ def optimum(problem, most=20_000):
     return int(outcome.step_ns[feasible].min()) if feasible.any() else None
 
 
+@pytest.mark.parametrize("count", [60, pytest.param(180, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rules", VARIANTS, ids=lambda rules: "-".join(vars(rules).values()))
-def test_no_placement_of_a_tiny_problem_beats_a_bound(rules):
-    """All placements of 2,160 problems of up to 9 units on 2 or 3 devices, under all rules, are simulated."""
+def test_no_placement_of_a_tiny_problem_beats_a_bound(rules, count):
+    """All placements of ``count`` problems of up to 9 units on 2 or 3 devices are simulated under each of 12 rules."""
     rng, met = np.random.default_rng(VARIANTS.index(rules)), 0
-    while met < 180:
+    while met < count:
         graph, topology = random_graph(rng, 9), random_topology(rng, 3)
         problem = Problem(graph, topology, random_costs(rng, graph, topology), rules)
         best = optimum(problem) if topology.n_devices > 1 else None

@@ -152,6 +152,7 @@ def test_returns_are_discounted_sums_of_improvements():
     assert returns[0].tolist() == [0.0 + 0.5 * (2.0 - 0.5), 2.0 - 0.5, -1.0, 0.0]
 
 
+@pytest.mark.slow
 def test_episode_simulates_only_what_moved():
     problem = chains(5)
     spec, _ = find_placer("placeto")
@@ -297,7 +298,12 @@ def test_gdp_without_a_rate_learns_nothing_and_edits_learn_for_their_groups_alon
 # learning
 
 
-@pytest.mark.parametrize("name", ALL | JOINT)
+SLOW_TO_LEARN = {"doppler", "giph", "hsdag", "placeto-joint"}  # measured: over ten seconds
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW_TO_LEARN else ()) for name in ALL | JOINT]
+)
 def test_learns_and_repeats(name):
     problem, found = chains(), []
     spec, _ = find_placer(name)

@@ -149,7 +149,7 @@ def test_a_swap_leaves_a_problem_that_is_exactly_full():
     assert fast.feasible and best.score.fits and best.score.step_ns == fast.step_ns == 200
 
 
-@pytest.mark.parametrize("order, best_ns", [("fifo", 31_000), ("priority", 33_000)])
+@pytest.mark.parametrize("order, best_ns", [pytest.param("fifo", 31_000, marks=pytest.mark.slow), ("priority", 33_000)])
 def test_portfolio_solves_an_example_whose_memories_are_exactly_full(order, best_ns):
     """Of 531,441 placements 2,236 fit. All were simulated: 31.0 is the least step time under ``fifo`` and, with the
     default priorities, under ``priority``. 30.0 is the optimum of a model in which devices may be left idle."""
@@ -173,7 +173,7 @@ def test_list_schedulers_and_cp_sat_give_an_order_that_the_simulator_takes(name)
             assert found.step_ns == budget.best_step_ns
 
 
-@pytest.mark.parametrize("name", ["group-climb", "gdp[groups=8,hidden=8]"])
+@pytest.mark.parametrize("name", ["group-climb", pytest.param("gdp[groups=8,hidden=8]", marks=pytest.mark.slow)])
 def test_learned_placers_order_ops_by_their_paths_under_the_placement(name):
     spec, params = find_placer(name)
     if spec.missing:

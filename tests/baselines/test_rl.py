@@ -180,7 +180,7 @@ def train(name, problems, out, evaluations, seed=1, how=None, **params):
     return rows
 
 
-@pytest.mark.parametrize("name", ["colocrl", "hdp"])
+@pytest.mark.parametrize("name", ["colocrl", pytest.param("hdp", marks=pytest.mark.slow)])
 def test_training_learns_and_its_policy_places_zero_shot(name, tmp_path):
     graph = training_graph(np.random.default_rng(0), 6)
     problem = Problem.build(graph, two_devices(rate=10**5))  # where scattered placements are far too slow
@@ -195,7 +195,7 @@ def test_training_learns_and_its_policy_places_zero_shot(name, tmp_path):
     assert budget.best_step_ns < np.quantile([score.step_ns for score in scores], 0.05)
 
 
-@pytest.mark.parametrize("name", ["colocrl", "hdp"])
+@pytest.mark.parametrize("name", ["colocrl", pytest.param("hdp", marks=pytest.mark.slow)])
 def test_training_resumes_bit_for_bit(name, tmp_path):
     problems = [chains(), chains(3, 4)]
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -75,7 +75,6 @@ def test_rows_are_those_of_this_machine_also_when_a_worker_is_killed(cluster, tm
     assert execute_all(runs, tmp_path / "away", limits=LIMITS) == away  # nothing is left to run
 
 
-@pytest.mark.slow
 def test_training_on_a_cluster_writes_the_same_policy_also_when_a_worker_is_killed(cluster, tmp_path):
     pytest.importorskip("jax")
     problem = build_problem("transformer-xl-2", "p100x2")
@@ -110,7 +109,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_runs_lost_with_the_scheduler_are_no_rows_and_are_executed_by_the_same_bench(tmp_path):
     graph = make_graph(tmp_path / "small.npz")
     (tmp_path / "scheduler.py").write_text(SCHEDULER)

@@ -109,7 +109,6 @@ def test_published_plans_of_resnet50(devices, gib, seconds, equal):
 
 
 @published
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "devices, gib, seconds, equal",
     [

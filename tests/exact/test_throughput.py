@@ -84,6 +84,7 @@ def test_the_limit_is_kept_and_a_bound_is_always_there():
     assert found.seconds < 30  # the limit is 4 s; a busy host may need more
 
 
+@pytest.mark.slow
 def test_ctrl_c_returns_the_best_so_far():
     problem = hard_problem(24)
     start = np.arange(24) % 5
@@ -155,10 +156,10 @@ def test_unknown_solver():
     [
         ("OperatorGraphs/bert_l-3_inference", 21.9084, "highs"),
         ("OperatorGraphs/bert_l-3_training", 54.2074, "highs"),
-        pytest.param("LayerGraphs/bert24_training", 39.7895, "highs", marks=pytest.mark.slow),
+        ("LayerGraphs/bert24_training", 39.7895, "highs"),
         # Proven between 31.6862 and 31.6893, and 17.7132 and 17.7147, elsewhere.
-        pytest.param("LayerGraphs/gnmt_inference", 31.6873, "scip", marks=[pytest.mark.slow, pytest.mark.long]),
-        pytest.param("LayerGraphs/bert24_inference", 17.7147, "scip", marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param("LayerGraphs/gnmt_inference", 31.6873, "scip", marks=pytest.mark.long),
+        pytest.param("LayerGraphs/bert24_inference", 17.7147, "scip", marks=pytest.mark.long),
     ],
 )
 def test_published_free_optima_with_our_own_proof(name, optimum, solver):

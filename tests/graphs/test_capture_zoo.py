@@ -1,4 +1,4 @@
-"""A dozen models of tests/zoo.py: parameters exact, FLOPs those of PyTorch's counter; and the ids of packages."""
+"""A dozen models of tests/tools/zoo.py: parameters exact, FLOPs those of PyTorch's counter; and the ids of packages."""
 
 import importlib.util
 
@@ -34,8 +34,8 @@ def test_the_page_of_the_documentation_shows_the_stored_rows():
 
     here = Path(zoo.__file__).parent
     rows = [json.loads(line) for line in (here / "zoo.jsonl").read_text(encoding="utf-8").splitlines()]
-    page = here.parent / "docs" / "pages" / "zoo.md"
-    assert page.read_text(encoding="utf-8") == zoo.report(rows), "run tests/zoo.py tests/zoo.jsonl --report"
+    page = here.parents[1] / "docs" / "pages" / "zoo.md"
+    assert page.read_text(encoding="utf-8") == zoo.report(rows), "run tests/tools/zoo.py tests/tools/zoo.jsonl --report"
 
 
 SMALL = "transformers:GPT2LMHeadModel[n_layer=2,n_embd=32,n_head=2,vocab_size=50,n_positions=64]"

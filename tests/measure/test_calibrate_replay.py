@@ -275,7 +275,6 @@ def test_noise_does_not_mind_one_odd_step():
     assert noise(np.array([182.0, 124, 127, 126, 163, 116])) > 0.05
 
 
-@pytest.mark.slow
 def test_the_public_traces_replay_within_their_noise(data_dir):
     for pattern in ("kineto/*1623143089861*", "hta/rank-0*"):
         r = replay(read_trace(next(data_dir.glob(pattern))))

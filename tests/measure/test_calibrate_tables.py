@@ -454,7 +454,6 @@ def test_a_topology_names_a_device_file_beside_it(folder, tmp_path):
         CostModel().op_costs(builder.build(), kind)
 
 
-@pytest.mark.slow
 def test_small_boards_do_not_hold_their_clock(data_dir):
     """Why tables and whole models of T4 disagree: how much of the peak products reach falls with how long they run."""
     held = {}

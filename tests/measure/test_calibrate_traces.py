@@ -126,7 +126,6 @@ def test_an_archive_is_one_trace_per_rank(tmp_path):
     assert [trace.rank for trace in read_traces(tmp_path / "all.tar.gz")] == [0, 1]
 
 
-@pytest.mark.slow
 def test_a_long_trace_takes_little_memory(tmp_path):
     tracemalloc = pytest.importorskip("tracemalloc")
     row = json.dumps(x("python_function", "f" * 900, 1, 1))

@@ -94,7 +94,6 @@ def test_importing_simdev_sim_does_not_import_numba():
     subprocess.run([sys.executable, "-c", code], check=True, cwd=_root())
 
 
-@pytest.mark.slow
 def test_engines_agree_without_the_compiler():
     code = "import test_engines as t\nfor seed in range(60): t.agree(seed)"
     env = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join([_root(), os.path.dirname(__file__)])}

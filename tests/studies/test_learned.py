@@ -1,6 +1,5 @@
 """The controls of the learned search: the tables by hand, and the smallest study from end to end."""
 
-import pytest
 from test_reproduce import found
 
 from simdev.studies.reproduce import learned, reproduce
@@ -40,7 +39,6 @@ def test_what_does_not_fit_counts_as_ten():
     assert learned.families(runs, best, SIZE)[0]["least speedup over one GPU"] == ""
 
 
-@pytest.mark.slow
 def test_the_smallest_study_from_end_to_end(tmp_path):
     report = reproduce("learned", tmp_path, scale="tiny").read_text()
     assert "`learned-search[choice=untrained]`" in report and "| transformer-xl-2 |" in report

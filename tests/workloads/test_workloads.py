@@ -190,10 +190,12 @@ def test_recapture(name):
 LONG = {"gnmt-8", "gnmt-4", "nasnet-a-large", "llama-moe"}  # they repeat what smaller ones of their family show
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.long if n in LONG else ()) for n in sorted(set(workloads()) - set(QUICK))],
+    [
+        pytest.param(n, marks=pytest.mark.long if n in LONG else pytest.mark.slow)
+        for n in sorted(set(workloads()) - set(QUICK))
+    ],
 )
 def test_recapture_the_rest(name):
     recapture(name)

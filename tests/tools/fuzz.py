@@ -1,8 +1,8 @@
 """A fuzzer for everything that simdev reads: whatever a file holds, the answer is data or one short sentence.
 
-``tests/test_fuzz.py`` runs it for about a minute. Longer by hand, with another seed::
+``tests/test_fuzz.py`` tries a few files. Longer by hand, with another seed::
 
-    python tests/fuzz.py --seconds 3600 --seed 7 [READER ...]
+    python tests/tools/fuzz.py --seconds 3600 --seed 7 [READER ...]
 
 A failing file is kept in ``fuzz-failures/`` (``--keep FOLDER``), so that it can be read again.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import csv
+import importlib.util
 import io
 import json
 import random
@@ -24,11 +25,14 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import fuzz_seeds as seeds
 import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1]))  # drawn.py and small_board.py lie beside the tests
+
+import fuzz_seeds as seeds  # noqa: E402
 
 from simdev.errors import LONGEST, SimdevError
 
@@ -274,6 +278,12 @@ class Reader:
     seed: bytes
     mutate: Callable[[bytes, random.Random], bytes]
     read: Callable[[Path], object]
+    package: str = ""  # without this package nothing is read
+
+    @property
+    def missing(self) -> str:
+        """The package that is needed and not installed, if any."""
+        return self.package if self.package and importlib.util.find_spec(self.package) is None else ""
 
 
 def readers(folder: Path) -> list[Reader]:
@@ -314,8 +324,7 @@ def readers(folder: Path) -> list[Reader]:
     from fuzz_measured import measured_readers  # which imports this module
 
     found += measured_readers()
-    model = seeds.onnx_model()
-    return found + ([_graph("onnx", "a.onnx", model, mutate_bytes)] if model else [])
+    return [*found, replace(_graph("onnx", "a.onnx", seeds.onnx_model(), mutate_bytes), package="onnx")]
 
 
 def _beside(board: Path, read: Callable[[Path], object]) -> Callable[[Path], object]:
@@ -544,7 +553,11 @@ def run(
     chosen: list[Reader], seconds: float, seed: int, keep: Path | None = None, rounds: float = float("inf")
 ) -> dict[str, Counter]:
     """Mutate and read for about ``seconds``, or ``rounds`` files for each reader; how often each read, refused and
-    failed."""
+    failed. Readers whose package is not installed are named and left out."""
+    for one in chosen:
+        if one.missing:
+            print(f"{one.name}: not tried without the package {one.missing}", file=sys.stderr)
+    chosen = [one for one in chosen if not one.missing]
     draw, table = random.Random(seed), {one.name: Counter() for one in chosen}
     for one in chosen:
         try_seed(one)

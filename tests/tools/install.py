@@ -1,6 +1,6 @@
 """Build simdev's distributions and try them as a user would: in fresh environments, from another folder.
 
-    python tests/install.py [PYTHON ...]          for example: python3.11 python3.12 python3.13
+    python tests/tools/install.py [PYTHON ...]          for example: python3.11 python3.12 python3.13
 
 For each interpreter (default: the one that runs this script) the wheel is installed twice, without and with the extra
 ``all``. The core must simulate, and must say in one sentence what it needs for a learned placer; the whole must run a
@@ -17,7 +17,7 @@ import time
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SHELVES = {"simdev": "simdev", "workloads": "simdev/workloads", "baselines": "simdev/baselines"}  # where each installs
 CORE = ("simulate", "inception-v3", "p100x4", "--placer", "heft")
 LEARNED = ("simulate", "transformer-xl-2", "p100x2", "--placer", "gdp")

@@ -19,7 +19,7 @@ from simdev.bench.journal import Results
 from simdev.errors import InvalidInput
 from simdev.problem.placement_file import pack_placements, packed_keys, stored_placement
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ODD = "tests/bench/odd_placers.py"
 CASE = ["-w", "transformer-xl-2", "-t", "p100x2"]
 BENCH = [

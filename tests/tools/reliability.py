@@ -1,4 +1,4 @@
-"""Makes the tables of docs/pages/reliability.md: ``python tests/reliability.py [TABLE ...] [--scale 1.0]``.
+"""Makes the tables of docs/pages/reliability.md: ``python tests/tools/reliability.py [TABLE ...] [--scale 1.0]``.
 
 Each table is a function in :data:`TABLES` that returns Markdown lines; without arguments all are made. Only the tables
 that are made are replaced in the page. ``--scale`` multiplies how often everything is tried; each table states its
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "pages" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "pages" / "reliability.md"
 
 
 def inputs(scale: float) -> list[str]:
@@ -45,7 +45,7 @@ TABLES: dict[str, Callable[[float], list[str]]] = {
 
 def made_with(name: str, scale: float) -> list[str]:
     """The command that made a table."""
-    return [f"Made with `python tests/reliability.py {name}{'' if scale == 1 else f' --scale {scale:g}'}`.", ""]
+    return [f"Made with `python tests/tools/reliability.py {name}{'' if scale == 1 else f' --scale {scale:g}'}`.", ""]
 
 
 def replace_table(page: str, name: str, lines: list[str]) -> str:

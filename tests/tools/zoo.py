@@ -1,10 +1,10 @@
 """Captures models of timm, torchvision, transformers and diffusers and compares them with PyTorch's own counts.
 
-``python tests/zoo.py OUT.jsonl [PATTERN]`` captures every configuration below that OUT does not have yet, each in a
-process of its own, and appends a row per model. ``--memory`` in place of a pattern compares the peak memory of ten
+``python tests/tools/zoo.py OUT.jsonl [PATTERN]`` captures every configuration below that OUT does not have yet, each
+in a process of its own, and appends a row per model. ``--memory`` in place of a pattern compares the peak memory of ten
 models with what a real step allocates, ``--maps`` the device maps of Hugging Face models with Accelerate's, ``--onnx``
 the FLOPs of models that PyTorch's exporters write.
-``python tests/zoo.py OUT.jsonl --report zoo.md`` writes the tables.
+``python tests/tools/zoo.py OUT.jsonl --report zoo.md`` writes the tables.
 """
 
 from __future__ import annotations
@@ -526,9 +526,9 @@ def report(given: list[dict]) -> str:
         "# The zoo",
         "",
         "Models of timm, torchvision, transformers and diffusers, captured as one training step with random weights.",
-        "`python tests/zoo.py rows.jsonl` captures them (`pip install '.[zoo]'`), and",
-        "`python tests/zoo.py tests/zoo.jsonl --report docs/pages/zoo.md` writes this page from the stored rows.",
-        "Seconds are processor seconds on a busy machine: upper bounds.",
+        "`python tests/tools/zoo.py rows.jsonl` captures them (`pip install '.[zoo]'`), and",
+        "`python tests/tools/zoo.py tests/tools/zoo.jsonl --report docs/pages/zoo.md` writes this page from the stored",
+        "rows. Seconds are processor seconds on a busy machine: upper bounds.",
         "",
         f"Of {len(MODELS)} configurations in the list, {len(rows)} were tried: {len(captured)} were captured, and",
         f"{len(counted)} of these were counted again with PyTorch. {len(good)} have exactly the parameters of the",
@@ -581,7 +581,7 @@ def onnx_lines(given: list[dict]) -> list[str]:
         "Forward passes written by PyTorch's exporters (`torch.onnx.export`: TorchScript with opset 17, and dynamo",
         f"with opset {NEWEST_OPSET}, the newest that it writes, and weights in a file of their own) and imported:",
         "FLOPs of convolutions, products, attention and Einsum against `FlopCounterMode`",
-        "(`python tests/zoo.py rows.jsonl --onnx`).",
+        "(`python tests/tools/zoo.py rows.jsonl --onnx`).",
         f"{len({row['exported'] for row in rows})} of the {len(EXPORTED)} models in the list were tried.",
         "",
         "| model | exporter | opset | ops | FLOPs against PyTorch | seconds |",
@@ -612,7 +612,7 @@ def map_lines(given: list[dict]) -> list[str]:
         "Simulated step times, in ms, of a training step on `p100x4` (four GPUs of 16 GB) by device maps: Accelerate's",
         "own (`infer_auto_device_map` within `get_balanced_memory`, blocks whole), and the maps that",
         "`simdev place --device-map` writes after the placers `expert` and `local-search` (200 simulations). A star:",
-        "the step needs more memory than a GPU has. (`python tests/zoo.py rows.jsonl --maps`)",
+        "the step needs more memory than a GPU has. (`python tests/tools/zoo.py rows.jsonl --maps`)",
         "",
         f"{len(rows) + len(failed)} of the {n_models} models were tried.",
         f"Accelerate's `check_device_map` accepts both maps of {len(rows)} of {len(rows) + len(failed)} models, and",
@@ -646,10 +646,10 @@ def memory_lines(given: list[dict]) -> list[str]:
         "",
         "The peak of the captured step, run in program order on one device, against the same step run for real on the",
         "CPU: parameters, buffers, optimizer state and inputs, and the most that PyTorch's allocator holds beyond them",
-        "(`python tests/zoo.py rows.jsonl --memory`). The real steps run PyTorch's own kernels. oneDNN's convolutions",
-        "hold copies of their arguments in another layout while they run, which no graph of ops shows: with oneDNN,",
-        "`timm:convnext_atto` takes 189.8 MB, at a copy of 16.1 MB inside the backward of a convolution, and 175.8 MB",
-        "without.",
+        "(`python tests/tools/zoo.py rows.jsonl --memory`). The real steps run PyTorch's own kernels. oneDNN's",
+        "convolutions hold copies of their arguments in another layout while they run, which no graph of ops shows:",
+        "with oneDNN, `timm:convnext_atto` takes 189.8 MB, at a copy of 16.1 MB inside the backward of a convolution,",
+        "and 175.8 MB without.",
         "",
         "| model | batch | graph, MB | real, MB | graph against real | without what is held throughout |",
         "|---|--:|--:|--:|--:|--:|",

@@ -81,8 +81,8 @@ def measured_readers() -> list[Reader]:
         Reader("training runs torchtitan", "torchtitan.csv", TITAN.encode(), mutate_csv, _runs("torchtitan")),
         Reader("training runs vtrain", "vtrain_single.csv", VTRAIN.encode(), mutate_csv, _runs("vtrain-single")),
         Reader("comparison", "cases.jsonl", _two_cases(), mutate_json, _cases),
-        Reader("measured profile", "costs.npz", _costs(), mutate_bytes, _profile),
-        Reader("op signatures", "ops.txt", b"mm(f32[8,16],f32[16,4])->f32[8,4]\nneg(f32[2])->f32[2]\n", mutate_text, _signatures),  # noqa: E501
+        Reader("measured profile", "costs.npz", _costs(), mutate_bytes, _profile, "torch"),
+        Reader("op signatures", "ops.txt", b"mm(f32[8,16],f32[16,4])->f32[8,4]\nneg(f32[2])->f32[2]\n", mutate_text, _signatures, "torch"),  # noqa: E501
         Reader("recorder steps", "steps.json", b'{"nmt cpu:0": {"eager": [1, 2.5]}}', mutate_json, _steps),
         Reader("kept capture", "a.json.gz", gzip.compress(json.dumps(KEPT).encode(), mtime=0), _mutate_gzip, _kept),
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from simdev.bench import rows
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # None that may stop by the clock (``simdev list placers`` says which do): on a busy processor their rows differ.
 PLACERS = ("heft", "local-search", "gdp", "genetic", "min-cut", "scotch", "peft", "colocrl")
 BENCH = ["bench", "-w", "transformer-xl-2", "-t", "p100x4", "-b", "evaluations=50"]

@@ -1,4 +1,4 @@
-"""simdev: a discrete-event simulator and benchmark suite for the placement of neural networks on devices.
+"""simdev: a discrete-event simulator and benchmark suite for device placement and parallel training.
 
 The names of ``__all__`` are the front door. Each is loaded from its room when it is first used, so that importing
 simdev is fast. ARCHITECTURE.md describes the rooms.
@@ -23,11 +23,18 @@ if TYPE_CHECKING:  # what type checkers and editors see; _HOME says the same to 
     from simdev.graphs.workload import InferenceStep as InferenceStep
     from simdev.graphs.workload import TrainingStep as TrainingStep
     from simdev.graphs.workload import workload as workload
+    from simdev.parallel.mesh import Mesh as Mesh
+    from simdev.parallel.plan import Plan as Plan
+    from simdev.parallel.plan import simulate_plan as simulate_plan
     from simdev.placers.budget import Budget as Budget
     from simdev.placers.placer import placer as placer
     from simdev.placers.registry import find_placer as find_placer
     from simdev.placers.registry import load_workload as load_workload
     from simdev.placers.score import Score as Score
+    from simdev.planners.job import Choice as Choice
+    from simdev.planners.job import Job as Job
+    from simdev.planners.planner import planner as planner
+    from simdev.planners.registry import find_planner as find_planner
     from simdev.problem.costs import CostModel as CostModel
     from simdev.problem.costs import CostTable as CostTable
     from simdev.problem.graph import ComputationGraph as ComputationGraph
@@ -48,6 +55,7 @@ __version__ = "0.2.0"
 
 _HOME = {
     "Budget": "placers.budget",
+    "Choice": "planners.job",
     "ComputationGraph": "problem.graph",
     "CostModel": "problem.costs",
     "CostTable": "problem.costs",
@@ -55,7 +63,10 @@ _HOME = {
     "GraphBuilder": "problem.graph",
     "InferenceStep": "graphs.workload",
     "InvalidInput": "errors",
+    "Job": "planners.job",
+    "Mesh": "parallel.mesh",
     "Placement": "problem.placement",
+    "Plan": "parallel.plan",
     "Problem": "problem.problem",
     "Rules": "problem.problem",
     "Score": "placers.score",
@@ -65,6 +76,7 @@ _HOME = {
     "TrainingStep": "graphs.workload",
     "Unsupported": "errors",
     "find_placer": "placers.registry",
+    "find_planner": "planners.registry",
     "from_networkx": "graphs.importers.networkx_graph",
     "import_graph": "graphs.importers",
     "load_graph": "problem.graph_file",
@@ -72,9 +84,11 @@ _HOME = {
     "load_workload": "placers.registry",
     "lower_bound": "analysis.bounds",
     "placer": "placers.placer",
+    "planner": "planners.planner",
     "save_graph": "problem.graph_file",
     "simulate": "sim",
     "simulate_many": "sim",
+    "simulate_plan": "parallel.plan",
     "to_networkx": "graphs.importers.networkx_graph",
     "validate": "sim",
     "workload": "graphs.workload",

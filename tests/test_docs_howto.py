@@ -72,6 +72,20 @@ def test_the_placer_works_under_both_kinds_of_budget(howto_placer, limits):
     assert np.array_equal(placement.devices, budget.best)
 
 
+def test_the_planner_keeps_the_rules(tmp_path):
+    pytest.importorskip("torch")
+    from simdev.planners import Evaluator, find_planner
+    from simdev.planners.testing import check_planner, small_job
+
+    write("planner.md", tmp_path)
+    spec, parameters = find_planner(f"{tmp_path / 'my_planner.py'}:neighbours[starts=1]")
+    job = small_job()
+    evaluator = Evaluator(job)
+    choice = check_planner(spec, job, evaluator, evaluations=8, **parameters)
+    assert choice is not None and evaluator.outcome(choice).fits
+    assert check_planner(spec, job, evaluator, evaluations=0) is None
+
+
 def test_the_machine_loads(tmp_path):
     write("machine.md", tmp_path)
     machine = load_topology(str(tmp_path / "my_machine.toml"))

@@ -9,7 +9,10 @@ SCRIPT = """
 import numpy as np
 from simdev import Budget, Placement, Problem, Rules, find_placer, load_topology, load_workload, placer, simulate
 from simdev import Simulator, TrainingStep, lower_bound, simulate_many, validate, workload
+from simdev import Choice, Job, Mesh, Plan, find_planner, planner, simulate_plan
+from simdev.parallel import find_model, load_cluster
 from simdev.placers.placer import PlacerSpec
+from simdev.planners import Evaluator, PlanBudget
 
 problem = Problem.build(load_workload("nmt"), load_topology("p100x4"), rules=Rules(order="priority"))
 spec, parameters = find_placer("heft")
@@ -29,6 +32,24 @@ def step(batch: int = 3) -> TrainingStep:
     raise NotImplementedError
 
 
+@planner("mine", version=1, family="mine")
+def whole(job: Job, *, rng: np.random.Generator, budget: PlanBudget) -> Choice:
+    return Choice(Mesh({"dp_shard": job.ranks}))
+
+
+model, sizes = find_model("llama3-8b")
+job = Job(model, sizes, load_cluster("dgx-h100"), 1024)
+choice = find_planner("fsdp")[0].plan(job, rng=np.random.default_rng(0), budget=PlanBudget(Evaluator(job)))
+plan: Plan = job.plan(choice)
+
+
+reveal_type(whole)  # def (job: Job, *, rng: Generator, budget: PlanBudget) -> Choice
+reveal_type(choice)  # Choice
+reveal_type(choice.mesh)  # Mesh
+reveal_type(job.plan(choice))  # Plan
+reveal_type(simulate_plan(plan))  # PlanReport
+reveal_type(simulate_plan(plan).step_ns)  # int
+find_planner("fsdp")[0].plan(job)  # error: call-arg
 reveal_type(problem)  # Problem
 reveal_type(problem.graph.n_ops)  # int
 reveal_type(problem.topology.accelerators)  # tuple[int, ...]

@@ -13,6 +13,7 @@ from simdev.planners import Choice, planner
     version=1,
     family="default",
     source="Li et al., PyTorch Distributed, VLDB 2020",
+    searches=True,
     departures=("the paper chooses no microbatch: the largest that fits is taken",),
 )
 def ddp(job, *, rng, budget):

@@ -13,6 +13,7 @@ from simdev.planners import planner
     version=2,
     family="default",
     source="Zhao et al., PyTorch FSDP, VLDB 2023",
+    searches=True,
     departures=("the paper chooses no microbatch: the largest that fits is taken",),
 )
 def fsdp(job, *, rng, budget):

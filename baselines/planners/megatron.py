@@ -12,6 +12,7 @@ from simdev.planners import planner
     version=1,
     family="rule",
     source="Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, SC 2021, section 3",
+    searches=True,
     departures=(
         "the microbatch is chosen by simulation, not by equation 1 with measured passes",
         "replicas are sharded (dp_shard) where the model can be, as with today's distributed optimizer",

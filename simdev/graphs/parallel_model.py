@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from simdev.errors import InvalidInput, UnknownName
+from simdev.shelf import Shelf, with_sizes
 
-SHELF: dict[str, ParallelModel] = {}
+SHELF: Shelf[ParallelModel] = Shelf("parallel model", "workloads", "simdev.models", "parallel_model")
 NEEDED = ("layers", "length", "microbatch")  # parameters that plans read: layers, tokens, sequences of a microbatch
 
 
@@ -73,20 +74,7 @@ class ParallelModel:
         """The parameters of ``size`` with ``changes``. Raises :class:`UnknownName` or :class:`InvalidInput`."""
         if size and size not in self.sizes:
             raise UnknownName("size", size, self.sizes, source=self.name)
-        chosen = {**self.defaults, **(self.sizes[size] if size else {})}
-        found = dict(chosen)
-        for key, value in changes.items():
-            if key not in chosen:
-                raise UnknownName("parameter", key, chosen, source=self.name)
-            if type(value) is int and type(chosen[key]) is float:
-                value = float(value)
-            if type(value) is not type(chosen[key]):
-                wanted = type(chosen[key]).__name__
-                raise InvalidInput(f"expected {wanted}, got {value!r}", source=self.name, field=key)
-            if isinstance(value, int) and not isinstance(value, bool) and value < (1 if chosen[key] else 0):
-                raise InvalidInput(f"{value} is out of range", source=self.name, field=key)
-            found[key] = value
-        return found
+        return with_sizes(self.name, {**self.defaults, **(self.sizes[size] if size else {})}, changes)
 
 
 def parallel_model(
@@ -106,9 +94,7 @@ def parallel_model(
             raise InvalidInput(f"defaults need a whole number {parameter!r}", source=f"parallel model {name!r}")
 
     def register(function):
-        if name in SHELF and SHELF[name].function.__module__ != function.__module__:
-            raise InvalidInput(f"parallel model {name!r} is registered twice", source=function.__module__)
-        SHELF[name] = ParallelModel(name, function, sizes, defaults, axes, flops, source, checks)
+        SHELF.add(ParallelModel(name, function, sizes, defaults, axes, flops, source, checks))
         return function
 
     return register

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from simdev.errors import InvalidInput
+from simdev.shelf import Shelf, with_sizes
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-SHELF: dict[str, WorkloadSpec] = {}
+SHELF: Shelf[WorkloadSpec] = Shelf("workload", "workloads", "simdev.workloads", "workload")
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,7 @@ class WorkloadSpec:
     def parameters(self, changes: Mapping[str, object]) -> dict[str, object]:
         """The defaults with ``changes``. Raises :class:`InvalidInput` where a value is not of its default's type, a
         number is negative, or a count zero."""
-        for key, value in changes.items():
-            default = self.defaults[key]
-            right = isinstance(value, (int, float) if isinstance(default, float) else type(default))
-            if not right or isinstance(value, bool) != isinstance(default, bool):
-                wanted = {int: "a whole number", float: "a number", bool: "true or false"}.get(type(default), "a name")
-                raise InvalidInput(f"expected {wanted}, got {value!r}", source=f"workload {self.name}", field=key)
-            least = 1 if isinstance(default, int) and default else 0
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and not least <= value < 1 << 40:
-                raise InvalidInput(f"{value} is out of range", source=f"workload {self.name}", field=key)
-        return {**self.defaults, **changes}
+        return with_sizes(f"workload {self.name}", self.defaults, changes)
 
 
 def workload(
@@ -106,9 +97,7 @@ def workload(
     """Register a workload under ``name``; one function may be registered several times with other defaults."""
 
     def register(function: Function) -> Function:
-        if name in SHELF and SHELF[name].function.__module__ != function.__module__:
-            raise InvalidInput(f"workload {name!r} is registered twice", source=function.__module__)
-        SHELF[name] = WorkloadSpec(name, family, function, dict(defaults or {}), dict(published or {}), source)
+        SHELF.add(WorkloadSpec(name, family, function, dict(defaults or {}), dict(published or {}), source))
         return function
 
     return register

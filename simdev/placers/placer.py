@@ -18,10 +18,11 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
+from simdev.errors import BudgetExhausted, InvalidInput, Unsupported
 from simdev.placers.budget import Budget
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
+from simdev.shelf import Shelf, check_parameters
 
 
 class PlacerFunction(Protocol):
@@ -34,7 +35,7 @@ class PlacerFunction(Protocol):
 
 Function = TypeVar("Function", bound=Callable[..., Placement])
 
-SHELF: dict[str, PlacerSpec] = {}
+SHELF: Shelf[PlacerSpec] = Shelf("placer", "baselines", "simdev.placers", "placer")
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,7 @@ class PlacerSpec:
         :class:`Unsupported` if the placer cannot handle the problem, :class:`BudgetExhausted` if the budget ended
         before any placement fitted, and :class:`InvalidInput` for an unknown parameter or a wrong result.
         """
-        for key in params:
-            if key not in self.defaults:
-                raise UnknownName("parameter", key, self.defaults, source=f"placer {self.name}")
+        check_parameters(f"placer {self.name}", self.defaults, params)
         if self.missing:
             raise Unsupported(f"placer {self.name} needs the package {self.missing[0]}: pip install 'simdev[all]'")
         try:
@@ -115,9 +114,7 @@ def placer(
     """
 
     def register(function: Function) -> Function:
-        if name in SHELF and SHELF[name].function.__module__ != function.__module__:
-            raise InvalidInput(f"placer {name!r} is registered twice", source=function.__module__)
-        SHELF[name] = PlacerSpec(
+        spec = PlacerSpec(
             name=name,
             version=version,
             family=family,
@@ -131,6 +128,7 @@ def placer(
             source=source,
             learner=learner,
         )
+        SHELF.add(spec)
         return function
 
     return register

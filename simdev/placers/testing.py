@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import random
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from simdev.errors import InvalidInput, Unsupported
+from simdev.errors import BudgetExhausted, InvalidInput, Unsupported
 from simdev.placers.budget import Budget
 from simdev.placers.placer import PlacerSpec
 from simdev.problem.costs import MAX_NS, CostTable, transfer_durations
@@ -15,6 +19,8 @@ from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import CONTENTIONS, ORDERS, RUNTIMES, Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
+from simdev.shelf import parse_id
+from simdev.user_file import sentence
 
 if TYPE_CHECKING:
     from simdev.sim.schedule import Schedule
@@ -152,30 +158,95 @@ def check_placer(
     spec: PlacerSpec, problem: Problem, *, evaluations: int = 0, seed: int = 0, **params: Any
 ) -> Placement | None:
     """Check that a placer keeps the rules on ``problem``; return its placement, or None if it raises
-    :class:`Unsupported` with a reason. Raises AssertionError otherwise.
+    :class:`Unsupported` with a reason. Raises AssertionError with all that is missing.
 
-    The rules: the placement is valid and of the right type, the problem is unchanged, no more than ``evaluations`` are
-    used, and the same seed and evaluations give the same placement again.
+    The rules: the placer is described (:func:`spec_faults`); the placement is valid and of the right type; the problem
+    is unchanged; no more than ``evaluations`` are used; random numbers come only from ``rng``; and the same seed and
+    evaluations give the same placement again.
     """
-    before = problem.graph.fingerprint, problem.costs.hash
-    found = []
+    before, state = (problem.graph.fingerprint, problem.costs.hash), random_state()
+    faults, answers = spec_faults(spec), list[tuple[str | None, int]]()
+    placement: Placement | None = None
+    cause: Exception | None = None
     for _ in range(2):
-        budget = Budget(problem, evaluations=evaluations)
+        budget, placement = Budget(problem, evaluations=evaluations), None
         try:
             placement = spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **params)
         except Unsupported as error:
-            assert str(error).strip(), f"{spec.name} is unsupported without a reason"
-            return None
-        assert isinstance(placement, Placement), f"{spec.name} returned {type(placement).__name__}"
-        placement.check(problem, source=f"placer {spec.name}")
-        assert budget.used <= evaluations, f"{spec.name} used {budget.used} of {evaluations} evaluations"
-        found.append((placement, budget.used))
+            faults += [] if str(error).strip() else ["is unsupported without a reason"]
+        except BudgetExhausted:
+            faults.append("returns no placement when the budget ends before one fits")
+        except InvalidInput as error:
+            faults.append(str(error).removeprefix(f"placer {spec.name}: "))
+        except Exception as error:
+            faults.append(f"raised {sentence(error)}")
+            cause = error
+        answers.append((placement.hash if placement is not None else None, budget.used))
+        if budget.used > evaluations:
+            faults.append(f"used {budget.used} of {evaluations} evaluations")
     del problem.graph.__dict__["fingerprint"], problem.costs.__dict__["hash"]  # computed once, so compute them again
-    assert before == (problem.graph.fingerprint, problem.costs.hash), f"{spec.name} changed the problem"
-    (first, used), (second, used_again) = found
-    assert first.hash == second.hash, f"{spec.name} gave two placements for one seed"
-    assert used == used_again, f"{spec.name} used {used}, then {used_again} evaluations"
-    return first
+    if before != (problem.graph.fingerprint, problem.costs.hash):
+        faults.append("changed the problem")
+    if random_state() != state:
+        faults.append("drew random numbers from another source than rng")
+    (first, used), (second, used_again) = answers
+    if first != second:
+        faults.append("gave two placements for one seed")
+    if used != used_again:
+        faults.append(f"used {used}, then {used_again} evaluations for one seed")
+    if faults:
+        raise AssertionError(f"placer {spec.name}: " + "; ".join(dict.fromkeys(faults))) from cause
+    return placement
+
+
+class _Spec(Protocol):
+    """What placers and planners say about themselves."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def function(self) -> Callable[..., Any]: ...
+    @property
+    def defaults(self) -> Mapping[str, object]: ...
+
+
+def spec_faults(spec: _Spec) -> list[str]:
+    """What is missing in the description of a placer or planner, as sentences: an id must find it, each default be a
+    text, a number or a flag that the function takes, the version a whole number from 1 on, and the function or its file
+    have a docstring."""
+    faults = []
+    try:
+        if parse_id(spec.name) != (spec.name, None, {}):
+            faults.append(f"the name {spec.name!r} is not one that an id can hold")
+    except InvalidInput:
+        faults.append(f"the name {spec.name!r} is not one that an id can hold")
+    if type(spec.version) is not int or spec.version < 1:
+        faults.append(f"version is {spec.version!r}, not a whole number from 1 on")
+    faults += [] if spec.family else ["family is missing"]
+    module = sys.modules.get(spec.function.__module__)
+    if not (inspect.getdoc(spec.function) or (module and module.__doc__)):
+        faults.append("a docstring is missing")
+    parameters = inspect.signature(spec.function).parameters.values()
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    taken = {one.name for one in parameters if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)}
+    for name in ("rng", "budget", *spec.defaults):
+        if name not in taken and not takes_all:
+            faults.append(f"the function takes no parameter {name!r}")
+    for name, value in spec.defaults.items():
+        if not isinstance(value, (str, int, float, bool)):
+            faults.append(f"the default of {name!r} is {value!r}, not a text, a number or a flag")
+    wanted = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.default is one.empty}
+    faults += [f"defaults lack the parameter {name!r}" for name in sorted(wanted - {"rng", "budget", *spec.defaults})]
+    return faults
+
+
+def random_state() -> str:
+    """The state of the random generators that every module shares; placers and planners must leave it alone."""
+    return f"{random.getstate()} {np.random.get_state()}"
 
 
 def training_graph(rng: np.random.Generator, blocks: int) -> ComputationGraph:

@@ -19,6 +19,7 @@ from simdev.planners.bounds import plan_bound_ns
 from simdev.planners.estimate import Estimate, estimates, group_of
 from simdev.planners.job import Choice, Job
 from simdev.planners.outcome import Outcome
+from simdev.user_file import is_user_module
 
 
 class Evaluator:
@@ -26,7 +27,7 @@ class Evaluator:
     number changes no result."""
 
     def __init__(self, job: Job, workers: int = 1, executor: Executor | None = None):
-        local = job.model.function.__module__.startswith("_captured_")  # from a user's file: known here alone
+        local = is_user_module(job.model.function.__module__)  # from a user's file: known here alone
         self.job, self.workers = job, 1 if local else max(workers, 2 if executor else 1)
         self.prices = job.software.prices(job.cluster)
         self.known: dict[tuple, Any] = {}  # captured stages and timed segments

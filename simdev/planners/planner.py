@@ -1,6 +1,8 @@
 """The planner protocol: a function from a job to a choice, and the decorator that registers it.
 
-A planner is one function in one file of ``baselines/planners/``::
+A planner is one function in one file of ``baselines/planners/``, or in a file of yours::
+
+    from simdev import Choice, Mesh, planner
 
     @planner("all-sharded", version=1, family="mine")
     def all_sharded(job, *, rng, budget):
@@ -15,9 +17,10 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
+from simdev.errors import BudgetExhausted, InvalidInput, Unsupported
 from simdev.planners.budget import PlanBudget
 from simdev.planners.job import Choice, Job
+from simdev.shelf import Shelf, check_parameters
 
 
 class PlannerFunction(Protocol):
@@ -28,7 +31,7 @@ class PlannerFunction(Protocol):
 
 Function = TypeVar("Function", bound=Callable[..., Choice])
 
-SHELF: dict[str, PlannerSpec] = {}
+SHELF: Shelf[PlannerSpec] = Shelf("planner", "baselines", "simdev.planners", "planner")
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,7 @@ class PlannerSpec:
         :class:`Unsupported` if the planner cannot handle the job, :class:`BudgetExhausted` if the budget ended before
         any plan fitted, and :class:`InvalidInput` for an unknown parameter or a wrong result.
         """
-        for key in params:
-            if key not in self.defaults:
-                raise UnknownName("parameter", key, self.defaults, source=f"planner {self.name}")
+        check_parameters(f"planner {self.name}", self.defaults, params)
         try:
             choice = self.function(job, rng=rng, budget=budget, **{**self.defaults, **params})
         except BudgetExhausted:
@@ -81,12 +82,13 @@ def planner(
     source: str = "",
     departures: tuple[str, ...] = (),
 ) -> Callable[[Function], Function]:
-    """Register the decorated function as the planner ``name``; the arguments are the fields of :class:`PlannerSpec`."""
+    """Register the decorated function as the planner ``name``; the arguments are the fields of :class:`PlannerSpec`.
+
+    Raises :class:`InvalidInput` if another module has registered the name.
+    """
 
     def register(function: Function) -> Function:
-        if name in SHELF and SHELF[name].function.__module__ != function.__module__:
-            raise InvalidInput(f"planner {name!r} is registered twice", source=function.__module__)
-        SHELF[name] = PlannerSpec(name, version, family, function, searches, dict(defaults or {}), source, departures)
+        SHELF.add(PlannerSpec(name, version, family, function, searches, dict(defaults or {}), source, departures))
         return function
 
     return register

@@ -2,7 +2,6 @@
 
 import pytest
 
-from simdev.errors import InvalidInput
 from simdev.placers import registry
 
 
@@ -22,9 +21,3 @@ from simdev.placers import registry
 def test_a_step_file_is_no_graph_file(entry, step, graph):
     assert (registry.is_step_file(entry), registry.is_graph_file(entry)) == (step, graph)
     assert registry.is_file(entry) == (step or graph)
-
-
-def test_ids_are_parsed():
-    assert registry.parse_id("gdp@2[groups=8, policy=here]") == ("gdp", 2, {"groups": 8, "policy": "here"})
-    with pytest.raises(InvalidInput, match="is not param=value"):
-        registry.parse_id("gdp[groups]")

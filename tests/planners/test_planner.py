@@ -5,7 +5,7 @@ import pytest
 
 from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
 from simdev.parallel.mesh import Mesh
-from simdev.planners import Choice, Evaluator, PlanBudget, find_planner, planners
+from simdev.planners import Choice, Evaluator, PlanBudget, PlannerSpec, find_planner, planners
 from simdev.planners.bounds import job_bound_ns, small_mesh
 from simdev.planners.evaluate import extrapolated
 from simdev.planners.job import choice_from
@@ -16,6 +16,71 @@ from simdev.planners.testing import check_planner
 @pytest.mark.parametrize("name", sorted(planners()))
 def test_every_planner_keeps_the_contract(name, tiny_job, tiny_evaluator):
     check_planner(planners()[name], tiny_job, tiny_evaluator)
+
+
+def _spec(function, **changes):
+    fields = {"version": 1, "family": "test", "source": "the tests", **changes}
+    return PlannerSpec(**{"name": "mine", "function": function, **fields})
+
+
+def test_the_conformance_check_says_all_that_is_missing(tiny_job, tiny_evaluator):
+    whole = Choice(Mesh({"dp_replicate": 4}))
+
+    def check(function, **changes):
+        with pytest.raises(AssertionError) as caught:
+            check_planner(_spec(function, **changes), tiny_job, tiny_evaluator)
+        return str(caught.value).partition("planner ")[2]
+
+    def bare(job, *, rng, width):
+        return whole
+
+    bare.__module__ = "nowhere"
+    said = check(bare, name="a[b", version=0, family="", source="", defaults={"size": None}, departures="none")
+    for part in (
+        "the name 'a[b' is not one",
+        "version is 0",
+        "family is missing",
+        "source is missing",
+        "docstring is missing",
+        "no parameter 'budget'",
+        "no parameter 'size'",
+        "the default of 'size' is None",
+        "defaults lack the parameter 'width'",
+        "departures is not a tuple",
+    ):
+        assert part in said, said
+
+    def changing(job, *, rng, budget):
+        """Changes the job."""
+        job.parameters["layers"] += 1
+        return whole
+
+    layers = tiny_job.parameters["layers"]
+    assert "changed the job" in check(changing)
+    tiny_job.parameters["layers"] = layers
+
+    def undecided(job, *, rng, budget):
+        """Draws from the generator of the module."""
+        return Choice(whole.mesh, int(np.random.default_rng().choice([1, 2]))) if np.random.rand() < 2 else None
+
+    assert "drew random numbers from another source" in check(undecided)
+
+    known = iter((1, 2))
+
+    def another(job, *, rng, budget):
+        """A new choice each time."""
+        return Choice(whole.mesh, next(known))
+
+    assert "two choices for one seed" in check(another)
+
+    def simulating(job, *, rng, budget):
+        """Simulates without saying so."""
+        return budget.evaluate(whole).choice
+
+    assert "searches=True is missing" in check(simulating)
+    assert check_planner(_spec(simulating, searches=True), tiny_job, tiny_evaluator) == whole
+    assert "mesh: " in check(lambda job, *, rng, budget: Choice(Mesh({"dp_replicate": 3})))
+    assert "returned NoneType, expected Choice" in check(lambda job, *, rng, budget: None)
 
 
 def test_grid_is_no_worse_than_any_other_planner(tiny_job, tiny_evaluator):

@@ -17,6 +17,7 @@ class Shelf(StrEnum):
     topologies = "topologies"
     placers = "placers"
     planners = "planners"
+    models = "models"
 
 
 @command("list")
@@ -24,7 +25,7 @@ def list_(
     what: Annotated[Shelf | None, typer.Argument(help="Which shelf (default: all).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List workloads, topologies, placers and planners."""
+    """List workloads, topologies, placers, planners and parallel models."""
     listing = {shelf: _LISTS[shelf]() for shelf in ([what.value] if what else _LISTS)}
     if as_json:
         print(json.dumps(listing, indent=1))
@@ -61,8 +62,24 @@ def _list_planners() -> list[dict]:
     from simdev.planners import planners
 
     return [
-        {"name": spec.name, "version": f"v{spec.version}", "family": spec.family, "source": spec.source}
+        {
+            "name": spec.name,
+            "version": f"v{spec.version}",
+            "family": spec.family,
+            "params": dict(spec.defaults),
+            "searches": "simulates plans" if spec.searches else "",
+            "source": spec.source,
+        }
         for spec in planners().values()
+    ]
+
+
+def _list_models() -> list[dict]:
+    from simdev.parallel import parallel_models
+
+    return [
+        {"name": model.name, "sizes": list(model.sizes), "axes": ["pp", *model.axes], "source": model.source}
+        for model in parallel_models().values()
     ]
 
 
@@ -88,4 +105,5 @@ _LISTS = {
     "topologies": _list_topologies,
     "placers": _list_placers,
     "planners": _list_planners,
+    "models": _list_models,
 }

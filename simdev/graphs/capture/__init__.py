@@ -27,17 +27,13 @@ update. If a step depends on the values of large tensors, its forward pass runs 
 from __future__ import annotations
 
 import importlib.util
-import re
-import sys
-import traceback
-import uuid
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simdev.errors import InvalidInput, Unsupported
 from simdev.problem.graph import ComputationGraph
+from simdev.user_file import import_file, line_of, neighbours, sentence
 
 if TYPE_CHECKING:
     from simdev.graphs.workload import Step, WorkloadSpec
@@ -93,7 +89,7 @@ def capture_file(target: str, *, name: str | None = None) -> ComputationGraph:
     _need_torch()
     build, own_name, meta = file_step(target)
     path, function = target.rpartition(":")[::2]
-    with _neighbours(Path(path)):
+    with neighbours(Path(path)):
         return _captured(build, name or own_name, meta, path, function)
 
 
@@ -124,34 +120,16 @@ def _captured(build, name: str, meta: dict, source: str, function: str | None) -
     except BuildFailed as error:
         what, cause = "building the model failed, also on real tensors", error.__cause__
         raise InvalidInput(
-            f"{what}: {sentence(cause)}", source=source, field=_place(cause, source, function)
+            f"{what}: {sentence(cause)}", source=source, field=line_of(cause, source, function)
         ) from error
     except InvalidInput as error:
         raise InvalidInput(error.message, source=source, field=error.field) from error
     except Unsupported as error:
         message = str(error).removeprefix(f"{name}: ")
-        raise InvalidInput(message, source=source, field=_place(error, source, function)) from error
+        raise InvalidInput(message, source=source, field=line_of(error, source, function)) from error
     except Exception as error:  # the user's own code failed
         message = f"the model was built, but running its step failed: {sentence(error)}"
-        raise InvalidInput(message, source=source, field=_place(error, source, function)) from error
-
-
-def _place(error: BaseException, path: str, function: str | None) -> str | None:
-    """``line 12, in forward`` of the user's file, or else of the file in which the error arose."""
-    frames = []
-    while error is not None and not frames:
-        frames = traceback.extract_tb(error.__traceback__)
-        mine = [frame for frame in frames if Path(frame.filename) == Path(path).resolve()]
-        if mine:
-            return f"line {mine[-1].lineno}, in {mine[-1].name}"
-        theirs = [
-            frame for frame in frames if not re.search(r"[/\\](torch|simdev|contextlib|_?pytree)[/\\.]", frame.filename)
-        ]
-        if theirs and function is None:
-            file = "/".join(Path(theirs[-1].filename).parts[-3:])
-            return f"{file} line {theirs[-1].lineno}, in {theirs[-1].name}"
-        frames, error = [], error.__cause__
-    return function
+        raise InvalidInput(message, source=source, field=line_of(error, source, function)) from error
 
 
 def file_step(target: str) -> tuple[Callable[[], Step], str, dict]:
@@ -162,8 +140,6 @@ def file_step(target: str) -> tuple[Callable[[], Step], str, dict]:
     path, _, function = target.rpartition(":")
     if not path or not function.isidentifier():
         raise InvalidInput("expected FILE.py:FUNCTION", source=target)
-    if not Path(path).is_file():
-        raise InvalidInput("no such file", source=path)
     from simdev.graphs.capture.autocast import gpu_autocast
 
     with gpu_autocast():  # also for decorators
@@ -173,7 +149,7 @@ def file_step(target: str) -> tuple[Callable[[], Step], str, dict]:
         raise InvalidInput("no such function", source=path, field=function)
 
     def build():
-        with _neighbours(Path(path)):
+        with neighbours(Path(path)):
             step = make()
         if not isinstance(step, Step):
             wanted = "expected a TrainingStep, an InferenceStep or a CustomStep of simdev"
@@ -181,39 +157,6 @@ def file_step(target: str) -> tuple[Callable[[], Step], str, dict]:
         return step
 
     return build, f"{Path(path).stem}-{function}", {"source": Path(path).name, "function": function}
-
-
-def import_file(path: Path):
-    spec = importlib.util.spec_from_file_location(f"_captured_{uuid.uuid4().hex}", path.resolve())
-    if spec is None:
-        raise InvalidInput("not a Python file", source=path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    try:
-        with _neighbours(path):
-            spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        message = f"cannot be imported: {sentence(error)}"
-        raise InvalidInput(message, source=path, field=_place(error, str(path), None)) from error
-    return module
-
-
-@contextmanager
-def _neighbours(path: Path):
-    """While active, the modules beside ``path`` can be imported, as in a script; functions may import them late."""
-    folder = str(path.parent.resolve())
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        if folder in sys.path:  # the file may have changed the list itself
-            sys.path.remove(folder)
-
-
-def sentence(error: BaseException) -> str:
-    """The type and the first line of an error."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}".strip(": ")
 
 
 def _need_torch() -> None:

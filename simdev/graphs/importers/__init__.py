@@ -1,4 +1,4 @@
-"""Importers read the graph files of other projects, one file here for each format.
+"""Importers read the graph files of other projects, one file here for each format, found by its presence.
 
 :func:`import_graph` finds the format, or takes the given one, and returns a :class:`ComputationGraph` together with the
 measured times that the file holds, if it holds any. An importer checks every field of its file and executes no code
@@ -23,31 +23,15 @@ chakra              MLCommons Chakra traces, ``.et`` or jsonized: :mod:`simdev.g
 
 from __future__ import annotations
 
-import importlib
 import os
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graphs.importers.onnx_payload import read_model
 from simdev.graphs.importers.reading import read_input
 from simdev.problem.graph import ComputationGraph
-
-FORMATS = {
-    "npz": "npz_file",
-    "json": "plain",
-    "csv": "plain",
-    "networkx": "networkx_graph",
-    "onnx": "onnx_model",
-    "pipedream": "pipedream",
-    "dnn-partitioning": "partitioning",
-    "piper": "piper",
-    "moirai": "moirai",
-    "baechi": "baechi",
-    "cost-graph": "cost_graph",
-    "execution-trace": "execution_trace",
-    "chakra": "chakra",
-}
+from simdev.shelf import Shelf
 
 
 @dataclass(frozen=True)
@@ -59,6 +43,50 @@ class Imported:
     measured: dict[str, dict[str, float]] | None = None
 
 
+@dataclass(frozen=True)
+class Importer:
+    """A registered importer: ``function(data, path, format=..., device_kind=...)`` returns an :class:`Imported`.
+
+    ``detects(data, path)`` says from the content of a file whether it has this format. Formats with ``general`` have
+    no mark of their own; they are tried after the others. ``read(path)`` returns the content of files in this format
+    and of those whose name ends in ``suffix``.
+    """
+
+    name: str
+    function: Callable[..., Imported]
+    detects: Callable[[bytes, str], bool]
+    general: bool = False
+    suffix: str = ""
+    read: Callable[[str | os.PathLike], bytes] = read_input
+
+
+SHELF: Shelf[Importer] = Shelf("format", "graphs.importers", "simdev.importers", "importer")
+
+
+def importer(name: str, **fields: Any) -> Callable[[Callable[..., Imported]], Callable[..., Imported]]:
+    """Register the decorated function for the format ``name``; the arguments are the fields of :class:`Importer`."""
+
+    def register(function: Callable[..., Imported]) -> Callable[..., Imported]:
+        SHELF.add(Importer(name, function, **fields))
+        return function
+
+    return register
+
+
+def json_with(*marks: bytes, within: int | None = None) -> Callable[[bytes, str], bool]:
+    """``detects`` of a JSON format: whether all ``marks`` are in the first ``within`` bytes (None: in the file)."""
+
+    def detects(data: bytes, path: str) -> bool:
+        return is_json(data) and all(mark in data[:within] for mark in marks)
+
+    return detects
+
+
+def is_json(data: bytes) -> bool:
+    """Whether a file looks like JSON."""
+    return data[:65536].lstrip().startswith((b"{", b"["))
+
+
 def import_graph(
     path: str | os.PathLike, format: str | None = None, *, device_kind: str = "accelerator", fix_units: bool = False
 ) -> Imported:
@@ -68,17 +96,18 @@ def import_graph(
     ``fix_units`` multiplies the edge costs of dnn-partitioning files by 1000 if they are too small for the node times
     by that factor. Raises :class:`InvalidInput`, which names the file and the field, if the file is malformed.
     """
-    if format is not None and format not in FORMATS:
-        raise UnknownName("format", format, FORMATS)
-    large = format == "onnx" or (format is None and str(path).endswith(".onnx"))
-    data = read_model(path) if large else read_input(path)
+    formats = SHELF.load()
+    if format is not None and format not in formats:
+        raise UnknownName("format", format, formats)
+    by_suffix = (one for one in formats.values() if one.suffix and str(path).endswith(one.suffix))
+    reader = formats[format] if format else next(by_suffix, None)
+    data = reader.read(path) if reader else read_input(path)
     format = format or detect_format(data, path)
     if fix_units and format != "dnn-partitioning":
         raise InvalidInput(f"only dnn-partitioning files have units to fix, this is {format}", source=path)
     options = {"fix_units": True} if fix_units else {}
-    module = importlib.import_module(f"simdev.graphs.importers.{FORMATS[format]}")
     try:
-        return module.parse(data, path, format=format, device_kind=device_kind, **options)
+        return formats[format].function(data, path, format=format, device_kind=device_kind, **options)
     except InvalidInput as error:
         if error.source == path:
             raise
@@ -86,41 +115,11 @@ def import_graph(
 
 
 def detect_format(data: bytes, path: str | os.PathLike) -> str:
-    """Detect the format of a file from its content. Raises :class:`InvalidInput` if it is none of :data:`FORMATS`."""
-    if data.startswith(b"PK\x03\x04"):
-        return "npz"
-    if data.startswith(bytes.fromhex("d0cf11e0a1b11ae1")):
-        return "moirai"
-    if str(path).endswith(".et"):
-        return "chakra"
-    head = data[:65536].lstrip()
-    if head.startswith((b"{", b"[")):
-        return _detect_json(data, path)
-    first = head.split(b"\n", 1)[0]
-    if first.startswith(b"node") and b" -- " in first:
-        return "pipedream"
-    if re.match(rb"(#[^\n]*\n\s*)*(node|cost_graph)\s*:?\s*[{<]", head):
-        return "cost-graph"
-    if b"," in first and b"name" in first.replace(b'"', b"").split(b","):
-        return "csv"
-    if data.startswith(b"\x08") or str(path).endswith(".onnx"):  # protobuf: field 1, the version of a model
-        return "onnx"
-    raise InvalidInput(f"not a graph in any known format ({', '.join(FORMATS)})", source=path)
-
-
-def _detect_json(data: bytes, path: str | os.PathLike) -> str:
-    if b'_NODE"' in data[:65536]:
-        return "chakra"
-    if b'"schema"' in data[:65536] and b'"nodes"' in data[:65536]:
-        return "execution-trace"
-    for mark, format in (
-        (b'"fpgaLatency"', "dnn-partitioning"),
-        (b'"TMPCs"', "piper"),
-        (b'"compute_us"', "baechi"),
-        (b'"ops"', "json"),
-    ):
-        if mark in data:
-            return format
-    if b'"directed"' in data or b'"links"' in data:
-        return "networkx"
-    raise InvalidInput("JSON, but neither ops nor nodes of a known format", source=path)
+    """Detect the format of a file from its content. Raises :class:`InvalidInput` if no importer detects it."""
+    formats = SHELF.load()
+    for one in sorted(formats.values(), key=lambda one: one.general):
+        if one.detects(data, str(path)):
+            return one.name
+    if is_json(data):
+        raise InvalidInput("JSON, but neither ops nor nodes of a known format", source=path)
+    raise InvalidInput(f"not a graph in any known format ({', '.join(formats)})", source=path)

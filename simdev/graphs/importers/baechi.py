@@ -12,11 +12,12 @@ name the same ``loc:@`` are colocated.
 from __future__ import annotations
 
 from simdev.errors import InvalidInput
-from simdev.graphs.importers import Imported
+from simdev.graphs.importers import Imported, importer, json_with
 from simdev.graphs.importers.reading import Fields, json_object, name_of
 from simdev.problem.graph import GraphBuilder
 
 
+@importer("baechi", detects=json_with(b'"compute_us"'))
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     nodes: dict[str, Fields] = {}
     for row in json_object(data, path).rows("nodes"):

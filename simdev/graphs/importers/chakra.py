@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from simdev.errors import InvalidInput, quoted
 from simdev.files import text_of
-from simdev.graphs.importers import Imported
+from simdev.graphs.importers import Imported, importer, is_json
 from simdev.graphs.importers.reading import name_of, varint, whole_number
 from simdev.problem.graph import MAX_BYTES, MAX_OPS, GraphBuilder
 
@@ -65,6 +65,11 @@ class ChakraNode:
     attributes: dict[str, object] = field(default_factory=dict)
 
 
+def _detects(data: bytes, path: str) -> bool:
+    return path.endswith(".et") or (is_json(data) and b'_NODE"' in data[:65536])
+
+
+@importer("chakra", detects=_detects)
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     nodes = _from_json(data, path) if data.lstrip()[:1] in (b"{", b"[") else _from_protobuf(data, path)
     work = [node for node in nodes if node.type not in NO_WORK]

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from simdev.errors import InvalidInput, quoted
 from simdev.files import text_of
-from simdev.graphs.importers import Imported
+from simdev.graphs.importers import Imported, importer
 from simdev.graphs.importers.reading import Fields, name_of
 from simdev.problem.graph import GraphBuilder
 
@@ -31,6 +31,11 @@ _TOKEN = re.compile(
 MAX_DEPTH = 32
 
 
+def _detects(data: bytes, path: str) -> bool:
+    return re.match(rb"(#[^\n]*\n\s*)*(node|cost_graph)\s*:?\s*[{<]", data[:65536].lstrip()) is not None
+
+
+@importer("cost-graph", detects=_detects)
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     nodes = [Fields(_flat(node), path, f"node {number}") for number, node in enumerate(read_nodes(data, path))]
     builder = GraphBuilder(name_of(path), meta={"source": "TensorFlow CostGraphDef"})

@@ -10,7 +10,7 @@ its inputs. Views share a storage, so a view is not a tensor of the graph. If a 
 from __future__ import annotations
 
 from simdev.errors import InvalidInput
-from simdev.graphs.importers import Imported
+from simdev.graphs.importers import Imported, importer, json_with
 from simdev.graphs.importers.reading import Fields, json_object, name_of
 from simdev.problem.graph import GraphBuilder
 
@@ -32,6 +32,7 @@ NO_WORK = frozenset(
 )
 
 
+@importer("execution-trace", detects=json_with(b'"schema"', b'"nodes"', within=65536))
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     document = json_object(data, path)
     document.text("schema")

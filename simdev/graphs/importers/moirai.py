@@ -17,9 +17,8 @@ import re
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.graphs.importers import Imported
+from simdev.graphs.importers import Imported, importer, xls
 from simdev.graphs.importers.reading import name_of, read_input
-from simdev.graphs.importers.xls import first_sheet
 from simdev.problem.costs import CostTable
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.problem import Problem, Rules
@@ -29,6 +28,7 @@ NS = 1e6  # ms
 BITS_FROM = 1e8  # capacities from here on are in bits
 
 
+@importer("moirai", detects=lambda data, path: data.startswith(xls.MAGIC))
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     sheet = _Sheet(data, path)
     graph, tasks, _ = sheet.graph()
@@ -79,7 +79,7 @@ class _Task:
 
 class _Sheet:
     def __init__(self, data: bytes, path):
-        self.path, self.cells = path, first_sheet(data, path)
+        self.path, self.cells = path, xls.first_sheet(data, path)
         self.columns = {str(text): column for (row, column), text in self.cells.items() if row == 0}
         self.devices = sum(bool(re.fullmatch(r"p\d+", name)) for name in self.columns)
         needed = ["task", "dir_succ", "mi"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simdev.errors import InvalidInput
-from simdev.graphs.importers import Imported
+from simdev.graphs.importers import Imported, importer, is_json
 from simdev.graphs.importers.plain import build, op_row
 from simdev.graphs.importers.reading import Fields, json_object, name_of
 from simdev.problem.graph import ComputationGraph
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     import networkx
 
 
+def _detects(data: bytes, path: str) -> bool:
+    return is_json(data) and (b'"directed"' in data or b'"links"' in data)
+
+
+@importer("networkx", detects=_detects, general=True)
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     document = json_object(data, path)
     if not document.flag("directed", True):

@@ -22,7 +22,8 @@ import math
 import os
 
 from simdev.errors import InvalidInput, Unsupported
-from simdev.graphs.importers import Imported
+from simdev.graphs.importers import Imported, importer
+from simdev.graphs.importers.onnx_payload import read_model
 from simdev.graphs.importers.onnx_shapes import propagate, shape_of
 from simdev.graphs.importers.reading import name_of
 from simdev.problem.graph import GraphBuilder
@@ -67,6 +68,11 @@ class _Value:
 _NOTHING = _Value(0, None)
 
 
+def _detects(data: bytes, path: str) -> bool:
+    return data.startswith(b"\x08") or path.endswith(".onnx")  # protobuf: field 1, the version of a model
+
+
+@importer("onnx", detects=_detects, general=True, suffix=".onnx", read=read_model)
 def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str) -> Imported:
     model = _load(data, path)
     graph = model.graph

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from simdev.graphs.importers import Imported
+from simdev.graphs.importers import Imported, importer, json_with
 from simdev.graphs.importers.reading import Fields, json_object, name_of
 from simdev.problem.graph import GraphBuilder
 
 BYTES_PER_COST = 2**31 / 1000
 
 
+@importer("dnn-partitioning", detects=json_with(b'"fpgaLatency"'))
 def parse(data: bytes, path, *, format: str, device_kind: str, fix_units: bool = False) -> Imported:
     document = json_object(data, path)
     nodes, edges = document.rows("nodes"), document.rows("edges")

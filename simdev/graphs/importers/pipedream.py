@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from simdev.errors import InvalidInput
 from simdev.files import text_of
-from simdev.graphs.importers import Imported
+from simdev.graphs.importers import Imported, importer
 from simdev.graphs.importers.reading import Fields, name_of
 from simdev.problem.graph import GraphBuilder
 
@@ -41,6 +41,12 @@ class ProfiledLayer:
     parameters: int
 
 
+def _detects(data: bytes, path: str) -> bool:
+    first = data[:65536].lstrip().split(b"\n", 1)[0]
+    return first.startswith(b"node") and b" -- " in first
+
+
+@importer("pipedream", detects=_detects)
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     layers, inputs = read_layers(text_of(data, path), path)
     builder = GraphBuilder(name_of(path), meta={"source": "PipeDream profile"})

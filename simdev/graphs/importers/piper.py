@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import re
 
-from simdev.graphs.importers import Imported
+from simdev.graphs.importers import Imported, importer, json_with
 from simdev.graphs.importers.reading import json_object, name_of
 from simdev.problem.graph import GraphBuilder
 
 
+@importer("piper", detects=json_with(b'"TMPCs"'))
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     document = json_object(data, path)
     nodes = document.rows("nodes")

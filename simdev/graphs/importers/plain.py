@@ -37,7 +37,7 @@ from collections.abc import Hashable
 
 from simdev.errors import InvalidInput
 from simdev.files import text_of, write_text
-from simdev.graphs.importers import Imported
+from simdev.graphs.importers import Imported, importer, is_json, json_with
 from simdev.graphs.importers.reading import Fields, json_object, name_of
 from simdev.problem.graph import PHASES, ComputationGraph, GraphBuilder
 
@@ -46,6 +46,13 @@ _SIZES = ("flops", "bytes_read", "bytes_written", "persistent_bytes", "workspace
 _KEYS = {"name", "kind", "phase", "layer", "signature", "group", "outputs", "inputs", "ns", *_SIZES}
 
 
+def _is_csv(data: bytes, path: str) -> bool:
+    first = data[:65536].lstrip().split(b"\n", 1)[0]
+    return not is_json(data) and b"," in first and b"name" in first.replace(b'"', b"").split(b",")
+
+
+@importer("csv", detects=_is_csv, general=True)
+@importer("json", detects=json_with(b'"ops"'), general=True)
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     if format == "csv":
         return build(Fields({"name": name_of(path), "ops": _csv_ops(text_of(data, path), path)}, path, ""), path)

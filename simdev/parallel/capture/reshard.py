@@ -16,12 +16,12 @@ from functools import lru_cache
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.graphs.capture import sentence
 from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture.stage import fake_process_group
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.collectives import route
 from simdev.parallel.mesh import Mesh
+from simdev.user_file import sentence
 
 
 @dataclass(frozen=True)

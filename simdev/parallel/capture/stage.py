@@ -19,7 +19,6 @@ from functools import lru_cache
 from math import gcd, prod
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
-from simdev.graphs.capture import sentence
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
 from simdev.parallel.capture import kept
 from simdev.parallel.capture.cut import cut
@@ -27,6 +26,7 @@ from simdev.parallel.capture.matching import check_matching
 from simdev.parallel.capture.split import SplitBackward, keep_gathered, reduce_gradients
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.program import NotRepeating, Segment, stretch
+from simdev.user_file import sentence
 
 FEW = 3  # layers in the shorter capture: a first one, a last one, and one in between (FSDP prefetches across layers)
 TIMES = ("first", "second", "further")

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
-from simdev.graphs.capture import import_file, sentence
 from simdev.graphs.workload import CustomStep, InferenceStep, TrainingStep
 from simdev.parallel.capture.cut import cut
 from simdev.parallel.capture.matching import check_matching
@@ -26,6 +25,7 @@ from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import Action
 from simdev.parallel.program import Segment
 from simdev.parallel.rank_program import Piece, RankProgram
+from simdev.user_file import import_file, sentence
 
 
 def capture_step_file(target: str, mesh: Mesh, *, name: str | None = None, batch: int = 0, length: int = 0):
@@ -38,8 +38,6 @@ def capture_step_file(target: str, mesh: Mesh, *, name: str | None = None, batch
     path, _, function = target.rpartition(":")
     if not path or not function.isidentifier():
         raise InvalidInput("expected FILE.py:FUNCTION", source=target)
-    if not Path(path).is_file():
-        raise InvalidInput("no such file", source=path)
     make = getattr(import_file(Path(path)), function, None)
     if not callable(make):
         raise InvalidInput("no such function", source=path, field=function)

@@ -30,6 +30,7 @@ HEAT = 0.01  # mean slack at the start of the annealing, as a share of the best 
 class Coarse(Guided):
     """Moves whole groups. Hosts may take what they do not do too slowly."""
 
+    around: Groups
     sweeps = False
 
     def __init__(self, problem: Problem, allowed: np.ndarray, budget, rng):

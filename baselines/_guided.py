@@ -12,7 +12,7 @@ import numpy as np
 from simdev.baselines._climb import Neighbourhood
 from simdev.baselines._critical import Critical, critical
 from simdev.baselines._order import fifo_starts, ordered, path_keys, priority_of
-from simdev.baselines._search import SearchState, draw_device, starts, with_spacious_hosts
+from simdev.baselines._search import Candidate, SearchState, draw_device, starts, with_spacious_hosts
 from simdev.baselines._sweep import Sweep, pays
 from simdev.baselines._units import capacities, choices, used_devices
 from simdev.placers.budget import Budget, Share
@@ -162,13 +162,13 @@ class Guided:
 
     # Moves
 
-    def _propose(self, state: SearchState) -> SearchState | None:
+    def _propose(self, state: SearchState) -> Candidate | None:
         if self.ordered and self.rng.random() < self.moves.order:
             return self._reorder(state)
         for _ in range(TRIES):
             devices = self._move(state.devices)
             if devices is not None:
-                return SearchState(devices, state.bias)
+                return Candidate(devices, state.bias)
         return None
 
     def _move(self, devices: np.ndarray) -> np.ndarray | None:
@@ -177,7 +177,7 @@ class Guided:
         if self.tight and self.rng.random() < EXCHANGES:
             return self._exchange(devices)
         if draw < moves.critical and self.path is not None:
-            return self._move_on_path(devices)
+            return self._move_on_path(devices, self.path)
         if draw < moves.critical + moves.cut:
             ops = devices[self.unit_of_op]
             edge = int(self.rng.integers(max(1, len(self.source))))
@@ -190,8 +190,7 @@ class Guided:
             return self._swap(devices)
         return self.around.draw(self.rng, devices)
 
-    def _move_on_path(self, devices: np.ndarray) -> np.ndarray | None:
-        path = self.path
+    def _move_on_path(self, devices: np.ndarray, path: Critical) -> np.ndarray | None:
         if len(path.sends) and self.rng.random() < 0.6:
             tensor, there = path.sends[int(self.rng.integers(len(path.sends)))].tolist()
             readers = self.graph.consumers[self.graph.consumer_ptr[tensor] : self.graph.consumer_ptr[tensor + 1]]
@@ -262,7 +261,7 @@ class Guided:
         moved[units] = target
         return moved
 
-    def _reorder(self, state: SearchState) -> SearchState:
+    def _reorder(self, state: SearchState) -> Candidate:
         """Shift the keys of some ops: of one that waited for its device, over the op that ran before it, or of any op,
         by a random time. The op shifts alone or with the units around it."""
         path, rng = self.path, self.rng
@@ -280,7 +279,7 @@ class Guided:
             group = np.zeros(self.graph.n_units, bool)
             group[self.around.members(rng, int(self.unit_of_op[op]), state.devices)] = True
             shifted |= group[self.unit_of_op]
-        return SearchState(state.devices, state.bias + shift * shifted)
+        return Candidate(state.devices, state.bias + shift * shifted)
 
 
 def search_from(

@@ -235,7 +235,7 @@ def _gains(now: Score, found: list[Score]) -> np.ndarray:
     if now.fits:
         gains[: len(found)] = [1 - score.step_ns / now.step_ns if score.fits else 0.0 for score in found]
     else:
-        gains[: len(found)] = [1 - score.overflow_bytes / now.overflow_bytes for score in found]
+        gains[: len(found)] = [1 - score.known_overflow_bytes / now.known_overflow_bytes for score in found]
     return np.maximum(gains, 0)
 
 
@@ -353,12 +353,14 @@ def main() -> None:
     def note(line):
         print(line, file=sys.stderr, flush=True)
 
-    rounds, network = [], None
+    rounds = []
+    network: Network | None = None
     for first in (0, given.graphs):
         rounds.append(collect(given.seed, range(first, first + given.graphs), given.states, network, note))
-        network, report = fit(*(np.concatenate(parts) for parts in zip(*rounds, strict=True)), given.seed)
+        features, gains = (np.concatenate(parts) for parts in zip(*rounds, strict=True))
+        network, report = fit(features, gains, given.seed)
         note(report)
-    np.savez(given.out, **network._asdict())
+        np.savez(given.out, **network._asdict())
 
 
 if __name__ == "__main__":

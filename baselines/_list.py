@@ -96,7 +96,7 @@ def tables(problem: Problem, *, forward_only: bool) -> Tables:
     unit_bytes = np.zeros(count, np.int64)
     np.add.at(unit_bytes, label, held)
     forbidden = np.zeros((len(allowed), count), np.int64)
-    np.add.at(forbidden, (slice(None), label), ~allowed)
+    np.add.at(forbidden.T, label, ~allowed.T)
     return Tables(
         forbidden == 0,
         costs.device_op_ns,
@@ -197,19 +197,19 @@ def fit(
     the problem use any.
     """
     capacity = capacities(problem)
-    best, least = None, None
+    best, least = None, 0
     priority = None if order is None or not ordered(problem) else priority_of_list(problem, order)
     for share in HEADROOM_SHARES:
         units = build((capacity * share).astype(np.int64))
         placement = Placement(units[problem.graph.unit_of_op], priority)
         if not budget.open:
-            return best or placement
+            break
         score = budget.evaluate(placement.devices, priority=priority)
-        if least is None or score.overflow_bytes < least:
-            best, least = placement, score.overflow_bytes
+        if best is None or score.known_overflow_bytes < least:
+            best, least = placement, score.known_overflow_bytes
         if score.fits:
             break
-    return best
+    return best or placement
 
 
 def follow_forward(problem: Problem, unit_device: np.ndarray, allowed: np.ndarray) -> np.ndarray:

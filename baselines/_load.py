@@ -11,6 +11,7 @@ from simdev.errors import Unsupported
 from simdev.exact.dp import Split
 from simdev.exact.load import LoadProblem
 from simdev.exact.training import alike_accelerators, load_of
+from simdev.placers.score import Score
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 
@@ -27,7 +28,7 @@ def place_by_load(problem: Problem, budget, solve: Callable[[LoadProblem], Solve
     The budget's ``proof`` says how good the split is for the model.
     """
     accelerators = alike_accelerators(problem)
-    best = least = None
+    best: tuple[Score, np.ndarray] | None = None
     for share in MEMORY_SHARES:
         limits = "" if share == 1 else f", {share:.0%} of the memory"
         try:
@@ -42,13 +43,13 @@ def place_by_load(problem: Problem, budget, solve: Callable[[LoadProblem], Solve
         if not budget.open:
             if best is None:
                 budget.proof = proof + limits
-            return Placement(devices if best is None else best)
+            break
         score = budget.evaluate(devices)
-        if best is None or score < least:
-            best, least, budget.proof = devices, score, proof + limits
+        if best is None or score < best[0]:
+            best, budget.proof = (score, devices), proof + limits
         if score.fits:
             break
-    return Placement(best)
+    return Placement(devices if best is None else best[1])
 
 
 def _devices(problem: Problem, accelerators: list[int], split: Split) -> np.ndarray:

@@ -53,15 +53,15 @@ def look(g, devices, start, finish, step, x_tensor, x_target, x_finish, slack, w
     for op in range(n):
         ready = np.int64(0)
         for slot in range(g.input_ptr[op], g.input_ptr[op + 1]):
-            tensor = np.int64(g.inputs[slot])
-            maker = g.producer[tensor]
+            read = np.int64(g.inputs[slot])
+            maker = g.producer[read]
             if devices[maker] == devices[op]:
                 ready = max(ready, finish[maker])
             else:
                 low, high = 0, len(x_tensor)
                 while low < high:
                     middle = (low + high) >> 1
-                    if x_tensor[middle] < tensor or (x_tensor[middle] == tensor and x_target[middle] < devices[op]):
+                    if x_tensor[middle] < read or (x_tensor[middle] == read and x_target[middle] < devices[op]):
                         low = middle + 1
                     else:
                         high = middle

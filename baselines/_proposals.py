@@ -9,7 +9,7 @@ import numpy as np
 
 from simdev.baselines._critical import critical
 from simdev.baselines._guided import EXCHANGES, TRIES, Guided
-from simdev.baselines._search import SearchState, weight_of_unit
+from simdev.baselines._search import Candidate, SearchState, weight_of_unit
 from simdev.baselines._units import used_devices
 from simdev.errors import InvalidInput
 from simdev.placers.budget import Budget
@@ -258,18 +258,18 @@ class Proposed(Guided):
     def _trace(self, state: SearchState) -> None:
         """Nothing: :meth:`see` traces the path of each state."""
 
-    def _propose(self, state: SearchState) -> SearchState | None:
+    def _propose(self, state: SearchState) -> Candidate | None:
         for _ in range(TRIES if self.tight and self.rng.random() < EXCHANGES else 0):
             devices = self._exchange(state.devices)
             if devices is not None:
-                return SearchState(devices, state.bias)
+                return Candidate(devices, state.bias)
         for _ in range(TRIES):
             count = self.draw(state)
             new = [row for row in range(count) if self.code ^ int(self.changes[row]) not in self.visited]
             if new:
                 row = self._chosen(count, new)
                 self.visited.add(self.code ^ int(self.changes[row]))
-                return SearchState(self.moved(state.devices, row), state.bias)
+                return Candidate(self.moved(state.devices, row), state.bias)
         return super()._propose(state)
 
     def _chosen(self, count: int, new: list[int]) -> int:

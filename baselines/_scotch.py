@@ -75,7 +75,7 @@ def target_description(speeds: np.ndarray, distances: np.ndarray) -> str:
     apart = ~np.eye(len(speeds), dtype=bool)
     unit = distances[apart].min(initial=np.inf)
     spans = np.maximum(1, np.rint(DISTANCE_SCALE * distances / unit)).astype(int)
-    domain = {}
+    domain: dict[int, int] = {}
     _bipartition(list(range(len(speeds))), 1, distances, domain)
     lines = ["deco", "0", f"{len(speeds)} {max(domain.values())}"]
     lines += [f"{number} {weights[number]} {domain[number]}" for number in range(len(speeds))]

@@ -21,7 +21,14 @@ class SearchState(NamedTuple):
 
     devices: np.ndarray
     bias: np.ndarray
-    score: Score | None = None
+    score: Score
+
+
+class Candidate(NamedTuple):
+    """A :class:`SearchState` that was drawn and not evaluated."""
+
+    devices: np.ndarray
+    bias: np.ndarray
 
 
 class Incumbent:
@@ -159,7 +166,7 @@ def atoms(problem: Problem) -> np.ndarray:
 
 def draw_device(rng: np.random.Generator, allowed: np.ndarray, units: np.ndarray, current: int) -> int:
     """A device other than ``current`` that may take all of ``units``, drawn uniformly; -1 if there is none."""
-    common = allowed[:, units].all(axis=1)
+    common = np.all(allowed[:, units], axis=1)
     common[current] = False
     options = np.flatnonzero(common)
     return int(rng.choice(options)) if len(options) else -1

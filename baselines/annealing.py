@@ -40,11 +40,11 @@ def annealing(problem, *, rng, budget, alpha):
     incumbent = Incumbent(problem, budget, begin[0])
     if not budget.open:
         return Placement.of_units(problem, incumbent.devices)
-    incumbent.evaluate(np.stack(begin))
+    scores = incumbent.evaluate(np.stack(begin))
     layers = _members(layer_of_unit(problem))
     walk = max(1, int(min(budget.evaluations, LONGEST_WALK * RETURNS)) // RETURNS)
     current = best = incumbent.devices
-    cost = least = _cost_ms(incumbent.score)
+    cost = least = _cost_ms(min(scores))
     steps = 0
     while budget.open:
         proposal = _propose(rng, allowed, layers, current)
@@ -62,7 +62,7 @@ def annealing(problem, *, rng, budget, alpha):
 
 
 def _cost_ms(score: Score) -> float:
-    return score.step_ns / 1e6 + MB_PENALTY_MS * score.overflow_bytes / 1e6
+    return score.step_ns / 1e6 + MB_PENALTY_MS * score.known_overflow_bytes / 1e6
 
 
 def _members(group: np.ndarray) -> list[np.ndarray]:

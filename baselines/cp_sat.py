@@ -14,6 +14,7 @@ from simdev.exact.blocks import blocks as make_blocks
 from simdev.exact.makespan import solve_makespan
 from simdev.placers.budget import Budget
 from simdev.placers.placer import SHELF, placer
+from simdev.placers.score import Score
 from simdev.problem.placement import Placement
 from simdev.sim import simulate
 
@@ -69,7 +70,9 @@ class _Search:
     """Keeps the best placement so far by the simulator's score."""
 
     def __init__(self, problem, budget):
-        self.problem, self.budget, self.best, self.score = problem, budget, None, None
+        self.problem, self.budget = problem, budget
+        self.best: np.ndarray | None = None
+        self.score: Score | None = None
         self.priority: np.ndarray | None = None  # None: the default priorities
 
     def evaluate(self, devices) -> None:
@@ -114,18 +117,18 @@ class _Search:
 
     def refine(self, rng) -> None:
         """Spend the remaining evaluations on moves in the full graph, which no block model contains."""
-        if not self.budget.open:
+        if not self.budget.open or self.best is None or self.score is None:
             return
         if ordered(self.problem):
             found = search_from(self.problem, self.budget, rng, [Placement(self.best)], 1)
             self.best, self.priority = found.devices, found.priority
             return
         unit_first = np.unique(self.problem.graph.unit_of_op, return_index=True)[1]
-        found = Incumbent(self.problem, self.budget, self.best[unit_first])
+        best = Incumbent(self.problem, self.budget, self.best[unit_first])
         moves = Neighbourhood(self.problem, choices(self.problem))
-        climb(found, moves, rng, found.devices, self.score, self.budget.share(1))
-        if found.score is not None and found.score < self.score:
-            self.score, self.best = found.score, found.devices[self.problem.graph.unit_of_op]
+        climb(best, moves, rng, best.devices, self.score, self.budget.share(1))
+        if best.score is not None and best.score < self.score:
+            self.score, self.best = best.score, best.devices[self.problem.graph.unit_of_op]
 
 
 def _neighbourhood(problem, blocks, devices, order, free, turn, rng) -> np.ndarray:

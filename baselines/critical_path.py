@@ -52,7 +52,8 @@ def dominant_sequence_clusters(graph, table, duration: np.ndarray, transfer: np.
     top, dominant, missing = [0] * n, [-1] * n, [0] * n  # start bound so far and the predecessor that sets it
     cluster_of_unit: dict[int, int] = {}
     ends: list[int] = []  # when each cluster's last op ends
-    free, partly = [], []
+    free: list[tuple[int, int]] = []  # heaps of (minus the length of the longest path through the op, op)
+    partly: list[tuple[int, int]] = []
     for op in range(n):
         if scope[op]:
             missing[op] = sum(not lazy[producer[t]] for t in inputs[input_ptr[op] : input_ptr[op + 1]])

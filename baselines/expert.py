@@ -84,12 +84,13 @@ def _chain_stages(graph, rules, k: int) -> np.ndarray:
     """Stage of each layer name, or -1: positions in order, cut into ``k`` runs of about as many layers each."""
     position = [_position(layer, rules) for layer in graph.layers]
     forward = np.unique(graph.op_layer[graph.op_phase == 0])
-    chain = sorted({position[layer] for layer in range(len(position)) if position[layer] is not None})
+    chain = sorted({place for place in position if place is not None})
     count = dict.fromkeys(chain, 0)
     for layer in forward:
         if position[layer] is not None:
             count[position[layer]] += 1
-    total, before, stage = max(1, sum(count.values())), 0, {None: -1}
+    total, before = max(1, sum(count.values())), 0
+    stage: dict[tuple | None, int] = {None: -1}
     for place in chain:
         stage[place] = min(k - 1, int(k * (before + count[place] / 2) / total))
         before += count[place]

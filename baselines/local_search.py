@@ -27,6 +27,6 @@ def local_search(problem, *, rng, budget):
         return search_from(problem, budget, rng, [Placement.of_units(problem, devices) for devices in begin], 1)
     best = Incumbent(problem, budget, begin[0])
     if budget.open:
-        best.evaluate(np.stack(begin))
-        climb(best, Neighbourhood(problem, allowed), rng, best.devices, best.score, budget.share(1))
+        scores = best.evaluate(np.stack(begin))
+        climb(best, Neighbourhood(problem, allowed), rng, best.devices, min(scores), budget.share(1))
     return Placement.of_units(problem, best.devices)

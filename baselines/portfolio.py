@@ -37,12 +37,12 @@ def portfolio(problem, *, rng, budget):
         tried.setdefault(best.evaluate(devices[None])[0], devices)
         if not budget.open:
             break
-    if tried and budget.open and not best.score.fits:
-        found = (Placement.of_units(problem, devices) for _, devices in sorted(tried.items()))
-        return search_from(problem, budget, rng, found, CLIMBS)
+    if best.score is not None and budget.open and not best.score.fits:
+        begin = (Placement.of_units(problem, devices) for _, devices in sorted(tried.items()))
+        return search_from(problem, budget, rng, begin, CLIMBS)
     neighbourhood, share = Neighbourhood(problem, allowed), budget.share(2 * CLIMBS)
     for score in sorted(tried)[:CLIMBS]:
         climb(best, neighbourhood, rng, tried[score], score, share)
-    if tried:
+    if best.score is not None:
         climb(best, neighbourhood, rng, best.devices, best.score, budget.share(1))
     return Placement.of_units(problem, best.devices)

@@ -75,12 +75,12 @@ def text_of(data: bytes, source: object) -> str:
         raise InvalidInput(f"not text (byte {error.start}: {error.reason})", source=source) from None
 
 
-def read_json(path: str | os.PathLike, most: int = MAX_DOCUMENT) -> object:
+def read_json(path: str | os.PathLike, most: int = MAX_DOCUMENT) -> Any:
     """The value of a JSON file (see :func:`read_bytes` and :func:`parse_json`)."""
     return parse_json(read_bytes(path, most), path)
 
 
-def parse_json(text: str | bytes, source: object, field: str | None = None) -> object:
+def parse_json(text: str | bytes, source: object, field: str | None = None) -> Any:
     """A JSON value. Raises :class:`InvalidInput` for anything else, also for NaN, infinities, numbers beyond a double,
     halves of surrogate pairs and values nested too deep."""
     try:

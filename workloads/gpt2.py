@@ -58,7 +58,8 @@ def _model(length, layers, units, heads, vocabulary):
 
         def forward(self, x):
             split = self.query_key_value(x).view(*x.shape[:2], 3, heads, units // heads).permute(2, 0, 3, 1, 4)
-            mixed = F.scaled_dot_product_attention(*split.unbind(0), is_causal=True)
+            query, key, value = split.unbind(0)
+            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
             return self.output(mixed.transpose(1, 2).reshape(x.shape))
 
     class Layer(nn.Module):

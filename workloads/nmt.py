@@ -90,7 +90,7 @@ def _model(units, vocabulary, layers, google):
 
         def forward(self, tokens):
             embedded = self.embedding(tokens).unbind(0)
-            steps = [(output,) for output in _unroll(self.layer0, [(x,) for x in embedded])]
+            steps: list[tuple] = [(output,) for output in _unroll(self.layer0, [(x,) for x in embedded])]
             if google:
                 back = _unroll(self.layer0_reversed, [(x,) for x in reversed(embedded)])
                 steps = [(*forth, output) for forth, output in zip(steps, reversed(back), strict=True)]

@@ -14,7 +14,8 @@ from simdev.baselines.planners._stages import Option, choice_of, stage_sizes
 from simdev.errors import Unsupported
 from simdev.parallel.mesh import Mesh
 from simdev.planners import planner
-from simdev.planners.estimate import MARGIN
+from simdev.planners.estimate import MARGIN, Estimate
+from simdev.planners.job import Choice
 
 MET = 8  # plans that are simulated
 MOVES = ("degrees", "recompute", "bound", "split", "merge", "trade", "sequences")
@@ -39,7 +40,7 @@ TRIES = 200  # draws, until a proposal is a plan of the job
     ),
 )
 def flexflow(job, *, rng, budget, beta, proposals):
-    met = {}
+    met: dict[Choice, Estimate] = {}
     for start in (data_parallel(job), random_plan(job, rng)):
         if start is not None:
             chain(job, rng, budget, met, start, beta, proposals)
@@ -146,6 +147,7 @@ def proposal(job, rng, plan):
     mesh, kind, n = stages[place]
     free = job.ranks - sum(mesh.ranks for mesh, _, _ in stages)
     move = MOVES[rng.integers(len(MOVES))]
+    new: tuple[tuple, ...]  # the stages in place of the drawn one, or of it and the next
     if move == "sequences":
         return sequences, stages
     if move == "degrees":

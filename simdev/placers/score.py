@@ -28,6 +28,14 @@ class Score:
         """True if the placement is known to fit in memory."""
         return self.overflow_bytes == 0
 
+    @property
+    def known_overflow_bytes(self) -> int:
+        """``overflow_bytes`` where an evaluation without ``below`` has computed it. Raises :class:`ValueError` if it
+        was not computed."""
+        if self.overflow_bytes is None:
+            raise ValueError("the memory of this placement was not computed")
+        return self.overflow_bytes
+
     def __lt__(self, other: Score) -> bool:
         if not isinstance(other, Score):
             return NotImplemented

@@ -105,7 +105,7 @@ def small(mesh, part: Part, *, width, layers, heads, vocabulary, length, microba
         torch._foreach_copy_(gradients, [piece.view_as(g) for piece, g in zip(pieces, gradients, strict=True)])
 
     def optimizer(module):
-        kinds = {}  # a fused optimizer takes sharded and whole parameters apart
+        kinds: dict[type, list] = {}  # a fused optimizer takes sharded and whole parameters apart
         for parameter in module.parameters():
             kinds.setdefault(type(parameter), []).append(parameter)
         return torch.optim.AdamW([{"params": group} for group in kinds.values()], lr=1e-4, fused=True)

@@ -47,7 +47,7 @@ def plan(
         Path | None, typer.Option(help="Write a picture (SVG) of the best pipeline.", callback=in_a_folder)
     ] = None,
     write: Annotated[
-        str | None, typer.Option(help="Print a configuration: torchtitan, megatron, accelerate, deepspeed or fsdp.")
+        str | None, typer.Option(help="Print a configuration: torchtitan, transformers, accelerate, deepspeed or megatron.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write it there.", callback=in_a_folder)] = None,
     backend: BackendOption = Backend.local,
@@ -156,7 +156,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _writer(write: str | None):
     if write is None:
         return None
-    from simdev.integrations.training_config import find_writer
+    from simdev.integrations.configs import find_writer
 
     return find_writer(write)
 

@@ -1,0 +1,60 @@
+"""DeepSpeed: ZeRO's configuration, and the blocks that are recomputed."""
+
+from __future__ import annotations
+
+import json
+
+from simdev.errors import Unsupported
+from simdev.integrations.configs.settings import BLOCKS, header, refuse, refuse_precision, settings_of
+from simdev.planners import Choice, Job
+
+RELEASE = "DeepSpeed 0.19"
+
+
+def write(job: Job, choice: Choice) -> str:
+    """A module with ``CONFIG``, for ``deepspeed.initialize(model=prepare(model), config=CONFIG)``: ZeRO stage 3 where
+    parameters are sharded, stage 0 where they are not. ``prepare`` wraps the blocks that the plan
+    recomputes: DeepSpeed's configuration has no switch for that."""
+    settings, mesh = settings_of(job, choice), choice.mesh
+    refuse(settings, "a DeepSpeed configuration", "pp", "cp", "ep")
+    refuse_precision(settings, "a DeepSpeed configuration", "mixed", "mixed-float16", "float32")
+    if mesh["dp_shard"] > 1 and settings.microbatches > 1 and not settings.reduce_each:
+        raise Unsupported(f"ZeRO 3 reduces gradients after each microbatch, and the plan {choice} does not")
+    if settings.recompute == "selective":
+        raise Unsupported("simdev writes no DeepSpeed code that recomputes parts of a block (selective)")
+    if mesh["dp_shard"] > 1 and mesh["dp_replicate"] > 1:
+        raise Unsupported(
+            "DeepSpeed 0.19 no longer replicates groups of shards (MiCS), and this plan does: dp_replicate"
+        )
+    zero: dict[str, object] = {"stage": 3 if mesh["dp_shard"] > 1 else 0}
+    document = {
+        "train_batch_size": settings.batch,
+        "train_micro_batch_size_per_gpu": settings.microbatch,
+        "gradient_accumulation_steps": settings.microbatches,
+        "bf16": {"enabled": settings.precision == "mixed"},
+        "fp16": {"enabled": settings.precision == "mixed-float16"},
+        "zero_optimization": zero,
+        "tensor_parallel": {"autotp_size": mesh["tp"]},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    }
+    text = json.dumps(document, indent=4).replace("true", "True").replace("false", "False")
+    lines = [f"LENGTH = {settings.length}  # tokens of a sequence", f"CONFIG = {text}", "", ""]
+    if settings.recompute == "full":
+        block = BLOCKS.get(job.model.name, "YourBlock")
+        lines += [
+            f'RECOMPUTED = "{block}"  # the class of the block that repeats',
+            "",
+            "",
+            "def prepare(model):",
+            '    """Keep the input of each block only, and compute the block again in its backward pass."""',
+            "    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrapper",
+            "",
+            "    wrapper.apply_activation_checkpointing(model, check_fn=lambda m: type(m).__name__ == RECOMPUTED)",
+            "    return model",
+        ]
+    else:
+        lines += ["def prepare(model):", "    return model"]
+    gpus = min(job.ranks, job.cluster.gpus)
+    nodes = max(1, job.ranks // gpus)
+    run = f"deepspeed --num_nodes {nodes} --num_gpus {gpus} train.py, where train.py imports this file"
+    return header(job, choice, RELEASE, run) + "\n".join(lines) + "\n"

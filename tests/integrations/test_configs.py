@@ -1,0 +1,359 @@
+"""The configurations that ``simdev plan --write`` writes. Each is loaded by its framework's own classes where the
+framework is installed, and what they say is compared with the plan, over drawn plans."""
+
+import ast
+import re
+import types
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from simdev.errors import UnknownName, Unsupported
+from simdev.integrations.configs import find_writer, targets
+from simdev.integrations.configs.settings import Settings, settings_of
+from simdev.parallel import Mesh, find_model, load_cluster
+from simdev.planners import Choice, Job
+
+DRAWN = 200
+
+
+def make_job(model, cluster="dgx-h100[nodes=4]", batch=256, **changes):
+    found, parameters = find_model(model)
+    schedules = ("1f1b", "interleaved", "gpipe", "zero-bubble", "zbv")
+    return Job(
+        found,
+        {**parameters, **changes},
+        load_cluster(cluster),
+        batch,
+        schedules=schedules,
+        name=f"{model} on {cluster}",
+    )
+
+
+JOBS = {
+    "llama3-8b": lambda: make_job("llama3-8b"),
+    "llama3-8b, long": lambda: make_job("llama3-8b", length=32_768),
+    "llama3-70b": lambda: make_job("llama3-70b", "dgx-h100[nodes=8]", 1024),
+    "deepseek-v3": lambda: make_job("deepseek-v3", "dgx-h100[nodes=8]"),
+    "deepseek-v2lite": lambda: make_job("deepseek-v2lite", "dgx-h100"),
+    "mixtral-8x7b": lambda: make_job("mixtral-8x7b"),
+    "gpt-1.3b": lambda: make_job("gpt-1.3b", "dgx-a100"),
+    "gpt-18.4b": lambda: make_job("gpt-18.4b", "dgx-a100[nodes=2]"),
+    "small": lambda: make_job("small", "dgx-a100", 32),
+}
+
+
+def drawn_plans(seed):
+    """(job, choice) of random jobs, drawn from all of their plans."""
+    rng = np.random.default_rng(seed)
+    choices = {}
+    for name, make in JOBS.items():
+        job = make()
+        choices[name] = job, list(job.choices())
+    names = list(choices)
+    while True:
+        job, found = choices[names[rng.integers(len(names))]]
+        yield job, found[rng.integers(len(found))]
+
+
+def executed(text):
+    """The module that a Python configuration is."""
+    module = types.ModuleType("written")
+    exec(compile(text, "written.py", "exec"), module.__dict__)
+    return module
+
+
+def choice(microbatch=1, recompute="none", schedule="1f1b", layers=(), reduce_each=None, stages_per_rank=1, **sizes):
+    each = "pp" not in sizes if reduce_each is None else reduce_each
+    return Choice(Mesh(sizes), microbatch, recompute, schedule, stages_per_rank, layers, reduce_each=each)
+
+
+def test_every_target_is_found_by_its_presence():
+    assert targets() == sorted(targets()) and {"torchtitan", "transformers", "megatron"} <= set(targets())
+    with pytest.raises(UnknownName, match="did you mean 'megatron'"):
+        find_writer("megatrn")
+
+
+@pytest.mark.parametrize("target", targets())
+def test_a_plan_with_several_meshes_is_refused(target):
+    job = make_job("gpt-1.3b", "dgx-a100")
+    stages = (Mesh({"dp_replicate": 4}), Mesh({"tp": 4}))
+    with pytest.raises(Unsupported, match="several"):
+        find_writer(target)(job, Choice(Mesh({"pp": 2}), 4, stage_meshes=stages))
+
+
+REFUSED = [
+    ("transformers", "llama3-8b", choice(pp=2, dp_shard=16), "pp=2"),
+    ("transformers", "llama3-8b", choice(recompute="selective", dp_shard=32), "selective"),
+    ("transformers", "deepseek-v3", choice(dp_shard=2, ep=16, tp=2), "ep and tp"),
+    ("accelerate", "mixtral-8x7b", choice(dp_shard=4, ep=8), "ep=8"),
+    ("accelerate", "gpt-1.3b", choice(recompute="full", dp_replicate=8, reduce_each=False), "recompute"),
+    ("deepspeed", "llama3-8b, long", choice(dp_shard=8, cp=4), "cp=4"),
+    ("deepspeed", "llama3-8b", choice(dp_replicate=2, dp_shard=16), "dp_replicate"),
+    ("deepspeed", "llama3-8b", choice(dp_shard=32, reduce_each=False), "after each microbatch"),
+    ("torchtitan", "llama3-8b", choice(dp_shard=32, reduce_each=False), "after each microbatch"),
+    ("torchtitan", "mixtral-8x7b", choice(dp_shard=32), "no configuration"),
+    ("torchtitan", "deepseek-v3", choice(dp_shard=4, ep=8, tp=2), "ep and tp"),
+    ("megatron", "llama3-8b", choice(pp=2, dp_shard=16), "dp_shard and pp"),
+    ("megatron", "small", choice(dp_shard=8), "no arguments"),
+    ("megatron", "gpt-1.3b", choice(pp=4, dp_replicate=2, layers=(7, 6, 5, 6), reduce_each=False), "7/6/5/6"),
+    ("megatron", "gpt-1.3b", choice(pp=4, dp_replicate=2, schedule="gpipe", reduce_each=False), "gpipe"),
+]
+
+
+@pytest.mark.parametrize("target, model, refused, part", REFUSED)
+def test_a_part_that_a_target_cannot_say_is_refused_by_name(target, model, refused, part):
+    with pytest.raises(Unsupported, match=part):
+        find_writer(target)(JOBS[model](), refused)
+
+
+# What the files say -----------------------------------------------------------------------------------------------
+
+
+def read_torchtitan(text, job):
+    activation_checkpoint = pytest.importorskip("torchtitan.distributed.activation_checkpoint")
+    from torchtitan.distributed.parallel_dims import ParallelDims
+
+    config = executed(text).plan()
+    kinds = {"FullAC": "full", "SelectiveAC": "selective"}
+    policy = config.activation_checkpoint
+    recompute = "none" if policy is None else kinds[type(policy).__qualname__.split(".")[0]]
+    assert policy is None or isinstance(policy, activation_checkpoint.ActivationCheckpointing.Config)
+    training, p = config.training, config.parallelism
+    ParallelDims.from_config(p, job.ranks)  # which refuses degrees that do not multiply to the ranks
+    ep = p.expert_parallel_degree
+    assert p.data_parallel_shard_degree * p.context_parallel_degree * p.tensor_parallel_degree % ep == 0
+    sizes = {
+        "dp_replicate": p.data_parallel_replicate_degree,
+        "dp_shard": p.data_parallel_shard_degree // ep,
+        "ep": ep,
+        "cp": p.context_parallel_degree,
+        "tp": p.tensor_parallel_degree,
+        "pp": p.pipeline_parallel_degree,
+    }
+    replicas = p.data_parallel_replicate_degree * p.data_parallel_shard_degree
+    accumulated, rest = divmod(training.global_batch_size, training.local_batch_size * replicas)
+    assert rest == 0
+    pipeline = p.pipeline_parallel_degree > 1
+    microbatch = p.pipeline_parallel_microbatch_size if pipeline else training.local_batch_size
+    dense = sum(not hasattr(layer, "moe") or layer.moe is None for layer in config.model_spec.model.layers)
+    stages = p.module_fqns_per_model_part or []
+    layers = [sum(name.startswith("layers.") for name in stage) for stage in stages]
+    if pipeline and dense < len(config.model_spec.model.layers):
+        layers[0] -= dense
+    if pipeline:
+        assert [name for stage in stages for name in stage] == [
+            "tok_embeddings", *(f"layers.{n}" for n in range(len(config.model_spec.model.layers))), "norm", "lm_head"
+        ]  # fmt: skip
+    from simdev.integrations.configs.torchtitan import SCHEDULES
+
+    schedule = {name: ours for ours, name in SCHEDULES.items()}[p.pipeline_parallel_schedule] if pipeline else ""
+    several = not pipeline and accumulated > 1 and sizes["dp_shard"] > 1
+    return Settings(
+        job.ranks, Mesh({a: n for a, n in sizes.items() if n > 1}), training.global_batch_size, training.seq_len,
+        microbatch, training.local_batch_size // microbatch if pipeline else accumulated, schedule, tuple(layers),
+        recompute, several, "mixed" if training.dtype == "float32" else "bfloat16",
+    )  # fmt: skip
+
+
+def read_transformers(text, job, monkeypatch):
+    pytest.importorskip("transformers.distributed")
+    pytest.importorskip("accelerate")
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    module = executed(text)
+    d, a = module.distributed, module.arguments
+    d._validate_mesh_config()
+    assert d.efsdp_size * d.ep_size == d.fsdp_size * d.tp_size
+    sizes = {
+        "dp_shard": d.fsdp_size // d.ep_size,
+        "ep": d.ep_size,
+        "tp": d.tp_size,
+        "dp_replicate": d.dp_replicate_size,
+    }
+    if d.fsdp_size == d.tp_size == 1:
+        sizes["dp_replicate"] = job.ranks  # plain DDP: the Trainer replicates on all ranks
+    mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1})
+    each = a.accelerator_config.gradient_accumulation_kwargs["sync_each_batch"]
+    steps, microbatch = a.gradient_accumulation_steps, a.per_device_train_batch_size
+    precision = "mixed" if a.bf16 else "mixed-float16" if a.fp16 else "float32"
+    assert not (a.bf16 and not d.fsdp_mixed_precision)
+    recompute = "full" if a.activation_checkpointing else "none"
+    batch = microbatch * steps * mesh.replicas
+    return Settings(mesh.ranks, mesh, batch, module.LENGTH, microbatch, steps, "", (), recompute, each, precision)
+
+
+def read_accelerate(text, job, monkeypatch):
+    accelerate = pytest.importorskip("accelerate")
+    monkeypatch.setattr(accelerate, "Accelerator", lambda **arguments: types.SimpleNamespace(**arguments))
+    module = executed(text)
+    found = module.accelerator()
+    p, sharding = getattr(found, "parallelism_config", None), getattr(found, "fsdp_plugin", None)
+    sizes = {"dp_replicate": job.ranks}
+    if p is not None:
+        assert p.total_size == job.ranks
+        sizes = {axis: getattr(p, f"{axis}_size") for axis in ("dp_replicate", "dp_shard", "tp", "cp")}
+    mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1})
+    assert (sharding is not None) == (mesh["dp_shard"] > 1)
+    if sharding is not None:
+        assert sharding.fsdp_version == 2 and sharding.reshard_after_forward is True
+        assert (sharding.mixed_precision_policy is None) == (found.mixed_precision == "no")
+    plugin = found.gradient_accumulation_plugin
+    recompute = "full" if sharding is not None and sharding.activation_checkpointing else "none"
+    precision = {"bf16": "mixed", "fp16": "mixed-float16", "no": "float32"}[found.mixed_precision]
+    batch = module.MICROBATCH * plugin.num_steps * mesh.replicas
+    return Settings(
+        mesh.ranks, mesh, batch, module.LENGTH, module.MICROBATCH, plugin.num_steps, "", (), recompute,
+        plugin.sync_each_batch, precision,
+    )  # fmt: skip
+
+
+def read_deepspeed(text, job, monkeypatch):
+    config = pytest.importorskip("deepspeed.runtime.config")
+    monkeypatch.setattr(config.dist, "get_rank", lambda: 0)
+    module = executed(text)
+    tp = module.CONFIG["tensor_parallel"]["autotp_size"]
+    unit = types.SimpleNamespace(get_data_parallel_world_size=lambda: job.ranks // tp)
+    found = config.DeepSpeedConfig(module.CONFIG, mpu=unit)
+    assert found.zero_optimization_stage in (0, 3)
+    sizes = {"tp": tp, "dp_shard" if found.zero_optimization_stage else "dp_replicate": job.ranks // tp}
+    mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1})
+    steps = found.gradient_accumulation_steps
+    precision = (
+        "mixed" if found.bfloat16_config.enabled else "mixed-float16" if found.float16_config.enabled else "float32"
+    )
+    recompute = "full" if "apply_activation_checkpointing" in text else "none"
+    each = found.zero_optimization_stage == 3 and steps > 1
+    return Settings(
+        mesh.ranks, mesh, found.train_batch_size, module.LENGTH, found.train_micro_batch_size_per_gpu, steps, "", (),
+        recompute, each, precision,
+    )  # fmt: skip
+
+
+MEGATRON_NAMES = {  # arguments whose field of TransformerConfig has another name
+    "num-experts": "num_moe_experts", "disable-bias-linear": "add_bias_linear", "swiglu": "gated_linear_unit",
+    "recompute-num-layers": "recompute_num_layers",
+    "decoder-first-pipeline-num-layers": "num_layers_in_first_pipeline_stage",
+    "decoder-last-pipeline-num-layers": "num_layers_in_last_pipeline_stage",
+}  # fmt: skip
+ELSEWHERE = {  # arguments of Megatron-LM's training loop and of its model class
+    "seq-length", "max-position-embeddings", "micro-batch-size", "global-batch-size", "optimizer", "ckpt-format",
+    "tokenizer-type", "vocab-size", "make-vocab-size-divisible-by", "rotary-base", "position-embedding-type",
+    "untie-embeddings-and-output-weights", "group-query-attention", "num-layers-per-virtual-pipeline-stage",
+    "multi-latent-attention", "use-megatron-fsdp", "data-parallel-sharding-strategy",
+    "num-distributed-optimizer-instances", "outer-dp-sharding-strategy",
+}  # fmt: skip
+
+
+def megatron_arguments(text):
+    words = text.replace("\\\n", " ").split("pretrain_gpt.py", 1)[1]
+    found = {}
+    for part in filter(None, map(str.strip, re.split(r"\s--", words))):
+        key, _, value = part.partition(" ")
+        value = value.strip().strip("'")
+        try:
+            found[key] = ast.literal_eval(value) if value else True
+        except (ValueError, SyntaxError):
+            found[key] = value
+    return found
+
+
+def read_megatron(text, job):
+    transformer = pytest.importorskip("megatron.core.transformer")
+    from dataclasses import fields
+
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    a = megatron_arguments(text)
+    ours = {MEGATRON_NAMES.get(key, key.replace("-", "_")): value for key, value in a.items() if key not in ELSEWHERE}
+    latent = "multi-latent-attention" in a
+    kind = transformer.MLATransformerConfig if latent else transformer.TransformerConfig
+    known = {field.name for field in fields(kind)}
+    assert set(ours) <= known, set(ours) - known
+    if "add_bias_linear" in ours:
+        ours["add_bias_linear"] = False
+    if "moe_layer_freq" in ours:
+        ours["moe_layer_freq"] = eval(ours["moe_layer_freq"])  # as Megatron-LM does
+        assert len(ours["moe_layer_freq"]) == a["num-layers"]
+    if "num-layers-per-virtual-pipeline-stage" in a:
+        per = a["num-layers-per-virtual-pipeline-stage"]
+        ours["virtual_pipeline_model_parallel_size"] = a["num-layers"] // per // a["pipeline-model-parallel-size"]
+    import torch
+
+    ours["pipeline_dtype"] = torch.bfloat16
+    config = kind(**ours)
+    sharding = {key.replace("-", "_"): a[key] for key in ("use-megatron-fsdp", "data-parallel-sharding-strategy",
+                "num-distributed-optimizer-instances", "outer-dp-sharding-strategy") if key in a}  # fmt: skip
+    shards = DistributedDataParallelConfig(**sharding)
+    pp, tp, cp = (getattr(config, f"{name}_parallel_size") for name in ("pipeline_model", "tensor_model", "context"))
+    ep, data = config.expert_model_parallel_size, job.ranks // (pp * tp * cp)
+    assert (config.expert_tensor_parallel_size or 1) == tp or "num-experts" not in a
+    replicate = shards.num_distributed_optimizer_instances if shards.use_megatron_fsdp else data // ep
+    sizes = {"pp": pp, "tp": tp, "cp": cp, "ep": ep, "dp_replicate": replicate, "dp_shard": data // ep // replicate}
+    mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1})
+    microbatches, rest = divmod(a["global-batch-size"], a["micro-batch-size"] * data)
+    assert rest == 0
+    virtual = config.virtual_pipeline_model_parallel_size or 1
+    stages = [config.num_layers // (pp * virtual)] * (pp * virtual)
+    first, last = config.num_layers_in_first_pipeline_stage, config.num_layers_in_last_pipeline_stage
+    if pp > 1 and (first or last):
+        middle = pp - bool(first) - bool(last)
+        rest = config.num_layers - (first or 0) - (last or 0)
+        stages = [*[first] * bool(first), *([rest // middle] * middle if middle else []), *[last] * bool(last)]
+    dense = sum(not kind for kind in config.moe_layer_freq) if isinstance(config.moe_layer_freq, list) else 0
+    if pp > 1:
+        stages[0] -= dense
+    several = mesh["dp_shard"] > 1 and microbatches > 1 and pp == 1
+    whole = mesh.replicas == 1 and cp == 1 and "use-megatron-fsdp" not in a
+    return Settings(
+        mesh.ranks, mesh, a["global-batch-size"], a["seq-length"], a["micro-batch-size"], microbatches,
+        ("interleaved" if virtual > 1 else "1f1b") if pp > 1 else "", tuple(stages) if pp > 1 else (),
+        "full" if config.recompute_granularity == "full" else "none", several,
+        "mixed-float16" if config.fp16 else "bfloat16" if whole else "mixed",
+    )  # fmt: skip
+
+
+READERS = {
+    "torchtitan": read_torchtitan,
+    "transformers": read_transformers,
+    "accelerate": read_accelerate,
+    "deepspeed": read_deepspeed,
+    "megatron": read_megatron,
+}
+
+
+@pytest.mark.parametrize("target", READERS)
+def test_the_file_says_the_plan(target, monkeypatch):
+    """Of drawn plans, each is refused with a reason or says the plan; at least 30 of them are written."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    write, plans, ends = find_writer(target), drawn_plans(1), Counter()
+    more = {"monkeypatch": monkeypatch} if target in ("accelerate", "deepspeed", "transformers") else {}
+    for _ in range(2000):
+        if sum(ends.values()) >= DRAWN and ends["written"] >= 30:
+            break
+        job, drawn = next(plans)
+        try:
+            text = write(job, drawn)
+        except Unsupported as error:
+            ends[str(error)[:20]] += 1
+            continue
+        assert READERS[target](text, job, **more) == settings_of(job, drawn), text
+        ends["written"] += 1
+    assert ends["written"] >= 30, ends
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "deepseek-v2lite"])
+def test_torchtitans_model_is_ours(model):
+    """The configuration that is named has as many parameters as the model that was planned."""
+    pytest.importorskip("torchtitan.trainer")
+    import torch
+
+    from simdev.graphs.parallel_model import Part
+    from simdev.parallel.capture.stage import capture_stage
+
+    job = JOBS[model]()
+    config = executed(find_writer("torchtitan")(job, choice(dp_shard=job.ranks))).plan()
+    with torch.device("meta"):
+        theirs = sum(p.numel() for p in config.model_spec.model.build().parameters())
+    stage = capture_stage(job.model, {**job.parameters, "microbatch": 1}, Mesh({"dp_shard": 2}), Part(job.layers))
+    assert theirs == 2 * stage.parameters

@@ -47,7 +47,7 @@ def plan(
         Path | None, typer.Option(help="Write a picture (SVG) of the best pipeline.", callback=in_a_folder)
     ] = None,
     write: Annotated[
-        str | None, typer.Option(help="Print a configuration: torchtitan, transformers, accelerate, deepspeed or megatron.")
+        str | None, typer.Option(help="Print a configuration: torchtitan, transformers, accelerate ...")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write it there.", callback=in_a_folder)] = None,
     backend: BackendOption = Backend.local,

@@ -90,7 +90,8 @@ def compare(
                 try:
                     rows[placer] = _times(problems, placer, evaluations)
                 except SimdevError as error:
-                    notes.append(f"{placer}, {workload} on {topology}: {error.message}")
+                    why = error.message if isinstance(error, InvalidInput) else error
+                    notes.append(f"{placer}, {workload} on {topology}: {why}")
             if len(rows) < LEAST:
                 notes.append(f"{workload} on {topology}: only {len(rows)} placers with placements that fit")
                 continue
@@ -108,11 +109,11 @@ def _times(problems: list[Problem], placer: str, evaluations: int) -> tuple[int,
         spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=evaluations), **params)
         for problem in problems
     ]
-    runs = [(problems[0], placements[0]), (problems[1], placements[1]), (problems[1], placements[0])]
-    schedules = [simulate(*run) for run in runs]
-    if not all(schedule.feasible for schedule in schedules):
+    before, after = (simulate(problem, placed) for problem, placed in zip(problems, placements, strict=True))
+    moved = simulate(problems[1], placements[0])
+    if not (before.feasible and after.feasible and moved.feasible):
         raise InvalidInput("a placement does not fit in memory")
-    return tuple(schedule.step_ns for schedule in schedules)
+    return before.step_ns, after.step_ns, moved.step_ns
 
 
 HEADER = [

@@ -42,6 +42,18 @@ def test_a_case_of_the_bench(tmp_path):
     assert len((tmp_path / "times.csv").read_text().splitlines()) == 7
 
 
+def test_a_placer_that_refuses_is_left_out_with_its_reason(tmp_path):
+    lines = [
+        "from simdev import placer",
+        "from simdev.errors import Unsupported",
+        "@placer('no', version=1, family='f')",
+    ]
+    lines += ["def no(problem, *, rng, budget):", "    raise Unsupported('needs a torus')"]
+    (tmp_path / "no.py").write_text("\n".join(lines))
+    with pytest.raises(InvalidInput, match=r"no, rnnlm on p100x2: needs a torus"):
+        cost_report.compare(["rnnlm"], ["p100x2"], [f"{tmp_path / 'no.py'}:no"], 1)
+
+
 def test_too_few_placers_are_refused():
     with pytest.raises(InvalidInput, match="only 1 placers"):
         cost_report.compare(["rnnlm"], ["p100x2"], ["single-gpu"], 1)

@@ -13,10 +13,20 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypedDict
 
 
-def circumstances() -> dict[str, str]:
+class Circumstances(TypedDict):
     """The columns that say where, when and with what."""
+
+    machine: str
+    versions: str
+    commit: str
+    utc: str
+
+
+def circumstances() -> Circumstances:
+    """Where, when and with what this process runs."""
     utc = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"machine": machine(), "versions": versions(), "commit": commit(), "utc": utc}
 
@@ -124,7 +134,7 @@ def source_digest() -> str:
     """SHA-256 (hex) of the code and machines of this installation: two that agree make the same rows."""
     digest = hashlib.sha256()
     for package in ("simdev", "simdev.baselines", "simdev.workloads"):
-        folder = Path(import_module(package).__file__).parent
+        folder = Path(import_module(package).__path__[0])
         for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.toml"))):
             digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

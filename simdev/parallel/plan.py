@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class Plan:
     """
 
     model: ParallelModel
-    parameters: Mapping[str, object]
+    parameters: Mapping[str, Any]
     cluster: Cluster
     mesh: Mesh
     microbatches: int = 1

@@ -62,7 +62,7 @@ class PlacerSpec:
     repeatable: bool = True
     same_processor: bool = False
     searches: bool = False
-    defaults: Mapping[str, object] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     source: str = ""
     learner: Callable[..., Any] | None = None
@@ -103,7 +103,7 @@ def placer(
     repeatable: bool = True,
     same_processor: bool = False,
     searches: bool = False,
-    defaults: Mapping[str, object] | None = None,
+    defaults: Mapping[str, Any] | None = None,
     needs: tuple[str, ...] = (),
     source: str = "",
     learner: Callable[..., Any] | None = None,

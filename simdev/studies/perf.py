@@ -80,10 +80,14 @@ def placements(rng: np.random.Generator, problem: Problem, how: str) -> np.ndarr
     return np.where(rng.random(runs.shape) < 0.05, scattered, runs).astype(np.int32)
 
 
+def _batch(problem: Problem, devices: np.ndarray) -> Callable[[], float]:
+    return lambda: _processor(lambda: simulate_many(problem, devices)) / len(devices)
+
+
 def contenders(problem: Problem, devices: np.ndarray, rng: np.random.Generator) -> dict[str, Callable[[], float]]:
     """Functions that evaluate placements and return the seconds that one evaluation takes."""
     found = {
-        "fast": lambda: _processor(lambda: simulate_many(problem, devices)) / len(devices),
+        "fast": _batch(problem, devices),
         "fast, step time only": lambda: _processor(lambda: simulate_many(problem, devices, below=0)) / len(devices),
         "moves": _moves(problem, devices[0], rng),
         "networkx longest path": _longest_path(problem),
@@ -91,9 +95,7 @@ def contenders(problem: Problem, devices: np.ndarray, rng: np.random.Generator) 
     for name, rules in OTHER_RULES.items():
         if rules.runtime == "dataflow" or problem.topology.host >= 0:
             other = Problem(problem.graph, problem.topology, problem.costs, rules)
-            found[f"fast, {name}"] = lambda other=other: (
-                _processor(lambda: simulate_many(other, devices)) / len(devices)
-            )
+            found[f"fast, {name}"] = _batch(other, devices)
     if (os.cpu_count() or 1) > 1:
         found["fast, 2 threads"] = lambda: _clock(lambda: simulate_many(problem, devices, threads=2)) / len(devices)
     if problem.graph.n_ops <= MAX_REFERENCE_OPS:

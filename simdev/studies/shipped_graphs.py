@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -64,10 +65,10 @@ def shelf(file: str):
     return registry.graph_path("x").parents[1] / file
 
 
-def record(row: tuple) -> None:
+def record(row: Sequence) -> None:
     """Replace or add a workload's row in ``fingerprints.csv``."""
     path = shelf("fingerprints.csv")
-    rows = {}
+    rows: dict[str, Sequence] = {}
     if path.is_file():
         with path.open(newline="") as file:
             rows = {old[0]: old for old in list(csv.reader(file))[1:]}

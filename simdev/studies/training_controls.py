@@ -89,7 +89,7 @@ def fit_formula(runs: list[TrainingRun]) -> np.ndarray:
 def formula_left_out(runs: list[TrainingRun], given: list[TrainingRun]) -> dict[int, float]:
     """Run number -> step time in ns by the formula, fitted to the rows in ``given`` of other models. Runs are left out
     where fewer than two such rows are there for each constant."""
-    found = {}
+    found: dict[int, float] = {}
     for group in sorted({run.group for run in runs}):
         others = [run for run in given if run.group != group]
         mine = [number for number, run in enumerate(runs) if run.group == group]

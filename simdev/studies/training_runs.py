@@ -12,6 +12,7 @@ import csv
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -210,7 +211,7 @@ def _vtrain(source: str, name: str, row: dict) -> TrainingRun:
     micro = int(numbers.get("MicroBatchSize") or numbers["micro batch"])
     data, tensor, pipe = (int(numbers[f"{kind} parallelism"]) for kind in ("data", "tensor", "pipeline"))
     group = f"gpt {width} x {layers}"
-    parameters = {
+    parameters: dict[str, Any] = {
         "width": width,
         "layers": layers,
         "heads": int(numbers["attention heads"]),

@@ -287,14 +287,30 @@ def _op_case(row: dict) -> Case:
     """A case from a row of :mod:`simdev.studies.fidelity.tables`. Its ``group`` begins with the goal (``F5 gemm,
     v100``). Times in s are converted to ms."""
     goal = max((goal for goal in GOALS if row["group"].startswith(goal)), key=len, default="")
-    shares = [float(row.get(f"{key}_share", NAN)) for key in ("table", "fit", "fallback")]
-    baselines = [1e3 * float(row.get(f"{key}_s", NAN)) for key in ("sum_of_ops", "roofline", "no_host")]
-    times = [1e3 * float(row[f"{key}_s"]) for key in ("measured", "predicted")]
+    table, fit, fallback = (float(row.get(f"{key}_share", NAN)) for key in ("table", "fit", "fallback"))
+    sum_of_ops, roofline, no_host = (
+        1e3 * float(row.get(f"{key}_s", NAN)) for key in ("sum_of_ops", "roofline", "no_host")
+    )
+    measured, predicted = (1e3 * float(row[f"{key}_s"]) for key in ("measured", "predicted"))
     group = row["group"][len(goal) :].strip(" ,:") or "all"
-    role, noise = row.get("role", "validate"), float(row.get("noise", NAN))
-    left_out = row.get("left_out", "")
-    error = float(row.get("mean_error", NAN))
-    return Case(goal, group, row["case"], role, "ms", noise, *times, *shares, *baselines, error, left_out)
+    return Case(
+        goal=goal,
+        group=group,
+        case=row["case"],
+        role=row.get("role", "validate"),
+        unit="ms",
+        noise=float(row.get("noise", NAN)),
+        measured=measured,
+        predicted=predicted,
+        table=table,
+        fit=fit,
+        fallback=fallback,
+        sum_of_ops=sum_of_ops,
+        roofline=roofline,
+        no_host=no_host,
+        mean_error=float(row.get("mean_error", NAN)),
+        left_out=row.get("left_out", ""),
+    )
 
 
 # Traces ---------------------------------------------------------------------------------------------------------------

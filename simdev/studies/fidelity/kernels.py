@@ -147,7 +147,7 @@ def _torchtitan_steps(path: Path) -> list[MeasuredStep]:
 
 def memory_cases(data: Path) -> list[dict]:
     """F9: the peak of the fullest rank, in MiB."""
-    cases = []
+    cases: list[dict] = []
     for path in sorted(data.rglob("torchtitan.csv")):
         with table_errors(path):
             cases += _memory_cases(path)

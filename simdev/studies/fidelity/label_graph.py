@@ -39,9 +39,11 @@ def graph_of(name: str, parts: Sequence[tuple[KernelPart, int]]) -> ComputationG
         dims = np.array([part.dims], np.int64)
         moved = int(moved_bytes(part.name, dims, item_bytes(part.dtype))[0])
         read, written = part.dims if part.name == "vector" else (moved, 0)
-        costs = dict(flops=int(work_flops(part.name, dims)[0]), bytes_read=read, bytes_written=written)
+        flops = int(work_flops(part.name, dims)[0])
         for _ in range(count):
-            op = builder.op(f"{number} {kind}", kind, signature=signature, **costs)
+            op = builder.op(
+                f"{number} {kind}", kind, signature=signature, flops=flops, bytes_read=read, bytes_written=written
+            )
             if last is not None:
                 builder.control(last, op)
             last, number = op, number + 1

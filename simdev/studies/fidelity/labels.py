@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import csv
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
@@ -80,7 +80,10 @@ def read_label(path: Path) -> Label:
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InvalidInput(f"no figures of a whole model ({error})", source=_json_of(path)) from None
     label = Label(path.parent.name, path.name.split(".csv")[0], forward_s=forward_s, backward_s=backward_s)
-    training = NAME.match(path.name)["mode"] == "train"
+    named = NAME.match(path.name)
+    if named is None:
+        raise InvalidInput("not named MODEL-MODE-SEQUENCE-BATCH.csv", source=path)
+    training = named["mode"] == "train"
     nodes = list(_nodes(path, label))
     vocabulary = max((node.output[-1] for node in nodes if node.what == "Linear"), default=0)
     for node in nodes:
@@ -109,7 +112,7 @@ def _times_of_nodes(nodes: list[LabelNode], layers: int) -> list[float]:
 
 def _report_unknown(nodes: list[LabelNode], times: list[float], training: bool, label: Label) -> None:
     """Report ops that take time by their own timers but have no parts of any class."""
-    unknown: Counter = Counter()
+    unknown: defaultdict[str, float] = defaultdict(float)
     for node, seconds in zip(nodes, times, strict=True):
         if not forward_parts(node, training):
             unknown[node.what] += seconds

@@ -85,7 +85,9 @@ def _stand_in_cases(model: str, classes: dict[str, list[Sample]]) -> list[dict]:
     """The tables of one device model, predicted by its stand-in; one case for each goal."""
     stand_in = teacher_of(next(sheet for sheet in datasheets().values() if sheet.model == model))
     tables: dict[str, list[dict]] = {}
-    for name, samples in sorted(classes.items()) if stand_in else ():
+    if stand_in is None:
+        return []
+    for name, samples in sorted(classes.items()):
         for sample in samples:
             table = _table_case(model, stand_in, name, sample, "validate")
             if table:
@@ -122,7 +124,9 @@ def _left_out_cases(model: str, classes: dict[str, list[Sample]]) -> list[dict]:
             if shows_kernels(rest):
                 alone = Calibration(model, sample.sheet, 0, {name: fit_class(rest, seed=0)})
                 case = _table_case(model, alone, name, sample, "validate")
-                cases.append(case | {"group": f"{GOAL_OF[name].removeprefix('F5 ')} with one table left out, {model}"})
+                if case:
+                    group = f"{GOAL_OF[name].removeprefix('F5 ')} with one table left out, {model}"
+                    cases.append(case | {"group": group})
     return cases
 
 

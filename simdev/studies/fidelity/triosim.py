@@ -93,7 +93,7 @@ def read_operators(path: Path) -> list[Operator]:
     tensors = path.with_name(path.name.replace(".csv", "_tensors.csv"))
     with table_errors(tensors), open_text(tensors) as file:
         shapes = {row["TensorID"]: _numbers(row["TensorShape"]) for row in csv.DictReader(file)}
-    found = []
+    found: list[Operator] = []
     with table_errors(path), open_text(path) as file:
         for row in csv.DictReader(file):
             if row["OperatorName"] not in KINDS or len(found) >= MOST_OPERATORS:

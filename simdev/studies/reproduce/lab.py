@@ -129,7 +129,7 @@ class Lab:
             row = replace(outcome.row, **circumstances())
             self._results.add(row, outcome.placement, outcome.curve)
             self.observer.row(done, total, row)
-        points = tuple(tuple(point) for point in self._results.curve(run.key))
+        points = tuple(self._results.curve(run.key))
         if row.step_ns is not None:
             points += ((row.evaluations or 0, row.place_seconds or 0.0, row.step_ns),)
         return RunResult(row, points)
@@ -164,6 +164,8 @@ class Lab:
             self.observer.note(f"training {placer} as {name}: {len(cases)} graphs, {evaluations} evaluations")
             spec, params = registry.find_placer(placer)
             params = {key: value for key, value in {**spec.defaults, **params}.items() if key != "policy"}
+            if spec.learner is None:
+                raise InvalidInput("learns nothing that could be kept", source=f"placer {spec.name}")
             spec.learner(problems, **params).train(
                 problems, seed=seed, evaluations=evaluations, out=self.folder / folder
             )

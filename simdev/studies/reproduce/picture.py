@@ -138,7 +138,7 @@ def _figure(panels: int, width: float = 4.2):
 def _finish(figure, axes, used: int, ylabel: str, title: str, path: Path) -> None:
     for axis in axes[used:]:
         axis.remove()
-    handles = {}
+    handles: dict = {}
     for axis in axes[:used]:
         axis.grid(alpha=0.25)
         axis.set_ylabel(ylabel, fontsize=9)

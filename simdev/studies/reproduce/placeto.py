@@ -144,7 +144,7 @@ def ratios_to_best(runs: dict[str, list[RunResult]], cap: float = 10.0) -> dict[
     A ratio is at most ``cap``, and a run without a score counts as ``cap``.
     """
     every = [run for group in runs.values() for run in group]
-    best = {}
+    best: dict[str, float] = {}
     for run in every:
         if run.points:
             best[run.row.workload] = min(best.get(run.row.workload, float("inf")), run.step_ms)

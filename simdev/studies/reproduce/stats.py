@@ -25,7 +25,8 @@ def interval(values: Iterable[float], share: float = 0.95) -> tuple[float, float
 
 def geometric(values: Iterable[float]) -> tuple[float, float, float]:
     """The geometric mean and its interval: the exponentials of :func:`interval` of the logarithms."""
-    return tuple(float(np.exp(value)) for value in interval(np.log(np.asarray(list(values), float))))
+    mean, low, high = interval(np.log(np.asarray(list(values), float)))
+    return float(np.exp(mean)), float(np.exp(low)), float(np.exp(high))
 
 
 def evaluations_to(points: Sequence[tuple[int, float, int]], target_ns: float) -> int | None:

@@ -44,7 +44,7 @@ def run(lab: Lab) -> Iterator[list[str]]:
         ("Throughput: the largest load of a processor", THROUGHPUT, "throughput-inputs", "throughput", _throughput),
         ("Latency: one sample at a time", LATENCY, "latency-inputs", "latency", _latency),
     ):
-        paths = sorted((lab.data / folder).rglob("*.json"), key=lambda path: (path.stat().st_size, path.name))
+        paths = sorted((_inputs(lab) / folder).rglob("*.json"), key=lambda path: (path.stat().st_size, path.name))
         if not paths:
             raise InvalidInput(f"holds no {folder}/*/*.json (msr-fiddle/dnn-partitioning)", source=lab.data)
         lines = []
@@ -127,11 +127,18 @@ def _latency(lab: Lab, path: Path, problem: LoadProblem) -> dict:
     }
 
 
+def _inputs(lab: Lab) -> Path:
+    """The folder of the public inputs, without which :func:`simdev.studies.reproduce.reproduce` does not begin."""
+    if lab.data is None:
+        raise InvalidInput("needs the folder of its public inputs", source="experiment tarnawski")
+    return lab.data
+
+
 def _expert(lab: Lab, path: Path, problem: LoadProblem) -> str:
     """The load of the published split. A training graph without a file of its own takes that of inference, whose
     colour classes its backward nodes follow."""
     for stem in (path.stem, path.stem.replace("training", "inference")):
-        split = lab.data / "human-experts" / f"{stem}_expert.json"
+        split = _inputs(lab) / "human-experts" / f"{stem}_expert.json"
         if path.parent.name == "LayerGraphs" and split.is_file():
             return _load(problem, read_split(split, problem))
     return ""

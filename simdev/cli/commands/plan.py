@@ -49,7 +49,12 @@ def plan(
     write: Annotated[
         str | None, typer.Option(help="Print a configuration: torchtitan, transformers, accelerate ...")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write it there.", callback=in_a_folder)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="Write it there; without --write: the plan itself (JSON).", callback=in_a_folder
+        ),
+    ] = None,
     backend: BackendOption = Backend.local,
     scheduler: SchedulerOption = None,
     as_json: JsonOption = False,
@@ -117,10 +122,11 @@ def plan(
         {**figures(job, o, price), "why": why_slower(best, o) if o is not best else ""} for o in [best, *others][:top]
     ]
     text = writer(job, choice) if writer else None
-    if out is not None and text is not None:
+    if out is not None:
         from simdev.files import write_text
+        from simdev.planners.plan_file import plan_text
 
-        write_text(out, text)
+        write_text(out, text if text is not None else plan_text(model, cluster, job, choice, rows[0]))
     if as_json:
         document = {"model": model, "cluster": cluster, "batch": batch, "ranks": job.ranks, "planner": planner}
         document |= {

@@ -1,0 +1,97 @@
+"""A plan in a file, for other tools and for later: what was trained on what, and what was chosen.
+
+The file is JSON, and stable: a reader of version 1 reads every file with ``"version": 1``::
+
+    {"format": "simdev plan", "version": 1, "model": "llama3-70b", "cluster": "dgx-h100[nodes=8]", "batch": 1024,
+     "framework": "eager", "choice": {"mesh": {"dp_shard": 64}, "microbatch": 2, "recompute": "full",
+     "schedule": "1f1b", "stages_per_rank": 1, "stage_layers": [], "reduce_each": true}, "figures": {}}
+
+``model`` and ``cluster`` are ids as ``simdev plan`` takes them; ``choice`` is
+:meth:`Choice.to_json() <simdev.planners.Choice.to_json>`; ``figures`` inform a reader and are never trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from simdev.errors import InvalidInput, quoted
+from simdev.files import MIB, parse_json, read_json, read_text, write_text
+from simdev.parallel import load_cluster
+from simdev.parallel.framework import find_framework
+from simdev.planners.job import Choice, Job, choice_from
+from simdev.planners.model import find_trained
+
+FORMAT, VERSION = "simdev plan", 1
+MAX_PLAN = MIB
+FIELDS = {"model": str, "cluster": str, "batch": int, "framework": str, "choice": dict}
+
+
+def make_job(model: str, cluster: str, batch: int, framework: str = "eager", **options) -> Job:
+    """The job that ``simdev plan MODEL CLUSTER --batch N --framework NAME`` plans; ``options`` are further fields of
+    :class:`Job`. Raises :class:`InvalidInput`, :class:`UnknownName` or :class:`Unsupported`."""
+    found, parameters = find_trained(model)
+    parameters = find_framework(framework).parameters_of(found.name, parameters, model)
+    where = load_cluster(cluster)
+    return Job(found, parameters, where, batch, framework=framework, name=f"{model} on {cluster}", **options)
+
+
+def plan_text(model: str, cluster: str, job: Job, choice: Choice, figures: Mapping[str, object] | None = None) -> str:
+    """The content of a plan file. ``model`` and ``cluster`` are the ids from which the job was made."""
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": model,
+        "cluster": cluster,
+        "batch": job.batch,
+        "framework": job.framework,
+        "choice": choice.to_json(),
+        "figures": dict(figures or {}),
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def save_plan(path: str | os.PathLike, model: str, cluster: str, job: Job, choice: Choice, **figures: object) -> None:
+    """Write a plan file (:func:`plan_text`)."""
+    write_text(path, plan_text(model, cluster, job, choice, figures))
+
+
+def is_plan_file(path: str) -> bool:
+    """Whether ``path`` is a file that says of itself that it holds a plan."""
+    if not path.endswith(".json") or not Path(path).is_file():
+        return False
+    document = parse_json(read_text(path, MAX_PLAN), path)
+    return isinstance(document, dict) and document.get("format") == FORMAT
+
+
+def load_plan(path: str | os.PathLike, model: str = "", cluster: str = "") -> tuple[Job, Choice]:
+    """The job and the choice of a plan file.
+
+    No file that the plan names is opened: if its model or its cluster is a file of the user's (``my_model.py:name``, a
+    configuration, a topology), pass the id as ``model`` or ``cluster``. Raises :class:`InvalidInput` naming the file
+    and the field, and :class:`UnknownName` for a model, machine or framework that does not exist.
+    """
+    document = read_json(path, MAX_PLAN)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InvalidInput(f"expected an object whose format is {FORMAT!r}", source=path, field="format")
+    if document.get("version") != VERSION:
+        raise InvalidInput(f"{quoted(document.get('version'))} is unknown here", source=path, field="version")
+    for name, kind in FIELDS.items():
+        if not isinstance(document.get(name), kind) or isinstance(document[name], bool):
+            message = f"expected {kind.__name__}, got {quoted(document.get(name))}"
+            raise InvalidInput(message, source=path, field=name)
+    ids = {"model": model or document["model"], "cluster": cluster or document["cluster"]}
+    for field, given in (("model", model), ("cluster", cluster)):
+        if not given and re.search(r"[/\\]|\.(py|json|toml)", ids[field]):
+            message = f"{quoted(ids[field])} is a file; pass its id, because files named in a plan are not opened"
+            raise InvalidInput(message, source=path, field=field)
+    try:
+        job = make_job(ids["model"], ids["cluster"], document["batch"], document["framework"])
+        choice = choice_from(document["choice"])
+        job.plan(choice)
+    except InvalidInput as error:
+        raise InvalidInput(error.message, source=path, field=error.field or str(error.source or "")) from None
+    return job, choice

@@ -7,9 +7,9 @@ written while it is recorded, so that an interruption loses little; the same com
 * ``ops/WORKLOAD/``: the graph, a machine file and measured op costs (``simdev profile``);
 * ``steps.json``: whole training steps of plain PyTorch on each device: samples in ns (eager, and on a GPU also as a
   CUDA graph), and the most memory allocated;
-* ``placements/WORKLOAD/``: the results of ``simdev compare-real``;
+* ``placements/WORKLOAD/``: the results of ``simdev study compare-real``;
 * ``report/``: whole steps of each workload predicted from its own ops and from the ops of the other workloads
-  (``steps.md``), and the report of ``simdev measured`` on the placements.
+  (``steps.md``), and the report of ``simdev study measured`` on the placements.
 
 On a GPU, ``clocks.csv`` holds clocks, temperature and power for every second. A failure is written to ``log.jsonl``
 with its error and does not stop the recording.

@@ -355,11 +355,12 @@ class Tape(TorchDispatchMode):
         else:
             self.persistent(tensor, "constant", kind="constant")
 
-    def _new_value(self, tensor, producer: int, *, persistent: bool = False) -> None:
+    def _new_value(self, tensor, producer: int, *, persistent: bool = False) -> int:
         size = storage_bytes(tensor)
         self.values.append(Value(producer, size, persistent))
         self.ops[producer].makes.append(len(self.values) - 1)
         self._value[self._key(tensor)] = len(self.values) - 1
+        return len(self.values) - 1
 
     def _hold(self, storage):
         """What is kept of a storage. A weak reference lets its memory go, and keeps its address from another use."""

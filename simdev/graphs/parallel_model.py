@@ -25,11 +25,13 @@ NEEDED = ("layers", "length", "microbatch")  # parameters that plans read: layer
 @dataclass(frozen=True)
 class Part:
     """The piece of a model that one pipeline stage holds: ``layers`` consecutive layers; the ``first`` piece also
-    embeds the tokens, the ``last`` one also computes the loss."""
+    embeds the tokens, the ``last`` one also computes the loss. ``kinds`` is the kind of each layer in a model whose
+    layers differ (:attr:`ParallelModel.kinds`); it is empty where all layers are alike."""
 
     layers: int
     first: bool = True
     last: bool = True
+    kinds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Stage:
     arguments of the module. ``optimizer`` builds the optimizer from the module. ``sync(module, last)`` is called before
     each microbatch's backward pass and says whether it is the step's last one (FSDP reduces gradients then);
     ``finish(module)`` runs after the last backward pass and before the optimizer (gradient reductions of the program's
-    own). ``context()`` is entered around everything that is recorded.
+    own). ``context()`` is entered around everything that is recorded. ``rows`` answers the host where the program asks
+    a device for a whole number: how many tokens go to each expert-parallel rank, if the router is even.
     """
 
     module: Any
@@ -50,6 +53,7 @@ class Stage:
     sync: Callable[[Any, bool], None] | None = None
     finish: Callable[[Any], None] | None = None
     context: Callable[[], AbstractContextManager] = nullcontext
+    rows: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +63,11 @@ class ParallelModel:
     ``axes`` are the mesh axes that the function knows, besides ``pp``. ``flops(parameters)`` counts the model FLOPs of
     one sequence, forward and backward, without recomputation: what MFU is measured against. ``checks(parameters,
     mesh)`` raises :class:`InvalidInput` where a dimension does not divide.
+
+    ``kinds(parameters)`` is the kind of each layer as small whole numbers, in a model whose layers differ (None: all
+    layers are alike). ``identity`` names all that a capture depends on beside the parameters, for a model that no
+    source file of its own builds. ``splits_tokens``: the ranks of ``tp`` divide the tokens between layers (sequence
+    parallelism). ``notes`` are sentences about what is not offered, and why.
     """
 
     name: str
@@ -69,6 +78,15 @@ class ParallelModel:
     flops: Callable[[Mapping[str, Any]], float]
     source: str = ""
     checks: Callable[[Mapping[str, Any], Any], None] | None = None
+    kinds: Callable[[Mapping[str, Any]], tuple[int, ...]] | None = None
+    identity: str = ""
+    splits_tokens: bool = True
+    notes: tuple[str, ...] = ()
+
+    def part(self, parameters: Mapping[str, Any], layers: int, start: int = 0) -> Part:
+        """``layers`` layers from number ``start`` on; first and last as they are in the whole model."""
+        kinds = self.kinds(parameters)[start : start + layers] if self.kinds else ()
+        return Part(layers, not start, start + layers == int(parameters["layers"]), kinds)
 
     def parameters(self, size: str, changes: Mapping[str, object]) -> dict[str, Any]:
         """The parameters of ``size`` with ``changes``. Raises :class:`UnknownName` or :class:`InvalidInput`."""

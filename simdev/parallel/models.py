@@ -1,11 +1,13 @@
-"""Names to parallel models: ``llama3-70b``, ``gpt[width=2048,layers=24]``, or ``my_model.py:function``."""
+"""Names to parallel models: ``llama3-70b``, ``gpt[width=2048,layers=24]``, ``my_model.py:function``, or a model of
+Hugging Face (:mod:`simdev.parallel.hugging_face`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from simdev.errors import UnknownName
+from simdev.errors import UnknownName, Unsupported
 from simdev.graphs.parallel_model import SHELF, ParallelModel
+from simdev.parallel.hugging_face import find_hugging_face
 from simdev.shelf import parse_id, refuse_version
 
 
@@ -15,9 +17,15 @@ def parallel_models() -> dict[str, ParallelModel]:
 
 
 def find_model(entry: str) -> tuple[ParallelModel, dict[str, Any]]:
-    """The model that an id names, as ``NAME`` or ``NAME-SIZE``, and all its parameters. Raises :class:`UnknownName` or
-    :class:`InvalidInput`."""
+    """The model that an id names, as ``NAME`` or ``NAME-SIZE`` or a model of Hugging Face, and all its parameters.
+    Raises :class:`UnknownName`, :class:`InvalidInput` or :class:`Unsupported`."""
     name, version, changes = parse_id(entry)
+    if name.endswith(".npz"):
+        message = "a captured step has the mesh that it was captured with; name a model that is built on any mesh"
+        raise Unsupported(f"{name}: {message} (my_model.py:name)")
+    library = find_hugging_face(name, changes)
+    if library is not None:
+        return library
     name, models, path = SHELF.around(name)
     base, _, size = (name, "", "") if name in models else name.rpartition("-")
     if base not in models:

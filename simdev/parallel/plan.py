@@ -6,7 +6,7 @@ The simulation answers step time, tokens per second, model FLOPs utilisation, me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -19,7 +19,7 @@ from simdev.errors import InvalidInput, quoted
 from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture.reshard import reshard_ns, slice_of
 from simdev.parallel.capture.resize import capture_resized, few_shards
-from simdev.parallel.capture.stage import StageProgram, capture_stage, few_layers
+from simdev.parallel.capture.stage import StageProgram, capture_stage, few_parts
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.collectives import send_ns
 from simdev.parallel.costs.overlap import check_slowdown, simulate_unrolled
@@ -173,13 +173,17 @@ class Plan:
                 counts = "/".join(map(str, self.stage_layers))
                 message = f"{counts} do not spread {layers} layers over {stages} stages, one or more on each"
                 raise InvalidInput(message, source="plan", field="stage_layers")
-            return tuple(Part(n, s == 0, s == stages - 1) for s, n in enumerate(self.stage_layers))
+            return self._parts_of(self.stage_layers)
         if layers < stages:
             raise InvalidInput(
                 f"{layers} layers on {stages} stages leave a stage without work", source="plan", field="pp"
             )
         share, more = divmod(layers, stages)
-        return tuple(Part(share + (s < more), s == 0, s == stages - 1) for s in range(stages))
+        return self._parts_of([share + (s < more) for s in range(stages)])
+
+    def _parts_of(self, counts: Sequence[int]) -> tuple[Part, ...]:
+        starts = accumulate(counts, initial=0)
+        return tuple(self.model.part(self.parameters, n, start) for n, start in zip(counts, starts, strict=False))
 
     @property
     def sequences(self) -> int:
@@ -309,9 +313,9 @@ def captures_of(plan: Plan) -> list[tuple]:
         for rank, part in ((plan.rank_of(stage), part) for stage, part in enumerate(plan.parts))
     )
     return [
-        (plan.model, parameters, mesh, Part(layers, part.first, part.last), several, split, plan.reduce_each)
+        (plan.model, parameters, mesh, few, several, split, plan.reduce_each)
         for parameters, inner, part in kinds
-        for layers in few_layers(part.layers)
+        for few in few_parts(part)[0]
         for mesh in few_shards(inner)
     ]
 

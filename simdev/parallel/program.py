@@ -77,8 +77,9 @@ class Segment:
         return max((call.live_bytes for call in self.calls), default=0)
 
 
-def stretch(short: Segment, long: Segment, layers: int, more: int) -> Segment:
-    """``short`` was captured with ``layers`` layers, ``long`` with one more: the segment with ``layers + more`` layers.
+def stretch(short: Segment, long: Segment, more: int) -> Segment:
+    """``short`` was captured with a few layers, ``long`` with a further one (or a further period of layers): the
+    segment with ``more`` further ones.
 
     Where the additional layer appears as one block of calls, the block is repeated; where both have the same calls,
     their sizes grow linearly (one call over all parameters). Raises :class:`NotRepeating` otherwise.

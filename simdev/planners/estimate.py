@@ -24,7 +24,7 @@ import numpy as np
 
 from simdev.graphs.parallel_model import Part
 from simdev.parallel.capture.resize import of_microbatch
-from simdev.parallel.capture.stage import FEW, StageProgram, accumulates, capture_stage
+from simdev.parallel.capture.stage import StageProgram, accumulates, capture_stage, few_parts
 from simdev.parallel.costs.collectives import collective_ns, send_ns
 from simdev.parallel.costs.timing import make_template
 from simdev.parallel.mesh import Mesh
@@ -97,7 +97,7 @@ def group_of(choice: Choice) -> tuple:
 def estimate(evaluator: Evaluator, choice: Choice) -> Estimate:
     """The estimate of a choice. Raises :class:`InvalidInput` if it does not suit the job."""
     plan = evaluator.job.plan(choice)
-    parts, few = plan.parts, _few(evaluator.job)
+    parts, few = plan.parts, _few(evaluator.job)[0].layers
     if plan.stage_meshes:
         own = [_passes(evaluator, one_stage(plan, stage)) for stage in range(plan.stages)]
     else:
@@ -141,8 +141,16 @@ def _at_least(first: np.ndarray, further: np.ndarray) -> np.ndarray:
     return row
 
 
-def _few(job: Job) -> int:
-    return min(FEW, max(1, job.layers - 1))
+def _few(job: Job) -> tuple[Part, Part]:
+    """The whole model with a few layers, and with one more or one more period of layers; twice the whole model where
+    its layers do not repeat."""
+    whole = job.model.part(job.parameters, job.layers)
+    few, more = few_parts(whole)
+    if more:
+        return few[0], few[1]
+    if whole.kinds or job.layers == 1:
+        return whole, whole
+    return replace(whole, layers=job.layers - 1), whole
 
 
 def one_stage(plan: Plan, rank: int) -> Plan:
@@ -192,7 +200,7 @@ def stage_costs(evaluator: Evaluator, mesh: Mesh, microbatch: int, recompute: st
     plan = Plan(job.model, parameters, anywhere, mesh, 2, host=software.host,
                 distributed_optimizer=software.distributed_optimizer)  # fmt: skip
     passes = _passes(evaluator, plan)
-    few, counts = _few(job), np.arange(job.layers + 1)
+    few, counts = _few(job)[0].layers, np.arange(job.layers + 1)
 
     def of(name: str) -> np.ndarray:
         """float ``(2, layers + 1, 6)``"""
@@ -238,21 +246,21 @@ def _captures(evaluator: Evaluator, plan: Plan, mesh: Mesh, microbatch: int) -> 
         with suppress(NotRepeating):
             return [
                 of_microbatch(
-                    _captured(evaluator, plan, mesh, n, first),
-                    _captured(evaluator, plan, mesh, n, second),
+                    _captured(evaluator, plan, mesh, part, first),
+                    _captured(evaluator, plan, mesh, part, second),
                     (first, second),
                     microbatch,
                 )
-                for n in (few, few + 1)
+                for part in few
             ]
-    return [_captured(evaluator, plan, mesh, n, microbatch) for n in (few, few + 1)]
+    return [_captured(evaluator, plan, mesh, part, microbatch) for part in few]
 
 
-def _captured(evaluator: Evaluator, plan: Plan, mesh: Mesh, layers: int, microbatch: int) -> StageProgram:
-    known, parameters = evaluator.known, {**plan.parameters, "layers": layers, "microbatch": microbatch}
-    key = "few", layers, mesh, tuple(sorted(parameters.items()))
+def _captured(evaluator: Evaluator, plan: Plan, mesh: Mesh, part: Part, microbatch: int) -> StageProgram:
+    known, parameters = evaluator.known, {**plan.parameters, "layers": part.layers, "microbatch": microbatch}
+    key = "few", part, mesh, tuple(sorted(parameters.items()))
     if key not in known:
-        known[key] = capture_stage(plan.model, parameters, mesh, Part(layers))
+        known[key] = capture_stage(plan.model, parameters, mesh, part)
     return known[key]
 
 
@@ -271,10 +279,18 @@ def _figures(evaluator: Evaluator, plan: Plan, captures: list[StageProgram]) -> 
         times = np.array([factor * span_ns(template), host, factor * most, exchange])
         return np.concatenate([times, [segment.live_bytes - saved, segment.peak_bytes - saved]])
 
+    counts = [part.layers for part in _few(evaluator.job)]
+
+    def layer(short: np.ndarray, long: np.ndarray) -> np.ndarray:
+        """What a layer adds; on average where several kinds of layers repeat, or none does."""
+        if counts[0] == counts[1]:
+            return short / counts[0]
+        return (long - short) / (counts[1] - counts[0])
+
     def both(of, leaves: bool = False, reduces: bool = False, factor: float = 1.0) -> _Passes:
         """``leaves``: the pass leaves shards of gradients that were not there before; ``reduces``: it reduces them."""
         short, long = (figures(of(stage), stage.parameters, leaves, reduces, factor) for stage in captures)
-        return _Passes(short, long - short)
+        return _Passes(short, layer(short, long))
 
     stored = [np.array([resident_bytes(plan, stage) * left]) for stage in captures]
     shard = [np.array([GRADIENT_BYTES * stage.parameters * left]) for stage in captures]
@@ -286,8 +302,8 @@ def _figures(evaluator: Evaluator, plan: Plan, captures: list[StageProgram]) -> 
         "B last": both(lambda stage: stage.backward[last], leaves=whole, reduces=True),
         # the optimizer updates a rank's shard
         "U": both(lambda stage: stage.finish, factor=left / plan.shares_of_update),
-        "resident": _Passes(stored[0], stored[1] - stored[0]),
-        "gradients": _Passes(shard[0], shard[1] - shard[0]),
+        "resident": _Passes(stored[0], layer(*stored)),
+        "gradients": _Passes(shard[0], layer(*shard)),
     }
 
 
@@ -339,7 +355,8 @@ def _sent_bytes(plan: Plan, rank: int) -> int:
     p: Mapping[str, Any] = plan.parameters_of(rank)
     mesh = plan.meshes[rank]
     tokens = int(p["microbatch"]) * int(p["length"]) // mesh["cp"]
-    return 2 * tokens * int(p.get("width", 0)) // (mesh["tp"] if "dp_shard" in plan.model.axes else 1)
+    split = "dp_shard" in plan.model.axes and plan.model.splits_tokens
+    return 2 * tokens * int(p.get("width", 0)) // (mesh["tp"] if split else 1)
 
 
 def _peak_bytes(plan: Plan, figures: dict[str, list[np.ndarray]], resident: list[float]) -> float:

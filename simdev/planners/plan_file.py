@@ -20,10 +20,9 @@ from pathlib import Path
 
 from simdev.errors import InvalidInput, quoted
 from simdev.files import MIB, parse_json, read_json, read_text, write_text
-from simdev.parallel import load_cluster
+from simdev.parallel import find_model, load_cluster
 from simdev.parallel.framework import find_framework
 from simdev.planners.job import Choice, Job, choice_from
-from simdev.planners.model import find_trained
 
 FORMAT, VERSION = "simdev plan", 1
 MAX_PLAN = MIB
@@ -33,7 +32,7 @@ FIELDS = {"model": str, "cluster": str, "batch": int, "framework": str, "choice"
 def make_job(model: str, cluster: str, batch: int, framework: str = "eager", **options) -> Job:
     """The job that ``simdev plan MODEL CLUSTER --batch N --framework NAME`` plans; ``options`` are further fields of
     :class:`Job`. Raises :class:`InvalidInput`, :class:`UnknownName` or :class:`Unsupported`."""
-    found, parameters = find_trained(model)
+    found, parameters = find_model(model)
     parameters = find_framework(framework).parameters_of(found.name, parameters, model)
     where = load_cluster(cluster)
     return Job(found, parameters, where, batch, framework=framework, name=f"{model} on {cluster}", **options)

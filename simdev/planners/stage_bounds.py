@@ -48,6 +48,8 @@ def any_plan_bound_ns(evaluator: Evaluator) -> int:
     """A step time that no plan of the job can beat (see the top). Passes are whole: schedules that split the backward
     pass are not covered."""
     job = evaluator.job
+    if job.model.kinds is not None or job.layers == 1:
+        return 0  # the bound counts equal layers
     each = np.array([ns for option in stage_options(job) if (ns := _per_sequence_ns(evaluator, *option)) is not None])
     if not len(each):
         return 0

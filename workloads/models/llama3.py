@@ -20,6 +20,7 @@ from functools import partial
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.graphs.parallel_model import Part, Stage, parallel_model
+from simdev.graphs.selective import selective_contexts
 from simdev.workloads.models._data import adam, axis_size, last_gradient, over_data, recomputed
 from simdev.workloads.models._decoder import (
     check_heads,
@@ -108,7 +109,7 @@ def llama3(
     with torch.device("meta"):
         model = decoder(part, [layer() for _ in range(part.layers)], width, vocabulary, Norm)
     over_tensors(model, mesh, part, lambda _: {**grouped_attention_plan(merged), **gated_plan(merged)})
-    recomputed(model, recompute, context_fn=_selective_contexts if recompute == "selective" else None)
+    recomputed(model, recompute, context_fn=selective_contexts if recompute == "selective" else None)
     if merged:
         model.to(torch.bfloat16)
     else:
@@ -131,27 +132,3 @@ def _context(mesh, part: Part, length):
             stack.enter_context(context_parallel(mesh["cp"], **buffers))
         stack.enter_context(loss_over_tensors(mesh, part))
         yield
-
-
-def _selective_contexts():
-    """Contexts of a layer's forward pass and of its recomputation, by torchtitan's policy: keep attention,
-    reduce-scatters and the first of every two products, recompute the rest."""
-    import torch
-    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
-
-    aten, product = torch.ops.aten, torch.ops.aten.mm.default
-    kept = {
-        aten._scaled_dot_product_flash_attention.default,
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-        aten._scaled_dot_product_efficient_attention.default,
-        torch.ops._c10d_functional.reduce_scatter_tensor.default,
-    }
-    products = {False: 0, True: 0}  # met so far, in the forward pass and in its recomputation
-
-    def policy(context, op, *_, **__):
-        if op == product:
-            products[context.is_recompute] += 1
-        keep = op in kept or (op == product and products[context.is_recompute] % 2 == 1)
-        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)

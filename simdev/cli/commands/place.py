@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
@@ -15,7 +14,6 @@ from simdev.cli.options import (
     ContentionOption,
     CostsOption,
     GraphArgument,
-    JsonOption,
     Order,
     OrderOption,
     PlacerOption,
@@ -51,7 +49,6 @@ def place(
         Path | None,
         typer.Option("--device-map", help="Write a device for each PyTorch module (JSON).", callback=in_a_folder),
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Run one placer or policy and write its placement.
 
@@ -73,21 +70,21 @@ def place(
     found = run_placer(problem, placer, evaluations, seed, **({} if policy is None else {"policy": str(policy)}))
     if out is not None:
         found.save(out, problem)
-    print_schedule(problem, found, sim.simulate(problem, found), as_json)
+    print_schedule(problem, found, sim.simulate(problem, found), False)
     if modules is not None:
-        print_device_map(problem, found, modules, sys.stderr if as_json else sys.stdout)
+        print_device_map(problem, found, modules)
 
 
-def print_device_map(problem, placement, path: Path, file: TextIO) -> None:
-    """Write the device map of a placement and say on ``file`` what it costs."""
+def print_device_map(problem, placement, path: Path) -> None:
+    """Write the device map of a placement and say what it costs."""
     from simdev.integrations.torch_map import device_map, write_device_map
 
     found = device_map(problem, placement)
     write_device_map(path, problem, found)
     cost = f"{found.step_ns / 1e6:.3f} ms, {found.step_ns / found.placed_ns - 1:+.1%}"
-    print(f"{path}: modules on devices: {len(found.modules)}; with each module on one device {cost}", file=file)
+    print(f"{path}: modules on devices: {len(found.modules)}; with each module on one device {cost}")
     if found.splits:
-        print(f"as a pipeline {found.pipeline_ns / 1e6:.3f} ms, split before {', '.join(found.splits)}", file=file)
+        print(f"as a pipeline {found.pipeline_ns / 1e6:.3f} ms, split before {', '.join(found.splits)}")
 
 
 def of_policy(folder: Path, topology: str | None) -> tuple[str, str | None]:

@@ -67,15 +67,14 @@ def plan(
     import numpy as np
 
     from simdev.errors import BudgetExhausted
-    from simdev.parallel import load_cluster
+    from simdev.parallel import find_model, load_cluster
     from simdev.parallel.framework import find_framework
     from simdev.planners import Evaluator, Job, PlanBudget, find_planner
     from simdev.planners.figures import figures, what_helps, why_slower
     from simdev.planners.job import RECOMPUTE
-    from simdev.planners.model import find_trained
 
     spec, params = find_planner(planner)
-    found, parameters = find_trained(model)
+    found, parameters = find_model(model)
     job = Job(
         found,
         find_framework(framework).parameters_of(found.name, parameters, model),

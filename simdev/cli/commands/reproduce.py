@@ -1,4 +1,4 @@
-"""``simdev study reproduce``."""
+"""``simdev reproduce``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import STUDY, command
+from simdev.cli.app import BENCHMARK, command
 
 
-@command("reproduce", topic=STUDY)
+@command("reproduce", topic=BENCHMARK)
 def reproduce(
     name: Annotated[
         str,

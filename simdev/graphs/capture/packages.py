@@ -253,15 +253,21 @@ def _transformers(target, name, fields, mode, batch, length):
         if mode == "inference":
             return InferenceStep(model.eval(), (inputs,), _call)
         inputs |= _hf_labels(model, config, inputs)
-
-        def loss(model, inputs):
-            outcome = _call(model, inputs)
-            found = getattr(outcome, "loss", None)
-            return _mean_of(outcome) if found is None else found
-
-        return _training(model, (inputs,), loss)
+        return _training(model, (inputs,), lambda model, inputs: loss_of(_call(model, inputs)))
 
     return build
+
+
+def loss_of(outcome):
+    """The loss that a model of transformers returned, or the mean of its first output."""
+    found = getattr(outcome, "loss", None)
+    return _mean_of(outcome) if found is None else found
+
+
+def made_up_inputs(model, batch: int, length: int | None) -> dict:
+    """Inputs and labels for a training step of a model of transformers, by name, from its configuration."""
+    inputs = _hf_inputs(model, model.config, batch, length)
+    return inputs | _hf_labels(model, model.config, inputs)
 
 
 def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:

@@ -42,8 +42,7 @@ class _Stopwatch(RankRecorder):
 
     def __init__(self, clock: _Clock):
         super().__init__()
-        self.clock = clock
-        self.kernels: list[tuple[str, int, bool]] = []  # signature, ns, and whether it is a collective
+        self.clock, self.kernels = clock, []
 
     def _append(self, entry, stream) -> None:
         super()._append(entry, stream)
@@ -92,10 +91,9 @@ class Samples:
 
     def add(self, other: Samples) -> None:
         """Take the samples of another rank of the same stages, or of another round, as well."""
-        for signature, values in other.kernel_ns.items():
-            self.kernel_ns.setdefault(signature, []).extend(values)
-        for segment, values in other.wall_ns.items():
-            self.wall_ns.setdefault(segment, []).extend(values)
+        for mine, theirs in ((self.kernel_ns, other.kernel_ns), (self.wall_ns, other.wall_ns)):
+            for key, values in theirs.items():
+                mine.setdefault(key, []).extend(values)
         self.calls.update(other.calls)
 
 

@@ -267,11 +267,8 @@ class Worker:
         self.fitted = True
 
     def _make_ready(self, op: int, now: int) -> None:
-        key, priority = op, self.job.priority
-        if self.job.order == "fifo":
-            key = now
-        elif self.job.order == "priority" and priority is not None:
-            key = -int(priority[op])
+        order = self.job.order
+        key = now if order == "fifo" else op if order == "program" else -int(self.job.priority[op])
         heapq.heappush(self.ready, (key, op))
 
     def _receive(self) -> None:
@@ -369,9 +366,8 @@ class Worker:
             for value, old in saved:
                 registers[value] = old
             if step.made:
-                made: list | None
                 if len(step.made) == 1 and isinstance(out, torch.Tensor):
-                    made = [out]
+                    made = (out,)
                 else:
                     made = list(tensors_in(out))
                 for position, value, layout, size in step.made:

@@ -38,7 +38,8 @@ def folder() -> Path:
 
 def fingerprint(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> str:
     """SHA-256 (hex, 32 characters) of what a capture depends on."""
-    parts = [FORMAT, model.name, _source(model.function), sorted(parameters.items()), str(mesh), asdict(part), _code()]
+    source = model.identity or _source(model.function)
+    parts = [FORMAT, model.name, source, sorted(parameters.items()), str(mesh), asdict(part), _code()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -72,8 +73,9 @@ def _segment(row: list) -> Segment:
 def _code() -> str:
     """Of PyTorch's version and of the files that decide what a capture holds."""
     here = Path(__file__).parent
-    files = [here / f"{name}.py" for name in ("record", "stage", "cut", "split", "kept", "ring")]
-    files.append(here.parent / "program.py")
+    files = [here / f"{name}.py" for name in ("record", "stage", "cut", "split", "kept", "ring", "packages", "blocks")]
+    files += [here.parent / "program.py", here.parents[1] / "graphs" / "selective.py"]
+    files += [here.parent / "hugging_face.py"]
     files += [here.parents[1] / "graphs" / "capture" / f"{name}.py" for name in ("trace", "attention")]
     return _digest(files, version("torch"))
 

@@ -125,10 +125,12 @@ class RecordedStream:
 
 
 class RankRecorder(TorchDispatchMode):
-    """Records while active; :attr:`entries` is the result, in the order in which the host issues them."""
+    """Records while active; :attr:`entries` is the result, in the order in which the host issues them. ``rows``
+    answers the host where it asks for a whole number."""
 
-    def __init__(self):
+    def __init__(self, rows: int = 1):
         super().__init__()
+        self.rows = rows
         self.entries: list[RecordedCall] = []
         self.live_bytes = 0
         self.sends = 0  # to other ranks
@@ -239,7 +241,7 @@ class RankRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         name = func._opname
         if name == "_local_scalar_dense":  # a value that only the host reads: a loss scale, a norm to clip by
-            return 1.0 if args[0].is_floating_point() else 1
+            return 1.0 if args[0].is_floating_point() else self.rows
         if name in ("wait_tensor", "_wrap_tensor_autograd"):
             self._wait_for(torch.cpu.current_stream(), tensors_in(args[0]))
             return torch.ops.aten.alias.default(args[0])  # the tensor itself; its fake result would be another one

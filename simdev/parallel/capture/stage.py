@@ -33,7 +33,10 @@ TIMES = ("first", "second", "further")
 SPLIT = (*(f"backward {half} {time}" for half in ("input", "weights") for time in TIMES), "forward first")
 
 
-SHIPPED = "simdev.workloads."  # modules whose models are known to run the same program on all ranks of a stage
+SHIPPED = (
+    "simdev.workloads.",
+    "simdev.parallel.",
+)  # modules whose models are known to run the same program on all ranks of a stage
 
 
 @dataclass(frozen=True)
@@ -76,21 +79,20 @@ def capture_stage(
     _need_torch()
     key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
     capture = capture or captured
-    counts = few_layers(part.layers)
-    if len(counts) == 1:
+    few, more = few_parts(part)
+    if not more:
         return capture(model, key, mesh, part, several, split, each)
-    short, long = (capture(model, key, mesh, Part(n, part.first, part.last), several, split, each) for n in counts)
-    more = part.layers - FEW
+    short, long = (capture(model, key, mesh, one, several, split, each) for one in few)
     try:
         return StageProgram(
-            stretch(short.forward, long.forward, FEW, more),
-            tuple(stretch(a, b, FEW, more) for a, b in zip(short.backward, long.backward, strict=True)),
-            stretch(short.finish, long.finish, FEW, more),
+            stretch(short.forward, long.forward, more),
+            tuple(stretch(a, b, more) for a, b in zip(short.backward, long.backward, strict=True)),
+            stretch(short.finish, long.finish, more),
             short.resident_bytes + (long.resident_bytes - short.resident_bytes) * more,
             short.output_bytes,
             short.parameters + (long.parameters - short.parameters) * more,
             shard_unit=short.shard_unit,
-            split=tuple(stretch(a, b, FEW, more) for a, b in zip(short.split, long.split, strict=True)),
+            split=tuple(stretch(a, b, more) for a, b in zip(short.split, long.split, strict=True)),
         )
     except NotRepeating:
         return capture(model, key, mesh, part, several, split, each)
@@ -119,9 +121,37 @@ def _need_torch() -> None:
         raise Unsupported("capturing a parallel model needs PyTorch: pip install 'simdev[capture]'")
 
 
-def few_layers(layers: int) -> tuple[int, ...]:
-    """The numbers of layers with which a stage of ``layers`` layers is captured."""
-    return (layers,) if layers < FEW + 2 else (FEW, FEW + 1)
+@lru_cache(maxsize=4096)
+def few_parts(part: Part) -> tuple[tuple[Part, ...], int]:
+    """The parts with which ``part`` is captured, and how often the second one's further layers are repeated: a few
+    layers, and as many with one more *period* of layers. ``((part,), 0)`` where a part is captured with all its layers.
+
+    A period is one layer where all are alike. Layers of several kinds may repeat after some layers (five of local
+    attention and one of global attention), with other layers before and after (a first layer without experts).
+    """
+    kinds, n = part.kinds or (0,) * part.layers, part.layers
+    best: tuple[int, int, int, int, int] = (2 * n, 0, 0, 0, 0)
+    for period in range(1, n // 2 + 1):
+        same = [a == b for a, b in zip(kinds, kinds[period:], strict=False)]
+        begin = 0
+        while begin < len(same):
+            end = begin
+            while end < len(same) and same[end]:
+                end += 1
+            keep = -(-FEW // period)
+            more = (end - begin + period) // period - keep
+            best = min(best, (2 * (n - more * period) + period, period, begin, keep, more)) if more > 1 else best
+            begin = end + 1
+    _, period, begin, keep, more = best
+    if not more:
+        return (part,), 0
+
+    def shortened(periods: int) -> Part:
+        left = kinds[:begin] + kinds[begin : begin + period] * periods
+        left += kinds[begin + (keep + more) * period :]
+        return replace(part, layers=len(left), kinds=left if part.kinds else ())
+
+    return (shortened(keep), shortened(keep + 1)), more
 
 
 @lru_cache(maxsize=256)
@@ -185,7 +215,7 @@ def _capture(
             microbatches = 1 if not several else 3 if stage.sync else 2
             with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
                 stage.module.to_empty(device="cpu")
-                run = StageRun(stage, RankRecorder(), mesh, segments)
+                run = StageRun(stage, RankRecorder(stage.rows), mesh, segments)
                 figures = run.split_step(part) if split else run.step(microbatches, part)
         finally:
             torch.set_default_dtype(default)
@@ -232,7 +262,7 @@ def forget_meshes() -> None:
 class StageRun:
     """Runs the microbatches of a stage and cuts what is recorded into segments."""
 
-    def __init__(self, stage, recorder, mesh: Mesh | None, segments: dict[str, Segment]):
+    def __init__(self, stage, recorder, mesh: Mesh, segments: dict[str, Segment]):
         self.stage, self.recorder, self.mesh, self.segments = stage, recorder, mesh, segments
         self._begin = 0
 
@@ -347,7 +377,8 @@ def _shard_unit(module, mesh: Mesh) -> int:
         names = getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None) or ()
         dims = [getattr(placement, "dim", None) for placement in getattr(parameter, "placements", ())]
         for name, dim in zip(names, dims, strict=True):
-            if "dp_shard" in name and dim is not None:  # of all kinds of shards, strided ones too
+            # of all kinds of shards, strided ones too; transformers calls the axis fsdp
+            if ("dp_shard" in name or name in ("fsdp", "efsdp")) and dim is not None:
                 sizes = parameter.device_mesh.shape
                 shards = prod(size for size, other in zip(sizes, dims, strict=True) if other == dim)
                 whole, rest = divmod(parameter.shape[dim] * mesh["dp_shard"], shards)

@@ -1,0 +1,171 @@
+"""Models of Hugging Face: found by their configuration, built and parallelised by transformers, nothing downloaded."""
+
+import json
+
+import pytest
+
+from simdev.errors import InvalidInput, UnknownName, Unsupported
+from simdev.graphs.parallel_model import Part
+from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, simulate_plan
+from simdev.parallel.capture.stage import capture_stage, few_parts
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 6,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 512,
+    "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def written(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(LLAMA | changes), encoding="utf-8")
+    return str(path)
+
+
+def llama_parameters(tied):
+    attention = 64 * 64 + 2 * 64 * 32 + 64 * 64
+    return 6 * (attention + 3 * 64 * 128 + 2 * 64) + 64 + 512 * 64 * (1 if tied else 2)
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch, tmp_path):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def captured(entry, mesh="dp_shard=2", **part):
+    model, parameters = find_model(entry)
+    whole = model.part(parameters, parameters["layers"])
+    return capture_stage(model, parameters, parse_mesh(mesh), Part(**part) if part else whole)
+
+
+def collectives(program):
+    calls = (*program.forward.calls, *program.backward[2].calls)
+    found = {}
+    for call in calls:
+        if call.is_collective:
+            found[call.kind, call.stream] = found.get((call.kind, call.stream), 0) + 1
+    return found
+
+
+def test_a_tied_embedding_counts_once(tmp_path):
+    whole = captured(written(tmp_path, tie_word_embeddings=False)).parameters
+    tied = captured(written(tmp_path, tie_word_embeddings=True)).parameters
+    assert (2 * whole, 2 * tied) == (llama_parameters(False), llama_parameters(True))
+
+
+def test_flops_are_those_of_the_products(tmp_path):
+    model, parameters = find_model(f"{written(tmp_path)}[length=128]")
+    products = 6 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 512 * 64
+    attention = 6 * 14 * 64 * 128  # two products forward; backward four, and the scores once more
+    assert model.flops(parameters) == 128 * (6 * products + attention)
+
+
+def test_collectives_of_fsdp_and_tensor_parallelism(tmp_path):
+    found = collectives(captured(written(tmp_path, tie_word_embeddings=False), "dp_shard=2,tp=2"))
+    # FSDP groups: each layer, the embedding, norm and head together, which stay gathered
+    assert found["reduce_scatter", "dp_shard"] == 6 + 2
+    assert found["all_gather", "dp_shard"] == 2 * 6 + 3
+    # of each layer: two outputs forward, the gradients of five inputs backward; the embedding, the head
+    assert found["all_reduce", "tp"] == 7 * 6 + 2
+
+
+def test_fields_of_the_configuration_and_sequences_follow_in_brackets(tmp_path):
+    model, parameters = find_model(f"{written(tmp_path)}[num_hidden_layers=3,length=32]")
+    assert (parameters["layers"], parameters["length"]) == (3, 32)
+    assert find_model(str(tmp_path))[1]["layers"] == 6
+    assert find_model("transformers:LlamaForCausalLM[num_hidden_layers=2,hidden_size=64]")[1]["layers"] == 2
+
+
+def test_an_id_is_looked_up_in_the_cache_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(InvalidInput, match="nothing is downloaded"):
+        find_model("meta-llama/Llama-3.1-70B")
+    snapshot = tmp_path / "models--meta-llama--Llama-3.1-70B" / "snapshots" / "000"
+    snapshot.mkdir(parents=True)
+    written(snapshot)
+    assert find_model("meta-llama/Llama-3.1-70B")[1]["layers"] == 6
+
+
+def test_mixed_layers_repeat_by_their_period():
+    kinds = (0, 0, 0, 0, 0, 1) * 10 + (0, 0)
+    few, more = few_parts(Part(62, kinds=kinds))
+    assert [part.layers for part in few] == [8, 14] and more == 9
+    assert few[0].kinds == (0, 0, 0, 0, 0, 1, 0, 0)
+    dense_first = (0,) * 3 + (1,) * 58
+    few, more = few_parts(Part(61, kinds=dense_first))
+    assert [part.layers for part in few] == [6, 7] and more == 55
+    assert few_parts(Part(4)) == ((Part(4),), 0)
+    assert few_parts(Part(5)) == ((Part(3), Part(4)), 2)
+
+
+@pytest.mark.slow
+def test_a_stretched_period_is_the_whole_capture(tmp_path):
+    pattern = (["sliding_attention"] * 2 + ["full_attention"]) * 4
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "gemma3_text", "num_hidden_layers": 12, "intermediate_size": 128,
+        "vocab_size": 512, "sliding_window": 16, "layer_types": pattern, **sizes}), encoding="utf-8")  # fmt: skip
+    model, parameters = find_model(f"{path}[length=64]")
+    from simdev.parallel.capture.stage import captured as whole
+
+    part = model.part(parameters, 12)
+    assert few_parts(part)[1] > 0
+    key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
+    mesh = parse_mesh("dp_shard=2,tp=2")
+    one, other = capture_stage(model, parameters, mesh, part), whole(model, key, mesh, part, True)
+    assert one.parameters == other.parameters and one.resident_bytes == other.resident_bytes
+    assert one.forward == other.forward and one.backward == other.backward
+
+
+def test_pipeline_stages_hold_their_part(tmp_path):
+    path = written(tmp_path, tie_word_embeddings=True)
+    first = captured(path, "tp=2", layers=3, first=True, last=False)
+    last = captured(path, "tp=2", layers=3, first=False, last=True)
+    layer = (llama_parameters(True) - 64 - 512 * 64) // 6
+    norms = 3 * 2 * 64  # on each rank of tp
+    half = (3 * (layer - 128) + 512 * 64) // 2 + norms
+    assert (first.parameters, last.parameters) == (half, half + 64)
+    assert first.output_bytes == 128 * 64 * 2
+
+
+def test_a_plan_is_simulated(tmp_path):
+    model, parameters = find_model(f"{written(tmp_path)}[recompute=full]")
+    plan = Plan(model, parameters, load_cluster("dgx-h100"), parse_mesh("pp=2,dp_shard=2,tp=2"), 2)
+    report = simulate_plan(plan)
+    assert report.step_ns > 0 and report.fits
+
+
+@pytest.mark.parametrize(
+    "changes, error, message",
+    [
+        ({"model_type": "unknown"}, UnknownName, "unknown"),
+        ({"hidden_size": "8192"}, InvalidInput, "hidden_size"),
+        ({"num_attention_heads": 6}, InvalidInput, "64|hidden|divisible|multiple"),
+    ],
+)
+def test_what_transformers_refuses_is_one_sentence(changes, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        find_model(written(tmp_path, **changes))
+
+
+def test_an_axis_without_a_plan_is_not_offered():
+    entry = (
+        "transformers:BertForMaskedLM[num_hidden_layers=2,hidden_size=64,num_attention_heads=4,intermediate_size=128]"
+    )
+    model, parameters = find_model(entry)
+    assert model.axes == ("dp_replicate", "dp_shard")
+    assert any("tensor" in note for note in model.notes) and any("pipeline" in note for note in model.notes)
+    with pytest.raises(InvalidInput, match="not parallelised along it"):
+        Plan(model, parameters, load_cluster("dgx-h100"), parse_mesh("tp=8"))
+
+
+def test_heads_that_do_not_divide_are_named(tmp_path):
+    model, parameters = find_model(written(tmp_path))
+    with pytest.raises(InvalidInput, match="num_key_value_heads.*2 does not divide by 4"):
+        Plan(model, parameters, load_cluster("dgx-h100"), parse_mesh("tp=4,dp_shard=2"))
+
+
+def test_a_captured_step_has_its_mesh():
+    with pytest.raises(Unsupported, match="captured"):
+        find_model("step.npz")

@@ -57,6 +57,19 @@ def on_files(files, config):
     return files
 
 
+def on_page_content(html, page, config, files):
+    """Cross-references of docstrings (``:func:`name```) as code: Markdown leaves the word before it standing."""
+    return re.sub(r":(?:py:)?(?:func|class|meth|mod|data|attr|exc|obj):<code>~?([^<]*)</code>", r"<code>\1</code>", html)
+
+
+def source_file(module) -> str:
+    """Where a module lies in the repository, wherever it is installed."""
+    name = module.__name__
+    for shelf in ("baselines", "workloads"):
+        name = name.replace(f"simdev.{shelf}", shelf)
+    return name.replace(".", "/") + ".py"
+
+
 def linked_pages(text: str) -> str:
     """Links between files of the repository as links between pages of the site."""
     for name, path in FILES.items():
@@ -87,7 +100,7 @@ def placer_pages() -> dict[str, str]:
     places, pages, lines = ranking(), {}, []
     for name, spec in registry.placers().items():
         module = sys.modules[spec.function.__module__]
-        where = Path(module.__file__).relative_to(ROOT).as_posix()
+        where = source_file(module)
         facts = [f"version {spec.version}", f"family {spec.family}"]
         facts += ["evaluates placements with the simulator"] if spec.searches else []
         facts += [] if spec.memory_aware else ["ignores memory by design"]

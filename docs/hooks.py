@@ -59,7 +59,9 @@ def on_files(files, config):
 
 def on_page_content(html, page, config, files):
     """Cross-references of docstrings (``:func:`name```) as code: Markdown leaves the word before it standing."""
-    return re.sub(r":(?:py:)?(?:func|class|meth|mod|data|attr|exc|obj):<code>~?([^<]*)</code>", r"<code>\1</code>", html)
+    return re.sub(
+        r":(?:py:)?(?:func|class|meth|mod|data|attr|exc|obj):<code>~?([^<]*)</code>", r"<code>\1</code>", html
+    )
 
 
 def source_file(module) -> str:

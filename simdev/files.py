@@ -292,6 +292,19 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
             raise
 
 
+def private(folder: Path) -> Path:
+    """``folder``, whose files may be trusted as the user's own: nobody else can write to it. Raises
+    :class:`InvalidInput` for a folder that belongs to another user, or that all users may write to."""
+    try:
+        about = folder.stat()
+    except OSError:  # it is not there yet
+        return folder
+    if about.st_uid not in (os.getuid(), 0) or about.st_mode & stat.S_IWOTH:
+        message = "other users can write to this cache: take that right away (chmod go-w), or set XDG_CACHE_HOME"
+        raise InvalidInput(message, source=folder)
+    return folder
+
+
 def sweep(folder: str | os.PathLike) -> int:
     """Remove the unfinished files that killed processes left in ``folder`` and below; the number removed.
 

@@ -10,6 +10,8 @@ import os
 import sys
 from pathlib import Path
 
+from simdev.files import private
+
 # XLA divides the sums of a program among as many tasks as there are cores, however few threads it has, so that
 # floating-point results depend on the number of cores. XLA reads that number from this variable; shipped rows use 2.
 CORES = {"NPROC": "2"}
@@ -32,6 +34,7 @@ def _set_up() -> None:
     jax.config.update("jax_platforms", "cpu")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     folder = cache / "simdev" / f"jax-{CORES['NPROC']}"  # a compiled program knows its number of tasks
+    private(folder)  # a compiled program of another user would be executed
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # without a home, each process compiles its programs again

@@ -2,7 +2,9 @@
 
 A stage is kept as JSON under the user's cache folder. Its name is the fingerprint of everything that the capture
 depends on: the model's source file and the modules beside it that it imports, its parameters, the mesh of a stage, the
-part, PyTorch's version and the code that captures.
+part, PyTorch's version and the code that captures. The file also holds a digest of this name and of its content; a file
+whose digest differs is captured anew. The digest finds damage and files of other captures, not forgery: a folder that
+other users can write to is refused, and verification captures everything itself (:func:`apart`).
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import cache, lru_cache
 from importlib.metadata import version
@@ -22,18 +25,38 @@ from itertools import combinations, product
 from pathlib import Path
 
 from simdev.errors import InvalidInput
-from simdev.files import MIB, parse_json, read_zipped, replacing
+from simdev.files import MIB, parse_json, private, read_zipped, replacing
 from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.program import Call, Segment
 
-FORMAT = 2
+FORMAT = 3
 MAX_CAPTURE = 512 * MIB  # of one stage; the largest so far has 20
 
 
+APART = "SIMDEV_CAPTURES"  # names the folder of captures where it is not the user's
+
+
 def folder() -> Path:
-    """Where captures are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "simdev" / "captures"
+    """Where captures are kept. Raises :class:`InvalidInput` if others can write there."""
+    own = os.environ.get(APART)
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    return private(Path(own) if own else home / "simdev" / "captures")
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Inside the block, this process and those that it starts keep captures in a new folder of their own, so that
+    nothing is loaded that was not captured inside the block."""
+    before = os.environ.get(APART)
+    with tempfile.TemporaryDirectory(prefix="simdev-") as own:
+        os.environ[APART] = own
+        try:
+            yield
+        finally:
+            os.environ.pop(APART)
+            if before is not None:
+                os.environ[APART] = before
 
 
 def fingerprint(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> str:
@@ -45,9 +68,12 @@ def fingerprint(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) 
 
 def load(name: str) -> dict | None:
     """The kept figures and segments of a stage; None where there are none that can be read."""
+    path = folder() / f"{name}.json.gz"
     try:
-        path = folder() / f"{name}.json.gz"
-        document = parse_json(read_zipped(path, MAX_CAPTURE), path)
+        digest, _, text = read_zipped(path, MAX_CAPTURE).partition("\n")
+        if digest != _sum(name, text):
+            return None
+        document = parse_json(text, path)
         document["segments"] = [_segment(row) for row in document["segments"]]
         return document
     except (ValueError, KeyError, TypeError):
@@ -57,11 +83,17 @@ def load(name: str) -> dict | None:
 def save(name: str, segments: list[Segment], figures: dict[str, int]) -> None:
     """Keep a stage; nothing happens where the folder cannot be written to."""
     rows = [[s.name, s.live_bytes, [call.row() for call in s.calls]] for s in segments]
+    where = folder()
     with contextlib.suppress(OSError, InvalidInput):
-        folder().mkdir(parents=True, exist_ok=True)
+        where.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"segments": rows, **figures}, separators=(",", ":"))
-        with replacing(folder() / f"{name}.json.gz") as file:
-            file.write(gzip.compress(text.encode(), 6, mtime=0))
+        with replacing(where / f"{name}.json.gz") as file:
+            file.write(gzip.compress(f"{_sum(name, text)}\n{text}".encode(), 6, mtime=0))
+
+
+def _sum(name: str, text: str) -> str:
+    """SHA-256 (hex) of a capture's name and content."""
+    return hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()
 
 
 def _segment(row: list) -> Segment:

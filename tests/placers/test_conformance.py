@@ -12,8 +12,9 @@ from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import load_topology
 
 SPECS = placers()
-# Measured: all problems take over eight seconds, mostly to compile for every size of a graph. They are tried on two
-# problems; all of them are slow. Of the learned placers, giph is tried on Inception, too.
+# Measured: all problems take over eight seconds, mostly to compile for every size of a graph. One of them is tried at
+# once; all are slow. Two placers take that long to compile for one. Of the learned placers, giph is tried on Inception.
+LONG_ON_ONE = {"hdp", "placeto-joint"}
 LONG_ON_RANDOM = {"hdp", "hsdag", "ip-throughput", "learned-search", "placeto", "placeto-joint"}
 LONG_ON_INCEPTION = {"colocrl", "cp-sat", "doppler", "dp", "gdp", "hdp", "placeto", "placeto-joint"}
 
@@ -22,13 +23,10 @@ def marked(names, long):
     return [pytest.param(name, marks=pytest.mark.slow if name in long else ()) for name in names]
 
 
-@pytest.mark.parametrize("name", sorted(LONG_ON_RANDOM))
-def test_conformance_on_two_random_problems(name):
-    placed = [
-        check_placer(SPECS[name], random_problem(np.random.default_rng(seed), rules=Rules()), evaluations=30, seed=seed)
-        for seed in (2, 4)
-    ]
-    assert any(placement is not None for placement in placed)
+@pytest.mark.parametrize("name", sorted(LONG_ON_RANDOM - LONG_ON_ONE))
+def test_conformance_on_a_random_problem(name):
+    problem = random_problem(np.random.default_rng(4), rules=Rules())  # that of the searching placers below
+    assert check_placer(SPECS[name], problem, evaluations=10) is not None
 
 
 @pytest.mark.parametrize("name", marked(SPECS, LONG_ON_RANDOM))
@@ -48,7 +46,7 @@ def test_conformance_on_inception(name):
     assert check_placer(SPECS[name], problem, evaluations=40) is not None
 
 
-@pytest.mark.parametrize("name", marked([name for name, spec in SPECS.items() if spec.searches], {"hdp"}))
+@pytest.mark.parametrize("name", marked([name for name, spec in SPECS.items() if spec.searches], LONG_ON_ONE))
 def test_searching_placers_report_what_they_return(name):
     problem = random_problem(np.random.default_rng(4), rules=Rules())
     budget = Budget(problem, evaluations=60)

@@ -53,9 +53,9 @@ def main() -> int:
 
 
 def boards(names: list[str]) -> list[Path]:
-    """The folders of ``leaderboard/`` that ``simdev verify`` reads: those of these names and below them, or all."""
-    found = {path.parent for name in ("results.csv", "plans.csv") for path in BOARDS.rglob(name)}
-    return sorted(path for path in found if not names or path.relative_to(BOARDS).parts[0] in names)
+    """The folders of ``leaderboard/`` that ``simdev verify`` reads: those of these names, or all."""
+    found = {path.parent for name in ("results.csv", "plans.csv") for path in BOARDS.glob(f"*/{name}")}
+    return sorted(path for path in found if not names or path.name in names)
 
 
 def holds(folder: Path, sample: int | None) -> bool:

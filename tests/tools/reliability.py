@@ -1,13 +1,15 @@
 """Makes the tables of docs/pages/reliability.md: ``python tests/tools/reliability.py [TABLE ...] [--scale 1.0]``.
 
 Each table is a function in :data:`TABLES` that returns Markdown lines; without arguments all are made. Only the tables
-that are made are replaced in the page. ``--scale`` multiplies how often everything is tried; each table states its
-scale and the counts that were really tried.
+that are made are replaced in the page; ``--print`` prints them instead. ``--scale`` multiplies how often everything is
+tried; each table states its scale and the counts that were really tried. The exit code is 1 if a line reports a
+failure.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +45,14 @@ TABLES: dict[str, Callable[[float], list[str]]] = {
 }
 
 
+# What a line of each table looks like that reports a failure, a loss or a difference.
+WRONG = {
+    "inputs": re.compile(r"\| \d+ \| \d+ \| [1-9]\d* \|$|EXECUTED"),
+    "faults": re.compile(r"\| \d+ \| [1-9]\d* \| |\| \d+ of \d+ \|$"),
+    "determinism": re.compile(r"\| no: "),
+}
+
+
 def made_with(name: str, scale: float) -> list[str]:
     """The command that made a table."""
     return [f"Made with `python tests/tools/reliability.py {name}{'' if scale == 1 else f' --scale {scale:g}'}`.", ""]
@@ -58,18 +68,26 @@ def replace_table(page: str, name: str, lines: list[str]) -> str:
     return before + "\n".join([begin, "", *lines, "", end]) + after
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"which of {', '.join(TABLES)} (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies how often everything is tried")
-    chosen = parser.parse_args()
+    parser.add_argument("--print", action="store_true", help="print the tables and leave the page as it is")
+    chosen, wrong = parser.parse_args(), []
     for name in chosen.tables or TABLES:
         if name not in TABLES:
             parser.error(f"no table {name!r}: choose from {', '.join(TABLES)}")
         print(f"making the table {name}", file=sys.stderr)
         lines = made_with(name, chosen.scale) + TABLES[name](chosen.scale)
-        PAGE.write_text(replace_table(PAGE.read_text(encoding="utf-8"), name, lines), encoding="utf-8")
+        wrong += [line for line in lines if WRONG[name].search(line)]
+        if chosen.print:
+            print("\n".join(lines))
+        else:
+            PAGE.write_text(replace_table(PAGE.read_text(encoding="utf-8"), name, lines), encoding="utf-8")
+    for line in wrong:
+        print(f"wrong: {line}", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

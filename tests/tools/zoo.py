@@ -4,6 +4,7 @@
 in a process of its own, and appends a row per model. ``--memory`` in place of a pattern compares the peak memory of ten
 models with what a real step allocates, ``--maps`` the device maps of Hugging Face models with Accelerate's, ``--onnx``
 the FLOPs of models that PyTorch's exporters write.
+``python tests/tools/zoo.py OUT.jsonl --draw SEED`` captures twelve models drawn from all that the packages name.
 ``python tests/tools/zoo.py OUT.jsonl --report zoo.md`` writes the tables.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 import re
 import resource
 import signal
@@ -486,11 +488,53 @@ def in_a_fork(work) -> dict:
     return json.loads(text) if text else {"error": f"killed, or more than {SECONDS} s"}
 
 
-def main(arguments: list[str]) -> None:
+def drawn(seed: int) -> list[str]:
+    """Twelve models drawn from all that the installed packages name and that are not listed above."""
+    import diffusers
+    import timm
+    import torchvision
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    classes = {
+        name
+        for table, names in vars(modeling_auto).items()
+        if re.fullmatch(r"MODEL_\w*MAPPING_NAMES", table)
+        for entry in names.values()
+        for name in ([entry] if isinstance(entry, str) else entry)
+    }
+    blocks = (getattr(diffusers, name) for name in dir(diffusers) if re.search("Transformer|UNet|Autoencoder", name))
+    models = {part.__name__ for part in blocks if isinstance(part, type) and issubclass(part, diffusers.ModelMixin)}
+    draw, found = random.Random(seed), []
+    for package, names, count in (
+        ("timm", timm.list_models(), 4),
+        ("torchvision", torchvision.models.list_models(), 2),
+        ("transformers", [name for name in classes if hasattr(transformers, name)], 4),
+        ("diffusers", models, 2),
+    ):
+        found += draw.sample(sorted({f"{package}:{name}" for name in names} - set(MODELS)), count)
+    return found
+
+
+def run_drawn(out: Path, seed: int) -> int:
+    """Capture drawn models that ``out`` does not have yet. A model may be refused; 1 if a captured one is wrong."""
+    targets = drawn(seed)
+    run_each(out, [(target,) for target in targets], "model", measure)
+    rows = [row for line in out.read_text().splitlines() if (row := json.loads(line))["model"] in targets]
+    refused = [row["model"] for row in rows if "error" in row]
+    wrong = [row["model"] for row in rows if "error" not in row and not right(row)]
+    print(f"draw {seed}: {len(rows) - len(refused) - len(wrong)} of {len(rows)} right, {len(refused)} refused")
+    print("".join(f"wrong: {target}\n" for target in wrong), end="")
+    return 1 if wrong else 0
+
+
+def main(arguments: list[str]) -> int | None:
     warnings.simplefilter("ignore")
     if "--report" in arguments:
         rows = [json.loads(line) for line in Path(arguments[0]).read_text().splitlines()]
         Path(arguments[2]).write_text(report(rows), encoding="utf-8")
+    elif "--draw" in arguments:
+        return run_drawn(Path(arguments[0]), int(arguments[2]))
     elif "--memory" in arguments:
         run_each(Path(arguments[0]), MEMORY, "memory_of", memory)
     elif "--onnx" in arguments:
@@ -501,6 +545,7 @@ def main(arguments: list[str]) -> None:
         run_each(Path(arguments[0]), [*MAPS, *small], "mapped", mapped)
     else:
         run(Path(arguments[0]), arguments[1] if len(arguments) > 1 else "")
+    return None
 
 
 def right(row: dict) -> bool:
@@ -664,4 +709,4 @@ def memory_lines(given: list[dict]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -14,31 +14,22 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from simdev.bench.estimate import TimeLeft
 from simdev.bench.journal import Results
-from simdev.bench.matrix import BUDGETS, Run
-from simdev.bench.provenance import circumstances, dirty
+from simdev.bench.matrix import BUDGETS
+from simdev.bench.plan_rows import as_row
+from simdev.bench.provenance import dirty
 from simdev.bench.rows import Row
-from simdev.bench.run import (
-    Instance,
-    RunOutcome,
-    Unsuccessful,
-    blank_row,
-    execute_limited,
-    execute_shared,
-    find_bound,
-    find_instance,
-    one_line,
-)
-from simdev.bench.run import warm_placer as warm_one
+from simdev.bench.run import PLACING
+from simdev.bench.work import RunOutcome, Unsuccessful, Work, one_line
 from simdev.bench.workers import Limits, Pool, WorkerDied, cores, environment, result, running
 from simdev.errors import InvalidInput, SimdevError
 from simdev.files import sweep
-from simdev.placers import registry
 
-Submit = Callable[[Run, Instance], Future]  # the future of a RunOutcome
-Backend = Callable[[Limits], contextlib.AbstractContextManager[Submit]]
+Submit = Callable[[Any, Any], Future]  # a run and its instance to the future of a RunOutcome
+Backend = Callable[[Limits, Work], contextlib.AbstractContextManager[Submit]]
 WARM_UP_S = 60.0
 
 
@@ -60,25 +51,28 @@ class Observer:
         """Called a few times a second: finished runs, all runs, what is running, estimated seconds left (if known)."""
 
     def row(self, done: int, total: int, row: Row) -> None:
-        """A run is finished and in the journal."""
+        """A run is finished and in the journal. Of a planner's run it is :func:`simdev.bench.plan_rows.as_row`."""
 
 
 def bench(
-    runs: list[Run],
+    runs: list,
     out: str | os.PathLike,
     *,
+    work: Work = PLACING,
     jobs: int | None = None,
     limits: Limits | None = None,
     retry: bool = False,
     observer: Observer | None = None,
     backend: Backend | None = None,
-) -> list[Row]:
+) -> list:
     """Execute the runs that the folder ``out`` does not hold yet, ``jobs`` at a time; return the rows of ``runs``.
 
-    ``backend`` executes them elsewhere (:func:`simdev.bench.dask_cluster.dask_backend`); by default each has a process
-    on this machine. Failed runs are rows too; they are executed again only with ``retry``. Raises
-    :class:`InvalidInput` if the folder cannot be written or another bench writes to it, and :class:`Incomplete` if the
-    backend lost runs. On KeyboardInterrupt, and on any error, the tables of all finished runs are written first.
+    ``work`` says whether they are runs of placers (:func:`simdev.bench.matrix.plan`, :class:`Row`) or of planners
+    (:func:`simdev.bench.plan_matrix.plan_jobs`, :class:`simdev.bench.plan_rows.PlanRow`). ``backend`` executes them
+    elsewhere (:func:`simdev.bench.dask_cluster.dask_backend`); by default each has a process on this machine. Failed
+    runs are rows too; they are executed again only with ``retry``. Raises :class:`InvalidInput` if the folder cannot be
+    written or another bench writes to it, and :class:`Incomplete` if the backend lost runs. On KeyboardInterrupt, and
+    on any error, the tables of all finished runs are written first.
     """
     out, observer = Path(out), observer or Observer()
     limits = limits or Limits(BUDGETS["quick"].seconds, BUDGETS["quick"].memory_bytes)
@@ -90,20 +84,19 @@ def bench(
                 observer.note(dirty())
             observer.note("starting the workers; the first bench after an installation compiles the simulator")
             pool = Pool(jobs)
-            with running(pool), (backend or _here(pool))(limits) as submit:
-                session = _Session(runs, results, pool, submit, jobs, limits, retry, observer)
+            with running(pool), (backend or _here(pool))(limits, work) as submit:
+                session = _Session(runs, work, results, pool, submit, jobs, limits, retry, observer)
                 session.run()
             if not session.lost:
                 results.pack()
         finally:
-            if results.rows:
-                results.write()
+            results.write()
             results.close()
     if session.lost:
         what = f"{len(session.lost)} of {len(runs)} runs were lost ({session.lost[0]})"
         raise Incomplete(f"{out}: {what}: the same command executes them")
     wanted = {run.key for run in runs}
-    return [row for row in results.rows if row.key in wanted]
+    return [row for row in (*results.rows, *results.plans) if row.key in wanted]
 
 
 @contextlib.contextmanager
@@ -124,53 +117,38 @@ def locked(out: Path) -> Iterator[None]:
 
 
 def _here(pool: Pool) -> Backend:
-    """The backend that executes each run in a worker of ``pool``.
-
-    Runs of a placer that needs JAX share a process in turn, because tracing the networks and loading their
-    programs takes seconds. A run gives the same result alone. If one fails, the next has a fresh process.
-    """
+    """The backend that executes each run in a worker of ``pool``; runs of a kind share one (:meth:`Work.kind`)."""
 
     @contextlib.contextmanager
-    def backend(limits: Limits) -> Iterator[Submit]:
+    def backend(limits: Limits, work: Work) -> Iterator[Submit]:
         yield lambda run, instance: pool.schedule(
-            execute_shared if _needs_jax(run) else execute_limited,
+            work.execute_shared if work.kind(run) else work.execute_limited,
             (run, instance, limits),
             timeout=limits.seconds,
-            rank=_rank(run, instance),
-            kind=run.entry if _needs_jax(run) else "",
+            rank=work.rank(run, instance),
+            kind=work.kind(run),
         )
 
     return backend
 
 
-def _rank(run: Run, instance: Instance) -> tuple:
-    """Of the runs that wait, those that probably take longest start first, so that no long one is left for the end.
-
-    The runs of a placer that needs JAX take turns, because they share a process.
-    """
-    spec, _ = registry.find_placer(run.entry)
-    return (1, spec.learner is None, not spec.searches, run.entry if _needs_jax(run) else "", -instance.n_ops)
-
-
-def _needs_jax(run: Run) -> bool:
-    return "jax" in registry.find_placer(run.entry)[0].needs
-
-
 class _Session:
     """One call of :func:`bench`. Every task is a future with a function that takes it when it is done.
 
-    An instance is loaded, then bounded; a placer is warmed up, one at a time, because processes that compile the same
-    function at the same time would spoil each other's cache. A run starts as soon as its instance has a bound and its
-    placer is warm, while other placers are still warming up. Placers that do not search come first, because most of
-    them compile nothing and end in a moment; learned placers come last.
+    An instance is loaded, then bounded; a solver (a placer or a planner) is warmed up, one at a time, because processes
+    that compile the same function at the same time would spoil each other's cache. A run starts as soon as its instance
+    has a bound and its solver is warm, while others are still warming up. Solvers that do not search come first,
+    because most of them compile nothing and end in a moment; learned placers come last.
     """
 
-    def __init__(self, runs, results: Results, pool: Pool, submit: Submit, jobs: int, limits: Limits, retry, observer):
-        self.runs, self.results, self.pool, self.submit, self.jobs = set(runs), results, pool, submit, jobs
-        self.limits, self.retry, self.observer = limits, retry, observer
+    def __init__(
+        self, runs, work: Work, results: Results, pool: Pool, submit: Submit, jobs: int, limits: Limits, retry, observer
+    ):
+        self.runs, self.work, self.results, self.pool, self.submit = set(runs), work, results, pool, submit
+        self.jobs, self.limits, self.retry, self.observer = jobs, limits, retry, observer
         self.pending: dict[Future, tuple[str, Callable[[Future], None]]] = {}
-        self.instances: dict[tuple, Instance] = {}
-        self.waiting: set[Run] = set()
+        self.instances: dict[tuple, Any] = {}
+        self.waiting: set = set()
         self.cold: set[str] = set()
         self.warm: set[str] = set()
         self.lost: list[str] = []
@@ -181,7 +159,7 @@ class _Session:
     def run(self) -> None:
         for name in sorted({run.instance for run in self.runs}):
             self._start(
-                self.pool.schedule(find_instance, (*name, str(self.results.out)), rank=(0,)),
+                self.pool.schedule(self.work.load, (name, str(self.results.out)), rank=(0,)),
                 f"loading {name[0]} on {name[1]}",
                 lambda future, name=name: self._loaded(name, future),
             )
@@ -202,14 +180,14 @@ class _Session:
         instance = self.instances[name] = result(future, name[0])
         for run in self.runs:
             if run.instance == name and not self._held(run):
-                self.estimate.expect(run, instance.n_ops)
+                self.estimate.expect(run, instance.n_ops, self.work.order(run.entry)[:2])
                 if run.entry not in self.warm:
                     self.cold.add(run.entry)
         known = self.results.bounds.get(instance.problem)
-        if not instance.cost_hash:
+        if not self.work.bounded(instance):
             self._bounded(name, None, "", keep=False)
         elif known is None or (self.retry and known[0] is None):
-            task = self.pool.schedule(find_bound, (instance, self.limits), timeout=self.limits.seconds, rank=(0,))
+            task = self.pool.schedule(self.work.bound, (instance, self.limits), timeout=self.limits.seconds, rank=(0,))
             self._start(task, f"bound of {name[0]} on {name[1]}", lambda future: self._bound(name, future))
         else:
             self._bounded(name, *known, keep=False)
@@ -240,31 +218,30 @@ class _Session:
                 self.waiting.add(run)
         self._release()
 
-    def _held(self, run: Run) -> bool:
-        """Whether the folder has the row of this run, made from the same graph and costs by the same placer version."""
-        row, instance = self.results.row(run.key), self.instances[run.instance]
+    def _held(self, run) -> bool:
+        """Whether the folder has the row of this run, and it is still what the run would give."""
+        row = self.results.row(run.key)
         if row is None or (self.retry and row.status != "ok"):
             return False
-        spec, _ = registry.find_placer(run.entry)
-        return (row.fingerprint, row.cost_hash, row.version) == (instance.fingerprint, instance.cost_hash, spec.version)
+        return self.work.holds(row, self.instances[run.instance])
 
     def _warm_next(self) -> None:
-        """Warm up the next placer: run it on a tiny problem, so that what it compiles is on the disk."""
+        """Warm up the next solver: run it on a tiny problem, so that what it compiles is on the disk."""
         if self.warming or not self.cold:
             return
-        entry = min(self.cold, key=_warm_order)
+        entry = min(self.cold, key=self.work.order)
         self.cold.remove(entry)
         self.warming = True
-        if not _needs_warm_up(entry):
+        if not self.work.needs_warm_up(entry):
             self._warmed(entry)
             return
-        rank = (0,) if self.jobs > 1 else (2,)  # beside the runs of other placers, or after them
+        rank = (0,) if self.jobs > 1 else (2,)  # beside the runs of other solvers, or after them
         limit = min(WARM_UP_S, self.limits.seconds)
-        task = self.pool.schedule(warm_one, (entry, self.limits), timeout=limit, rank=rank)
+        task = self.pool.schedule(self.work.warm_up, (entry, self.limits), timeout=limit, rank=rank)
         self._start(task, f"warming up {entry}", lambda future: self._warmed(entry))
 
     def _warmed(self, entry: str) -> None:
-        """A placer that failed to warm up is run all the same: its rows say what is wrong with it."""
+        """A solver that failed to warm up is run all the same: its rows say what is wrong with it."""
         self.warm.add(entry)
         self.warming = False
         self._release()
@@ -273,11 +250,11 @@ class _Session:
     def _release(self) -> None:
         ready = sorted(run for run in self.waiting if run.entry in self.warm)
         self.waiting.difference_update(ready)
-        for run in sorted(ready, key=lambda run: _rank(run, self.instances[run.instance])):
+        for run in sorted(ready, key=lambda run: self.work.rank(run, self.instances[run.instance])):
             task = self.submit(run, self.instances[run.instance])
             self._start(task, str(run), lambda future, run=run: self._finished(run, future))
 
-    def _finished(self, run: Run, future: Future) -> None:
+    def _finished(self, run, future: Future) -> None:
         try:
             outcome = self._outcome(run, future)
         except Lost as error:
@@ -286,10 +263,11 @@ class _Session:
             return
         self.results.add(outcome.row, outcome.placement, outcome.curve)
         self.done += 1
-        self.estimate.learn(run, outcome.row)
-        self.observer.row(self.done, len(self.runs), outcome.row)
+        row = as_row(outcome.row)
+        self.estimate.learn(run, row)
+        self.observer.row(self.done, len(self.runs), row)
 
-    def _outcome(self, run: Run, future: Future) -> RunOutcome:
+    def _outcome(self, run, future: Future) -> RunOutcome:
         try:
             return future.result()
         except Lost:
@@ -304,17 +282,4 @@ class _Session:
             status, error = ("memory" if raised.exitcode == -9 else "error"), one_line(raised)
         except Exception as raised:
             status, error = "error", f"{type(raised).__name__}: {one_line(raised)}"
-        spec, _ = registry.find_placer(run.entry)
-        row = blank_row(run, self.instances[run.instance], spec.version)
-        return RunOutcome(replace(row, status=status, error=error, **circumstances()))
-
-
-def _needs_warm_up(entry: str) -> bool:
-    """Learned placers need none: what JAX compiles depends on the graph, and its cache is safe to share."""
-    spec, _ = registry.find_placer(entry)
-    return spec.learner is None
-
-
-def _warm_order(entry: str) -> tuple:
-    spec, _ = registry.find_placer(entry)
-    return (spec.learner is not None, spec.searches, entry)
+        return self.work.failed(run, self.instances[run.instance], status, error)

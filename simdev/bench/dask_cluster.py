@@ -19,16 +19,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simdev.bench import rows
 from simdev.bench.bench import Backend, Lost, Submit
 from simdev.bench.guard import guarded
-from simdev.bench.matrix import Run
-from simdev.bench.provenance import circumstances, source_digest
-from simdev.bench.run import Instance, RunOutcome, blank_row, execute_limited, one_line
+from simdev.bench.plan_rows import PLANS
+from simdev.bench.plan_run import PLANNING
+from simdev.bench.provenance import source_digest
+from simdev.bench.rows import RESULTS
+from simdev.bench.run import PLACING
+from simdev.bench.work import RunOutcome, Work, one_line
 from simdev.bench.workers import GRACE_S, Limits, death, environment
 from simdev.errors import InvalidInput
 from simdev.problem.placement_file import store_placement, stored_placement
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 30  # for a scheduler to answer and a first worker to join
 LOSSES = 3  # workers that a run may lose before it is thought to be the cause
 OUTCOMES = tuple(field.name for field in fields(Outcomes))
+WORKS = {PLACING.name: (PLACING, RESULTS), PLANNING.name: (PLANNING, PLANS)}
 
 
 def dask_backend(scheduler: str) -> Backend:
@@ -51,14 +54,16 @@ def dask_backend(scheduler: str) -> Backend:
     """
 
     @contextlib.contextmanager
-    def backend(limits: Limits) -> Iterator[Submit]:
+    def backend(limits: Limits, work: Work) -> Iterator[Submit]:
         with _connected(scheduler) as client:
             executor = client.get_executor(pure=False)
             folder = os.getcwd()
 
-            def submit(run: Run, instance: Instance) -> concurrent.futures.Future:
-                graph = Path(instance.graph_file).read_bytes() if instance.graph_file else None
-                return _Answer(executor.submit(execute_apart, run, instance, limits, graph, folder), run, instance)
+            def submit(run: Any, instance: Any) -> concurrent.futures.Future:
+                file = getattr(instance, "graph_file", None)
+                graph = Path(file).read_bytes() if file else None
+                task = executor.submit(execute_apart, run, instance, limits, graph, folder, work.name)
+                return _Answer(task, run, instance, work)
 
             try:
                 yield submit
@@ -72,9 +77,9 @@ class _Answer(concurrent.futures.Future):
     """What a Dask future answers, in the terms of the bench: :func:`execute_apart` raises nothing, so an exception
     means that the cluster failed and the run is :class:`Lost`, unless the run has ended worker after worker."""
 
-    def __init__(self, task: concurrent.futures.Future, run: Run, instance: Instance):
+    def __init__(self, task: concurrent.futures.Future, run: Any, instance: Any, work: Work):
         super().__init__()
-        self._task, self._run, self._instance = task, run, instance
+        self._task, self._run, self._instance, self._work = task, run, instance, work
         task.add_done_callback(self._take)
 
     def running(self) -> bool:
@@ -86,7 +91,8 @@ class _Answer(concurrent.futures.Future):
         try:
             self.set_result(task.result())
         except KilledWorker as error:
-            self.set_result(_failed(self._run, self._instance, "error", f"ended {LOSSES} workers: {one_line(error)}"))
+            message = f"ended {LOSSES} workers: {one_line(error)}"
+            self.set_result(self._work.failed(self._run, self._instance, "error", message))
         except BaseException as error:  # also CancelledError
             self.set_exception(Lost(one_line(error) or type(error).__name__))
 
@@ -155,15 +161,19 @@ def _prepare() -> str:
     return source_digest()
 
 
-def execute_apart(run: Run, instance: Instance, limits: Limits, graph: bytes | None, folder: str) -> RunOutcome:
-    """Execute a run in a process of its own, started in ``folder`` (where relative paths of placers begin), within
-    ``limits``. ``graph`` is the content of a graph file that does not ship with simdev."""
+def execute_apart(
+    run: Any, instance: Any, limits: Limits, graph: bytes | None, folder: str, name: str = PLACING.name
+) -> RunOutcome:
+    """Execute a run in a process of its own, started in ``folder`` (where relative paths of placers and planners
+    begin), within ``limits``. ``graph`` is the content of a graph file that does not ship with simdev, ``name`` names
+    the :class:`Work`."""
+    work, schema = WORKS[name]
     with tempfile.TemporaryDirectory(prefix="simdev-") as scratch, environment():
         here = Path(scratch)
         if graph is not None:
             (here / "graph.npz").write_bytes(graph)
             instance = replace(instance, graph_file=str(here / "graph.npz"))
-        task = {"run": asdict(run), "instance": asdict(instance), "limits": asdict(limits)}
+        task = {"work": name, "run": asdict(run), "instance": asdict(instance), "limits": asdict(limits)}
         (here / "task.json").write_text(json.dumps(task), encoding="utf-8")
         code = "import sys; from simdev.bench.dask_cluster import _child; _child(sys.argv[1])"
         cwd = folder if os.path.isdir(folder) else None
@@ -173,15 +183,15 @@ def execute_apart(run: Run, instance: Instance, limits: Limits, graph: bytes | N
         try:
             child.wait(timeout=limits.seconds)
         except subprocess.TimeoutExpired:
-            return _failed(run, instance, "timeout", f"longer than {limits.seconds:g} s")
+            return work.failed(run, instance, "timeout", f"longer than {limits.seconds:g} s")
         finally:
             _end(child)
         if child.returncode != 0 or not (here / "outcome.json").is_file():
             status = "memory" if child.returncode == -9 else "error"
-            return _failed(run, instance, status, death(child.returncode))
+            return work.failed(run, instance, status, death(child.returncode))
         answer = json.loads((here / "outcome.json").read_text(encoding="utf-8"))
-        row = rows.row_from_json(answer["row"], here / "outcome.json")
-        placement = stored_placement(here, row.placement) if row.placement else None
+        row = schema.from_json(answer["row"], here / "outcome.json")
+        placement = stored_placement(here, row.placement) if getattr(row, "placement", "") else None
         return RunOutcome(row, placement, tuple(map(tuple, answer["curve"])))
 
 
@@ -195,13 +205,6 @@ def _end(child: subprocess.Popen) -> None:
         child.wait()
 
 
-def _failed(run: Run, instance: Instance, status: str, error: str) -> RunOutcome:
-    from simdev.placers import registry
-
-    spec, _ = registry.find_placer(run.entry)
-    return RunOutcome(replace(blank_row(run, instance, spec.version), status=status, error=error, **circumstances()))
-
-
 def _child(scratch: str) -> None:
     guarded(lambda: _execute_task(Path(scratch)), sys.stdin.fileno())
 
@@ -209,10 +212,12 @@ def _child(scratch: str) -> None:
 def _execute_task(here: Path) -> None:
     task = json.loads((here / "task.json").read_text(encoding="utf-8"))
     own = os.getpid()
-    outcome = execute_limited(Run(**task["run"]), Instance(**task["instance"]), Limits(**task["limits"]))
-    if os.getpid() != own:  # a process that the placer has forked and that came back from it, too
+    work, schema = WORKS[task["work"]]
+    limits = Limits(**task["limits"])
+    outcome = work.execute_limited(work.run(**task["run"]), work.instance(**task["instance"]), limits)
+    if os.getpid() != own:  # a process that the solver has forked and that came back from it, too
         return
     if outcome.placement is not None:
         store_placement(here, outcome.placement)
-    document = {"row": rows.row_to_json(outcome.row), "curve": outcome.curve}
+    document = {"row": schema.to_json(outcome.row), "curve": outcome.curve}
     (here / "outcome.json").write_text(json.dumps(document), encoding="utf-8")

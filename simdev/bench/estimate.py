@@ -4,41 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import mean
+from typing import Any
 
-from simdev.bench.matrix import Run
 from simdev.bench.rows import Row
 from simdev.bench.workers import Limits
-from simdev.placers import registry
 
 OVERHEAD_S = 0.5  # to start a process, load the problem and simulate the result
 
 
 class TimeLeft:
-    """Expects of a run what the runs of its placer took: half of that whatever the graph, half of it per op, since a
-    compiler or a time limit costs small graphs as much as large ones.
+    """Expects of a run what the runs of its solver (placer or planner) took: half of that whatever the graph, half of
+    it per op, since a compiler or a time limit costs small graphs as much as large ones.
 
-    A placer that has no finished run counts like the slowest one of its kind (learned, searching, other), because
+    A solver that has no finished run counts like the slowest one of its kind (learned, searching, other), because
     quick placers finish first. A running run that has taken longer than expected counts as if it were halfway. As long
     as nothing is known about a kind, there is no estimate.
     """
 
     def __init__(self, limits: Limits):
         self._limit = limits.seconds
-        self._expected: dict[str, tuple[str, int]] = {}  # by title: the placer's entry and the ops
+        self._expected: dict[str, tuple[str, int]] = {}  # by title: the solver's entry and the ops
         self._seen: dict[str, list[tuple[float, float]]] = {}  # by entry: seconds of each finished run, and per op
         self._kinds: dict[str, tuple[bool, bool]] = {}
 
-    def expect(self, run: Run, n_ops: int) -> None:
-        """A run that is still to be done."""
-        spec, _ = registry.find_placer(run.entry)
-        self._kinds[run.entry] = spec.learner is not None, spec.searches
+    def expect(self, run: Any, n_ops: int, kind: tuple[bool, bool]) -> None:
+        """A run that is still to be done. ``kind`` says whether its solver learns, and whether it searches."""
+        self._kinds[run.entry] = kind
         self._expected[str(run)] = run.entry, n_ops
 
-    def forget(self, run: Run) -> None:
+    def forget(self, run: Any) -> None:
         """A run that will not be done."""
         self._expected.pop(str(run), None)
 
-    def learn(self, run: Run, row: Row) -> None:
+    def learn(self, run: Any, row: Row) -> None:
         """A run that is done."""
         entry, n_ops = self._expected.pop(str(run))
         seconds = self._limit if row.status == "timeout" else row.place_seconds or 0.0

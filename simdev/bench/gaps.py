@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simdev.bench import rows, stored
+from simdev.bench import stored
+from simdev.bench.plan_rows import PlanRow, as_row, read_folder
 from simdev.bench.rows import Row
 from simdev.problem.placement import Placement
 from simdev.problem.placement_file import stored_placement
@@ -49,15 +50,23 @@ def gap_parts(folder: Path, others: Iterable[Path] = ()) -> list[dict[str, str]]
 
     The best known result is the best of the same case in ``folder`` and ``others``. A result under ``fifo`` counts for
     the order ``priority``, too: on devices of one slot, a placement repeats its schedule of ``fifo`` with the right
-    priorities. Cells are empty for cases without a result or a bound, and under other objectives than the step time.
+    priorities. Cells are empty for cases without a result or a bound, and under other objectives than the step time. Of
+    a job, whose gap is divided no further, "placement weak" says how far the folder's best plan is from the best known.
     """
     from simdev.bench.score import gaps  # it imports pandas
 
-    known = known_times(folder, others)
-    lines = gaps(rows.read_rows(Path(folder) / "results.csv"))
+    found = read_folder(Path(folder))
+    known = known_times(folder, others) if any(isinstance(row, Row) for row in found) else {}
+    own = _best_plans([folder])
+    best = _best_plans([folder, *others]) if own else {}
+    lines = gaps(map(as_row, found))
     for line in lines:
         line |= dict.fromkeys(PARTS, "")
-        times = known.get(tuple(line[name] for name in ("workload", "topology", "rules", "objective")))
+        case = tuple(line[name] for name in ("workload", "topology", "rules", "objective"))
+        times = known.get(case)
+        if case in own:
+            line["best known ms"] = f"{best[case] / 1e6:.3f}"
+            line["placement weak"] = f"{own[case] / best[case] - 1:.1%}"
         if times:
             parts = times.parts
             shares = (f"{share:.1%}" for share in (parts.placement, parts.bound, parts.open))
@@ -89,7 +98,7 @@ def known_times(folder: Path, others: Iterable[Path] = ()) -> dict[tuple[str, st
     Cases without a result or a bound, and those of other objectives than the step time, are left out.
     """
     folders = [Path(folder), *map(Path, others)]
-    found = [(place, row) for place in folders for row in rows.read_rows(place / "results.csv")]
+    found = [(place, row) for place in folders for row in read_folder(place) if isinstance(row, Row)]
     own = [row for place, row in found if place == folders[0]]
     known = {}
     for case in {_case(row): row for row in own}.values():
@@ -119,6 +128,15 @@ def relaxed_ns(problem: Problem, row: Row, folder: Path) -> int:
         schedule = simulate(lighter, Placement(placement.devices, priority))
         times += [int(schedule.step_ns)] * schedule.feasible
     return min(times)
+
+
+def _best_plans(folders: Iterable[Path]) -> dict[tuple[str, str, str, str], int]:
+    """The shortest step time of a plan for each job, in ns."""
+    best: dict[tuple[str, str, str, str], int] = {}
+    for row in [as_row(row) for place in folders for row in read_folder(Path(place)) if isinstance(row, PlanRow)]:
+        if row.step_ns is not None:
+            best[_case(row)] = min(row.step_ns, best.get(_case(row), row.step_ns))
+    return best
 
 
 def _case(row: Row) -> tuple[str, str, str, str]:

@@ -1,4 +1,4 @@
-"""Rows of the board of planners: one for each model, cluster, batch, planner and seed, in ``plans.csv``.
+"""Rows of planners: one for each model, cluster, batch, planner and seed, in ``plans.csv`` of a result folder.
 
 Exact columns are the same on every machine with the same version of PyTorch (whose parallel libraries the programs are
 captured from) and are compared on verification; the others say where and when a row was made. Times are whole
@@ -10,18 +10,22 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from simdev.bench.rows import read_csv, read_value, seconds_text, why_unreadable
+from simdev.bench.plan_board import choices_of
+from simdev.bench.rows import RESULTS, Row, Schema, entry_id
 from simdev.errors import InvalidInput, quoted
-from simdev.files import markdown_table, parse_json, write_table, write_text
-from simdev.planners.job import Choice, choice_from
+from simdev.files import markdown_table, parse_json, write_text
+from simdev.planners.job import RECOMPUTE, Choice, choice_from
 
-FILE = "plans.csv"
+FILE, TABLES = "plans.csv", "plans.md"
 KEY = ("model", "cluster", "batch", "framework", "choices", "planner", "params", "budget", "seed")
 TIMES = {"step_time_s": "step_ns", "bound_s": "bound_ns"}
-STATUSES = ("ok", "skipped", "error")
+STATUSES = ("ok", "skipped", "timeout", "memory", "error")
+ONE_MESH, ANY_MESHES = "one mesh", "any meshes"  # what plans a bound holds for
+MOST_SIZES = 64  # microbatch sizes that planners may choose from
+FIGURES = ("step_ns", "bound_ns", "peak_bytes", "program")  # of a run with a score; empty in every other row
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class PlanRow:
     torch: str = ""
     commit: str = ""
     utc: str = ""
+    machine: str = ""
+    versions: str = ""
 
     @property
     def key(self) -> tuple:
@@ -67,66 +73,148 @@ class PlanRow:
         return choice_from(found)
 
     @property
+    def several_meshes(self) -> bool:
+        """Whether the stages of the plan have meshes of their own."""
+        return bool(self.plan) and bool(self.choice.stage_meshes)
+
+    @property
     def bounded(self) -> str:
         """Which plans the row's bound holds for: plans with ..."""
-        return "" if not self.bound_ns else "any meshes" if self.choice.stage_meshes else "one mesh"
+        return "" if not self.bound_ns else ANY_MESHES if self.several_meshes else ONE_MESH
+
+    @property
+    def entry(self) -> str:
+        """The planner's id with its parameters."""
+        return entry_id(self.planner, json.loads(self.params))
 
     @property
     def title(self) -> str:
         return f"{self.model} on {self.cluster}: {self.planner}"
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex, 16 characters) of the exact columns as written."""
+        return PLANS.digest(self.cells())
 
-CIRCUMSTANTIAL = ("plan_seconds", "torch", "commit", "utc")
-EXACT = tuple(field.name for field in fields(PlanRow) if field.name not in CIRCUMSTANTIAL)
+    def cells(self) -> dict[str, str]:
+        """The row as text, by column, without the digest."""
+        return PLANS.cells(self)
+
+    def with_bound(self, ns: int | None, method: str) -> PlanRow:
+        """The row with the lower bound of plans with one mesh, if its own plan has one."""
+        return self if ns is None or self.step_ns is None or self.several_meshes else replace(self, bound_ns=ns)
+
+
+def parse_choices(text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The microbatch sizes and the kinds of recomputation that planners may choose. Raises :class:`InvalidInput`."""
+    found = parse_json(text, FILE, "choices")
+    if not isinstance(found, dict) or set(found) != {"microbatches", "recomputes"}:
+        raise InvalidInput("expected an object with microbatches and recomputes", source=FILE, field="choices")
+    sizes, kinds = found["microbatches"], found["recomputes"]
+    if not isinstance(sizes, list) or not 0 < len(sizes) <= MOST_SIZES or not all(type(n) is int for n in sizes):
+        raise InvalidInput("expected microbatches as whole numbers", source=FILE, field="choices")
+    if not all(0 < size < 1 << 31 for size in sizes):
+        raise InvalidInput("expected microbatches from 1 to 2^31", source=FILE, field="choices")
+    if not isinstance(kinds, list) or len(kinds) > len(RECOMPUTE) or not all(kind in RECOMPUTE for kind in kinds):
+        raise InvalidInput(f"expected recomputes of {', '.join(RECOMPUTE)}", source=FILE, field="choices")
+    return tuple(sizes), tuple(kinds)
+
+
+def parse_choice(text: str) -> Choice:
+    """A plan from the cell ``plan``. Raises :class:`InvalidInput`."""
+    found = parse_json(text, FILE, "plan")
+    if not isinstance(found, dict):
+        raise InvalidInput("expected an object", source=FILE, field="plan")
+    return choice_from(found)
+
+
+def _check_cell(name: str, text: str) -> None:
+    if name == "status" and text not in STATUSES:
+        raise ValueError(f"unknown status {quoted(text)}")
+    if name == "params" and not isinstance(parse_json(text, name), dict):
+        raise ValueError(f"{quoted(text)} is not a JSON object")
+    if name == "choices":
+        parse_choices(text)
+    if name == "plan" and text:
+        parse_choice(text)
+
+
+CIRCUMSTANTIAL = ("plan_seconds", "torch", "commit", "utc", "machine", "versions")
 _COLUMN = {field: column for column, field in TIMES.items()}
-COLUMNS = (*(_COLUMN.get(name, name) for name in EXACT), "digest", *CIRCUMSTANTIAL)
-
-
-def cells(row: PlanRow) -> dict[str, str]:
-    """The row as text, by column."""
-    found = {}
-    for name in (*EXACT, *CIRCUMSTANTIAL):
-        value = getattr(row, name)
-        found[_COLUMN.get(name, name)] = seconds_text(value) if name in _COLUMN else "" if value is None else str(value)
-    return found
-
-
-def digest(text: dict[str, str]) -> str:
-    """SHA-256 (hex, 16 characters) of the exact columns."""
-    exact = [text[_COLUMN.get(name, name)] for name in EXACT]
-    return hashlib.sha256(json.dumps(exact).encode()).hexdigest()[:16]
+EXACT = tuple(_COLUMN.get(f.name, f.name) for f in fields(PlanRow) if f.name not in CIRCUMSTANTIAL)
+ABSENT = {"machine": "", "versions": ""}  # columns that older folders lack
+PLANS = Schema(PlanRow, FILE, EXACT, CIRCUMSTANTIAL, TIMES, ABSENT, _check_cell)
+COLUMNS = PLANS.columns
 
 
 def write_plan_rows(folder: Path, rows: Iterable[PlanRow]) -> None:
     """Write ``plans.csv`` and ``plans.md``, each in one step."""
     rows = sorted(rows, key=lambda row: row.key)
-    table = [{**(text := cells(row)), "digest": digest(text)} for row in rows]
     folder.mkdir(parents=True, exist_ok=True)
-    write_table(folder / FILE, list(COLUMNS), [[line[column] for column in COLUMNS] for line in table])
-    write_text(folder / "plans.md", "\n".join([*markdown(rows), ""]))
+    PLANS.write(folder / FILE, rows)
+    write_text(folder / TABLES, "\n".join([*markdown(rows), ""]))
 
 
 def read_plan_rows(folder: Path, check_digest: bool = True) -> list[PlanRow]:
-    """Read ``plans.csv``. Raises :class:`InvalidInput` that names line and column of a malformed cell."""
-    path = folder / FILE
-    rows = []
-    for number, line in read_csv(path, COLUMNS):
-        row = PlanRow(**{field.name: _parse(line, field, path, number) for field in fields(PlanRow)})
-        if row.status not in STATUSES:
-            raise InvalidInput(f"unknown status {quoted(row.status)}", source=path, field=f"line {number}")
-        if check_digest and digest(cells(row)) != line["digest"]:
-            raise InvalidInput("the digest does not fit the row", source=path, field=f"line {number}")
-        rows.append(row)
-    return rows
+    """Read ``plans.csv`` (:meth:`Schema.read`)."""
+    return PLANS.read(folder / FILE, check_digest=check_digest)
 
 
-def _parse(line: dict, field, path: Path, number: int):
-    text = line[_COLUMN.get(field.name, field.name)]
-    try:
-        return read_value(str(field.type), text, is_time=field.name in _COLUMN)
-    except (ValueError, ArithmeticError) as error:
-        reason = why_unreadable(error, text)
-        raise InvalidInput(reason, source=path, field=f"line {number}, {field.name}") from None
+def read_folder(folder: Path) -> list[Row | PlanRow]:
+    """The rows of a result folder: those of placers (``results.csv``), then those of planners (``plans.csv``). Raises
+    :class:`InvalidInput` if there is neither table, or for a malformed cell."""
+    there = [schema for schema in (RESULTS, PLANS) if (folder / schema.file).is_file()]
+    if not there:
+        missing = "No such file or directory" if not folder.is_dir() else f"holds neither {RESULTS.file} nor {FILE}"
+        raise InvalidInput(missing, source=folder)
+    return [row for schema in there for row in schema.read(folder / schema.file)]
+
+
+def full_name(workload: str, rows: Iterable[Row]) -> str:
+    """The job that ``workload`` means among rows of :func:`as_row`: a model is enough if it has one batch."""
+    names = {row.workload for row in rows}
+    mine = sorted(name for name in names if name.startswith(f"{workload}, batch "))
+    return mine[0] if workload not in names and len(mine) == 1 else workload
+
+
+def as_row(row: Row | PlanRow) -> Row:
+    """A row of a planner in the columns of ``results.csv``, so that tables, curves and comparisons serve both.
+
+    The job takes the place of workload and topology; the host, and what planners may choose if that is not usual, the
+    place of the rules. The objective is ``plan``, ``placement`` is a digest of the plan. A row of a placer is returned
+    as it is.
+    """
+    if isinstance(row, Row):
+        return row
+    usual = parse_choices(row.choices) == parse_choices(choices_of(row.model))
+    return Row(
+        workload=f"{row.model}, batch {row.batch}",
+        topology=row.cluster,
+        rules=row.framework if usual else f"{row.framework} {row.choices}",
+        placer=row.planner,
+        version=row.version,
+        params=row.params,
+        budget=f"evaluations={row.budget}",
+        seed=row.seed,
+        fingerprint="",
+        cost_hash="",
+        status=row.status,
+        error=row.error,
+        feasible=True if row.step_ns is not None else None,
+        step_ns=row.step_ns,
+        simulated_ns=row.step_ns,
+        lower_bound_ns=row.bound_ns,
+        bound_method=row.bounded,
+        peak_memory_bytes=row.peak_bytes,
+        evaluations=row.evaluations,
+        placement=hashlib.sha256(row.plan.encode()).hexdigest()[:16] if row.plan else "",
+        place_seconds=row.plan_seconds,
+        machine=row.machine,
+        versions=row.versions,
+        commit=row.commit,
+        utc=row.utc,
+        objective="plan",
+    )
 
 
 def markdown(rows: list[PlanRow]) -> list[str]:
@@ -146,7 +234,7 @@ def markdown(rows: list[PlanRow]) -> list[str]:
             gap = f"{row.step_ns / row.bound_ns - 1:.1%}" if row.bound_ns else ""
             peak = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}"
             figures = f"{row.step_ns / 1e9:.3f}", gap, row.bounded, peak, str(row.evaluations)
-            table.append([row.planner, str(row.choice), *figures])
+            table.append([row.planner, str(row.choice) if row.plan else "", *figures])
         header = ["planner", "plan", "step s", "above the bound", "of plans with", "peak GiB", "plans tried"]
         lines += [*markdown_table(header, table), ""]
     return lines

@@ -12,21 +12,28 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from simdev.bench.journal import CURVES
-from simdev.bench.rows import COLUMNS, KEY, Row, read_csv
+from simdev.bench.journal import CURVES, PLAN_CURVES
+from simdev.bench.plan_rows import KEY as PLAN_KEY
+from simdev.bench.plan_rows import PLANS
+from simdev.bench.rows import ABSENT, COLUMNS, KEY, Row, read_csv
 from simdev.bench.score import LEADERBOARD, RANKING
 from simdev.errors import InvalidInput, shortened
 from simdev.files import MAX_DOCUMENT, read_bytes, read_json
 
 PACKAGE, SHEET = "datapackage.json", "DATASHEET.md"
-TABLES = {"results.csv": COLUMNS, "leaderboard.csv": LEADERBOARD, "ranking.csv": RANKING, "curves.csv": CURVES}
+TABLES = {
+    "results.csv": COLUMNS, "leaderboard.csv": LEADERBOARD, "ranking.csv": RANKING, "curves.csv": CURVES,
+    "plans.csv": PLANS.columns, "plan_curves.csv": PLAN_CURVES,
+}  # fmt: skip
+KEYS = {"results.csv": KEY, "plans.csv": PLAN_KEY}
 INTEGERS = {
     "version", "seed", "peak_memory_bytes", "comm_bytes", "evaluations", "runs", "solved", "rank", "place", "instances",
-    "wins",
+    "wins", "batch", "peak_bytes",
 }  # fmt: skip
 NUMBERS = {
     "step_time_s", "simulated_s", "lower_bound_s", "place_seconds", "best_step_time_s", "gap", "best_known_s",
     "ratio_to_best", "speedup_vs_single_gpu", "speedup_vs_expert", "mean_rank", "geomean_ratio_to_best", "seconds",
+    "bound_s", "plan_seconds",
 }  # fmt: skip
 FORMS = {
     "integer": re.compile(r"\d{1,20}"),
@@ -56,7 +63,7 @@ def package(name: str, files: Mapping[str, bytes]) -> dict:
         }
         if path in TABLES:
             fields = [{"name": column, "type": kind(column)} for column in TABLES[path]]
-            keys = {"primaryKey": list(KEY)} if path == "results.csv" else {}
+            keys = {"primaryKey": list(KEYS[path])} if path in KEYS else {}
             resource |= {"type": "table", "format": "csv", "schema": {"fields": fields, **keys}}
         resources.append(resource)
     return {
@@ -77,20 +84,25 @@ def data_sheet(found: list[Row]) -> str:
     seeds, budgets = [row.seed for row in found], sorted({row.budget for row in found})
     first, last = (times[0], times[-1]) if times else ("unknown", "unknown")
     states = f"{len(commits)} state{'s' if len(commits) != 1 else ''} of the code ({', '.join(commits) or 'unknown'})"
+    planned = sum(row.objective == "plan" for row in found)
+    tables = ["`results.csv`"] * (planned < len(found)) + ["`plans.csv`"] * (planned > 0)
     return f"""# Data sheet
 
 ## Motivation
 
-The board compares algorithms that place the operations of neural networks on devices. Every row can be recomputed.
+The board compares algorithms that place the operations of neural networks on devices, or that plan how a model is
+trained on many devices. Every row can be recomputed.
 
 ## Composition
 
-{len(found)} rows in `results.csv`, one for each run: {len(placers)} placers on {len(cases)} cases, seeds {min(seeds)}
-to {max(seeds)}, budgets {", ".join(budgets)}. Placers: {", ".join(placers)}.
+{len(found)} rows in {" and ".join(tables)}, one for each run: {len(placers)} placers or planners on
+{len(cases)} cases, seeds {min(seeds)} to {max(seeds)}, budgets {", ".join(budgets)}.
+Placers and planners: {", ".join(placers)}.
 
 `leaderboard.csv` and `ranking.csv` are derived from the rows, `curves.csv` holds the best step time so far, and
-`placements.jsonl` the device of every operation. `{PACKAGE}` names the type of every column and the SHA-256 of every
-file; simdev's `leaderboard/README.md` explains the columns. The rows hold no personal data.
+`placements.jsonl` the device of every operation; `plans.csv` holds each plan itself. `{PACKAGE}` names the type of
+every column and the SHA-256 of every file; simdev's `leaderboard/README.md` explains the columns. The rows hold no
+personal data.
 
 ## Collection
 
@@ -127,7 +139,7 @@ def _schema_faults(path: Path) -> list[tuple[str, str]]:
     if not path.is_file():
         return []
     found = []
-    for line, cells in read_csv(path, TABLES[path.name]):
+    for line, cells in read_csv(path, TABLES[path.name], {**ABSENT, **PLANS.absent}):
         for column, cell in cells.items():
             if cell and not FORMS[kind(column)].fullmatch(cell):
                 found.append((path.name, f"line {line}, {column}: {shortened(repr(cell), 80)} is no {kind(column)}"))

@@ -12,10 +12,11 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from simdev.errors import InvalidInput, quoted
 from simdev.files import guarded, parse_json, read_text, unguarded, write_text
@@ -77,7 +78,7 @@ class Row:
     @property
     def digest(self) -> str:
         """SHA-256 (hex, 16 characters) of the exact columns as written."""
-        return _digest(self.cells())
+        return RESULTS.digest(self.cells())
 
     @property
     def entry(self) -> str:
@@ -86,9 +87,11 @@ class Row:
 
     def cells(self) -> dict[str, str]:
         """The row as text, by column, without the digest."""
-        return {
-            name: _write_cell(getattr(self, FIELD.get(name, name)), name in FIELD) for name in (*EXACT, *CIRCUMSTANTIAL)
-        }
+        return RESULTS.cells(self)
+
+    def with_bound(self, ns: int | None, method: str) -> Row:
+        """The row with the lower bound that is known now."""
+        return replace(self, lower_bound_ns=ns, bound_method=method)
 
 
 def entry_id(name: str, params: dict) -> str:
@@ -104,41 +107,122 @@ def seconds_text(ns: int | None) -> str:
     return "" if ns is None else f"{ns // 10**9}.{ns % 10**9:09d}"
 
 
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a table of runs, and how its cells are written, read and checked.
+
+    ``kind`` is the dataclass of a row, which has the property ``key``, and ``file`` the name of the table in a result
+    folder. Columns of ``exact`` are covered by the digest and compared on verification, the others are
+    ``circumstantial``. ``field`` maps a column of seconds to the field of whole nanoseconds. ``absent`` holds the
+    values of columns that older tables lack; such a value is left out of the digest. ``check`` raises
+    :class:`ValueError` for a text that the type of its column allows, but that no bench writes.
+    """
+
+    kind: type
+    file: str
+    exact: tuple[str, ...]
+    circumstantial: tuple[str, ...]
+    field: Mapping[str, str]
+    absent: Mapping[str, str]
+    check: Callable[[str, str], None]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The header of the table."""
+        return (*self.exact, "digest", *self.circumstantial)
+
+    def cells(self, row: Any) -> dict[str, str]:
+        """A row as text, by column, without the digest."""
+        names = (*self.exact, *self.circumstantial)
+        return {name: _write_cell(getattr(row, self.field.get(name, name)), name in self.field) for name in names}
+
+    def digest(self, cells: Mapping[str, str]) -> str:
+        """SHA-256 (hex, 16 characters) of the exact columns as written."""
+        values = [cells[name] for name in self.exact if cells[name] != self.absent.get(name)]
+        return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+
+    def write(self, path: Path, rows: Iterable[Any]) -> None:
+        """Write the table, sorted by key, atomically."""
+        table = [self.cells(row) for row in sorted(rows, key=lambda row: row.key)]
+        write_csv(path, self.columns, [{**cells, "digest": self.digest(cells)} for cells in table])
+
+    def read(self, path: Path, *, check_digest: bool = True) -> list[Any]:
+        """Read the table. Raises :class:`InvalidInput` that names line and column of a malformed cell, the second row
+        of a run and, with ``check_digest``, the line of a row that does not match its digest."""
+        rows, seen = [], set()
+        for line, cells, row in self.lines(path):
+            if check_digest and cells["digest"] != self.digest(self.cells(row)):
+                text = "does not match the row: a cell was altered"
+                raise InvalidInput(text, source=path, field=f"line {line}: digest")
+            if row.key in seen:
+                raise InvalidInput("the same run twice", source=path, field=f"line {line}")
+            seen.add(row.key)
+            rows.append(row)
+        return rows
+
+    def lines(self, path: Path) -> Iterator[tuple[int, dict[str, str], Any]]:
+        """Line number, cells and row of each line. Raises :class:`InvalidInput` for a malformed cell."""
+        for line, cells in read_csv(path, self.columns, self.absent):
+            yield line, cells, self.parse(cells, path, line)
+
+    def parse(self, cells: Mapping[str, str], path: Path, line: int) -> Any:
+        """A row from its cells."""
+        values, kind = {}, {field.name: str(field.type) for field in fields(self.kind)}
+        for column in (*self.exact, *self.circumstantial):
+            field = self.field.get(column, column)
+            try:
+                values[field] = read_value(kind[field], cells[column], is_time=column in self.field)
+                self.check(column, cells[column])
+            except (ValueError, ArithmeticError) as error:
+                text = why_unreadable(error, cells[column])
+                raise InvalidInput(text, source=path, field=f"line {line}: {column}") from None
+        return self.kind(**values)
+
+    def to_json(self, row: Any) -> dict:
+        """A row as a JSON object for the journal."""
+        return asdict(row)
+
+    def from_json(self, entry: object, path: Path) -> Any:
+        """The inverse of :meth:`to_json`. Raises :class:`InvalidInput` naming a column of the wrong type.
+
+        Journals of version 0.1.0 have nanoseconds under the names of the columns; they are read too.
+        """
+        if not isinstance(entry, dict):
+            raise InvalidInput(f"{quoted(entry)} is not a row", source=path)
+        try:
+            row = self.kind(**{self.field.get(name, name): value for name, value in entry.items()})
+        except TypeError as error:
+            raise InvalidInput(f"not a row ({error})", source=path) from None
+        for column in fields(self.kind):
+            value, kind = getattr(row, column.name), str(column.type)
+            if type(value).__name__ not in kind.replace("None", "NoneType"):
+                raise InvalidInput(f"{quoted(value)} is not {kind}", source=path, field=column.name)
+            if not isinstance(value, str) and value is not None and not 0 <= value < 1 << 63:
+                raise InvalidInput(f"{quoted(value)} is not a number from 0 to 2^63", source=path, field=column.name)
+            if isinstance(value, str) and not value.isprintable():
+                message = f"{quoted(value)} holds characters that cannot be printed"
+                raise InvalidInput(message, source=path, field=column.name)
+            if isinstance(value, str):
+                try:
+                    self.check(column.name, value)
+                except ValueError as error:
+                    raise InvalidInput(str(error), source=path, field=column.name) from None
+        return row
+
+
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write ``results.csv``, sorted by key, atomically."""
-    table = []
-    for row in sorted(rows, key=lambda row: row.key):
-        cells = row.cells()
-        table.append({**cells, "digest": _digest(cells)})
-    write_csv(path, COLUMNS, table)
+    RESULTS.write(path, rows)
 
 
 def read_rows(path: Path, *, check_digest: bool = True) -> list[Row]:
-    """Read ``results.csv``. Raises :class:`InvalidInput` that names line and column of a malformed cell and, with
-    ``check_digest``, the line of a row that does not match its digest."""
-    rows, seen = [], set()
-    for line, cells in read_csv(path, COLUMNS):
-        row = parse_row(cells, path, line)
-        if check_digest and cells["digest"] != _digest(cells):
-            raise InvalidInput("does not match the row: a cell was altered", source=path, field=f"line {line}: digest")
-        if row.key in seen:
-            raise InvalidInput("the same run twice", source=path, field=f"line {line}")
-        seen.add(row.key)
-        rows.append(row)
-    return rows
+    """Read ``results.csv`` (:meth:`Schema.read`)."""
+    return RESULTS.read(path, check_digest=check_digest)
 
 
 def parse_row(cells: dict[str, str], path: Path, line: int) -> Row:
     """A row from its cells."""
-    values, kind = {}, {field.name: field.type for field in fields(Row)}
-    for column in (*EXACT, *CIRCUMSTANTIAL):
-        field = FIELD.get(column, column)
-        try:
-            values[field] = _read_cell(column, kind[field], cells[column])
-        except (ValueError, ArithmeticError) as error:
-            text = why_unreadable(error, cells[column])
-            raise InvalidInput(text, source=path, field=f"line {line}: {column}") from None
-    return Row(**values)
+    return RESULTS.parse(cells, path, line)
 
 
 def write_csv(path: Path, columns: Iterable[str], table: Iterable[dict]) -> None:
@@ -151,14 +235,16 @@ def write_csv(path: Path, columns: Iterable[str], table: Iterable[dict]) -> None
     write_text(path, text.getvalue())
 
 
-def read_csv(path: Path, columns: Iterable[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line number and cells of each row of a CSV file that has exactly ``columns``; those of :data:`ABSENT` may be
-    missing."""
+def read_csv(
+    path: Path, columns: Iterable[str], optional: Mapping[str, str] = ABSENT
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Line number and cells of each row of a CSV file that has exactly ``columns``; those of ``optional`` may be
+    missing and then have its values."""
     columns = list(columns)
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     try:
         header = next(reader, [])
-        absent = {name: ABSENT[name] for name in columns if name in ABSENT and name not in header}
+        absent = {name: optional[name] for name in columns if name in optional and name not in header}
         missing = [name for name in columns if name not in header and name not in absent]
         if missing or len(header) + len(absent) != len(columns):
             raise InvalidInput(
@@ -176,38 +262,12 @@ def read_csv(path: Path, columns: Iterable[str]) -> Iterator[tuple[int, dict[str
 
 def row_to_json(row: Row) -> dict:
     """A row as a JSON object for the journal."""
-    return asdict(row)
+    return RESULTS.to_json(row)
 
 
 def row_from_json(entry: dict, path: Path) -> Row:
-    """The inverse of :func:`row_to_json`. Raises :class:`InvalidInput` naming a column of the wrong type.
-
-    Journals of version 0.1.0 have nanoseconds under the names of the columns (:data:`FIELD`); they are read too.
-    """
-    if not isinstance(entry, dict):
-        raise InvalidInput(f"{quoted(entry)} is not a row", source=path)
-    try:
-        row = Row(**{FIELD.get(name, name): value for name, value in entry.items()})
-    except TypeError as error:
-        raise InvalidInput(f"not a row ({error})", source=path) from None
-    for column in fields(Row):
-        value = getattr(row, column.name)
-        if type(value).__name__ not in column.type.replace("None", "NoneType"):
-            raise InvalidInput(f"{quoted(value)} is not {column.type}", source=path, field=column.name)
-        if not isinstance(value, str) and value is not None and not 0 <= value < 1 << 63:
-            raise InvalidInput(f"{quoted(value)} is not a number from 0 to 2^63", source=path, field=column.name)
-        if isinstance(value, str) and not value.isprintable():
-            raise InvalidInput(
-                f"{quoted(value)} holds characters that cannot be printed", source=path, field=column.name
-            )
-        if column.name == "params" and not isinstance(parse_json(value, path, "params"), dict):
-            raise InvalidInput(f"{quoted(value)} is not a JSON object", source=path, field="params")
-    return row
-
-
-def _digest(cells: dict[str, str]) -> str:
-    values = [cells[name] for name in EXACT if cells[name] != ABSENT.get(name)]
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+    """The inverse of :func:`row_to_json` (:meth:`Schema.from_json`)."""
+    return RESULTS.from_json(entry, path)
 
 
 def _write_cell(value, is_time: bool) -> str:
@@ -218,15 +278,16 @@ def _write_cell(value, is_time: bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _read_cell(name: str, kind: str, text: str):
-    value = read_value(kind, text, is_time=name in FIELD)
+def _check_cell(name: str, text: str) -> None:
     if name == "status" and text not in STATUSES:
         raise ValueError(f"unknown status {quoted(text)}")
     if name == "params" and not isinstance(parse_json(text, name), dict):
         raise ValueError(f"{quoted(text)} is not a JSON object")
     if name in ("fingerprint", "placement") and not NAME.fullmatch(text):
         raise ValueError(f"{quoted(text)} is not a fingerprint")
-    return value
+
+
+RESULTS = Schema(Row, "results.csv", EXACT, CIRCUMSTANTIAL, FIELD, ABSENT, _check_cell)
 
 
 def read_value(kind: str, text: str, *, is_time: bool = False):

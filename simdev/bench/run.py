@@ -11,13 +11,14 @@ import numpy as np
 from simdev.analysis.feasible import check_feasible
 from simdev.bench.matrix import Run, parse_budget, parse_rules
 from simdev.bench.objective import Steady, parse_objective
-from simdev.bench.provenance import circumstances
 from simdev.bench.rows import Row
 from simdev.bench.stored import keep_machine, kept_graph, ships
+from simdev.bench.work import RunOutcome, Work, failure, one_line, printable
 from simdev.bench.workers import Limits, limit_process
-from simdev.errors import Infeasible, InvalidInput, SimdevError, Unsupported
+from simdev.errors import Infeasible, InvalidInput
 from simdev.placers import registry
 from simdev.placers.budget import Budget
+from simdev.placers.placer import PlacerSpec
 from simdev.problem.graph_file import load_graph, save_graph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
@@ -48,15 +49,6 @@ class Instance:
         return same if self.objective == "step" else (*same, self.objective)
 
 
-@dataclass(frozen=True)
-class RunOutcome:
-    """A finished run: its row, the placement if there is one, the anytime curve (evaluations, seconds, step ns)."""
-
-    row: Row
-    placement: Placement | None = None
-    curve: tuple[tuple[int, float, int], ...] = ()
-
-
 def load_problem(workload: str, topology: str, rules: str, graph_file: str | None = None) -> Problem:
     """The problem that a row names."""
     graph = load_graph(graph_file) if graph_file else registry.load_workload(workload)
@@ -80,35 +72,7 @@ def execute(run: Run, instance: Instance, problem: Problem | None = None) -> Run
     try:
         return _place(spec, params, problem, run, blank)
     except (Exception, SystemExit, GeneratorExit) as error:
-        return _failure(blank, error)
-
-
-def execute_limited(run: Run, instance: Instance, limits: Limits) -> RunOutcome:
-    """Execute in a worker process, where a KeyboardInterrupt can come from nobody but the placer: it is a row too."""
-    limit_process(limits)
-    try:
-        outcome = execute(run, instance)
-    except KeyboardInterrupt as error:
-        spec, _ = registry.find_placer(run.entry)
-        outcome = _failure(blank_row(run, instance, spec.version), error)
-    return replace(outcome, row=replace(outcome.row, **circumstances()))
-
-
-class Unsuccessful(Exception):
-    """Raised in a process that runs share, for a run that has no score: the next run must not find what it left."""
-
-    @property
-    def outcome(self) -> RunOutcome:
-        return self.args[0]
-
-
-def execute_shared(run: Run, instance: Instance, limits: Limits) -> RunOutcome:
-    """:func:`execute_limited` in a process that executes other runs too. Raises :class:`Unsuccessful` if the row is not
-    ``ok``."""
-    outcome = execute_limited(run, instance, limits)
-    if outcome.row.status != "ok":
-        raise Unsuccessful(outcome)
-    return outcome
+        return RunOutcome(failure(blank, error))
 
 
 def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> RunOutcome:
@@ -127,7 +91,7 @@ def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> RunOut
     if _identity(problem) != given:
         raise InvalidInput("the placer altered the problem that it was given")
     row = score(blank, problem, placement, objective.simulate(problem, placement))
-    row = replace(row, evaluations=budget.used, place_seconds=round(taken, 3), proof=_words(budget.proof))
+    row = replace(row, evaluations=budget.used, place_seconds=round(taken, 3), proof=printable(budget.proof))
     return RunOutcome(row, placement, tuple(budget.curve))
 
 
@@ -135,16 +99,6 @@ def _identity(problem: Problem) -> tuple:
     """What the graph, the costs, the topology and the rules are now, not what they were when first asked for."""
     graph, costs = problem.graph, problem.costs
     return type(graph).fingerprint.func(graph), type(costs).hash.func(costs), repr(problem.topology), problem.rules
-
-
-def _failure(blank: Row, error: BaseException) -> RunOutcome:
-    """The row of a placer that raised ``error``."""
-    if isinstance(error, Unsupported):
-        return RunOutcome(replace(blank, status="skipped", error=one_line(error)))
-    if isinstance(error, MemoryError):
-        return RunOutcome(replace(blank, status="memory", error=one_line(error) or "no memory was left"))
-    text = one_line(error) if isinstance(error, SimdevError) else f"{type(error).__name__}: {one_line(error)}"
-    return RunOutcome(replace(blank, status="error", error=text))
 
 
 def blank_row(run: Run, instance: Instance, placer_version: int) -> Row:
@@ -215,25 +169,50 @@ def find_bound(instance: Instance, limits: Limits) -> tuple[int, str]:
     return int(bound.ns), str(bound.method)
 
 
-def warm_placer(entry: str, limits: Limits) -> None:
-    from simdev.bench.warm import tiny_problem
+class Placing(Work):
+    """Placers answer a problem with a placement."""
 
-    limit_process(limits)
-    spec, params = registry.find_placer(entry)
-    problem = tiny_problem()
-    spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=20), **params)
+    name, run, instance = "placers", Run, Instance
+
+    def find(self, entry: str) -> tuple[PlacerSpec, dict]:
+        return registry.find_placer(entry)
+
+    def load(self, name: tuple, out: str) -> Instance:
+        return find_instance(*name, out)
+
+    def bound(self, instance: Instance, limits: Limits) -> tuple[int, str]:
+        return find_bound(instance, limits)
+
+    def warm_up(self, entry: str, limits: Limits) -> None:
+        from simdev.bench.warm import tiny_problem
+
+        limit_process(limits)
+        spec, params = registry.find_placer(entry)
+        problem = tiny_problem()
+        spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=20), **params)
+
+    def execute(self, run: Run, instance: Instance) -> RunOutcome:
+        return execute(run, instance)
+
+    def blank(self, run: Run, instance: Instance) -> Row:
+        return blank_row(run, instance, registry.find_placer(run.entry)[0].version)
+
+    def holds(self, row: Row, instance: Instance) -> bool:
+        """Whether the row was made from the same graph and costs by the same version of the placer."""
+        spec, _ = registry.find_placer(row.entry)
+        return (row.fingerprint, row.cost_hash, row.version) == (instance.fingerprint, instance.cost_hash, spec.version)
+
+    def bounded(self, instance: Instance) -> bool:
+        return bool(instance.cost_hash)
+
+    def needs_warm_up(self, entry: str) -> bool:
+        """Learned placers need none: what JAX compiles depends on the graph, and its cache is safe to share."""
+        return registry.find_placer(entry)[0].learner is None
+
+    def kind(self, run: Run) -> str:
+        """Runs of a placer that needs JAX share a process in turn, because tracing the networks and loading their
+        programs takes seconds. A run gives the same result alone."""
+        return run.entry if "jax" in registry.find_placer(run.entry)[0].needs else ""
 
 
-def one_line(error: BaseException) -> str:
-    """The message of an exception on one line of at most 300 characters, all of which can be printed and stored."""
-    try:
-        words = str(error).split()
-    except Exception:  # an exception whose text raises
-        words = []
-    return _words(" ".join(words))
-
-
-def _words(text: str) -> str:
-    """``text`` on one line of at most 300 characters, all of which can be printed and stored."""
-    text = " ".join(str(text).split())[:300]
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)[:300]
+PLACING = Placing()

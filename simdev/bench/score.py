@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from simdev.bench.rows import Row, read_rows, seconds_text, write_csv
+from simdev.bench.plan_rows import ANY_MESHES, as_row, read_folder
+from simdev.bench.rows import Row, seconds_text, write_csv
 from simdev.errors import InvalidInput
 
 CAP = 10.0
@@ -143,7 +144,8 @@ def gaps(rows: Iterable[Row]) -> list[dict[str, str]]:
     for instance, runs in sorted(found.items()):
         scored = [row for row in runs if row.step_ns is not None]
         best = min(scored, key=lambda row: (row.step_ns, row.key), default=None)
-        bounded = max(runs, key=lambda row: row.lower_bound_ns or 0)
+        # of plans: a bound of all plans holds where one of plans with one mesh does not
+        bounded = max(runs, key=lambda row: (row.bound_method == ANY_MESHES, row.lower_bound_ns or 0))
         time, bound = best and best.step_ns, bounded.lower_bound_ns
         lines.append(
             dict(
@@ -175,22 +177,23 @@ def compare(left: Path, right: Path) -> list[dict[str, str]]:
 
     ``change`` is the step time of ``right`` over that of ``left``, minus one.
     """
-    before, after = ({row.key: row for row in read_rows(folder / "results.csv")} for folder in (left, right))
+    before, after = ({row.key: row for row in map(as_row, read_folder(folder))} for folder in (left, right))
     if not before.keys() & after.keys():
         raise InvalidInput(f"has no run in common with {right}", source=left)
     lines = []
     for key in sorted(before.keys() | after.keys()):
         old, new = before.get(key), after.get(key)
+        run = old or new
         verdict = _verdict(old, new)
         if verdict == "same":
             continue
         lines.append(
             {
-                "workload": key[0],
-                "topology": key[1],
-                "placer": (old or new).entry,
-                "budget": key[5],
-                "seed": str(key[6]),
+                "workload": run.workload,
+                "topology": run.topology,
+                "placer": run.entry,
+                "budget": run.budget,
+                "seed": str(run.seed),
                 "before": _shown(old),
                 "after": _shown(new),
                 "change": _quotient(new and new.step_ns, old and old.step_ns, lambda value: value - 1),
@@ -211,7 +214,8 @@ def _verdict(old: Row | None, new: Row | None) -> str:
         return "worse" if new.step_ns > old.step_ns else "better"
     if old.status != new.status:
         return f"{old.status} -> {new.status}"
-    return "same" if old.placement == new.placement else "another placement"
+    answer = "plan" if old.objective == "plan" else "placement"
+    return "same" if old.placement == new.placement else f"another {answer}"
 
 
 def _shown(row: Row | None) -> str:

@@ -14,11 +14,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from simdev.bench import rows, stored
+from simdev.bench import stored
 from simdev.bench.journal import Results
 from simdev.bench.matrix import DEFAULT_RULES, Run, parse_rules
+from simdev.bench.plan_rows import PLANS, TABLES, as_row, read_folder
 from simdev.bench.provenance import circumstances
 from simdev.bench.release import PACKAGE, SHEET, data_sheet, package
+from simdev.bench.rows import RESULTS, Row
 from simdev.bench.run import Instance, blank_row, score
 from simdev.errors import InvalidInput
 from simdev.files import MAX_DOCUMENT, MAX_TOML, MIB, Bounded, open_zip, read_bytes, replacing
@@ -28,7 +30,7 @@ from simdev.problem.placement_file import packed_text
 from simdev.problem.problem import Problem
 
 MEMBER = re.compile(
-    r"(results|leaderboard|ranking|curves)\.csv|datapackage\.json|DATASHEET\.md|placements\.jsonl|placements/[0-9a-f]{1,64}\.npz|graphs/[0-9a-f]{1,64}\.npz"
+    r"(results|leaderboard|ranking|curves|plans|plan_curves)\.csv|plans\.md|datapackage\.json|DATASHEET\.md|placements\.jsonl|placements/[0-9a-f]{1,64}\.npz|graphs/[0-9a-f]{1,64}\.npz"
     r"|machines/[0-9a-f]{1,64}\.(toml|npz)"
 )
 MAX_MEMBERS = 50_000
@@ -52,11 +54,11 @@ def submit(folder: str | os.PathLike, out: str | os.PathLike, *, name: str = "",
     :class:`InvalidInput` if the folder cannot be read or lacks a file that its rows need.
     """
     folder = Path(folder)
-    if (folder / "results.csv").is_file():
+    if any((folder / schema.file).is_file() for schema in (RESULTS, PLANS)):
         return _pack(folder, out, release)
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise InvalidInput("holds neither results.csv nor placement files (*.json)", source=folder)
+        raise InvalidInput("holds neither results.csv nor plans.csv nor placement files (*.json)", source=folder)
     if not NAME.fullmatch(name):
         raise InvalidInput(f"{name!r} is not a name of small letters, digits and hyphens", source="--name")
     with tempfile.TemporaryDirectory(prefix="simdev-") as scratch:
@@ -98,18 +100,22 @@ def _score_files(files: list[Path], name: str, out: Path) -> None:
 
 
 def _pack(folder: Path, out: str | os.PathLike, release: bool) -> int:
-    found = rows.read_rows(folder / "results.csv")
-    wanted = ["results.csv", "leaderboard.csv", "ranking.csv", "curves.csv"]
+    found = read_folder(folder)
+    placed = [row for row in found if isinstance(row, Row)]
+    wanted = ["results.csv", "leaderboard.csv", "ranking.csv", "curves.csv"] if placed else []
+    wanted += [PLANS.file, TABLES] if len(placed) < len(found) else []
+    wanted += ["plan_curves.csv"] if (folder / "plan_curves.csv").is_file() else []
     wanted += sorted(path.relative_to(folder).as_posix() for path in folder.glob("graphs/*.npz"))
     wanted += sorted(path.relative_to(folder).as_posix() for path in folder.glob("machines/*"))
     for name in wanted:
         if not (folder / name).is_file():
             raise InvalidInput("is missing", source=folder / name)
     members = {name: read_bytes(folder / name, MOST_BYTES[Path(name).suffix]) for name in wanted}
-    members[PLACEMENTS] = packed_text(folder, {row.placement for row in found if row.placement})
+    if placed:
+        members[PLACEMENTS] = packed_text(folder, {row.placement for row in placed if row.placement})
     if release:
         members[PACKAGE] = (json.dumps(package(folder.name, members), indent=1) + "\n").encode()
-        members[SHEET] = data_sheet(found).encode()
+        members[SHEET] = data_sheet(list(map(as_row, found))).encode()
     with replacing(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():  # members without a date: the same rows give the same archive
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
@@ -158,5 +164,5 @@ def _check(members: list[zipfile.ZipInfo], archive) -> None:
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise InvalidInput(f"compression method {member.compress_type} is not used", source=archive, field=name)
         seen.add(name)
-    if "results.csv" not in seen:
-        raise InvalidInput("holds no results.csv", source=archive)
+    if not seen & {RESULTS.file, PLANS.file}:
+        raise InvalidInput(f"holds neither {RESULTS.file} nor {PLANS.file}", source=archive)

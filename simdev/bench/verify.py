@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import TimeoutError
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +20,18 @@ import numpy as np
 from simdev.analysis.bounds import Bound
 from simdev.analysis.feasible import check_feasible
 from simdev.bench import provenance, rows, stored, workers
-from simdev.bench.matrix import Run, parse_budget, repeatable, time_limit
+from simdev.bench.check import Check, Difference, compare
+from simdev.bench.inventory import file_differences
+from simdev.bench.matrix import Run, parse_budget, repeatable
 from simdev.bench.objective import parse_objective
+from simdev.bench.plan_rows import PLANS, PlanRow
+from simdev.bench.plan_verify import check_plan
+from simdev.bench.plan_verify import title as plan_title
 from simdev.bench.release import faults
-from simdev.bench.rows import Row
-from simdev.bench.run import Instance, execute, one_line, score
-from simdev.bench.score import LEADERBOARD, RANKING, leaderboard, ranking
+from simdev.bench.rows import RESULTS, Row
+from simdev.bench.run import Instance, execute, score
 from simdev.bench.submission import unpacked
+from simdev.bench.work import one_line
 from simdev.bench.workers import Limits
 from simdev.errors import Infeasible, InvalidInput, SimdevError, UnknownName, shortened
 from simdev.placers import registry
@@ -41,25 +46,8 @@ UNSCORED = {
 }
 
 
-LIMITS = Limits(seconds=300, memory_bytes=6 << 30)  # of one row; the largest shipped graphs need 10 s and 1 GiB
 TASKS = 8  # rows that one process checks; rows of the same problem share one lower bound
 _BOUNDS: dict[tuple, Bound] = {}  # by problem, for this process; rows are sorted by problem
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A cell whose stored and recomputed values differ. ``column`` is empty if the whole row is at fault."""
-
-    row: str
-    column: str
-    stored: str
-    found: str
-
-    def __str__(self) -> str:
-        stored, found = shortened(self.stored, 100), shortened(self.found, 500 if not self.column else 100)
-        if not self.column:
-            return f"{self.row}: {found}"
-        return f"{self.row}: {self.column}: {stored or 'empty'}, recomputed {found or 'empty'}"
 
 
 def verify(
@@ -70,55 +58,50 @@ def verify(
     rerun: bool = False,
     placers: Iterable[str] = (),
     jobs: int | None = None,
-    limits: Limits = LIMITS,
+    limits: Limits | None = None,
     on_row: Callable[[int, int, str, list[Difference]], None] = lambda *_: None,
     on_skip: Callable[[str, str], None] = lambda *_: None,
-    on_rows: Callable[[list[Row]], None] = lambda _: None,
+    on_rows: Callable[[list[Row | PlanRow]], None] = lambda _: None,
+    on_note: Callable[[str], None] = lambda _: None,
 ) -> list[Difference]:
-    """Recompute the rows of a result folder or a submission (:mod:`simdev.bench.submission`) and return the
-    differences.
+    """Recompute the rows of a result folder or a submission (:mod:`simdev.bench.submission`), look at every file of it,
+    and return the differences.
 
-    The list is empty if every row holds. No code that a row names is executed, and no path in a row is opened.
-    ``on_rows`` gets all rows of the folder.
+    The list is empty if everything holds. A file that is not checked is a difference, unless it is text or a picture
+    for readers; ``on_note`` gets a sentence on each such file, and on columns that cannot be recomputed. No code that a
+    row names is executed, and no path in a row is opened. ``on_rows`` gets all rows of the folder.
 
-    ``engine`` simulates the placements, and the validator checks each schedule. If ``sample`` is given, that many
-    evenly spaced rows are checked. ``rerun`` also executes the placer of each row again, provided that the same result
-    can be expected; for every other row, ``on_skip`` gets the title of the row and the reason. Placers from the user's
-    own files are executed only if ``placers`` names them (``my_placers.py:name``). ``limits`` apply to each row; a
-    rerun adds the time limit of the row's budget. Raises :class:`InvalidInput` if the folder cannot be read.
+    ``engine`` simulates placements and plans, and the validator checks each schedule of a placement. If ``sample`` is
+    given, that many evenly spaced rows are checked. ``rerun`` also executes the placer or planner of each row again,
+    provided that the same result can be expected; for every other row, ``on_skip`` gets the title of the row and the
+    reason. Placers, planners and models from the user's own files are executed only if ``placers`` names them
+    (``my_placers.py:name``). ``limits`` apply to each row (default: :data:`simdev.bench.check.LIMITS`, and
+    ``PLAN_LIMITS`` for planners); a rerun adds the time limit of the row's budget. Raises :class:`InvalidInput` if the
+    folder cannot be read.
     """
     folder = Path(folder)
     named = frozenset(registry.parse_id(entry)[0] for entry in placers)
     check = Check(engine, rerun, named, folder.is_file(), limits)
     if check.foreign:
         with unpacked(folder) as inside:
-            return _verify(inside, check, sample, jobs, on_row, on_skip, on_rows)
-    return _verify(folder, check, sample, jobs, on_row, on_skip, on_rows)
+            return _verify(inside, check, sample, jobs, on_row, on_skip, on_rows, on_note)
+    return _verify(folder, check, sample, jobs, on_row, on_skip, on_rows, on_note)
 
 
-@dataclass(frozen=True)
-class Check:
-    """How rows are checked. ``named`` are the placers of the user's own files; ``foreign`` marks a submission."""
-
-    engine: str
-    rerun: bool
-    named: frozenset[str]
-    foreign: bool
-    limits: Limits
-
-    def seconds(self, row: Row) -> float:
-        """The time limit of a row. Only budgets of evaluations are run again."""
-        again = self.rerun and row.budget.startswith("evaluations=")
-        return self.limits.seconds + (time_limit(row.budget) if again else 0)
-
-
-def _verify(folder: Path, check: Check, sample, jobs, on_row, on_skip, on_rows) -> list[Difference]:
-    found = rows.read_rows(folder / "results.csv", check_digest=False)
+def _verify(folder: Path, check: Check, sample, jobs, on_row, on_skip, on_rows, on_note) -> list[Difference]:
+    found = [
+        row
+        for schema in (RESULTS, PLANS)
+        if (folder / schema.file).is_file()
+        for row in schema.read(folder / schema.file, check_digest=False)
+    ]
     on_rows(found)
     differences = [Difference(name, "", "", sentence) for name, sentence in faults(folder)]
-    differences += digest_differences(folder) + _tables(folder, found)
+    differences += digest_differences(folder) + file_differences(folder, found, on_note)
     chosen = found if sample is None else [found[i] for i in _evenly(len(found), sample)]
-    chosen = sorted(chosen, key=lambda row: row.key)
+    if len(chosen) < len(found):
+        on_note(f"{len(found) - len(chosen)} of {len(found)} rows: --sample leaves them out")
+    chosen = [row for kind in (Row, PlanRow) for row in sorted((r for r in chosen if isinstance(r, kind)), key=_key)]
     pool = workers.worker_pool(max(1, jobs or workers.cores()), tasks=TASKS)
     with workers.environment(), workers.running(pool):
         futures = [_schedule(pool, folder, row, check) for row in chosen]
@@ -131,29 +114,34 @@ def _verify(folder: Path, check: Check, sample, jobs, on_row, on_skip, on_rows) 
     return differences
 
 
-def _schedule(pool, folder: Path, row: Row, check: Check):
-    """The future of a row, or None if its budget cannot be read; :func:`_impossible` reports that error."""
+def _key(row: Row | PlanRow) -> tuple:
+    return row.key
+
+
+def _schedule(pool, folder: Path, row: Row | PlanRow, check: Check):
+    """The future of a row, or None if its budget cannot be read; :func:`_impossible` reports that error. Rows of one
+    job share a process, because they share captures."""
     with contextlib.suppress(InvalidInput):
-        return pool.schedule(_check_limited, (folder, row, check), timeout=check.seconds(row))
+        kind = "" if isinstance(row, Row) else f"{row.model} on {row.cluster}"
+        return pool.schedule(_check_limited, (folder, row, check), timeout=check.of(row).seconds, kind=kind)
     return None
 
 
-def _check_limited(folder: Path, row: Row, check: Check) -> tuple[list[Difference], str]:
-    # the limit on processor time is for all rows of this process together
-    workers.limit_process(Limits(TASKS * check.seconds(row), check.limits.memory_bytes))
-    return check_row(folder, row, check)
+def _check_limited(folder: Path, row: Row | PlanRow, check: Check) -> tuple[list[Difference], str]:
+    workers.limit_process(check.of(row))
+    return (check_row if isinstance(row, Row) else check_plan)(folder, row, check)
 
 
-def _answer(row: Row, future, check: Check) -> tuple[list[Difference], str]:
-    """The differences of a row, and why its placer was not run again. If its worker died, only this row is at fault."""
+def _answer(row: Row | PlanRow, future, check: Check) -> tuple[list[Difference], str]:
+    """The differences of a row, and why it was not run again. If its worker died, only this row is at fault."""
     try:
         return future.result() if future is not None else (_impossible(row), "")
     except SimdevError as error:
         text = str(error)
     except TimeoutError:
-        text = f"no answer within {check.seconds(row):g} s"
+        text = f"no answer within {check.of(row).seconds:g} s"
     except MemoryError:
-        text = f"needs more than {check.limits.memory_bytes / 2**30:g} GiB"
+        text = f"needs more than {check.of(row).memory_bytes / 2**30:g} GiB"
     except Exception as error:
         text = f"{type(error).__name__}: {one_line(error)}"
     return [Difference(title(row), "", "", text)], ""
@@ -260,45 +248,23 @@ def _spec(row: Row, check: Check) -> PlacerSpec | None:
     raise UnknownName("placer", row.placer, registry.placers())
 
 
-def title(row: Row) -> str:
+def title(row: Row | PlanRow) -> str:
     """The run of the row as printable text."""
-    return shortened(str(Run(*row.key)), 300)
+    return shortened(str(Run(*row.key)), 300) if isinstance(row, Row) else plan_title(row)
 
 
 def _compare(stored: Row, fresh: Row) -> list[Difference]:
-    left, right = stored.cells(), fresh.cells()
-    return [
-        Difference(title(stored), name, left[name], right[name]) for name in rows.EXACT if left[name] != right[name]
-    ]
+    return compare(title(stored), stored.cells(), fresh.cells(), rows.EXACT)
 
 
 def digest_differences(folder: Path) -> list[Difference]:
     """Rows whose cells do not match the digest written with them."""
-    path, wrong = folder / "results.csv", []
-    for line, cells in rows.read_csv(path, rows.COLUMNS):
-        row = rows.parse_row(cells, path, line)
-        if row.digest != cells["digest"]:
-            wrong.append(Difference(title(row), "digest", cells["digest"], row.digest))
-    return wrong
-
-
-def _tables(folder: Path, found: list[Row]) -> list[Difference]:
-    """Lines of the derived tables that differ from the tables computed from the rows."""
     wrong = []
-    for name, columns, table in (
-        ("leaderboard.csv", LEADERBOARD, leaderboard(found)),
-        ("ranking.csv", RANKING, ranking(found)),
-    ):
-        stored = [cells for _, cells in rows.read_csv(folder / name, columns)]
-        if len(stored) != len(table):
-            wrong.append(Difference(name, "lines", str(len(stored)), str(len(table))))
-            continue
-        for number, (left, right) in enumerate(zip(stored, table, strict=True), 2):
-            wrong += [
-                Difference(f"{name} line {number}", column, left[column], right[column])
-                for column in columns
-                if left[column] != right[column]
-            ]
+    for schema in (RESULTS, PLANS):
+        path = folder / schema.file
+        for _, cells, row in schema.lines(path) if path.is_file() else ():
+            if row.digest != cells["digest"]:
+                wrong.append(Difference(title(row), "digest", cells["digest"], row.digest))
     return wrong
 
 

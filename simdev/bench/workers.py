@@ -23,6 +23,7 @@ from simdev.errors import InvalidInput
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 GRACE_S = 10.0  # for a guard to end what it guards
 STARTS = 5  # attempts to start a worker
+METHODS = ("forkserver", "spawn")
 SAME_KIND = 12  # tasks of one kind that a worker takes
 
 
@@ -59,16 +60,27 @@ class _Worker:
         return self.connection.closed
 
 
+def start_method() -> str:
+    """How worker processes start: by default they are forked from a server that is warm. The environment variable
+    ``SIMDEV_START_METHOD=spawn`` starts each with a fresh interpreter, which takes a second or two more, for systems
+    whose libraries do not survive a fork. Raises :class:`InvalidInput` for another value."""
+    method = os.environ.get("SIMDEV_START_METHOD") or METHODS[0]
+    if method not in METHODS:
+        raise InvalidInput(f"expected {' or '.join(METHODS)}, got {method!r}", source="SIMDEV_START_METHOD")
+    return method
+
+
 class Pool:
-    """Up to ``jobs`` worker processes, forked from a server that is warm.
+    """Up to ``jobs`` worker processes (:func:`start_method`).
 
     Each takes ``tasks`` tasks; with 1, every task has a fresh process, except that tasks of one kind share processes. A
     slot is free again when all processes of its task have ended.
     """
 
     def __init__(self, jobs: int, *, tasks: int = 1):
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["simdev.bench.preload"])
+        self._context = multiprocessing.get_context(start_method())
+        if start_method() == "forkserver":
+            self._context.set_forkserver_preload(["simdev.bench.preload"])
         self._jobs, self._tasks = jobs, tasks
         self._queue: list[tuple[tuple, int, tuple]] = []  # a heap: rank, number, task
         self._numbers = itertools.count()
@@ -89,7 +101,8 @@ class Pool:
         The future raises what the function raises, :class:`TimeoutError` if the task takes more than ``timeout``
         seconds, and :class:`WorkerDied` if the process ends without an answer.
         """
-        forkserver.ensure_running()  # here, as it ends with the thread that starts it (see simdev.bench.preload)
+        if self._context.get_start_method() == "forkserver":
+            forkserver.ensure_running()  # here, as it ends with the thread that starts it (see simdev.bench.preload)
         future: Future = Future()
         with self._lock:
             heapq.heappush(self._queue, (rank, next(self._numbers), (future, function, args, timeout, kind)))

@@ -7,17 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from simdev.bench.plan_rows import PlanRow
     from simdev.bench.rows import Row
 from simdev.cli.tables import print_table
 
 
-def print_board(found: list[Row], out: Path) -> None:
-    from simdev.report.summary import LEGEND, board, failures, headline
+def print_board(rows: list[Row | PlanRow], out: Path) -> None:
+    """The tables of rows of placers, of planners, or of both."""
+    from simdev.bench.plan_rows import as_row
+    from simdev.report.summary import LEGEND, PLAN_LEGEND, board, failures, headline
 
+    found = [as_row(row) for row in rows]
     for title, header, lines in board(found):
         print(f"\n{title}")
         print_table(header, lines)
-    print(LEGEND)
+    plans = {row.objective == "plan" for row in found}
+    print("\n".join([LEGEND] * (False in plans) + [PLAN_LEGEND] * (True in plans)))
     for line in failures(found):
         print(line, file=sys.stderr)
     print(headline(found, out))

@@ -52,6 +52,12 @@ def in_a_folder(out: Path | None) -> Path | None:
     return out
 
 
+def given(ctx: typer.Context, name: str) -> bool:
+    """Whether the user gave the option of the parameter ``name``, even with its default value."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
 def positive(value: float | None, option: str) -> float | None:
     """``value``. Raises :class:`InvalidInput` that names the option if the value is not above zero."""
     if value is not None and not 0 < value < float("inf"):

@@ -44,6 +44,8 @@ def _table(topology, rules, objective, budget, table, places) -> Table:
         found = [_board_cell(cells.get((*entry, w)), best[w], cells.get(("single-gpu", "{}", w))) for w in workloads]
         mean = places[rules, objective, budget, *entry]["geomean_ratio_to_best"]
         lines.append([_name(entry), *found, f"{float(mean):.3f}"])
+    if objective == "plan":
+        return f"{topology}, {budget}, host {rules}", ["planner", *workloads, "mean"], lines
     judged = "" if objective == "step" else f", {objective}"
     return f"{topology}, {budget}, rules {rules}{judged}", ["placer", *workloads, "mean"], lines
 
@@ -51,6 +53,11 @@ def _table(topology, rules, objective, budget, table, places) -> Table:
 LEGEND = (
     "Step time (throughput: steady time per microbatch) in ms (speed-up over single-gpu), * best. Mean: geometric mean "
     "of the ratio to the best over all workloads and machines, at most 10 each; a run without a score counts 10."
+)
+
+PLAN_LEGEND = (
+    "Step time in ms, * best. Mean: geometric mean of the ratio to the best over all jobs of the board, at most 10 "
+    "each; a run without a plan that fits counts 10."
 )
 
 
@@ -86,7 +93,10 @@ def headline(rows: list[Row], out: Path) -> str:
     """One sentence with the number of runs by status and the folder of the files."""
     counts = Counter("oom" if row.status == "ok" and not row.feasible else row.status for row in rows)
     text = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    return f"\n{len(rows)} runs ({text}); results.csv, leaderboard.csv, ranking.csv and placements are in {out}"
+    kinds = {row.objective == "plan" for row in rows}
+    files = ["results.csv, leaderboard.csv, ranking.csv and placements"] * (False in kinds)
+    files += ["plans.csv, and plans.md, which shows each plan,"] * (True in kinds)
+    return f"\n{len(rows)} runs ({text}); {' and '.join(files)} are in {out}"
 
 
 def _milliseconds(ns: int) -> str:

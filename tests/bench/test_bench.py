@@ -582,6 +582,7 @@ def alter(folder, tmp_path, which, column, value, *, forge):
     """A copy of ``folder`` with one cell altered; ``forge`` also makes digest and tables fit."""
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", str(folder), str(copy)], check=True)
+    (copy / "journal.jsonl").unlink()  # which would tell
     path = copy / "results.csv"
     table = [cells for _, cells in rows.read_csv(path, rows.COLUMNS)]
     table[which][column] = value

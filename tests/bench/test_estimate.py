@@ -1,6 +1,7 @@
 from simdev.bench.estimate import OVERHEAD_S, TimeLeft
 from simdev.bench.matrix import plan
 from simdev.bench.rows import KEY, Row
+from simdev.bench.run import PLACING
 from simdev.bench.workers import Limits
 from simdev.cli.progress import left
 
@@ -19,7 +20,7 @@ def test_the_time_left_follows_the_finished_runs_of_the_same_placer_or_the_slowe
     heft, peft, metf, genetic = ([r for r in runs if r.placer == name] for name in ("heft", "peft", "m-etf", "genetic"))
     estimate = TimeLeft(Limits(100, 0))
     for run in runs:
-        estimate.expect(run, 10 if run.seed == 0 else 20)
+        estimate.expect(run, 10 if run.seed == 0 else 20, PLACING.order(run.entry)[:2])
     assert estimate.seconds_left(1, {}) is None  # nothing is known
     estimate.learn(heft[0], row(heft[0], 4.0))
     estimate.learn(metf[0], row(metf[0], 1.0))
@@ -40,7 +41,7 @@ def test_a_run_that_takes_longer_than_expected_is_taken_to_be_halfway():
     heft, peft = ([run for run in runs if run.placer == name] for name in ("heft", "peft"))
     estimate = TimeLeft(Limits(100, 0))
     for run in runs:
-        estimate.expect(run, 10)
+        estimate.expect(run, 10, PLACING.order(run.entry)[:2])
     estimate.learn(heft[0], row(heft[0], 1.0))
     assert estimate.seconds_left(1, {}) == 3 + 3 * OVERHEAD_S
     late = {str(peft[0]): 20.0}

@@ -173,7 +173,7 @@ def test_cells_that_a_terminal_would_obey_are_refused(tmp_path, cell):
 
 
 def test_a_difference_is_one_short_printable_line():
-    from simdev.bench.verify import Difference
+    from simdev.bench.check import Difference
 
     text = str(Difference("a row", "overflow", "x" * 10_000, "\x1b[2J"))
     assert len(text) < 500 and text.isprintable() and "recomputed \\x1b[2J" in text
@@ -195,9 +195,9 @@ def test_placers_times_workloads_beyond_reason_are_not_ranked(tmp_path, monkeypa
 def test_a_row_cannot_ask_for_more_time_than_its_budget_of_evaluations_gets():
     from types import SimpleNamespace
 
+    from simdev.bench.check import LIMITS, Check
     from simdev.bench.matrix import BUDGETS
-    from simdev.bench.verify import LIMITS, Check
 
     check = Check("fast", True, frozenset(), True, LIMITS)
     for budget, more in (("seconds=1e300", 0), ("evaluations=999999999999", BUDGETS["standard"].seconds)):
-        assert check.seconds(SimpleNamespace(budget=budget)) == LIMITS.seconds + more
+        assert check.of(SimpleNamespace(placer="p", budget=budget)).seconds == LIMITS.seconds + more

@@ -157,7 +157,10 @@ def test_bombs_and_damage_are_refused(tmp_path, monkeypatch):
         (tmp_path / "bomb.txt").write_text("no archive", encoding="utf-8")
         with pytest.raises(InvalidInput, match=broken), unpacked(tmp_path / broken):
             pass
-    with pytest.raises(InvalidInput, match="holds no results"), unpacked(archive(tmp_path / "no.zip", results=False)):
+    with (
+        pytest.raises(InvalidInput, match="holds neither results"),
+        unpacked(archive(tmp_path / "no.zip", results=False)),
+    ):
         pass
 
 

@@ -395,8 +395,9 @@ def _read_journal(path: Path) -> None:
 
 def _read_submission(path: Path) -> None:
     from simdev.bench import rows
+    from simdev.bench.check import LIMITS, Check
     from simdev.bench.submission import unpacked
-    from simdev.bench.verify import LIMITS, Check, check_row, digest_differences, title
+    from simdev.bench.verify import check_row, digest_differences, title
 
     with unpacked(path) as inside:
         digest_differences(inside)

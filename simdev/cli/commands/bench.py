@@ -6,12 +6,10 @@ import math
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    pass
 from simdev.cli import completion
 from simdev.cli.app import BENCHMARK, command
 from simdev.cli.board import print_board
@@ -27,14 +25,21 @@ from simdev.cli.options import (
     Runtime,
     RuntimeOption,
     SchedulerOption,
+    given,
     positive,
     use_dask,
 )
 from simdev.errors import InvalidInput
 
+FOR_PLACERS = ("placer", "order", "contention", "runtime", "objective", "microbatches", "schedule")
+FOR_PLANNERS = ("batch", "framework")
+PLAN_LIMITS = 3600.0, 16.0  # seconds and GiB of one run of a planner, which may capture a large model
+PLAN_EVALUATIONS, BATCH = 60, 512
+
 
 @command("bench", topic=BENCHMARK)
 def bench(
+    ctx: typer.Context,
     workload: Annotated[
         list[str] | None,
         typer.Option("--workload", "-w", help="Workload, graph file, or all.", autocompletion=completion.workloads),
@@ -51,7 +56,7 @@ def bench(
         list[str] | None,
         typer.Option("--planner", help="Planner id, or all: parallel plans of the models -w on the clusters -t."),
     ] = None,
-    batch: Annotated[int, typer.Option(help="Sequences in a step, with --planner and -w.")] = 512,
+    batch: Annotated[int | None, typer.Option(help="Sequences in a step, with --planner and -w (512).")] = None,
     framework: FrameworkOption = "eager",
     budget: Annotated[
         str,
@@ -90,35 +95,48 @@ def bench(
     from simdev.bench.bench import Incomplete
     from simdev.bench.bench import bench as execute_all
     from simdev.bench.dask_cluster import dask_backend
+    from simdev.bench.run import PLACING
     from simdev.bench.workers import Limits
     from simdev.cli import progress
 
-    if planner:
-        _bench_planners(planner, workload, topology, batch, framework, budget, seeds, jobs, out)
-        return
+    for option in FOR_PLACERS if planner else FOR_PLANNERS:
+        if given(ctx, option):
+            reason = "is for placers, not planners" if planner else "is for planners; add --planner"
+            raise InvalidInput(reason, source=f"--{option.replace('_', '-')}")
     away = use_dask(backend, scheduler)
-    named = matrix.BUDGETS.get(budget, matrix.BUDGETS["quick"])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: finished runs are written first
+    if planner:
+        from simdev.bench.plan_run import PLANNING
+
+        work, usual = PLANNING, PLAN_LIMITS
+        evaluations = _evaluations(budget)
+        jobs_named = workload or (), topology or ()
+        runs = _plan_runs(*jobs_named, planner, batch, framework, evaluations, seeds)
+        out = out or Path("leaderboard") / "parallel"
+    else:
+        named = matrix.BUDGETS.get(budget, matrix.BUDGETS["quick"])
+        work, usual = PLACING, (matrix.time_limit(budget), named.memory_bytes / 2**30)
+        runs = matrix.plan(
+            workload or (),
+            topology or (),
+            placer or ("all",),
+            budget=budget,
+            seeds=seeds,
+            rules=f"{order}/{contention}/{runtime}",
+            objective="step" if objective == Aim.step else f"throughput/{schedule}/{microbatches}",
+        )
+        named_folder = budget if budget in matrix.BUDGETS else "custom"
+        out = out or Path("leaderboard") / ("throughput" if objective == Aim.throughput else named_folder)
     limits = Limits(
-        positive(time_limit, "--time-limit") or matrix.time_limit(budget),
-        int((positive(memory_limit, "--memory-limit") or named.memory_bytes / 2**30) * 2**30),
+        positive(time_limit, "--time-limit") or usual[0],
+        int((positive(memory_limit, "--memory-limit") or usual[1]) * 2**30),
     )
-    runs = matrix.plan(
-        workload or (),
-        topology or (),
-        placer or ("all",),
-        budget=budget,
-        seeds=seeds,
-        rules=f"{order}/{contention}/{runtime}",
-        objective="step" if objective == Aim.step else f"throughput/{schedule}/{microbatches}",
-    )
-    named_folder = budget if budget in matrix.BUDGETS else "custom"
-    out = out or Path("leaderboard") / ("throughput" if objective == Aim.throughput else named_folder)
     with progress.observer(len(runs)) as observer:
         try:
             found = execute_all(
                 runs,
                 out,
+                work=work,
                 jobs=jobs,
                 limits=limits,
                 retry=retry,
@@ -134,31 +152,27 @@ def bench(
     print_board(found, out)
 
 
-def _bench_planners(planner, workload, topology, batch, framework, budget, seeds, jobs, out) -> None:
-    from simdev.bench.matrix import parse_budget
-    from simdev.bench.plan_bench import BOARD, Task, bench_plans
-    from simdev.bench.plan_rows import markdown
-    from simdev.planners import planners
+def _evaluations(budget: str) -> int:
+    """The plans that a planner may simulate."""
+    from simdev.bench.matrix import BUDGETS, parse_budget
 
-    out = out or Path("leaderboard") / "parallel"
-    evaluations, seconds = (60, math.inf) if budget == "quick" else parse_budget(budget)
+    if budget == "quick":
+        return PLAN_EVALUATIONS
+    if budget in BUDGETS:
+        raise InvalidInput(f"{budget} is a budget of placers; planners take evaluations=N", source="--budget")
+    evaluations, seconds = parse_budget(budget)
     if not evaluations < math.inf or seconds < math.inf:
         raise InvalidInput("planners take evaluations=N, so that rows can be verified", source="--budget")
-    shipped = [(model, cluster, size) for model, clusters, size, _ in BOARD for cluster in clusters]
-    chosen = [(model, cluster, batch) for model in workload or () for cluster in topology or ()]
-    if bool(workload) != bool(topology):
+    return int(evaluations)
+
+
+def _plan_runs(models, clusters, entries, batch: int | None, framework: str, evaluations: int, seeds: int) -> list:
+    from simdev.bench.plan_matrix import plan_jobs
+
+    if bool(models) != bool(clusters):
         raise InvalidInput("models (-w) and clusters (-t) go together; without both, the whole board is run")
-    try:
-        rows = bench_plans(
-            [Task(*entry, framework) for entry in chosen or shipped],
-            list(planners()) if "all" in planner else planner,
-            out,
-            evaluations=int(evaluations),
-            seeds=seeds,
-            workers=jobs or 1,
-            tell=lambda text: print(text, file=sys.stderr, flush=True),
-        )
-    except KeyboardInterrupt:
-        print(f"simdev: interrupted; {out} keeps all finished runs, the same command resumes", file=sys.stderr)
-        raise typer.Exit(130) from None
-    print("\n".join(markdown(rows)))
+    if batch is not None and not models:
+        raise InvalidInput("goes with -w and -t; the jobs of the board have batches of their own", source="--batch")
+    size = BATCH if batch is None else batch
+    jobs = [(model, cluster, size) for model in models for cluster in clusters]
+    return plan_jobs(jobs, entries, evaluations=evaluations, seeds=seeds, framework=framework)

@@ -19,21 +19,20 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="Result folder of a bench, or submission.")],
     engine: Annotated[Engine, typer.Option(help="Which engine recomputes the rows.")] = Engine.reference,
     sample: Annotated[int | None, typer.Option(help="Check that many rows, drawn evenly.")] = None,
-    rerun: Annotated[bool, typer.Option("--rerun", help="Also execute the placers again.")] = False,
+    rerun: Annotated[bool, typer.Option("--rerun", help="Also execute the placers and planners again.")] = False,
     placer: Annotated[
         list[str] | None,
-        typer.Option("--placer", "-p", help="Placer of your own that --rerun may execute, FILE.py:NAME."),
+        typer.Option("--placer", "-p", help="Placer, planner or model of your own that may be executed, FILE.py:NAME."),
     ] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Rows at a time (default: one a core).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Recompute every row of a result folder.
+    """Recompute every row of a result folder, and look at every file of it.
 
-    Nothing that a row names is executed: no placer from a file unless you name it with --placer.
+    A file that is not checked is a difference; texts, pictures and columns that cannot be recomputed are named.
+
+    Nothing that a row names is executed: no placer, planner or model from a file unless you name it with --placer.
     """
-    if (folder / "plans.csv").is_file():
-        _verify_plans(folder, engine, sample, as_json)
-        return
     from collections import Counter
 
     from simdev.bench.provenance import origins
@@ -42,6 +41,7 @@ def verify(
 
     skipped: Counter = Counter()
     commits: list[str] = []
+    notes: list[str] = []
     with progress.counter("verifying") as on_row:
         differences = recompute(
             folder,
@@ -53,10 +53,13 @@ def verify(
             on_row=on_row,
             on_skip=lambda title, reason: skipped.update([reason]),
             on_rows=lambda rows: commits.extend(row.commit for row in rows),
+            on_note=notes.append,
         )
     print(origins(commits), file=sys.stderr)
     for reason, count in skipped.most_common():
         print(f"not executed again: {count} rows: {reason}", file=sys.stderr)
+    for note in notes:
+        print(f"not checked: {note}", file=sys.stderr)
     if as_json:
         print(json.dumps([asdict(difference) for difference in differences], indent=1))
         raise typer.Exit(1 if differences else 0)
@@ -66,17 +69,3 @@ def verify(
         print(f"{folder}: {len(differences)} differences", file=sys.stderr)
         raise typer.Exit(1)
     print(f"{folder}: every row holds ({engine} engine)")
-
-
-def _verify_plans(folder: Path, engine: Engine, sample: int | None, as_json: bool) -> None:
-    from simdev.bench.plan_bench import verify_plans
-    from simdev.cli import progress
-
-    with progress.counter("verifying") as on_row:
-        differences = verify_plans(folder, engine=engine, sample=sample, on_row=on_row)
-    if as_json:
-        print(json.dumps(differences, indent=1))
-    else:
-        print("\n".join(differences) or f"{folder}: every row holds ({engine} engine)")
-    if differences:
-        raise typer.Exit(1)

@@ -25,18 +25,30 @@ EntryOption = Annotated[
 
 
 def chosen_run(run: Path, workload: str | None, topology: str | None, placer: str | None):
+    """What is to be shown: an :class:`Explanation` of a placement or, of a planner's row, the
+    :class:`simdev.parallel.PlanReport` of its plan."""
     from simdev import sim
+    from simdev.bench.plan_rows import PlanRow
+    from simdev.bench.plan_verify import report_of
     from simdev.report.explain import Explanation
 
-    problem, placement = (_from_folder if run.is_dir() else _from_file)(run, workload, topology, placer)
+    if run.is_dir():
+        row = _best_row(run, workload, topology, placer)
+        if isinstance(row, PlanRow):
+            return report_of(run, row)
+        problem, placement = _stored(run, row)
+    else:
+        problem, placement = _from_file(run, workload, topology, placer)
     return Explanation(problem, placement, sim.simulate(problem, placement))
 
 
-def _from_folder(folder: Path, workload: str | None, topology: str | None, placer: str | None):
+def _best_row(folder: Path, workload: str | None, topology: str | None, placer: str | None):
     """The best stored run of a result folder among those that the options name."""
-    from simdev.bench import rows, stored
+    from simdev.bench.plan_rows import as_row, full_name, read_folder
 
-    found = rows.read_rows(folder / "results.csv")
+    origin = {as_row(row).key: row for row in read_folder(folder)}
+    found = list(map(as_row, origin.values()))
+    workload = workload and full_name(workload, found)
     for column, wanted in (("workload", workload), ("topology", topology), ("entry", placer)):
         names = sorted({getattr(row, column) for row in found})
         if wanted is None and column != "entry" and len(names) > 1:
@@ -46,8 +58,13 @@ def _from_folder(folder: Path, workload: str | None, topology: str | None, place
         found = [row for row in found if wanted is None or getattr(row, column) == wanted]
     found = [row for row in found if row.placement and row.simulated_ns is not None]
     if not found:
-        raise InvalidInput("no such run has a placement", source=folder)
-    row = min(found, key=lambda row: (row.step_ns is None, row.simulated_ns, row.key))
+        raise InvalidInput("no such run has a placement or a plan that fits", source=folder)
+    return origin[min(found, key=lambda row: (row.step_ns is None, row.simulated_ns, row.key)).key]
+
+
+def _stored(folder: Path, row):
+    from simdev.bench import stored
+
     problem = stored.stored_problem(folder, row)
     placement = stored_placement(folder, row.placement)
     placement.check(problem, source=placement_file(folder, row.placement))

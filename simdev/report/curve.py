@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdev.bench.journal import read_curves
-from simdev.bench.rows import Row, read_rows
+from simdev.bench.journal import KEYS, read_curves
+from simdev.bench.plan_rows import as_row, full_name, read_folder
+from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, UnknownName
 from simdev.files import replacing
 from simdev.report.labels import plain
@@ -49,7 +50,10 @@ def searches(
     none for a given name.
     """
     folder = Path(folder)
-    rows = _chosen(read_rows(folder / "results.csv"), folder, workload=workload, topology=topology)
+    found = read_folder(folder)
+    keys = {as_row(row).key: row.key for row in found}
+    rows = [as_row(row) for row in found]
+    rows = _chosen(rows, folder, workload=full_name(workload, rows), topology=topology)
     if budget is None:
         budgets = [row.budget for row in rows]
         budget = max(sorted(set(budgets)), key=budgets.count)
@@ -58,8 +62,11 @@ def searches(
     for placer in sorted(wanted):
         _chosen(rows, folder, entry=placer)
     rows = [row for row in rows if not wanted or row.entry in wanted]
-    curves = read_curves(folder / "curves.csv")
-    return [_search(row, curves.get(row.key, [])) for row in sorted(rows, key=lambda row: (row.entry, row.seed))]
+    curves = {}
+    for name in KEYS:
+        if (folder / name).is_file():
+            curves |= read_curves(folder / name)
+    return [_search(row, curves.get(keys[row.key], [])) for row in sorted(rows, key=lambda row: (row.entry, row.seed))]
 
 
 def _chosen(rows: list[Row], folder: Path, **wanted: str) -> list[Row]:
@@ -67,7 +74,7 @@ def _chosen(rows: list[Row], folder: Path, **wanted: str) -> list[Row]:
         known = {getattr(row, column) for row in rows}
         rows = [row for row in rows if getattr(row, column) == value]
         if not rows:
-            raise UnknownName("placer" if column == "entry" else column, value, known, source=folder / "results.csv")
+            raise UnknownName("placer" if column == "entry" else column, value, known, source=folder)
     return rows
 
 

@@ -46,7 +46,9 @@ def page_data(folders: Sequence[Path]) -> dict:
     lines: list[dict] = []
     for folder in folders:
         others = [other for other in folders if other != folder and (other / "results.csv").is_file()]
-        found = _plans(folder) if (folder / plan_rows.FILE).is_file() else _placements(folder, others)
+        there = {type(row) for row in plan_rows.read_folder(folder)}
+        found = _placements(folder, others) if Row in there else {}
+        found |= _plans(folder) if plan_rows.PlanRow in there else {}
         if not found:
             raise InvalidInput("holds no row", source=folder)
         for name, (case, mine) in found.items():

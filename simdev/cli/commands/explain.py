@@ -18,9 +18,21 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say what a step spends its time on, and what would help."""
+    from simdev.report.explain import Explanation
     from simdev.report.explain import explain as findings
+    from simdev.report.plan_explain import explain_plan
 
     explanation = chosen_run(run, workload, topology, placer)
+    if not isinstance(explanation, Explanation):
+        summary, texts = explanation.summary(), explain_plan(explanation)
+        if as_json:
+            print(json.dumps({**summary, "findings": texts}, indent=1))
+            return
+        where = f"{summary['model']} on {summary['ranks']} x {summary['cluster']}, {summary['mesh']}"
+        print(f"{where}: {explanation.step_ns / 1e6:.3f} ms")
+        for number, text in enumerate(texts, 1):
+            print(f"{number:3}. {text}")
+        return
     found = findings(explanation)
     if as_json:
         answers = [{"seconds": finding.ns / 1e9, "text": finding.text} for finding in found]

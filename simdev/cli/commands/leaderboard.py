@@ -20,8 +20,9 @@ def leaderboard(
     html: Annotated[Path | None, typer.Option(help="Write one self-contained page.", callback=in_a_folder)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print a leaderboard, or write it as a page."""
-    from simdev.bench import rows, score
+    """Print a leaderboard of placers or planners, or write it as a page."""
+    from simdev.bench import score
+    from simdev.bench.plan_rows import as_row, read_folder
 
     if html is not None:
         from simdev.report.page import write_page
@@ -32,8 +33,9 @@ def leaderboard(
     if len(folders) > 1:
         raise InvalidInput("several folders need --html", source="leaderboard")
     (folder,) = folders
-    found = rows.read_rows(folder / "results.csv")
+    rows = read_folder(folder)
     if as_json:
+        found = [as_row(row) for row in rows]
         print(json.dumps({"ranking": score.ranking(found), "leaderboard": score.leaderboard(found)}, indent=1))
         return
-    print_board(found, folder)
+    print_board(rows, folder)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from simdev.cli.app import command
 from simdev.cli.chosen_run import EntryOption, MachineOption, RunArgument, WorkloadOption, chosen_run
 from simdev.cli.options import OutOption
+from simdev.errors import InvalidInput
 
 
 @command("view")
@@ -17,11 +20,19 @@ def view(
 ) -> None:
     """Draw a run.
 
-    Shows devices, links and memory over time, what the step waits for, and the placement on the graph.
+    Of a placement, shows devices, links and memory over time, what the step waits for, and the placement on the graph.
+
+    Of a plan, shows the passes of each pipeline rank (SVG).
 
     A name that ends in .json is a trace for Perfetto (ui.perfetto.dev) instead.
     """
+    from simdev.report.explain import Explanation
+
     explanation = chosen_run(run, workload, topology, placer)
+    if not isinstance(explanation, Explanation):
+        _draw_plan(explanation, out)
+        print(out)
+        return
     if out.suffix == ".json":
         from simdev.report.perfetto import trace_events, write_trace
 
@@ -34,3 +45,18 @@ def view(
 
         draw(explanation, out)
     print(out)
+
+
+def _draw_plan(report, out: Path) -> None:
+    if out.suffix == ".json":
+        from simdev.report.perfetto import write_trace
+        from simdev.report.plan_trace import plan_trace_events
+
+        write_trace(out, plan_trace_events(report))
+    elif out.suffix == ".svg":
+        from simdev.files import write_text
+        from simdev.parallel.picture import pipeline_svg
+
+        write_text(out, pipeline_svg(report))
+    else:
+        raise InvalidInput("a plan is drawn as .svg, or written as a trace (.json)", source=out)

@@ -83,10 +83,10 @@ def test_a_kept_capture_that_is_too_large_counts_as_absent(tmp_path, monkeypatch
     from simdev.parallel.capture import kept
 
     monkeypatch.setattr(kept, "folder", lambda: tmp_path)
-    good = json.dumps(fuzz_measured.KEPT).encode()
-    (tmp_path / "a.json.gz").write_bytes(gzip.compress(good))
+    good = json.dumps(fuzz_measured.KEPT)
+    (tmp_path / "a.json.gz").write_bytes(kept.packed("a", good))
     assert kept.load("a")["peak"] == 7
-    (tmp_path / "a.json.gz").write_bytes(gzip.compress(good + b" " * 2 * LIMIT))
+    (tmp_path / "a.json.gz").write_bytes(kept.packed("a", good + " " * 2 * LIMIT))
     assert kept.load("a") is None
 
 

@@ -88,7 +88,12 @@ def save(name: str, segments: list[Segment], figures: dict[str, int]) -> None:
         where.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"segments": rows, **figures}, separators=(",", ":"))
         with replacing(where / f"{name}.json.gz") as file:
-            file.write(gzip.compress(f"{_sum(name, text)}\n{text}".encode(), 6, mtime=0))
+            file.write(packed(name, text))
+
+
+def packed(name: str, text: str) -> bytes:
+    """The content of the file of a capture: its digest and ``text``, a JSON object."""
+    return gzip.compress(f"{_sum(name, text)}\n{text}".encode(), 6, mtime=0)
 
 
 def _sum(name: str, text: str) -> str:

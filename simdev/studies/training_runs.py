@@ -23,13 +23,14 @@ from simdev.parallel.plan import prepare, simulate_program
 from simdev.parallel.typed_plan import TypedPlan
 from simdev.studies.training_controls import constant_mfu, formula_left_out
 
-SETS = ("vtrain-single", "vtrain-multi", "llm-foundry", "torchtitan", "megatron-bridge")
+SETS = ("vtrain-single", "vtrain-multi", "llm-foundry", "torchtitan", "megatron-bridge", "published-plans")
 FILES = {
     "vtrain-single": "vtrain_single.csv",
     "vtrain-multi": "vtrain_multi.csv",
     "llm-foundry": "llm_foundry.csv",
     "torchtitan": "torchtitan.csv",
     "megatron-bridge": "megatron_bridge.csv",
+    "published-plans": "published_plans.csv",
 }
 GOALS = {
     "vtrain-single": 0.04,
@@ -37,6 +38,7 @@ GOALS = {
     "llm-foundry": 0.08,
     "torchtitan": 0.08,
     "megatron-bridge": 0.08,
+    "published-plans": 0.08,
 }
 PUBLISHED = {"vtrain-single": 0.0837, "vtrain-multi": 0.1473}  # vTrain's own simulator
 MEMORY_GOAL = 0.08
@@ -67,6 +69,10 @@ FITTED = {  # set -> on which rows its constants were fitted, and which constant
         "release 24.07. Elementwise kernels are fused, data-parallel traffic overlaps; models that are no Llama are "
         "taken as gated ones with the same FLOPs",
     ),
+    "published-plans": (
+        HELD_OUT,
+        "no constant was fitted to it",
+    ),
 }
 CONTROL_ROWS = {  # set -> sets to whose rows its control is fitted, the judged model's rows left out
     "vtrain-single": ("vtrain-single",),
@@ -74,6 +80,7 @@ CONTROL_ROWS = {  # set -> sets to whose rows its control is fitted, the judged 
     "llm-foundry": ("llm-foundry",),
     "torchtitan": ("torchtitan",),
     "megatron-bridge": ("megatron-bridge",),
+    "published-plans": ("published-plans",),
 }
 CONTROLS = {
     "vtrain-single": "formula of ten constants, fitted to the other models of this set",
@@ -81,6 +88,7 @@ CONTROLS = {
     "llm-foundry": "one MFU for each GPU and recomputation, median of the other models of this set",
     "torchtitan": "one MFU for each GPU and recomputation, median of the other models of this set",
     "megatron-bridge": "one MFU for each GPU and recomputation, median of the other models of this set",
+    "published-plans": "one MFU for each GPU and recomputation, median of the other models of this set",
 }
 # What the rows of vTrain's one-node set themselves say (see docs/pages/fidelity.md): no recomputation; an update of 28
 # bytes a parameter at the bandwidth of the 40 GB board; a vocabulary that is padded for tensor parallelism alone; sends
@@ -322,7 +330,77 @@ def _nemo(source: str, name: str, row: dict) -> TrainingRun:
     return TrainingRun(source, name, row["model"], typed, 1e9 * step_s)
 
 
+def _published(source: str, name: str, row: dict) -> TrainingRun:
+    """A row of a paper or a report, if the plan that it names can be typed. Raises :class:`Unsupported` with what the
+    row does not state, or what no plan of simdev has."""
+    origin, software = row["source"], row["software"]
+    name = f"{name} ({origin.split(',')[0]}, {row['model']}, {row['gpus']} GPUs)"
+    _expressible(row, name)
+    megatron = software.startswith("Megatron-LM")
+    length, micro, layers = int(row["sequence"]), int(row["microbatch"]), int(row["layers"])
+    recompute = row["recompute"] or "none"
+    shape = {key: int(row[key]) for key in ("width", "layers", "heads", "vocabulary")}
+    shape |= {} if megatron else {key: int(row[key]) for key in ("kv_heads", "hidden")}
+    sizes = {axis: int(row[axis] or 1) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
+    replicas = sizes["dp_replicate"] * sizes["dp_shard"]
+    microbatches = int(row["global_batch"]) // (micro * replicas) if row["global_batch"] else 1
+    chunks = int(row["vp"] or 1)
+    cluster = next((known for gpu, known in PUBLISHED_BOARDS.items() if row["gpu"].startswith(gpu)), None)
+    if cluster is None:
+        raise Unsupported(f"no topology for {row['gpu']}")
+    typed = TypedPlan(
+        typed_model("gpt-175b" if megatron else "llama3-8b", **shape, length=length, microbatch=micro,
+                    recompute=recompute),
+        cluster,
+        typed_mesh(**sizes),
+        microbatches,
+        "interleaved" if chunks > 1 else "1f1b",
+        chunks,
+        framework=next(framework for text, framework in PUBLISHED_SOFTWARE if text in software),
+    )  # fmt: skip
+    plan = typed.plan
+    if row["step_s"]:
+        step_s = float(row["step_s"])
+    elif row["tokens_per_s_per_gpu"]:
+        step_s = plan.tokens / (float(row["tokens_per_s_per_gpu"]) * plan.ranks)
+    else:  # equation 3 of Narayanan et al. 2021, recomputation included
+        h, v = shape["width"], shape["vocabulary"]
+        flops = 96 * plan.sequences * length * layers * h**2 * (1 + length / (6 * h) + v / (16 * layers * h))
+        step_s = flops / (1e12 * float(row["model_tflops_per_gpu"]) * plan.ranks)
+    return TrainingRun(source, name, f"{origin.split(' (')[0].split(',')[0]}: {row['model']}", typed, 1e9 * step_s)
+
+
+PUBLISHED_BOARDS = {"A100-80 SXM": "dgx-a100", "H200 SXM": "h200x4", "H100 SXM": "dgx-h100"}
+PUBLISHED_SOFTWARE = (  # words in the row's software, and the framework; the first that occurs
+    ("Megatron-LM", "megatron"),
+    ("PyTorch FSDP, torch.compile", "fms-fsdp"),
+    ("DTensor, torch.compile", "compiled"),
+    ("DTensor, eager", "eager"),
+    ("AutoModel", "automodel"),
+)
+
+
+def _expressible(row: dict, name: str) -> None:
+    """Raise :class:`Unsupported` for a published plan that cannot be typed."""
+    megatron = row["software"].startswith("Megatron-LM")
+    reasons = {
+        "its microbatch is not stated": not row["microbatch"],
+        "its shape is not stated": not row["width"],
+        "adapters of low rank are not modelled": "LoRA" in row["model"],
+        "gpt has no sequence parallelism and no selective recomputation": megatron and row["recompute"] == "selective",
+        "recomputation of every n-th block is not modelled": row["software"].startswith("PyTorch FSDP, torch.compile")
+        and row["recompute"] == "selective",
+        "experts are not carved out of dp_shard": int(row["ep"] or 1) > 1,
+        "parameters that stay gathered and lighter end stages are not modelled": "not resharded" in row["sharding"],
+        "no framework for its software": not any(text in row["software"] for text, _ in PUBLISHED_SOFTWARE),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise Unsupported(f"{name.partition('(')[2].rstrip(')')}: {reason}")
+
+
 READERS = {
+    "published-plans": _published,
     "vtrain-single": _vtrain,
     "vtrain-multi": _vtrain,
     "llm-foundry": _foundry,

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from simdev.errors import Unsupported
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.collectives import collective_ns
 from simdev.parallel.costs.float8 import Float8
@@ -29,6 +30,8 @@ WIDE = 8  # ranks of a collective that takes a host longer
 # vTrain's one-node set without tensor parallelism (1.8 to 2.2 fits all three models).
 ODD_PRODUCT = 2.0
 PRODUCT = re.compile(r"(?:addmm|mm|bmm|baddbmm|linear)\(.*b?f16\[")
+PRECISION = re.compile(r"[^(]*\((b?f16|f8\w*)\[")
+PRECISIONS = {"f16": "f16", "bf16": "bf16", "f8": "f8", "f8e4m3": "f8", "f8e5m2": "f8"}  # and how boards name them
 SIDES = re.compile(r"f16\[(?:\d+,)*(\d+),(\d+)\]")
 
 
@@ -243,6 +246,7 @@ class Prices:
                 bytes_written=call.bytes_written,
             )
         graph = builder.build()
+        _check_rates([part for _, part in kernels], self.cluster)
         ns = self.costs.op_durations(graph, self.cluster.kind)
         found = {int(name): int(value) for name, value in zip(graph.op_names, ns, strict=True)}
         total = [0] * len(calls)
@@ -264,6 +268,17 @@ class Prices:
             )
             self._collectives[key] = max(1, ns)
         return self._collectives[key]
+
+
+def _check_rates(calls: list[Call], cluster: Cluster) -> None:
+    """Raise :class:`Unsupported` for a product in a precision that the board has no rate for."""
+    rates = cluster.kind.peak_flops
+    for call in calls:
+        found = PRECISION.match(call.signature)
+        if found and PRECISIONS[found[1]] not in rates and op_class(call.kind) in ("gemm", "attention"):
+            known = ", ".join(rates)
+            message = f"no rate for products in {PRECISIONS[found[1]]}; {cluster.kind.name} has {known}"
+            raise Unsupported(f"{cluster.name}: {message}")
 
 
 def _odd(signature: str) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from simdev.parallel.stragglers import Slow, check_slow, make_unroller
 from simdev.parallel.unroll import UnrolledJob, execution_order, gradient_actions
 from simdev.problem.costs import peak_flops
 from simdev.sim import Schedule
+
+if TYPE_CHECKING:
+    from simdev.parallel.costs.reserved import Reserved
 
 Memory = tuple[tuple[tuple[Action, int, int], ...], ...]
 
@@ -238,8 +241,18 @@ class PlanReport:
     def fits(self) -> bool:
         return bool((self.peak_bytes <= self.plan.cluster.kind.memory_bytes).all())
 
-    def summary(self) -> dict[str, object]:
-        """The figures, ready for JSON."""
+    def summary(self, reserved: Sequence[Reserved] | None = None) -> dict[str, Any]:
+        """The figures, ready for JSON. ``reserved`` is the reserved memory of each pipeline rank
+        (:func:`simdev.parallel.costs.reserved.reserved_bytes`): it then decides whether the plan fits."""
+        found = self._figures()
+        if reserved is None:
+            return found
+        for row, one in zip(found["pipeline_ranks"], reserved, strict=True):
+            row |= {"reserved_memory_bytes": one.reserved, "nccl_bytes": one.buffers}
+        found["fits"] = all(one.total <= self.plan.cluster.kind.memory_bytes for one in reserved)
+        return found
+
+    def _figures(self) -> dict[str, Any]:
         plan = self.plan
         return {
             "model": plan.name, "cluster": plan.cluster.name, "mesh": plan.shape, "ranks": plan.ranks,

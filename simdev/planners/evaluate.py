@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from simdev.parallel.capture.stage import captured
-from simdev.parallel.plan import PlanProgram, PlanReport, captures_of, peak_bytes, prepare, simulate_program
+from simdev.parallel.costs.reserved import reserved_bytes
+from simdev.parallel.plan import Plan, PlanProgram, PlanReport, captures_of, peak_bytes, prepare, simulate_program
 from simdev.parallel.unroll import TooManyOps
 from simdev.planners.bounds import plan_bound_ns
 from simdev.planners.estimate import Estimate, estimates, group_of
@@ -41,7 +42,7 @@ class Evaluator:
     def sibling(self, job: Job) -> Evaluator:
         """An evaluator of the same model on another cluster or with another batch, which shares what is captured."""
         other = Evaluator(job)
-        other.known = {key: value for key, value in self.known.items() if key[0] in ("stage", "few")}
+        other.known = {key: value for key, value in self.known.items() if key[0] in ("stage", "few", "allocations")}
         return other
 
     def report(self, choice: Choice, engine: str = "fast") -> PlanReport:
@@ -57,10 +58,11 @@ class Evaluator:
         """
         program = self.program(choice)
         peak = peak_bytes(program)
-        over = int(np.maximum(peak - self.job.cluster.kind.memory_bytes, 0).sum())
+        reserved = self.reserved(program.plan, peak)
+        over = int(np.maximum((reserved or peak) - np.int64(self.job.cluster.kind.memory_bytes), 0).sum())
         figures = choice, over, tuple(peak.tolist()), plan_bound_ns(program)
         if over and not always:
-            return Outcome(choice, None, *figures[1:])
+            return Outcome(choice, None, *figures[1:], reserved_bytes=reserved)
         steady = None if exact else extrapolated(program)
         if steady is None:
             try:
@@ -68,10 +70,20 @@ class Evaluator:
             except TooManyOps:
                 steady = next((found for warm in WARM if (found := extrapolated(program, warm)) is not None), None)
         if steady is None:
-            return Outcome(choice, None, *figures[1:])
+            return Outcome(choice, None, *figures[1:], reserved_bytes=reserved)
         step, compute, exposed = int(steady[0]), steady[1 : 1 + len(peak)], steady[1 + len(peak) :]
         idle = (step - compute - exposed).tolist()
-        return Outcome(choice, step, *figures[1:], tuple(compute.tolist()), tuple(exposed.tolist()), tuple(idle))
+        times = tuple(compute.tolist()), tuple(exposed.tolist()), tuple(idle)
+        return Outcome(choice, step, *figures[1:], *times, reserved_bytes=reserved)
+
+    def reserved(self, plan: Plan, peak: np.ndarray) -> tuple[int, ...]:
+        """Reserved memory with NCCL's buffers of each pipeline rank; empty where it decides nothing: the job is judged
+        by allocated memory, allocated memory alone is too much, or at most half of the capacity."""
+        capacity = self.job.cluster.kind.memory_bytes
+        if self.job.memory == "allocated" or not capacity / 2 < peak.max() <= capacity:
+            return ()
+        found = reserved_bytes(plan, self.known)
+        return tuple(one.total for one in found) if found else ()
 
     def outcomes(self, choices: Iterable[Choice]) -> Iterator[Outcome]:
         """:meth:`outcome` of each choice, in order, without ``exact``."""

@@ -16,7 +16,8 @@ def figures(job: Job, outcome: Outcome, price: float | None = None) -> dict:
 
     ``bubble_share`` is the share of the step in which a pipeline rank is idle and none of its collectives runs
     (pipeline bubbles and waiting for the host), ``exposed_share`` the share in which it only waits for its collectives;
-    both are means over the pipeline ranks.
+    both are means over the pipeline ranks. ``reserved_memory_bytes`` holds NCCL's buffers, too; it is empty where
+    allocated memory decides (:meth:`~simdev.planners.evaluate.Evaluator.reserved`).
     """
     choice, seconds = outcome.choice, outcome.time_ns / 1e9
     parameters = {**job.parameters, "microbatch": choice.microbatch}
@@ -30,6 +31,7 @@ def figures(job: Job, outcome: Outcome, price: float | None = None) -> dict:
         "tokens_per_s_per_gpu": tokens / seconds / job.ranks,
         "mfu": job.model.flops(parameters) * job.batch / (seconds * job.ranks * peak_flops(job.cluster.kind, "bf16")),
         "peak_memory_bytes": list(outcome.peak_bytes),
+        "reserved_memory_bytes": list(outcome.reserved_bytes),
         "compute_share": _mean(outcome.compute_ns) / outcome.time_ns,
         "exposed_share": _mean(outcome.exposed_ns) / outcome.time_ns,
         "bubble_share": _mean(outcome.idle_ns) / outcome.time_ns,
@@ -59,7 +61,7 @@ def what_helps(job: Job, evaluator: Evaluator, best: Outcome, tried: Iterable[Ou
     better = [o for o in (evaluator.outcome(o.choice, always=True, exact=False) for o in wanting) if _quicker(o, best)]
     if better:
         least = min(better, key=lambda o: o.time_ns)
-        need = (max(least.peak_bytes) - job.cluster.kind.memory_bytes) / 2**30
+        need = (max(least.reserved_bytes or least.peak_bytes) - job.cluster.kind.memory_bytes) / 2**30
         gain = 1 - least.time_ns / best.time_ns
         found.append(f"{need:.1f} GiB more on each GPU: {least.choice} would take {gain:.1%} less time")
     else:

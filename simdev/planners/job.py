@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from simdev.errors import InvalidInput, SimdevError
+from simdev.errors import InvalidInput, SimdevError, UnknownName
 from simdev.graphs.parallel_model import ParallelModel
 from simdev.parallel.capture.stage import accumulates
 from simdev.parallel.cluster import Cluster
@@ -17,6 +17,7 @@ from simdev.parallel.mesh import AXES, Mesh
 from simdev.parallel.plan import Plan
 
 RECOMPUTE = ("none", "selective", "full")  # less memory and more work from left to right
+MEMORIES = ("reserved", "allocated")
 LOOPED = ("interleaved", "looped-bfs")  # schedules with several stages on a pipeline rank
 LONG = 8192  # tokens; shorter sequences are not split among ranks (cp)
 
@@ -120,7 +121,7 @@ class Job:
     ``parameters`` are those of the model; ``microbatch`` and ``recompute`` in them are replaced by each choice.
     ``framework`` names the software that runs it (:mod:`simdev.parallel.framework`). ``microbatches`` are the
     microbatch sizes, ``recomputes`` the kinds of recomputation and ``schedules`` the schedules that planners may
-    choose.
+    choose. ``memory`` is what decides whether a plan fits: ``reserved`` or ``allocated``.
     """
 
     model: ParallelModel
@@ -132,6 +133,7 @@ class Job:
     microbatches: tuple[int, ...] = (1, 2, 4, 8)
     recomputes: tuple[str, ...] = RECOMPUTE
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
+    memory: str = "reserved"
     name: str = field(default="", compare=False)
 
     def __post_init__(self):
@@ -139,6 +141,8 @@ class Job:
             object.__setattr__(self, "ranks", max(1, self.cluster.nodes) * self.cluster.gpus)
         if self.batch < 1:
             raise InvalidInput(f"expected a whole number from 1 on, got {self.batch}", source="job", field="batch")
+        if self.memory not in MEMORIES:
+            raise UnknownName("memory", self.memory, MEMORIES, source="job")
         if not self.microbatches or min(self.microbatches) < 1:
             raise InvalidInput("expected sizes from 1 on", source="job", field="microbatches")
         object.__setattr__(self, "cluster", self.software.on(self.cluster))

@@ -14,8 +14,9 @@ class Outcome:
 
     ``peak_bytes``, ``compute_ns``, ``exposed_ns`` and ``idle_ns`` are per pipeline rank, as in
     :class:`simdev.parallel.plan.PlanReport`. ``overflow_bytes`` is the sum over pipeline ranks of the bytes above the
-    capacity. ``step_ns`` is None, and the three times are empty, for a plan that was not simulated: it does not fit, or
-    has too many ops. ``bound_ns`` is a step time that this plan cannot beat.
+    capacity: of reserved memory with NCCL's buffers, where ``reserved_bytes`` (per pipeline rank) holds it, else of
+    allocated memory. ``step_ns`` is None, and the three times are empty, for a plan that was not simulated: it does not
+    fit, or has too many ops. ``bound_ns`` is a step time that this plan cannot beat.
     """
 
     choice: Choice
@@ -26,6 +27,7 @@ class Outcome:
     compute_ns: tuple[int, ...] = ()
     exposed_ns: tuple[int, ...] = ()
     idle_ns: tuple[int, ...] = ()
+    reserved_bytes: tuple[int, ...] = ()
 
     @property
     def time_ns(self) -> int:

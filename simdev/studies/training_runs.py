@@ -19,6 +19,7 @@ import numpy as np
 from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.files import open_text
 from simdev.parallel import Plan, Prices
+from simdev.parallel.costs.reserved import reserved_bytes
 from simdev.parallel.plan import prepare, simulate_program
 from simdev.parallel.typed_plan import TypedPlan
 from simdev.studies.training_controls import constant_mfu, formula_left_out
@@ -156,10 +157,8 @@ def predict(run: TrainingRun, prices: Prices | None = None, known: dict | None =
     :func:`~simdev.parallel.plan.prepare`."""
     report = simulate_program(prepare(run.plan, prices or run.typed.prices(), known=known))
     peak = float(report.peak_bytes.max())
-    if run.peak_bytes and run.plan.microbatches == run.plan.stages == 1:
-        from simdev.parallel.costs.reserved import reserved_bytes
-
-        peak = float(reserved_bytes(run.plan)[1])  # published figures are what the allocator has reserved
+    if run.peak_bytes:  # published figures are what the allocator has reserved
+        peak = float(max((one.reserved for one in reserved_bytes(run.plan) or ()), default=peak))
     return Prediction(run, float(report.step_ns), peak)
 
 

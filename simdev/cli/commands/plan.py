@@ -169,13 +169,21 @@ def _writer(write: str | None):
 def _print(job, rows: list[dict], budget, helps: list[str], price: float | None) -> None:
     estimated = f"{len(budget.estimated):,} plans estimated, " if budget.estimated else ""
     print(f"{job.name}: {job.ranks} GPUs, {job.batch:,} sequences in a step; {estimated}{budget.used} simulated")
-    header = ["plan", "step s", "tokens/s/GPU", "MFU", "peak GiB", "idle", "exposed"]
+    header = ["plan", "step s", "tokens/s/GPU", "MFU", "allocated GiB", "reserved GiB", "idle", "exposed"]
     header += ["$/M tokens"] if price is not None else []
     lines = []
     for row in rows:
-        peak = "/".join(_shortened([f"{peak / 2**30:.0f}" for peak in row["peak_memory_bytes"]]))
+        peak, reserved = (
+            "/".join(_shortened([f"{peak / 2**30:.0f}" for peak in row[name]]))
+            for name in ("peak_memory_bytes", "reserved_memory_bytes")
+        )
         line = [row["name"], f"{row['step_time_s']:.2f}", f"{row['tokens_per_s_per_gpu']:,.0f}", f"{row['mfu']:.1%}"]
-        line += [peak + ("" if row["fits"] else " (!)"), f"{row['bubble_share']:.1%}", f"{row['exposed_share']:.1%}"]
+        line += [
+            peak,
+            reserved + ("" if row["fits"] else " (!)"),
+            f"{row['bubble_share']:.1%}",
+            f"{row['exposed_share']:.1%}",
+        ]
         line += [f"{row['dollars_per_million_tokens']:.3f}"] if price is not None else []
         lines.append(line)
     print_table(header, lines)

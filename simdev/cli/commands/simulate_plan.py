@@ -87,8 +87,10 @@ def simulate_plan(
         program = ProgramPlan(load_rank_program(model), where, software.host)
         prices = software.prices(where, Float8(float8) if float8 else None)
         report = simulate_rank_program(program, prices, unfolded=unfolded, slowdown=slowdown, slow=stragglers)
+        reserved = None
     else:
         from simdev.parallel import simulate_plan as simulate
+        from simdev.parallel.costs.reserved import reserved_bytes
         from simdev.parallel.typed_plan import TypedPlan
 
         if mesh is None:
@@ -98,6 +100,7 @@ def simulate_plan(
             float8 or "",
         )  # fmt: skip
         report = simulate(typed.plan, typed.prices(), unfolded=unfolded, slowdown=slowdown, slow=stragglers)
+        reserved = reserved_bytes(typed.plan)
     if trace is not None:
         from simdev.report.perfetto import write_trace
         from simdev.report.plan_trace import plan_trace_events
@@ -109,9 +112,12 @@ def simulate_plan(
 
         write_text(picture, pipeline_svg(report))
     if as_json:
-        print(json.dumps(report.summary(), indent=1))
+        print(json.dumps(report.summary(reserved), indent=1))
         return
-    print_report(report.summary())
+    print_report(report.summary(reserved))
+
+
+RESERVED = ("reserved_memory_bytes", "nccl_bytes")
 
 
 def print_report(found: dict) -> None:
@@ -127,10 +133,12 @@ def print_report(found: dict) -> None:
         [
             f"{row['rank']}",
             f"{row['peak_memory_bytes'] / 2**30:.1f}",
+            *([f"{row[name] / 2**30:.1f}" for name in RESERVED] if RESERVED[0] in row else []),
             f"{row['compute_share']:.1%}",
             f"{row['exposed_communication_share']:.1%}",
             f"{row['idle_share']:.1%}",
         ]
         for row in found["pipeline_ranks"]
     ]
-    print_table(["pipeline rank", "peak GiB", "computes", "exposed communication", "idle (bubble, host)"], rows)
+    memory = ["allocated GiB", *(["reserved GiB", "NCCL GiB"] if RESERVED[0] in found["pipeline_ranks"][0] else [])]
+    print_table(["pipeline rank", *memory, "computes", "exposed communication", "idle (bubble, host)"], rows)

@@ -1,17 +1,18 @@
 """How much memory PyTorch's caching allocator takes from the driver for a sequence of allocations: *reserved* memory.
 
 Profilers and published runs report reserved memory as often as allocated memory. The allocator asks the driver for
-segments, cuts blocks from them, and never gives a segment back unless memory runs out. A freed block serves only
-requests of its own stream, and a block that is slightly too small serves none, so more is reserved than was ever
-allocated. The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` with default settings; expandable segments,
-``record_stream`` and garbage collection are not modelled.
+segments, cuts blocks from them, and gives segments back only if memory runs out: then all that are free as a whole. A
+freed block serves only requests of its own stream, and a block that is slightly too small serves none, so more is
+reserved than was ever allocated. The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` with default settings;
+expandable segments, ``record_stream`` and garbage collection are not modelled.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from math import inf
 
 GRANULE = 512  # every block is a multiple
 SMALL = 1 << 20  # requests up to this size share segments of SMALL_SEGMENT bytes
@@ -20,7 +21,7 @@ MEDIUM = 10 << 20  # larger requests below this size take segments of LARGE_SEGM
 LARGE_SEGMENT = 20 << 20
 ROUND = 2 << 20  # segments of even larger requests are a multiple
 
-Event = tuple[int, int, int]  # (key, bytes, stream): an allocation, or with 0 bytes the release of a key
+Event = tuple[Hashable, int, int]  # (key, bytes, stream): an allocation, or with 0 bytes the release of a key
 
 
 @dataclass(eq=False)
@@ -40,15 +41,18 @@ class _Block:
 
 class CachingAllocator:
     """``allocated_bytes`` and ``reserved_bytes`` are the present totals, ``peak_allocated_bytes`` and
-    ``peak_reserved_bytes`` their largest values."""
+    ``peak_reserved_bytes`` their largest values. ``limit`` is the memory of the board in bytes: where a segment exceeds
+    it although free segments were given back, the driver would refuse it; here it is taken, so that the peak says how
+    much is lacking."""
 
-    def __init__(self):
+    def __init__(self, limit: float = inf):
+        self.limit = limit
         self.allocated_bytes = self.reserved_bytes = 0
         self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self._free: dict[tuple[int, bool], list[tuple[int, int]]] = {}  # (stream, small) -> (size, order), sorted
         self._by_order: dict[int, _Block] = {}
         self._next = 0
-        self._held: dict[int, _Block] = {}
+        self._held: dict[Hashable, _Block] = {}
 
     def replay(self, events: Iterable[Event]) -> None:
         """Apply events in their order. A key that is allocated again is released first."""
@@ -85,9 +89,19 @@ class CachingAllocator:
             whole = SMALL_SEGMENT
         else:
             whole = LARGE_SEGMENT if size < MEDIUM else -(-size // ROUND) * ROUND
+        if self.reserved_bytes + whole > self.limit:
+            self._give_back()
         self.reserved_bytes += whole
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         return _Block(whole, stream, small, self._number())
+
+    def _give_back(self) -> None:
+        """Return to the driver each segment that is one free block."""
+        for block in [block for block in self._by_order.values() if block.before is None and block.after is None]:
+            rows = self._free[block.stream, block.small]
+            rows.pop(bisect_left(rows, block.rank))
+            del self._by_order[block.order]
+            self.reserved_bytes -= block.size
 
     def _release(self, block: _Block) -> None:
         """Free a block and merge it with free neighbours of its segment."""

@@ -1,94 +1,299 @@
-"""The memory that a rank's training steps reserve: the allocations of a stage, recorded in full, replayed by PyTorch's
-allocator.
+"""The memory that a rank's training steps reserve: the allocations of its stages, replayed by PyTorch's allocator.
 
-:func:`reserved_bytes` records one step of a stage with all its layers, because the free blocks differ from layer to
-layer. It replays what a training job does: parameters, a first step in whose end the optimizer allocates its state
-among the freed activations, and further steps.
+Allocations of a stage are recorded with three, four and five layers. All that further layers change is linear in their
+number: a block of allocations and releases is repeated, and what refers to others moves by as many places in each layer
+(:func:`extended`). The replay puts the passes in the order of the schedule: parameters, a first step at whose end the
+optimizer allocates its state among the freed activations, and a further step.
+
+Beside what PyTorch reserves, a process holds the context of CUDA (``reserved_gib`` of a device kind, which its memory
+leaves out already) and the buffers of NCCL (:data:`NCCL_BYTES` for each communicator).
 """
 
 from __future__ import annotations
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+import contextlib
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
 
-from simdev.parallel.capture.record import RankRecorder
-from simdev.parallel.capture.ring import ring_attention
-from simdev.parallel.capture.stage import StageRun, fake_process_group
+from simdev.errors import InvalidInput
+from simdev.files import parse_json, read_zipped, replacing
+from simdev.graphs.parallel_model import Part
+from simdev.parallel.capture import kept
 from simdev.parallel.costs.allocator import CachingAllocator, Event
-from simdev.parallel.plan import Plan
+from simdev.parallel.orders import SPLIT, Action, pipeline_order
+from simdev.parallel.plan import DIVIDED, Plan
+from simdev.parallel.program import NotRepeating
 
-STEPS = 3  # replayed steps; a later one reserves nothing more in the plans that were tried
+STEPS = 2  # replayed steps; a later one reserves nothing more in the plans that were tried
+FORMAT = 1  # of kept allocations
+LAYERS = (3, 4, 5)  # of the stages whose allocations are recorded
+SEVERAL = 3  # recorded microbatches, of a step with more than one
+MAIN_GRADIENT = 4  # bytes of a gradient that Megatron-Core's buffer holds
+
+# Buffers of an NCCL communicator, est. by its source (2.18, init.cc and transport): for each channel a buffer for each
+# protocol, 512 KiB (LL), 4,800 KiB (LL128) and 4 MiB (simple); 24 channels, as NCCL opens them over NVSwitch.
+NCCL_BYTES = 24 * ((512 + 4800) * 1024 + (4 << 20))
+
+Row = tuple[int, int, int, int]  # (segment and position of the key's first event, bytes, stream); 0 bytes: release
 
 
-class Allocations(RankRecorder):
-    """Also remembers each storage that appears, changes its size or goes, and the stream that it belongs to."""
+@dataclass(frozen=True)
+class Allocations:
+    """The allocations of a stage. ``segments`` hold rows: the parameters; then for each recorded microbatch its forward
+    and its backward pass; then the end of the step. ``state`` are the sizes of the optimizer's tensors in bytes;
+    ``parameters`` is the number of parameters."""
+
+    segments: tuple[tuple[Row, ...], ...]
+    state: tuple[int, ...]
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Bytes of a pipeline rank: ``allocated`` is the peak of what its tensors take, ``reserved`` that of what PyTorch's
+    allocator has taken from the driver, ``buffers`` what NCCL takes beside it."""
+
+    allocated: int
+    reserved: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        return self.reserved + self.buffers
+
+
+def reserved_bytes(plan: Plan, known: dict | None = None) -> tuple[Reserved, ...] | None:
+    """The memory of each pipeline rank of ``plan``; None for schedules that split backward passes, whose allocations
+    are not recorded. ``known`` keeps recorded stages for further plans.
+
+    Of more than four pipeline ranks the first two and the last are replayed; those between them have the ratio of
+    reserved to allocated memory of the second one.
+    """
+    if plan.schedule in SPLIT:
+        return None
+    known = {} if known is None else known
+    ranks = plan.mesh["pp"]
+    orders = _orders(plan)
+    limit = plan.cluster.kind.memory_bytes
+    found: dict[int, Reserved] = {}
+    for rank in range(ranks):
+        buffers = NCCL_BYTES * sum(1 for _ in plan.meshes[rank].inner) + (NCCL_BYTES if ranks > 1 else 0)
+        own = {stage: _allocations(plan, stage, known) for stage in sorted({stage for _, stage, _ in orders[rank]})}
+        if 1 < rank < ranks - 1 and ranks > 4:
+            allocated = _replayed(plan, own, orders[rank], inf, count=True).peak_allocated_bytes
+            found[rank] = Reserved(allocated, allocated * found[1].reserved // found[1].allocated, buffers)
+            continue
+        allocator = _replayed(plan, own, orders[rank], limit - buffers)
+        found[rank] = Reserved(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, buffers)
+    return tuple(found[rank] for rank in range(ranks))
+
+
+class _Counter:
+    """An allocator that counts what is allocated and reserves nothing."""
 
     def __init__(self):
-        super().__init__()
-        self.events: list[Event] = []
-        self._keys: dict[int, int] = {}
+        self.allocated_bytes = self.peak_allocated_bytes = 0
+        self._held: dict = {}
 
-    def _see(self, storage) -> None:
-        address = storage._cdata
-        known = self._sizes.get(address)
-        before, size = known[0] if known else -1, int(storage.nbytes())
-        super()._see(storage)
-        if size == before:
-            return
-        if before < 0:
-            self._keys[address] = len(self.events)
-        stream = getattr(torch.cpu.current_stream(), "number", 0)
-        self.events.append((self._keys[address], size, stream))
-
-    def _forget(self, key: int) -> None:
-        super()._forget(key)
-        if key in self._keys:
-            self.events.append((self._keys.pop(key), 0, 0))
+    def replay(self, events) -> None:
+        for key, size, _ in events:
+            self.allocated_bytes += size - self._held.pop(key, 0)
+            if size:
+                self._held[key] = size
+            self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
 
 
-class _Marks(StageRun):
-    """Remembers how many events there were before the step and at the end of each segment."""
-
-    def _warm(self, optimizer, module) -> None:
-        super()._warm(optimizer, module)
-        self.optimizer, self.marks = optimizer, {"begin": len(self.recorder.events)}
-
-    def _cut(self, name: str, base: int) -> None:
-        super()._cut(name, base)
-        self.marks[name] = len(self.recorder.events)
+def _orders(plan: Plan):
+    """The actions of each pipeline rank, with as many microbatches as fill the pipeline and repeat one round."""
+    ranks = plan.mesh["pp"]
+    one = 1 if plan.stages_per_rank == 1 else ranks
+    few = min(plan.microbatches, plan.microbatches % one + one * -(-(2 * ranks + 1) // one))
+    return pipeline_order(plan.schedule, ranks, few, plan.stages_per_rank)
 
 
-def reserved_bytes(plan: Plan, stage: int = 0) -> tuple[int, int]:
-    """``(peak allocated, peak reserved)`` bytes of a rank that holds ``stage``, one microbatch a step."""
-    mesh, part = plan.captured_mesh(plan.rank_of(stage)), plan.parts[stage]
-    recorder = Allocations()
-    default = torch.get_default_dtype()
-    with fake_process_group(mesh) as torch_mesh:
+def _replayed(plan: Plan, own: dict[int, Allocations], order: tuple[Action, ...], limit: float, count: bool = False):
+    allocator = _Counter() if count else CachingAllocator(limit)
+    for stage, found in own.items():
+        allocator.replay((("P", stage, row[1]), *row[2:]) for row in found.segments[0])
+        if plan.distributed_optimizer:
+            allocator.replay([(("main", stage), MAIN_GRADIENT * found.parameters, 0)])
+    passes = {stage: _Passes(found, stage, plan.distributed_optimizer) for stage, found in own.items()}
+    last = {stage: max(action[2] for action in order if action[1] == stage) for stage in own}
+    for step in range(STEPS):
+        for what, stage, number in order:
+            which = 0 if number == 0 else 2 if number == last[stage] else 1
+            allocator.replay(passes[stage].events(what, which, number))
+        if not step:
+            allocator.replay(_state(plan, own))
+        for stage in own:
+            allocator.replay(passes[stage].finish())
+    return allocator
+
+
+def _state(plan: Plan, own: dict[int, Allocations]) -> Iterator[Event]:
+    """What the optimizer allocates at the end of the first step."""
+    for stage, found in own.items():
+        if plan.distributed_optimizer:
+            yield ("state", stage), -(-DIVIDED * found.parameters // plan.shares_of_update), 0
+            continue
+        yield from ((("state", stage, number), size, 0) for number, size in enumerate(found.state))
+
+
+class _Passes:
+    """The events of a stage's passes, whose keys name the microbatch that allocates. Three recorded microbatches stand
+    for the first one of a step, all between, and the last one."""
+
+    def __init__(self, found: Allocations, stage: int, into_buffer: bool):
+        self.found, self.stage = found, stage
+        self.skipped = _gradients(found) if into_buffer else frozenset()  # they are added to a buffer of their own
+        self.alive: dict[tuple[int, int], list[int]] = {}  # microbatches that hold what a recorded pass allocates
+        self.handed_on = _handed_on(found)
+
+    def events(self, what: str, which: int, number: int) -> Iterator[Event]:
+        """Those of a forward or backward pass of the microbatch ``number``, for which a recorded one stands."""
+        single = len(self.found.segments) == 4
+        return self._of(1 + 2 * (0 if single else which) + (what == "B"), number)
+
+    def finish(self) -> Iterator[Event]:
+        """Those of the end of the step."""
+        return self._of(len(self.found.segments) - 1, 0)
+
+    def _of(self, segment: int, number: int) -> Iterator[Event]:
+        end = len(self.found.segments) - 1
+        for owner, position, size, stream in self.found.segments[segment]:
+            if (owner, position) in self.skipped:
+                continue
+            if owner == 0:
+                yield ("P", self.stage, position), size, stream
+                continue
+            if (owner, position) in self.handed_on:
+                yield (owner, self.stage, -1, position), size, stream
+                continue
+            held = self.alive.setdefault((owner, position), [])
+            same = owner != end and segment != end and (owner - 1) // 2 == (segment - 1) // 2  # of one microbatch
+            whose = number if same else held[-1] if held else number
+            if size == 0 and whose in held:
+                held.remove(whose)
+            elif size and whose not in held:
+                held.append(whose)
+            yield (owner, self.stage, whose, position), size, stream
+
+
+def _handed_on(found: Allocations) -> frozenset[tuple[int, int]]:
+    """What one microbatch allocates and another one releases or allocates again, such as gathered parameters: there is
+    one of each, whichever microbatches are in progress."""
+    end = len(found.segments) - 1
+    return frozenset(
+        row[:2]
+        for segment in range(1, end)
+        for row in found.segments[segment]
+        if row[0] and (row[0] - 1) // 2 != (segment - 1) // 2
+    )
+
+
+def _gradients(found: Allocations) -> frozenset[tuple[int, int]]:
+    """What backward passes allocate and the end of the step releases."""
+    last = len(found.segments) - 1
+    return frozenset(row[:2] for row in found.segments[last] if not row[2] and 0 < row[0] < last)
+
+
+def _allocations(plan: Plan, stage: int, known: dict) -> Allocations:
+    part, rank = plan.parts[stage], plan.rank_of(stage)
+    mesh, parameters = plan.captured_mesh(rank), plan.parameters_of(rank)
+    several = plan.microbatches > 1
+    key = "allocations", tuple(sorted(parameters.items())), mesh, part, several, plan.reduce_each
+    if key not in known:
+        counts = (part.layers,) if part.layers <= LAYERS[-1] else LAYERS
+        how = plan.model, parameters, mesh, several, plan.reduce_each
+        recorded = [_recorded(*how, Part(count, part.first, part.last)) for count in counts]
         try:
-            made = plan.model.function(torch_mesh, part, **{**plan.parameters, "layers": part.layers})
-            with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
-                made.module.to_empty(device="cpu")
-                run = _Marks(made, recorder, mesh, {})
-                run.step(1, part)
-        finally:
-            torch.set_default_dtype(default)
-    tensors = [t for state in run.optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
-    sizes = [_local_bytes(t) for t in tensors]
-    return replay_steps(recorder.events, run.marks["begin"], run.marks["backward only"], sizes)
+            found = extended(recorded, part.layers - LAYERS[0]) if len(recorded) > 1 else recorded[0]
+        except NotRepeating:
+            found = _recorded(*how, part)
+        known[key] = found
+    return known[key]
 
 
-def _local_bytes(tensor) -> int:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local.numel() * local.element_size()
+def extended(recorded: list[Allocations], more: int) -> Allocations:
+    """The allocations of a stage with ``more`` layers more than the first of three that were recorded, each with a
+    layer more than the one before it. Raises :class:`NotRepeating` if a layer adds something else than a block."""
+    segments = tuple(_extended(*rows, more) for rows in zip(*(one.segments for one in recorded), strict=True))
+    sizes = [tuple((0, n, size, 0) for n, size in enumerate(one.state)) for one in recorded]
+    state = tuple(row[2] for row in _extended(*sizes, more))
+    counts = [one.parameters for one in recorded]
+    return Allocations(segments, state, counts[0] + (counts[1] - counts[0]) * more)
 
 
-def replay_steps(events: list[Event], begin: int, update: int, state_sizes: list[int]) -> tuple[int, int]:
-    """``(peak allocated, peak reserved)`` bytes of :data:`STEPS` steps. ``events[:begin]`` allocate the parameters, the
-    rest is one step; before ``events[update]`` the first step allocates the optimizer's state."""
-    allocator = CachingAllocator()
-    allocator.replay(events[:update])
-    allocator.replay((-1 - number, size, 0) for number, size in enumerate(state_sizes))
-    allocator.replay(events[update:])
-    for _ in range(STEPS - 1):
-        allocator.replay(events[begin:])
-    return allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+def _extended(a: tuple[Row, ...], b: tuple[Row, ...], c: tuple[Row, ...], more: int) -> tuple[Row, ...]:
+    try:
+        return _with_block(a, b, c, more, _shape)
+    except NotRepeating:  # some size outside of the block grows with the number of layers
+        return _with_block(a, b, c, more, _kind)
+
+
+def _with_block(a: tuple[Row, ...], b: tuple[Row, ...], c: tuple[Row, ...], more: int, like) -> tuple[Row, ...]:
+    """The rows, with the block inserted where ``like`` of a row first differs between ``a`` and ``b``."""
+    block = len(b) - len(a)
+    if block < 0 or len(c) - len(b) != block:
+        raise NotRepeating("a layer adds no block of allocations")
+    same = zip(a, b, strict=False)
+    head = next((n for n, (x, y) in enumerate(same) if like(x) != like(y)), len(a)) if block else len(a)
+    return (
+        *(_moved(x, y, z, more) for x, y, z in zip(a[:head], b[:head], c[:head], strict=True)),
+        *(
+            _repeated(x, y, z, more, copy)
+            for copy in range(more)
+            for x, y, z in zip(
+                b[head : head + block], c[head : head + block], c[head + block : head + 2 * block], strict=True
+            )
+        ),
+        *(_moved(x, y, z, more) for x, y, z in zip(a[head:], b[head + block :], c[head + 2 * block :], strict=True)),
+    )
+
+
+def _shape(row: Row) -> tuple[int, int, int]:
+    return row[0], row[2], row[3]
+
+
+def _kind(row: Row) -> tuple[int, bool, int]:
+    return row[0], row[2] == 0, row[3]
+
+
+def _moved(x: Row, y: Row, z: Row, more: int) -> Row:
+    """A row that all three stages have: its position and size change alike from stage to stage."""
+    by, grown = y[1] - x[1], y[2] - x[2]
+    if (x[0], x[3]) != (y[0], y[3]) or (y[0], y[3]) != (z[0], z[3]) or (z[1] - y[1], z[2] - y[2]) != (by, grown):
+        raise NotRepeating("a further layer changes the allocations of the others")
+    return x[0], x[1] + by * more, x[2] + grown * more, x[3]
+
+
+def _repeated(x: Row, y: Row, z: Row, more: int, copy: int) -> Row:
+    """A row of the added block: ``x`` in the stage with one block, ``y`` and ``z`` in that with two."""
+    if _shape(x) != _shape(y) or _shape(y) != _shape(z):
+        raise NotRepeating("a further layer changes the allocations of the others")
+    return x[0], x[1] + (y[1] - x[1]) * (more - 1) + (z[1] - y[1]) * copy, x[2], x[3]
+
+
+def _recorded(model, parameters: dict, mesh, several: bool, each: bool, part: Part) -> Allocations:
+    """The allocations of a stage of a few layers, kept from an earlier recording or recorded."""
+    given = {**parameters, "layers": part.layers}
+    path = (
+        kept.folder()
+        / f"{kept.fingerprint(model, {**given, 'allocations': [FORMAT, several, each]}, mesh, part)}.memory.gz"
+    )
+    with contextlib.suppress(InvalidInput, OSError, ValueError, TypeError, KeyError):
+        document = parse_json(read_zipped(path, kept.MAX_CAPTURE), path)
+        segments = tuple(tuple((a, b, c, d) for a, b, c, d in rows) for rows in document["segments"])
+        return Allocations(segments, tuple(document["state"]), document["parameters"])
+    from simdev.parallel.capture.allocations import record
+
+    found = Allocations(*record(model, given, mesh, part, SEVERAL if several else 1, each))
+    with contextlib.suppress(OSError, InvalidInput):
+        kept.folder().mkdir(parents=True, exist_ok=True)
+        text = json.dumps(found.__dict__, separators=(",", ":"))
+        with replacing(path) as file:
+            file.write(gzip.compress(text.encode(), 6, mtime=0))
+    return found

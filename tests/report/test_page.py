@@ -302,6 +302,11 @@ def test_everything_to_press_has_a_name(tab):
     assert nameless == 0
 
 
+def test_an_objective_that_simdev_does_not_know_is_a_track_of_its_own(tmp_path):
+    small_board(tmp_path / "board", objective="+1")
+    assert page.page_data([tmp_path / "board"])["tracks"] == ["+1"]
+
+
 HOSTILE = {
     "workload": "</script><script>window.pwned=1</script>'$(touch x)'.npz",
     "topology": '"><svg onload=window.pwned=1>.toml',

@@ -244,7 +244,7 @@ def mutate_submission(data: bytes, draw: random.Random) -> bytes:
     """Mutate one member by its kind, or the names and the archive itself."""
     files = seeds.members(data)
     name = draw.choice(sorted(files))
-    kind = {"csv": mutate_csv, "npz": mutate_npz, "toml": mutate_toml}[name.rpartition(".")[2]]
+    kind = {"csv": mutate_csv, "npz": mutate_npz, "toml": mutate_toml, "jsonl": mutate_json}[name.rpartition(".")[2]]
     match draw.randrange(8):
         case 0:
             return mutate_bytes(data, draw)

@@ -148,19 +148,21 @@ class Simulator:
             self._step, self._peak = self._accepted_step, self._accepted_peak
 
     def _prepare(self) -> None:
-        from simdev.sim.kernels.incremental import new_base, new_window
+        from simdev.sim.kernels.move_state import new_base_run, new_move_work
 
         graph, topology = self.problem.graph, self.problem.topology
         sizes = topology.n_devices, len(topology.channels)
-        self._base = new_base(graph.n_ops, graph.n_edges, *sizes)
-        self._window = new_window(graph.n_ops, graph.n_edges, *sizes)
-        self._graph = _GRAPHS.get(self.problem)
-        if self._graph is None:
-            self._graph = _GRAPHS[self.problem] = _window_graph(self.problem)
+        self._base = new_base_run(graph.n_ops, graph.n_edges, *sizes)
+        self._work = new_move_work(graph.n_ops, graph.n_edges, *sizes)
+        self._pause = self._work.tally["pause"]  # the next moves that are full runs
+        self._one_move, self._one_step = np.zeros(2, np.int64), np.empty(1, np.int64)
+        self._move_inputs = _MOVE_INPUTS.get(self.problem)
+        if self._move_inputs is None:
+            self._move_inputs = _MOVE_INPUTS[self.problem] = _move_inputs(self.problem)
 
     def _state(self) -> tuple:
         """The first arguments of the kernels."""
-        return self._graph, self._base, self._window, self._accepted, self._devices
+        return self._move_inputs, self._base, self._work, self._accepted, self._devices
 
     def _forget(self) -> None:
         self._step, self._peak, self._in_buffers = None, None, False
@@ -168,30 +170,30 @@ class Simulator:
     def _rebase(self) -> None:
         """Let the following moves start from the present placement."""
         self._recorded = False
-        if self._windows and not self._window.fate[1]:
+        if self._windows and not self._pause[0]:
             self._record()
         self._accepted_step, self._accepted_peak = self.step_ns, self._peak
 
     def _record(self) -> None:
         """Record the run of the accepted placement for the kernel of the moves."""
-        from simdev.sim.kernels.incremental import record
+        from simdev.sim.kernels.base_run import record
 
         if not self._in_buffers or self._moved:
             self._run(self._accepted)
         timeline, workspace = self._buffers
         record(
-            self._graph,
+            self._move_inputs,
             self._accepted,
             timeline,
             workspace.state,
             workspace.base,
             workspace.line,
             self._base,
-            self._window,
+            self._work,
         )
         self._recorded = True
         if not self._moved:
-            self._step, self._in_buffers = int(self._base.early[3]), True
+            self._step, self._in_buffers = int(self._base.size["step_ns"][0]), True
 
     def _run(self, devices: np.ndarray) -> int:
         """The step time of one full run, which stays in the buffers."""
@@ -222,13 +224,14 @@ class Simulator:
             return self._accepted_step
         if len(ops) > len(self._devices) >> MANY:
             return self._run(self._devices)
-        if self._window.fate[1]:
-            self._window.fate[1] -= 1
+        if self._pause[0]:
+            self._pause[0] -= 1
             return self._run(self._devices)
         if not self._recorded:
             self._record()
-        step, targets = np.empty(1, np.int64), self._devices[ops]
-        steps_after(*self._state(), np.array([0, len(ops)]), ops, targets, below, step)
+        step, targets = self._one_step, self._devices[ops]
+        self._one_move[1] = len(ops)
+        steps_after(*self._state(), self._one_move, ops, targets, below, step)
         self._devices[ops] = targets
         return self._run(self._devices) if step[0] == FULL_RUN else int(step[0])
 
@@ -284,12 +287,12 @@ class Simulator:
         return self._step
 
 
-_GRAPHS: WeakKeyDictionary = WeakKeyDictionary()  # shared by all simulators of a problem
+_MOVE_INPUTS: WeakKeyDictionary = WeakKeyDictionary()  # shared by all simulators of a problem
 
 
-def _window_graph(problem: Problem) -> Any:
-    """The parts of a problem that do not depend on a placement, for :mod:`simdev.sim.kernels.incremental`."""
-    from simdev.sim.kernels.incremental import Graph
+def _move_inputs(problem: Problem) -> Any:
+    """What the kernels of moves read of a problem, the same for every placement."""
+    from simdev.sim.kernels.move_state import MoveInputs
 
     graph = problem.graph
     reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.input_ptr))
@@ -304,13 +307,12 @@ def _window_graph(problem: Problem) -> Any:
     fastest = fastest_durations(problem)
     rest = np.append(fastest[sources], fastest[~is_source].min(initial=NO_LIMIT))
     inputs = problem_arrays(problem)
-    return Graph(
-        **{name: getattr(inputs, name) for name in Graph._fields if hasattr(inputs, name)},
+    return MoveInputs(
+        **{name: getattr(inputs, name) for name in MoveInputs._fields if hasattr(inputs, name)},
         producer=producer.view(np.uint32),
         edge=edge,
         sources=sources.astype(np.uint32),
         rest_ns=np.minimum.accumulate(rest[::-1])[::-1].astype(np.int64),
         seeds=np.concatenate([np.flatnonzero(~reads_other & ~is_source), sources[::-1]]).astype(np.uint32),
         tail=b_level(graph, fastest) - fastest,
-        shared=problem.rules.contention == "fifo",
     )

@@ -48,7 +48,7 @@ def test_walks_on_random_problems():
         problem = random_problem(rng, max_ops=int(rng.choice([25, 60, 200])), rules=rules)
         simulator = Simulator(problem, random_placement(rng, problem))
         made += walk(rng, simulator, 15)
-        windows += int(simulator._window.fate[2]) if simulator._windows else 0
+        windows += int(simulator._work.tally["windows"][0]) if simulator._windows else 0
     assert made > 400 and windows > 100
 
 
@@ -60,7 +60,7 @@ def test_walks_on_a_training_graph(how):
     devices = rng.integers(1, 5, n) if how == "random" else 1 + np.arange(n) * 4 // n
     simulator = Simulator(problem, Placement(devices))
     assert walk(rng, simulator, 150) == 150
-    assert simulator._window.fate[4] < 10, "moves were full runs"
+    assert simulator._work.tally["full_runs"][0] < 10, "moves were full runs"
 
 
 def some(seed=0, rules=None):
@@ -125,8 +125,8 @@ def test_parameters_and_their_readers_move(together):
         step = simulator.move(graph.unit_of_op[ops], targets)
         assert step == simulate(problem, simulator.placement).step_ns
         simulator.accept() if turn % 5 == 0 else simulator.undo()
-        simulator._window.fate[:2] = 0
-    assert simulator._window.fate[4] < 10, "moves were full runs"
+        simulator._work.tally["given_up"] = simulator._work.tally["pause"] = 0
+    assert simulator._work.tally["full_runs"][0] < 10, "moves were full runs"
 
 
 def test_units_that_stay_where_they_are_change_nothing():

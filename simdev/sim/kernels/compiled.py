@@ -14,3 +14,4 @@ INTERNAL = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True,
 kernel = njit(cache=True, nogil=True, no_cfunc_wrapper=True, **UNCOUNTED)  # called from Python, kept on disk
 part = njit(**INTERNAL)  # called by kernels only
 inlined = njit(forceinline=True, **INTERNAL)  # the same, copied to where it is called
+merged = njit(inline="always", **INTERNAL)  # the same, before types are inferred: quicker to compile if called once

@@ -78,15 +78,21 @@ def earliest(keys):
 def transfer(inputs: Inputs, channel_end, source, target, tensor, now):
     """Start and finish of a transfer requested ``now``, under ``fifo`` and ``none`` (R4). Requests come in the order in
     which the channels serve them, so a request waits exactly for the transfers before it."""
-    start, pair = now, np.uint32(source * len(inputs.slots) + target)
+    start, pair = now, np.uint32(source * len(inputs.pair_class) + target)
     if inputs.contention == SHARED:
         for hop in range(inputs.route_ptr[pair], inputs.route_ptr[pair + ONE]):
             start = max(start, channel_end[inputs.route[hop]])
     finish = start + inputs.transfer_ns[inputs.pair_class[source, target], tensor]
     if inputs.contention == SHARED:
-        for hop in range(inputs.route_ptr[pair], inputs.route_ptr[pair + ONE]):
-            channel_end[inputs.route[hop]] = finish
+        occupy(inputs, channel_end, pair, finish)
     return start, finish
+
+
+@inlined
+def occupy(inputs: Inputs, channel_end, pair, finish):
+    """The channels from the first device of a pair to the second are busy until ``finish``."""
+    for hop in range(inputs.route_ptr[pair], inputs.route_ptr[pair + ONE]):
+        channel_end[inputs.route[hop]] = finish
 
 
 @inlined
@@ -99,28 +105,40 @@ def log(timeline: Timeline, workspace: Workspace, number, tensor, target, start,
 
 
 @inlined
+def n_words(inputs: Inputs):
+    """Words of a set of devices."""
+    return (np.uint64(len(inputs.pair_class) - 1) >> WORD) + ONE
+
+
+@inlined
+def destinations(inputs: Inputs, devices, tensor, source, word, words):
+    """The devices other than ``source`` that have a consumer of ``tensor`` (R3), as the bits of a word: 64 devices a
+    word. Taking the lowest bit visits them in order."""
+    targets = NONE
+    for where in range(inputs.consumer_ptr[tensor], inputs.consumer_ptr[tensor + 1]):
+        target = np.uint64(devices[inputs.consumers[where]])
+        if words == ONE or target >> WORD == word:
+            targets |= ONE << (target & IN_WORD)
+    if source >> WORD == word:
+        targets &= ~(ONE << (source & IN_WORD))
+    return targets
+
+
+@inlined
+def first_device(targets, word):
+    """The lowest device of a word of :func:`destinations`."""
+    return np.uint32(word << WORD) | np.uint32(lowest_bit(targets))
+
+
+@inlined
 def send(inputs: Inputs, devices, tensor, source, now, timeline: Timeline, workspace: Workspace, n_transfers, step):
     """Send ``tensor``, finished on device ``source`` at ``now``, to every other device that has a consumer (R3, R4),
-    and set the ``arrival`` of those devices. Returns the number of transfers and the step time so far.
-
-    The destinations are the bits of words, 64 devices a word; taking the lowest bit visits them in order.
-    """
-    edge, stop = inputs.consumer_ptr[tensor], inputs.consumer_ptr[tensor + 1]
-    n_words = (np.uint64(len(inputs.slots) - 1) >> WORD) + ONE
-    for word in range(n_words):
-        targets = NONE
-        if n_words == ONE:
-            for where in range(edge, stop):
-                targets |= ONE << np.uint64(devices[inputs.consumers[where]])
-        else:
-            for where in range(edge, stop):
-                device = np.uint64(devices[inputs.consumers[where]])
-                if device >> WORD == word:
-                    targets |= ONE << (device & IN_WORD)
-        if source >> WORD == word:
-            targets &= ~(ONE << (source & IN_WORD))
+    and set the ``arrival`` of those devices. Returns the number of transfers and the step time so far."""
+    words = n_words(inputs)
+    for word in range(words):
+        targets = destinations(inputs, devices, tensor, source, word, words)
         while targets != NONE:
-            target = np.uint32(word << WORD) | np.uint32(lowest_bit(targets))
+            target = first_device(targets, word)
             targets &= targets - ONE
             start, finish = transfer(inputs, workspace.channel_end, source, target, tensor, now)
             workspace.arrival[target] = finish << inputs.shift

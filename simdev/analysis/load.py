@@ -113,9 +113,9 @@ class LoadModel:
         ]
         return load_price, memory_price
 
-    def dual_value(self, load_price: list[int], memory_price: list[int]) -> int:
-        """The bound by weak duality, rounded up: each unit costs at least its cheapest price; the price of the memory
-        is subtracted."""
+    def dual_value(self, load_price: list[int], memory_price: list[int], *, whole: bool = True) -> int:
+        """The bound by weak duality: each unit costs at least its cheapest price; the price of the memory is
+        subtracted. Rounded up, because step times are ``whole``; else, for averages, down."""
         groups = range(len(self.slots))
         scale = sum(price * slot for price, slot in zip(load_price, self.slots, strict=True))
         if scale <= 0:
@@ -124,4 +124,4 @@ class LoadModel:
         rows = zip(self.work.tolist(), self.size.tolist(), self.count.tolist(), strict=True)
         for times, sizes, units in rows:
             total += units * min(load_price[g] * times[g] + memory_price[g] * sizes[g] for g in groups if times[g] >= 0)
-        return max(0, -(-total // scale))
+        return max(0, -(-total // scale) if whole else total // scale)

@@ -28,15 +28,16 @@ def steady_bound(problem: Problem) -> Bound:
     """A time per microbatch that no saturated pipeline beats: the least possible largest load per slot.
 
     Each microbatch's work may be divided over the devices at will, within the memory that persistent bytes leave free
-    (:class:`simdev.analysis.load.LoadModel`). Replicated stages are such divisions too.
+    (:class:`simdev.analysis.load.LoadModel`). Replicated stages are such divisions too. A steady time is an average and
+    need not be a whole number, so the bound is rounded down.
     """
     durations, unit = each_microbatch_ns(problem), problem.graph.unit_of_op
     unit_ns = np.array([np.bincount(unit, np.maximum(row, 0), problem.graph.n_units) for row in durations], np.int64)
     load = LoadModel.of(problem, np.where(problem.unit_op_ns < 0, -1, unit_ns))
     prices = load.prices()
     fits = prices is not None
-    found = [load.dual_value(*prices)] if prices is not None else []
+    found = [load.dual_value(*prices, whole=False)] if prices is not None else []
     free = load.without_memory()
     prices = free.prices()
     assert prices is not None, "without a limit on memory, work can always be divided"
-    return Bound(trimmed(max([*found, free.dual_value(*prices)])), "load", fits)
+    return Bound(trimmed(max([*found, free.dual_value(*prices, whole=False)])), "load", fits)

@@ -316,10 +316,11 @@ class _Parts:
         return UnrolledPipeline(run, placement, microbatch.astype(np.int32), ops["exchange"][sorted_ops].astype(bool))
 
     def _add_signals(self) -> None:
-        """A control tensor for every op that others wait for."""
+        """A control tensor for every op that others wait for, behind its other tensors."""
         before, after = (np.concatenate(side) for side in zip(*self.waits, (NONE, NONE), strict=True))
         source, which = np.unique(before, return_inverse=True)
-        signal = self._add_tensors(source, self.graph.n_tensors, -1)
+        last = max(self.graph.n_tensors, self.member.shape[1])  # a split has a part for each device of its team
+        signal = self._add_tensors(source, last, -1)
         self.edges.append((signal[which], after))
 
     def _graph(self, ops, names, tensors, rank, pair) -> ComputationGraph:

@@ -197,17 +197,20 @@ def commands_page() -> str:
         f"Exit codes: {codes}, 130 interrupted. Commands that only read print JSON if `--json` is given.",
         "",
     ]
+
+    def add(name: str, command, parent) -> None:
+        with command.context_class(command, info_name=name.rpartition(" ")[2], parent=parent) as at:
+            at.terminal_width = at.max_content_width = HELP_WIDTH
+            text.extend([f"### simdev {name}", "", "```text", command.get_help(at), "```", ""])
+            for inner, entry in sorted(getattr(command, "commands", {}).items()):
+                add(f"{name} {inner}", entry, at)
+
     for topic in TOPICS:
         text += [f"## {topic}", ""]
         for name, command in sorted(group.commands.items()):
-            if (command.rich_help_panel or TOPICS[0]) != topic:
-                continue
-            with (
-                command.context_class(group, info_name="simdev") as parent,
-                command.context_class(command, info_name=name, parent=parent) as at,
-            ):
-                at.terminal_width = at.max_content_width = HELP_WIDTH
-                text += [f"### simdev {name}", "", "```text", command.get_help(at), "```", ""]
+            if (command.rich_help_panel or TOPICS[0]) == topic:
+                with command.context_class(group, info_name="simdev") as parent:
+                    add(name, command, parent)
     return "\n".join(text)
 
 

@@ -92,13 +92,16 @@ def test_links_to_files_of_the_repository_lead_somewhere():
 
 
 def test_every_command_of_the_pages_exists():
+    from simdev.cli.app import study
     from simdev.cli.main import app  # loads every command
 
-    known = {entry.name for entry in app.registered_commands}
+    known = {entry.name for entry in app.registered_commands} | {f"study {e.name}" for e in study.registered_commands}
+    known |= {"study"}
     for path in [*PAGES.rglob("*.md"), ROOT / "README.md"]:
         text = path.read_text(encoding="utf-8")
         fenced = "".join(re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL))
-        named = {*re.findall(r"^simdev ([a-z-]+)", fenced, re.MULTILINE), *re.findall(r"`simdev ([a-z-]+)", text)}
+        word = r"simdev ((?:study )?[a-z-]+)"
+        named = {*re.findall(f"^{word}", fenced, re.MULTILINE), *re.findall(f"`{word}", text)}
         assert named <= known, f"{path.name}: {sorted(named - known)}"
 
 

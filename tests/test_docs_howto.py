@@ -110,5 +110,8 @@ def test_every_command_line_is_understood(page, line):
     program = typer.main.get_command(main.app)
     name, *arguments = shlex.split(line, comments=True)[1:]
     command = program.commands[name]
+    while hasattr(command, "commands"):
+        name, *arguments = arguments
+        command = command.commands[name]
     context = command.context_class(command, info_name=name)
     command.make_parser(context).parse_args([argument for argument in arguments if argument != ">"])

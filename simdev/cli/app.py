@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 import typer.core
 
+from simdev.errors import InvalidInput
+
 EXAMPLES = """\b
 Examples:
   simdev bench --placer all
@@ -29,10 +31,18 @@ TOPICS = PLACE, OWN, BENCHMARK, JOBS, REAL, ABOUT = (
     "Costs and real devices",
     "About simdev",
 )
+STUDY = "study"  # the topic of commands that stand under ``simdev study``
 
 
 class Topics(typer.core.TyperGroup):
-    """A group whose help lists the commands by topic."""
+    """A group whose help lists the commands by topic, and which says where a command that has moved stands."""
+
+    def resolve_command(self, ctx, args):
+        """The command that ``args`` names. Raises :class:`InvalidInput` if it stands under ``simdev study``."""
+        moved = {entry.name for entry in study.registered_commands}
+        if args and args[0] in moved and not ctx.resilient_parsing:
+            raise InvalidInput(f"simdev {args[0]} is now simdev {STUDY} {args[0]}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx, formatter) -> None:
         commands = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
@@ -56,6 +66,15 @@ app = typer.Typer(
 )
 
 
+study = typer.Typer(
+    help="Compare simdev with measurements, papers and other simulators.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(study, name=STUDY, rich_help_panel=ABOUT)
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from simdev import __version__
@@ -73,10 +92,11 @@ def _global_options(
 
 
 def command(name: str, topic: str = PLACE):
-    """Register a subcommand, which exits with 130 on Ctrl-C."""
+    """Register a subcommand, which exits with 130 on Ctrl-C; under ``simdev study`` if that is the topic."""
+    group, panel = (study, None) if topic == STUDY else (app, topic)
 
     def register(function):
-        @app.command(name, rich_help_panel=topic)
+        @group.command(name, rich_help_panel=panel)
         @functools.wraps(function)
         def run(*args, **kwargs):
             try:

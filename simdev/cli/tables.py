@@ -1,8 +1,37 @@
-"""Tables on the terminal."""
+"""Tables on the terminal, and the same figures as JSON."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def print_figures(
+    header: Sequence[str], lines: Sequence[Sequence[str]], as_json: bool, written: Sequence[Path] = (), **more: object
+) -> None:
+    """A table and the files that were written. With ``as_json`` one JSON object instead: ``rows``, each with a value
+    for every column (cells that are numbers become numbers, empty cells null), ``written`` and the values of
+    ``more``."""
+    if not as_json:
+        print_table(list(header), [list(line) for line in lines])
+        if written:
+            print(", ".join(map(str, written)))
+        return
+    rows = [dict(zip(header, map(_value, line), strict=True)) for line in lines]
+    print(json.dumps({"rows": rows, **more, **({"written": [str(path) for path in written]} if written else {})}))
+
+
+def _value(cell: str) -> float | str | None:
+    """What a cell says: a number if it is nothing else, None if it is empty."""
+    text = cell.strip("*")
+    if re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?", text):
+        text = text.replace(",", "")
+    if not re.fullmatch(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", text):
+        return text or None
+    return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
 
 
 def print_table(header: list[str], lines: list[list[str]]) -> None:

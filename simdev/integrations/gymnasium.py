@@ -183,7 +183,9 @@ class EpisodeBatch:
         if not 0 <= memory_penalty_s_per_gib < float("inf"):
             raise InvalidInput("expected a number of seconds", source="memory_penalty_s_per_gib")
         self.scenario, self.count, self.start, self.penalty = scenario, count, start, memory_penalty_s_per_gib
-        self.evaluations, self.best_ns, self.best = 0, None, None
+        self.evaluations = 0
+        self.best_ns: int | None = None
+        self.best: np.ndarray | None = None
 
     def reset(self, rng: np.random.Generator, given: Placement | None = None) -> None:
         """Begin new episodes, all from placement ``given`` or else as ``start`` says."""

@@ -133,7 +133,7 @@ def _blocks(problem: Problem) -> tuple[np.ndarray, list[list[str]]]:
     colocation group (tied weights) are one block."""
     graph = problem.graph
     owners = _modules(problem)
-    known = {name: number for number, name in enumerate(sorted(set(owners) - {None}))}
+    known = {name: number for number, name in enumerate(sorted({name for name in owners if name is not None}))}
     parent = list(range(len(known)))
 
     def root(number: int) -> int:
@@ -142,9 +142,9 @@ def _blocks(problem: Problem) -> tuple[np.ndarray, list[list[str]]]:
         return number
 
     for label, owner in graph.meta.get("tied", {}).items():  # tied weights go together
-        pair = [_place_in(known, _module_of(end)) for end in (label, owner)]
-        if None not in pair:
-            a, b = map(root, pair)
+        here, there = (_place_in(known, _module_of(end)) for end in (label, owner))
+        if here is not None and there is not None:
+            a, b = root(here), root(there)
             parent[max(a, b)] = min(a, b)
     first: dict[int, int] = {}
     for op, name in enumerate(owners):
@@ -306,7 +306,7 @@ def _pipeline(problem: Problem, block_of_op: np.ndarray, weight: np.ndarray, dev
     came = np.zeros(best.shape, np.int64)
     best[0, 0] = 0
     for stage in range(1, stages + 1):
-        for end in np.flatnonzero(allowed):
+        for end in np.flatnonzero(allowed).tolist():
             if end >= stage:
                 largest = np.maximum(best[stage - 1, :end], total[end] - total[:end])
                 came[stage, end] = np.argmin(largest)

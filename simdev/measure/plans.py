@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -82,7 +82,7 @@ def execute_plan(
     schedule: str = "1f1b",
     stages_per_rank: int = 1,
     repeats: int = 10,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Run a step of a plan on the cores of ``topology`` and simulate it from what was measured beside it.
 
     Raises :class:`InvalidInput` for a plan that does not fit, and :class:`SimdevError` if a rank fails.
@@ -136,7 +136,7 @@ def execute_plan(
     }
 
 
-def compare(model: str, topology: Topology, repeats: int = 20) -> Iterator[dict[str, object]]:
+def compare(model: str, topology: Topology, repeats: int = 20) -> Iterator[dict[str, Any]]:
     """Execute and simulate each of :data:`PLANS`; a plan that other processes disturb is run again, at most twice."""
     from simdev.measure.execute.figures import CALM
 
@@ -144,14 +144,14 @@ def compare(model: str, topology: Topology, repeats: int = 20) -> Iterator[dict[
     given = rest.rstrip("]")
     for mesh, microbatch, microbatches, schedule, stages in PLANS:
         entry = f"{name}[{','.join(filter(None, (given, f'microbatch={microbatch}')))}]"
-        tries: list[dict[str, object]] = []
+        tries: list[dict[str, Any]] = []
         while not tries or (tries[-1]["disturbed"] > CALM and len(tries) < 3):
             tries.append(execute_plan(entry, topology, parse_mesh(mesh), microbatches, schedule, stages, repeats))
         title = f"{mesh}, {schedule}, {microbatches} x {microbatch}" + (f", {stages} stages a rank" * (stages > 1))
         yield {"plan": title, **min(tries, key=lambda row: row["disturbed"])}
 
 
-def write_report(rows: list[dict[str, object]], out: Path) -> dict[str, float]:
+def write_report(rows: list[dict[str, Any]], out: Path) -> dict[str, float]:
     """Write ``plans.jsonl`` and ``report.md`` into ``out``; returns mean and largest error, Kendall's tau and regret
     (how much slower, as measured, the plan is that the simulation ranks first)."""
     from scipy.stats import kendalltau
@@ -184,12 +184,12 @@ def write_report(rows: list[dict[str, object]], out: Path) -> dict[str, float]:
         "|---|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
-        measured, simulated = (
+        took, predicted = (
             f"{row[f'{kind}_ns'] / 1e6:.1f} ({row[f'{kind}_compute_ns'] / 1e6:.1f})"
             for kind in ("measured", "simulated")
         )
         other = row["amid_work_ns"] / row["measured_ns"] - 1
-        times = f"{measured} | {simulated} | {row['error']:+.1%} | {other:+.1%}"
+        times = f"{took} | {predicted} | {row['error']:+.1%} | {other:+.1%}"
         lines.append(f"| {row['plan']} | {times} | {row['disturbed']:.1%} |")
     lines += ["", *(f"- {name}: {value:.3f}" for name, value in found.items()), ""]
     out.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from simdev.errors import InvalidInput, Unsupported
 from simdev.placers import registry
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 # Sizes at which a step takes 0.1 to 2 s on one core of a recent CPU.
-SMALL = {
+SMALL: dict[str, dict[str, Any]] = {
     "inception-v3": {"batch": 2, "size": 139, "aux": False},
     "nmt": {"batch": 16, "length": 8, "units": 384, "vocabulary": 4000},
     "gnmt-4": {"batch": 32, "length": 8, "units": 384, "vocabulary": 4000},

@@ -7,9 +7,9 @@ written while it is recorded, so that an interruption loses little; the same com
 * ``ops/WORKLOAD/``: the graph, a machine file and measured op costs (``simdev profile``);
 * ``steps.json``: whole training steps of plain PyTorch on each device: samples in ns (eager, and on a GPU also as a
   CUDA graph), and the most memory allocated;
-* ``placements/WORKLOAD/``: the results of ``simdev compare-real``;
+* ``placements/WORKLOAD/``: the results of ``simdev study compare-real``;
 * ``report/``: whole steps of each workload predicted from its own ops and from the ops of the other workloads
-  (``steps.md``), and the report of ``simdev measured`` on the placements.
+  (``steps.md``), and the report of ``simdev study measured`` on the placements.
 
 On a GPU, ``clocks.csv`` holds clocks, temperature and power for every second. A failure is written to ``log.jsonl``
 with its error and does not stop the recording.
@@ -23,6 +23,7 @@ import platform
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -53,7 +54,7 @@ def record(
     """
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + seconds
-    work = {
+    work: dict[str, Callable[..., None]] = {
         "machine": _machine,
         "ops": _ops,
         "steps": _steps,
@@ -188,6 +189,7 @@ def _samples(name: str, worker: str, small: bool) -> dict:
 def _time_steps(shared, name: str, worker: str, small: bool) -> None:
     import torch
 
+    from simdev.graphs.workload import TrainingStep
     from simdev.measure.execute.cpu import settle
     from simdev.measure.programs import SMALL
     from simdev.placers import registry
@@ -199,6 +201,8 @@ def _time_steps(shared, name: str, worker: str, small: bool) -> None:
     spec, params = registry.find_workload(name)
     torch.manual_seed(0)
     step = spec.function(**spec.parameters({**(SMALL.get(spec.name, {}) if small else {}), **params}))
+    if not isinstance(step, TrainingStep):
+        raise InvalidInput("its step is no training step", source=f"workload {name}")
     model = step.model.to(device)
     inputs = [tensor.to(device) for tensor in step.inputs]
 
@@ -293,7 +297,8 @@ def steps_report(out: Path, workers: tuple[str, ...]) -> str:
     names = [name for name in names if (out / "ops" / name / "graph.npz").exists()]
     tables = {name: load_measured(out / "ops" / name / "costs.csv") for name in names}
     header = ["workload", "device", "measured ms", "spread", "own ops", "other ops", "covered"]
-    lines, errors = [header, ["---"] * len(header)], {"own": [], "other": []}
+    lines = [header, ["---"] * len(header)]
+    errors: dict[str, list[float]] = {"own": [], "other": []}
     for name in names:
         graph = load_graph(out / "ops" / name / "graph.npz")
         topology = load_topology(str(out / "ops" / name / "machine.toml"))

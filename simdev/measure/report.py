@@ -84,7 +84,7 @@ def read_about(path: Path) -> dict:
         return {"graph": str(about["graph"]), "loaded": float(about["loaded"])}
     except (ValueError, KeyError, TypeError, OverflowError):
         raise InvalidInput(
-            "expected JSON with graph and loaded, as simdev compare-real writes it", source=path
+            "expected JSON with graph and loaded, as simdev study compare-real writes it", source=path
         ) from None
 
 

@@ -27,12 +27,12 @@ def execute_placement(program: Program, problem: Problem, placement: Placement, 
 
     workers = workers_of(problem.topology)
     devices = placement.devices
-    options = {"order": problem.rules.order, "priority": placement.priority}
-    if problem.rules.order == "priority" and placement.priority is None:
+    order, priority = problem.rules.order, placement.priority
+    if order == "priority" and priority is None:
         from simdev.analysis.levels import b_level
 
-        options["priority"] = b_level(problem.graph, np.maximum(problem.costs.device_op_ns, 0).mean(axis=0).astype(int))
-    execution = execute(program, devices, workers, repeats=repeats, **options)
+        priority = b_level(problem.graph, np.maximum(problem.costs.device_op_ns, 0).mean(axis=0).astype(int))
+    execution = execute(program, devices, workers, repeats=repeats, order=order, priority=priority)
     alone = execute(program, np.zeros_like(devices), workers[:1], repeats=1, warmup=0)
     measured, simulated = (
         step_schedule(program, execution, devices, problem.topology),

@@ -206,7 +206,9 @@ def markdown(cases: list[PlacerTimes], notes: list[str], evaluations: int) -> st
     regrets = np.array([case.regret for case in cases])
     same = sum(np.argmin(case.before) == np.argmin(case.after) for case in cases)
     lines = ["# The bench before and after calibration", ""]
-    lines += [f"`simdev cost-report` wrote this report: {len(cases)} cases, at most {evaluations} evaluations per run."]
+    lines += [
+        f"`simdev study cost-report` wrote this report: {len(cases)} cases, at most {evaluations} evaluations per run."
+    ]
     lines += ["Costs *before* calibration are rooflines, costs *after* it come from the device files. *Regret* is the"]
     lines += ["step time that it costs, after calibration, to choose the placement that was best before it."]
     lines += ["*After / before* is the median ratio of the step times over placers.", ""]

@@ -1,4 +1,4 @@
-"""Measures the speed of the simulator and of its alternatives in one run (``simdev perf``).
+"""Measures the speed of the simulator and of its alternatives in one run (``simdev study perf``).
 
 The contenders take turns in rounds, and each figure is the minimum over the rounds, because other processes may run on
 the same computer. Times are processor times, except with several threads, where they are wall times. All contenders

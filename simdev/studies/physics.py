@@ -1,4 +1,4 @@
-"""Shows how the rules of other simulators would rank the same placements (``simdev physics-report``).
+"""Shows how the rules of other simulators would rank the same placements (``simdev study physics-report``).
 
 The placements are those of a result folder of ``simdev bench``. Each placement that fits in memory is simulated under
 the full rules and under each preset of :mod:`simdev.sim.presets`. Each case (a workload on a machine) is ranked
@@ -201,8 +201,8 @@ def markdown(cases: list[CaseTimes], notes: list[str]) -> str:
     lines = [
         "# The same placements under other simulators' rules",
         "",
-        f"`simdev physics-report` wrote this page. It simulates {count} placements of {len(cases)} cases under the",
-        "rules of `simdev/sim/MODEL.md` and the presets of `simdev/sim/presets.py`. Correlations are computed from",
+        f"`simdev study physics-report` wrote this page. It simulates {count} placements of {len(cases)} cases under",
+        "the rules of `simdev/sim/MODEL.md` and the presets of `simdev/sim/presets.py`. Correlations are computed from",
         "the ranks within a case and then averaged over the cases. *Regret* is how much slower the placement that the",
         "preset ranks first is than the best one, under the full rules (geometric mean). *Time ratio* is the preset's",
         "time divided by the full rules' time.",

@@ -1,3 +1,4 @@
+import inspect
 import io
 import itertools
 import json
@@ -65,7 +66,39 @@ def test_help_shows_every_command_under_a_topic(simdev):
     assert code == 0 and max(map(len, out.splitlines())) <= 100
     for entry in app.registered_commands:
         assert not entry.hidden and out.count(f"\n  {entry.name} ") == 1
+    assert len(app.registered_commands) + 1 <= 26 and out.count("\n  study ") == 1
     assert out.index("Place and simulate:") < out.index("Benchmark:") < out.index("About simdev:")
+
+
+def test_studies_stand_under_study_and_an_old_name_says_so(simdev):
+    from simdev.cli.app import app, study
+
+    code, out, _ = simdev("study", "--help")
+    names = {entry.name for entry in study.registered_commands}
+    assert code == 0 and len(names) >= 11 and not names & {entry.name for entry in app.registered_commands}
+    for name in names:
+        assert f" {name} " in out
+        assert_refused(simdev(name, "--help"), f"simdev {name} is now simdev study {name}")
+
+
+@pytest.mark.parametrize("words", [("study", "reproduce"), ()])
+def test_commands_that_print_figures_print_json(words):
+    """Every command but those that write pictures, graphs or policies, or only run others."""
+    from simdev.cli.app import app, study
+
+    group = study if words else app
+    without = {"bench", "capture", "import", "profile", "reproduce", "submit", "train", "view"}
+    for entry in group.registered_commands:
+        takes = "as_json" in inspect.signature(entry.callback).parameters
+        assert takes or entry.name in without, entry.name
+
+
+def test_a_table_is_json_with_numbers(capsys):
+    from simdev.cli.tables import print_figures
+
+    print_figures(["a", "b", "c"], [["x 1", "1,234.5", "-7"], ["**no**", "", "1e-3"]], True, [Path("f")], why=["y"])
+    rows = [{"a": "x 1", "b": 1234.5, "c": -7}, {"a": "no", "b": None, "c": 0.001}]
+    assert json.loads(capsys.readouterr().out) == {"rows": rows, "why": ["y"], "written": ["f"]}
 
 
 @pytest.mark.parametrize(

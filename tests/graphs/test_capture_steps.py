@@ -271,7 +271,8 @@ def test_checkpoints_compute_again_and_save_memory(reentrant):
     assert saved.meta["recomputed_ops"] == len(again) and saved.meta["recomputed_flops"] >= 8 * 2 * 512 * 64 * 64
     phases = {int(saved.op_phase[saved.op_names.index(name)]) for name in again}
     assert phases == {1}
-    assert kinds(saved, "backward").count("mm") == kinds(plain, "backward").count("mm")
+    of_input = int(reentrant)  # a reentrant checkpoint computes the gradient of its input, which asks for one here
+    assert kinds(saved, "backward").count("mm") == kinds(plain, "backward").count("mm") + of_input
     assert peak_bytes(saved) < 0.65 * peak_bytes(plain)
 
 
@@ -459,11 +460,11 @@ def test_fp8_products_are_captured_as_such():
     assert products[0].startswith("_scaled_mm(f8e4m3[64,32],f8e4m3[32,48]") and products[0].endswith("->bf16[64,48]")
     assert (
         set(kinds(graph, "backward")) >= {"_scaled_mm"}
-        and sum(text.startswith("_scaled_mm(f8e5m2") for text in products) == 1
-    )
+        and sum(text.startswith("_scaled_mm(f8e5m2") for text in products) == 2
+    ), "the gradients of weight and input: the function computes both"
     flops = {graph.kinds[kind]: count for kind, count in zip(graph.op_kind, graph.op_flops, strict=True)}
     assert flops["_scaled_mm"] == 2 * 64 * 32 * 48
-    assert graph.meta["precision_of_classes"]["gemm"] == {"f8e4m3": 1, "f8e5m2": 1}
+    assert graph.meta["precision_of_classes"]["gemm"] == {"f8e4m3": 1, "f8e5m2": 2}
     assert any("->f8e4m3[64,32]" in text for text in signatures(graph, "_to_copy")), "the casts are ops"
 
 
@@ -536,7 +537,7 @@ def test_torchaos_fp8_layers_show_their_casts_and_products(recipe):
 
     graph = run(make, "fp8", {})
     products = signatures(graph, "_scaled_mm")
-    assert len(products) == 5, "two forward, two for the weights, one for the hidden gradient"
+    assert len(products) == 6, "two forward, two for the weights, two for the inputs: torchao computes both"
     assert all(product.startswith("_scaled_mm(f8") for product in products) and "mm" not in graph.kinds
     assert not any("constant" in kind for kind in graph.kinds)
-    assert graph.meta["flops"] >= 5 * 2 * 32 * 64 * 128
+    assert graph.meta["flops"] >= 6 * 2 * 32 * 64 * 128

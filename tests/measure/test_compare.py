@@ -326,7 +326,7 @@ def test_broken_journals_are_refused_in_one_line(tmp_path, file, text, message):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", ["execute", "profile", "compare-real"])
+@pytest.mark.parametrize("command", ["execute", "profile", "study compare-real"])
 def test_without_pytorch_one_line_says_so(tmp_path, command):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch', name='torch')")
     (tmp_path / "machine.toml").write_text(
@@ -336,9 +336,9 @@ def test_without_pytorch_one_line_says_so(tmp_path, command):
     options = {
         "execute": ["machine.toml", "--placer", "heft"],
         "profile": ["-o", "mine"],
-        "compare-real": ["machine.toml", "-o", "mine"],
+        "study compare-real": ["machine.toml", "-o", "mine"],
     }[command]
-    code, out, err = simdev(command, "nmt", "--small", *options, cwd=tmp_path)
+    code, out, err = simdev(*command.split(), "nmt", "--small", *options, cwd=tmp_path)
     assert code == 2 and not out and not (tmp_path / "mine").exists()
     assert err == "simdev: error: running a step requires PyTorch: pip install 'simdev[capture]'\n"
 
@@ -346,7 +346,7 @@ def test_without_pytorch_one_line_says_so(tmp_path, command):
 def test_a_report_needs_no_pytorch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch', name='torch')")
     folder = MEASURED / "repeated"  # rounds of different number
-    code, _, err = simdev("measured", folder / "nasnet-a-mobile", folder / "nmt", "-o", "out", cwd=tmp_path)
+    code, _, err = simdev("study", "measured", folder / "nasnet-a-mobile", folder / "nmt", "-o", "out", cwd=tmp_path)
     assert code == 0, err
     for name in ("report.md", "figures.csv"):
         assert (tmp_path / "out" / name).read_text() == (folder / name).read_text()
@@ -377,7 +377,7 @@ def test_profile_compare_and_execute_from_the_command_line(tmp_path):
     assert (measured.costs.op_ns[0][free] == 1).all()
 
     options = ["--placements", 4, "--repeats", 2, "--rounds", 2, "-o", "cases"]
-    code, out, err = simdev("compare-real", "model.py:make_step", "mine/machine.toml", *options, cwd=tmp_path)
+    code, out, err = simdev("study", "compare-real", "model.py:make_step", "mine/machine.toml", *options, cwd=tmp_path)
     assert code == 0, err
     journal = (tmp_path / "cases" / "cases.jsonl").read_text()
     rows = [json.loads(line) for line in journal.splitlines()]
@@ -390,7 +390,7 @@ def test_profile_compare_and_execute_from_the_command_line(tmp_path):
     calm = [{**row, "disturbed": 0.0} for row in rows[1:]]
     stale = [{**row, "simulated_ns": 1} for row in calm]
     (tmp_path / "cases" / "cases.jsonl").write_text("".join(json.dumps(row) + "\n" for row in stale))
-    code, _, err = simdev("compare-real", "model.py:make_step", "mine/machine.toml", *options, cwd=tmp_path)
+    code, _, err = simdev("study", "compare-real", "model.py:make_step", "mine/machine.toml", *options, cwd=tmp_path)
     assert code == 0, err
     again = [json.loads(line) for line in (tmp_path / "cases" / "cases.jsonl").read_text().splitlines()]
     assert again[:-1] == calm and again[-1]["name"] == rows[0]["name"]  # only what was missing was run

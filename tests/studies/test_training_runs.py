@@ -174,7 +174,9 @@ def test_the_command_prints_simulation_control_and_notes(data_dir, tmp_path, mon
     (tmp_path / "training-runs").mkdir()
     for name in ("vtrain_single.csv", "torchtitan.csv"):
         shutil.copy(data_dir / "training-runs" / name, tmp_path / "training-runs" / name)
-    monkeypatch.setattr("sys.argv", ["simdev", "training-runs", str(tmp_path), "--set", "vtrain-single", "--most", "1"])
+    monkeypatch.setattr(
+        "sys.argv", ["simdev", "study", "training-runs", str(tmp_path), "--set", "vtrain-single", "--most", "1"]
+    )
     try:
         cli.main()
     except SystemExit as stop:
@@ -186,7 +188,7 @@ def test_the_command_prints_simulation_control_and_notes(data_dir, tmp_path, mon
 
 
 def test_an_unknown_set_is_named(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["simdev", "training-runs", ".", "--set", "vtrain"])
+    monkeypatch.setattr("sys.argv", ["simdev", "study", "training-runs", ".", "--set", "vtrain"])
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2 and "did you mean 'vtrain-" in capsys.readouterr().err

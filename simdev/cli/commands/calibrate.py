@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from simdev.cli.app import REAL, command
-from simdev.cli.options import OutOption
-from simdev.cli.tables import print_table
+from simdev.cli.options import JsonOption, OutOption
+from simdev.cli.tables import print_figures
 from simdev.errors import InvalidInput, UnknownName
 
 
@@ -26,6 +26,7 @@ def calibrate(
         typer.Option(help="CSV of measured whole steps (graph,precision,step_ms): fit a factor to each precision."),
     ] = None,
     kind: Annotated[str | None, typer.Option(help="With --steps: the device kind that they were measured on.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Fit a device file to measured times of ops.
 
@@ -36,7 +37,7 @@ def calibrate(
     if steps is not None:
         if data or kind is None:
             raise InvalidInput("--steps needs --kind, and no data beside it", source="calibrate")
-        _fit_steps(steps, kind, out)
+        _fit_steps(steps, kind, out, as_json)
         return
     if not data:
         raise InvalidInput("name measured files or folders, or --steps with --kind", source="calibrate")
@@ -61,6 +62,7 @@ def calibrate(
         choices = ", ".join(models)
         text = f"several device models: choose one with --model, or give a folder as --out: {choices}"
         raise InvalidInput(text, source="data")
+    fitted, written = [], []
     for chosen in [model] if model else models:
         measured = (
             with_host(build_one(chosen, grouped, seed), found) if chosen in grouped else matrix_units.bare(chosen)
@@ -68,16 +70,24 @@ def calibrate(
         calibration = matrix_units.with_matrix_units(measured, kernels, seed)
         path = out / f"{chosen}.toml" if out.is_dir() else out
         save_calibration(calibration, path)
-        _print_fits(calibration)
+        fitted += [[chosen, *line] for line in _fits(calibration)]
+        written.append(path)
+        if as_json:
+            continue
+        print_figures(HEADER, _fits(calibration), False)
         for what, why in calibration.notes.items():
             if str(why).startswith("left out"):
                 print(f"{what} {why}")
         print(path)
-    for problem in found.report() if found else ():
+    left_out = list(found.report()) if found else []
+    if as_json:
+        print_figures(["model", *HEADER], fitted, True, written, left_out=left_out)
+        return
+    for problem in left_out:
         print(f"left out: {problem}")
 
 
-def _fit_steps(path: Path, kind: str, out: Path) -> None:
+def _fit_steps(path: Path, kind: str, out: Path, as_json: bool) -> None:
     from simdev.calibrate.build import save_calibration
     from simdev.calibrate.given_steps import fit_steps, left_out_ns, read_steps
 
@@ -86,14 +96,22 @@ def _fit_steps(path: Path, kind: str, out: Path) -> None:
     for step, left_out in zip(steps, left_out_ns(steps), strict=True):
         errors = [f"{100 * (ns / step.step_ns - 1):+.1f}" if ns == ns else "" for ns in (step.alone_ns, left_out)]
         lines.append([step.graph, step.precision, f"{step.step_ns / 1e6:.4g}", *errors])
-    print_table(["step", "precision", "measured ms", "without a factor %", "factor of the others %"], lines)
-    print(", ".join(f"{precision}: {factor:.4g}" for precision, factor in calibration.steps.items()))
     save_calibration(calibration, out)
+    header = ["step", "precision", "measured ms", "without a factor %", "factor of the others %"]
+    if as_json:
+        print_figures(header, lines, True, [out], factors=dict(calibration.steps))
+        return
+    print_figures(header, lines, False)
+    print(", ".join(f"{precision}: {factor:.4g}" for precision, factor in calibration.steps.items()))
     print(out)
 
 
-def _print_fits(calibration) -> None:
-    lines = [
+HEADER = ["class", "rows", "efficiency", "held-out mean %", "median %", "source"]
+
+
+def _fits(calibration) -> list[list[str]]:
+    """A line of the table for each class of ops."""
+    return [
         [
             name,
             str(fit.rows),
@@ -104,4 +122,3 @@ def _print_fits(calibration) -> None:
         ]
         for name, fit in calibration.classes.items()
     ]
-    print_table(["class", "rows", "efficiency", "held-out mean %", "median %", "source"], lines)

@@ -34,6 +34,9 @@ def capture(
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Fuse elementwise ops into kernels as torch.compile does: an estimate.")
     ] = False,
+    allow_empty: Annotated[
+        bool, typer.Option("--allow-empty", help="Accept a graph without a matrix product or without an update.")
+    ] = False,
 ) -> None:
     """Turn a step of a PyTorch model into a graph file.
 
@@ -49,11 +52,11 @@ def capture(
     from simdev.problem.graph_file import save_graph
 
     if is_package_model(step):
-        graph = capture_package(step, name=name, mode=mode, batch=batch, length=length)
+        graph = capture_package(step, name=name, allow_empty=allow_empty, mode=mode, batch=batch, length=length)
     else:
         if mode != "train" or batch or length:
             raise InvalidInput("--mode, --batch and --length are for models of packages; the file decides", source=step)
-        graph = capture_file(step, name=name)
+        graph = capture_file(step, name=name, allow_empty=allow_empty)
     eager = graph
     if compiled:
         from simdev.graphs.capture.fuse import fuse_elementwise
@@ -71,6 +74,8 @@ def capture(
     if "values" in graph.meta:
         ran = {"forward": "its forward pass", "real": "it"}[graph.meta["values"]]
         print(f"the step depends on values: {ran} ran for real on the given inputs, whose sizes the graph has")
+    if "first_call_flops" in graph.meta:
+        print(f"the step varies: its first call had {graph.meta['first_call_flops']:,} FLOPs of products")
 
 
 def _print_fused(eager, graph) -> None:

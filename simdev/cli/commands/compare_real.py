@@ -1,4 +1,4 @@
-"""``simdev compare-real``."""
+"""``simdev study compare-real``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import REAL, command
-from simdev.cli.options import positive
+from simdev.cli.app import STUDY, command
+from simdev.cli.options import JsonOption, positive
 from simdev.cli.steps import FolderOption, MachineArgument, RepeatsOption, SeedOption, SmallOption, StepArgument
-from simdev.cli.tables import print_table
+from simdev.cli.tables import print_figures
 
 
-@command("compare-real", topic=REAL)
+@command("compare-real", topic=STUDY)
 def compare_real(
     step: StepArgument,
     machine: MachineArgument,
@@ -22,6 +22,7 @@ def compare_real(
     rounds: Annotated[int, typer.Option(help="Number of rounds; each runs all placements in another order.")] = 1,
     small: SmallOption = False,
     seed: SeedOption = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare simulations with real runs on this computer.
 
@@ -36,5 +37,6 @@ def compare_real(
         step, machine, out, placements=placements, repeats=repeats, rounds=rounds, seed=seed, small=small
     )
     lines = report([out], out)
-    print_table(list(lines[0]), [list(line.values()) for line in lines])
-    print(f"{out / 'report.md'}, {out / 'scatter.png'}")
+    print_figures(
+        list(lines[0]), [list(line.values()) for line in lines], as_json, [out / "report.md", out / "scatter.png"]
+    )

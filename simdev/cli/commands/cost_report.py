@@ -1,4 +1,4 @@
-"""``simdev cost-report``."""
+"""``simdev study cost-report``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from simdev.cli import completion
-from simdev.cli.app import REAL, command
-from simdev.cli.options import OutOption, positive
-from simdev.cli.tables import print_table
+from simdev.cli.app import STUDY, command
+from simdev.cli.options import JsonOption, OutOption, positive
+from simdev.cli.tables import print_figures
 
 
-@command("cost-report", topic=REAL)
+@command("cost-report", topic=STUDY)
 def cost_report(
     workloads: Annotated[
         list[str] | None,
@@ -27,6 +27,7 @@ def cost_report(
     ] = None,
     evaluations: Annotated[int, typer.Option(help="Simulations that a run may spend.")] = 500,
     out: OutOption = Path("costs"),
+    as_json: JsonOption = False,
 ) -> None:
     """Report how the source of costs changes the ranks of placers.
 
@@ -45,5 +46,4 @@ def cost_report(
         lambda text: print(text, file=sys.stderr),
     )
     report.write(cases, notes, out, evaluations)
-    print_table(report.HEADER, report.table(cases))
-    print(f"{out / 'README.md'}, {out / 'times.csv'}")
+    print_figures(report.HEADER, report.table(cases), as_json, [out / "README.md", out / "times.csv"])

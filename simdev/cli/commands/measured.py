@@ -1,4 +1,4 @@
-"""``simdev measured``."""
+"""``simdev study measured``."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import REAL, command
+from simdev.cli.app import STUDY, command
+from simdev.cli.options import JsonOption
 from simdev.cli.steps import FolderOption
-from simdev.cli.tables import print_table
+from simdev.cli.tables import print_figures
 
 
-@command("measured", topic=REAL)
+@command("measured", topic=STUDY)
 def measured(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that simdev compare-real wrote.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folders that simdev study compare-real wrote.")],
     out: FolderOption,
+    as_json: JsonOption = False,
 ) -> None:
     """Write one report over several comparisons with real runs."""
     from simdev.measure.report import report
 
     lines = report(folders, out)
-    print_table(list(lines[0]), [list(line.values()) for line in lines])
-    print(f"{out / 'report.md'}, {out / 'figures.csv'}, {out / 'scatter.png'}, {out / 'parts.png'}")
+    print_figures(
+        list(lines[0]),
+        [list(line.values()) for line in lines],
+        as_json,
+        [out / "report.md", out / "figures.csv", out / "scatter.png", out / "parts.png"],
+    )

@@ -1,4 +1,4 @@
-"""``simdev perf``."""
+"""``simdev study perf``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from simdev.cli import completion
-from simdev.cli.app import ABOUT, command
-from simdev.cli.options import OutOption, positive
-from simdev.cli.tables import print_table
+from simdev.cli.app import STUDY, command
+from simdev.cli.options import JsonOption, OutOption, positive
+from simdev.cli.tables import print_figures
 
 
-@command("perf", topic=ABOUT)
+@command("perf", topic=STUDY)
 def perf(
     ops: Annotated[list[int] | None, typer.Option("--ops", help="About how many ops a graph has.")] = None,
     topology: Annotated[
@@ -21,6 +21,7 @@ def perf(
     ] = "p100x4",
     rounds: Annotated[int, typer.Option(help="How many times each is timed; the shortest time counts.")] = 3,
     out: OutOption = Path("perf"),
+    as_json: JsonOption = False,
 ) -> None:
     """Time the engines side by side.
 
@@ -34,5 +35,6 @@ def perf(
     rows = measure(sizes, topology, rounds=rounds)
     write(rows, out)
     header = ["contender", "placement", "ops", "us", "ns_per_op"]
-    print_table(header, [[str(row[name]) for name in header] for row in rows])
-    print(f"{out / 'perf.csv'}, {out / 'perf.png'}")
+    print_figures(
+        header, [[str(row[name]) for name in header] for row in rows], as_json, [out / "perf.csv", out / "perf.png"]
+    )

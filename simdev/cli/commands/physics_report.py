@@ -1,4 +1,4 @@
-"""``simdev physics-report``."""
+"""``simdev study physics-report``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import ABOUT, command
-from simdev.cli.options import OutOption
-from simdev.cli.tables import print_table
+from simdev.cli.app import STUDY, command
+from simdev.cli.options import JsonOption, OutOption
+from simdev.cli.tables import print_figures
 
 
-@command("physics-report", topic=ABOUT)
+@command("physics-report", topic=STUDY)
 def physics_report(
     folder: Annotated[Path, typer.Argument(help="Result folder of simdev bench.")] = Path("leaderboard/standard"),
     out: OutOption = Path("physics"),
+    as_json: JsonOption = False,
 ) -> None:
     """Report how the rules of other simulators change the ranks.
 
@@ -27,5 +28,6 @@ def physics_report(
 
     cases, notes = report.read_cases(folder, lambda text: print(text, file=sys.stderr))
     report.write(cases, notes, out)
-    print_table(report.SUMMARY, report.summary(cases))
-    print(f"{out / 'README.md'}, {out / 'physics.csv'}, {out / 'times.csv'}")
+    print_figures(
+        report.SUMMARY, report.summary(cases), as_json, [out / "README.md", out / "physics.csv", out / "times.csv"]
+    )

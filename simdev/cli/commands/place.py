@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -14,6 +15,7 @@ from simdev.cli.options import (
     ContentionOption,
     CostsOption,
     GraphArgument,
+    JsonOption,
     Order,
     OrderOption,
     PlacerOption,
@@ -49,6 +51,7 @@ def place(
         Path | None,
         typer.Option("--device-map", help="Write a device for each PyTorch module (JSON).", callback=in_a_folder),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Run one placer or policy and write its placement.
 
@@ -70,21 +73,21 @@ def place(
     found = run_placer(problem, placer, evaluations, seed, **({} if policy is None else {"policy": str(policy)}))
     if out is not None:
         found.save(out, problem)
-    print_schedule(problem, found, sim.simulate(problem, found), False)
+    print_schedule(problem, found, sim.simulate(problem, found), as_json)
     if modules is not None:
-        print_device_map(problem, found, modules)
+        print_device_map(problem, found, modules, sys.stderr if as_json else sys.stdout)
 
 
-def print_device_map(problem, placement, path: Path) -> None:
-    """Write the device map of a placement and say what it costs."""
+def print_device_map(problem, placement, path: Path, file: TextIO) -> None:
+    """Write the device map of a placement and say on ``file`` what it costs."""
     from simdev.integrations.torch_map import device_map, write_device_map
 
     found = device_map(problem, placement)
     write_device_map(path, problem, found)
     cost = f"{found.step_ns / 1e6:.3f} ms, {found.step_ns / found.placed_ns - 1:+.1%}"
-    print(f"{path}: modules on devices: {len(found.modules)}; with each module on one device {cost}")
+    print(f"{path}: modules on devices: {len(found.modules)}; with each module on one device {cost}", file=file)
     if found.splits:
-        print(f"as a pipeline {found.pipeline_ns / 1e6:.3f} ms, split before {', '.join(found.splits)}")
+        print(f"as a pipeline {found.pipeline_ns / 1e6:.3f} ms, split before {', '.join(found.splits)}", file=file)
 
 
 def of_policy(folder: Path, topology: str | None) -> tuple[str, str | None]:

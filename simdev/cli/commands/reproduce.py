@@ -1,4 +1,4 @@
-"""``simdev reproduce``."""
+"""``simdev study reproduce``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import BENCHMARK, command
+from simdev.cli.app import STUDY, command
 
 
-@command("reproduce", topic=BENCHMARK)
+@command("reproduce", topic=STUDY)
 def reproduce(
     name: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""``simdev training-runs``."""
+"""``simdev study training-runs``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from simdev.cli.app import JOBS, command
-from simdev.cli.tables import print_table
+from simdev.cli.app import STUDY, command
+from simdev.cli.options import JsonOption
+from simdev.cli.tables import print_figures
 
 
-@command("training-runs", topic=JOBS)
+@command("training-runs", topic=STUDY)
 def training_runs(
     data: Annotated[Path, typer.Argument(help="Folder of public measured data, with training-runs/ in it.")],
     sets: Annotated[list[str] | None, typer.Option("--set", help="vtrain-single, vtrain-multi ... (repeat).")] = None,
@@ -24,6 +25,7 @@ def training_runs(
     commands: Annotated[
         bool, typer.Option("--commands", help="Print the command of each row and its measured step, and simulate none.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare predictions with public measured training runs.
 
@@ -56,14 +58,18 @@ def training_runs(
         from simdev.studies.plan_rankings import HEADER, ranking_lines
         from simdev.studies.plan_rankings import rankings as rank
 
-        print_table(HEADER, ranking_lines(rank(found)))
+        print_figures(HEADER, ranking_lines(rank(found)), as_json)
         return
-    print_table(report.HEADER, report.report_lines(found, given))
+    notes = [*report.notes(chosen), *(f"not simulated: {why}" for why in refused)]
+    if as_json:
+        print_figures(report.HEADER, report.report_lines(found, given), True, notes=notes)
+        return
+    print_figures(report.HEADER, report.report_lines(found, given), False)
     print(
         "\nheld out: no constant was chosen on this set; other models: constants are fitted to its other models; "
         "fitted here: its errors are no test."
     )
-    for line in (*report.notes(chosen), *(f"not simulated: {why}" for why in refused)):
+    for line in notes:
         print(line)
 
 

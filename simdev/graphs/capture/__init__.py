@@ -17,11 +17,13 @@ update. If a step depends on the values of large tensors, its forward pass runs 
   last one added.
 * An op that an activation checkpoint computes again is in the backward phase and has a name that ends in
   ``.recomputed``. Mixed precision (``torch.autocast``, ``GradScaler``) is captured with the casts of a GPU.
+* An op whose result nothing reads is left out, unless it is a product or is computed again by a checkpoint.
 * FLOPs are PyTorch's own count for matrix products, convolutions and attention, none for data movement, else one per
   element of the largest tensor. Bytes are those that a kernel over the arguments touches.
 * Ops are those that PyTorch's CPU backend dispatches, which are the ATen ops of other backends but for a few; of
   these, dropout is the one op that it is on accelerators, and ``scaled_dot_product_attention`` is the flash variant
   wherever that variant exists (dropout inside it is left out). Recurrent layers are unrolled.
+* Each graph is compared with its own run (:mod:`simdev.graphs.capture.selfcheck`).
 """
 
 from __future__ import annotations
@@ -39,18 +41,19 @@ if TYPE_CHECKING:
     from simdev.graphs.workload import Step, WorkloadSpec
 
 
-def capture(step: Step, name: str, meta: dict | None = None) -> ComputationGraph:
+def capture(step: Step, name: str, meta: dict | None = None, *, allow_empty: bool = False) -> ComputationGraph:
     """Capture one step: a ``TrainingStep``, an ``InferenceStep`` or a ``CustomStep``.
 
     ``step`` may be built from real tensors (it is copied, not touched) or under a ``FakeTensorMode``. ``meta`` is
     added to the graph's own: torch version, precision (of the parameters and of each class of ops), optimizer,
-    parameters (count), bytes, flops. Raises :class:`Unsupported` without PyTorch, or for a step that depends on the
-    values of its tensors.
+    parameters (count), bytes, flops. Raises :class:`Unsupported` without PyTorch, for a step that depends on the
+    values of its tensors, or if the graph differs by more than 1 % from what PyTorch counts in the run;
+    :class:`InvalidInput` for a graph without a product or an update, unless ``allow_empty``.
     """
     _need_torch()
     from simdev.graphs.capture.run import run
 
-    return run(step, name, meta or {})
+    return run(step, name, meta or {}, allow_empty=allow_empty)
 
 
 def capture_workload(spec: WorkloadSpec, params: dict | None = None) -> ComputationGraph:
@@ -80,7 +83,7 @@ def workload_step(spec: WorkloadSpec, params: dict) -> tuple[Callable[[], Step],
     return lambda: spec.function(**chosen), name, meta
 
 
-def capture_file(target: str, *, name: str | None = None) -> ComputationGraph:
+def capture_file(target: str, *, name: str | None = None, allow_empty: bool = False) -> ComputationGraph:
     """Capture ``my_model.py:make_step``: a function of no arguments that returns a step. The file is executed.
 
     The graph is named after file and function, or ``name``. Raises :class:`InvalidInput` naming the file, the line of
@@ -90,17 +93,17 @@ def capture_file(target: str, *, name: str | None = None) -> ComputationGraph:
     build, own_name, meta = file_step(target)
     path, function = target.rpartition(":")[::2]
     with neighbours(Path(path)):
-        return _captured(build, name or own_name, meta, path, function)
+        return _captured(build, name or own_name, meta, path, function, allow_empty)
 
 
-def capture_package(target: str, *, name: str | None = None, **choices) -> ComputationGraph:
+def capture_package(target: str, *, name: str | None = None, allow_empty: bool = False, **choices) -> ComputationGraph:
     """Capture a model of an installed package by its id, such as ``timm:resnet50``; ``choices`` are those of
     :func:`simdev.graphs.capture.packages.package_step`."""
     _need_torch()
     from simdev.graphs.capture.packages import package_step
 
     build, own_name, meta = package_step(target, **choices)
-    return _captured(build, name or own_name, meta, target, None)
+    return _captured(build, name or own_name, meta, target, None, allow_empty)
 
 
 def is_package_model(target: str) -> bool:
@@ -110,13 +113,13 @@ def is_package_model(target: str) -> bool:
     return target.partition(":")[0] in PACKAGES
 
 
-def _captured(build, name: str, meta: dict, source: str, function: str | None) -> ComputationGraph:
+def _captured(build, name: str, meta: dict, source: str, function: str | None, allow_empty: bool) -> ComputationGraph:
     """Capture, with every failure as one sentence."""
     from simdev.graphs.capture.build import BuildFailed
     from simdev.graphs.capture.run import run
 
     try:
-        return run(build, name, meta)
+        return run(build, name, meta, allow_empty=allow_empty)
     except BuildFailed as error:
         what, cause = "building the model failed, also on real tensors", error.__cause__
         raise InvalidInput(

@@ -3,21 +3,25 @@ one op, colocation groups and write-after-read edges are added."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from simdev.graphs.capture.trace import Op, Tape
+from simdev.graphs.capture.trace import RECOMPUTED, Op, Tape
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 
 
 @dataclass(frozen=True)
 class Assembly:
     """A graph, and where its ops and tensors come from: ``parts`` are the numbers on the tape of the recorded ops that
-    make up each op, in program order; ``values`` the recorded value of each tensor, -1 for a control edge."""
+    make up each op, in program order; ``values`` the recorded value of each tensor, -1 for a control edge; ``products``
+    the FLOPs of the products in the graph, ``updates`` how many ops update each parameter (by its number on the tape).
+    """
 
     graph: ComputationGraph
     parts: tuple[tuple[int, ...], ...]
     values: tuple[int, ...]
+    products: int
+    updates: dict[int, int]
 
 
 def assemble(
@@ -74,13 +78,18 @@ def assemble(
     for op, label in enumerate(graph.op_names):
         made = origin[label][1]
         values += made + [-1] * (int(graph.output_ptr[op + 1] - graph.output_ptr[op]) - len(made))
-    return Assembly(graph, tuple(origin[label][0] for label in graph.op_names), tuple(values))
+    products = sum(tape.ops[number].products for number in alive)
+    rounds = Counter(home for number in merged for home in tape.ops[number].writes)
+    return Assembly(graph, tuple(origin[label][0] for label in graph.op_names), tuple(values), products, dict(rounds))
 
 
 def _alive(tape: Tape, results: set[int]) -> list[int]:
-    """Ops whose work reaches a result or a persistent write, and every parameter and buffer, in program order."""
+    """Ops whose work reaches a result or a persistent write, every parameter and buffer, and what takes time although
+    nothing reads it: products, and what a checkpoint computes again. In program order."""
     stack = [tape.values[value].producer for value in results]
-    stack += [number for number, op in enumerate(tape.ops) if op.writes or op.kind == "parameter"]
+    for number, op in enumerate(tape.ops):
+        if op.writes or op.kind == "parameter" or op.products or op.label.endswith(RECOMPUTED):
+            stack.append(number)
     alive = set()
     while stack:
         number = stack.pop()
@@ -94,11 +103,12 @@ def _alive(tape: Tape, results: set[int]) -> list[int]:
 def _merge_updates(
     tape: Tape, alive: list[int], updates: dict[int, str]
 ) -> tuple[list[int], dict[int, tuple[int, ...]]]:
-    """Replace the ops that update one parameter by one op at the place of the last; returns the ops left, and the parts
-    of the replaced.
+    """Replace the ops of one update of a parameter by one op at the place of the last; returns the ops left, and the
+    parts of the replaced.
 
     An op of the update phase belongs to a parameter if it overwrites that parameter or its state, or if all that it
-    makes is read by ops that belong to it. What several parameters share (a clipped norm) stays as it is.
+    makes is read by ops that belong to it. What several parameters share (a clipped norm) stays as it is. A parameter
+    that is updated several times in the step (minibatches, critics) has an op for each.
     """
     ops, values = tape.ops, tape.values
     users = defaultdict(set)
@@ -116,25 +126,45 @@ def _merge_updates(
     for number in alive:
         if number in owner:
             members[owner[number]].append(number)
-    for home, parts in members.items():
-        ops[parts[-1]] = _merge(tape, home, parts, updates.get(home, "update"), users)
-        for value in ops[parts[-1]].makes:
-            values[value].producer = parts[-1]
-    last = {parts[-1]: tuple(parts) for parts in members.values()}
+    last = {}
+    for home, all_parts in members.items():
+        for parts in _turns(tape, all_parts, users):
+            ops[parts[-1]] = _merge(tape, home, parts, updates.get(home, "update"), users)
+            for value in ops[parts[-1]].makes:
+                values[value].producer = parts[-1]
+            last[parts[-1]] = tuple(parts)
     return [number for number in alive if number not in owner or number in last], last
+
+
+def _turns(tape: Tape, parts: list[int], users: dict[int, set[int]]) -> list[list[int]]:
+    """The ops that update one parameter, in program order, cut into updates: a new one begins with each step of an
+    optimizer, and where an op that belongs to none has read what the update wrote so far."""
+    inside, turns, waiting = set(parts), [], []
+    turn, read_at = -1, -1  # of the update so far: its optimizer step, and the first op that has read it
+    for number in parts:
+        waiting.append(number)
+        if tape.ops[number].writes:
+            if not turns or tape.ops[number].turn != turn or number > read_at:
+                turns.append([])
+                turn, read_at = tape.ops[number].turn, len(tape.ops)
+            turns[-1] += waiting
+            waiting = []
+            read_at = min([read_at, *(user for user in users[number] - inside if user > number)])
+    return turns
 
 
 def _merge(tape: Tape, home: int, parts: list[int], optimizer: str, users: dict[int, set[int]]) -> Op:
     """One op that does the work of ``parts``: it reads gradient, parameter and state once and writes the last two.
 
     These are the bytes of a fused update kernel (TensorFlow's ApplyAdam, PyTorch's fused optimisers); the FLOPs are
-    those of the parts.
+    those of the parts. An update of some rows has the bytes of its parts.
     """
     ops, values = tape.ops, tape.values
     inside = set(parts)
     merged = Op(optimizer, "", ops[home].layer, "update", 0, 0, 0, label=f"{ops[home].label}/{optimizer}")
     for number in parts:
         merged.flops += ops[number].flops
+        merged.products += ops[number].products
         for value in ops[number].reads:
             if values[value].producer not in inside and value not in merged.reads:
                 merged.reads.append(value)
@@ -142,6 +172,8 @@ def _merge(tape: Tape, home: int, parts: list[int], optimizer: str, users: dict[
         merged.replaces += [value for value in ops[number].replaces if values[value].producer not in inside]
     transient = sum(values[value].bytes for value in merged.reads if not values[value].persistent)
     merged.read, merged.written = transient + ops[home].persistent, ops[home].persistent
+    if any(ops[number].sparse for number in parts):  # some rows of the table, which each part reads and writes
+        merged.read, merged.written = sum(ops[n].read for n in parts), sum(ops[n].written for n in parts)
     merged.writes = [home]
     shared = {number for number in parts if users[number] - inside}
     merged.makes = [value for value in merged.makes if values[value].persistent or values[value].producer in shared]

@@ -83,7 +83,10 @@ def checked(step, name: str) -> Step:
                 "expected a torch.optim.Optimizer, a list of them, or None", source=name, field="optimizer"
             )
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise Unsupported(f"{name}: LBFGS evaluates the loss as often as its values ask for; use another optimizer")
+            raise Unsupported(
+                f"{name}: LBFGS evaluates the loss as often as its values ask for; return a CustomStep whose function "
+                "calls optimizer.step(closure)"
+            )
     for label, parameter in step.model.named_parameters():
         if is_traceable_wrapper_subclass(parameter):
             raise Unsupported(

@@ -12,7 +12,8 @@ from dataclasses import replace
 import torch
 from torch import optim
 
-from simdev.graphs.capture.trace import Op, Tape, storage_bytes
+from simdev.graphs.capture.build import named_tensors
+from simdev.graphs.capture.trace import Op, Tape, plain_tensors, storage_bytes
 
 # Optimizers that update one parameter after another and let none depend on another.
 SEPARATE = frozenset(
@@ -54,7 +55,8 @@ def make_state(optimizer, quiet) -> dict:
             if parameter.requires_grad:
                 model = first.setdefault((number, *_look(parameter, quiet)), parameter)
                 if model is parameter:
-                    parameter.grad = torch.zeros_like(parameter)
+                    layout = torch.sparse_coo if isinstance(optimizer, optim.SparseAdam) else torch.strided
+                    parameter.grad = torch.zeros_like(parameter, layout=layout)
                 else:
                     alike[parameter] = model
     most = quiet.most_elements if quiet is not None else 0
@@ -95,13 +97,16 @@ def _copy_state(optimizer, parameter, model) -> None:
 
 def register_state(tape: Tape, optimizer, homes: dict, alike: dict) -> int:
     """Tell the tape which tensors are optimizer state; returns their bytes (without step counters)."""
-    sizes = {}
+    sizes: dict = {}
     for parameter, state in optimizer.state.items():
-        for tensor in state.values():
-            if isinstance(tensor, torch.Tensor) and parameter in homes:
-                tape.state(tensor, homes[parameter])
-                size = storage_bytes(tensor) if tensor.numel() > 1 else 0
-                sizes[parameter] = sizes.get(parameter, 0) + size
+        for _, whole in named_tensors(state, "state"):
+            for tensor in plain_tensors(whole):
+                if parameter in homes:
+                    tape.state(tensor, homes[parameter])
+                    size = storage_bytes(tensor) if tensor.numel() > 1 else 0
+                    sizes[parameter] = sizes.get(parameter, 0) + size
+        if isinstance(state, dict) and isinstance(state.get("step"), torch.Tensor):
+            tape.count(state["step"])
     for parameter, model in alike.items():
         if parameter not in sizes:  # Adagrad makes all state at once
             sizes[parameter] = sizes.get(model, 0)
@@ -129,6 +134,7 @@ def update(tape: Tape, optimizer, homes: dict, alike: dict) -> None:
             if isinstance(tensor, torch.Tensor):
                 tape.keep(tensor, homes[parameter])
     start = len(tape.ops)
+    tape.turn += 1
     optimizer.step()
     if copied:
         order = [(parameter, copied.get(parameter, parameter)) for parameter in values if parameter in gradients]
@@ -164,6 +170,7 @@ def _repeat(tape: Tape, start: int, order: list, homes: dict, values: dict, grad
                 else:
                     value[made] = len(tape.values)
                     tape.values.append(replace(tape.values[made], producer=len(tape.ops)))
+            tape.repeated += op.products * (parameter is not model)
             tape.ops.append(_renamed(op, {home: own}, value, number))
         if parameter is not model:
             tape.renew(parameter, value.get(tape.value_of(model), values[parameter]))

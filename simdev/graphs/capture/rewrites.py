@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -29,6 +29,8 @@ def as_on_gpu(*, cpu_kernels: bool = False):
             stack.enter_context(_no_cpu_ops())
         stack.enter_context(grouped_products())
         stack.enter_context(_copies_of_fakes())
+        stack.enter_context(no_accelerator())
+        stack.enter_context(one_replica())
         yield
 
 
@@ -37,9 +39,15 @@ class Rewrites(TorchFunctionMode):
     and attention runs the kernel that a GPU chooses (its dropout left out)."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.device:
+            return _device(*args, **(kwargs or {}))
         args, kwargs = tuple(_host(item) for item in args), {key: _host(item) for key, item in (kwargs or {}).items()}
-        if func is torch.Tensor.cuda:
+        if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
             return args[0]
+        if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
+            args = (args[0], torch.device("cpu"), *args[2:])
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device("cpu")
         if func in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad):
             with self, _unwatched():  # a checkpoint runs its forward pass inside
                 return func(*args, **kwargs)
@@ -87,6 +95,12 @@ def _attention_inside(caller):
         names.update(before)
 
 
+def _device(*args, **kwargs):
+    """``torch.device("cuda", 0)`` and its like: the CPU, unless the device holds no data."""
+    kind = args[0] if args else kwargs.get("type", kwargs.get("device", "cuda"))
+    return torch.device("meta" if str(kind).startswith("meta") else "cpu")
+
+
 def _host(item):
     """The CPU in place of any other device that holds data."""
     named = isinstance(item, str) and re.fullmatch(r"(cuda|mps|xpu|hpu)(:\d+)?", item)
@@ -101,6 +115,98 @@ def _no_cpu_ops():
         yield
     finally:
         torch.backends.mkldnn.enabled = before
+
+
+class _Stream:
+    """A stream or an event of a machine without an accelerator: every call is over when it returns."""
+
+    def __init__(self, *_, **__):
+        self.device, self.cuda_stream = torch.device("cpu"), 0
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def __getattr__(self, name: str):
+        if name in ("wait_stream", "wait_event", "wait", "synchronize", "record"):
+            return lambda *_, **__: None
+        if name == "record_event":
+            return lambda event=None: event or _Stream()
+        if name in ("query", "elapsed_time"):
+            return lambda *_: True if name == "query" else 0.0
+        raise AttributeError(name)
+
+
+@contextmanager
+def no_accelerator():
+    """Calls that order or measure the work of an accelerator do nothing; ``torch.compile`` leaves a model as it is."""
+    waits = "synchronize set_device empty_cache ipc_collect reset_peak_memory_stats reset_max_memory_allocated".split()
+    streams = "Stream Event ExternalStream device stream StreamContext current_stream default_stream".split()
+    marks = "range_push range_pop mark range_start range_end".split()
+    cuda = {**{name: _nothing() for name in waits}, **dict.fromkeys(streams, _Stream), "current_device": lambda: 0}
+    nvtx = {**{name: _nothing() for name in marks}, "range": _Stream}
+    with ExitStack() as stack:
+        places = (torch.cuda, cuda), (torch.cuda.nvtx, nvtx), (torch, {"compile": _uncompiled})
+        for owner, names in (*places, (torch.Tensor, {"record_stream": _nothing()})):
+            for name, value in names.items():
+                if hasattr(owner, name):
+                    stack.callback(setattr, owner, name, getattr(owner, name))
+                    setattr(owner, name, value)
+        yield
+
+
+def _nothing():
+    return lambda *_, **__: 0
+
+
+def _uncompiled(model=None, **options):
+    """``torch.compile`` as a function or as a decorator: what it is given."""
+    return (lambda given: given) if model is None else model
+
+
+@contextmanager
+def one_replica():
+    """A process group has no other process, and ``DistributedDataParallel`` is the model of one replica, without its
+    communication. A group that is made while this is active goes with it."""
+    if not torch.distributed.is_available():
+        yield
+        return
+    from torch.distributed import distributed_c10d as groups
+    from torch.nn.parallel import DistributedDataParallel as Replicas
+
+    given = groups.init_process_group
+    made = groups.is_initialized()
+
+    def init(backend=None, *args, rank=0, world_size=1, **kwargs):
+        if not groups.is_initialized():
+            given("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+    def wrap(self, module, *_, **__):
+        torch.nn.Module.__init__(self)
+        self.module, self.require_backward_grad_sync = module, True
+
+    changed = {
+        "__init__": wrap,
+        "forward": lambda self, *args, **kwargs: self.module(*args, **kwargs),
+        "train": torch.nn.Module.train,
+        "no_sync": lambda self: nullcontext(),
+        "join": lambda self, *_, **__: nullcontext(),
+        "register_comm_hook": lambda self, *_, **__: None,
+    }
+    with ExitStack() as stack:
+        for owner in (groups, torch.distributed):
+            stack.callback(setattr, owner, "init_process_group", owner.init_process_group)
+            owner.init_process_group = init
+        for name, value in changed.items():
+            stack.callback(setattr, Replicas, name, getattr(Replicas, name))
+            setattr(Replicas, name, value)
+        try:
+            yield
+        finally:
+            if groups.is_initialized() and not made:
+                groups.destroy_process_group()
 
 
 @contextmanager

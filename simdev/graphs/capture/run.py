@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from simdev.errors import InvalidInput, Unsupported
+from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.graphs.capture.assemble import Assembly, assemble
 from simdev.graphs.capture.attention import flash_everywhere
 from simdev.graphs.capture.build import build_fake, build_real, named_tensors, optimizers_of
@@ -23,43 +23,89 @@ from simdev.graphs.capture.optimizers import kind_of, make_state, one_by_one, re
 from simdev.graphs.capture.precision import precision_of_classes, precision_of_parameters
 from simdev.graphs.capture.rehearse import rehearse
 from simdev.graphs.capture.rewrites import as_on_gpu
-from simdev.graphs.capture.trace import Tape, storage_bytes
+from simdev.graphs.capture.selfcheck import (
+    TOLERANCE,
+    Counted,
+    Expected,
+    Versions,
+    check,
+    check_not_empty,
+    check_repeats,
+    held_bytes,
+)
+from simdev.graphs.capture.trace import RECOMPUTED, NeedsValues, Tape, is_sparse, storage_bytes, touched_bytes
 from simdev.graphs.workload import CustomStep, InferenceStep, Step
 from simdev.problem.graph import ComputationGraph
 
 ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 MOST_REAL_BYTES = 2 << 30  # of parameters: larger models are not run for real
+FLEX = (
+    "FlexAttention has no backward pass on a CPU; for the capture, call scaled_dot_product_attention with "
+    "attn_mask=torch.nn.attention.flex_attention.create_mask(mask_mod, batch, heads, queries, keys)"
+)
 
 
 @dataclass(frozen=True)
 class Ran:
     """What a step leaves: the values that leave it, the value of each parameter's final gradient (by the op of the
-    parameter), and the gradients' bytes."""
+    parameter), the gradients' bytes, and how many parameters had a gradient."""
 
     results: set
     final: dict[int, int]
     gradient_bytes: int
+    gradients: int
 
 
-def run(make: Callable[[], Step] | Step, name: str, meta: dict) -> ComputationGraph:
+@dataclass(frozen=True)
+class Held:
+    """What is there before a step: parameters and buffers by name, the op of each parameter, the optimizers, the
+    parameters that are not stepped because they are like another (by optimizer), the bytes of all states, and those of
+    all that is held."""
+
+    named: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    homes: dict
+    optimizers: list
+    alike: dict
+    state_bytes: int
+    persistent_bytes: int
+
+
+def run(make: Callable[[], Step] | Step, name: str, meta: dict, *, allow_empty: bool = False) -> ComputationGraph:
     """Capture a step, or a function that builds one (then large tensors are never allocated).
 
     If a step depends on the values of its tensors, its forward pass runs for real beforehand, or else all of it, unless
-    its parameters are too large.
+    its parameters are too large. A step that fake tensors cannot run (NumPy arrays, sparse gradients) runs for real.
+    Raises :class:`InvalidInput` for a graph without a product or an update, unless ``allow_empty``.
     """
     with _seeded():
         built = build_fake(make, name)
     try:
-        return _run_fake(built, name, meta)
-    except ON_VALUES as error:
+        return _run_fake(built, name, meta, allow_empty)
+    except Exception as error:
+        if isinstance(error, SimdevError) and not isinstance(error, NeedsValues):
+            raise
         held = sum(storage_bytes(parameter) for parameter in built.step.model.parameters())
         if held > MOST_REAL_BYTES or not isinstance(make, Callable):
-            raise Unsupported(f"{name}: {values_sentence(error)}") from error
+            if isinstance(error, ON_VALUES):
+                raise Unsupported(f"{name}: {values_sentence(error)}") from error
+            raise
+        on_values, first = isinstance(error, ON_VALUES), error
     del built
-    return _run_rehearsed(make, name, meta) or _run_for_real(make, name, meta)
+    rehearsed = _run_rehearsed(make, name, meta, allow_empty) if on_values else None
+    try:
+        return rehearsed or _run_for_real(make, name, meta, allow_empty)
+    except NotImplementedError as error:
+        if "FlexAttention" in str(error):
+            raise Unsupported(f"{name}: {FLEX}") from error
+        raise
+    except Exception as error:
+        if type(error) is type(first):  # the step is at fault; fake tensors say more
+            raise first from None
+        raise
 
 
-def _run_rehearsed(make, name: str, meta: dict) -> ComputationGraph | None:
+def _run_rehearsed(make, name: str, meta: dict, allow_empty: bool) -> ComputationGraph | None:
     """Capture on fake tensors with the answers of a real forward pass; None if they do not lead through the step."""
     try:
         with _seeded():
@@ -72,30 +118,30 @@ def _run_rehearsed(make, name: str, meta: dict) -> ComputationGraph | None:
         with _seeded():
             built = build_fake(make, name)
         built.shadows.answers = answers
-        return _run_fake(built, name, {**meta, "values": "forward"})
+        return _run_fake(built, name, {**meta, "values": "forward"}, allow_empty)
     except Exception:  # the real run tells what is wrong
         return None
 
 
-def _run_for_real(make, name: str, meta: dict) -> ComputationGraph:
+def _run_for_real(make, name: str, meta: dict, allow_empty: bool = False) -> ComputationGraph:
     with _seeded():
         step = build_real(make, name)
-        return capture_step(Tape(), step, name, {**meta, "values": "real"}).graph
+        return capture_step(Tape(), step, name, {**meta, "values": "real"}, allow_empty=allow_empty).graph
 
 
-def _run_fake(built, name: str, meta: dict) -> ComputationGraph:
+def _run_fake(built, name: str, meta: dict, allow_empty: bool) -> ComputationGraph:
     if isinstance(built.step, CustomStep) and not any(
         isinstance(parameter, FakeTensor) for parameter in built.step.model.parameters()
     ):
         with _seeded():
-            return capture_step(Tape(), built.step, name, {**meta, "values": "real"}).graph
+            return capture_step(Tape(), built.step, name, {**meta, "values": "real"}, allow_empty=allow_empty).graph
     with _seeded(), built.mode, built.shadows:
-        return capture_step(Tape(), built.step, name, meta, quiet=built.shadows).graph
+        return capture_step(Tape(), built.step, name, meta, quiet=built.shadows, allow_empty=allow_empty).graph
 
 
 def run_real(make, name: str, meta: dict, tape: Tape) -> Assembly:
     """Run the step that ``make`` builds once under ``tape``, on real tensors: the same graph, with values."""
-    return capture_step(tape, build_real(make, name), name, meta)
+    return capture_step(tape, build_real(make, name), name, meta, allow_empty=True)
 
 
 def values_sentence(error: BaseException) -> str:
@@ -109,44 +155,83 @@ def values_sentence(error: BaseException) -> str:
     )
 
 
-def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None) -> Assembly:
+def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None, allow_empty: bool = False) -> Assembly:
     """Run ``step`` under ``tape``. ``quiet`` are shadows, which rest after the forward pass."""
-    model, optimizers = step.model, optimizers_of(step)
+    model, optimizers, counted = step.model, optimizers_of(step), Counted()
     with ExitStack() as stack:
         stack.enter_context(_as_captured(model))
         if "workload" in meta:  # shipped graphs keep their kernels
             stack.enter_context(flash_everywhere())
         if isinstance(step, CustomStep):
-            optimizers = _warm_up(step)
-        named = _parameters(model, optimizers)
+            optimizers, first = _warm_up(step)
+        named = named_parameters(model, optimizers)
         alike = {} if isinstance(step, CustomStep) else {one: make_state(one, quiet) for one in optimizers}
-        homes = {parameter: tape.persistent(parameter, label) for label, parameter in named.items()}
-        buffers = {label: buffer for label, buffer in model.named_buffers() if buffer.numel() > 1}
-        for label, buffer in buffers.items():
-            tape.persistent(buffer, label)
-        state_bytes = sum(register_state(tape, one, homes, alike.get(one, {})) for one in optimizers)
+        held = hold(tape, named, dict(model.named_buffers()), optimizers, alike)
         for label, tensor in _inputs(step.inputs):
             tape.input(tensor, label)
+        versions = Versions(named)
+        stack.enter_context(counted)
         stack.enter_context(tape)
         stack.enter_context(_layers(tape, model))
         if isinstance(step, InferenceStep):
             ran = _infer(tape, step, name)
         elif isinstance(step, CustomStep):
-            ran = _loop(tape, step, homes)
+            loop = Loop(tape, held.homes, versions)
+            with loop:
+                outcome = step.run(step.model, *step.inputs)
+            ran = loop.ran(outcome)
         else:
-            ran = _train(tape, step, named, homes, name, quiet, alike)
+            ran = _train(tape, step, held, name, quiet, versions)
+    if isinstance(step, CustomStep):
+        if quiet is not None and not quiet.asked:
+            check_repeats(name, first, counted.total)
+        elif abs(first - counted.total) > TOLERANCE * max(first, counted.total):
+            meta = {**meta, "first_call_flops": first}
+    meta = {**_unseen_state(model, {**held.named, **held.buffers}), **meta}
+    assembly = assembled(tape, held, ran, name, meta, counted.total, versions.updates)
+    if not allow_empty:
+        wants_update = isinstance(step, CustomStep) or bool(optimizers)
+        check_not_empty(name, assembly.products, sum(assembly.updates.values()), wants_update)
+    return assembly
+
+
+def hold(tape: Tape, named: dict, buffers: dict, optimizers: list, alike: dict) -> Held:
+    """Tell the tape what is there before the step."""
+    homes = {parameter: tape.persistent(parameter, label) for label, parameter in named.items()}
+    buffers = {label: buffer for label, buffer in buffers.items() if buffer.numel() > 1}
+    for label, buffer in buffers.items():
+        tape.persistent(buffer, label)
+    state_bytes = sum(register_state(tape, one, homes, alike.get(one, {})) for one in optimizers)
+    states = [tensor for one in optimizers for _, tensor in named_tensors(dict(one.state), "state")]
+    copies = [
+        tensor
+        for one in optimizers
+        for parameter, model in alike.get(one, {}).items()
+        if parameter not in one.state
+        for _, tensor in named_tensors(one.state.get(model, {}), "state")
+    ]
+    persistent = held_bytes([*named.values(), *buffers.values()], scalars=True) + held_bytes(states)
+    persistent += sum(held_bytes([tensor]) for tensor in copies)
+    return Held(named, buffers, homes, optimizers, alike, state_bytes, persistent)
+
+
+def assembled(
+    tape: Tape, held: Held, ran: Ran, name: str, meta: dict, counted: int, updates: dict[str, int]
+) -> Assembly:
+    """The graph of a recorded step, checked against its run: the FLOPs that PyTorch ``counted``, and how often it
+    changed each parameter (``updates``)."""
+    homes, optimizers = held.homes, held.optimizers
     kind = "+".join(dict.fromkeys(map(kind_of, optimizers))) or "none"
     kinds = {homes[parameter]: kind_of(optimizer) for optimizer in optimizers for parameter in trained_by(optimizer)}
     facts = {
         "torch": torch.__version__.split("+")[0],
-        "precision": precision_of_parameters(named.values()),
+        "precision": precision_of_parameters(held.named.values()),
         "optimizer": kind,
-        "parameters": sum(parameter.numel() for parameter in named.values()),
-        "parameter_bytes": sum(storage_bytes(parameter) for parameter in named.values()),
+        "parameters": sum(parameter.numel() for parameter in held.named.values()),
+        "parameter_bytes": sum(storage_bytes(parameter) for parameter in held.named.values()),
         "gradient_bytes": ran.gradient_bytes,
-        "optimizer_state_bytes": state_bytes,
-        "buffer_bytes": sum(storage_bytes(buffer) for buffer in buffers.values()),
-        **_unseen_state(model, {**named, **buffers}),
+        "optimizer_state_bytes": held.state_bytes,
+        "buffer_bytes": sum(storage_bytes(buffer) for buffer in held.buffers.values()),
     }
     assembly = assemble(
         tape, name, results=ran.results - {None}, gradients=ran.final, updates=kinds, meta={**facts, **meta}
@@ -154,10 +239,14 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None) -
     graph = assembly.graph
     graph.meta["flops"] = int(graph.op_flops.sum())
     graph.meta["precision_of_classes"] = precision_of_classes(graph)
-    recomputed = np.array([".recomputed" in label for label in graph.op_names])
+    recomputed = np.array([RECOMPUTED in label for label in graph.op_names])
     if recomputed.any():
         graph.meta["recomputed_ops"] = int(recomputed.sum())
         graph.meta["recomputed_flops"] = int(graph.op_flops[recomputed].sum())
+    label = {home: label for label, parameter in held.named.items() for home in [homes[parameter]]}
+    found = {label[home]: count for home, count in assembly.updates.items() if home in label}
+    expected = Expected(counted + tape.repeated, updates, held.persistent_bytes, ran.gradients)
+    check(name, expected, assembly.products, found, graph, len(ran.final))
     return assembly
 
 
@@ -177,14 +266,14 @@ def _convolves_for_real(model) -> bool:
     return not fake and not any(isinstance(module, torch.nn.RNNBase) for module in model.modules())
 
 
-def _train(tape: Tape, step, named: dict, homes: dict, name: str, quiet, alike: dict) -> Ran:
+def _train(tape: Tape, step, held: Held, name: str, quiet, versions: Versions) -> Ran:
     outcome = step.loss(step.model, *step.inputs)
     if not isinstance(outcome, torch.Tensor) or outcome.numel() != 1 or not outcome.requires_grad:
         raise InvalidInput("must return one number that depends on the parameters", source=name, field="loss")
     tape.phase = "backward"
     if quiet is not None:
         quiet.active = False
-    trained = [parameter for parameter in named.values() if parameter.requires_grad]
+    trained = [parameter for parameter in held.named.values() if parameter.requires_grad]
     if _hides_parameters(outcome):
         outcome.backward()
         gradients = [parameter.grad for parameter in trained]
@@ -195,15 +284,17 @@ def _train(tape: Tape, step, named: dict, homes: dict, name: str, quiet, alike: 
     for parameter, gradient in zip(trained, gradients, strict=True):
         parameter.grad = gradient
         if gradient is not None:
-            final[homes[parameter]] = tape.value_of(gradient)
-    optimizers = optimizers_of(step)
-    for optimizer in optimizers:
-        update(tape, optimizer, homes, alike[optimizer])
+            final[held.homes[parameter]] = tape.value_of(gradient)
+    for optimizer in held.optimizers:
+        versions.start()
+        update(tape, optimizer, held.homes, held.alike[optimizer])
+        versions.stop()
     results = {tape.value_of(outcome)}
-    if not optimizers:
+    if not held.optimizers:
         results |= set(final.values())
-    size = sum(gradient.numel() * gradient.element_size() for gradient in gradients if gradient is not None)
-    return Ran(results, final, size)
+    found = [gradient for gradient in gradients if gradient is not None]
+    size = sum(map(gradient_bytes, found))
+    return Ran(results, final, size, len(found))
 
 
 def _hides_parameters(outcome) -> bool:
@@ -226,50 +317,97 @@ def _infer(tape: Tape, step: InferenceStep, name: str) -> Ran:
     results = {tape.value_of(tensor) for _, tensor in named_tensors(outcome, "output")}
     if not results - {None}:
         raise InvalidInput("returned no tensor", source=name, field="forward")
-    return Ran(results, {}, 0)
+    return Ran(results, {}, 0, 0)
 
 
-def _loop(tape: Tape, step: CustomStep, homes: dict) -> Ran:
-    """The recorded call of a written-out step: each op's phase follows from who calls it."""
-    final: dict[int, int] = {}
-    sizes: dict[int, int] = {}
+class Loop:
+    """While active, a step that is written out runs under ``tape``: each op's phase follows from who calls it."""
 
-    def before(optimizer, *_):
+    def __init__(self, tape: Tape, homes: dict, versions: Versions | None = None):
+        self._tape, self._homes, self._versions = tape, homes, versions
+        self._final: dict[int, int | None] = {}
+        self._sizes: dict[int, int] = {}
+        self._hooks = ExitStack()
+
+    def __enter__(self):
+        self._tape.phase = "loop"
+        self._hooks.enter_context(_optimizer_hooks(self._before, self._after))
+        return self
+
+    def __exit__(self, *error):
+        return self._hooks.__exit__(*error)
+
+    def _before(self, optimizer, args, kwargs):
+        self._note_gradients(optimizer)
+        if self._versions is not None:
+            self._versions.start()
+        self._tape.updating += 1
+        self._tape.turn += 1
+        changed = with_closure(args, kwargs, lambda closure: self._evaluate(optimizer, closure))
+        self._tape.searching = changed is not None
+        return changed
+
+    def _after(self, *_):
+        self._tape.updating -= 1
+        self._tape.searching = False
+        if self._versions is not None:
+            self._versions.stop()
+
+    def _evaluate(self, optimizer, closure):
+        """Forward and backward inside an optimizer's step."""
+        updating, self._tape.updating = self._tape.updating, 0
+        try:
+            return closure()
+        finally:
+            self._note_gradients(optimizer)
+            self._tape.updating = updating
+            self._tape.turn += 1
+
+    def _note_gradients(self, optimizer) -> None:
         for parameter in trained_by(optimizer):
-            if parameter.grad is not None and parameter in homes:
-                final[homes[parameter]] = tape.value_of(parameter.grad)
-                sizes[homes[parameter]] = parameter.grad.numel() * parameter.grad.element_size()
-        tape.updating += 1
+            if parameter.grad is not None and parameter in self._homes:
+                self._final[self._homes[parameter]] = self._tape.value_of(parameter.grad)
+                self._sizes[self._homes[parameter]] = gradient_bytes(parameter.grad)
 
-    def after(*_):
-        tape.updating -= 1
-
-    tape.phase = "loop"
-    with _optimizer_hooks(before, after):
-        outcome = step.run(step.model, *step.inputs)
-    left = [parameter.grad for parameter in homes if parameter.grad is not None]
-    results = {tape.value_of(tensor) for _, tensor in named_tensors(outcome, "output")}
-    results |= {tape.value_of(gradient) for gradient in left}
-    return Ran(results, {home: value for home, value in final.items() if value is not None}, sum(sizes.values()))
+    def ran(self, outcome) -> Ran:
+        """What the step leaves, which returned ``outcome``: its tensors, and the gradients that it did not clear."""
+        left = [parameter.grad for parameter in self._homes if parameter.grad is not None]
+        results = {self._tape.value_of(tensor) for _, tensor in named_tensors(outcome, "output")}
+        results |= {self._tape.value_of(gradient) for gradient in left}
+        final = {home: value for home, value in self._final.items() if value is not None}
+        return Ran(results, final, sum(self._sizes.values()), len(self._final))
 
 
-def _warm_up(step: CustomStep) -> list:
-    """Run a written-out step once without recording it; the optimizers that it stepped, with their state."""
+def gradient_bytes(gradient) -> int:
+    """Bytes of a gradient's elements; of a sparse one, its rows and their numbers."""
+    if is_sparse(gradient):
+        return touched_bytes(gradient)
+    return gradient.numel() * gradient.element_size()
+
+
+def with_closure(args, kwargs, wrap):
+    """The arguments of an optimizer's step with ``wrap(closure)`` in place of its closure; None without one."""
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], lambda: wrap(args[1]), *args[2:]), kwargs
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": lambda: wrap(kwargs["closure"])}
+    return None
+
+
+def _warm_up(step: CustomStep) -> tuple[list, int]:
+    """Run a written-out step once without recording it; the optimizers that it stepped, with their state, and the FLOPs
+    of its products."""
     found: dict[int, torch.optim.Optimizer] = {}
-    quiet = Tape()
-    quiet.phase, quiet.recording = "loop", False
+    quiet, counted = Tape(), Counted()
+    quiet.recording = False
 
     def before(optimizer, *_):
-        found.setdefault(id(optimizer), optimizer)
-        one_by_one(optimizer)
-        quiet.updating += 1
+        if found.setdefault(id(optimizer), optimizer) is optimizer:
+            one_by_one(optimizer)
 
-    def after(*_):
-        quiet.updating -= 1
-
-    with quiet, _optimizer_hooks(before, after):
+    with counted, quiet, _optimizer_hooks(before, lambda *_: None), Loop(quiet, {}):
         step.run(step.model, *step.inputs)
-    return list(found.values())
+    return list(found.values()), counted.total
 
 
 @contextmanager
@@ -287,7 +425,7 @@ def _inputs(inputs):
         yield from named_tensors(item, f"input.{number}")
 
 
-def _parameters(model, optimizers) -> dict[str, torch.Tensor]:
+def named_parameters(model, optimizers) -> dict[str, torch.Tensor]:
     """Parameters by module path; those that only an optimizer knows come last."""
     named = dict(model.named_parameters())
     known = {id(parameter) for parameter in named.values()}

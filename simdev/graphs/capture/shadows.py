@@ -31,6 +31,7 @@ class Shadows(TorchDispatchMode):
         super().__init__()
         self.active = True
         self.answers = answers
+        self.asked = False  # whether a number led into Python
         self.most_elements = MOST_ELEMENTS
         self._real = WeakTensorKeyDictionary()
         self._stale: set[int] = set()  # storages of shadows that missed a write
@@ -46,6 +47,7 @@ class Shadows(TorchDispatchMode):
             real = self.of(args[0])
             if real is None:
                 return func(*args, **kwargs)
+            self.asked = True
             with unset_fake_temporarily():
                 return real.item()
         if func is aten._ctc_loss.Tensor and isinstance(args[3], FakeTensor) and self.of(args[3]) is not None:

@@ -12,9 +12,10 @@ from functools import cache
 from math import prod
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import flop_counter
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from simdev.errors import Unsupported
 from simdev.graphs.capture.attention import running_kind
@@ -40,8 +41,14 @@ OVERWRITES = frozenset("copy_ zero_ fill_ bernoulli_ normal_ uniform_ random_ ex
 EMPTIES = frozenset("empty empty_like empty_strided new_empty new_empty_strided empty_permuted".split())
 BATCH_NORMS = {"native_batch_norm": (3, 4), "_batch_norm_with_update": (3, 4)}  # statistics written without notice
 TOGETHER = frozenset({"_amp_foreach_non_finite_check_and_unscale_"})  # multi-tensor kernels beside _foreach_*
+COMPOSITE = frozenset("linear matmul einsum conv1d conv2d conv3d".split())  # whole only where wrappers call them
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+RECOMPUTED = ".recomputed"  # the end of an op's name that a checkpoint computes again
 SKIPPED_ARGUMENTS = frozenset({"size", "dtype", "layout", "device", "pin_memory", "memory_format", "input_sizes"})
+
+
+class NeedsValues(Unsupported):
+    """The step cannot run on fake tensors."""
 
 
 @dataclass(slots=True)
@@ -50,7 +57,9 @@ class Op:
 
     ``reads`` and ``makes`` are value numbers. A *home* is the op of a parameter, buffer or constant: ``writes`` are
     the homes whose persistent bytes the op overwrites, ``touches`` those it reads or overwrites, ``replaces`` the
-    values that end with such a write. ``twin`` is the op whose output it overwrites in place (-1: none).
+    values that end with such a write. ``twin`` is the op whose output it overwrites in place (-1: none). ``products``
+    are the FLOPs that PyTorch's counter counts; ``turn`` is the number of optimizer steps that began before the op.
+    A ``sparse`` op takes rows of a table, not the table.
     """
 
     kind: str
@@ -68,6 +77,9 @@ class Op:
     twin: int = -1
     label: str = ""
     persistent: int = 0
+    products: int = 0
+    turn: int = 0
+    sparse: bool = False
 
 
 @dataclass(slots=True)
@@ -83,14 +95,17 @@ class Tape(TorchDispatchMode):
     """Records while active. :attr:`ops` and :attr:`values` are the result.
 
     Set :attr:`phase` to ``forward``, ``backward`` or ``update``; or to ``loop``, where the phase of each op follows
-    from who calls it, and count the optimizers that are at work in :attr:`updating`.
+    from who calls it, count the optimizers that are at work in :attr:`updating`, and their steps in :attr:`turn`.
     """
 
     def __init__(self):
         super().__init__()
         self.ops: list[Op] = []
         self.values: list[Value] = []
-        self.phase, self.recording, self.updating = "forward", True, 0
+        self.phase, self.recording, self.updating, self.turn = "forward", True, 0, 0
+        self.searching = False  # whether the optimizer at work has a closure
+        self.repeated = 0  # FLOPs of products that were not run: copies of what ran for a parameter that is alike
+        self._counters: set[int] = set()  # storages of step counters of optimizers
         self._value: dict[int, int | None] = {}  # storage -> value; None: allocated, nothing written yet
         self._home: dict[int, int] = {}  # storage of a parameter, buffer or optimiser state -> op of kind parameter
         self._known: list = []  # of every storage, so that no address is used twice
@@ -118,6 +133,10 @@ class Tape(TorchDispatchMode):
         """A tensor of optimiser state, kept with the parameter whose op is ``home``."""
         if self.keep(tensor, home) and tensor.numel() > 1:  # step counters are kept by the host
             self.ops[home].persistent += storage_bytes(tensor)
+
+    def count(self, tensor) -> None:
+        """The step counter of an optimizer."""
+        self._counters.add(self._key(tensor))
 
     def keep(self, tensor, home: int) -> bool:
         """Say that ``tensor`` is among the persistent bytes of ``home``; False if it has a home already."""
@@ -189,18 +208,31 @@ class Tape(TorchDispatchMode):
             return NotImplemented  # the kernels that the wrapper calls are recorded
         if func.namespace not in ("aten", "prims") and not moves_tensors(func):
             return func(*args, **kwargs)
+        if func._opname in COMPOSITE:
+            with self:
+                return func.decompose(*args, **kwargs)
         asks = func is torch.ops.aten._local_scalar_dense.default and args[0].dtype != torch.bool
-        if asks and self._phase_now() == "update":
-            # A step counter from which the optimiser computes a scalar; its value changes no shape.
+        if asks and self._made_up(args[0]):
             return 1000.0 if args[0].is_floating_point() else 1000
         if func._opname in TOGETHER or func._opname.startswith("_foreach_"):
             with self:  # the single calls are recorded
                 return one_by_one(func, args, kwargs)
         before = self._inputs(func, args, kwargs) if self.recording else None
         out = func(*args, **kwargs)
+        if isinstance(out, FakeTensor) and is_sparse(out):
+            raise NeedsValues("a sparse tensor has as many rows as its values decide")
         if self.recording:
             self._record(func, args, kwargs, before, out)
         return out
+
+    def _made_up(self, tensor) -> bool:
+        """Whether an optimizer's own step, where a number decides no shape, asks for a number that is made up: a step
+        counter (1000: no optimizer warms up any more), or what a fake tensor has no value for. A step that evaluates a
+        closure is a search, which numbers steer."""
+        stepping = self.updating > 0 if self.phase == "loop" else self.phase == "update"
+        return (
+            stepping and not self.searching and (isinstance(tensor, FakeTensor) or self._key(tensor) in self._counters)
+        )
 
     def _inputs(self, func, args, kwargs) -> list:
         """Pairs (tensor, written) of every tensor argument."""
@@ -244,10 +276,12 @@ class Tape(TorchDispatchMode):
 
     def _append(self, func, kind, args, kwargs, inputs, fresh, writes, out):
         phase = self._phase_now()
-        op = Op(self._kind(func, args, out), "", self._layer_now(phase), phase, 0, 0, 0)
+        op = Op(self._kind(func, args, out), "", self._layer_now(phase), phase, 0, 0, 0, turn=self.turn)
         if phase == "backward" and torch.is_grad_enabled() and torch._C._current_autograd_node() is not None:
             # Backward nodes compute without gradients; only a checkpoint that runs its forward pass again has them.
-            op.label = f"{op.kind}.recomputed"
+            op.label = op.kind + RECOMPUTED
+        rows = sum(touched_bytes(tensor) for tensor, _ in inputs if is_sparse(tensor))  # of a dense one, no more
+        op.sparse = rows > 0
         seen: dict[int, int] = {}
         out_bytes = sum(storage_bytes(tensor) for tensor in fresh)
         for position, (tensor, written) in enumerate(inputs):
@@ -259,6 +293,8 @@ class Tape(TorchDispatchMode):
             size = touched_bytes(tensor)
             if kind in GATHERS and position == 0:
                 size = min(size, touched_bytes(fresh[0]))
+            if rows and not is_sparse(tensor):
+                size = min(size, rows)
             if not (written and kind in OVERWRITES | SCATTERS):
                 seen[key] = min(seen.get(key, 0) + size, storage_bytes(tensor))
             if key in self._home and self._home[key] not in op.touches:
@@ -267,7 +303,8 @@ class Tape(TorchDispatchMode):
         op.written = out_bytes
         source = touched_bytes(inputs[-1][0]) if inputs else 0
         op.signature = f"{op.kind}({signature(func, args, kwargs, out).partition('(')[2]}"
-        op.flops = flops(func, args, kwargs, out, [tensor for tensor, _ in inputs], fresh)
+        op.products = product_flops(func, args, kwargs, out)
+        op.flops = op.products or _other_flops(func, [tensor for tensor, _ in inputs], fresh)
         if phase == "update" and op.flops == 1:
             op.flops = 0  # a step counter, kept by the host
         number = len(self.ops)  # after the constants that it reads for the first time
@@ -275,7 +312,7 @@ class Tape(TorchDispatchMode):
         if kind in ("index_add_", "scatter_add_"):
             op.read += source
         for tensor in writes:
-            op.written += source if kind in SCATTERS else touched_bytes(tensor)
+            op.written += source if kind in SCATTERS else min(touched_bytes(tensor), rows or touched_bytes(tensor))
             self._write(tensor, op, number)
         for tensor in fresh:
             self._new_value(tensor, number)
@@ -318,17 +355,20 @@ class Tape(TorchDispatchMode):
         else:
             self.persistent(tensor, "constant", kind="constant")
 
-    def _new_value(self, tensor, producer: int, *, persistent: bool = False) -> None:
+    def _new_value(self, tensor, producer: int, *, persistent: bool = False) -> int:
         size = storage_bytes(tensor)
         self.values.append(Value(producer, size, persistent))
         self.ops[producer].makes.append(len(self.values) - 1)
         self._value[self._key(tensor)] = len(self.values) - 1
+        return len(self.values) - 1
 
     def _hold(self, storage):
         """What is kept of a storage. A weak reference lets its memory go, and keeps its address from another use."""
         return StorageWeakRef(storage)
 
     def _key(self, tensor) -> int:
+        if is_sparse(tensor):
+            tensor = tensor._values()
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError) as error:
@@ -388,6 +428,13 @@ def wraps_tensors(types) -> bool:
     return any(hasattr(kind, "__tensor_flatten__") for kind in types)
 
 
+def plain_tensors(tensor) -> list:
+    """The tensor itself, or the tensors that a wrapper holds (an 8-bit optimizer state: codes and scales)."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    return [part for name in tensor.__tensor_flatten__()[0] for part in plain_tensors(getattr(tensor, name))]
+
+
 def tensors_in(value):
     """Every tensor in an argument or result: itself, or in a list or tuple."""
     if isinstance(value, torch.Tensor):
@@ -413,13 +460,22 @@ def moves_tensors(func) -> bool:
     return any("Tensor" in str(item.type) for item in [*func._schema.arguments, *func._schema.returns])
 
 
+def is_sparse(tensor) -> bool:
+    """Whether a tensor holds rows and their numbers (the gradient of a sparse embedding)."""
+    return tensor.layout is torch.sparse_coo
+
+
 def storage_bytes(tensor) -> int:
     """Bytes of the storage behind a tensor."""
+    if is_sparse(tensor):
+        return storage_bytes(tensor._indices()) + storage_bytes(tensor._values())
     return int(tensor.untyped_storage().nbytes())
 
 
 def touched_bytes(tensor) -> int:
     """Bytes that a kernel over ``tensor`` touches: its elements, expanded dimensions counted once."""
+    if is_sparse(tensor):
+        return touched_bytes(tensor._indices()) + touched_bytes(tensor._values())
     count = prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
     return int(count) * tensor.element_size()
 
@@ -461,43 +517,59 @@ def grouped_backward_flops(image, gradient, weight, output_mask) -> int:
     return 2 * macs * sum(bool(wanted) for wanted in output_mask[:2])
 
 
+def _attention_flops(*args, **_) -> int:
+    return int(flop_counter.sdpa_flop_count(*(tensor.shape for tensor in args[:3])))
+
+
+def _attention_backward_flops(*args, **_) -> int:
+    return int(flop_counter.sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4])))
+
+
+def _grouped_product_flops(first, second, *_, **__) -> int:
+    groups = first.shape[0] if first.dim() == second.dim() == 3 else 1
+    return 2 * groups * prod(first.shape[-2:]) * second.shape[-1]
+
+
+def _convolution_backward_flops(*args, out_val=None, **kwargs) -> int:
+    if args[9] > 1:
+        return grouped_backward_flops(args[1], args[0], args[2], args[10])
+    return flop_counter.flop_registry[torch.ops.aten.convolution_backward](*args, **kwargs, out_val=out_val)
+
+
+FORMULAS = {  # in place of PyTorch's, or where PyTorch has none
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    torch.ops.aten.convolution_backward: _convolution_backward_flops,
+}
+if hasattr(torch.ops.aten, "_grouped_mm"):
+    FORMULAS[torch.ops.aten._grouped_mm] = _grouped_product_flops
+for _formula in FORMULAS.values():
+    _formula._get_raw = True  # FlopCounterMode: hand over tensors, not their shapes
+
+
+def product_flops(func, args, kwargs, out) -> int:
+    """FLOPs of a matrix product, a convolution or an attention, by PyTorch's formulas; 0 for any other op."""
+    count = FORMULAS.get(func._overloadpacket) or flop_counter.flop_registry.get(func._overloadpacket)
+    return 0 if count is None else int(count(*args, **kwargs, out_val=out))
+
+
 def flop_counter_mode():
-    """PyTorch's ``FlopCounterMode`` with the two ops that it leaves out: attention as the CPU has it, and products over
-    groups of rows (experts)."""
-    ops = torch.ops.aten
-    attention = getattr(ops, ATTENTION), getattr(ops, f"{ATTENTION}_backward")
-    return flop_counter.FlopCounterMode(
-        display=False,
-        custom_mapping={
-            attention[0]: lambda *shapes, out_shape=None, **_: flop_counter.sdpa_flop_count(*shapes[:3]),
-            attention[1]: lambda *shapes, out_shape=None, **_: flop_counter.sdpa_backward_flop_count(*shapes[:4]),
-            ops._grouped_mm: lambda a, b, *_, out_shape=None, **__: _grouped_flops(a, b),
-        },
-    )
-
-
-def _grouped_flops(first, second) -> int:
-    """FLOPs of a product over groups, from the shapes of its factors."""
-    groups = first[0] if len(first) == len(second) == 3 else 1
-    return 2 * groups * prod(first[-2:]) * second[-1]
+    """PyTorch's ``FlopCounterMode`` with these formulas."""
+    return flop_counter.FlopCounterMode(display=False, custom_mapping=FORMULAS)
 
 
 def flops(func, args, kwargs, out, inputs, outputs) -> int:
     """FLOPs of an op: PyTorch's own count for matrix products, convolutions and attention, none for data movement,
     otherwise one per element of the largest tensor."""
-    if func._opname == ATTENTION:
-        return int(flop_counter.sdpa_flop_count(*(t.shape for t in args[:3])))
-    if func._opname == f"{ATTENTION}_backward":
-        return int(flop_counter.sdpa_backward_flop_count(*(t.shape for t in args[:4])))
-    if func._opname == "_grouped_mm":
-        return _grouped_flops(args[0].shape, args[1].shape)
-    if func._opname == "convolution_backward" and args[9] > 1:
-        return grouped_backward_flops(args[1], args[0], args[2], args[10])
-    count = flop_counter.flop_registry.get(func._overloadpacket)
-    if count is not None:
-        return int(count(*args, **kwargs, out_val=out))
-    if func._opname in MOVES:
+    return product_flops(func, args, kwargs, out) or _other_flops(func, inputs, outputs)
+
+
+def _other_flops(func, inputs, outputs) -> int:
+    if func._opname in MOVES or func._overloadpacket in flop_counter.flop_registry:
         return 0
     if func._opname in SCATTERS:
         return int(inputs[-1].numel())
+    rows = [tensor for tensor in [*inputs, *outputs] if is_sparse(tensor)]
+    if rows:
+        return max(int(tensor._values().numel()) for tensor in rows)
     return max((int(tensor.numel()) for tensor in [*inputs, *outputs]), default=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from simdev.errors import Unsupported
 from simdev.integrations.configs.settings import (
     BLOCKS,
@@ -64,6 +66,6 @@ def write(job: Job, choice: Choice) -> str:
     return header(job, choice, RELEASE, run) + "\n".join(lines) + "\n"
 
 
-def _call(begin: str, values: dict[str, object]) -> list[str]:
+def _call(begin: str, values: Mapping[str, object]) -> list[str]:
     inner = [f"            {name}={value!r}," for name, value in values.items()]
     return [f"{begin}(", *inner, "        ),"]

@@ -102,7 +102,7 @@ def run_case(program: Program, problem: Problem, workers, name: str, devices, **
     order[program.graph.unit_of_op] = devices
     return {
         "name": name,
-        "unit_devices": "".join(np.base_repr(device, 36) for device in order),
+        "unit_devices": "".join(np.base_repr(device, 36) for device in order.tolist()),
         "samples_ns": execution.step_ns.tolist(),
         "disturbed": round(taken[0], 4),
         "measured_ns": int(schedule.step_ns),

@@ -42,7 +42,8 @@ class _Stopwatch(RankRecorder):
 
     def __init__(self, clock: _Clock):
         super().__init__()
-        self.clock, self.kernels = clock, []
+        self.clock = clock
+        self.kernels: list[tuple[str, int, bool]] = []  # signature, ns, and whether it is a collective
 
     def _append(self, entry, stream) -> None:
         super()._append(entry, stream)
@@ -91,9 +92,10 @@ class Samples:
 
     def add(self, other: Samples) -> None:
         """Take the samples of another rank of the same stages, or of another round, as well."""
-        for mine, theirs in ((self.kernel_ns, other.kernel_ns), (self.wall_ns, other.wall_ns)):
-            for key, values in theirs.items():
-                mine.setdefault(key, []).extend(values)
+        for signature, values in other.kernel_ns.items():
+            self.kernel_ns.setdefault(signature, []).extend(values)
+        for segment, values in other.wall_ns.items():
+            self.wall_ns.setdefault(segment, []).extend(values)
         self.calls.update(other.calls)
 
 

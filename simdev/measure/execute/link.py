@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -45,9 +46,10 @@ def profile_link(first: str, second: str, *, repeats: int = 60) -> LinkProfile:
     gpus = [int(worker.partition(":")[2]) for worker in (first, second) if worker.startswith("cuda")]
     if not gpus:
         cores = [int(worker.partition(":")[2]) for worker in (first, second)]
-        times = _measure([lambda shared, n=n: _ping_pong(shared, n, cores[n], repeats) for n in (0, 1)], repeats)
+        times = _measure([partial(_ping_pong, number=n, core=cores[n], repeats=repeats) for n in (0, 1)], repeats)
     else:
-        times = sum(_measure([lambda shared, gpu=gpu: _copy_both_ways(shared, gpu, repeats)], repeats) for gpu in gpus)
+        each = [_measure([partial(_copy_both_ways, gpu=gpu, repeats=repeats)], repeats) for gpu in gpus]
+        times = np.sum(each, axis=0)
     alpha, rate = fit_line(SIZES, times)
     return LinkProfile(SIZES, tuple(times.tolist()), alpha, rate)
 
@@ -60,7 +62,7 @@ def _measure(bodies: list[Callable[[Shared], None]], repeats: int) -> np.ndarray
     shared.reserve("back", AREA, np.uint8)
     shared.reserve("times", (len(SIZES), repeats))
     shared.open()
-    in_processes([lambda body=body: body(shared) for body in bodies])
+    in_processes([partial(body, shared) for body in bodies])
     return np.median(shared.array("times"), axis=1) / 2
 
 

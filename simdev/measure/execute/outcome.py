@@ -69,6 +69,8 @@ def difference(program: Program, execution: Execution, other: Execution | None =
     for key in sorted(set(program.value_home.values()) & set(program.homes)):
         home = program.homes[key]
         expected = home.after if other is None else other.homes[key]
+        if expected is None:
+            raise ValueError("the program does not say what its step leaves in memory")
         parameter = max(parameter, _gap(execution.homes[key], expected, home.dtype))
     return TensorDifference(result, parameter)
 

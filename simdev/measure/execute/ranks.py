@@ -14,6 +14,7 @@ import tempfile
 import time
 import warnings
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -83,21 +84,22 @@ def run_ranks(plan: Plan, wanted: Wanted, cores: list[int], repeats: int, time_l
 
 
 def _answers(children, receivers, deadline: float) -> list[dict]:
-    answers: list[dict | None] = [None] * len(children)
-    while any(answer is None for answer in answers):
+    answers: dict[int, dict] = {}
+    while len(answers) < len(children):
         for rank, receiver in enumerate(receivers):
-            if answers[rank] is None and receiver.poll(0.05):
+            if rank not in answers and receiver.poll(0.05):
                 try:
-                    answers[rank] = receiver.recv()
+                    answer = receiver.recv()
                 except EOFError:
                     raise SimdevError(f"rank {rank}: the process ended without a message (out of memory?)") from None
-                if "error" in answers[rank]:
-                    raise SimdevError(f"rank {rank}: {answers[rank]['error']}")
-            elif answers[rank] is None and not children[rank].is_alive() and not receiver.poll():
+                if "error" in answer:
+                    raise SimdevError(f"rank {rank}: {answer['error']}")
+                answers[rank] = answer
+            elif rank not in answers and not children[rank].is_alive() and not receiver.poll():
                 raise SimdevError(f"rank {rank}: the process ended without a message (out of memory?)")
         if time.monotonic() > deadline:
             raise SimdevError("the ranks took longer than their time limit: do they wait for each other?")
-    return answers
+    return [answers[rank] for rank in range(len(children))]
 
 
 def _rank(plan: Plan, wanted: Wanted, rank: int, core: int, repeats: int, store: str, sender) -> None:
@@ -200,13 +202,12 @@ def _collectives(wanted: Wanted, between_ns: float, repeats: int = 5) -> dict[tu
     for kind, size in wanted:
         whole = torch.zeros(max(ranks, size // 4))
         part = torch.zeros(len(whole) // ranks)
+        even = whole[: ranks * len(part)]
         call = {
-            "all_reduce": lambda whole=whole: dist.all_reduce(whole),
-            "all_gather": lambda whole=whole, part=part: dist.all_gather_into_tensor(whole[: ranks * len(part)], part),
-            "reduce_scatter": lambda whole=whole, part=part: dist.reduce_scatter_tensor(
-                part, whole[: ranks * len(part)]
-            ),
-            "send": lambda whole=whole: _there_and_back(whole),
+            "all_reduce": partial(dist.all_reduce, whole),
+            "all_gather": partial(dist.all_gather_into_tensor, even, part),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, even),
+            "send": partial(_there_and_back, whole),
         }[kind]
         added = []
         for _ in range(1 + repeats):
@@ -268,13 +269,13 @@ class _Steps:
         self._kept: dict[tuple[int, int], tuple] = {}
         self._local: dict[tuple, torch.Tensor] = {}
         self._sends: list = []
-        for what, stage, microbatch in self.actions:
+        for what, place, microbatch in self.actions:
             if what == "F":
-                self._forward(stage, microbatch)
+                self._forward(place, microbatch)
             elif what == "W":
-                self._kept.pop((stage, microbatch))[2].of_weights()
+                self._kept.pop((place, microbatch))[2].of_weights()
             else:
-                self._backward(what, stage, microbatch)
+                self._backward(what, place, microbatch)
         for request, _ in self._sends:
             request.wait()
         for number, stage in self.stages.items():

@@ -13,12 +13,12 @@ import torch
 from simdev.errors import Unsupported
 from simdev.graphs.capture.run import run_real
 from simdev.graphs.capture.trace import EMPTIES, Tape, storage_bytes, tensors_in
-from simdev.graphs.workload import TrainingStep
+from simdev.graphs.workload import Step
 from simdev.measure.execute.program import AtenCall, Home, Layout, Program, Ref
 from simdev.problem.costs import FREE_KINDS
 
 
-def record(make: Callable[[], TrainingStep], name: str, meta: dict, *, seed: int = 0) -> Program:
+def record(make: Callable[[], Step], name: str, meta: dict, *, seed: int = 0) -> Program:
     """Build the step with ``make``, run it once on the CPU and record every ATen call.
 
     ``seed`` determines the parameters, the batch and all random draws. The graph is the same as that of
@@ -100,16 +100,18 @@ class OpRecorder(Tape):
         super()._append(func, kind, args, kwargs, inputs, fresh, writes, out)
         made = []
         for position, tensor in enumerate(tensors_in(out)):
-            if self._key(tensor) in new:
-                new.discard(self._key(tensor))
-                value = self._value[self._key(tensor)]
+            key = self._key(tensor)
+            value = self._value.get(key)
+            if key in new and value is not None:
+                new.discard(key)
                 self._describe(value, tensor)
                 made.append((position, value))
         for tensor in writes:
-            if self._value.get(self._key(tensor)) is not None:
-                self._describe(self._value[self._key(tensor)], tensor)
+            value = self._value.get(self._key(tensor))
+            if value is not None:
+                self._describe(value, tensor)
         seed = self._seed_of(number) if torch.Tag.nondeterministic_seeded in func.tags else None
-        after = tuple((ref, self._value[key]) for ref, key in written if self._value.get(key) is not None)
+        after = tuple((ref, value) for ref, key in written if (value := self._value.get(key)) is not None)
         self.calls[number] = AtenCall(func, *flat, tuple(made), after, seed)
 
     def _describe(self, value: int, tensor) -> None:
@@ -133,10 +135,10 @@ class OpRecorder(Tape):
         return encode
 
     def _new_value(self, tensor, producer, *, persistent=False):
-        super()._new_value(tensor, producer, persistent=persistent)
-        value = self._value[self._key(tensor)]
+        value = super()._new_value(tensor, producer, persistent=persistent)
         self._value_key[value] = self._key(tensor)
         self.layouts[value] = _layout(tensor)
+        return value
 
     def program(self, assembly) -> Program:
         """The executable step. Call this after the step has run: the recorder's tensors then hold its results."""

@@ -34,18 +34,23 @@ class Shared:
         """Create the mapping; call it once, after all reservations."""
         self._mapping = mmap.mmap(-1, max(self._size, mmap.PAGESIZE))
 
+    def _pages(self) -> mmap.mmap:
+        if self._mapping is None:
+            raise RuntimeError("the mapping is not open yet")
+        return self._mapping
+
     def array(self, name: str) -> np.ndarray:
         """The writable array that was reserved as ``name``."""
         offset, shape, dtype = self._wanted[name]
         count = int(np.prod(shape))
-        return np.frombuffer(self._mapping, dtype, count, offset).reshape(shape)
+        return np.frombuffer(self._pages(), dtype, count, offset).reshape(shape)
 
     def words(self, name: str) -> memoryview:
         """An int64 array as a flat memoryview, the fastest way to read and write single items."""
         offset, shape, dtype = self._wanted[name]
         size = int(np.prod(shape)) * dtype.itemsize
-        return memoryview(self._mapping)[offset : offset + size].cast("q")
+        return memoryview(self._pages())[offset : offset + size].cast("q")
 
     def span(self) -> tuple[int, int]:
         """Address of the mapping in this process, and its size in bytes."""
-        return np.frombuffer(self._mapping, np.uint8).ctypes.data, len(self._mapping)
+        return np.frombuffer(self._pages(), np.uint8).ctypes.data, len(self._pages())

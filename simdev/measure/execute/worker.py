@@ -267,8 +267,11 @@ class Worker:
         self.fitted = True
 
     def _make_ready(self, op: int, now: int) -> None:
-        order = self.job.order
-        key = now if order == "fifo" else op if order == "program" else -int(self.job.priority[op])
+        key, priority = op, self.job.priority
+        if self.job.order == "fifo":
+            key = now
+        elif self.job.order == "priority" and priority is not None:
+            key = -int(priority[op])
         heapq.heappush(self.ready, (key, op))
 
     def _receive(self) -> None:
@@ -366,8 +369,9 @@ class Worker:
             for value, old in saved:
                 registers[value] = old
             if step.made:
+                made: list | None
                 if len(step.made) == 1 and isinstance(out, torch.Tensor):
-                    made = (out,)
+                    made = [out]
                 else:
                     made = list(tensors_in(out))
                 for position, value, layout, size in step.made:

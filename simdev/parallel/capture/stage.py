@@ -262,7 +262,7 @@ def forget_meshes() -> None:
 class StageRun:
     """Runs the microbatches of a stage and cuts what is recorded into segments."""
 
-    def __init__(self, stage, recorder, mesh: Mesh, segments: dict[str, Segment]):
+    def __init__(self, stage, recorder, mesh: Mesh | None, segments: dict[str, Segment]):
         self.stage, self.recorder, self.mesh, self.segments = stage, recorder, mesh, segments
         self._begin = 0
 

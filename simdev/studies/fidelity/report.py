@@ -33,7 +33,7 @@ def _percent(value: float) -> str:
 def markdown(cases: list[Case], notes: list[str]) -> str:
     """The report as text."""
     lines = ["# Fidelity", ""]
-    lines += ["`simdev fidelity` wrote this report. Errors are in %. A goal is met if the mean of its counted"]
+    lines += ["`simdev study fidelity` wrote this report. Errors are in %. A goal is met if the mean of its counted"]
     lines += ["cases is within it and, for F1, if the worst case is within 5 %; it is not tried if constants were"]
     lines += ["fitted to the cases themselves. The list of the files that fits may use is"]
     lines += ["`simdev/calibrate/manifest.csv`.", ""]

@@ -45,7 +45,7 @@ def reproduce(
     experiment = import_module(f"simdev.studies.reproduce.{name}")
     with Lab(Path(out), experiment.SIZES[scale], observer or Observer(), data) as lab:
         folder = "" if data is None else " FOLDER"
-        command, parts = f"simdev reproduce {name}{folder} --scale {scale}", []
+        command, parts = f"simdev study reproduce {name}{folder} --scale {scale}", []
         for part in experiment.run(lab):  # write a report after each part, so that finished parts are never lost
             parts += part
             lab.report(experiment.TITLE, command, [*parts, UNFINISHED])

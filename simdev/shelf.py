@@ -91,6 +91,10 @@ class Shelf(dict[str, Entry], Generic[Entry]):
             raise InvalidInput(f"registers no {self.what}; put @{self.decorator} over its function", source=path)
         return inside, entries, path
 
+    def registers(self, name: str) -> bool:
+        """Whether the file of ``FILE.py:NAME`` registers anything of this kind. The file is executed."""
+        return bool(_entries_of_file(f"{name.rpartition(SPLIT)[0]}.py").get(id(self)))
+
     def find(self, entry: str) -> tuple[Entry, dict[str, Any]]:
         """What an id names, and the parameters in it. Raises :class:`UnknownName` or :class:`InvalidInput`.
 

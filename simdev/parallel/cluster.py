@@ -101,10 +101,10 @@ class Cluster:
 
 def load_cluster(text: str, *, kept: bool = False) -> Cluster:
     """``dgx-h100``, ``dgx-h100[nodes=8]``, or a topology file by path; ``kept`` as in :func:`load_topology`."""
-    found = re.fullmatch(r"(.+?)(?:\[nodes=(\d+)\])?", text)
+    found = re.fullmatch(r"(.+?)(?:\[nodes=([^\]]*)\])?", text)
     cluster = cluster_of(load_topology(found[1], kept=kept))
     if found[2] is not None:
-        if len(found[2]) > DIGITS or int(found[2]) < 1:
+        if not found[2].isdecimal() or len(found[2]) > DIGITS or int(found[2]) < 1:
             raise InvalidInput("expected a whole number from 1 on", source=text, field="nodes")
         cluster = replace(cluster, nodes=int(found[2]))
     return cluster

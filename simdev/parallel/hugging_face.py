@@ -32,7 +32,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from simdev.errors import InvalidInput, UnknownName, Unsupported
+from simdev.errors import InvalidInput, SimdevError, UnknownName, Unsupported
 from simdev.files import MIB, parse_json, read_text
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
 from simdev.parallel.capture.blocks import Blocks, chosen, kinds_of, lists_of_blocks
@@ -246,6 +246,11 @@ class TransformersModel:
     def notes(self) -> tuple[str, ...]:
         return self._facts["notes"]
 
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters of the library's own model; a tied parameter counts once."""
+        return self._facts["parameters"]
+
     def kinds(self, parameters: Mapping[str, Any]) -> tuple[int, ...]:
         """The kind of each layer."""
         return self._facts["kinds"]
@@ -291,7 +296,7 @@ class TransformersModel:
         whole = self.build()
         blocks = _blocks(whole)
         module = whole
-        if blocks is not None and self._facts["pipeline"]:
+        if blocks is not None:
             _keep_layers(whole, blocks, chosen(self._facts["kinds"], part.kinds, part.layers))
         if not part.last:
             module = whole.base_model
@@ -314,6 +319,17 @@ class TransformersModel:
 def _facts(model: TransformersModel) -> tuple[tuple[str, Any], ...]:
     """What planning needs to know of a model: read once from the model itself."""
     whole = model.build()
+    try:
+        return _read(whole)
+    except SimdevError:
+        raise
+    except Exception as error:  # of a configuration with rules of its own
+        raise InvalidInput(f"cannot be planned: {_first(error)}", source=model.source) from error
+
+
+def _read(whole) -> tuple[tuple[str, Any], ...]:
+    from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
+
     own = whole.config.get_text_config()
     blocks = _blocks(whole)
     before, after, why = _ends(whole, blocks)
@@ -331,10 +347,10 @@ def _facts(model: TransformersModel) -> tuple[tuple[str, Any], ...]:
         notes.append(f"no pipeline: {why}")
     longest = _longest(whole)
     texts = "input_ids" in inspect.signature(whole.forward).parameters and not whole.config.is_encoder_decoder
-    pipeline = not why and blocks is not None
+    split = get_kv_heads_per_rank(whole.tp_plan or {}, 1, 2) is None  # keys have heads, and their plan divides them
     counts = {
         "num_attention_heads": _numbers(own, "num_attention_heads"),
-        "num_key_value_heads": _numbers(own, "num_key_value_heads"),
+        "num_key_value_heads": _numbers(own, "num_key_value_heads") if split else (),
         "experts": (experts,) if experts else (),
     }
     recompute = RECOMPUTE if whole.supports_gradient_checkpointing else ("none",)
@@ -342,15 +358,15 @@ def _facts(model: TransformersModel) -> tuple[tuple[str, Any], ...]:
         notes.append("no recomputation: the class does not support it")
     return tuple(
         {
-            "layers": len(blocks.modules) if pipeline else 1,
-            "kinds": kinds_of(blocks.modules) if pipeline else (0,),
+            "layers": len(blocks.modules) if blocks else 1,
+            "kinds": kinds_of(blocks.modules) if blocks else (0,),
             "length": min(LONGEST, longest or LONGEST) if texts else 1,
             "longest": longest if texts else 0,
             "width": int(getattr(own, "hidden_size", 0) or 0),
             "axes": tuple(axes),
             "before": before,
             "after": after,
-            "pipeline": pipeline,
+            "pipeline": not why,
             "notes": tuple(notes),
             "counts": counts,
             "active": int(getattr(own, "num_experts_per_tok", 0) or getattr(own, "moe_topk", 0) or 1),

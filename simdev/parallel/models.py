@@ -1,14 +1,17 @@
-"""Names to parallel models: ``llama3-70b``, ``gpt[width=2048,layers=24]``, ``my_model.py:function``, or a model of
-Hugging Face (:mod:`simdev.parallel.hugging_face`)."""
+"""Names to parallel models: ``llama3-70b``, ``gpt[width=2048,layers=24]``, ``my_model.py:function``, a model of Hugging
+Face (:mod:`simdev.parallel.hugging_face`), or a plain training step (:mod:`simdev.parallel.plain`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from simdev.errors import UnknownName, Unsupported
+from simdev.graphs.capture import is_package_model
 from simdev.graphs.parallel_model import SHELF, ParallelModel
 from simdev.parallel.hugging_face import find_hugging_face
+from simdev.parallel.plain import find_plain
 from simdev.shelf import parse_id, refuse_version
+from simdev.user_file import is_file_entry
 
 
 def parallel_models() -> dict[str, ParallelModel]:
@@ -17,7 +20,8 @@ def parallel_models() -> dict[str, ParallelModel]:
 
 
 def find_model(entry: str) -> tuple[ParallelModel, dict[str, Any]]:
-    """The model that an id names, as ``NAME`` or ``NAME-SIZE`` or a model of Hugging Face, and all its parameters.
+    """The model that an id names, and all its parameters: ``NAME`` or ``NAME-SIZE``, a model of Hugging Face, or a
+    function that returns a plain training step.
     Raises :class:`UnknownName`, :class:`InvalidInput` or :class:`Unsupported`."""
     name, version, changes = parse_id(entry)
     if name.endswith(".npz"):
@@ -26,6 +30,8 @@ def find_model(entry: str) -> tuple[ParallelModel, dict[str, Any]]:
     library = find_hugging_face(name, changes)
     if library is not None:
         return library
+    if is_package_model(name) or (is_file_entry(name) and not SHELF.registers(name)):
+        return find_plain(name, changes)
     name, models, path = SHELF.around(name)
     base, _, size = (name, "", "") if name in models else name.rpartition("-")
     if base not in models:

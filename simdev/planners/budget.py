@@ -36,7 +36,8 @@ class PlanBudget:
         self.estimated: dict[Choice, Estimate] = {}
         self.curve: list[tuple[int, float, int]] = []
         self.best: Outcome | None = None
-        self._started = time.monotonic()
+        self.phase, self.done, self.total = "", 0, 0  # what is under way, plans done and plans to do
+        self.phase_began = self._started = time.monotonic()
 
     @property
     def used(self) -> int:
@@ -56,10 +57,16 @@ class PlanBudget:
     def estimates(self, choices: Iterable[Choice]) -> dict[Choice, Estimate]:
         """Quick estimates of choices (:mod:`simdev.planners.estimate`), which cost no evaluation."""
         found = {}
+        choices = list(choices)
+        self._begin("estimating", len(choices))
         for one in self.evaluator.estimates(choices):
             found[one.choice] = self.estimated[one.choice] = one
+            self.done += 1
             self.tell(self.used, self.best)
         return found
+
+    def _begin(self, phase: str, total: int) -> None:
+        self.phase, self.done, self.total, self.phase_began = phase, 0, total, time.monotonic()
 
     def evaluate(self, choice: Choice) -> Outcome:
         """Simulate a plan. Raises :class:`BudgetExhausted` if nothing is left, :class:`InvalidInput` for a choice that
@@ -74,8 +81,10 @@ class PlanBudget:
         if new and not self.open:
             raise BudgetExhausted(f"the budget is used up after {self.used} plans")
         room = self.evaluations - self.used
+        self._begin("simulating", int(min(room, len(new))))
         for outcome in self.evaluator.outcomes(new if len(new) <= room else new[: int(room)]):
             self.tried[outcome.choice] = outcome
+            self.done += 1
             if outcome.fits and (self.best is None or outcome < self.best):
                 self.best = outcome
                 self.curve.append((self.used, self.elapsed, outcome.time_ns))

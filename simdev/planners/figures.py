@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from simdev.parallel.mesh import Mesh
+from simdev.planners.budget import PlanBudget
+from simdev.planners.estimate import estimate
 from simdev.planners.evaluate import Evaluator
-from simdev.planners.job import Job
+from simdev.planners.job import Choice, Job
 from simdev.planners.outcome import Outcome
 from simdev.problem.costs import peak_flops
+from simdev.problem.topology import load_kinds
 
 
 def figures(job: Job, outcome: Outcome, price: float | None = None) -> dict:
@@ -61,11 +65,10 @@ def what_helps(job: Job, evaluator: Evaluator, best: Outcome, tried: Iterable[Ou
     better = [o for o in (evaluator.outcome(o.choice, always=True, exact=False) for o in wanting) if _quicker(o, best)]
     if better:
         least = min(better, key=lambda o: o.time_ns)
-        need = (max(least.reserved_bytes or least.peak_bytes) - job.cluster.kind.memory_bytes) / 2**30
         gain = 1 - least.time_ns / best.time_ns
-        found.append(f"{need:.1f} GiB more on each GPU: {least.choice} would take {gain:.1%} less time")
-    else:
-        found.append("more memory: no plan that was tried and did not fit would be quicker")
+        gpu = _gpu_with(max(least.reserved_bytes or least.peak_bytes), job)
+        if gpu:
+            found.append(f"{gpu}: {least.choice} fits there, and takes {gain:.1%} less time even if it is no faster")
     network = replace(job.cluster, network_bytes_per_s=2 * job.cluster.network_bytes_per_s)
     changes = [("twice the sequences in a step", job.with_changes(batch=2 * job.batch))]
     if job.ranks > job.cluster.gpus:
@@ -76,6 +79,47 @@ def what_helps(job: Job, evaluator: Evaluator, best: Outcome, tried: Iterable[Ou
         word = "more" if rate >= 1 else "fewer"
         found.append(f"{name}: this plan would process {abs(rate - 1):.1%} {word} tokens per second")
     return found
+
+
+def _gpu_with(needed: int, job: Job) -> str:
+    """The shipped kind of GPU with the least memory that suffices, of no lower speed than the job's; empty if there is
+    none."""
+    own = job.cluster.kind
+    kinds = [kind for kind in load_kinds().values() if kind.memory_bytes >= needed and kind.vendor == own.vendor]
+    kinds = [kind for kind in kinds if peak_flops(kind, "bf16") >= peak_flops(own, "bf16")]
+    if not kinds:
+        return ""
+    least = min(kinds, key=lambda kind: (kind.memory_bytes, kind.name))
+    return f"a GPU with more memory ({least.name}, {least.memory_bytes / 2**30:.0f} GiB)"
+
+
+def why_none_fits(job: Job, budget: PlanBudget) -> str:
+    """What the plan lacks that needs least memory, and how many nodes would hold the model, for a message; empty if
+    nothing is known."""
+    peaks = [(max(o.reserved_bytes or o.peak_bytes), o.choice) for o in budget.tried.values()]
+    peaks += [(one.peak_bytes, one.choice) for one in budget.estimated.values()]
+    if not peaks:
+        return ""
+    peak, choice = min(peaks, key=lambda pair: pair[0])
+    capacity = job.cluster.kind.memory_bytes
+    text = f"; {choice} needs least memory: {peak / 2**30:.0f} GiB on a GPU of {capacity / 2**30:.0f} GiB"
+    return text + _nodes_that_hold(job, budget.evaluator)
+
+
+def _nodes_that_hold(job: Job, evaluator: Evaluator) -> str:
+    """The fewest nodes, doubled step by step, on which parameters sharded over all ranks are estimated to fit."""
+    if job.cluster.nodes < 1 or "dp_shard" not in job.model.axes or not job.cluster.network_bytes_per_s:
+        return "; use GPUs with more memory"
+    size = min(job.microbatches)
+    for times in (2, 4, 8, 16, 32):
+        cluster = replace(job.cluster, nodes=job.cluster.nodes * times)
+        ranks = job.ranks * times
+        other = job.with_changes(cluster=cluster, ranks=ranks, batch=2 * ranks * size)
+        choice = Choice(Mesh({"dp_shard": ranks}), size, job.known_recomputes[-1])
+        choice = replace(choice, reduce_each=other.may_reduce_each(choice))
+        if other.valid(choice) and estimate(evaluator.sibling(other), choice).peak_bytes <= cluster.kind.memory_bytes:
+            return f"; {cluster.nodes} nodes are estimated to hold the model ({choice})"
+    return "; use GPUs with more memory"
 
 
 def _quicker(one: Outcome, other: Outcome) -> bool:

@@ -175,6 +175,31 @@ class Job:
             return False
         return True
 
+    def check(self) -> None:
+        """Raise :class:`InvalidInput` if the job has no plan at all, with the reason and a remedy."""
+        kinds = self.with_changes(recomputes=RECOMPUTE).known_recomputes
+        if not kinds and self.model.checks is not None:  # no kind of recomputation is to blame: the sizes are
+            self.model.checks({**self.parameters, "recompute": RECOMPUTE[0]}, Mesh({}))
+        if not self.known_recomputes:
+            known, given = ", ".join(kinds), ",".join(self.recomputes)
+            raise InvalidInput(f"{self.model.name} knows {known}, not {given}", source="--recompute")
+        if next(self.choices(), None) is not None:
+            return
+        each = self.ranks * min(self.microbatches)
+        least = next((n for n in _divisors(each) if next(self.with_changes(batch=n).choices(), None) is not None), 0)
+        what = f"no plan of {self.model.name} on {self.ranks} GPUs"
+        if least:
+            near = max(1, round(self.batch / least)) * least
+            message = f"{what} divides {self.batch} sequences; pass a multiple of {least}, such as --batch {near}"
+            raise InvalidInput(message, source="job", field="batch")
+        try:  # the plan that asks for least says what is wrong
+            self.with_changes(batch=each).plan(
+                Choice(self.meshes()[0], min(self.microbatches), self.known_recomputes[0])
+            )
+        except SimdevError as error:
+            raise InvalidInput(f"{what} is possible: {error}", source="job") from None
+        raise InvalidInput(f"{what} is possible; pass other --microbatch or --batch", source="job")
+
     def plan(self, choice: Choice) -> Plan:
         """The plan of a choice. Raises :class:`InvalidInput` if the choice does not suit model, cluster or batch."""
         mesh = choice.mesh

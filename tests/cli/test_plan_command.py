@@ -48,6 +48,8 @@ def test_the_best_plans_and_a_configuration(tmp_path):
         (["--batch", "0"], "batch"),
         (["--framework", "fast"], "framework"),
         (["--recompute", "half"], "gpt knows none, full, not half"),
+        (["--batch", "7"], "8 GPUs divides 7 sequences; pass a multiple of"),
+        (["--evaluations", "-3"], "--evaluations: expected a whole number from 1 on, got -3"),
     ],
 )
 def test_mistakes_are_named(more, message):
@@ -64,3 +66,18 @@ def test_a_job_that_divides_by_nothing_is_refused():
 
     done = run("plan", MODEL, "dgx-a100", "--planner", "ddp", "--batch", "7")
     assert isinstance(done.exception, SimdevError) and "7 sequences" in str(done.exception)
+
+
+def test_sizes_that_contradict_each_other_are_named():
+    done = run("plan", "llama3-8b[heads=30]", "dgx-h100")
+    assert "4096 does not divide by 30 heads" in str(done.exception)
+    done = run("plan", MODEL, "dgx-a100[nodes=-1]")
+    assert "nodes: expected a whole number from 1 on" in str(done.exception)
+
+
+def test_times_have_the_digits_that_tell_them_apart():
+    from simdev.cli.commands.plan import told_apart
+
+    assert told_apart([58.061, 62.74]) == ["58.06", "62.74"]
+    assert told_apart([0.2212, 0.2214, 0.2701]) == ["0.2212", "0.2214", "0.2701"]
+    assert told_apart([0.22, 0.22]) == ["0.22", "0.22"]

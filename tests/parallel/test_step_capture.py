@@ -430,6 +430,20 @@ def test_models_of_packages_that_cannot_be_spread(target, mesh, message):
         capture_package_step(target, parse_mesh(mesh))
 
 
+def test_ranks_without_a_collective_are_refused(tmp_path):
+    from simdev.parallel.capture.step import capture_step_file
+
+    (tmp_path / "alone.py").write_text(
+        "import torch\n"
+        "def make_step(mesh):\n"
+        "    model = torch.nn.Linear(8, 8)\n"
+        "    return lambda: model(torch.ones(2, 8)).sum().backward()\n"
+    )
+    with pytest.raises(InvalidInput, match=r"alone.py: no rank calls a collective.*fully_shard"):
+        capture_step_file(f"{tmp_path}/alone.py:make_step", parse_mesh("dp_replicate=8"))
+    assert capture_step_file(f"{tmp_path}/alone.py:make_step", parse_mesh("dp_replicate=1")).flops > 0
+
+
 def test_integers_are_counted_as_an_accelerator_does():
     torch = pytest.importorskip("torch")
     from simdev.parallel.capture.libraries import Chunks, recordable

@@ -66,12 +66,11 @@ def plan(
     """
     import numpy as np
 
-    from simdev.errors import BudgetExhausted
+    from simdev.errors import BudgetExhausted, Unsupported
     from simdev.parallel import find_model, load_cluster
     from simdev.parallel.framework import find_framework
     from simdev.planners import Evaluator, Job, PlanBudget, find_planner
-    from simdev.planners.figures import figures, what_helps, why_slower
-    from simdev.planners.job import RECOMPUTE
+    from simdev.planners.figures import figures, what_helps, why_none_fits, why_slower
 
     spec, params = find_planner(planner)
     found, parameters = find_model(model)
@@ -85,9 +84,9 @@ def plan(
         recomputes=tuple(recompute.split(",")),
         name=f"{model} on {cluster}",
     )
-    if not job.known_recomputes:
-        known = ", ".join(job.with_changes(recomputes=RECOMPUTE).known_recomputes)
-        raise InvalidInput(f"{found.name} knows {known}, not {recompute}", source="--recompute")
+    job.check()
+    if evaluations is not None and evaluations < 1:
+        raise InvalidInput(f"expected a whole number from 1 on, got {evaluations}", source="--evaluations")
     writer = _writer(write)
     price = positive(price, "--price") or job.cluster.kind.dollars_per_hour or None
     workers = jobs or os.cpu_count() or 1
@@ -108,7 +107,9 @@ def plan(
             print(f"simdev: interrupted after {budget.used} plans; the best so far", file=sys.stderr)
             choice = budget.best.choice
         except BudgetExhausted as error:
-            raise InvalidInput(f"{error}; none fits", source=f"planner {planner}") from None
+            raise InvalidInput(f"{error}; none fits{why_none_fits(job, budget)}", source=f"planner {planner}") from None
+        except Unsupported as error:
+            raise Unsupported(f"{error}{why_none_fits(job, budget)}") from None
         best = evaluator.outcome(choice, always=True)
         others = [o for o in sorted(budget.tried.values()) if o.choice != choice and o.step_ns is not None]
         helps = what_helps(job, evaluator, best, budget.tried.values())
@@ -171,13 +172,13 @@ def _print(job, rows: list[dict], budget, helps: list[str], price: float | None)
     print(f"{job.name}: {job.ranks} GPUs, {job.batch:,} sequences in a step; {estimated}{budget.used} simulated")
     header = ["plan", "step s", "tokens/s/GPU", "MFU", "allocated GiB", "reserved GiB", "idle", "exposed"]
     header += ["$/M tokens"] if price is not None else []
-    lines = []
-    for row in rows:
+    lines, times = [], told_apart([row["step_time_s"] for row in rows])
+    for row, seconds in zip(rows, times, strict=True):
         peak, reserved = (
             "/".join(_shortened([f"{peak / 2**30:.0f}" for peak in row[name]]))
             for name in ("peak_memory_bytes", "reserved_memory_bytes")
         )
-        line = [row["name"], f"{row['step_time_s']:.2f}", f"{row['tokens_per_s_per_gpu']:,.0f}", f"{row['mfu']:.1%}"]
+        line = [row["name"], seconds, f"{row['tokens_per_s_per_gpu']:,.0f}", f"{row['mfu']:.1%}"]
         line += [
             peak,
             reserved + ("" if row["fits"] else " (!)"),
@@ -194,9 +195,22 @@ def _print(job, rows: list[dict], budget, helps: list[str], price: float | None)
     gap = rows[0]["step_time_s"] / rows[0]["bound_s"] - 1
     same = "these stages" if "stage_meshes" in rows[0]["plan"] else "this mesh, microbatch and recomputation"
     print(f"No plan with {same} can be more than {gap:.1%} faster.")
-    print("What would help:")
+    for note in job.model.notes:
+        print(f"Not offered: {note}.")
+    if helps:
+        print("What would help:")
     for sentence in helps:
         print(f"  {sentence}")
+
+
+def told_apart(seconds: list[float]) -> list[str]:
+    """Times with at least two decimals, and as many as it takes to tell apart those that differ by a thousandth."""
+    different = len({f"{value:.3e}" for value in seconds})
+    return next(
+        texts
+        for digits in range(2, 10)
+        if len(set(texts := [f"{value:.{digits}f}" for value in seconds])) >= different or digits == 9
+    )
 
 
 def _shortened(peaks: list[str]) -> list[str]:
@@ -205,27 +219,32 @@ def _shortened(peaks: list[str]) -> list[str]:
 
 
 class _Progress:
-    """A line on standard error now and then: plans tried, best step time, time left where the search has a limit."""
+    """Lines on standard error: the first plan that fits at once; then, now and then, what is under way, plans done of
+    plans to do, the best step time and the time left."""
 
     budget = None
 
     def __init__(self, evaluations: int | None, seconds: float | None):
         self.evaluations, self.seconds = evaluations, seconds
         self.begin = self.last = time.monotonic()
+        self.first = True
 
     def __call__(self, used: int, best) -> None:
         now = time.monotonic()
-        if now - self.last < 2:
+        if best is not None and self.first:
+            self.first = False
+            print(f"first plan that fits: {best.choice}: {best.step_ns / 1e9:.4g} s", file=sys.stderr, flush=True)
+        if now - self.last < 2 or self.budget is None:
             return
         self.last = now
-        spent, left = now - self.begin, []
-        if self.seconds:
-            left.append(self.seconds - spent)
-        if self.evaluations and used:
-            left.append(spent / used * (self.evaluations - used))
         from simdev.cli.progress import left as words
 
-        figure = f"best {best.choice}: {best.step_ns / 1e9:.2f} s" if best else "none fits yet"
+        budget, left = self.budget, []
+        if self.seconds:
+            left.append(self.seconds - (now - self.begin))
+        if budget.done:
+            left.append((now - budget.phase_began) / budget.done * (budget.total - budget.done))
+        figure = f"best {best.choice}: {best.step_ns / 1e9:.4g} s" if best else "none fits yet"
         rest = words(min(left)) if left else ""
-        estimated = f"{len(self.budget.estimated):,} plans estimated, " if self.budget and self.budget.estimated else ""
-        print(f"{estimated}{used} simulated, {figure}{rest and ', ' + rest}", file=sys.stderr, flush=True)
+        under_way = f"{budget.phase} {budget.done:,} of {budget.total:,} plans"
+        print(f"{under_way}; {used} simulated, {figure}{rest and ', ' + rest}", file=sys.stderr, flush=True)

@@ -82,6 +82,7 @@ def capture_step(
         pieces.append(tuple(mine))
         resident.append(run.resident_bytes)
     _check_stages(pieces, chunks.stages, source or name)
+    _check_spread(segments, pieces, mesh, source or name)
     return RankProgram(name, mesh, tuple(segments), tuple(pieces), tuple(resident), batch, length)
 
 
@@ -92,6 +93,20 @@ def _check_stages(pieces: list[tuple[Piece, ...]], stages: int, source: str) -> 
     if missing:
         message = f"of the {stages} pipeline stages, stage {missing[0]} has no work on any rank"
         raise InvalidInput(message, source=source)
+
+
+def _check_spread(segments: list[Segment], pieces: list[tuple[Piece, ...]], mesh: Mesh, source: str) -> None:
+    """Raise :class:`InvalidInput` for a step of several ranks that neither calls a collective nor sends anything: its
+    ranks would train models of their own."""
+    sent = any(piece.sent_bytes for row in pieces for piece in row)
+    if mesh.ranks == 1 or sent or any(call.is_collective for segment in segments for call in segment.calls):
+        return
+    raise InvalidInput(
+        f"no rank calls a collective, so the {mesh.ranks} ranks of {mesh} would train without each other: the code "
+        "does not use the mesh that make_step gets; wrap the model in it (fully_shard, DistributedDataParallel, "
+        "parallelize_module)",
+        source=source,
+    )
 
 
 class _RankRun:

@@ -1,0 +1,122 @@
+"""Any model: which kinds of transformers' models plan, and whether sizes and FLOPs are those of the library.
+
+``python -m simdev.studies.any_model kinds`` captures one step of each kind of causal language model with a
+tensor-parallel plan, with its default sizes and few layers, on four ranks (``dp_shard=2,tp=2``).
+``python -m simdev.studies.any_model published`` compares models of published sizes with the library's own: parameters
+of the captured program, and FLOPs of its products and attention against ``FlopCounterMode`` on the unsharded model.
+
+Both print a table in Markdown and take ``NAME ...`` to do only these.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from simdev.errors import InvalidInput, SimdevError
+from simdev.parallel.capture.stage import StageProgram, capture_stage, few_parts
+from simdev.parallel.hugging_face import hugging_face_model
+from simdev.parallel.mesh import Mesh, parse_mesh
+
+MESH = parse_mesh("dp_shard=2,tp=2")
+LENGTH = 256  # tokens of a sequence
+LIMIT_S = 20  # processor time for one kind
+PUBLISHED = Path(__file__).with_name("published_models.json")
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
+
+
+def kinds_with_plans() -> list[str]:
+    """The kinds (``model_type``) of causal language models whose class brings a tensor-parallel plan."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    known = transformers.CONFIG_MAPPING
+    return [kind for kind in CAUSAL if kind in known and getattr(known[kind], "base_model_tp_plan", None)]
+
+
+def class_of(kind: str) -> str:
+    """The class that trains a kind of causal language model."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    return CAUSAL[kind] if isinstance(CAUSAL[kind], str) else CAUSAL[kind][0]
+
+
+def try_kind(kind: str) -> str:
+    """What happened to a step of this kind: counts of collectives, or the reason of the refusal after ``refused:``."""
+
+    def late(*_):
+        raise InvalidInput(f"not captured within {LIMIT_S} s of processor time", source=kind)
+
+    started = time.process_time()
+    signal.signal(signal.SIGVTALRM, late)
+    signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
+    try:
+        model, parameters = hugging_face_model({}, {"length": LENGTH}, kind, class_of(kind))
+        part = few_parts(model.part(parameters, parameters["layers"]))[0][0]
+        if model.checks is not None:
+            model.checks(parameters, MESH)
+        program = capture_stage(model, parameters, MESH, replace(part, first=True, last=True), several=False)
+    except SimdevError as error:
+        return f"refused: {error}"
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    found = ", ".join(f"{count} {kind} {axis}" for (kind, axis), count in sorted(collectives(program).items()))
+    return f"{found}; {time.process_time() - started:.1f} s"
+
+
+def collectives(program: StageProgram) -> Counter:
+    """Collectives of a step with one microbatch, by kind and communicator."""
+    calls = (*program.forward.calls, *program.backward[StageProgram.ONLY].calls, *program.finish.calls)
+    return Counter((call.kind, call.stream) for call in calls if call.is_collective)
+
+
+def compare(name: str, entry: dict) -> list[str]:
+    """A row: parameters as published, of the library and of the captured program; FLOPs counted on the unsharded model
+    and those of the captured products, for one sequence."""
+    given = {**entry["config"], **({"architectures": [entry["class"]]} if "class" in entry else {})}
+    length = {"length": entry.get("length", 1024)} if entry.get("length", 1024) else {}
+    model, parameters = hugging_face_model(given, length, name)
+    own = model.function.parameters
+    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, parameters["layers"]), several=False)
+    calls = (*program.forward.calls, *program.backward[StageProgram.ONLY].calls)
+    counted = sum(call.flops for call in calls if call.kind in PRODUCTS or "attention" in call.kind)
+    flops = model.flops(parameters)
+    published = entry.get("parameters")
+    return [
+        name,
+        f"{published:,}" if published else "",
+        f"{own:,}",
+        f"{program.parameters:,}",
+        f"{flops / 1e12:.4g}",
+        f"{counted / flops - 1:+.2%}",
+        "; ".join(model.notes),
+    ]
+
+
+def main(what: str, *names: str) -> None:
+    """Print one of the tables."""
+    if what == "kinds":
+        chosen = names or tuple(kinds_with_plans())
+        passed = 0
+        for kind in chosen:
+            found = try_kind(kind)
+            passed += not found.startswith("refused")
+            print(f"| {kind} | {found} |", flush=True)
+        print(f"\n{passed} of {len(chosen)} kinds passed on {MESH}")
+        return
+    entries = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    print("| model | published | library | captured | TFLOPs | products | notes |\n|---|---|---|---|---|---|---|")
+    for name in names or entries:
+        try:
+            print("| " + " | ".join(compare(name, entries[name])) + " |", flush=True)
+        except SimdevError as error:
+            print(f"| {name} | refused: {error} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(*(sys.argv[1:] or ["kinds"]))

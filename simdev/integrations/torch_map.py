@@ -177,8 +177,8 @@ def _modules(problem: Problem) -> list[str | None]:
     owning = {layer for layer, kind in zip(layers, graph.op_kind, strict=True) if graph.kinds[kind] == "parameter"}
     owning |= {_module_of(label) for label in graph.meta.get("tied", {})}
     blocks = {block for block in map(_block_of, owning) if block}
-    if len(blocks) < 2 * problem.topology.n_devices:
-        blocks = set()  # a model of few blocks is cut inside them
+    if len(blocks) < len(problem.topology.accelerators):
+        blocks = set()  # fewer blocks than devices: they are cut inside, or devices would stay empty
     inside = {
         layer for layer in set(layers) if layer in owning or any(layer.startswith(f"{own}.") for own in owning if own)
     }
@@ -284,8 +284,8 @@ def _collapsed(modules: dict[str, int]) -> dict[str, int]:
 
 def _pipeline(problem: Problem, block_of_op: np.ndarray, weight: np.ndarray, devices: list[int]):
     """The modules, in the order of the forward pass, cut into a stage for each of ``devices`` so that the largest stage
-    is least: the modules that begin the later stages, and the device of each block. A model that is a list or sequence
-    of blocks is cut between them alone."""
+    is least: the modules that begin the later stages, and the device of each block. A model with a list or sequence of
+    blocks is cut between them only, unless it has too few of them."""
     graph = problem.graph
     forward = (graph.op_phase == PHASES.index("forward")) & (np.diff(graph.input_ptr) > 0)
     owners = _modules(problem)
@@ -295,10 +295,12 @@ def _pipeline(problem: Problem, block_of_op: np.ndarray, weight: np.ndarray, dev
         if name is not None:
             begins.setdefault(int(block_of_op[op]), name)
     order = list(begins)
-    whole = [start for start, block in enumerate(order) if _block_of(begins[block]) == begins[block]]
+    members = [_block_of(begins[block]) for block in order]
+    between = [start for start, member in enumerate(members) if member and member not in members[:start]]
     stages = min(len(devices), len(order))
+    enough = sum(start > 0 for start in between) >= stages - 1
     allowed = np.zeros(len(order) + 1, np.bool_)
-    allowed[whole if len(whole) >= stages else slice(None)] = True
+    allowed[between if enough else slice(None)] = True
     allowed[[0, len(order)]] = True
     total = np.concatenate([[0], np.cumsum(weight.sum(axis=1)[order])])
     most = np.iinfo(np.int64).max
@@ -316,6 +318,6 @@ def _pipeline(problem: Problem, block_of_op: np.ndarray, weight: np.ndarray, dev
     for stage in range(stages, 0, -1):
         start = int(came[stage, end])
         stage_of[order[start:end]] = stage - 1
-        splits = [begins[order[start]], *splits]
+        splits = [(members[start] if enough else None) or begins[order[start]], *splits]
         end = start
     return tuple(splits[1:]), np.array(devices, np.int32)[stage_of]

@@ -71,6 +71,27 @@ def test_each_module_on_one_device_and_no_slower_than_said(name):
     assert len(found.splits) == len(set(found.placement.devices.tolist())) - 1
 
 
+@pytest.mark.parametrize("blocks, machine", [(12, "v100x8-dgx1"), (4, "p100x4"), (9, "p100x4")])
+def test_a_model_with_as_many_blocks_as_accelerators_is_cut_between_them(blocks, machine):
+    """An embedding of several modules, blocks of two layers, a head: no block is divided, nor the embedding cut off."""
+    topology, builder = load_topology(machine), GraphBuilder("model")
+    gpus = list(topology.accelerators)
+    layers = [("embed.words", 9), ("embed.norm", 1)]
+    layers += [(f"h.{n}.{part}", 5) for n in range(blocks) for part in ("attn", "mlp")]
+    each = int(0.6 * topology.memory_bytes[gpus].sum() / (len(layers) + 1))  # one GPU cannot hold the model
+    x = builder.outputs(builder.op("input", "input", outputs=[4]))
+    for layer, weight in [*layers, ("head", 9)]:
+        w = builder.outputs(builder.op(f"{layer}/w", "parameter", outputs=[4], layer=layer, persistent_bytes=each))
+        op = builder.op(f"{layer}/mm", "mm", inputs=x + w, outputs=[4], layer=layer, flops=weight * 10**9)
+        x = builder.outputs(op)
+    problem = Problem.build(builder.build(), topology)
+    rng = np.random.default_rng(0)
+    found = device_map(problem, Placement(rng.choice(gpus, problem.graph.n_ops)))
+    assert not [path for path in found.modules if path.startswith("h.") and path.count(".") > 1], "a block is divided"
+    assert all(path.startswith("h.") and path.count(".") == 1 for path in found.splits)
+    assert len(found.splits) == len(set(found.placement.devices.tolist())) - 1 > 0
+
+
 def test_a_map_gives_back_the_placement_that_it_was_made_from():
     problem = Problem.build(registry.load_workload("transformer-xl-2"), load_topology("p100x4"))
     rng = np.random.default_rng(0)

@@ -530,8 +530,8 @@ def onnx_model():
     graph = helper.make_graph(
         nodes,
         "tiny",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 5])],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 5])],
         [weights("w", 4, 3, 3, 3), weights("b", 4), weights("g", 5, 256)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
@@ -557,6 +557,19 @@ def test_onnx(tmp_path, onnx_model):
     assert graph.n_units == 4, "parameters are colocated with their readers"
     signature = graph.signatures[graph.op_signature[graph.op_names.index("net/conv")]]
     assert signature == "Conv(f32[1,3,8,8],f32[4,3,3,3],f32[4],pads=[1,1,1,1])->f32[1,4,8,8]"
+
+
+def test_the_dynamic_axes_of_an_onnx_model_need_sizes(tmp_path, onnx_model):
+    for value in (*onnx_model.graph.input, *onnx_model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "N"
+    path = write(tmp_path, "m.onnx", onnx_model.SerializeToString())
+    one, many = (import_graph(path, sizes={"N": size}).graph for size in (1, 40))
+    assert many.op_flops.sum() == 40 * one.op_flops.sum()
+    assert many.tensor_bytes[many.tensor_result].tolist() == [40 * 20]
+    with pytest.raises(InvalidInput, match=r"the axes N have no size; give them: simdev import .*--size N="):
+        import_graph(path)
+    with pytest.raises(UnknownName, match="unknown dynamic axis 'M'"):
+        import_graph(path, sizes={"N": 1, "M": 2})
 
 
 def test_a_published_onnx_model(tmp_path):

@@ -29,6 +29,9 @@ def import_(
     fix_units: Annotated[
         bool, typer.Option("--fix-units", help="dnn-partitioning: multiply edge costs by 1000 if they are too small.")
     ] = False,
+    size: Annotated[
+        list[str] | None, typer.Option("--size", metavar="AXIS=N", help="ONNX: the size of a dynamic axis (batch=8).")
+    ] = None,
 ) -> None:
     """Convert a graph or trace of another tool.
 
@@ -50,7 +53,7 @@ def import_(
         if said:
             print(f"{file}: {said}", file=sys.stderr)
     else:
-        found = import_graph(file, file_format, device_kind=device_kind, fix_units=fix_units)
+        found = import_graph(file, file_format, device_kind=device_kind, fix_units=fix_units, sizes=_sizes(size))
     if costs is not None and not found.measured:
         raise InvalidInput("holds no measured times", source=file)
     save_graph(found.graph, out)
@@ -60,3 +63,13 @@ def import_(
         print(f"{costs}: times on {', '.join(sorted(found.measured))}")
     elif found.measured:
         print(f"measured times on {', '.join(sorted(found.measured))} are not kept; --costs FILE writes them")
+
+
+def _sizes(given: list[str] | None) -> dict[str, int]:
+    sizes = {}
+    for text in given or ():
+        name, _, number = text.rpartition("=")
+        if not name or not number.isdecimal() or not 0 < int(number) < 1 << 40:
+            raise InvalidInput(f"expected AXIS=N with a positive whole number, got {text!r}", field="--size")
+        sizes[name] = int(number)
+    return sizes

@@ -88,13 +88,18 @@ def is_json(data: bytes) -> bool:
 
 
 def import_graph(
-    path: str | os.PathLike, format: str | None = None, *, device_kind: str = "accelerator", fix_units: bool = False
+    path: str | os.PathLike,
+    format: str | None = None,
+    *,
+    device_kind: str = "accelerator",
+    fix_units: bool = False,
+    sizes: dict[str, int] | None = None,
 ) -> Imported:
     """Read a graph file in ``format``, or in the format that its content shows.
 
     Most profiles do not name the device of the measurement, so their times are stored under ``device_kind``.
     ``fix_units`` multiplies the edge costs of dnn-partitioning files by 1000 if they are too small for the node times
-    by that factor. Raises :class:`InvalidInput`, which names the file and the field, if the file is malformed.
+    by that factor. ``sizes`` are those of the dynamic axes of an ONNX model, by name. Raises :class:`InvalidInput`, which names the file and the field, if the file is malformed.
     """
     formats = SHELF.load()
     if format is not None and format not in formats:
@@ -105,7 +110,9 @@ def import_graph(
     format = format or detect_format(data, path)
     if fix_units and format != "dnn-partitioning":
         raise InvalidInput(f"only dnn-partitioning files have units to fix, this is {format}", source=path)
-    options = {"fix_units": True} if fix_units else {}
+    if sizes and format != "onnx":
+        raise InvalidInput(f"only ONNX models have dynamic axes, this is {format}", source=path)
+    options: dict[str, Any] = {"fix_units": True} if fix_units else {"sizes": sizes} if sizes else {}
     try:
         return formats[format].function(data, path, format=format, device_kind=device_kind, **options)
     except InvalidInput as error:

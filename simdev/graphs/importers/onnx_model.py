@@ -6,7 +6,8 @@ node.
   computed beforehand. A graph input becomes an op of the kind ``input``. The kind of every other op is its ONNX name.
 * Reshape, Flatten, Squeeze, Unsqueeze, Identity and Dropout change no data during inference: readers of their output
   read their input.
-* Symbolic dimensions of inputs (a batch called ``N``) become 1. Sizes that the graph computes (``Shape``, ``Gather``,
+* Dynamic axes of inputs (a batch called ``N``) have the sizes that the caller gives; a missing one is an error. Sizes
+  that the graph computes (``Shape``, ``Gather``,
   ``Concat``) are evaluated; a node whose result follows from shapes alone becomes a ``constant``, or nothing if only
   other sizes are computed from it. Values whose shape still cannot be inferred count as 0 bytes, and
   ``meta["values_without_shape"]`` lists them; a product, convolution, attention or recurrent layer among their makers
@@ -21,7 +22,7 @@ from __future__ import annotations
 import math
 import os
 
-from simdev.errors import InvalidInput, Unsupported
+from simdev.errors import InvalidInput, UnknownName, Unsupported
 from simdev.graphs.importers import Imported, importer
 from simdev.graphs.importers.onnx_payload import read_model
 from simdev.graphs.importers.onnx_shapes import propagate, shape_of
@@ -73,8 +74,10 @@ def _detects(data: bytes, path: str) -> bool:
 
 
 @importer("onnx", detects=_detects, general=True, suffix=".onnx", read=read_model)
-def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str) -> Imported:
-    model = _load(data, path)
+def parse(
+    data: bytes, path: str | os.PathLike, *, format: str, device_kind: str, sizes: dict[str, int] | None = None
+) -> Imported:
+    model = _load(data, path, sizes or {})
     graph = model.graph
     if not graph.node:
         raise InvalidInput("the model has no nodes", source=path, field="graph: node")
@@ -167,7 +170,7 @@ def parse(data: bytes, path: str | os.PathLike, *, format: str, device_kind: str
     return Imported(built)
 
 
-def _load(data: bytes, path):
+def _load(data: bytes, path, sizes: dict[str, int]):
     try:
         import onnx
         import onnx.inliner
@@ -177,18 +180,47 @@ def _load(data: bytes, path):
         model = onnx.load_from_string(data)
         if model.functions:
             model = onnx.inliner.inline_local_functions(model)
-        for value in model.graph.input:
-            for axis in value.type.tensor_type.shape.dim:
-                if not axis.HasField("dim_value"):
-                    axis.dim_value = 1
-        for value in model.graph.output:
-            if not all(axis.HasField("dim_value") for axis in value.type.tensor_type.shape.dim):
-                value.type.tensor_type.ClearField("shape")  # shape inference computes it again
+        _set_sizes(model.graph, sizes, path)
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except InvalidInput:
+        raise
     except Exception as error:  # protobuf and onnx raise their own exceptions for malformed files
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise InvalidInput(f"not an ONNX model ({reason})", source=path) from None
     return inferred if len(inferred.graph.node) == len(model.graph.node) else model
+
+
+def _set_sizes(graph, sizes: dict[str, int], path) -> None:
+    """Give the dynamic axes of the inputs their sizes; shape inference computes what follows from them.
+
+    An axis without a name is called after its input: ``x.0``. Raises :class:`InvalidInput` naming the axes that have no
+    size, and those that do not exist.
+    """
+    weights = {tensor.name for tensor in graph.initializer}
+    found: set[str] = set()
+    for value in graph.input:
+        if value.name in weights:
+            continue
+        for number, axis in enumerate(value.type.tensor_type.shape.dim):
+            if not axis.HasField("dim_value"):
+                name = axis.dim_param or f"{value.name}.{number}"
+                found.add(name)
+                if name in sizes:
+                    axis.dim_value = sizes[name]
+    missing = sorted(found.difference(sizes))
+    if missing:
+        options = " ".join(f"--size {name}=..." for name in missing)
+        message = f"the axes {', '.join(missing)} have no size; give them: simdev import {path} {options} -o GRAPH.npz"
+        raise InvalidInput(message, source=path)
+    for name in sizes:
+        if name not in found:
+            raise UnknownName("dynamic axis", name, found, source=path)
+    for value in graph.output:
+        if not all(axis.HasField("dim_value") for axis in value.type.tensor_type.shape.dim):
+            value.type.tensor_type.ClearField("shape")
+    inner = [value for value in graph.value_info if found and shape_of(value.type) is None]
+    for value in inner:
+        graph.value_info.remove(value)
 
 
 def _values(model, path) -> tuple[dict[str, _Value], set[str]]:

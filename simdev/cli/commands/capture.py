@@ -14,9 +14,17 @@ from simdev.errors import InvalidInput
 @command("capture", topic=OWN)
 def capture(
     step: Annotated[
-        str, typer.Argument(help="my_model.py:make_step, or a package's model: timm:resnet50, transformers:T5Model.")
+        str,
+        typer.Argument(
+            help="FILE.py:FUNCTION, a package's model (timm:resnet50, transformers:T5Model), or a script (train.py)."
+        ),
     ],
     out: OutOption,
+    arguments: Annotated[list[str] | None, typer.Argument(help="After --: the arguments of a script.")] = None,
+    at_step: Annotated[int, typer.Option("--step", min=2, help="A script: which of its training steps.")] = 3,
+    scale: Annotated[
+        str | None, typer.Option(metavar="batch=N", help="A script: the size of its batch, by its own option.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the graph; by default that of file and function.")] = None,
     mode: Annotated[
         str, typer.Option(help="A package's model: train, inference, prefill or decode (one token).")
@@ -42,16 +50,27 @@ def capture(
 
     The step trains, infers, or is a loop of your own.
 
+    A script runs unchanged on the CPU until a training step of it has ended.
+
     With --mesh, turn a parallel step into a rank program, which `simdev simulate-plan` takes in place of a model.
     With --mesh and --compiled, the runs of elementwise kernels between products and collectives are one kernel each.
     """
+    is_script = step.endswith(".py")
+    if not is_script and (arguments or scale):
+        raise InvalidInput("arguments after -- and --scale are for scripts (train.py)", source=step)
     if mesh is not None:
         _capture_ranks(step, out, mesh, name, mode, batch, length, compiled)
         return
-    from simdev.graphs.capture import capture_file, capture_package, is_package_model
+    from simdev.graphs.capture import capture_file, capture_package, capture_script, is_package_model
     from simdev.problem.graph_file import save_graph
 
-    if is_package_model(step):
+    if is_script:
+        if mode != "train" or batch or length:
+            raise InvalidInput("--mode, --batch and --length are for models of packages; use --scale", source=step)
+        graph = capture_script(
+            step, arguments or [], step=at_step, batch=_scale(scale), name=name, allow_empty=allow_empty
+        )
+    elif is_package_model(step):
         graph = capture_package(step, name=name, allow_empty=allow_empty, mode=mode, batch=batch, length=length)
     else:
         if mode != "train" or batch or length:
@@ -71,11 +90,25 @@ def capture(
     print(f"precision: {precision_text(graph.meta['precision_of_classes'])}")
     if "recomputed_ops" in graph.meta:
         print(f"recomputed: {graph.meta['recomputed_ops']} ops of the forward pass run again in the backward pass")
-    if "values" in graph.meta:
+    if is_script:
+        print(f"step {at_step} of {step}, which ends with a step of {graph.meta['marked_by']}; it ran for real")
+        if "step_before_flops" in graph.meta:
+            before = graph.meta["step_before_flops"]
+            print(f"steps vary: the step before had {before:,} FLOPs of products; choose another by --step")
+    elif "values" in graph.meta:
         ran = {"forward": "its forward pass", "real": "it"}[graph.meta["values"]]
         print(f"the step depends on values: {ran} ran for real on the given inputs, whose sizes the graph has")
     if "first_call_flops" in graph.meta:
         print(f"the step varies: its first call had {graph.meta['first_call_flops']:,} FLOPs of products")
+
+
+def _scale(text: str | None) -> int | None:
+    if text is None:
+        return None
+    name, _, number = text.partition("=")
+    if name != "batch" or not number.isdecimal() or not 0 < int(number) < 1 << 40:
+        raise InvalidInput(f"expected batch=N, got {text!r}", field="--scale")
+    return int(number)
 
 
 def _print_fused(eager, graph) -> None:

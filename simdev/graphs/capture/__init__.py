@@ -29,7 +29,7 @@ update. If a step depends on the values of large tensors, its forward pass runs 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +94,34 @@ def capture_file(target: str, *, name: str | None = None, allow_empty: bool = Fa
     path, function = target.rpartition(":")[::2]
     with neighbours(Path(path)):
         return _captured(build, name or own_name, meta, path, function, allow_empty)
+
+
+def capture_script(
+    path: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    step: int = 3,
+    batch: int | None = None,
+    name: str | None = None,
+    allow_empty: bool = False,
+) -> ComputationGraph:
+    """Run a training script unchanged, for real, on the CPU, and capture its training step number ``step``.
+
+    The script hears ``arguments``, as in ``python train.py ARGUMENTS``, and is stopped after the step. ``batch`` sets
+    the script's own option for the batch size. The graph is named after the file, or ``name``. Raises
+    :class:`InvalidInput` naming the file, and the line of it that failed.
+    """
+    _need_torch()
+    from simdev.graphs.capture.script import batch_arguments, run_script
+
+    path = Path(path)
+    if not path.is_file():
+        raise InvalidInput("no such file", source=path)
+    if step < 2:
+        raise InvalidInput("expected at least 2: the first step makes the optimizer's state", source=path, field="step")
+    given = [*arguments, *(batch_arguments(path, batch) if batch else ())]
+    meta = {"source": path.name, "arguments": given, "step": step}
+    return run_script(path, given, step, name or path.stem, meta, allow_empty=allow_empty)
 
 
 def capture_package(target: str, *, name: str | None = None, allow_empty: bool = False, **choices) -> ComputationGraph:

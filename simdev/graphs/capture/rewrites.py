@@ -26,7 +26,7 @@ def as_on_gpu(*, cpu_kernels: bool = False):
         stack.enter_context(gpu_autocast())
         stack.enter_context(Rewrites())
         if not cpu_kernels:
-            stack.enter_context(_no_cpu_ops())
+            stack.enter_context(no_cpu_ops())
         stack.enter_context(grouped_products())
         stack.enter_context(_copies_of_fakes())
         stack.enter_context(no_accelerator())
@@ -108,7 +108,7 @@ def _host(item):
 
 
 @contextmanager
-def _no_cpu_ops():
+def no_cpu_ops():
     """The one op that only CPUs have, an LSTM, is left to its parts."""
     before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
     try:

@@ -78,7 +78,7 @@ def run(make: Callable[[], Step] | Step, name: str, meta: dict, *, allow_empty: 
     its parameters are too large. A step that fake tensors cannot run (NumPy arrays, sparse gradients) runs for real.
     Raises :class:`InvalidInput` for a graph without a product or an update, unless ``allow_empty``.
     """
-    with _seeded():
+    with seeded():
         built = build_fake(make, name)
     try:
         return _run_fake(built, name, meta, allow_empty)
@@ -108,14 +108,14 @@ def run(make: Callable[[], Step] | Step, name: str, meta: dict, *, allow_empty: 
 def _run_rehearsed(make, name: str, meta: dict, allow_empty: bool) -> ComputationGraph | None:
     """Capture on fake tensors with the answers of a real forward pass; None if they do not lead through the step."""
     try:
-        with _seeded():
+        with seeded():
             step = build_real(make, name)
         if isinstance(step, CustomStep):
             return None
-        with _seeded(), _as_captured(step.model):
+        with seeded(), _as_captured(step.model):
             answers = rehearse(step)
         del step
-        with _seeded():
+        with seeded():
             built = build_fake(make, name)
         built.shadows.answers = answers
         return _run_fake(built, name, {**meta, "values": "forward"}, allow_empty)
@@ -124,7 +124,7 @@ def _run_rehearsed(make, name: str, meta: dict, allow_empty: bool) -> Computatio
 
 
 def _run_for_real(make, name: str, meta: dict, allow_empty: bool = False) -> ComputationGraph:
-    with _seeded():
+    with seeded():
         step = build_real(make, name)
         return capture_step(Tape(), step, name, {**meta, "values": "real"}, allow_empty=allow_empty).graph
 
@@ -133,9 +133,9 @@ def _run_fake(built, name: str, meta: dict, allow_empty: bool) -> ComputationGra
     if isinstance(built.step, CustomStep) and not any(
         isinstance(parameter, FakeTensor) for parameter in built.step.model.parameters()
     ):
-        with _seeded():
+        with seeded():
             return capture_step(Tape(), built.step, name, {**meta, "values": "real"}, allow_empty=allow_empty).graph
-    with _seeded(), built.mode, built.shadows:
+    with seeded(), built.mode, built.shadows:
         return capture_step(Tape(), built.step, name, meta, quiet=built.shadows, allow_empty=allow_empty).graph
 
 
@@ -187,7 +187,7 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None, a
             check_repeats(name, first, counted.total)
         elif abs(first - counted.total) > TOLERANCE * max(first, counted.total):
             meta = {**meta, "first_call_flops": first}
-    meta = {**_unseen_state(model, {**held.named, **held.buffers}), **meta}
+    meta = {**unseen_state(model, {**held.named, **held.buffers}), **meta}
     assembly = assembled(tape, held, ran, name, meta, counted.total, versions.updates)
     if not allow_empty:
         wants_update = isinstance(step, CustomStep) or bool(optimizers)
@@ -331,13 +331,14 @@ class Loop:
 
     def __enter__(self):
         self._tape.phase = "loop"
-        self._hooks.enter_context(_optimizer_hooks(self._before, self._after))
+        self._hooks.enter_context(optimizer_hooks(self.before, self.after))
         return self
 
     def __exit__(self, *error):
         return self._hooks.__exit__(*error)
 
-    def _before(self, optimizer, args, kwargs):
+    def before(self, optimizer, args, kwargs):
+        """An optimizer begins its step."""
         self._note_gradients(optimizer)
         if self._versions is not None:
             self._versions.start()
@@ -347,7 +348,8 @@ class Loop:
         self._tape.searching = changed is not None
         return changed
 
-    def _after(self, *_):
+    def after(self, *_):
+        """It has ended."""
         self._tape.updating -= 1
         self._tape.searching = False
         if self._versions is not None:
@@ -405,13 +407,13 @@ def _warm_up(step: CustomStep) -> tuple[list, int]:
         if found.setdefault(id(optimizer), optimizer) is optimizer:
             one_by_one(optimizer)
 
-    with counted, quiet, _optimizer_hooks(before, lambda *_: None), Loop(quiet, {}):
+    with counted, quiet, optimizer_hooks(before, lambda *_: None), Loop(quiet, {}):
         step.run(step.model, *step.inputs)
     return list(found.values()), counted.total
 
 
 @contextmanager
-def _optimizer_hooks(before, after):
+def optimizer_hooks(before, after):
     handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
     try:
         yield
@@ -437,7 +439,7 @@ def named_parameters(model, optimizers) -> dict[str, torch.Tensor]:
     return named
 
 
-def _unseen_state(model, seen: dict) -> dict[str, object]:
+def unseen_state(model, seen: dict) -> dict[str, object]:
     """State of the model that is no op of the graph, for maps that must name it: ``tied`` is the name of the parameter
     that each tied parameter is, ``unread_state`` the other names (scalar buffers)."""
     owner = {id(tensor): label for label, tensor in seen.items()}
@@ -452,7 +454,7 @@ def _unseen_state(model, seen: dict) -> dict[str, object]:
 
 
 @contextmanager
-def _seeded():
+def seeded():
     """Steps that draw sizes at random are the same at every capture; the generators are left as they were."""
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):

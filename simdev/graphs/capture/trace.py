@@ -276,6 +276,8 @@ class Tape(TorchDispatchMode):
 
     def _append(self, func, kind, args, kwargs, inputs, fresh, writes, out):
         phase = self._phase_now()
+        if phase == "forward" and self.phase == "loop" and not self._layers and self._writes_parameter(writes):
+            phase = "update"  # parameter.data.add_(...) with gradients on
         op = Op(self._kind(func, args, out), "", self._layer_now(phase), phase, 0, 0, 0, turn=self.turn)
         if phase == "backward" and torch.is_grad_enabled() and torch._C._current_autograd_node() is not None:
             # Backward nodes compute without gradients; only a checkpoint that runs its forward pass again has them.
@@ -316,6 +318,10 @@ class Tape(TorchDispatchMode):
             self._write(tensor, op, number)
         for tensor in fresh:
             self._new_value(tensor, number)
+
+    def _writes_parameter(self, writes) -> bool:
+        homes = [self._home.get(self._key(tensor)) for tensor in writes]
+        return any(home is not None and self.ops[home].kind == "parameter" for home in homes)
 
     def _kind(self, func, args, out) -> str:
         """The name of an op. The CPU has one fused attention; it has the name of the kernel that a GPU chooses."""

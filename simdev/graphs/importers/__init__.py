@@ -99,7 +99,8 @@ def import_graph(
 
     Most profiles do not name the device of the measurement, so their times are stored under ``device_kind``.
     ``fix_units`` multiplies the edge costs of dnn-partitioning files by 1000 if they are too small for the node times
-    by that factor. ``sizes`` are those of the dynamic axes of an ONNX model, by name. Raises :class:`InvalidInput`, which names the file and the field, if the file is malformed.
+    by that factor. ``sizes`` are those of the dynamic axes of an ONNX model, by name. Raises :class:`InvalidInput`,
+    which names the file and the field, if the file is malformed.
     """
     formats = SHELF.load()
     if format is not None and format not in formats:

@@ -1,0 +1,385 @@
+"""One training step of a script that knows nothing of simdev: ``simdev capture train.py --step 3 -- --epochs 1``.
+
+The script runs unchanged, for real, on the CPU. PyTorch's global hooks mark its steps: a step ends where the optimizer
+that was seen last ends its ``step()``, so that it holds the steps of all optimizers (a discriminator's and a
+generator's, five critics' and one generator's). In a script without an optimizer, steps end with ``backward()``.
+Recorded is what happens between two marks; then the script is stopped. What a ``DataLoader`` does is not recorded; its
+batches are inputs. A tensor that the step before has read as well, and neither made, lives across steps: it is a
+constant. Any other tensor from outside is an input.
+"""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.data import dataloader
+
+from simdev.errors import InvalidInput, SimdevError
+from simdev.graphs.capture.optimizers import one_by_one
+from simdev.graphs.capture.rewrites import as_on_gpu, no_cpu_ops
+from simdev.graphs.capture.run import Loop, assembled, hold, named_parameters, optimizer_hooks, seeded, unseen_state
+from simdev.graphs.capture.selfcheck import TOLERANCE, Counted, Versions, check_not_empty
+from simdev.graphs.capture.trace import Tape
+from simdev.problem.graph import ComputationGraph
+from simdev.user_file import line_of, sentence
+
+
+class _Stop(BaseException):
+    """Ends the script once its step is recorded."""
+
+
+def run_script(
+    path: Path, arguments: list[str], step: int, name: str, meta: dict, *, allow_empty: bool = False
+) -> ComputationGraph:
+    """Run a script up to the end of its ``step``-th training step, and return the graph of that step.
+
+    Raises :class:`InvalidInput` if the script fails before, or makes fewer steps.
+    """
+    watch = _Watch(path, step)
+    argv, modules = sys.argv, set(sys.modules)
+    folder = str(path.resolve().parent)
+    sys.argv = [str(path), *arguments]
+    sys.path.insert(0, folder)
+    try:
+        with seeded(), as_on_gpu(cpu_kernels=True), watch:
+            runpy.run_path(str(path), run_name="__main__")
+    except _Stop:
+        pass
+    except SystemExit as error:
+        if error.code not in (None, 0) and not watch.done:
+            raise InvalidInput(f"the script ended with exit code {error.code}", source=path) from error
+    except SimdevError:
+        raise
+    except Exception as error:
+        if not watch.done:
+            message = f"the script failed before its step {step} had ended: {sentence(error)}"
+            raise InvalidInput(message, source=path, field=line_of(error, str(path), None)) from error
+    finally:
+        sys.argv = argv
+        if folder in sys.path:
+            sys.path.remove(folder)
+        for module in set(sys.modules) - modules:  # another script may have neighbours of the same names
+            file = getattr(sys.modules[module], "__file__", None) or ""
+            if file.startswith(folder + "/") and "site-packages" not in file:
+                del sys.modules[module]
+    return watch.graph(name, meta, allow_empty)
+
+
+def batch_arguments(path: Path, batch: int) -> list[str]:
+    """The arguments that give a script the batch size ``batch``: an option of its own whose name has ``batch`` in it.
+
+    Raises :class:`InvalidInput` if the script has no such option, or several.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    options = [
+        next((name for name in names if name.startswith("--")), names[0])
+        for call in re.findall(r"add_argument\(([^)]*)\)", text)
+        for names in [re.findall(r"""["'](-{1,2}[\w-]+)["']""", call)]
+        if any("batch" in name for name in names)
+    ]
+    if "HfArgumentParser" in text or "TrainingArguments" in text:
+        options.append("--per_device_train_batch_size")
+    if re.search(r"^batch_size\s*=", text, re.MULTILINE) and "configurator" in text:
+        options.append("--batch_size")
+    plain = [
+        name for name in options if re.fullmatch(r"-+(train[-_]|per[-_]device[-_]train[-_])?batch[-_]?(size)?", name)
+    ]
+    found = plain or [name for name in options if not re.search("eval|test|val|accum|log", name)]
+    if len(found) != 1:
+        seen = f"several: {', '.join(found)}" if found else "none"
+        raise InvalidInput(f"expected one batch option in the script, found {seen}; give it after --", source=path)
+    return [f"{found[0]}={batch}" if found[0].startswith("--") else f"{found[0]}{batch}"]
+
+
+class _Watch:
+    """Follows a script: counts its steps, learns its modules and optimizers, records one step."""
+
+    def __init__(self, path: Path, step: int):
+        self._path, self._step = path, step
+        self._roots: list[torch.nn.Module] = []
+        self._inside: set[int] = set()  # modules of the roots
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._made_optimizer = False
+        self._mark: object = None  # whose steps count: an optimizer, or "backward"
+        self._marks = 0
+        self._labels: dict[int, str] = {}
+        self._recording: _Recording | None = None
+        self._before: _Recording | None = None
+        self._depth = 0
+        self._stack = ExitStack()
+        self.done = False
+
+    def __enter__(self):
+        enter = self._stack.enter_context
+        enter(optimizer_hooks(self._before_step, self._after_step))
+        for handle in (
+            register_module_forward_pre_hook(self._before_module),
+            register_module_forward_hook(self._after_module, always_call=True),
+        ):
+            self._stack.callback(handle.remove)
+        enter(_replaced(torch.optim.Optimizer, "__init__", self._noting_optimizer))
+        enter(_replaced(torch.autograd, "backward", self._marking))
+        enter(_replaced(dataloader._BaseDataLoaderIter, "__next__", self._paused))
+        if self._step == 2:
+            self._record()
+        return self
+
+    def __exit__(self, *error):
+        if self._recording is not None:
+            self._recording.stop()
+        return self._stack.__exit__(*error)
+
+    # Marks ------------------------------------------------------------------------------------------------------
+
+    def _noting_optimizer(self, original):
+        def init(optimizer, *args, **kwargs):
+            self._made_optimizer = True
+            original(optimizer, *args, **kwargs)
+
+        return init
+
+    def _marking(self, original):
+        def backward(*args, **kwargs):
+            original(*args, **kwargs)
+            if not self._made_optimizer and not self.done:
+                self._mark = "backward"
+                self._count()
+
+        return backward
+
+    def _paused(self, original):
+        def following(loader):
+            if self._recording is None:
+                return original(loader)
+            with self._recording.paused():
+                return original(loader)
+
+        return following
+
+    def _before_step(self, optimizer, args, kwargs):
+        if self.done:
+            return None
+        if optimizer not in self._optimizers:
+            self._optimizers.append(optimizer)
+            one_by_one(optimizer)
+            self._mark, self._marks = optimizer, 0  # the step that ends here is the first that has all of them
+            if self._recording is not None and self._step > 2:
+                self._recording.stop()
+                self._recording = None
+        return self._recording.loop.before(optimizer, args, kwargs) if self._recording is not None else None
+
+    def _after_step(self, optimizer, *_):
+        if self.done:
+            return
+        if self._recording is not None:
+            self._recording.loop.after()
+        if optimizer is self._mark:
+            self._count()
+
+    def _count(self) -> None:
+        self._marks += 1
+        if self._marks == self._step - 1 and self._recording is not None:
+            self._recording.stop()
+            self._before, self._recording = self._recording, None
+            self._record()
+        elif self._marks == self._step - 2:
+            self._record()
+        elif self._marks >= self._step and self._recording is not None:
+            self._recording.stop()
+            self.done = True
+            raise _Stop
+
+    def _record(self) -> None:
+        roots = self._named_roots()
+        self._labels = {
+            id(module): ".".join(filter(None, (prefix, label)))
+            for prefix, root in roots.items()
+            for label, module in root.named_modules()
+        }
+        lasting = self._before.tape.lasting() if self._before is not None else set()
+        self._recording = _Recording(torch.nn.ModuleDict(), roots, self._optimizers, lasting)
+
+    # Modules ----------------------------------------------------------------------------------------------------
+
+    def _before_module(self, module, _):
+        if id(module) not in self._inside and self._depth == 0 and any(True for _ in module.parameters()):
+            self._roots.append(module)
+            self._inside |= {id(inner) for inner in module.modules()}
+        self._depth += 1
+        if self._recording is not None and id(module) in self._labels:
+            self._recording.tape.enter(self._labels[id(module)])
+
+    def _after_module(self, module, *_):
+        self._depth -= 1
+        if self._recording is not None and id(module) in self._labels and self._recording.tape.inside:
+            self._recording.tape.leave()
+
+    def _named_roots(self) -> dict[str, torch.nn.Module]:
+        """The outermost modules, each under the name of a variable of the script, or of its class; a single one needs
+        no name."""
+        variables = self._variables()
+        outer: dict[int, tuple[str, torch.nn.Module]] = {}
+        for root in self._roots:
+            around = [
+                (label, module)
+                for label, module in variables.items()
+                if any(inner is root for inner in module.modules())
+            ]
+            own = [(label, module) for label, module in around if module is root]
+            label, module = (own or around or [(type(root).__name__.lower(), root)])[0]
+            outer.setdefault(id(module), (label, module))
+        kept = [
+            (label, module)
+            for label, module in outer.values()
+            if not any(module is not other and module in set(other.modules()) for _, other in outer.values())
+        ]
+        if len(kept) == 1:
+            return {"": kept[0][1]}
+        named: dict[str, torch.nn.Module] = {}
+        for label, module in kept:
+            count = sum(key.rstrip("0123456789") == label for key in named)
+            named[f"{label}{count}" if count else label] = module
+        return named
+
+    def _variables(self) -> dict[str, torch.nn.Module]:
+        """The modules that the script's own frames have names for, inner frames first."""
+        found: dict[str, torch.nn.Module] = {}
+        frame, own = sys._getframe(), self._path.resolve()
+        while frame is not None:
+            if Path(frame.f_code.co_filename).resolve() == own:
+                for scope in (frame.f_locals, frame.f_globals):
+                    for label, value in list(scope.items()):
+                        if isinstance(value, torch.nn.Module) and not any(value is known for known in found.values()):
+                            found.setdefault(label, value)
+            frame = frame.f_back
+        return found
+
+    # The graph --------------------------------------------------------------------------------------------------
+
+    def graph(self, name: str, meta: dict, allow_empty: bool) -> ComputationGraph:
+        if not self.done:
+            made = f"made {self._marks} training steps" if self._marks else "made no training step in this process"
+            wish = f"; give a smaller --step than {self._step}" if self._marks > 2 else ""
+            raise InvalidInput(f"the script {made}, the step to capture is the {self._step}th{wish}", source=self._path)
+        before, last = self._before, self._recording
+        by = self._mark if isinstance(self._mark, str) else type(self._mark).__name__
+        meta = {**meta, "values": "real", "marked_by": by}
+        first = before.counted.total if before is not None else last.counted.total
+        if self._step > 2 and abs(first - last.counted.total) > TOLERANCE * max(first, last.counted.total):
+            meta["step_before_flops"] = first
+        assembly = last.assembly(name, meta)
+        if not allow_empty:
+            check_not_empty(name, assembly.products, sum(assembly.updates.values()), True)
+        return assembly.graph
+
+
+class _Recording:
+    """The tape, the counter and the loop of one step."""
+
+    def __init__(self, _, roots: dict, optimizers: list, lasting: set[int]):
+        self.tape, self.counted, self._roots = _ScriptTape(lasting), Counted(), roots
+        model = _Roots(roots)
+        named = named_parameters(model, optimizers)
+        self.held = hold(self.tape, named, dict(model.named_buffers()), list(optimizers), {})
+        self._unseen = unseen_state(model, {**self.held.named, **self.held.buffers})
+        self._versions = Versions(named)
+        self._optimizers = bool(optimizers)
+        self.loop = Loop(self.tape, self.held.homes, self._versions)
+        self._stack = ExitStack()
+        if any(isinstance(module, torch.nn.RNNBase) for root in roots.values() for module in root.modules()):
+            self._stack.enter_context(no_cpu_ops())
+        self.tape.phase = "loop"
+        self._stack.enter_context(self.counted)
+        self._stack.enter_context(self.tape)
+
+    def stop(self) -> None:
+        """Stop recording; a second call does nothing."""
+        self._stack.close()
+        if not self._optimizers:
+            self._versions.stop()
+
+    @contextmanager
+    def paused(self):
+        """While active, nothing is recorded."""
+        self.tape.asleep += 1
+        try:
+            yield
+        finally:
+            self.tape.asleep -= 1
+
+    def assembly(self, name: str, meta: dict):
+        ran, tape = self.loop.ran(None), self.tape
+        return assembled(
+            tape, self.held, ran, name, {**self._unseen, **meta}, self.counted.total, self._versions.updates
+        )
+
+
+class _Roots(torch.nn.Module):
+    """The modules of a script as one; a name may have dots, or be empty."""
+
+    def __init__(self, roots: dict[str, torch.nn.Module]):
+        super().__init__()
+        self._modules.update(roots)
+
+    def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+        return self._named("named_parameters", remove_duplicate)
+
+    def named_buffers(self, prefix="", recurse=True, remove_duplicate=True):
+        return self._named("named_buffers", remove_duplicate)
+
+    def _named(self, method: str, remove_duplicate: bool):
+        seen: set[int] = set()
+        for prefix, root in self._modules.items():
+            for label, tensor in getattr(root, method)(remove_duplicate=remove_duplicate):
+                if not remove_duplicate or id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield ".".join(filter(None, (prefix, label))), tensor
+
+
+class _ScriptTape(Tape):
+    """A tape on which tensors from outside the step are inputs, unless their storages are among those that last."""
+
+    def __init__(self, lasting: set[int]):
+        super().__init__()
+        self.asleep = 0
+        self._lasting = lasting
+        self._outside: dict[int, object] = {}  # storage -> weak reference
+
+    @property
+    def inside(self) -> bool:
+        return bool(self._layers)
+
+    def lasting(self) -> set[int]:
+        """The storages from outside that are still there. Their addresses are in use as long as this tape is kept."""
+        return {key for key, reference in self._outside.items() if not reference.expired()}
+
+    def _call(self, func, types, args, kwargs):
+        if self.asleep:
+            return func(*args, **kwargs)
+        return super()._call(func, types, args, kwargs)
+
+    def _constant(self, tensor) -> None:
+        key = self._key(tensor)
+        if tensor.numel() > 1:
+            self._outside[key] = self._hold(tensor.untyped_storage())
+        if tensor.numel() <= 1 or key in self._lasting:
+            super()._constant(tensor)
+        else:
+            self.input(tensor, f"input.{sum(op.kind == 'input' for op in self.ops)}")
+
+
+@contextmanager
+def _replaced(owner, name: str, wrap: Callable):
+    original = getattr(owner, name)
+    setattr(owner, name, wrap(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

@@ -1,0 +1,137 @@
+"""Training scripts as they are: each runs unchanged, and the FLOPs of its step are counted by hand or by PyTorch."""
+
+import sys
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from simdev.errors import InvalidInput
+from simdev.graphs.capture import capture_script
+
+torch = pytest.importorskip("torch")
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def captured(name, *arguments, **options):
+    before = torch.Tensor.backward, torch.optim.Optimizer.__init__, torch.compile, torch.backends.mkldnn.enabled
+    graph = capture_script(SCRIPTS / f"{name}.py", list(arguments), **options)
+    after = torch.Tensor.backward, torch.optim.Optimizer.__init__, torch.compile, torch.backends.mkldnn.enabled
+    assert before == after, "PyTorch is as it was"
+    return graph
+
+
+def of(graph, *kinds):
+    """FLOPs and number of the ops of some kinds."""
+    chosen = np.array([kind in kinds for kind in graph.kinds])[graph.op_kind]
+    return int(graph.op_flops[chosen].sum()), int(chosen.sum())
+
+
+def linear(rows, *layers):
+    """FLOPs of forward and backward of linear layers, whose input has no gradient."""
+    return sum(2 * rows * wide * high * (2 if not number else 3) for number, (wide, high) in enumerate(layers))
+
+
+def test_a_script_without_an_optimizer(capsys):
+    graph = captured("regression")
+    assert of(graph, "addmm", "mm")[0] == 2 * 32 * 4 + linear(32, (4, 1)), "the targets, and the line"
+    assert graph.meta["marked_by"] == "backward" and of(graph, "update")[1] == 2
+    assert set(graph.op_phase.tolist()) == {0, 1, 2}
+
+
+def test_two_optimizers_are_one_step(capsys):
+    graph = captured("dcgan", "--niter", "1", step=4)
+    assert of(graph, "adam")[1] == 2 + 4, "discriminator and generator"
+    names = set(graph.op_names)
+    assert {"netD.main.0/weight", "netG.main.0/weight"} <= names, "named as in the script"
+    assert sum(kind == "input" for kind in np.array(graph.kinds)[graph.op_kind]) == 1, "the batch of the loader"
+    assert "step_before_flops" not in graph.meta
+    smaller = captured("dcgan", "--niter", "2", step=4, batch=4)
+    assert of(graph, "convolution")[0] == 2 * of(smaller, "convolution")[0]
+    assert "netG/step" not in names and capsys.readouterr().out
+
+
+def test_a_step_that_draws_samples_besides_says_that_steps_vary(capsys):
+    assert captured("dcgan").meta["step_before_flops"] > 0, "step 2 holds what the script does after its first step"
+
+
+def test_a_classifier_with_a_loader_and_a_test(capsys):
+    graph = captured("mnist", "--epochs", "1", batch=4)
+    forward = 2 * 4 * (8 * 9 * 26 * 26 + 16 * 8 * 9 * 24 * 24)
+    assert of(graph, "convolution") == (forward, 2)
+    assert of(graph, "convolution_backward")[0] == forward + 2 * 4 * 16 * 8 * 9 * 24 * 24
+    assert of(graph, "addmm", "mm")[0] == 3 * 2 * 4 * 16 * 12 * 12 * 10
+    assert of(graph, "adadelta")[1] == 6 and graph.meta["arguments"] == ["--epochs", "1", "--batch-size=4"]
+    assert of(graph, "native_dropout")[1] == 1
+
+
+def test_a_language_model_with_a_state_that_outlives_the_step(capsys):
+    graph = captured("words")
+    assert of(graph, "update")[1] == 10, "eight weights of the LSTM, the tied table, a bias"
+    gates = 2 * 4 * 64 * 16 * 6  # four rows, six words; of the input or of the state of one layer
+    decoder = 2 * 24 * 16 * 50
+    products = of(graph, "addmm", "mm", "bmm")[0]
+    # Each product has two gradients, but for the first state, which has none.
+    assert products == pytest.approx(3 * (4 * gates + decoder), rel=0.05)
+
+
+def test_a_small_gpt_that_asks_for_an_accelerator(capsys):
+    graph = captured("nanogpt")
+    assert of(graph, "adamw")[1] == 2 * 10 + 2 and graph.meta["precision_of_classes"]["gemm"].keys() == {"bf16"}
+    block = 32 * 96 + 32 * 32 + 2 * 32 * 128
+    assert of(graph, "addmm", "mm")[0] == 2 * 3 * 2 * 64 * (2 * block + 32 * 64), "two micro-batches"
+    assert of(graph, "_scaled_dot_product_flash_attention")[1] == 4
+    assert {"h.0.attn/mm", "h.1.mlp.2/addmm.1"} <= set(graph.op_names)
+
+
+def test_a_closure_is_evaluated_inside_the_optimizer(capsys):
+    graph = captured("closure")
+    assert of(graph, "addmm", "mm")[0] % linear(8, (16, 4)) == 0 < of(graph, "addmm", "mm")[0]
+    assert graph.meta["optimizer"] == "lbfgs" and of(graph, "lbfgs")[1] >= 2
+    assert {0, 1, 2} == set(graph.op_phase.tolist())
+
+
+def test_gradients_accumulate_under_accelerate(capsys):
+    pytest.importorskip("accelerate")
+    graph = captured("accelerated")
+    assert of(graph, "addmm", "mm")[0] == 2 * linear(8, (16, 32), (32, 4))
+    assert of(graph, "adamw")[1] == 4
+
+
+def test_the_trainer_of_transformers(capsys):
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    graph = captured("trainer", "--gradient_accumulation_steps", "2", batch=4)
+    assert graph.meta["arguments"][-1] == "--per_device_train_batch_size=4"
+    block = 12 * 32 * 32
+    assert of(graph, "addmm", "mm")[0] == 2 * 3 * 2 * 4 * 16 * (2 * block + 32 * 50)
+    assert of(graph, "adamw")[1] == 2 * 12 + 4 and "transformer.h.0.attn.c_attn/weight" in graph.op_names
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import torch\nprint('ready')", "made no training step"),
+        ("import torch\nraise KeyError('x')", "line 2, in <module>: the script failed before its step 3 .* KeyError"),
+        ("import sys\nsys.exit(2)", "ended with exit code 2"),
+    ],
+)
+def test_what_a_script_lacks(tmp_path, text, message, capsys):
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=message):
+        capture_script(path)
+    with pytest.raises(InvalidInput, match="found none"):
+        capture_script(path, batch=8)
+
+
+def test_the_command_takes_a_scripts_arguments(tmp_path, capfd):
+    from simdev.cli.main import main
+
+    out = tmp_path / "mnist.npz"
+    command = ["capture", str(SCRIPTS / "mnist.py"), "--step", "2", "-o", str(out), "--", "--epochs", "1"]
+    with mock.patch.object(sys, "argv", ["simdev", *command]), pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None) and out.is_file()
+    assert "which ends with a step of Adadelta" in capfd.readouterr().out

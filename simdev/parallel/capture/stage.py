@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -241,12 +242,14 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
     if dist.is_initialized():
         raise Unsupported("a process group exists already; a rank program is captured in a process without one")
     forget_meshes()
+    drawn = random.getstate()  # PyTorch draws a number for each collective on a fake group
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.stage_ranks)
     try:
         names, shape = zip(*(mesh.inner or (("dp_shard", 1),)), strict=True)
         yield init_device_mesh("cpu", shape, mesh_dim_names=names)
     finally:
         dist.destroy_process_group()
+        random.setstate(drawn)
 
 
 def forget_meshes() -> None:

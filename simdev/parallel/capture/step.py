@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import random
 import traceback
 import warnings
 from collections.abc import Callable
@@ -243,11 +244,13 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
     if dist.is_initialized():
         raise Unsupported("a process group exists already; a rank program is captured in a process without one")
     forget_meshes()
+    drawn = random.getstate()  # PyTorch draws a number for each collective on a fake group
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.ranks)
     try:
         yield init_device_mesh("cpu", tuple(mesh.ordered.values()), mesh_dim_names=tuple(mesh.ordered))
     finally:
         dist.destroy_process_group()
+        random.setstate(drawn)
 
 
 def _title(action: Action) -> str:

@@ -12,16 +12,29 @@ from simdev.bench.provenance import commit, machine, versions
 from simdev.bench.workers import cores
 from simdev.placers import registry
 
+# The versions under which all tests passed last; tests/smoke_newest.py tries the newest ones before a release.
+TESTED = {
+    "diffusers": "0.42.1",
+    "jax": "0.10.2",
+    "onnx": "1.23.2",
+    "timm": "1.0.31",
+    "torch": "2.13.0",
+    "torchvision": "0.28.0",
+    "transformers": "5.23.0",
+}
+
 
 def diagnose() -> dict:
     """The state of this installation, ready for JSON: ``system``, ``packages``, ``placers`` that cannot run here with
-    the reason, ``solvers``, ``kernels`` (the cache of compiled code) and ``problems``, a sentence each."""
+    the reason, ``solvers``, ``kernels`` (the cache of compiled code), ``tested`` (the versions of packages that were
+    tested) and ``problems``, a sentence each."""
     found = {
         "system": {"machine": machine(), "cores": cores(), "python": platform.python_version(), "commit": commit()},
         "packages": _packages(),
         "placers": {"available": 0, "unavailable": {}},
         "solvers": _solvers(),
         "kernels": _kernels(),
+        "tested": dict(TESTED),
         "problems": [],
     }
     for name, spec in registry.placers().items():
@@ -109,6 +122,16 @@ def _problems(found: dict) -> list[str]:
     return problems
 
 
+def _tested(found: dict) -> list[str]:
+    """The tested versions, with the installed one where it is another."""
+    installed = {name: number for packages in found["packages"].values() for name, number in packages.items()}
+    lines = []
+    for name, number in found["tested"].items():
+        here = installed.get(name, "")
+        lines.append(f"{name} {number}" + (f" (here {here})" if here and here.partition("+")[0] != number else ""))
+    return lines
+
+
 def report(found: dict) -> str:
     """The result of :func:`diagnose` as text."""
     system, kernels = found["system"], found["kernels"]
@@ -116,6 +139,7 @@ def report(found: dict) -> str:
     for extra, packages in found["packages"].items():
         names = ", ".join(f"{name} {number or 'MISSING'}" for name, number in sorted(packages.items()))
         lines.append(f"{extra:>12}  {names}")
+    lines.append(f"{'tested with':>12}  {', '.join(_tested(found))}")
     lines += ["", f"{'placers':>12}  {found['placers']['available']} available"]
     lines += [f"{name:>12}  {why}" for name, why in found["placers"]["unavailable"].items()]
     lines += [f"{name:>12}  {state}" for name, state in found["solvers"].items()]

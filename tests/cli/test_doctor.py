@@ -1,6 +1,7 @@
 """The doctor names what is there, what is missing, and why a placer cannot run."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,10 +46,23 @@ def test_a_missing_requirement_is_a_problem(monkeypatch):
     assert any("no_such_package" in problem for problem in found["problems"])
 
 
+def test_tested_versions_are_named_beside_those_installed(monkeypatch):
+    monkeypatch.setattr(doctor, "TESTED", {"numpy": "0.1", "torch": "2.13.0"})
+    monkeypatch.setattr(doctor, "_packages", lambda: {"main": {"numpy": "9.9"}, "capture": {"torch": "2.13.0+cpu"}})
+    text = doctor.report(doctor.diagnose())
+    assert "tested with  numpy 0.1 (here 9.9), torch 2.13.0\n" in text
+
+
+def test_tested_packages_are_those_of_extras():
+    named = {name for packages in doctor._packages().values() for name in packages}
+    assert set(doctor.TESTED) <= named
+
+
 def test_help_has_examples_and_exit_codes(monkeypatch, capsys):
     _, out = run(monkeypatch, capsys, "--help")
     assert "simdev bench --placer all" in out and "130 interrupted" in out
-    assert len(out.splitlines()) <= 72  # every command is in it
+    shown = set(re.findall(r"^ +([a-z-]+) ", out, re.MULTILINE))
+    assert {entry.name for entry in cli.app.registered_commands if not entry.hidden} <= shown
 
 
 @pytest.mark.slow

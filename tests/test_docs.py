@@ -66,6 +66,20 @@ def test_what_the_pages_say_works_in_their_order(tmp_path):
     assert ran >= 12 and (tmp_path / "first.html").is_file() and (tmp_path / "first.png").is_file()
 
 
+@pytest.mark.parametrize("section", ["placer", pytest.param("planner", marks=pytest.mark.slow)])
+def test_the_recipes_of_contributing_keep_the_rules(section, tmp_path, monkeypatch):
+    if section == "planner":
+        pytest.importorskip("torch")
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = re.findall(r'^```python(?: title="([^"]+)")?\n(.*?)^```$', text, re.MULTILINE | re.DOTALL)
+    written = {title: code for title, code in found if title}
+    (name,) = (title for title, code in written.items() if f"@{section}(" in code)
+    (tmp_path / name).write_text(written[name], encoding="utf-8")
+    (check,) = (code for title, code in found if not title and f'"{name}:' in code)
+    exec(compile(check, "CONTRIBUTING.md", "exec"), {})
+
+
 @pytest.mark.parametrize("page", ["python-api", "agents"])
 def test_the_python_of_a_page_runs(page):
     if page == "agents":

@@ -43,13 +43,9 @@ FILES = {module for module, _ in HOUSE}
 
 
 def imports(path):
-    """Every name that a file imports from this project, also inside functions; not those for a type checker alone."""
-    found, types_only = set(), set()
+    """Every name that a file imports from this project, also inside functions and for type checkers only."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            types_only |= set(ast.walk(node))
-        if node in types_only:
-            continue
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

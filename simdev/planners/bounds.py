@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import inf
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,9 +24,7 @@ from simdev.parallel.costs.timing import Template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.plan import WHOLE, PlanProgram, prepare
 from simdev.planners.job import Choice, Job
-
-if TYPE_CHECKING:
-    from simdev.planners.evaluate import Evaluator
+from simdev.planners.shared import SharedByPlans
 
 # Kernels that FSDP adds to copy parameters and gradients; a plan without FSDP has none of them.
 COPIES = frozenset(
@@ -93,7 +90,7 @@ def _issue_ns(program: PlanProgram) -> int:
     )
 
 
-def job_bound_ns(evaluator: Evaluator) -> int:
+def job_bound_ns(shared: SharedByPlans) -> int:
     """A step time that no plan of the job with one mesh for all stages can beat, whichever mesh, microbatch and
     recomputation it has and however it divides the layers.
 
@@ -106,11 +103,11 @@ def job_bound_ns(evaluator: Evaluator) -> int:
     """
     least = inf
     groups: dict[tuple, list[Choice]] = {}
-    for choice in evaluator.job.choices():
+    for choice in shared.job.choices():
         groups.setdefault((*(choice.mesh[axis] for axis in ("cp", "ep", "tp")), choice.recompute), []).append(choice)
     for group in groups.values():
         for _, same in groupby(sorted(group, key=_size), key=_size):
-            bound = _microbatch_bound(evaluator, list(same))
+            bound = _microbatch_bound(shared, list(same))
             if bound == inf:
                 break
             least = min(least, bound)
@@ -121,15 +118,15 @@ def _size(choice: Choice) -> int:
     return choice.microbatch
 
 
-def _microbatch_bound(evaluator: Evaluator, choices: list[Choice]) -> float:
+def _microbatch_bound(shared: SharedByPlans, choices: list[Choice]) -> float:
     """The least bound of choices with the same microbatch, recomputation and split of a layer."""
     wholes: dict[Mesh, _Whole] = {}
     least = inf
     for choice in choices:
         mesh = small_mesh(choice.mesh)
         if mesh not in wholes:
-            wholes[mesh] = _whole(evaluator, choice, mesh)
-        least = min(least, _choice_bound(evaluator.job, choice, wholes[mesh]))
+            wholes[mesh] = _whole(shared, choice, mesh)
+        least = min(least, _choice_bound(shared.job, choice, wholes[mesh]))
     return least
 
 
@@ -153,11 +150,11 @@ class _Whole:
     parameters: int
 
 
-def _whole(evaluator: Evaluator, choice: Choice, mesh: Mesh) -> _Whole:
-    job, shards = evaluator.job, mesh["dp_shard"]
+def _whole(shared: SharedByPlans, choice: Choice, mesh: Mesh) -> _Whole:
+    job, shards = shared.job, mesh["dp_shard"]
     whole = replace(job.plan(choice), mesh=mesh, cluster=replace(job.cluster, nodes=0), stage_layers=())
     plan = replace(whole, stages_per_rank=1, microbatches=2, schedule="1f1b", reduce_each=False)
-    program = prepare(plan, evaluator.prices, merge=False, known=evaluator.known)
+    program = prepare(plan, shared.prices, merge=False, known=shared.known)
     forward, backward, stage = program.forward[0], program.backward[0], program.stages[0]
     return _Whole(
         _kernels_ns(forward) + min(map(_kernels_ns, backward)),

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +34,7 @@ from simdev.parallel.program import NotRepeating, Segment
 from simdev.parallel.unroll import execution_order
 from simdev.planners.bounds import small_mesh, span_ns
 from simdev.planners.job import RECOMPUTE, Choice, Job
-
-if TYPE_CHECKING:
-    from simdev.planners.evaluate import Evaluator
+from simdev.planners.shared import SharedByPlans
 
 SHARDS = 2  # of the captures (small_mesh); what a rank stores is scaled to other numbers
 MARGIN = 1.05  # by how much the estimated memory may exceed the capacity of a plan that is still simulated
@@ -72,17 +70,17 @@ class _Passes:
         return part.layers * self.layer + (ends if part.last else 0.0)
 
 
-def estimates(evaluator: Evaluator, choices: Iterable[Choice]) -> Iterator[Estimate | None]:
+def estimates(shared: SharedByPlans, choices: Iterable[Choice]) -> Iterator[Estimate | None]:
     """The estimates of choices with the same split of a layer and the same recomputation, in order of their
     microbatches. Once no plan with a microbatch fits, larger microbatches are not looked at: None."""
     fitting = True
-    capacity = MARGIN * evaluator.job.cluster.kind.memory_bytes
+    capacity = MARGIN * shared.job.cluster.kind.memory_bytes
     for _, group in groupby(choices, key=lambda choice: choice.microbatch):
         same = list(group)
         if not fitting:
             yield from (None for _ in same)
             continue
-        found = [estimate(evaluator, choice) for choice in same]
+        found = [estimate(shared, choice) for choice in same]
         fitting = any(one.peak_bytes <= capacity for one in found)
         yield from found
 
@@ -94,18 +92,18 @@ def group_of(choice: Choice) -> tuple:
     return (*(choice.mesh[axis] for axis in ("tp", "cp", "ep")), RECOMPUTE.index(choice.recompute))
 
 
-def estimate(evaluator: Evaluator, choice: Choice) -> Estimate:
+def estimate(shared: SharedByPlans, choice: Choice) -> Estimate:
     """The estimate of a choice. Raises :class:`InvalidInput` if it does not suit the job."""
-    plan = evaluator.job.plan(choice)
-    parts, few = plan.parts, _few(evaluator.job)[0].layers
+    plan = shared.job.plan(choice)
+    parts, few = plan.parts, _few(shared.job)[0].layers
     if plan.stage_meshes:
-        own = [_passes(evaluator, one_stage(plan, stage)) for stage in range(plan.stages)]
+        own = [_passes(shared, one_stage(plan, stage)) for stage in range(plan.stages)]
     else:
-        own = [_passes(evaluator, plan)] * plan.stages
+        own = [_passes(shared, plan)] * plan.stages
     figures = {name: [one[name].of(part, few) for one, part in zip(own, parts, strict=True)] for name in own[0]}
     if plan.reduce_each:
         figures |= _reducing(figures)
-    if not _keeps_whole(evaluator.job):
+    if not _keeps_whole(shared.job):
         pairs = zip(figures["B first"], figures["B further"], strict=True)
         figures["B first"] = [_at_least(first, further) for first, further in pairs]
     resident = [figures["resident"][stage][0] for stage in range(len(parts))]
@@ -189,9 +187,9 @@ class StageCosts:
         return np.maximum(begun, full + of["gradients"] + np.maximum(of["further"], of["forward"] - of["kept"]))
 
 
-def stage_costs(evaluator: Evaluator, mesh: Mesh, microbatch: int, recompute: str) -> StageCosts:
+def stage_costs(shared: SharedByPlans, mesh: Mesh, microbatch: int, recompute: str) -> StageCosts:
     """The costs of stages on ``mesh`` with ``microbatch`` sequences on each replica."""
-    job = evaluator.job
+    job = shared.job
     parameters = {**job.parameters, "microbatch": microbatch}
     if "recompute" in parameters:
         parameters["recompute"] = recompute
@@ -199,7 +197,7 @@ def stage_costs(evaluator: Evaluator, mesh: Mesh, microbatch: int, recompute: st
     software = job.software
     plan = Plan(job.model, parameters, anywhere, mesh, 2, host=software.host,
                 distributed_optimizer=software.distributed_optimizer)  # fmt: skip
-    passes = _passes(evaluator, plan)
+    passes = _passes(shared, plan)
     few, counts = _few(job)[0].layers, np.arange(job.layers + 1)
 
     def of(name: str) -> np.ndarray:
@@ -227,50 +225,50 @@ def stage_costs(evaluator: Evaluator, mesh: Mesh, microbatch: int, recompute: st
     )
 
 
-def _passes(evaluator: Evaluator, plan: Plan) -> dict[str, _Passes]:
+def _passes(shared: SharedByPlans, plan: Plan) -> dict[str, _Passes]:
     """The figures of each kind of pass, by name; ``resident`` and ``gradients`` hold bytes that a stage stores."""
-    known, small = evaluator.known, small_mesh(plan.mesh)
+    known, small = shared.known, small_mesh(plan.mesh)
     p: Mapping[str, Any] = plan.parameters
     key = "passes", small, plan.mesh.inner, p["microbatch"], p.get("recompute")
     if key not in known:
-        known[key] = _figures(evaluator, plan, _captures(evaluator, plan, small, int(p["microbatch"])))
+        known[key] = _figures(shared, plan, _captures(shared, plan, small, int(p["microbatch"])))
     return known[key]
 
 
-def _captures(evaluator: Evaluator, plan: Plan, mesh: Mesh, microbatch: int) -> list[StageProgram]:
+def _captures(shared: SharedByPlans, plan: Plan, mesh: Mesh, microbatch: int) -> list[StageProgram]:
     """The whole model with a few layers, and with one more; from two smaller microbatches, where they differ in numbers
     alone (PyTorch issues other kernels for some tensors of one sequence)."""
-    few = _few(evaluator.job)
-    smaller = [size for size in sorted(evaluator.job.microbatches) if size < microbatch]
+    few = _few(shared.job)
+    smaller = [size for size in sorted(shared.job.microbatches) if size < microbatch]
     for first, second in pairwise(smaller):
         with suppress(NotRepeating):
             return [
                 of_microbatch(
-                    _captured(evaluator, plan, mesh, part, first),
-                    _captured(evaluator, plan, mesh, part, second),
+                    _captured(shared, plan, mesh, part, first),
+                    _captured(shared, plan, mesh, part, second),
                     (first, second),
                     microbatch,
                 )
                 for part in few
             ]
-    return [_captured(evaluator, plan, mesh, part, microbatch) for part in few]
+    return [_captured(shared, plan, mesh, part, microbatch) for part in few]
 
 
-def _captured(evaluator: Evaluator, plan: Plan, mesh: Mesh, part: Part, microbatch: int) -> StageProgram:
-    known, parameters = evaluator.known, {**plan.parameters, "layers": part.layers, "microbatch": microbatch}
+def _captured(shared: SharedByPlans, plan: Plan, mesh: Mesh, part: Part, microbatch: int) -> StageProgram:
+    known, parameters = shared.known, {**plan.parameters, "layers": part.layers, "microbatch": microbatch}
     key = "few", part, mesh, tuple(sorted(parameters.items()))
     if key not in known:
         known[key] = capture_stage(plan.model, parameters, mesh, part)
     return known[key]
 
 
-def _figures(evaluator: Evaluator, plan: Plan, captures: list[StageProgram]) -> dict[str, _Passes]:
+def _figures(shared: SharedByPlans, plan: Plan, captures: list[StageProgram]) -> dict[str, _Passes]:
     """The figures of the two captures."""
-    shards, whole = plan.mesh["dp_shard"], _keeps_whole(evaluator.job)
+    shards, whole = plan.mesh["dp_shard"], _keeps_whole(shared.job)
     left = SHARDS / shards if shards > 1 else 1.0  # of what a rank of the captures stores
 
     def figures(segment: Segment, parameters: int, leaves: bool, reduces: bool, factor: float) -> np.ndarray:
-        template = make_template(segment, plan.cluster, plan.mesh, 0, plan.host, evaluator.prices, merge=False)
+        template = make_template(segment, plan.cluster, plan.mesh, 0, plan.host, shared.prices, merge=False)
         saved = GRADIENT_BYTES * parameters * (1 - left) if leaves and shards > 1 else 0.0
         exchange = _exchange_ns(plan, parameters * left) if reduces and shards > 1 else 0.0
         host = float((template.issue_ns + template.rest_ns).sum())
@@ -279,7 +277,7 @@ def _figures(evaluator: Evaluator, plan: Plan, captures: list[StageProgram]) -> 
         times = np.array([factor * span_ns(template), host, factor * most, exchange])
         return np.concatenate([times, [segment.live_bytes - saved, segment.peak_bytes - saved]])
 
-    counts = [part.layers for part in _few(evaluator.job)]
+    counts = [part.layers for part in _few(shared.job)]
 
     def layer(short: np.ndarray, long: np.ndarray) -> np.ndarray:
         """What a layer adds; on average where several kinds of layers repeat, or none does."""

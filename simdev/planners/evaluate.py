@@ -8,7 +8,6 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
-from typing import Any
 
 import numpy as np
 
@@ -20,18 +19,18 @@ from simdev.planners.bounds import plan_bound_ns
 from simdev.planners.estimate import Estimate, estimates, group_of
 from simdev.planners.job import Choice, Job
 from simdev.planners.outcome import Outcome
+from simdev.planners.shared import SharedByPlans
 from simdev.user_file import is_user_module
 
 
-class Evaluator:
+class Evaluator(SharedByPlans):
     """What plans of ``job`` do. ``workers`` processes, or those of an ``executor``, simulate batches of plans; their
     number changes no result."""
 
     def __init__(self, job: Job, workers: int = 1, executor: Executor | None = None):
+        super().__init__(job)
         local = is_user_module(job.model.function.__module__)  # from a user's file: known here alone
-        self.job, self.workers = job, 1 if local else max(workers, 2 if executor else 1)
-        self.prices = job.software.prices(job.cluster)
-        self.known: dict[tuple, Any] = {}  # captured stages and timed segments
+        self.workers = 1 if local else max(workers, 2 if executor else 1)
         self._captured: set[tuple] = set()  # by workers
         self._executor, self._own = executor, executor is None
 

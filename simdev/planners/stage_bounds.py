@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -39,18 +39,16 @@ from simdev.parallel.costs.timing import make_template
 from simdev.parallel.mesh import Mesh
 from simdev.planners.bounds import copies_of
 from simdev.planners.job import LONG, Job
-
-if TYPE_CHECKING:
-    from simdev.planners.evaluate import Evaluator
+from simdev.planners.shared import SharedByPlans
 
 
-def any_plan_bound_ns(evaluator: Evaluator) -> int:
+def any_plan_bound_ns(shared: SharedByPlans) -> int:
     """A step time that no plan of the job can beat (see the top). Passes are whole: schedules that split the backward
     pass are not covered."""
-    job = evaluator.job
+    job = shared.job
     if job.model.kinds is not None or job.layers == 1:
         return 0  # the bound counts equal layers
-    each = np.array([ns for option in stage_options(job) if (ns := _per_sequence_ns(evaluator, *option)) is not None])
+    each = np.array([ns for option in stage_options(job) if (ns := _per_sequence_ns(shared, *option)) is not None])
     if not len(each):
         return 0
     layer, ends = each[:, 0], each[:, 1:]  # (options, 2), (options, 2, 2): kernels and host
@@ -92,14 +90,14 @@ def _parameters(job: Job, share: int, recompute: str) -> dict[str, Any]:
     return found | ({"recompute": recompute} if "recompute" in found else {})
 
 
-def _per_sequence_ns(evaluator: Evaluator, mesh: Mesh, share: int, recompute: str) -> np.ndarray | None:
+def _per_sequence_ns(shared: SharedByPlans, mesh: Mesh, share: int, recompute: str) -> np.ndarray | None:
     """float ``(3, 2)``: a layer, the embedding, the head; least time of kernels and of the host, summed over the ranks
     that divide a sequence. None if the model cannot be built so."""
-    few = min(FEW, max(1, evaluator.job.layers - 1))
-    parameters = _parameters(evaluator.job, share, recompute)
+    few = min(FEW, max(1, shared.job.layers - 1))
+    parameters = _parameters(shared.job, share, recompute)
     parts = Part(few), Part(few + 1), Part(1, first=True, last=False)
     try:
-        short, long, begin = (_ns(evaluator, {**parameters, "layers": n.layers}, mesh, n) for n in parts)
+        short, long, begin = (_ns(shared, {**parameters, "layers": n.layers}, mesh, n) for n in parts)
     except InvalidInput:
         return None
     layer = long - short
@@ -109,15 +107,15 @@ def _per_sequence_ns(evaluator: Evaluator, mesh: Mesh, share: int, recompute: st
     return np.maximum(least, 0.0) * mesh["tp"] * mesh["cp"] / share
 
 
-def _ns(evaluator: Evaluator, parameters: dict, mesh: Mesh, part: Part) -> np.ndarray:
+def _ns(shared: SharedByPlans, parameters: dict, mesh: Mesh, part: Part) -> np.ndarray:
     """float ``(4, 2)``: for each kind of backward pass, the time of the kernels of both passes, and of the host to
     issue them."""
-    job = evaluator.job
+    job = shared.job
     cluster, host = replace(job.cluster, nodes=0), job.software.host
     program = capture_stage(job.model, parameters, mesh, part)
 
     def of(segment) -> np.ndarray:
-        template = make_template(segment, cluster, mesh, 0, host, evaluator.prices, merge=False)
+        template = make_template(segment, cluster, mesh, 0, host, shared.prices, merge=False)
         counted = (template.stream == 0) & ~copies_of(template)
         issued = template.issue_ns + template.rest_ns
         return np.array([template.ns[counted].sum(), issued[counted].sum()], float)

@@ -5,12 +5,9 @@ that the model is held out from them. A simulation that is not better than they 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from simdev.studies.training_runs import TrainingRun
+from simdev.studies.training_run import TrainingRun
 
 
 def constant_mfu(runs: list[TrainingRun], given: list[TrainingRun]) -> dict[int, float]:

@@ -18,11 +18,12 @@ import numpy as np
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.files import open_text
-from simdev.parallel import Plan, Prices
+from simdev.parallel import Prices
 from simdev.parallel.costs.reserved import reserved_bytes
 from simdev.parallel.plan import prepare, simulate_program
 from simdev.parallel.typed_plan import TypedPlan
 from simdev.studies.training_controls import constant_mfu, formula_left_out
+from simdev.studies.training_run import TrainingRun
 
 SETS = ("vtrain-single", "vtrain-multi", "llm-foundry", "torchtitan", "megatron-bridge", "published-plans")
 FILES = {
@@ -98,23 +99,6 @@ VTRAIN_NODE = {"recompute": "none", "update": "fused"}
 UNPADDED = 50_257
 VTRAIN_MODELS = ("gpt 1024 x 24", "gpt 2048 x 12", "gpt 2048 x 20")  # those that the host times are fitted to
 NEWEST = "24.09"  # the release of NeMo rows that name none
-
-
-@dataclass(frozen=True)
-class TrainingRun:
-    """One measured run: ``group`` is the model that it belongs to, ``typed`` what ``simdev simulate-plan`` is asked,
-    ``step_ns`` its measured step time, ``peak_bytes`` the measured memory of the fullest rank (0: not measured)."""
-
-    source: str
-    name: str
-    group: str
-    typed: TypedPlan
-    step_ns: float
-    peak_bytes: float = 0.0
-
-    @property
-    def plan(self) -> Plan:
-        return self.typed.plan
 
 
 @dataclass(frozen=True)

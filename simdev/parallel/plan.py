@@ -32,7 +32,7 @@ from simdev.problem.costs import peak_flops
 from simdev.sim import Schedule
 
 if TYPE_CHECKING:
-    from simdev.parallel.costs.reserved import Reserved
+    from simdev.parallel.costs.allocator import Reserved
 
 Memory = tuple[tuple[tuple[Action, int, int], ...], ...]
 

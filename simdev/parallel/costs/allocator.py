@@ -39,6 +39,20 @@ class _Block:
         return self.size, self.order
 
 
+@dataclass(frozen=True)
+class Reserved:
+    """Bytes of a pipeline rank: ``allocated`` is the peak of what its tensors take, ``reserved`` that of what PyTorch's
+    allocator has taken from the driver, ``buffers`` what NCCL takes beside it."""
+
+    allocated: int
+    reserved: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        return self.reserved + self.buffers
+
+
 class CachingAllocator:
     """``allocated_bytes`` and ``reserved_bytes`` are the present totals, ``peak_allocated_bytes`` and
     ``peak_reserved_bytes`` their largest values. ``limit`` is the memory of the board in bytes: where a segment exceeds

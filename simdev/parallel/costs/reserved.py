@@ -22,7 +22,7 @@ from simdev.errors import InvalidInput
 from simdev.files import parse_json, read_zipped, replacing
 from simdev.graphs.parallel_model import Part
 from simdev.parallel.capture import kept
-from simdev.parallel.costs.allocator import CachingAllocator, Event
+from simdev.parallel.costs.allocator import CachingAllocator, Event, Reserved
 from simdev.parallel.orders import SPLIT, Action, pipeline_order
 from simdev.parallel.plan import DIVIDED, Plan
 from simdev.parallel.program import NotRepeating
@@ -49,20 +49,6 @@ class Allocations:
     segments: tuple[tuple[Row, ...], ...]
     state: tuple[int, ...]
     parameters: int
-
-
-@dataclass(frozen=True)
-class Reserved:
-    """Bytes of a pipeline rank: ``allocated`` is the peak of what its tensors take, ``reserved`` that of what PyTorch's
-    allocator has taken from the driver, ``buffers`` what NCCL takes beside it."""
-
-    allocated: int
-    reserved: int
-    buffers: int
-
-    @property
-    def total(self) -> int:
-        return self.reserved + self.buffers
 
 
 def reserved_bytes(plan: Plan, known: dict | None = None) -> tuple[Reserved, ...] | None:

@@ -3,6 +3,7 @@ belongs to no row is named, and so is whatever cannot be checked."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,10 +16,11 @@ from simdev.bench.rows import RESULTS, Row
 from simdev.bench.score import LEADERBOARD, RANKING, leaderboard, ranking
 from simdev.bench.stored import kept_machine
 from simdev.errors import InvalidInput, shortened
-from simdev.files import TEMPORARY, read_text
+from simdev.files import TEMPORARY, read_text, read_toml
 from simdev.problem.graph_file import load_graph
 from simdev.problem.placement_file import FILE as PLACEMENTS
 from simdev.problem.placement_file import packed_keys, stored_placement
+from simdev.problem.topology import kept_device_file
 
 Note = Callable[[str], None]
 FOR_READERS = (".md", ".png", ".svg", ".pdf", ".txt")  # text and pictures: no command reads a result from them
@@ -31,6 +33,8 @@ def file_differences(folder: Path, found: list[Row | PlanRow], note: Note) -> li
     results = [row for row in found if isinstance(row, Row)]
     plans = [row for row in found if isinstance(row, PlanRow)]
     wrong, seen = [], set()
+    if not any((folder / schema.file).is_file() for schema in (RESULTS, PLANS)):
+        wrong.append(Difference(folder.name, "", "", f"holds neither {RESULTS.file} nor {PLANS.file}"))
     for name, check in {
         RESULTS.file: lambda: _not_empty(RESULTS.file, results),
         PLANS.file: lambda: _not_empty(PLANS.file, plans),
@@ -71,8 +75,9 @@ def _note_columns(results: list[Row], plans: list[PlanRow], seen: set[str], note
         if there:
             note(f"{', '.join(schema.circumstantial)} of {schema.file}: where, when and with what a row was made")
             solver, proof = ("placer", ", proof") if schema is RESULTS else ("planner", "")
-            answer = f"that this {solver} gives the answers of {schema.file} with these params, budget and seed"
-            note(f"{answer}, the evaluations{proof} and why runs have no score: only --rerun shows it")
+            answer = f"that this version of this {solver} gives the answers of {schema.file}"
+            given = "with these rules, params, budget, choices and seed"
+            note(f"{answer} {given}, the evaluations{proof} and why runs have no score: only --rerun shows it")
     for name in sorted(seen & {"curves.csv", "plan_curves.csv"}):
         note(f"the points of {name}: they fit their rows, but nothing can show that a search took this way")
 
@@ -216,11 +221,23 @@ def _other(folder: Path, name: str, results: list[Row], plans: list[PlanRow]) ->
         return _limited(name, lambda: _graph(path, name, match[1], results)), True
     if re.fullmatch(r"machines/[0-9a-f]{1,64}\.(toml|npz)", name):
         named = {row.topology for row in results} | {row.cluster for row in plans}
-        wanted = {kept_machine(folder, topology) for topology in named}
-        # device files beside a machine are named by the machine, whose costs the rows hold
-        known = path in wanted or any(one.is_file() and one.stem != path.stem for one in wanted)
+        known = path in _machines({kept_machine(folder, topology) for topology in named})
         return ([] if known else [Difference(name, "", "", "belongs to no row")]), True
     return [], False
+
+
+def _machines(files: set[Path]) -> set[Path]:
+    """The machines that rows name, and the device files that these machines name."""
+    found = set(files)
+    for file in filter(Path.is_file, files):
+        with contextlib.suppress(InvalidInput):  # the rows of this machine report it
+            kinds = read_toml(file).get("kind", {})
+            for kind in kinds.values() if isinstance(kinds, dict) else ():
+                name = kind.get("calibrated", "") if isinstance(kind, dict) else ""
+                if isinstance(name, str) and name.endswith(".toml"):
+                    device = Path(kept_device_file(str(file), name))
+                    found |= {device, device.with_suffix(".npz")}
+    return found
 
 
 def _graph(path: Path, name: str, fingerprint: str, results: list[Row]) -> Iterator[Difference]:

@@ -89,6 +89,8 @@ def verify(
 
 
 def _verify(folder: Path, check: Check, sample, jobs, on_row, on_skip, on_rows, on_note) -> list[Difference]:
+    if not folder.is_dir():
+        raise InvalidInput("No such file or directory", source=folder)
     found = [
         row
         for schema in (RESULTS, PLANS)

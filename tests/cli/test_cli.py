@@ -298,7 +298,7 @@ def test_missing_graph_and_folder_for_a_graph(simdev, tmp_path):
         (["bench", "-b", "quik", "-w", "GRAPH"], ["budget 'quik'", "did you mean 'quick'"]),
         (["bench", "--time-limit", "-1"], ["--time-limit"]),
         (["bench", "--seeds", "0", "-w", "GRAPH"], ["seeds"]),
-        (["verify", "no-such-folder"], ["no-such-folder/results.csv", "No such file"]),
+        (["verify", "no-such-folder"], ["no-such-folder", "No such file"]),
         (["compare", "no-such-folder", "nor-this", "--graph", "GRAPH", "--topology", "p100x2"], ["no-such-folder"]),
     ],
 )

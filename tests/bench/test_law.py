@@ -1,0 +1,272 @@
+"""One law for every table: each column is forged, with a digest and derived tables that fit, and verification must find
+it or say that it does not check it."""
+
+import contextlib
+import json
+import re
+import shutil
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_board import small_board
+
+from simdev.bench import journal, rows, score, verify, workers
+from simdev.bench.journal import journal_line, read_journal
+from simdev.bench.plan_rows import PLANS, read_plan_rows, write_plan_rows
+from simdev.bench.rows import RESULTS
+from simdev.errors import InvalidInput
+
+LEADERBOARD = Path(__file__).parents[2] / "leaderboard"
+
+
+class Inline:
+    """A pool that does each task at once, in this process."""
+
+    def schedule(self, function, args=(), **_):
+        future = Future()
+        try:
+            future.set_result(function(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr(workers, "worker_pool", lambda *_, **__: Inline())
+    monkeypatch.setattr(workers, "running", lambda pool: contextlib.nullcontext())
+    monkeypatch.setattr(workers, "limit_process", lambda limits: None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("law")
+    small_board(folder)
+    return folder
+
+
+def found_or_named(folder, file, column):
+    """Whether verification finds a difference, refuses the folder, or names the column as not checked."""
+    notes = []
+    try:
+        wrong = verify.verify(folder, engine="fast", on_note=notes.append)
+    except InvalidInput:
+        return True
+    words = [note for note in notes if file in note and re.search(rf"\b{column}\b", note.replace(file, ""))]
+    return bool(wrong) or bool(words) or any(f"points of {file}" in note for note in notes)
+
+
+OTHER = {
+    "rules": "program/fifo/dataflow", "objective": "throughput/1f1b/4", "params": '{"a": 1}', "topology": "p100x4",
+    "workload": "rnnlm", "model": "llama3-8b", "cluster": "dgx-h100", "framework": "compiled", "planner": "fsdp",
+    "placer": "heft", "choices": '{"microbatches": [1, 2], "recomputes": ["none"]}',
+}  # fmt: skip
+HASHES = ("fingerprint", "cost_hash", "placement", "program")
+NUMBERS = ("evaluations", "batch", "seed", "version")
+
+
+def forged(column, cell):
+    """Another text of the same kind."""
+    if column in OTHER:
+        return OTHER[column]
+    if column == "feasible":
+        return "false" if cell == "true" else "true"
+    if column == "status":
+        return "timeout" if cell != "timeout" else "error"
+    if column == "budget":
+        return "evaluations=11" if "=" in cell else "13"
+    if column == "plan":
+        return json.dumps(json.loads(cell) | {"recompute": "full"}, sort_keys=True) if cell else ""
+    if column in HASHES:
+        return "0123456789abcdef"
+    if cell.replace(".", "", 1).isdigit():
+        return cell[:-1] + ("1" if cell[-1] != "1" else "2")
+    return "7" if column in NUMBERS or column.endswith(("_ns", "_s", "bytes", "seconds")) else "x"
+
+
+def copy(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_the_board_itself_holds(folder, tmp_path):
+    assert verify.verify(folder) == [] == verify.verify(folder, engine="fast")
+
+
+@pytest.mark.parametrize("column", rows.COLUMNS)
+def test_results(folder, tmp_path, column):
+    out = copy(folder, tmp_path)
+    (out / "journal.jsonl").unlink()
+    (out / "curves.csv").unlink()
+    path = out / "results.csv"
+    table = [cells for _, cells in rows.read_csv(path, rows.COLUMNS)]
+    table[0][column] = "0" * 16 if column == "digest" else forged(column, table[0][column])
+    if column in rows.EXACT:
+        table[0]["digest"] = RESULTS.digest(table[0])
+    rows.write_csv(path, rows.COLUMNS, table)
+    with contextlib.suppress(InvalidInput):
+        score.write(out, rows.read_rows(path, check_digest=False))
+    assert found_or_named(out, "results.csv", column)
+
+
+TABLES = [
+    ("leaderboard.csv", score.LEADERBOARD),
+    ("ranking.csv", score.RANKING),
+    ("curves.csv", journal.CURVES),
+]
+
+
+@pytest.mark.parametrize("file, column", [(file, column) for file, columns in TABLES for column in columns])
+def test_derived_tables(folder, tmp_path, file, column):
+    out = copy(folder, tmp_path)
+    (out / "journal.jsonl").unlink()
+    columns = dict(TABLES)[file]
+    table = [cells for _, cells in rows.read_csv(out / file, columns)]
+    table[0][column] = forged(column, table[0][column])
+    rows.write_csv(out / file, columns, table)
+    assert found_or_named(out, file, column)
+
+
+@pytest.mark.parametrize("column", [*RESULTS.kind.__dataclass_fields__, "curve", "a bound", "no line", "a line more"])
+def test_journal(folder, tmp_path, column):
+    out = copy(folder, tmp_path)
+    path = out / "journal.jsonl"
+    entries, _ = read_journal(path)
+    entry = next(entry for entry in entries if entry["kind"] == "row")
+    if column == "a bound":
+        row = entry["row"]
+        of = [row["fingerprint"], row["cost_hash"], row["rules"]]
+        entries.append({"kind": "bound", "of": of, "ns": row["lower_bound_ns"] - 1, "method": row["bound_method"]})
+    elif column == "no line":
+        entries.remove(entry)
+    elif column == "a line more":
+        entries.append({**entry, "row": {**entry["row"], "seed": 7}})
+    elif column == "curve":
+        entry["curve"] = [[0, 0.5, 1]]
+    else:
+        value = entry["row"][column]
+        text = forged(column, "" if value is None else str(value).lower() if isinstance(value, bool) else str(value))
+        kind = type(value) if value is not None else str
+        entry["row"][column] = not value if kind is bool else kind(text) if kind is not str else text
+    path.write_text("".join(map(journal_line, entries)), encoding="utf-8")
+    with contextlib.suppress(InvalidInput):
+        assert verify.verify(out, engine="fast")
+
+
+@pytest.mark.parametrize("file", ["cases.csv", "groups.csv"])
+def test_tables_of_fidelity_are_not_called_verified(tmp_path, file):
+    shutil.copy(LEADERBOARD / "fidelity" / file, tmp_path / file)
+    wrong = [str(one) for one in verify.verify(tmp_path)]
+    assert f"{file}: is not checked: no part of a result folder" in wrong
+    assert any("holds neither results.csv nor plans.csv" in text for text in wrong)
+
+
+def test_every_other_file_is_named(folder, tmp_path):
+    out, notes = copy(folder, tmp_path), []
+    (out / "README.md").write_text("# Mine")
+    (out / "scatter.png").write_bytes(b"\x89PNG")
+    (out / "mine.csv").write_text("a,b\n")
+    (out / "placements").mkdir(exist_ok=True)
+    (out / "placements" / "mine.csv").write_text("")
+    (out / "placements" / f"{'0' * 16}.npz").write_bytes(b"")
+    (out / "graphs" / f"{'0' * 16}.npz").write_bytes(b"")
+    (out / "machines" / f"{'0' * 16}.toml").write_text("")
+    (out / "link").symlink_to("/etc/passwd")
+    (out / ".lock").write_text("x")
+    wrong = {one.row: one.found for one in verify.verify(out, engine="fast", on_note=notes.append)}
+    unknown = "is not checked: no part of a result folder"
+    assert wrong.pop("mine.csv") == wrong.pop("placements/mine.csv") == unknown
+    assert wrong.pop("link") == "is a link: it is not followed" and wrong.pop(".lock") == "is not empty"
+    assert wrong.pop(f"placements/{'0' * 16}.npz") == f"placement {'0' * 16} belongs to no row"
+    assert wrong.pop(f"graphs/{'0' * 16}.npz") == wrong.pop(f"machines/{'0' * 16}.toml") == "belongs to no row"
+    assert wrong == {} and notes[0] == "README.md, scatter.png: for readers"
+
+
+CURVES = {
+    "of no row": (lambda key, points: (("x", *key[1:]), points), "belongs to no row"),
+    "rising": (lambda key, points: (key, [*points, (1, 0.6, points[0][2] + 1)]), "does not fall"),
+    "back in time": (lambda key, points: (key, [(0, 9.0, points[0][2] + 1), *points]), "goes back"),
+    "beyond the evaluations": (lambda key, points: (key, [*points, (99, 0.6, points[0][2] - 1)]), "evaluations"),
+    "below the bound": (lambda key, points: (key, [(*points[0][:2], 1)]), "step_time_s"),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_a_curve_that_no_search_has(folder, tmp_path, name):
+    out = copy(folder, tmp_path)
+    (out / "journal.jsonl").unlink()
+    key, points = next(iter(journal.read_curves(out / "curves.csv").items()))
+    change, text = CURVES[name]
+    key, points = change(key, points)
+    lines = [(*key, used, f"{seconds:.3f}", rows.seconds_text(ns)) for used, seconds, ns in points]
+    rows.write_csv(out / "curves.csv", journal.CURVES, [dict(zip(journal.CURVES, line, strict=True)) for line in lines])
+    assert any(text in str(one) for one in verify.verify(out, engine="fast"))
+
+
+# Planners
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory):
+    pytest.importorskip("torch")
+    from test_plan_rows import bench_plans
+
+    folder = tmp_path_factory.mktemp("plans")
+    bench_plans(["ddp"], folder)
+    return folder
+
+
+def test_the_board_of_planners_itself_holds(plans):
+    assert verify.verify(plans, engine="fast") == []
+
+
+@pytest.mark.parametrize("column", PLANS.columns)
+def test_plans(plans, tmp_path, column):
+    out = tmp_path
+    table = [cells for _, cells in rows.read_csv(plans / "plans.csv", PLANS.columns)]
+    table[0][column] = "0" * 16 if column == "digest" else forged(column, table[0][column])
+    if column in PLANS.exact:
+        table[0]["digest"] = PLANS.digest(table[0])
+    rows.write_csv(out / "plans.csv", PLANS.columns, table)
+    with contextlib.suppress(InvalidInput):
+        write = read_plan_rows(out, check_digest=False)
+        (out / "plans.md").write_text("\n".join([*journal.plan_rows.markdown(write), ""]))
+    assert found_or_named(out, "plans.csv", column)
+
+
+@pytest.mark.parametrize("column", journal.PLAN_CURVES)
+def test_curves_of_planners(plans, tmp_path, column):
+    out = copy(plans, tmp_path)
+    (out / "journal.jsonl").unlink()
+    (row,) = read_plan_rows(out)
+    point = ("1", "0.500", rows.seconds_text(row.step_ns))
+    line = dict(zip(journal.PLAN_CURVES, (*map(str, row.key), *point), strict=True))
+    line[column] = forged(column, line[column])
+    rows.write_csv(out / "plan_curves.csv", journal.PLAN_CURVES, [line])
+    assert found_or_named(out, "plan_curves.csv", column)
+
+
+@pytest.mark.parametrize("column", list(PLANS.kind.__dataclass_fields__))
+def test_journal_of_planners(plans, tmp_path, column):
+    (row,) = read_plan_rows(plans)
+    value = getattr(row, column)
+    kind = type(value)
+    text = forged(column, str(value))
+    lie = replace(row, **{column: kind(text)})
+    write_plan_rows(tmp_path, [row])
+    entry = {"kind": "plan", "row": PLANS.to_json(lie), "curve": []}
+    (tmp_path / "journal.jsonl").write_text(journal_line(entry))
+    with contextlib.suppress(InvalidInput):
+        assert verify.verify(tmp_path, engine="fast")
+
+
+def test_a_forged_table_beside_a_header_of_plans_is_found(folder, tmp_path):
+    """What was possible: an empty plans.csv kept verify from opening results.csv."""
+    out = copy(folder, tmp_path)
+    PLANS.write(out / "plans.csv", [])
+    text = (out / "results.csv").read_text(encoding="utf-8")
+    (out / "results.csv").write_text(text.replace(",ok,,true,0.", ",ok,,true,9.", 1), encoding="utf-8")
+    found = [str(one) for one in verify.verify(out, engine="fast")]
+    assert any("digest" in one for one in found) and "plans.csv: holds no row" in found

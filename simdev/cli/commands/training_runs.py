@@ -66,8 +66,9 @@ def training_runs(
         return
     print_figures(report.HEADER, report.report_lines(found, given), False)
     print(
-        "\nheld out: no constant was chosen on this set; other models: constants are fitted to its other models; "
-        "fitted here: its errors are no test."
+        "\nheld out: no constant and no rule was chosen on this set; other models: constants are fitted to its other "
+        "models; rules chosen here: no constant is fitted, but rules were chosen after its errors were seen; fitted "
+        "here: its errors are no test."
     )
     for line in notes:
         print(line)

@@ -51,6 +51,7 @@ GOALS = {
     "F8 FSDP": ("MPT on 8 to 512 boards (llm-foundry)", 0.08, None),
     "F8 torchtitan": ("Llama 3 on H100 (torchtitan)", 0.08, None),
     "F8 FP8": ("Llama 2, GPT-3 and Nemotron on H100 in FP8 (NeMo)", 0.08, None),
+    "F8 published": ("published plans of papers and reports, those that can be typed", 0.08, None),
     "F8 host": ("GPT with one sequence in a microbatch: steps that the host limits (vTrain)", 0.10, None),
     "F9 replay": ("peak memory from replayed allocations", 0.02, None),
     "F9 graph": ("peak memory from the graph", 0.05, None),
@@ -198,6 +199,7 @@ TRAINING = {
     "vtrain-multi": "F8 many nodes",
     "megatron-bridge": "F8 FP8",
     "torchtitan": "F8 torchtitan",
+    "published-plans": "F8 published",
 }
 WORKERS_OF_A_SET = {"vtrain-single": 3}  # a part each, of every third configuration
 ROWS_OF_A_SET = {"llm-foundry": 24}  # judged here, spread over models and sizes; of the other sets, all rows
@@ -213,6 +215,7 @@ def _training_cases(data: Path, source: str, goal: str, number: int, notes: list
     except InvalidInput as error:
         notes += [f"{source}: {error.message}"] if not number else []
         return []
+    notes += study.notes([source]) if not number else []
     if importlib.util.find_spec("torch") is not None:
         importlib.import_module("torch._dynamo")
         gc.freeze()  # each capture collects garbage: what is imported by now is none

@@ -20,6 +20,7 @@ from simdev.baselines.rl._grouped import GroupedProblem
 from simdev.errors import BudgetExhausted, InvalidInput
 from simdev.files import guarded, open_text, replacing, unguarded, write_text
 from simdev.placers.budget import Budget
+from simdev.placers.placer import Function, placer
 from simdev.placers.policy_file import load_policy, notes_of, pack, read_blob, read_header, save_policy, unpack
 from simdev.placers.score import Score
 from simdev.problem.placement import Placement
@@ -108,6 +109,36 @@ class Episodes:
         if len(step_ns) < len(actions):
             raise BudgetExhausted(f"the budget is used up after {self.budget.used} evaluations")
         return step_ns, overflow
+
+
+def learned(
+    name: str, *, version: int, defaults: Mapping[str, object], learner: Callable[..., Learner], source: str
+) -> Callable[[Function], Function]:
+    """Register the decorated function as a learned placer, which needs JAX and spends evaluations."""
+    return placer(
+        name,
+        version=version,
+        family="learned",
+        same_processor=True,
+        searches=True,
+        defaults=defaults,
+        needs=("jax",),
+        learner=learner,
+        source=source,
+    )
+
+
+def learn(
+    learner: Callable[..., Learner],
+    problem: Problem,
+    rng: np.random.Generator,
+    budget: Budget,
+    policy: str,
+    params: Mapping[str, object],
+) -> Placement:
+    """:func:`search` with the learner that ``params`` describe, in the settings of ``policy`` where one is given."""
+    made = learner([problem], **with_policy_settings(params, policy))
+    return search(made, problem, rng=rng, budget=budget, policy=policy)
 
 
 def search(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from simdev.baselines.rl._grouped import device_columns, group_problem
 from simdev.baselines.rl._groups import coarse_groups
-from simdev.baselines.rl._train import Learner, search, with_policy_settings
-from simdev.placers.placer import placer
+from simdev.baselines.rl._train import Learner, learn, learned
 
 DEFAULTS = {
     "groups": 64,
@@ -43,14 +42,10 @@ def learner(problems, *, groups, hidden, samples, rate, entropy, reach, hosts=Fa
     return Learner("colocrl", 2, settings, grouped, functions.init, functions.step, functions.greedy)
 
 
-@placer(
+@learned(
     "colocrl",
     version=2,
-    family="learned",
-    same_processor=True,
-    searches=True,
     defaults=DEFAULTS,
-    needs=("jax",),
     learner=learner,
     source="Mirhoseini et al.: Device Placement Optimization with Reinforcement Learning, ICML 2017",
 )
@@ -70,6 +65,4 @@ def colocrl(problem, *, rng, budget, policy, **params):
     divided by their standard deviation. Logits stay within ``reach`` (a hyperbolic tangent, from HDP's program), which
     keeps the policy exploring. The cost of a placement that does not fit grows with its overflow.
     """
-    return search(
-        learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy
-    )
+    return learn(learner, problem, rng, budget, policy, params)

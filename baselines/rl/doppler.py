@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from simdev.baselines.rl._grouped import group_problem
 from simdev.baselines.rl._groups import coarse_groups, fine_groups
-from simdev.baselines.rl._train import Learner, search, with_policy_settings
-from simdev.placers.placer import placer
+from simdev.baselines.rl._train import Learner, learn, learned
 
 DEFAULTS = {
     "groups": 64, "layers": True, "hidden": 128, "rounds": 6, "episodes": 16, "imitation": 40,
@@ -29,14 +28,10 @@ def learner(problems, *, groups, layers, **given) -> Learner:
     return Learner("doppler", 2, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
-@placer(
+@learned(
     "doppler",
     version=2,
-    family="learned",
-    same_processor=True,
-    searches=True,
     defaults=DEFAULTS,
-    needs=("jax",),
     learner=learner,
     source="Yao et al.: Doppler: Dual-Policy Learning for Device Assignment in Asynchronous Dataflow Graphs, ICLR 2026",
 )
@@ -79,6 +74,4 @@ def doppler(problem, *, rng, budget, policy, **params):
     """
     if policy:
         params = {**params, "imitation": 0}
-    return search(
-        learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy
-    )
+    return learn(learner, problem, rng, budget, policy, params)

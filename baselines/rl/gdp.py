@@ -7,9 +7,8 @@ from pathlib import Path
 from simdev.baselines.rl._grouped import bucket, device_columns, group_problem
 from simdev.baselines.rl._groups import fine_groups, layer_groups
 from simdev.baselines.rl._sight import with_sight
-from simdev.baselines.rl._train import Learner, search, with_policy_settings
+from simdev.baselines.rl._train import Learner, learn, learned
 from simdev.errors import Unsupported
-from simdev.placers.placer import placer
 
 DEFAULTS = {
     "groups": 64, "layers": True, "hidden": 64, "sages": 3, "blocks": 2, "neighbours": 8, "samples": 20, "epochs": 4,
@@ -48,14 +47,10 @@ def _groups(problem, most, layers):
     return (layer_groups if layers else fine_groups)(problem, most)
 
 
-@placer(
+@learned(
     "gdp",
     version=2,
-    family="learned",
-    same_processor=True,
-    searches=True,
     defaults=DEFAULTS,
-    needs=("jax",),
     learner=learner,
     source=SOURCE,
 )
@@ -102,18 +97,13 @@ def gdp(problem, *, rng, budget, policy, **params):
 def _place(problem, rng, budget, policy, params):
     if policy:
         params = {**params, "entropy": params["tuning_entropy"]}
-    params = with_policy_settings(params, policy)
-    return search(learner([problem], **params), problem, rng=rng, budget=budget, policy=policy)
+    return learn(learner, problem, rng, budget, policy, params)
 
 
-@placer(
+@learned(
     "gdp-batch",
     version=2,
-    family="learned",
-    same_processor=True,
-    searches=True,
     defaults={**DEFAULTS, "policy": SHIPPED},
-    needs=("jax",),
     learner=learner,
     source=SOURCE,
 )

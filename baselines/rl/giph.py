@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from simdev.baselines.rl._grouped import bucket, group_problem
 from simdev.baselines.rl._groups import coarse_groups, fine_groups
-from simdev.baselines.rl._train import Learner, search, with_policy_settings
-from simdev.placers.placer import placer
+from simdev.baselines.rl._train import Learner, learn, learned
 
 DEFAULTS = {
     "groups": 64,
@@ -38,14 +37,10 @@ def learner(problems, *, groups, layers, **given) -> Learner:
     return Learner("giph", 2, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
-@placer(
+@learned(
     "giph",
     version=2,
-    family="learned",
-    same_processor=True,
-    searches=True,
     defaults=DEFAULTS,
-    needs=("jax",),
     learner=learner,
     source="Hu et al.: GiPH: Generalizable Placement Learning for Adaptive Heterogeneous Computing, MLSys 2023",
 )
@@ -82,6 +77,4 @@ def giph(problem, *, rng, budget, policy, **params):
 
     If ``policy``, a folder that ``simdev train`` wrote, is given, learning starts from it.
     """
-    return search(
-        learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy
-    )
+    return learn(learner, problem, rng, budget, policy, params)

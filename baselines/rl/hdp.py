@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from simdev.baselines.rl._grouped import device_columns, group_problem
 from simdev.baselines.rl._groups import coarse_groups, colocation_groups
-from simdev.baselines.rl._train import Learner, search, with_policy_settings
-from simdev.placers.placer import placer
+from simdev.baselines.rl._train import Learner, learn, learned
 
 DEFAULTS = {
     "groups": 64,
@@ -47,14 +46,10 @@ def learner(
     return Learner("hdp", 3, settings, grouped, functions.init, functions.step, functions.greedy)
 
 
-@placer(
+@learned(
     "hdp",
     version=3,
-    family="learned",
-    same_processor=True,
-    searches=True,
     defaults=DEFAULTS,
-    needs=("jax",),
     learner=learner,
     source="Mirhoseini et al.: A Hierarchical Model for Device Placement, ICLR 2018; "
     "constants from TensorFlow's grappler",
@@ -78,6 +73,4 @@ def hdp(problem, *, rng, budget, policy, **params):
     The baseline starts at the mean of the first batch, and the cost of a placement that does not fit grows with its
     overflow.
     """
-    return search(
-        learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy
-    )
+    return learn(learner, problem, rng, budget, policy, params)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from simdev.baselines.rl._grouped import device_columns
-from simdev.baselines.rl._train import Learner, search, with_policy_settings
-from simdev.placers.placer import placer
+from simdev.baselines.rl._train import Learner, learn, learned
 
 DEFAULTS = {"nodes": 64, "hidden": 64, "steps": 20, "rate": 0.001, "discount": 0.95, "policy": ""}
 SHAPE = ("nodes", "hidden", "devices")  # settings that a policy file stores
@@ -25,14 +24,10 @@ def learner(problems, *, nodes, devices=0, **given) -> Learner:
     return Learner("hsdag", 2, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
-@placer(
+@learned(
     "hsdag",
     version=2,
-    family="learned",
-    same_processor=True,
-    searches=True,
     defaults=DEFAULTS,
-    needs=("jax",),
     learner=learner,
     source="Duan et al.: A Structure-Aware Framework for Learning Device Placements on Computation Graphs, "
     "NeurIPS 2024",
@@ -75,6 +70,4 @@ def hsdag(problem, *, rng, budget, policy, **params):
     If ``policy``, a folder that ``simdev train`` wrote, is given, learning starts from it: without dropout, on the most
     probable devices, for the first evaluation.
     """
-    return search(
-        learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy
-    )
+    return learn(learner, problem, rng, budget, policy, params)

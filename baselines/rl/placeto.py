@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from simdev.baselines.rl._grouped import bucket, device_columns, group_problem
 from simdev.baselines.rl._groups import coarse_groups, fine_groups
-from simdev.baselines.rl._train import Learner, search, with_policy_settings
-from simdev.placers.placer import placer
+from simdev.baselines.rl._train import Learner, learn, learned
 
 DEFAULTS = {
     "groups": 64, "layers": True, "hidden": 16, "rounds": 8, "episodes": 4, "every": 4, "from_best": True,
@@ -31,14 +30,10 @@ def learner(problems, *, groups, layers, devices=0, **given) -> Learner:
     return Learner("placeto", 4, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
-@placer(
+@learned(
     "placeto",
     version=4,
-    family="learned",
-    same_processor=True,
-    searches=True,
     defaults=DEFAULTS,
-    needs=("jax",),
     learner=learner,
     source="Addanki et al.: Placeto: Learning Generalizable Device Placement Algorithms for Distributed Machine "
     "Learning, NeurIPS 2019",
@@ -74,6 +69,4 @@ def placeto(problem, *, rng, budget, policy, **params):
 
     If ``policy``, a folder that ``simdev train`` wrote, is given, learning starts from it.
     """
-    return search(
-        learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy
-    )
+    return learn(learner, problem, rng, budget, policy, params)

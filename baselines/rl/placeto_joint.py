@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from simdev.baselines.rl._grouped import bucket, device_columns, group_problem
 from simdev.baselines.rl._groups import fine_groups
-from simdev.baselines.rl._train import Learner, search, with_policy_settings
-from simdev.placers.placer import placer
+from simdev.baselines.rl._train import Learner, learn, learned
 
 DEFAULTS = {
     "nodes": 128, "hidden": 16, "rounds": 4, "episodes": 4, "every": 8, "from_best": True,
@@ -31,14 +30,10 @@ def learner(problems, *, nodes, devices=0, **given) -> Learner:
     return Learner("placeto-joint", 1, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
-@placer(
+@learned(
     "placeto-joint",
     version=1,
-    family="learned",
-    same_processor=True,
-    searches=True,
     defaults=DEFAULTS,
-    needs=("jax",),
     learner=learner,
     source="an extension of Addanki et al.: Placeto: Learning Generalizable Device Placement Algorithms for "
     "Distributed Machine Learning, NeurIPS 2019; not a published method",
@@ -63,6 +58,4 @@ def placeto_joint(problem, *, rng, budget, policy, **params):
 
     If ``policy``, a folder that ``simdev train`` wrote, is given, learning starts from it.
     """
-    return search(
-        learner([problem], **with_policy_settings(params, policy)), problem, rng=rng, budget=budget, policy=policy
-    )
+    return learn(learner, problem, rng, budget, policy, params)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from simdev.baselines.rl._grouped import device_columns, group_problem
 from simdev.baselines.rl._groups import coarse_groups
-from simdev.baselines.rl._train import Learner, search
+from simdev.baselines.rl._train import Learner, learned, search
 from simdev.errors import InvalidInput
-from simdev.placers.placer import placer
 
 DEFAULTS = {
     "groups": 64,
@@ -25,14 +24,10 @@ def learner(problems, **params):
     raise InvalidInput("learns each problem from the start: there is no policy to train", source="placer post")
 
 
-@placer(
+@learned(
     "post",
     version=2,
-    family="learned",
-    same_processor=True,
-    searches=True,
     defaults=DEFAULTS,
-    needs=("jax",),
     learner=learner,
     source="Gao, Chen, Li: Post: Device Placement with Cross-Entropy Minimization and Proximal Policy Optimization, "
     "NeurIPS 2018",

@@ -18,11 +18,19 @@ def writable(folder: Path) -> bool:
     return os.access(there, os.W_OK)
 
 
+def user_folder() -> Path:
+    """Where simdev keeps what it can compute again: ``simdev`` in ``XDG_CACHE_HOME`` if that is set, else where the
+    operating system wants it (``~/.cache/simdev`` on Linux, ``~/Library/Caches/simdev`` on macOS)."""
+    import platformdirs
+
+    home = os.environ.get("XDG_CACHE_HOME")
+    return Path(home) / "simdev" if home else platformdirs.user_cache_path("simdev", appauthor=False)
+
+
 def ensure() -> None:
     """Set ``NUMBA_CACHE_DIR`` to a folder of this process alone if neither this package nor the user's cache can be
     written to (an installation that is read-only, without a home)."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    if "NUMBA_CACHE_DIR" in os.environ or writable(Path(__file__).parent) or writable(home):
+    if "NUMBA_CACHE_DIR" in os.environ or writable(Path(__file__).parent) or writable(user_folder()):
         return
     os.environ["NUMBA_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="simdev-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
+from simdev import _cache
 from simdev.files import private
 
 # XLA divides the sums of a program among as many tasks as there are cores, however few threads it has, so that
@@ -32,8 +32,7 @@ def _set_up() -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    folder = cache / "simdev" / f"jax-{CORES['NPROC']}"  # a compiled program knows its number of tasks
+    folder = _cache.user_folder() / f"jax-{CORES['NPROC']}"  # a compiled program knows its number of tasks
     private(folder)  # a compiled program of another user would be executed
     try:
         folder.mkdir(parents=True, exist_ok=True)

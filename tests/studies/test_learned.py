@@ -4,7 +4,9 @@ from test_reproduce import found
 
 from simdev.studies.reproduce import learned, reproduce
 
-SIZE = learned.Size(9, 1, ("w",), ("w",), ("t",), (5, 9))
+SIZE = learned.Size(
+    evaluations=9, seeds=1, workloads=("w",), workloads_of_all_seeds=("w",), topologies=("t",), checkpoints=(5, 9)
+)
 
 
 def test_the_tables_by_hand():

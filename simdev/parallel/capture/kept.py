@@ -24,6 +24,7 @@ from importlib.metadata import version
 from itertools import combinations, product
 from pathlib import Path
 
+from simdev import _cache
 from simdev.errors import InvalidInput
 from simdev.files import MIB, parse_json, private, read_zipped, replacing
 from simdev.graphs.parallel_model import ParallelModel, Part
@@ -40,8 +41,7 @@ APART = "SIMDEV_CAPTURES"  # names the folder of captures where it is not the us
 def folder() -> Path:
     """Where captures are kept. Raises :class:`InvalidInput` if others can write there."""
     own = os.environ.get(APART)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return private(Path(own) if own else home / "simdev" / "captures")
+    return private(Path(own) if own else _cache.user_folder() / "captures")
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from simdev import _cache
 from simdev.calibrate.links import fit, fit_table, read_links
 from simdev.calibrate.manifest import held_out, load_manifest, role_of
 from simdev.calibrate.replay import Replay, as_one_step, replay, replay_ranks
@@ -527,7 +528,7 @@ def bootstrap(errors: np.ndarray, seed: int = 0) -> tuple[float, float]:
 
 def cache_folder() -> Path:
     """The default folder of the kept cases: ``simdev/fidelity`` in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "simdev" / "fidelity"
+    return _cache.user_folder() / "fidelity"
 
 
 def data_folder(given: Path | None) -> Path:

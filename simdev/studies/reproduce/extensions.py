@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from simdev.bench import rows
 from simdev.graphs.random_graphs import family_split
 from simdev.placers import registry
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size
 from simdev.studies.reproduce.placeto import FAMILIES, TRAINED_BY, ratios_to_best
 from simdev.studies.reproduce.stats import geometric, interval, interval_text
 
@@ -27,23 +26,38 @@ JOINTLY = {
 }
 
 
-@dataclass(frozen=True)
-class Size:
-    topology: str
-    joint: tuple[str, ...]
-    joint_evaluations: int
-    seeds: int
-    families: tuple[str, ...]
-    graphs_of_a_family: int
-    training_evaluations: int
-    tuning_evaluations: int
-
-
 JOINT = ("inception-v3", "nmt", "transformer-xl-2")
 SIZES = {
-    "tiny": Size("p100x4", ("transformer-xl-2",), 60, 2, ("inception", "nmt"), 5, 60, 20),
-    "small": Size("p100x4", JOINT, 500, 3, FAMILIES, 10, 2000, 200),
-    "full": Size("p100x4", JOINT, 20_000, 10, FAMILIES, 32, 100_000, 20_000),
+    "tiny": Size(
+        topology="p100x4",
+        joint=("transformer-xl-2",),
+        joint_evaluations=60,
+        seeds=2,
+        families=("inception", "nmt"),
+        graphs_of_a_family=5,
+        training_evaluations=60,
+        tuning_evaluations=20,
+    ),
+    "small": Size(
+        topology="p100x4",
+        joint=JOINT,
+        joint_evaluations=500,
+        seeds=3,
+        families=FAMILIES,
+        graphs_of_a_family=10,
+        training_evaluations=2000,
+        tuning_evaluations=200,
+    ),
+    "full": Size(
+        topology="p100x4",
+        joint=JOINT,
+        joint_evaluations=20_000,
+        seeds=10,
+        families=FAMILIES,
+        graphs_of_a_family=32,
+        training_evaluations=100_000,
+        tuning_evaluations=20_000,
+    ),
 }
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from simdev.placers import registry
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, chosen
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, chosen
 from simdev.studies.reproduce.picture import learning_curves
 from simdev.studies.reproduce.stats import geometric, interval, interval_text
 
@@ -26,25 +25,46 @@ ABLATION = {
 UPDATES = 50  # the paper fine-tunes in fewer than 50
 
 
-@dataclass(frozen=True)
-class Size:
-    evaluations: int
-    seeds: int
-    workloads: tuple[str, ...]
-    topology: str
-    training_topologies: tuple[str, ...]
-    training_evaluations: int
-    training_seeds: int
-    large: str
-    large_topology: str
-    large_evaluations: int
-    large_seeds: int
-
-
 SIZES = {
-    "tiny": Size(60, 2, FIVE[2:4], "p100x4", ("k80x4",), 100, 1, "rnnlm", "p100x8", 40, 2),
-    "small": Size(500, 5, FIVE, "p100x4", ("k80x4", "v100x8-dgx1"), 2400, 3, "gnmt-8", "p100x8", 300, 10),
-    "full": Size(20_000, 10, FIVE, "p100x4", ("k80x4", "v100x8-dgx1"), 200_000, 10, "gnmt-8", "p100x8", 20_000, 10),
+    "tiny": Size(
+        evaluations=60,
+        seeds=2,
+        workloads=FIVE[2:4],
+        topology="p100x4",
+        training_topologies=("k80x4",),
+        training_evaluations=100,
+        training_seeds=1,
+        large="rnnlm",
+        large_topology="p100x8",
+        large_evaluations=40,
+        large_seeds=2,
+    ),
+    "small": Size(
+        evaluations=500,
+        seeds=5,
+        workloads=FIVE,
+        topology="p100x4",
+        training_topologies=("k80x4", "v100x8-dgx1"),
+        training_evaluations=2400,
+        training_seeds=3,
+        large="gnmt-8",
+        large_topology="p100x8",
+        large_evaluations=300,
+        large_seeds=10,
+    ),
+    "full": Size(
+        evaluations=20_000,
+        seeds=10,
+        workloads=FIVE,
+        topology="p100x4",
+        training_topologies=("k80x4", "v100x8-dgx1"),
+        training_evaluations=200_000,
+        training_seeds=10,
+        large="gnmt-8",
+        large_topology="p100x8",
+        large_evaluations=20_000,
+        large_seeds=10,
+    ),
 }
 
 

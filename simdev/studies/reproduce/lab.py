@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 from simdev.bench.bench import Observer, locked
 from simdev.bench.journal import Results
@@ -67,13 +67,17 @@ class RunResult:
         return float("nan") if self.row.step_ns is None else self.row.step_ns / 1e6
 
 
+class Size(SimpleNamespace):
+    """The numbers that make an experiment tiny, small or full, by name; each experiment has its own."""
+
+
 class Lab:
     """The folder of an experiment, the experiment's size, and the observer that reports progress.
 
     All runs execute in this process, one at a time. They share compiled policies, and their times are comparable.
     """
 
-    def __init__(self, folder: Path, size, observer: Observer, data: str | os.PathLike | None = None):
+    def __init__(self, folder: Path, size: Size, observer: Observer, data: str | os.PathLike | None = None):
         self.folder, self.size, self.observer = folder.absolute(), size, observer
         self.data = None if data is None else Path(data)  # public inputs
         self._stack = contextlib.ExitStack()
@@ -184,7 +188,7 @@ class Lab:
 
     def report(self, title: str, command: str, parts: Sequence[str]) -> Path:
         """Write ``README.md`` (title, command, sizes, ``parts``) and return its path."""
-        sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in dataclasses.asdict(self.size).items())
+        sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in vars(self.size).items())
         head = f"# {title}\n\nMade by `{command}`. Sizes: {sizes}.\n"
         path = self.folder / "README.md"
         write_text(path, "\n".join([head, *parts]).rstrip() + "\n")

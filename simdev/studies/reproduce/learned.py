@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from simdev.bench.matrix import MACHINES, TWELVE
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, chosen
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, chosen
 from simdev.studies.reproduce.stats import best_at, geometric, interval_text
 
 TITLE = "Learned search: a network that chooses the moves of a search"
@@ -16,22 +15,33 @@ SEARCHES = ("portfolio", "local-search")
 CAP = 10.0  # the ratio of a run that does not fit
 
 
-@dataclass(frozen=True)
-class Size:
-    evaluations: int
-    seeds: int
-    workloads: tuple[str, ...]
-    workloads_of_all_seeds: tuple[str, ...]
-    topologies: tuple[str, ...]
-    checkpoints: tuple[int, ...]
-
-
 SMALLEST = ("dlrm", "transformer-xl-2", "wavenet-2x18")  # graphs of the board
 TEN = tuple(name for name in TWELVE if not name.startswith("gnmt"))  # of GNMT, a run takes up to minutes
 SIZES = {
-    "tiny": Size(60, 2, ("transformer-xl-2",), ("transformer-xl-2",), ("p100x4",), (20, 60)),
-    "small": Size(2000, 3, TEN, SMALLEST, MACHINES, (20, 100, 500, 2000)),
-    "full": Size(20_000, 10, TWELVE, TWELVE, MACHINES, (20, 100, 500, 2000, 20_000)),
+    "tiny": Size(
+        evaluations=60,
+        seeds=2,
+        workloads=("transformer-xl-2",),
+        workloads_of_all_seeds=("transformer-xl-2",),
+        topologies=("p100x4",),
+        checkpoints=(20, 60),
+    ),
+    "small": Size(
+        evaluations=2000,
+        seeds=3,
+        workloads=TEN,
+        workloads_of_all_seeds=SMALLEST,
+        topologies=MACHINES,
+        checkpoints=(20, 100, 500, 2000),
+    ),
+    "full": Size(
+        evaluations=20_000,
+        seeds=10,
+        workloads=TWELVE,
+        workloads_of_all_seeds=TWELVE,
+        topologies=MACHINES,
+        checkpoints=(20, 100, 500, 2000, 20_000),
+    ),
 }
 
 Runs = dict[str, list[RunResult]]  # of each entry, over cases and seeds

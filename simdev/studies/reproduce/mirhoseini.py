@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from simdev.problem.placement_file import stored_placement
 from simdev.problem.problem import Problem
 from simdev.sim import simulate
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size
 from simdev.studies.reproduce.picture import learning_curves
 from simdev.studies.reproduce.stats import interval, interval_text
 
@@ -61,18 +61,15 @@ Found = dict[tuple[str, int], list[RunResult]]
 Numbers = dict[tuple[str, int], tuple[float | None, ...]]
 
 
-@dataclass(frozen=True)
-class Size:
-    evaluations: int
-    seeds: int
-    workloads: tuple[str, ...]
-    learned: tuple[str, ...]  # tags of the settings in which policies learn
-
-
 SIZES = {
-    "tiny": Size(30, 2, ("rnnlm",), ("dataflow", "eager")),
-    "small": Size(500, 5, ("rnnlm", "nmt", "inception-v3"), ("dataflow",)),
-    "full": Size(20_000, 10, ("rnnlm", "nmt", "inception-v3"), ("dataflow", "eager", "tensorflow")),
+    "tiny": Size(evaluations=30, seeds=2, workloads=("rnnlm",), learned=("dataflow", "eager")),
+    "small": Size(evaluations=500, seeds=5, workloads=("rnnlm", "nmt", "inception-v3"), learned=("dataflow",)),
+    "full": Size(
+        evaluations=20_000,
+        seeds=10,
+        workloads=("rnnlm", "nmt", "inception-v3"),
+        learned=("dataflow", "eager", "tensorflow"),
+    ),
 }
 
 

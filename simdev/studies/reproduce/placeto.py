@@ -4,10 +4,9 @@ family."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from simdev.graphs.random_graphs import family_split
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, chosen
+from simdev.studies.reproduce.lab import Lab, LabCase, RunResult, Size, chosen
 from simdev.studies.reproduce.picture import bars, learning_curves
 from simdev.studies.reproduce.stats import evaluations_to, geometric, interval, interval_text
 
@@ -18,23 +17,40 @@ FAMILIES = ("inception", "nasnet", "nmt")
 TRAINED_BY = "placeto[from_best=false]"  # the episodes of the paper, which start as a zero-shot placement does
 
 
-@dataclass(frozen=True)
-class Size:
-    evaluations: int
-    seeds: int
-    workloads: tuple[str, ...]
-    topology: str
-    families: tuple[str, ...]
-    graphs_of_a_family: int
-    training_evaluations: int
-    per_graph_evaluations: int
-    zero_shot_evaluations: int
-
-
 SIZES = {
-    "tiny": Size(60, 2, ("transformer-xl-2",), "p100x4", ("inception",), 5, 100, 60, 1),
-    "small": Size(1000, 5, ("inception-v3", "nmt"), "p100x4", FAMILIES, 10, 4000, 200, 1),
-    "full": Size(20_000, 10, ("inception-v3", "nmt", "nasnet-a-large"), "p100x4", FAMILIES, 32, 100_000, 20_000, 1),
+    "tiny": Size(
+        evaluations=60,
+        seeds=2,
+        workloads=("transformer-xl-2",),
+        topology="p100x4",
+        families=("inception",),
+        graphs_of_a_family=5,
+        training_evaluations=100,
+        per_graph_evaluations=60,
+        zero_shot_evaluations=1,
+    ),
+    "small": Size(
+        evaluations=1000,
+        seeds=5,
+        workloads=("inception-v3", "nmt"),
+        topology="p100x4",
+        families=FAMILIES,
+        graphs_of_a_family=10,
+        training_evaluations=4000,
+        per_graph_evaluations=200,
+        zero_shot_evaluations=1,
+    ),
+    "full": Size(
+        evaluations=20_000,
+        seeds=10,
+        workloads=("inception-v3", "nmt", "nasnet-a-large"),
+        topology="p100x4",
+        families=FAMILIES,
+        graphs_of_a_family=32,
+        training_evaluations=100_000,
+        per_graph_evaluations=20_000,
+        zero_shot_evaluations=1,
+    ),
 }
 
 

@@ -5,29 +5,21 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from simdev.files import write_text
 from simdev.placers import registry
 from simdev.placers.budget import Budget
-from simdev.studies.reproduce.lab import Lab, LabCase
+from simdev.studies.reproduce.lab import Lab, LabCase, Size
 
 TITLE = "Speed of the learned placers"
 
 
-@dataclass(frozen=True)
-class Size:
-    evaluations: int
-    workloads: tuple[str, ...]
-    topology: str
-
-
 SIZES = {
-    "tiny": Size(40, ("transformer-xl-2",), "p100x4"),
-    "small": Size(500, ("inception-v3", "nmt"), "p100x4"),
-    "full": Size(5000, ("inception-v3", "nmt", "nasnet-a-large", "gnmt-8"), "p100x4"),
+    "tiny": Size(evaluations=40, workloads=("transformer-xl-2",), topology="p100x4"),
+    "small": Size(evaluations=500, workloads=("inception-v3", "nmt"), topology="p100x4"),
+    "full": Size(evaluations=5000, workloads=("inception-v3", "nmt", "nasnet-a-large", "gnmt-8"), topology="p100x4"),
 }
 
 

@@ -9,7 +9,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,22 +19,18 @@ from simdev.exact.latency import best_latency, greedy_split, path_bound, split_l
 from simdev.exact.load import LoadProblem, processor_loads, read_load_problem, read_split
 from simdev.exact.throughput import best_split
 from simdev.files import read_json, write_text
-from simdev.studies.reproduce.lab import Lab
+from simdev.studies.reproduce.lab import Lab, Size
 
 TITLE = "Tarnawski et al. 2020: optimal splits of pipelines and of one sample"
 
 
-@dataclass(frozen=True)
-class Size:
-    """``seconds`` that a solver may take for each value; ``ideals`` beyond which the dynamic program is left out;
-    ``nodes`` beyond which an instance is left out."""
-
-    seconds: float
-    ideals: int
-    nodes: int
-
-
-SIZES = {"tiny": Size(1.0, 500, 70), "small": Size(60.0, 40_000, 10_000), "full": Size(900.0, 200_000, 10_000)}
+# seconds: that a solver may take for each value; ideals: beyond which the dynamic program is left out;
+# nodes: beyond which an instance is left out
+SIZES = {
+    "tiny": Size(seconds=1.0, ideals=500, nodes=70),
+    "small": Size(seconds=60.0, ideals=40_000, nodes=10_000),
+    "full": Size(seconds=900.0, ideals=200_000, nodes=10_000),
+}
 
 
 def run(lab: Lab) -> Iterator[list[str]]:

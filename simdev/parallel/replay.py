@@ -42,6 +42,10 @@ class ProgramPlan:
         return self.program.mesh
 
     @property
+    def shape(self) -> str:
+        return str(self.mesh)
+
+    @property
     def ranks(self) -> int:
         return self.mesh.ranks
 
@@ -70,7 +74,7 @@ def simulate_rank_program(
     engine: str = "fast",
     slowdown: float = 1.0,
     slow: Slow = MappingProxyType({}),
-) -> PlanReport:
+) -> PlanReport[ProgramPlan]:
     """Time and simulate the program of ``plan``; the options are those of
     :func:`~simdev.parallel.plan.simulate_plan`.
 

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from simdev.cli.main import main
 from simdev.errors import InvalidInput
 from simdev.parallel import load_cluster, parse_mesh
 from simdev.parallel.program import Call, Segment
@@ -38,6 +39,22 @@ def test_a_whole_step_is_simulated(program):
     assert report.peak_bytes.tolist() == [1064]
     assert report.plan.flops == 2 * 2 * (1 << 30) and report.plan.tokens == 4 * 128
     assert report.exposed_ns[0] == 0 or report.exposed_ns[0] < report.step_ns
+    summary = report.summary()
+    assert (summary["model"], summary["mesh"], summary["schedule"]) == ("p", "tp=2", "as captured")
+
+
+def test_simulate_plan_prints_a_captured_program(program, tmp_path, monkeypatch, capsys):
+    save_rank_program(program, tmp_path / "whole.rank.json.gz")
+    monkeypatch.setattr("sys.argv", ["simdev", "simulate-plan", str(tmp_path / "whole.rank.json.gz"), "dgx-h100"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code in (0, None) and capsys.readouterr().out.startswith("p on 2 x dgx-h100, tp=2, as captured")
+
+
+@pytest.mark.parametrize("text", ["", "dgx-h100\n[nodes=2]", "dgx-h100[nodes=0]"])
+def test_malformed_clusters_are_refused(text):
+    with pytest.raises(InvalidInput):
+        load_cluster(text)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,8 @@ class Cluster:
 def load_cluster(text: str, *, kept: bool = False) -> Cluster:
     """``dgx-h100``, ``dgx-h100[nodes=8]``, or a topology file by path; ``kept`` as in :func:`load_topology`."""
     found = re.fullmatch(r"(.+?)(?:\[nodes=([^\]]*)\])?", text)
+    if found is None:
+        raise InvalidInput("expected a cluster such as dgx-h100[nodes=8], or a topology file", source=repr(text))
     cluster = cluster_of(load_topology(found[1], kept=kept))
     if found[2] is not None:
         if not found[2].isdecimal() or len(found[2]) > DIGITS or int(found[2]) < 1:

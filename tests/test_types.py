@@ -47,7 +47,7 @@ reveal_type(whole)  # def (job: Job, *, rng: Generator, budget: PlanBudget) -> C
 reveal_type(choice)  # Choice
 reveal_type(choice.mesh)  # Mesh
 reveal_type(job.plan(choice))  # Plan
-reveal_type(simulate_plan(plan))  # PlanReport
+reveal_type(simulate_plan(plan))  # PlanReport[Plan]
 reveal_type(simulate_plan(plan).step_ns)  # int
 find_planner("fsdp")[0].plan(job)  # error: call-arg
 reveal_type(problem)  # Problem

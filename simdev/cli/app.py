@@ -45,15 +45,18 @@ class Topics(typer.core.TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx, formatter) -> None:
-        commands = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
-        width = max(len(entry.name) for entry in commands)
+        found = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        commands = {name: entry for name, entry in found.items() if entry is not None}
+        width = max(map(len, commands))
         for topic in TOPICS:
-            mine = sorted(
-                (entry for entry in commands if (entry.rich_help_panel or PLACE) == topic), key=lambda e: e.name
-            )
+            mine = [
+                (f"{name:{width}}", entry.get_short_help_str(100))
+                for name, entry in sorted(commands.items())
+                if (getattr(entry, "rich_help_panel", None) or PLACE) == topic
+            ]
             if mine:
                 with formatter.section(topic):
-                    formatter.write_dl([(f"{entry.name:{width}}", entry.get_short_help_str(100)) for entry in mine])
+                    formatter.write_dl(mine)
 
 
 app = typer.Typer(

@@ -7,6 +7,7 @@ import platform
 import shutil
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Any
 
 from simdev.bench.provenance import commit, machine, versions
 from simdev.bench.workers import cores
@@ -28,7 +29,7 @@ def diagnose() -> dict:
     """The state of this installation, ready for JSON: ``system``, ``packages``, ``placers`` that cannot run here with
     the reason, ``solvers``, ``kernels`` (the cache of compiled code), ``tested`` (the versions of packages that were
     tested) and ``problems``, a sentence each."""
-    found = {
+    found: dict[str, Any] = {
         "system": {"machine": machine(), "cores": cores(), "python": platform.python_version(), "commit": commit()},
         "packages": _packages(),
         "placers": {"available": 0, "unavailable": {}},

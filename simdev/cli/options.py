@@ -65,11 +65,12 @@ def positive(value: float | None, option: str) -> float | None:
     return value
 
 
-def use_dask(backend: Backend, scheduler: str | None) -> bool:
-    """Whether a Dask cluster is wanted. Raises :class:`InvalidInput` if only one of the two options is given."""
+def dask_address(backend: Backend, scheduler: str | None) -> str | None:
+    """The scheduler of the Dask cluster that is wanted, or None. Raises :class:`InvalidInput` if only one of the two
+    options is given."""
     if (backend == Backend.dask) != (scheduler is not None):
         raise InvalidInput("--backend dask and --scheduler ADDRESS go together")
-    return backend == Backend.dask
+    return scheduler
 
 
 GraphArgument = Annotated[

@@ -17,7 +17,7 @@ def build_problem(graph, topology, order="fifo", contention="fifo", runtime="dat
     return Problem.build(registry.load_workload(graph), load_topology(topology), model, rules)
 
 
-def run_placer(problem, entry: str, evaluations: int, seed: int, **more):
+def run_placer(problem, entry: str | None, evaluations: int, seed: int, **more):
     """The placement that the placer ``entry``, with ``more`` parameters, finds within ``evaluations`` simulations."""
     import numpy as np
 
@@ -25,6 +25,8 @@ def run_placer(problem, entry: str, evaluations: int, seed: int, **more):
     from simdev.placers import registry
     from simdev.placers.budget import Budget
 
+    if entry is None:
+        raise InvalidInput("missing", source="--placer")
     if evaluations < 0 or seed < 0:
         raise InvalidInput("evaluations and seed cannot be negative")
     spec, params = registry.find_placer(entry)

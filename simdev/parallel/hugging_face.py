@@ -141,7 +141,7 @@ def _configuration(config: Mapping, fields: Mapping, source: str, cls: str) -> t
         raise
     except Exception as error:  # of the configuration's own checks
         raise InvalidInput(f"transformers refuses the configuration: {_first(error)}", source=source) from error
-    return cls or _class_name(transformers, config, kind, source), text
+    return cls or _class_name(transformers, config, str(kind), source), text
 
 
 def _renamed(config, fields: Mapping) -> dict[str, object]:

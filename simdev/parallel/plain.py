@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,7 +30,7 @@ from simdev.errors import InvalidInput, SimdevError, UnknownName, Unsupported
 from simdev.graphs.capture import is_package_model, sentence
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
 from simdev.graphs.selective import selective_contexts
-from simdev.graphs.workload import TrainingStep
+from simdev.graphs.workload import Step, TrainingStep
 from simdev.parallel.capture.blocks import Blocks, kinds_of, lists_of_blocks
 from simdev.parallel.mesh import Mesh
 from simdev.user_file import import_file
@@ -120,6 +120,7 @@ def _make(model: PlainModel) -> TrainingStep:
     from simdev.graphs.capture.packages import package_step
     from simdev.graphs.capture.rewrites import as_on_gpu, fake_construction
 
+    build: Callable[[], Step] | None
     if is_package_model(model.name):
         build = package_step(model.name)[0]
     else:

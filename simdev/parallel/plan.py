@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -208,8 +208,34 @@ class Plan:
         return self.model.flops(self.parameters) * self.sequences
 
 
+class Planned(Protocol):
+    """What a report asks of the plan that it is about."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def cluster(self) -> Cluster: ...
+    @property
+    def shape(self) -> str: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def microbatches(self) -> int: ...
+    @property
+    def schedule(self) -> str: ...
+    @property
+    def sequences(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def flops(self) -> float: ...
+
+
+AnyPlan = TypeVar("AnyPlan", bound=Planned)
+
+
 @dataclass(frozen=True, eq=False)
-class PlanReport:
+class PlanReport(Generic[AnyPlan]):
     """What a plan does in one step.
 
     ``peak_bytes``, ``compute_ns``, ``exposed_ns`` and ``bubble_ns`` are int64 per pipeline rank: most memory in use;
@@ -218,7 +244,7 @@ class PlanReport:
     in use during it and the bytes in use after it.
     """
 
-    plan: Plan
+    plan: AnyPlan
     step_ns: int
     peak_bytes: np.ndarray
     compute_ns: np.ndarray
@@ -283,7 +309,7 @@ class PlanProgram:
 
 
 def prepare(
-    plan: Plan, prices: Prices | None = None, merge: bool = True, known: dict[tuple, object] | None = None
+    plan: Plan, prices: Prices | None = None, merge: bool = True, known: dict[tuple, Any] | None = None
 ) -> PlanProgram:
     """Capture the stages of ``plan`` and time their segments.
 
@@ -294,7 +320,7 @@ def prepare(
     return time_stages(plan, capture_stages(plan, known), prices, merge, known)
 
 
-def capture_stages(plan: Plan, known: dict[tuple, object] | None = None) -> tuple[StageProgram, ...]:
+def capture_stages(plan: Plan, known: dict[tuple, Any] | None = None) -> tuple[StageProgram, ...]:
     """The programs of a plan's stages; ``known`` as for :func:`prepare`."""
     capture_one = capture_stage if known is None else capture_resized
     known = {} if known is None else known
@@ -338,7 +364,7 @@ def time_stages(
     programs: tuple[StageProgram, ...],
     prices: Prices | None = None,
     merge: bool = True,
-    known: dict[tuple, object] | None = None,
+    known: dict[tuple, Any] | None = None,
 ) -> PlanProgram:
     """The programs of a plan's stages with the duration of each of their items."""
     prices = prices or Prices(plan.cluster)
@@ -376,7 +402,7 @@ def simulate_plan(
     engine: str = "fast",
     slowdown: float = 1.0,
     slow: Slow = MappingProxyType({}),
-) -> PlanReport:
+) -> PlanReport[Plan]:
     """Capture, time and simulate one step of ``plan``. ``unfolded`` simulates every rank, not one for each stage;
     ``slowdown`` is the factor by which kernels beside a collective take longer (:mod:`simdev.parallel.costs.overlap`);
     ``slow`` maps ranks to the factor by which all their kernels do (:mod:`simdev.parallel.stragglers`).
@@ -396,7 +422,7 @@ def simulate_program(
     engine: str = "fast",
     slowdown: float = 1.0,
     slow: Slow = MappingProxyType({}),
-) -> PlanReport:
+) -> PlanReport[Plan]:
     """:func:`simulate_plan` of stages that are captured already."""
     plan = program.plan
     check_slowdown(slowdown, slow)
@@ -429,7 +455,8 @@ def simulate_program(
                     sends[rank, target] = _send(plan, size, rank, target)
                 together = plan.meshes[rank] != plan.meshes[target]
                 ops = unroller.send(rank, target, sends[rank, target], together)
-            arrived[following] = ops
+            if ops is not None:
+                arrived[following] = ops
     for rank in range(ranks):
         for stage in sorted({action[1] for action in orders[rank]}):
             unroller.add(rank, ("U", stage, 0), program.finish[stage], [])
@@ -443,8 +470,8 @@ def _send(plan: Plan, size: int, source: int, target: int) -> int:
     different meshes."""
     first = plan.first_ranks
     if plan.meshes[source] != plan.meshes[target]:
-        slices = [slice_of(plan.model, plan.parameters_of(rank), plan.meshes[rank]) for rank in (source, target)]
-        return reshard_ns(*slices, first[source], first[target], plan.cluster)
+        made, wanted = (slice_of(plan.model, plan.parameters_of(rank), plan.meshes[rank]) for rank in (source, target))
+        return reshard_ns(made, wanted, first[source], first[target], plan.cluster)
     width = plan.meshes[source].stage_ranks
     copies = range(width) if plan.stage_meshes else {0, width - 1}
     return max(send_ns(size, first[source] + copy, first[target] + copy, plan.cluster) for copy in copies)
@@ -503,7 +530,7 @@ def most_bytes(memory: Memory) -> np.ndarray:
     return np.array([max(most for _, most, _ in steps) for steps in memory], np.int64)
 
 
-def _report(program: PlanProgram, orders, which, unrolled: UnrolledJob, schedule: Schedule) -> PlanReport:
+def _report(program: PlanProgram, orders, which, unrolled: UnrolledJob, schedule: Schedule) -> PlanReport[Plan]:
     plan = program.plan
     ranks = plan.mesh["pp"]
     compute, exposed = stream_times(unrolled, schedule, ranks)

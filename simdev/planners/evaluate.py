@@ -58,7 +58,8 @@ class Evaluator(SharedByPlans):
         program = self.program(choice)
         peak = peak_bytes(program)
         reserved = self.reserved(program.plan, peak)
-        over = int(np.maximum((reserved or peak) - np.int64(self.job.cluster.kind.memory_bytes), 0).sum())
+        held = np.asarray(reserved or peak, np.int64)
+        over = int(np.maximum(held - self.job.cluster.kind.memory_bytes, 0).sum())
         figures = choice, over, tuple(peak.tolist()), plan_bound_ns(program)
         if over and not always:
             return Outcome(choice, None, *figures[1:], reserved_bytes=reserved)

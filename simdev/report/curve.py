@@ -62,7 +62,7 @@ def searches(
     for placer in sorted(wanted):
         _chosen(rows, folder, entry=placer)
     rows = [row for row in rows if not wanted or row.entry in wanted]
-    curves = {}
+    curves: dict[tuple, list[tuple[int, float, int]]] = {}
     for name in KEYS:
         if (folder / name).is_file():
             curves |= read_curves(folder / name)

@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,11 +25,14 @@ from simdev.cli.options import (
     Runtime,
     RuntimeOption,
     SchedulerOption,
+    dask_address,
     given,
     positive,
-    use_dask,
 )
 from simdev.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from simdev.bench.work import Work
 
 FOR_PLACERS = ("placer", "order", "contention", "runtime", "objective", "microbatches", "schedule")
 FOR_PLANNERS = ("batch", "framework")
@@ -103,8 +106,9 @@ def bench(
         if given(ctx, option):
             reason = "is for placers, not planners" if planner else "is for planners; add --planner"
             raise InvalidInput(reason, source=f"--{option.replace('_', '-')}")
-    away = use_dask(backend, scheduler)
+    away = dask_address(backend, scheduler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: finished runs are written first
+    work: Work
     if planner:
         from simdev.bench.plan_run import PLANNING
 
@@ -141,7 +145,7 @@ def bench(
                 limits=limits,
                 retry=retry,
                 observer=observer,
-                backend=dask_backend(scheduler) if away else None,
+                backend=dask_backend(away) if away else None,
             )
         except KeyboardInterrupt:
             print(f"simdev: interrupted; {out} keeps all finished runs, the same command resumes", file=sys.stderr)

@@ -64,9 +64,10 @@ def calibrate(
         raise InvalidInput(text, source="data")
     fitted, written = [], []
     for chosen in [model] if model else models:
-        measured = (
-            with_host(build_one(chosen, grouped, seed), found) if chosen in grouped else matrix_units.bare(chosen)
-        )
+        if found is not None and chosen in grouped:
+            measured = with_host(build_one(chosen, grouped, seed), found)
+        else:
+            measured = matrix_units.bare(chosen)
         calibration = matrix_units.with_matrix_units(measured, kernels, seed)
         path = out / f"{chosen}.toml" if out.is_dir() else out
         save_calibration(calibration, path)

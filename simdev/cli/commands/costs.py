@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,7 +41,7 @@ def costs(
     else:
         raise UnknownName("device kind or topology", device, [*kinds, *topology_names()])
     model = CostModel() if measured is None else CostModel(measured=load_measured(measured))
-    answers = []
+    answers: list[dict[str, Any]] = []
     for kind in chosen:
         ns, source = model.op_costs(workload, kind)
         total = int(np.maximum(ns, 0).sum())
@@ -70,8 +70,8 @@ def costs(
         print(json.dumps(answers, indent=1))
         return
     for answer in answers:
-        shares = ", ".join(f"{name} {100 * share:.1f} %" for name, share in answer["share"].items())
+        parts = ", ".join(f"{name} {100 * share:.1f} %" for name, share in answer["share"].items())
         file = f", device file {answer['device_file']}" if answer["device_file"] else ""
-        print(f"{answer['device']}{file}: all ops in sequence take {1e3 * answer['total_s']:.3f} ms; {shares}")
+        print(f"{answer['device']}{file}: all ops in sequence take {1e3 * answer['total_s']:.3f} ms; {parts}")
         lines = [[row["op"], row["kind"], f"{row['ns']:,}", row["source"]] for row in answer["ops"]]
         print_table(["op", "kind", "ns", "source"], lines)

@@ -54,15 +54,16 @@ def import_(
             print(f"{file}: {said}", file=sys.stderr)
     else:
         found = import_graph(file, file_format, device_kind=device_kind, fix_units=fix_units, sizes=_sizes(size))
-    if costs is not None and not found.measured:
+    measured = found.measured or {}
+    if costs is not None and not measured:
         raise InvalidInput("holds no measured times", source=file)
     save_graph(found.graph, out)
     print(f"{out}: {found.graph.n_ops} ops, {found.graph.n_tensors} tensors, {found.graph.n_edges} edges")
     if costs is not None:
-        save_measured(found.measured, costs)
-        print(f"{costs}: times on {', '.join(sorted(found.measured))}")
-    elif found.measured:
-        print(f"measured times on {', '.join(sorted(found.measured))} are not kept; --costs FILE writes them")
+        save_measured(measured, costs)
+        print(f"{costs}: times on {', '.join(sorted(measured))}")
+    elif measured:
+        print(f"measured times on {', '.join(sorted(measured))} are not kept; --costs FILE writes them")
 
 
 def _sizes(given: list[str] | None) -> dict[str, int]:

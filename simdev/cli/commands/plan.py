@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,12 +20,15 @@ from simdev.cli.options import (
     FrameworkOption,
     JsonOption,
     SchedulerOption,
+    dask_address,
     in_a_folder,
     positive,
-    use_dask,
 )
 from simdev.cli.tables import print_table
 from simdev.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from simdev.planners import PlanBudget
 
 
 @command("plan", topic=JOBS)
@@ -145,11 +148,12 @@ def plan(
 
 def _executor(backend: Backend, scheduler: str | None):
     """The workers of a Dask cluster, or None for processes of this machine."""
-    if not use_dask(backend, scheduler):
+    address = dask_address(backend, scheduler)
+    if address is None:
         return nullcontext()
     from simdev.bench.dask_cluster import dask_executor
 
-    return dask_executor(scheduler)
+    return dask_executor(address)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -222,7 +226,7 @@ class _Progress:
     """Lines on standard error: the first plan that fits at once; then, now and then, what is under way, plans done of
     plans to do, the best step time and the time left."""
 
-    budget = None
+    budget: PlanBudget | None = None
 
     def __init__(self, evaluations: int | None, seconds: float | None):
         self.evaluations, self.seconds = evaluations, seconds

@@ -42,7 +42,8 @@ def profile(
         raise InvalidInput("give either steps or --ops")
     workers = workers_named(device or ["cpu"])
     if ops is None:
-        found, left_out = profile_machine(steps, workers, out, repeats=repeats, small=small, seed=seed), []
+        found = profile_machine(steps or [], workers, out, repeats=repeats, small=small, seed=seed)
+        left_out: list[str] = []
     else:
         found, left_out = profile_file(ops, workers, out, repeats=repeats, seed=seed)
     for line in found:

@@ -84,7 +84,7 @@ def print_pipeline(problem, placement, microbatches: int, schedule: str, engine:
     report = simulate_pipeline(problem, placement, microbatches, schedule, engine=engine)
     names = [problem.topology.devices[device].name for device in report.stages]
     teams = teams_of(placement, problem.topology.n_devices, microbatches)
-    teams = [[problem.topology.devices[device].name for device in teams[stage]] for stage in report.stages]
+    members = [[problem.topology.devices[device].name for device in teams[stage]] for stage in report.stages]
     wrong = ops_against_flow(problem, placement, report.stages)
     found = {
         "graph": problem.graph.name,
@@ -95,7 +95,7 @@ def print_pipeline(problem, placement, microbatches: int, schedule: str, engine:
         "steady_ns": float(report.steady_ns),
         "bubble_fraction": report.bubble_fraction,
         "stages": names,
-        "stage_devices": teams,
+        "stage_devices": members,
         "exchange_ns": int(report.exchange_ns),
         "feasible": report.feasible,
         "against_flow": [vars(op) for op in wrong],
@@ -104,7 +104,7 @@ def print_pipeline(problem, placement, microbatches: int, schedule: str, engine:
         print(json.dumps(found, indent=1))
         return
     verdict = "" if report.feasible else "  OUT OF MEMORY"
-    stages = " -> ".join(map(" + ".join, teams))
+    stages = " -> ".join(map(" + ".join, members))
     print(f"{problem.graph.name}: {microbatches} microbatches, {schedule}, stages {stages}{verdict}")
     print(f"{report.total_ns / 1e6:.3f} ms in all, {report.steady_ns / 1e6:.3f} ms for each further microbatch")
     exchange = f", replicas exchange gradients for {report.exchange_ns / 1e6:.3f} ms" if report.exchange_ns else ""

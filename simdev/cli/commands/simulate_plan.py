@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from simdev.cli.app import JOBS, command
 from simdev.cli.options import FrameworkOption, JsonOption, in_a_folder
 from simdev.cli.tables import print_table
 from simdev.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from simdev.parallel import PlanReport
 
 
 @command("simulate-plan", topic=JOBS)
@@ -72,6 +75,7 @@ def simulate_plan(
     from simdev.parallel.stragglers import parse_slow
 
     stragglers = parse_slow(slow or [])
+    report: PlanReport
     if is_rank_program(model):
         from simdev.parallel import load_cluster
         from simdev.parallel.costs.float8 import Float8

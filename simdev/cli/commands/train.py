@@ -12,7 +12,7 @@ import typer
 
 from simdev.cli import completion
 from simdev.cli.app import OWN, command
-from simdev.cli.options import Aim, Backend, BackendOption, SchedulerOption, positive, use_dask
+from simdev.cli.options import Aim, Backend, BackendOption, SchedulerOption, dask_address, positive
 from simdev.cli.problems import build_problem
 from simdev.errors import InvalidInput
 
@@ -74,8 +74,9 @@ def train(
     lines = Lines(evaluations)
     name = "step" if objective == Aim.step else f"throughput/{schedule}/{microbatches}"
     aim = parse_objective(name)
-    away = dask_simulator(scheduler) if use_dask(backend, scheduler) else nullcontext(aim.simulate_many)
-    if objective == Aim.throughput and use_dask(backend, scheduler):
+    address = dask_address(backend, scheduler)
+    away = nullcontext(aim.simulate_many) if address is None else dask_simulator(address)
+    if objective == Aim.throughput and address is not None:
         raise InvalidInput("--objective throughput trains on this computer only: leave out --backend dask")
     try:
         with away as simulate:

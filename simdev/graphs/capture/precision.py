@@ -18,7 +18,7 @@ def precision_of_parameters(parameters) -> str:
     for parameter in parameters:
         dtype = DTYPES.get(parameter.dtype, str(parameter.dtype))
         total[dtype] = total.get(dtype, 0) + storage_bytes(parameter)
-    return max(sorted(total), key=total.get) if total else "f32"
+    return max(sorted(total), key=lambda dtype: total[dtype]) if total else "f32"
 
 
 def precision_of_classes(graph: ComputationGraph) -> dict[str, dict[str, int]]:

@@ -16,8 +16,10 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.data import dataloader
 
@@ -251,7 +253,8 @@ class _Watch:
     def _variables(self) -> dict[str, torch.nn.Module]:
         """The modules that the script's own frames have names for, inner frames first."""
         found: dict[str, torch.nn.Module] = {}
-        frame, own = sys._getframe(), self._path.resolve()
+        frame: FrameType | None = sys._getframe()
+        own = self._path.resolve()
         while frame is not None:
             if Path(frame.f_code.co_filename).resolve() == own:
                 for scope in (frame.f_locals, frame.f_globals):
@@ -264,11 +267,11 @@ class _Watch:
     # The graph --------------------------------------------------------------------------------------------------
 
     def graph(self, name: str, meta: dict, allow_empty: bool) -> ComputationGraph:
-        if not self.done:
+        before, last = self._before, self._recording
+        if not self.done or last is None:
             made = f"made {self._marks} training steps" if self._marks else "made no training step in this process"
             wish = f"; give a smaller --step than {self._step}" if self._marks > 2 else ""
             raise InvalidInput(f"the script {made}, the step to capture is the {self._step}th{wish}", source=self._path)
-        before, last = self._before, self._recording
         by = self._mark if isinstance(self._mark, str) else type(self._mark).__name__
         meta = {**meta, "values": "real", "marked_by": by}
         first = before.counted.total if before is not None else last.counted.total
@@ -350,7 +353,7 @@ class _ScriptTape(Tape):
         super().__init__()
         self.asleep = 0
         self._lasting = lasting
-        self._outside: dict[int, object] = {}  # storage -> weak reference
+        self._outside: dict[int, StorageWeakRef] = {}
 
     @property
     def inside(self) -> bool:

@@ -104,8 +104,10 @@ class Shadows(TorchDispatchMode):
         return places
 
     def _numbers(self, tensor) -> list:
+        """The values of a tensor that has a real copy."""
+        real = self.of(tensor)
         with unset_fake_temporarily():
-            return self.of(tensor).tolist()
+            return [] if real is None else real.tolist()
 
     def of(self, tensor) -> torch.Tensor | None:
         """The real copy of ``tensor``; None if there is none."""

@@ -94,8 +94,8 @@ def parse(
     }
     kept = {_home(name, aliases) for name in results}
     sized = [bool(node.output) and computed.issuperset(filter(None, node.output)) for node in graph.node]
-    for name, node, sizes in zip(names, graph.node, sized, strict=True):
-        if not sizes and not (node.output and node.output[0] in aliases):
+    for name, node, is_size in zip(names, graph.node, sized, strict=True):
+        if not is_size and not (node.output and node.output[0] in aliases):
             for value in node.input:
                 readers.setdefault(_home(value, aliases), name)
     needed = kept.union(readers)  # sizes that only views and other sizes read are no ops
@@ -119,11 +119,11 @@ def parse(
             tensors[value.name] = builder.tensor(op, shape.bytes)
     constants = {initializer.name for initializer in graph.initializer}
     handles = []
-    for name, node, sizes in zip(names, graph.node, sized, strict=True):
-        constant = sizes or (constants.issuperset(node.input) and not node.op_type.startswith("Random"))
+    for name, node, is_size in zip(names, graph.node, sized, strict=True):
+        constant = is_size or (constants.issuperset(node.input) and not node.op_type.startswith("Random"))
         if constant:
             constants.update(node.output)
-        if (node.output and node.output[0] in aliases) or (sizes and needed.isdisjoint(node.output)):
+        if (node.output and node.output[0] in aliases) or (is_size and needed.isdisjoint(node.output)):
             continue
         ins, outs = [values.get(value, _NOTHING) for value in node.input if value], _outputs(node, values)
         size = sum(out.bytes for out in outs)
@@ -143,7 +143,7 @@ def parse(
             if value:
                 made = values.get(value, _NOTHING).bytes
                 tensors[value] = builder.tensor(op, made, result=value in kept, persistent=constant)
-        if not sizes:  # sizes read the shape of a tensor, not the tensor
+        if not is_size:  # sizes read the shape of a tensor, not the tensor
             handles.append((op, name, node))
     for op, name, node in handles:
         for value in node.input:

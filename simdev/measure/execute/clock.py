@@ -64,8 +64,8 @@ class _Nothing(nullcontext):
 class _Timed(StageRun):
     """A run that notes when each segment ends, and how many kernels were recorded by then."""
 
-    def __init__(self, stage, recorder):
-        super().__init__(stage, recorder, None, {})
+    def __init__(self, stage, recorder, mesh: Mesh):
+        super().__init__(stage, recorder, mesh, {})
         self.marks: list[tuple[str, int, int]] = []
 
     def _forward(self, part: Part, which: str = "") -> tuple:
@@ -138,7 +138,7 @@ def time_kernels(
         for measured in (False, True) if warm_up else (True,):
             clock = _Clock()
             watch = _Stopwatch(clock)
-            timed = _Timed(_stage(model, parameters, torch_mesh, part), watch)
+            timed = _Timed(_stage(model, parameters, torch_mesh, part), watch, mesh)
             with clock:
                 _run(timed, part, split)
             first = 0
@@ -148,7 +148,7 @@ def time_kernels(
                 for text, ns, is_collective in piece:
                     if measured and not is_collective:
                         found.kernel_ns[text].append(ns)
-            timed = _Timed(_stage(model, parameters, torch_mesh, part), _Nothing())
+            timed = _Timed(_stage(model, parameters, torch_mesh, part), _Nothing(), mesh)
             _run(timed, part, split)
             begin = timed.begin
             for name, end, _ in timed.marks:

@@ -31,6 +31,8 @@ def package_make_step(target: str, batch: int | None, length: int | None) -> tup
 
     def make(mesh) -> TrainingStep:
         step = build()
+        if not isinstance(step, TrainingStep):
+            raise InvalidInput("its step does not train", source=target)
         distribute(step.model, mesh, target)
 
         def loss(*inputs):

@@ -314,7 +314,7 @@ class RankRecorder(TorchDispatchMode):
             return
         if len(ranks) == 1:
             return
-        comm = self._comm.setdefault(ranks, None) or self.stream()
+        comm = self._comm.get(ranks) or self.stream()
         self._comm[ranks] = comm
         comm.pending |= stream.state()
         size = max(touched_bytes(t) for t in buffers)

@@ -24,14 +24,21 @@ SMALL, LARGE = 2, 4  # ranks in the two captures
 NUMBER = re.compile(r"(\d+)")
 
 
-def capture_resized(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, *options: bool) -> StageProgram:
-    """What :func:`capture_stage` returns, from captures that all sizes of ``dp_shard`` share; ``options`` are its
-    further arguments.
+def capture_resized(
+    model: ParallelModel,
+    parameters: dict,
+    mesh: Mesh,
+    part: Part,
+    several: bool = True,
+    split: bool = False,
+    each: bool = False,
+) -> StageProgram:
+    """What :func:`capture_stage` returns, from captures that all sizes of ``dp_shard`` share.
 
     Parameters that do not divide by the number of ranks are padded by FSDP; such a size is captured as it is. Use it
     where many plans of a model are compared and the model's code does not branch on the size of the mesh.
     """
-    return capture_stage(model, parameters, mesh, part, *options, capture=_resized_few)
+    return capture_stage(model, parameters, mesh, part, several, split, each, capture=_resized_few)
 
 
 def _resized_few(model, parameters: tuple, mesh: Mesh, part: Part, *options: bool) -> StageProgram:
@@ -87,7 +94,8 @@ def _continued(small: StageProgram, large: StageProgram, size: Callable[[int, in
         name: size(getattr(small, name), getattr(large, name))
         for name in ("resident_bytes", "output_bytes", "parameters")
     }
-    backward, split = segments(small.backward, large.backward), segments(small.split, large.split)
+    first, further, last, only = segments(small.backward, large.backward)
+    backward, split = (first, further, last, only), segments(small.split, large.split)
     return replace(small, forward=forward, backward=backward, finish=finish, split=split, **sizes)
 
 
@@ -103,11 +111,15 @@ def _call(small: Call, large: Call, size: Callable[[int, int], int]) -> Call:
         raise NotRepeating(f"call {small.kind!r} differs in two captures")
     if small == large and small.live_bytes == large.live_bytes:
         return small
-    sizes = {
-        name: size(getattr(small, name), getattr(large, name))
-        for name in ("flops", "bytes_read", "bytes_written", "payload_bytes", "live_bytes")
-    }
-    return replace(small, signature=_signature(small.signature, large.signature, size), **sizes)
+    return replace(
+        small,
+        signature=_signature(small.signature, large.signature, size),
+        flops=size(small.flops, large.flops),
+        bytes_read=size(small.bytes_read, large.bytes_read),
+        bytes_written=size(small.bytes_written, large.bytes_written),
+        payload_bytes=size(small.payload_bytes, large.payload_bytes),
+        live_bytes=size(small.live_bytes, large.live_bytes),
+    )
 
 
 def _signature(small: str, large: str, size: Callable[[int, int], int]) -> str:

@@ -7,7 +7,6 @@ of the CPU's kernel, which it would choose for the tensors of a capture.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -21,7 +20,10 @@ def ring_attention():
     """While active, attention on a sequence that is split between ranks is the flash kernel of an accelerator. Dropout
     inside attention is left out, as in all captures."""
     before = getattr(functional, NAME)
-    ours = partial(_attention, before)
+
+    def ours(*args, **kwargs):
+        return _attention(before, *args, **kwargs)
+
     ours.__name__ = NAME  # context_parallel puts its own function in the place of this name
     setattr(functional, NAME, ours)
     try:

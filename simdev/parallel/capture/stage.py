@@ -85,9 +85,10 @@ def capture_stage(
         return capture(model, key, mesh, part, several, split, each)
     short, long = (capture(model, key, mesh, one, several, split, each) for one in few)
     try:
+        first, further, last, only = (stretch(a, b, more) for a, b in zip(short.backward, long.backward, strict=True))
         return StageProgram(
             stretch(short.forward, long.forward, more),
-            tuple(stretch(a, b, more) for a, b in zip(short.backward, long.backward, strict=True)),
+            (first, further, last, only),
             stretch(short.finish, long.finish, more),
             short.resident_bytes + (long.resident_bytes - short.resident_bytes) * more,
             short.output_bytes,
@@ -265,7 +266,7 @@ def forget_meshes() -> None:
 class StageRun:
     """Runs the microbatches of a stage and cuts what is recorded into segments."""
 
-    def __init__(self, stage, recorder, mesh: Mesh | None, segments: dict[str, Segment]):
+    def __init__(self, stage, recorder, mesh: Mesh, segments: dict[str, Segment]):
         self.stage, self.recorder, self.mesh, self.segments = stage, recorder, mesh, segments
         self._begin = 0
 

@@ -91,11 +91,10 @@ def send_ns(payload_bytes: int, source: int, target: int, cluster: Cluster) -> i
 
 def route(source: int, target: int, cluster: Cluster) -> tuple[float, float]:
     """Bytes/s and latency in ns of a send between two ranks (global numbers)."""
-    if source // cluster.gpus == target // cluster.gpus:
-        rate, latency = cluster.node_bytes_per_s, cluster.node_latency_ns
-    else:
-        rate, latency = cluster.network_bytes_per_s * NETWORK_SHARE, cluster.network_latency_ns
-    return min(rate, cluster.send_bytes_per_s or rate), latency
+    inside = source // cluster.gpus == target // cluster.gpus
+    rate = cluster.node_bytes_per_s if inside else cluster.network_bytes_per_s * NETWORK_SHARE
+    latency_ns = cluster.node_latency_ns if inside else cluster.network_latency_ns
+    return min(rate, cluster.send_bytes_per_s or rate), latency_ns
 
 
 def _node_ns(kind: str, size: int, members: np.ndarray, cluster: Cluster) -> float:

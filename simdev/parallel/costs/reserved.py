@@ -206,9 +206,10 @@ def _allocations(plan: Plan, stage: int, known: dict) -> Allocations:
 def extended(recorded: list[Allocations], more: int) -> Allocations:
     """The allocations of a stage with ``more`` layers more than the first of three that were recorded, each with a
     layer more than the one before it. Raises :class:`NotRepeating` if a layer adds something else than a block."""
-    segments = tuple(_extended(*rows, more) for rows in zip(*(one.segments for one in recorded), strict=True))
-    sizes = [tuple((0, n, size, 0) for n, size in enumerate(one.state)) for one in recorded]
-    state = tuple(row[2] for row in _extended(*sizes, more))
+    a, b, c = recorded
+    segments = tuple(_extended(*rows, more=more) for rows in zip(a.segments, b.segments, c.segments, strict=True))
+    first, second, third = (tuple((0, n, size, 0) for n, size in enumerate(one.state)) for one in recorded)
+    state = tuple(row[2] for row in _extended(first, second, third, more))
     counts = [one.parameters for one in recorded]
     return Allocations(segments, state, counts[0] + (counts[1] - counts[0]) * more)
 

@@ -104,7 +104,8 @@ def make_template(
     an item for each call."""
     ns = prices.of(segment.calls, mesh, first)
     waits, awaited = _resolve(segment.calls)
-    streams, axes = [COMPUTE], [()]
+    streams = [COMPUTE]
+    axes: list[tuple[str, ...]] = [()]
     names = {name for call in segment.calls for name in (call.stream, *(stream for stream, _ in call.waits))}
     communicators = {name: tuple(name.split("+")) for name in names if name.split("+")[0] in AXES}
     items: list[list[int]] = []

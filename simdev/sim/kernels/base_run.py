@@ -8,7 +8,7 @@ from simdev.sim.kernels.compiled import inlined, kernel, merged, part
 from simdev.sim.kernels.heap import pop_key, push_key
 from simdev.sim.kernels.move_state import EVERY, BaseRun, MoveInputs, MoveWork
 from simdev.sim.kernels.send import occupy
-from simdev.sim.kernels.state import MASK, SHARED, SHIFT, Timeline
+from simdev.sim.kernels.state import MASK, SHARED, SHIFT, Timeline, Whole
 
 
 @kernel
@@ -124,8 +124,8 @@ def list_readers(inputs: MoveInputs, devices, base: BaseRun, work: MoveWork):
     """The ops that read what the prologue sends: when it has all arrived, and what they wait for besides."""
     size, n_heap = base.size[0], 0
     size.readers = size.late_readers = 0
-    for op in range(len(base.op)):
-        base.op[op].early_ready = 0
+    for number in range(len(base.op)):
+        base.op[number].early_ready = 0
     for transfer in range(base.sent[size.early]):
         sent = base.transfer[transfer]
         for edge in range(inputs.consumer_ptr[sent.tensor], inputs.consumer_ptr[sent.tensor + 1]):
@@ -161,7 +161,7 @@ def to_come(inputs: MoveInputs, base: BaseRun, op, number):
 @part
 def next_change(inputs: MoveInputs, base: BaseRun, moved, first):
     """The first finish, from ``first`` on, of a producer of a moved op; the number of ops if there is none."""
-    found = len(base.position)
+    found: Whole = len(base.position)
     for op in moved:
         for slot in range(inputs.input_ptr[op], inputs.input_ptr[op + 1]):
             place = np.int64(base.position[inputs.producer[slot]])

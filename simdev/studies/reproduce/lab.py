@@ -122,7 +122,7 @@ class Lab:
     def _found(self, run: Run, case: LabCase, done: int, total: int) -> RunResult:
         spec, _ = registry.find_placer(run.entry)
         row, instance = self._results.row(run.key), self._instance(case)
-        if row is None or (row.fingerprint, row.cost_hash, row.version) != (
+        if not isinstance(row, Row) or (row.fingerprint, row.cost_hash, row.version) != (
             instance.fingerprint,
             instance.cost_hash,
             spec.version,

@@ -1,0 +1,809 @@
+"""Training loops as people write them, each small: functions that return a step, collected in ``LOOPS`` by name."""
+
+import copy
+import random
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from simdev.graphs.workload import CustomStep, TrainingStep
+
+LOOPS = {}
+
+
+def loop(make):
+    LOOPS[make.__name__] = make
+    return make
+
+
+def net(*sizes):
+    sizes = sizes or (16, 32, 4)
+    layers = [item for a, b in zip(sizes, sizes[1:], strict=False) for item in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def x(rows=8, width=16):
+    return torch.randn(rows, width)
+
+
+def y(rows=8, classes=4):
+    return torch.randint(0, classes, (rows,))
+
+
+def simple(body, model=None, optimizer=torch.optim.SGD, data=None, **options):
+    """A step that clears the gradients, takes the loss that ``body`` returns, goes back and updates."""
+    model = model or net()
+    stepped = optimizer(model.parameters(), **{"lr": 0.01, **options})
+
+    def run(model, *data):
+        stepped.zero_grad()
+        body(model, *data).backward()
+        stepped.step()
+
+    return CustomStep(model, data or (x(), y()), run)
+
+
+def classify(model, data, labels):
+    return functional.cross_entropy(model(data), labels)
+
+
+def every_optimizer():
+    names = "Adadelta Adafactor Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop".split()
+    for name in names:
+        LOOPS[f"optimizer_{name}"] = lambda name=name: simple(classify, optimizer=getattr(torch.optim, name))
+
+
+every_optimizer()
+
+
+@loop
+def muon_and_adam():
+    model = net(16, 24, 24, 4)
+    wide = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+    rest = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    return TrainingStep(model, (x(), y()), classify, [torch.optim.Muon(wide, lr=0.01), torch.optim.Adam(rest)])
+
+
+@loop
+def lbfgs():
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, lr=0.1)
+
+    def run(model, data, labels):
+        def closure():
+            optimizer.zero_grad()
+            loss = classify(model, data, labels)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def accumulation_with_clipping():
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def run(model, data, labels):
+        for part, truth in zip(data.split(3), labels.split(3), strict=True):
+            (classify(model, part, truth) * len(part) / len(data)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def skips_a_step_with_a_large_gradient():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run(model, data, labels):
+        optimizer.zero_grad()
+        classify(model, data, labels).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        if torch.isfinite(norm) and norm.item() < 50:
+            optimizer.step()
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def logs_its_loss_and_accuracy():
+    log = []
+
+    def body(model, data, labels):
+        logits = model(data)
+        loss = functional.cross_entropy(logits, labels)
+        log.append((loss.item(), (logits.argmax(1) == labels).float().mean().item()))
+        return loss
+
+    return simple(body)
+
+
+@loop
+def frozen_layers():
+    model = net(16, 32, 32, 4)
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    return simple(classify, model)
+
+
+@loop
+def groups_and_a_schedule():
+    model = net()
+    optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 1e-4}, {"params": model[2].parameters()}])
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [1e-3, 1e-2], total_steps=100)
+
+    def run(model, data, labels):
+        optimizer.zero_grad()
+        classify(model, data, labels).backward()
+        optimizer.step()
+        schedule.step()
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def plateau_by_the_loss():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+    def run(model, data, labels):
+        optimizer.zero_grad()
+        loss = classify(model, data, labels)
+        loss.backward()
+        optimizer.step()
+        schedule.step(loss.item())
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def averaged_by_hand():
+    model = net()
+    teacher = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def run(model, data, labels):
+        optimizer.zero_grad()
+        with torch.no_grad():
+            target = teacher(data).softmax(1)
+        (classify(model, data, labels) + functional.mse_loss(model(data).softmax(1), target)).backward()
+        optimizer.step()
+        with torch.no_grad():
+            for slow, fast in zip(teacher.parameters(), model.parameters(), strict=True):
+                slow.lerp_(fast, 0.01)
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def distillation():
+    teacher = net(16, 64, 4).eval()
+
+    def body(model, data, labels):
+        with torch.inference_mode():
+            soft = teacher(data).softmax(1)
+        soft = soft.clone()
+        return functional.kl_div(model(data).log_softmax(1), soft, reduction="batchmean")
+
+    return simple(body)
+
+
+def critic_step(critics, penalty):
+    first, second = net(4, 16, 8), net(8, 16, 1)
+    makes, judges = (torch.optim.Adam(model.parameters()) for model in (first, second))
+
+    def run(model, real):
+        for _ in range(critics):
+            judges.zero_grad()
+            fake = first(torch.randn(len(real), 4)).detach()
+            loss = second(fake).mean() - second(real).mean()
+            if penalty:
+                mixed = (0.5 * real + 0.5 * fake).requires_grad_()
+                (slope,) = torch.autograd.grad(second(mixed).sum(), mixed, create_graph=True)
+                loss = loss + (slope.norm(dim=1) - 1).square().mean()
+            loss.backward()
+            judges.step()
+        makes.zero_grad()
+        (-second(first(torch.randn(len(real), 4))).mean()).backward()
+        makes.step()
+
+    return CustomStep(nn.ModuleDict({"first": first, "second": second}), (x(8, 8),), run)
+
+
+@loop
+def gan():
+    return critic_step(1, False)
+
+
+@loop
+def wasserstein_critics():
+    return critic_step(3, False)
+
+
+@loop
+def gradient_penalty():
+    return critic_step(2, True)
+
+
+@loop
+def variational():
+    class Coder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encode, self.decode = net(16, 32, 8), net(4, 32, 16)
+
+        def forward(self, data):
+            mean, log_variance = self.encode(data).chunk(2, 1)
+            code = mean + torch.randn_like(mean) * (log_variance / 2).exp()
+            divergence = -0.5 * (1 + log_variance - mean.square() - log_variance.exp()).sum(1).mean()
+            return functional.mse_loss(self.decode(code), data) + divergence
+
+    return simple(lambda model, data: model(data), Coder(), torch.optim.Adam, (x(),))
+
+
+@loop
+def momentum_contrast():
+    query, queue = net(16, 32, 8), functional.normalize(torch.randn(64, 8))
+    key = copy.deepcopy(query).requires_grad_(False)
+    optimizer = torch.optim.SGD(query.parameters(), lr=0.1, momentum=0.9)
+
+    def run(model, data, others):
+        with torch.no_grad():
+            for slow, fast in zip(key.parameters(), query.parameters(), strict=True):
+                slow.mul_(0.99).add_(fast, alpha=0.01)
+            keys = functional.normalize(key(others))
+        found = functional.normalize(query(data))
+        logits = torch.cat([(found * keys).sum(1, keepdim=True), found @ queue.T], 1) / 0.07
+        optimizer.zero_grad()
+        functional.cross_entropy(logits, torch.zeros(len(data), dtype=torch.int64)).backward()
+        optimizer.step()
+        queue[: len(keys)] = keys
+
+    return CustomStep(nn.ModuleDict({"query": query, "key": key}), (x(), x()), run)
+
+
+@loop
+def siamese_without_gradient():
+    predictor = net(8, 8)
+
+    def body(model, first, second):
+        one, two = model["encoder"](first), model["encoder"](second)
+        return -functional.cosine_similarity(model["predictor"](one), two.detach()).mean()
+
+    return simple(body, nn.ModuleDict({"encoder": net(16, 8), "predictor": predictor}), data=(x(), x()))
+
+
+@loop
+def triplets():
+    return simple(lambda m, a, b, c: functional.triplet_margin_loss(m(a), m(b), m(c)), data=(x(), x(), x()))
+
+
+@loop
+def q_learning():
+    model = net(16, 32, 4)
+    target = copy.deepcopy(model)
+    optimizer = torch.optim.RMSprop(model.parameters())
+    calls = []
+
+    def run(model, states, actions, rewards, following):
+        with torch.no_grad():
+            values = rewards + 0.99 * target(following).max(1).values
+        chosen = model(states).gather(1, actions[:, None])[:, 0]
+        optimizer.zero_grad()
+        functional.smooth_l1_loss(chosen, values).backward()
+        optimizer.step()
+        calls.append(1)
+        if len(calls) % 2 == 0:
+            target.load_state_dict(model.state_dict())
+
+    return CustomStep(model, (x(), y(), torch.randn(8), x()), run)
+
+
+@loop
+def policy_gradient_with_samples():
+    def body(model, states):
+        policy = torch.distributions.Categorical(logits=model(states))
+        actions = policy.sample()
+        return -(policy.log_prob(actions) * actions.float()).mean() - 0.01 * policy.entropy().mean()
+
+    return simple(body, data=(x(),))
+
+
+@loop
+def proximal_policy_minibatches():
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def run(model, states, actions, advantages):
+        with torch.no_grad():
+            before = model(states).log_softmax(1).gather(1, actions[:, None])
+        for _ in range(3):
+            order = torch.randperm(len(states))
+            for rows in order.split(4):
+                after = model(states[rows]).log_softmax(1).gather(1, actions[rows, None])
+                ratio = (after - before[rows]).exp()
+                with torch.no_grad():
+                    distance = ((ratio - 1) - ratio.log()).mean().item()
+                if distance > 1.0:
+                    break
+                loss = -torch.min(ratio * advantages[rows], ratio.clamp(0.8, 1.2) * advantages[rows]).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+
+    return CustomStep(model, (x(), y(), torch.randn(8, 1)), run)
+
+
+@loop
+def actor_and_critic():
+    actor, critic = net(16, 32, 2), net(18, 32, 1)
+    acts, judges = torch.optim.Adam(actor.parameters()), torch.optim.Adam(critic.parameters())
+
+    def run(model, states, rewards):
+        for _ in range(2):
+            value = critic(torch.cat([states, actor(states).detach()], 1))
+            judges.zero_grad()
+            functional.mse_loss(value, rewards).backward()
+            judges.step()
+        acts.zero_grad()
+        (-critic(torch.cat([states, actor(states)], 1)).mean()).backward()
+        acts.step()
+
+    return CustomStep(nn.ModuleDict({"actor": actor, "critic": critic}), (x(), torch.randn(8, 1)), run)
+
+
+@loop
+def learning_to_learn():
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def run(model, data, labels):
+        named = dict(model.named_parameters())
+        loss = functional.cross_entropy(torch.func.functional_call(model, named, data[:4]), labels[:4])
+        slopes = torch.autograd.grad(loss, tuple(named.values()), create_graph=True)
+        fast = {key: one - 0.1 * slope for (key, one), slope in zip(named.items(), slopes, strict=True)}
+        optimizer.zero_grad()
+        functional.cross_entropy(torch.func.functional_call(model, fast, data[4:]), labels[4:]).backward()
+        optimizer.step()
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def truncated_backpropagation():
+    model = nn.ModuleDict({"cell": nn.GRUCell(8, 16), "head": nn.Linear(16, 4)})
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def run(model, data, labels):
+        state = torch.zeros(4, 16)
+        for part in data.split(3):
+            state = state.detach()
+            optimizer.zero_grad()
+            for moment in part:
+                state = model["cell"](moment, state)
+            functional.cross_entropy(model["head"](state), labels).backward()
+            optimizer.step()
+
+    return CustomStep(model, (torch.randn(6, 4, 8), y(4)), run)
+
+
+@loop
+def convolutions_with_norms():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(8, 4),
+    )  # fmt: skip
+    return simple(classify, model, data=(torch.randn(8, 3, 8, 8), y()), momentum=0.9, nesterov=True)
+
+
+@loop
+def segmentation():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.ConvTranspose2d(8, 8, 2, 2), nn.Conv2d(8, 4, 1))
+
+    def body(model, images, masks):
+        logits = functional.interpolate(model(images), scale_factor=2, mode="bilinear")
+        return functional.cross_entropy(logits, masks, ignore_index=3)
+
+    return simple(body, model, data=(torch.randn(2, 3, 8, 8), torch.randint(0, 4, (2, 16, 16))))
+
+
+@loop
+def waves():
+    model = nn.Sequential(nn.Conv1d(1, 8, 2, dilation=2), nn.Tanh(), nn.Conv1d(8, 16, 1), nn.GLU(1), nn.Conv1d(8, 1, 1))
+    return simple(lambda m, d: functional.l1_loss(m(d[..., :-1]), d[..., 3:]), model, data=(torch.randn(2, 1, 20),))
+
+
+class Attention(nn.Module):
+    def __init__(self, width=16, heads=2):
+        super().__init__()
+        self.heads, self.mix, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, data):
+        rows, tokens, width = data.shape
+        parts = self.mix(data).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(rows, tokens, width))
+
+
+@loop
+def causal_attention():
+    model = nn.Sequential(nn.Embedding(20, 16), Attention(), nn.LayerNorm(16), nn.Linear(16, 20))
+
+    def body(model, ids):
+        return functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+    return simple(body, model, torch.optim.AdamW, (torch.randint(0, 20, (2, 9)),))
+
+
+@loop
+def encoder_with_a_mask():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0), 2)
+    mask = torch.tensor([[False] * 6, [False] * 4 + [True] * 2])
+    return simple(lambda m, d: m(d, src_key_padding_mask=mask).sum(), model, data=(torch.randn(2, 6, 16),))
+
+
+@loop
+def masked_tokens():
+    model = nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 16), nn.GELU())
+    head = nn.Linear(16, 20)
+
+    def body(model, ids):
+        chosen = torch.zeros_like(ids, dtype=torch.bool)
+        chosen[:, ::3] = True
+        hidden = model["body"](ids.masked_fill(chosen, 0))[chosen]
+        return functional.cross_entropy(model["head"](hidden), ids[chosen])
+
+    return simple(body, nn.ModuleDict({"body": model, "head": head}), data=(torch.randint(1, 20, (2, 9)),))
+
+
+@loop
+def trimmed_to_its_longest_text():
+    model = nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 16))
+
+    def body(model, ids, mask):
+        longest = int(mask.sum(1).max())
+        return model(ids[:, :longest]).square().mean()
+
+    mask = torch.zeros(2, 12, dtype=torch.int64)
+    mask[:, :5] = 1
+    return simple(body, model, data=(torch.randint(0, 20, (2, 12)), mask))
+
+
+@loop
+def bags_of_words():
+    model = nn.Sequential(nn.EmbeddingBag(50, 16, mode="mean"), nn.Linear(16, 4))
+    return simple(classify, model, torch.optim.Adagrad, (torch.randint(0, 50, (8, 5)), y()))
+
+
+@loop
+def sparse_table():
+    model = nn.Sequential(nn.Embedding(50, 16, sparse=True), nn.Linear(16, 4))
+    rows, rest = torch.optim.SparseAdam(model[0].parameters()), torch.optim.Adam(model[1].parameters())
+
+    def run(model, ids, labels):
+        functional.cross_entropy(model(ids), labels).backward()
+        for optimizer in (rows, rest):
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return CustomStep(model, (torch.randint(0, 50, (8,)), y()), run)
+
+
+@loop
+def reentrant_checkpoints():
+    from torch.utils.checkpoint import checkpoint
+
+    def body(model, data, labels):
+        hidden = checkpoint(model[:2], data.requires_grad_(), use_reentrant=True)
+        return functional.cross_entropy(checkpoint(model[2:], hidden, use_reentrant=True), labels)
+
+    return simple(body, net(16, 32, 32, 4))
+
+
+@loop
+def checkpoints():
+    from torch.utils.checkpoint import checkpoint_sequential
+
+    return simple(
+        lambda m, d, labels: functional.cross_entropy(checkpoint_sequential(m, 2, d, use_reentrant=False), labels),
+        net(16, 32, 32, 4),
+    )
+
+
+@loop
+def sharpness_aware():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run(model, data, labels):
+        classify(model, data, labels).backward()
+        with torch.no_grad():
+            norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+            moves = [parameter.grad * (0.05 / norm) for parameter in model.parameters()]
+            for parameter, move in zip(model.parameters(), moves, strict=True):
+                parameter.add_(move)
+        optimizer.zero_grad()
+        classify(model, data, labels).backward()
+        with torch.no_grad():
+            for parameter, move in zip(model.parameters(), moves, strict=True):
+                parameter.sub_(move)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def updated_by_hand():
+    model = net()
+
+    def run(model, data, labels):
+        slopes = torch.autograd.grad(classify(model, data, labels), list(model.parameters()))
+        with torch.no_grad():
+            for parameter, slope in zip(model.parameters(), slopes, strict=True):
+                parameter -= 0.1 * slope
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def gradients_of_each_sample():
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run(model, data, labels):
+        named = {key: one.detach() for key, one in model.named_parameters()}
+
+        def loss(named, sample, label):
+            return functional.cross_entropy(torch.func.functional_call(model, named, sample[None]), label[None])
+
+        slopes = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(named, data, labels)
+        for key, parameter in model.named_parameters():
+            parameter.grad = slopes[key].mean(0)
+        optimizer.step()
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def steps_inside_the_backward_pass():
+    model = net()
+    own = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+
+    def step(parameter):
+        own[parameter].step()
+        own[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    return CustomStep(model, (x(), y()), lambda model, *data: classify(model, *data).backward())
+
+
+@loop
+def hooks_on_gradients():
+    def body(model, data, labels):
+        hidden = model[1](model[0](data))
+        hidden.register_hook(lambda gradient: gradient.clamp(-1, 1))
+        return functional.cross_entropy(model[2](hidden), labels)
+
+    return simple(body)
+
+
+@loop
+def normalised_weights():
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(16, 32)), nn.ReLU(), nn.Linear(32, 4))
+    return simple(classify, model)
+
+
+@loop
+def spectral_norms():
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(16, 32)), nn.ReLU(), nn.Linear(32, 4))
+    return simple(classify, model)
+
+
+@loop
+def two_losses_with_two_backward_passes():
+    model = nn.ModuleDict({"body": net(16, 32), "first": nn.Linear(32, 4), "second": nn.Linear(32, 1)})
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def run(model, data, labels):
+        hidden = model["body"](data).relu()
+        optimizer.zero_grad()
+        functional.cross_entropy(model["first"](hidden), labels).backward(retain_graph=True)
+        model["second"](hidden).square().mean().backward()
+        optimizer.step()
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def layers_left_out_at_random():
+    def body(model, data, labels):
+        rng = random.Random(3)
+        for layer in model[:-1]:
+            data = layer(data) if rng.random() < 0.7 else data
+        return functional.cross_entropy(model[-1](data), labels)
+
+    return simple(body, nn.Sequential(*(nn.Linear(16, 16) for _ in range(5)), nn.Linear(16, 4)))
+
+
+@loop
+def own_function():
+    class Signed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, data, weight):
+            ctx.save_for_backward(data, weight)
+            return data @ weight.sign().T
+
+        @staticmethod
+        def backward(ctx, gradient):
+            data, weight = ctx.saved_tensors
+            return gradient @ weight.sign(), gradient.T @ data
+
+    return simple(lambda m, d, labels: functional.cross_entropy(Signed.apply(d, m.weight), labels), nn.Linear(16, 4))
+
+
+@loop
+def metrics_in_numpy():
+    def body(model, data, labels):
+        logits = model(data)
+        weights = torch.from_numpy(1 + (logits.detach().cpu().numpy().argmax(1) == labels.numpy()).astype("float32"))
+        return (functional.cross_entropy(logits, labels, reduction="none") * weights).mean()
+
+    return simple(body)
+
+
+@loop
+def fourier_layers():
+    class Spectral(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(9, dtype=torch.complex64))
+            self.head = nn.Linear(16, 4)
+
+        def forward(self, data):
+            return self.head(torch.fft.irfft(torch.fft.rfft(data) * self.weight, n=16))
+
+    return simple(classify, Spectral())
+
+
+@loop
+def products_by_einsum():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Parameter(torch.randn(16, 8)), nn.Bilinear(8, 8, 4)
+
+        def forward(self, data):
+            hidden = torch.einsum("bi,ih->bh", data, self.first)
+            return self.second(hidden, hidden)
+
+    return simple(classify, Mixed())
+
+
+@loop
+def physics():
+    model = net(2, 16, 1)
+
+    def body(model, points):
+        points.requires_grad_()
+        value = torch.tanh(model(points))
+        (slope,) = torch.autograd.grad(value.sum(), points, create_graph=True)
+        (curve,) = torch.autograd.grad(slope[:, 0].sum(), points, create_graph=True)
+        return (slope[:, 1] - curve[:, 0]).square().mean()
+
+    return simple(body, model, torch.optim.Adam, (torch.randn(8, 2),))
+
+
+@loop
+def diffusion():
+    model = nn.ModuleDict({"time": nn.Embedding(10, 8), "body": net(24, 32, 16)})
+    kept = torch.linspace(0.99, 0.01, 10)
+
+    def body(model, clean):
+        times, noise = torch.randint(0, 10, (len(clean),)), torch.randn_like(clean)
+        part = kept[times][:, None]
+        noisy = part.sqrt() * clean + (1 - part).sqrt() * noise
+        return functional.mse_loss(model["body"](torch.cat([noisy, model["time"](times)], 1)), noise)
+
+    return simple(body, model, torch.optim.AdamW, (x(),))
+
+
+@loop
+def messages_on_a_graph():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))
+    sources, targets = torch.randint(0, 8, (20,)), torch.randint(0, 8, (20,))
+
+    def body(model, nodes, labels):
+        hidden = torch.zeros(8, 16).index_add(0, targets, model[0](nodes)[sources])
+        return functional.cross_entropy(model[1](hidden.relu()), labels)
+
+    return simple(body, model)
+
+
+@loop
+def low_rank_adapters():
+    class Adapted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base = nn.Linear(16, 4).requires_grad_(False)
+            self.down, self.up = nn.Linear(16, 2, bias=False), nn.Linear(2, 4, bias=False)
+
+        def forward(self, data):
+            return self.base(data) + self.up(self.down(data))
+
+    model = Adapted()
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
+
+    def run(model, data, labels):
+        classify(model, data, labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def experts_that_are_chosen():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.route, self.experts = nn.Linear(16, 3), nn.ModuleList(net(16, 32, 16) for _ in range(3))
+            self.head = nn.Linear(16, 4)
+
+        def forward(self, data):
+            weight, chosen = self.route(data).softmax(1).max(1)
+            out = torch.zeros_like(data)
+            for number, expert in enumerate(self.experts):
+                rows = torch.where(chosen == number)[0]
+                if len(rows):
+                    out = out.index_copy(0, rows, expert(data[rows]) * weight[rows, None])
+            return self.head(out)
+
+    return simple(classify, Experts())
+
+
+@loop
+def best_of_several_boxes():
+    model = net(16, 32, 5)
+
+    def body(model, data):
+        found = model(data)
+        best = found[:, 4].topk(3).indices
+        kept = found[best]
+        kept = kept[kept[:, 4] > kept[:, 4].mean()]
+        return kept[:, :4].square().sum() + found[:, 4].square().mean()
+
+    return simple(body, model, data=(x(),))
+
+
+@loop
+def second_order_of_the_loss():
+    def body(model, data, labels):
+        loss = classify(model, data, labels)
+        slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        return loss + 0.1 * sum(slope.square().sum() for slope in slopes)
+
+    return simple(body)
+
+
+@loop
+def packed_sequences():
+    model = nn.ModuleDict({"cells": nn.LSTM(8, 16, batch_first=True), "head": nn.Linear(16, 4)})
+
+    def body(model, data, labels):
+        packed = nn.utils.rnn.pack_padded_sequence(data, [5, 3], batch_first=True)
+        _, (last, _) = model["cells"](packed)
+        return functional.cross_entropy(model["head"](last[0]), labels)
+
+    return simple(body, model, data=(torch.randn(2, 5, 8), y(2)))

@@ -1,0 +1,104 @@
+"""Hand-written training loops, judged by PyTorch: each graph has the FLOPs of products that ``FlopCounterMode`` counts
+when the loop's second call runs without simdev, and an update of every parameter that this call changed."""
+
+import random
+
+import pytest
+
+from simdev.graphs.workload import CustomStep
+
+torch = pytest.importorskip("torch")
+import loops  # noqa: E402  (needs PyTorch)
+
+QUICK = """
+lbfgs gan proximal_policy_minibatches sparse_table reentrant_checkpoints metrics_in_numpy updated_by_hand
+steps_inside_the_backward_pass gradient_penalty
+""".split()
+OWN_PRODUCTS = ("muon_and_adam", "optimizer_Adafactor")  # products in the update, which is one op of another kind
+
+
+class NoModules:
+    """The counter's account of modules adds hooks that ``torch.autograd.grad`` refuses."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+def counted(make):
+    """FLOPs of the second call, and how many parameters it changed."""
+    from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+    def attend(query, key, value, *_, out_val=None, **__):
+        return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+    def attend_backward(gradient, query, key, value, *_, out_val=None, **__):
+        return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
+
+    attend._get_raw = attend_backward._get_raw = True
+    aten = torch.ops.aten
+    mapping = {
+        aten._scaled_dot_product_flash_attention_for_cpu: attend,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: attend_backward,
+    }
+    torch.manual_seed(0)
+    random.seed(0)
+    step = make()
+
+    def call():
+        if isinstance(step, CustomStep):
+            step.run(step.model, *step.inputs)
+            return
+        step.loss(step.model, *step.inputs).backward()
+        for optimizer in step.optimizer:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False  # an LSTM is no single op
+    try:
+        call()
+        versions = {name: parameter._version for name, parameter in step.model.named_parameters()}
+        counter = FlopCounterMode(display=False, custom_mapping=mapping)
+        counter.mod_tracker = NoModules()
+        with counter:
+            call()
+    finally:
+        torch.backends.mkldnn.enabled = before
+    changed = {name for name, parameter in step.model.named_parameters() if parameter._version != versions[name]}
+    return counter.get_total_flops(), changed
+
+
+def of_products(graph):
+    from simdev.graphs.capture.selfcheck import product_kinds
+
+    return sum(
+        int(flops)
+        for flops, kind in zip(graph.op_flops, graph.op_kind, strict=True)
+        if graph.kinds[kind] in product_kinds()
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(loops.LOOPS)]
+)
+def test_a_loop_has_the_products_and_updates_of_its_run(name):
+    from simdev.graphs.capture.run import run
+
+    graph = run(loops.LOOPS[name], name, {})
+    flops, changed = counted(loops.LOOPS[name])
+    updated = {
+        label.rpartition("/")[0].replace("/", ".")
+        for label, phase in zip(graph.op_names, graph.op_phase, strict=True)
+        if phase == 2
+    }
+    assert changed <= updated
+    if name not in OWN_PRODUCTS:
+        assert of_products(graph) == pytest.approx(flops, rel=1e-9)
+
+
+def test_the_set_is_as_large_as_it_says():
+    assert len(loops.LOOPS) >= 60

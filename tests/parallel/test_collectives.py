@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput
-from simdev.parallel.cluster import load_cluster
+from simdev.parallel.cluster import Cluster, load_cluster
 from simdev.parallel.costs.collectives import collective_ns, send_ns
+from simdev.problem.topology import DeviceKind
 
 MIB = 1 << 20
 
@@ -88,3 +89,51 @@ def test_nodes_and_networks_are_checked():
         load_cluster("dgx-h100").check(12)
     with pytest.raises(InvalidInput, match="the cluster 8 accelerators"):
         load_cluster("a100x8-nvswitch").check(16)
+
+
+def toy(node_gb_per_s=100):
+    """Nodes of four accelerators without a measured table; adapters of 10 GB/s, of which 8.5 carry payload, and 4 us
+    between nodes. A ring step between nodes takes 4 + 1 us, one inside a node 0.6 us; a collective begins in 10 us."""
+    kind = DeviceKind("toy", 1 << 30, {"f32": 1e12}, 1e11)
+    return Cluster("toy", kind, 4, 8, node_gb_per_s * 10**9, 1000, 10 * 10**9, 4000)
+
+
+@pytest.mark.parametrize(
+    "kind, members, size, ns",
+    [
+        # Three ranks and one: one ring; 1 step between nodes, 2 inside; 3/4 of the bytes at 8.5 bytes/ns.
+        ("all_gather", [0, 1, 2, 4], 8_500_000, 10_000 + 5_000 + 2 * 600 + 750_000),
+        ("reduce_scatter", [0, 4, 5, 6], 8_500_000, 10_000 + 5_000 + 2 * 600 + 750_000),
+        # The same, reduced: twice the steps between nodes, 8 - 2 inside, twice the bytes.
+        ("all_reduce", [0, 1, 2, 4], 8_500_000, 10_000 + 2 * 5_000 + 6 * 600 + 1_500_000),
+        # Two ranks in each node: two rings, 17 bytes/ns.
+        ("all_gather", [0, 1, 4, 5], 17_000_000, 10_000 + 5_000 + 2 * 600 + 750_000),
+        # Three nodes with 2, 2 and 1 ranks: one ring; 2 steps between nodes, 2 inside; 4/5 of the bytes.
+        ("all_gather", [0, 1, 4, 5, 8], 8_500_000, 10_000 + 2 * 5_000 + 2 * 600 + 800_000),
+        # Inside a node, over links that no table has: 2 * 3 steps, 6/4 of the bytes at 92 bytes/ns.
+        ("all_reduce", [0, 1, 2, 3], 9_200_000, 10_000 + 6 * 600 + 150_000),
+    ],
+)
+def test_rings_by_hand(kind, members, size, ns):
+    assert collective_ns(kind, size, np.array(members), toy()) == ns
+
+
+def test_slow_links_inside_the_nodes_limit_the_rings():
+    """Four rings would carry 34 bytes/ns between the nodes, the links inside 9.2: 7/8 of the bytes."""
+    ns = 10_000 + 5_000 + 6 * 600 + 875_000
+    assert collective_ns("all_gather", 9_200_000, np.arange(8), toy(node_gb_per_s=10)) == ns
+
+
+@pytest.mark.parametrize(
+    "members, size, ns",
+    [
+        # Eight nodes: 2 * 3 hops of 8 + 1 us, and 1,564 bytes at 7.82 bytes/ns. A ring would take 14 steps of 5 us.
+        (range(0, 32, 4), 782, 10_000 + 6 * 9_000 + 200),
+        # Two ranks in each node: 2 * 0.6 us more, and twice the rate.
+        (sorted([*range(0, 32, 4), *range(1, 32, 4)]), 782, 10_000 + 6 * 9_000 + 1_200 + 100),
+        # Three ranks in one node, one in the others: the largest chain inside a node counts.
+        ([0, 1, 2, *range(4, 32, 4)], 782, 10_000 + 6 * 9_000 + 2_400 + 200),
+    ],
+)
+def test_trees_by_hand(members, size, ns):
+    assert collective_ns("all_reduce", size, np.array(list(members)), toy()) == ns

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from drawn import problem
+from drawn import machine, problem
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.placers.testing import assert_same_schedule, random_costs, random_placement, random_topology, training_graph
@@ -266,3 +266,71 @@ def test_replicas_without_microbatches_are_refused():
     p = problem(b, line(2), durations)
     with pytest.raises(InvalidInput, match="replica_of: replicas need a pipeline"):
         simulate(p, Placement(np.zeros(2, int), replica_of=np.zeros(2, int)))
+
+
+def gradient_on_a_team(r, microbatches, size=7, **costs):
+    """A backward op whose gradient an update reads, on one team of ``r`` devices; links of 10 ns and 1 ns per byte."""
+    b = GraphBuilder("gradient")
+    x = b.op("x", "input", outputs=[0])
+    made = b.op("b", "op", inputs=b.outputs(x), outputs=[size], persistent_bytes=100, phase="backward")
+    b.op("u", "sgd", inputs=b.outputs(made), phase="update")
+    p = problem(b, machine(r), [1, 20, 1])
+    for name, value in costs.items():
+        object.__setattr__(p.costs, name, np.array(value))
+    return simulate_pipeline(p, Placement(np.zeros(3, int), replica_of=np.zeros(r, int)), microbatches, "1f1b")
+
+
+def took(report, part):
+    """Bytes and duration of each transfer of the ops whose names end with ``part``."""
+    graph, schedule = report.problem.graph, report.schedule
+    made = [graph.op_names[op].endswith(part) for op in graph.tensor_producer[schedule.transfer_tensor]]
+    size = graph.tensor_bytes[schedule.transfer_tensor]
+    return list(
+        zip(size[made].tolist(), (schedule.transfer_finish - schedule.transfer_start)[made].tolist(), strict=True)
+    )
+
+
+def test_parts_of_a_gradient_are_rounded_up():
+    report = gradient_on_a_team(3, 3)
+    assert took(report, "/split") == [(3, 13)] * 6  # 7 bytes in three parts: 10 ns and a third of 7 ns
+    assert took(report, "/sum") == [(3, 13)] * 6
+    report = gradient_on_a_team(2, 2)
+    assert took(report, "/split") == [(4, 14)] * 2
+    assert took(gradient_on_a_team(2, 2, size=8), "/split") == [(4, 14)] * 2
+
+
+def test_a_part_of_a_tensor_that_takes_less_than_the_latency_takes_as_long():
+    assert took(gradient_on_a_team(2, 2, transfer_ns=[[10, 4]]), "/split") == [(4, 4)] * 2
+
+
+def test_the_exchange_by_hand():
+    """Two replicas, a microbatch each: the input until 1, backward until 21, splits until 22, halves until 36, sums
+    until 37, sums are sent until 51, updates until 52."""
+    report = gradient_on_a_team(2, 2)
+    assert times(report, "x") == [(0, 1)] * 2 and times(report, "b") == [(1, 21)] * 2
+    assert times(report, "b~0/split") == [(21, 22)] and times(report, "b~1/sum") == [(36, 37)]
+    assert report.total_ns == 52 and report.exchange_ns == 30 and report.steady_ns == 52 + 30 / 2
+
+
+def test_persistent_bytes_of_a_moved_op_are_held_once_on_each_device():
+    """The backward op holds 100 bytes; its copies of microbatches 0 and 1 are the first on their devices."""
+    report = gradient_on_a_team(2, 6)
+    held = report.problem.graph.op_persistent_bytes
+    names = report.problem.graph.op_names
+    assert {names[op]: int(held[op]) for op in np.flatnonzero(held)} == {"b#0": 100, "b#1": 100}
+    # The buffer of 7 bytes; while it is split and added up, parts of 4 bytes: out, in, the sum, and the other sum.
+    assert report.peak_bytes.min() >= 107 and report.peak_bytes.max() < 200
+
+
+@pytest.mark.parametrize("microbatches, steady", [(15, 2.0), (13, 2.0), (9, 2.0)])
+def test_the_distance_is_taken_over_whole_periods_of_the_teams(microbatches, steady):
+    """Stages on two and on three devices: completions come in pairs, 4 ns apart. Six microbatches are a period; over
+    seven, of 15, the distance would be 16 / 7."""
+    b = GraphBuilder("inference")
+    x = b.op("x", "op", outputs=[0])
+    b.op("y", "op", inputs=b.outputs(x))
+    placement = Placement(np.array([0, 2]), replica_of=np.array([0, 0, 2, 2, 2]))
+    report = simulate_pipeline(problem(b, machine(5), [4, 1]), placement, microbatches)
+    done = [finish for _, finish in times(report, "y")]
+    assert done == [15 + m // 2 * 4 for m in range(microbatches)]
+    assert report.steady_ns == steady

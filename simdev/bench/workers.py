@@ -7,6 +7,7 @@ import heapq
 import itertools
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -313,6 +314,28 @@ def limit_process(limits: Limits) -> None:
     most = limits.memory_bytes if hard == resource.RLIM_INFINITY else min(limits.memory_bytes, hard)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+PROBE = """import resource
+resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+try:
+    bytearray(512 << 20)
+except MemoryError:
+    print("kept")
+"""
+
+
+def kept_limits() -> dict[str, str]:
+    """What this system keeps of the limits of a run, in words that begin with ``kept`` or ``not kept``.
+
+    A small process tries whether the kernel enforces a limit on memory; macOS accepts the limit and ignores it.
+    """
+    probe = subprocess.run([sys.executable, "-S", "-c", PROBE], capture_output=True, text=True, check=False)
+    memory = "kept" if probe.stdout.strip() == "kept" else "not kept: a run may take more than --memory-limit"
+    left = "kept: ended with the run, also in sessions of their own"
+    if sys.platform != "linux":
+        left = "kept for those in the run's process group; not kept for those that leave it"
+    return {"time limit": "kept", "memory limit": memory, "processes that a run leaves": left}
 
 
 def death(code: int | None) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simdev.bench.provenance import commit, machine, versions
-from simdev.bench.workers import cores
+from simdev.bench.workers import cores, kept_limits, start_method
 from simdev.placers import registry
 
 # The versions under which all tests passed last; tests/smoke_newest.py tries the newest ones before a release.
@@ -27,14 +27,15 @@ TESTED = {
 
 def diagnose() -> dict:
     """The state of this installation, ready for JSON: ``system``, ``packages``, ``placers`` that cannot run here with
-    the reason, ``solvers``, ``kernels`` (the cache of compiled code), ``tested`` (the versions of packages that were
-    tested) and ``problems``, a sentence each."""
+    the reason, ``solvers``, ``kernels`` (the cache of compiled code), ``limits`` (those of a bench's run that this
+    system keeps), ``tested`` (the versions of packages that were tested) and ``problems``, a sentence each."""
     found: dict[str, Any] = {
         "system": {"machine": machine(), "cores": cores(), "python": platform.python_version(), "commit": commit()},
         "packages": _packages(),
         "placers": {"available": 0, "unavailable": {}},
         "solvers": _solvers(),
         "kernels": _kernels(),
+        "limits": {**kept_limits(), "workers start by": start_method()},
         "tested": dict(TESTED),
         "problems": [],
     }
@@ -145,5 +146,6 @@ def report(found: dict) -> str:
     lines += [f"{name:>12}  {why}" for name, why in found["placers"]["unavailable"].items()]
     lines += [f"{name:>12}  {state}" for name, state in found["solvers"].items()]
     lines.append(f"{'kernels':>12}  {kernels['compiled']} compiled, {kernels['bytes'] / 2**20:.1f} MiB")
+    lines += ["", *(f"{name}: {state}" for name, state in found["limits"].items())]
     lines += ["", *(found["problems"] or ["no problem found"])]
     return "\n".join(lines)

@@ -32,7 +32,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from simdev.errors import InvalidInput, SimdevError, UnknownName, Unsupported
+from simdev.errors import InvalidInput, SimdevError, UnknownName, Unsupported, quoted
 from simdev.files import MIB, parse_json, read_text
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
 from simdev.parallel.capture.blocks import Blocks, chosen, kinds_of, lists_of_blocks
@@ -43,6 +43,9 @@ RECOMPUTE = ("none", "selective", "full")
 MAX_CONFIG = MIB
 ID = re.compile(r"[\w.-]+/[\w.-]+")
 LONGEST = 8192  # tokens of a sequence, unless parameters say otherwise
+MOST_ENTRIES = 1 << 16  # of a list: one entry for each layer
+MOST_NUMBER = 1 << 31
+MOST = {"layer": 4096, "depth": 4096, "block": 1 << 16, "expert": 1 << 16}  # modules, by a word in the field's name
 OWN = ("length", "microbatch", "recompute")  # parameters that are no fields of a configuration
 
 
@@ -115,8 +118,12 @@ def hugging_face_model(config: Mapping[str, Any], changes: Mapping[str, object],
 
 def _configuration(config: Mapping, fields: Mapping, source: str, cls: str) -> tuple[str, str]:
     """The name of the class and the whole configuration as JSON."""
+    check_numbers(config, source)
+    check_numbers(fields, source)
     transformers = _transformers(source)
     kind = config.get("model_type")
+    if kind is not None and not isinstance(kind, str):
+        raise InvalidInput(f"expected a text, got {quoted(kind)}", source=source, field="model_type")
     if cls:
         known = getattr(transformers, cls, None)
         if not inspect.isclass(known) or not hasattr(known, "config_class"):
@@ -142,6 +149,25 @@ def _configuration(config: Mapping, fields: Mapping, source: str, cls: str) -> t
     except Exception as error:  # of the configuration's own checks
         raise InvalidInput(f"transformers refuses the configuration: {_first(error)}", source=source) from error
     return cls or _class_name(transformers, config, str(kind), source), text
+
+
+def check_numbers(config: Mapping[str, object], source: str) -> None:
+    """Refuse numbers and lists that no model has and that would be built for hours: raises :class:`InvalidInput` naming
+    the field. ``config`` holds values of JSON, which may be nested."""
+    stack: list[tuple[str, object]] = list(config.items())
+    while stack:
+        field, value = stack.pop()
+        if isinstance(value, Mapping):
+            stack += [(str(key), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            if len(value) > MOST_ENTRIES:
+                raise InvalidInput(f"{len(value)} entries; at most {MOST_ENTRIES}", source=source, field=field)
+            stack += [(field, inner) for inner in value]
+        elif isinstance(value, int) and not isinstance(value, bool):
+            counted = "size" not in field and "per_layer" not in field
+            most = next((most for word, most in MOST.items() if counted and word in field), MOST_NUMBER)
+            if not -MOST_NUMBER <= value <= most:
+                raise InvalidInput(f"{quoted(value)} is too large; at most {most}", source=source, field=field)
 
 
 def _renamed(config, fields: Mapping) -> dict[str, object]:

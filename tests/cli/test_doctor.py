@@ -28,6 +28,24 @@ def test_json_and_text_tell_the_same(monkeypatch, capsys):
     assert found["packages"]["main"]["numpy"] in text and "CP-SAT" in text
 
 
+def test_limits_that_the_system_does_not_keep_are_named(monkeypatch):
+    monkeypatch.setattr(doctor, "_solvers", lambda: {"HIGHS": "available"})
+    monkeypatch.setattr("simdev.bench.workers.PROBE", "")  # as on a kernel that ignores the limit
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setenv("SIMDEV_START_METHOD", "spawn")
+    found = doctor.diagnose()["limits"]
+    assert found["time limit"] == "kept" and found["workers start by"] == "spawn"
+    assert found["memory limit"] == "not kept: a run may take more than --memory-limit"
+    assert found["processes that a run leaves"].endswith("not kept for those that leave it")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+def test_linux_keeps_every_limit():
+    from simdev.bench.workers import kept_limits
+
+    assert all(state.startswith("kept") and "not kept" not in state for state in kept_limits().values())
+
+
 def test_a_placer_that_needs_what_is_not_here(monkeypatch):
     monkeypatch.setattr(doctor, "_solvers", lambda: {"HIGHS": "available"})
     registry.placers()

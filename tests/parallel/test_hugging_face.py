@@ -1,6 +1,7 @@
 """Models of Hugging Face: found by their configuration, built and parallelised by transformers, nothing downloaded."""
 
 import json
+import re
 
 import pytest
 
@@ -169,3 +170,30 @@ def test_heads_that_do_not_divide_are_named(tmp_path):
 def test_a_captured_step_has_its_mesh():
     with pytest.raises(Unsupported, match="captured"):
         find_model("step.npz")
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        ({"model_type": ["llama"]}, "model_type: expected a text, got ['llama']"),
+        ({"model_type": {}}, "model_type: expected a text"),
+        ({"model_type": "llama", "num_hidden_layers": 10**8}, "num_hidden_layers: 100000000 is too large"),
+        ({"model_type": "llama", "text_config": {"n_layer": 10**12}}, "n_layer: 1000000000000 is too large"),
+        ({"model_type": "llama", "num_local_experts": 10**7}, "num_local_experts: 10000000 is too large"),
+        ({"model_type": "llama", "hidden_size": 10**12}, "hidden_size: 1000000000000 is too large; at most 2147483648"),
+        ({"model_type": "llama", "layer_types": ["x"] * (1 << 17)}, "layer_types: 131072 entries; at most 65536"),
+    ],
+)
+def test_numbers_that_no_model_has_are_refused_before_anything_is_built(config, message, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(InvalidInput, match=re.escape(message)):
+        find_model(str(path))
+
+
+def test_numbers_of_real_configurations_are_accepted():
+    from simdev.parallel.hugging_face import check_numbers
+
+    real = {"vocab_size_per_layer_input": 262_144, "num_hidden_layers": 126, "rope_theta": 1e12, "eos_token_id": -1}
+    more = {"max_position_embeddings": 10_485_760, "num_experts": 384, "use_cache": True, "block_size": 131_072}
+    check_numbers(real | more, "config.json")

@@ -19,8 +19,8 @@ def doctor(
 ) -> None:
     """Check this installation.
 
-    Lists the installed packages, the placers and solvers that cannot run here with the reason, and the cache of
-    compiled kernels.
+    Lists the installed packages, the placers and solvers that cannot run here with the reason, the cache of
+    compiled kernels, and which limits of a run this system keeps.
     """
     from simdev.cli.doctor import diagnose, report
 

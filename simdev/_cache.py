@@ -30,7 +30,7 @@ def user_folder() -> Path:
 def ensure() -> None:
     """Set ``NUMBA_CACHE_DIR`` to a folder of this process alone if neither this package nor the user's cache can be
     written to (an installation that is read-only, without a home)."""
-    if "NUMBA_CACHE_DIR" in os.environ or writable(Path(__file__).parent) or writable(user_folder()):
+    if "NUMBA_CACHE_DIR" in os.environ or writable(Path(__file__).parent) or writable(user_folder().parent):
         return
     os.environ["NUMBA_CACHE_DIR"] = folder = tempfile.mkdtemp(prefix="simdev-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

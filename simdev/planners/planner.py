@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from simdev.errors import BudgetExhausted, InvalidInput, Unsupported
+from simdev.errors import BudgetExhausted, InvalidInput
 from simdev.planners.budget import PlanBudget
 from simdev.planners.job import Choice, Job
 from simdev.shelf import Shelf, check_parameters
@@ -92,8 +92,3 @@ def planner(
         return function
 
     return register
-
-
-def no_plan(name: str, why: str) -> Unsupported:
-    """The error of a planner that finds no plan for a job."""
-    return Unsupported(f"{name}: {why}")

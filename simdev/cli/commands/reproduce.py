@@ -15,11 +15,11 @@ def reproduce(
     name: Annotated[
         str,
         typer.Argument(
-            help="mirhoseini, placeto, gdp, tarnawski, learned (controls of learned-search), extensions (of placeto) "
-            "or speed."
+            help="mirhoseini, placeto, gdp, tarnawski, piper, learned (controls of learned-search), "
+            "extensions (of placeto) or speed."
         ),
     ],
-    data: Annotated[Path | None, typer.Argument(help="tarnawski: folder of the public inputs.")] = None,
+    data: Annotated[Path | None, typer.Argument(help="tarnawski and piper: folder of the public inputs.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder (default: leaderboard/reproduced/NAME).")
     ] = None,

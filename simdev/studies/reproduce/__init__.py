@@ -15,7 +15,8 @@ from simdev.bench.bench import Observer
 from simdev.errors import InvalidInput, UnknownName
 from simdev.studies.reproduce.lab import Lab
 
-EXPERIMENTS = ("extensions", "gdp", "learned", "mirhoseini", "placeto", "speed", "tarnawski")
+EXPERIMENTS = ("extensions", "gdp", "learned", "mirhoseini", "piper", "placeto", "speed", "tarnawski")
+OF_PUBLIC_INPUTS = ("piper", "tarnawski")  # experiments that read a folder of them
 SCALES = ("tiny", "small", "full")
 UNFINISHED = "The rest of this experiment has not run yet; the same command resumes it.\n"
 
@@ -31,11 +32,11 @@ def reproduce(
     """Run experiment ``name`` in folder ``out``, write its report there, and return the path of the report.
 
     ``scale`` is the size of the experiment: ``tiny`` (seconds, to try it), ``small`` (as shipped) or ``full`` (hours).
-    ``data`` is the folder of public inputs that ``tarnawski`` reads (msr-fiddle/dnn-partitioning). If the call is
-    interrupted, the same call resumes it. Raises :class:`UnknownName` for an unknown experiment or
-    scale.
+    ``data`` is the folder of public inputs that ``tarnawski`` (msr-fiddle/dnn-partitioning) and ``piper``
+    (msr-fiddle/piper) read. If the call is interrupted, the same call resumes it. Raises :class:`UnknownName` for an
+    unknown experiment or scale.
     """
-    if (data is None) != (name != "tarnawski"):
+    if (data is None) != (name not in OF_PUBLIC_INPUTS):
         what = "needs the folder of its public inputs" if data is None else "takes no folder of inputs"
         raise InvalidInput(what, source=f"experiment {name}")
     if name not in EXPERIMENTS:

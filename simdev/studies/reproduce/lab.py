@@ -195,11 +195,6 @@ class Lab:
         return path
 
 
-def steps_ms(found: Iterable[RunResult], **columns: str) -> list[float]:
-    """Step times in ms of the runs whose row has these cells, without runs whose placement does not fit."""
-    return [run.step_ms for run in chosen(found, **columns) if run.row.step_ns is not None]
-
-
 def chosen(found: Iterable[RunResult], **columns: str) -> list[RunResult]:
     """The runs whose row has these cells: ``chosen(results, placer="gdp")``."""
     return [run for run in found if all(getattr(run.row, name) == value for name, value in columns.items())]

@@ -138,3 +138,12 @@ assert load_topology("p100x4").n_devices == 5
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_each_class_name_means_one_thing():
+    where = {}
+    for path in [path for _, path in HOUSE] + [path for *_, path in SHELVED]:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in where.items() if len(paths) > 1} == {}

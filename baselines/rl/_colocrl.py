@@ -12,7 +12,7 @@ from simdev.baselines.rl._seq2seq import Seq2Seq
 KIND_SIZE = 16
 
 
-class Policy(eqx.Module):
+class ColocrlPolicy(eqx.Module):
     """Embeds groups (kinds, numbers and shapes, neighbours) and chooses a device for each."""
 
     kind: jax.Array  # (KINDS, KIND_SIZE)
@@ -39,7 +39,7 @@ def learner_functions(*, groups, devices, hidden, samples, rate, entropy, reach)
     """The learner functions of ``colocrl``, for problems of ``bucket(groups)`` rows and ``devices`` columns."""
 
     def new(key):
-        return Policy(bucket(groups), devices, hidden, reach, key=key)
+        return ColocrlPolicy(bucket(groups), devices, hidden, reach, key=key)
 
     def decode(policy, inputs, chosen, draw):
         groups = policy.embed(inputs)

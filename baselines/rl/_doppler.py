@@ -269,7 +269,7 @@ class Encoder(eqx.Module):
         return h, jax.nn.relu(self.alone(dag.nodes))
 
 
-class Policy(eqx.Module):
+class DopplerPolicy(eqx.Module):
     """SEL chooses the next group and PLC its device; message passing runs once for a whole episode."""
 
     select: Encoder
@@ -385,7 +385,7 @@ class DualPolicy:
         new = {"policy": policy, "optimizer": optimizer_state, "key": key, "updates": updates, "costs": known}
         return new, {"entropy": float(entropy)}
 
-    def imitate(self, policy, dag: Dag, rng: np.random.Generator) -> tuple[Policy, list[float]]:
+    def imitate(self, policy, dag: Dag, rng: np.random.Generator) -> tuple[DopplerPolicy, list[float]]:
         """Run ``imitation`` updates towards the teacher; return the policy and the loss (nats a step) before each."""
         optimizer_state, losses = self._student(policy), []
         every = np.ones(self.episodes, np.float32)
@@ -491,6 +491,6 @@ def learner_functions(*, hidden, rounds, **how) -> DualPolicy:
     """The learner functions of ``doppler``."""
 
     def new(key):
-        return Policy(hidden, rounds, key=key)
+        return DopplerPolicy(hidden, rounds, key=key)
 
     return DualPolicy(new, **how)

@@ -140,7 +140,7 @@ def _attend(segment):
     return jnp.concatenate(heads, axis=-1)
 
 
-class Policy(eqx.Module):
+class GdpPolicy(eqx.Module):
     """Logits of every device for every group at once, float32 ``(G, D)``."""
 
     enter: Dense
@@ -359,6 +359,6 @@ def learner_functions(*, hidden, devices, sages, blocks, **how) -> ProximalPolic
     """The learner functions of ``gdp``, for problems of ``devices`` columns."""
 
     def new(key):
-        return Policy(hidden, devices, sages, blocks, key=key)
+        return GdpPolicy(hidden, devices, sages, blocks, key=key)
 
     return ProximalPolicy(new, **how)

@@ -165,7 +165,7 @@ class Passing(eqx.Module):
         return jax.lax.scan(visit, first, groups)[0]
 
 
-class Policy(eqx.Module):
+class GiphPolicy(eqx.Module):
     """Scores of all moves, float32 ``(G, D)``: group to device."""
 
     passing: list[Passing]  # forward and backward
@@ -353,6 +353,6 @@ def learner_functions(*, hidden, output, rows, **how) -> MovePolicy:
     """The learner functions of ``giph``, for problems of at most ``rows`` groups."""
 
     def new(key):
-        return Policy(hidden, output, key=key)
+        return GiphPolicy(hidden, output, key=key)
 
     return MovePolicy(new, rows=rows, **how)

@@ -12,7 +12,7 @@ from simdev.baselines.rl._seq2seq import Seq2Seq
 GROUPER_HIDDEN = 64
 
 
-class Policy(eqx.Module):
+class HdpPolicy(eqx.Module):
     """A feed-forward network gives each op a group; a sequence-to-sequence network gives each group a device."""
 
     hidden: eqx.nn.Linear
@@ -78,7 +78,7 @@ def learner_functions(*, groups, devices, hidden, samples, rate, entropy, reach,
     """The learner functions of ``hdp``, for problems of ``devices`` columns."""
 
     def new(key):
-        return Policy(groups, devices, hidden, sharpness, reach, key=key)
+        return HdpPolicy(groups, devices, hidden, sharpness, reach, key=key)
 
     def sample(policy, inputs, key, count, greedy):
         one, two = jax.random.split(key)

@@ -129,7 +129,7 @@ def parsed(score, ends, joins, count: int):
     return jnp.minimum(far, partner[far])
 
 
-class Policy(eqx.Module):
+class HsdagPolicy(eqx.Module):
     """Maps the features of nodes to groups, and groups to new features and to logits of their devices."""
 
     enter: list[Dense]
@@ -267,6 +267,6 @@ def learner_functions(*, hidden, devices, **how) -> Parser:
     """The learner functions of ``hsdag``, for problems of ``devices`` columns."""
 
     def new(key):
-        return Policy(hidden, devices, key=key)
+        return HsdagPolicy(hidden, devices, key=key)
 
     return Parser(new, **how)

@@ -70,7 +70,7 @@ class Mlp(eqx.Module):
         return self.layers[-1](x)
 
 
-class Policy(eqx.Module):
+class PlacetoPolicy(eqx.Module):
     """Logits of the devices for the visited group, float32 ``(D,)``: :meth:`embed`, then :meth:`__call__`."""
 
     enter: Mlp
@@ -306,6 +306,6 @@ def learner_functions(*, hidden, devices, rounds, rows, **how) -> VisitLearner:
     """The learner functions of ``placeto``, for problems of ``rows`` groups and ``devices`` columns."""
 
     def new(key):
-        return Policy(hidden, devices, rounds, key=key)
+        return PlacetoPolicy(hidden, devices, rounds, key=key)
 
     return VisitLearner(new, rows=rows, **how)

@@ -11,7 +11,7 @@ import numpy as np
 from simdev.baselines.rl._grouped import GroupedProblem
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._placeto import Mlp, View, VisitLearner, _costs, with_view
-from simdev.baselines.rl._placeto import Policy as Placer
+from simdev.baselines.rl._placeto import PlacetoPolicy as Placer
 from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight
 from simdev.baselines.rl._train import Episodes, State
 
@@ -94,7 +94,7 @@ def pooled(view: View, label) -> View:
     return View(seen, *tables, apart)
 
 
-class Policy(eqx.Module):
+class JointPolicy(eqx.Module):
     """The grouper, and the policy of ``placeto`` over its groups."""
 
     join: Mlp
@@ -296,6 +296,6 @@ def learner_functions(*, hidden, devices, rounds, rows, **how) -> JointLearner:
     """The learner functions of ``placeto-joint``, for problems of ``rows`` nodes and ``devices`` columns."""
 
     def new(key):
-        return Policy(hidden, devices, rounds, key=key)
+        return JointPolicy(hidden, devices, rounds, key=key)
 
     return JointLearner(new, rows=rows, **how)

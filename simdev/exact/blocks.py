@@ -1,4 +1,4 @@
-"""Blocks of ops to place as one: classes of the forward order, split by phase so that they can be scheduled."""
+"""BlockProblem of ops to place as one: classes of the forward order, split by phase so that they can be scheduled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from simdev.problem.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class BlockProblem:
     """A problem over blocks of ops, and the way back to the ops.
 
     ``block_of`` int ``(n,)`` is the block of each op. ``problem`` has one op for each phase of a block, in a unit of
@@ -45,7 +45,7 @@ class Blocks:
         return np.argmax(share, axis=1)[self.tie]
 
 
-def blocks(problem: Problem, count: int) -> Blocks:
+def blocks(problem: Problem, count: int) -> BlockProblem:
     """Merge the classes of the max-load model to about ``count`` blocks.
 
     Merges that lose nothing come first, then the cheapest neighbours, which may lose the optimum.
@@ -59,7 +59,7 @@ def blocks(problem: Problem, count: int) -> Blocks:
     tie = np.zeros(coarse.graph.n_units, np.int64)
     tie[coarse.graph.unit_of_op[numbers]] = block
     size = np.bincount(coarse.graph.unit_of_op[numbers], load.size, coarse.graph.n_units).astype(np.int64)
-    return Blocks(block, coarse, tie, size)
+    return BlockProblem(block, coarse, tie, size)
 
 
 def _without_cycles(problem: Problem, label: np.ndarray) -> np.ndarray:

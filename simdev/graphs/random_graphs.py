@@ -49,7 +49,7 @@ CellState = tuple[DrawnTensor | None, DrawnTensor | None]  # output and memory o
 
 
 @dataclass
-class _Step:
+class _DrawnStep:
     kind: str
     layer: str
     inputs: tuple[DrawnTensor, ...]
@@ -67,7 +67,7 @@ class GradientTape:
 
     def __post_init__(self):
         self.builder = GraphBuilder(self.name, self.meta)
-        self._steps: list[_Step] = []
+        self._steps: list[_DrawnStep] = []
         self._weights: dict[str, DrawnTensor] = {}
         self._uses: dict[str, int] = {}
 
@@ -109,13 +109,13 @@ class GradientTape:
         for name in weights:
             self._uses[name] += 1
         output = DrawnTensor(handle, shape, any(value.trained for value in inputs) or bool(weights))
-        self._steps.append(_Step(kind, layer, tuple(inputs), weights, output, flops))
+        self._steps.append(_DrawnStep(kind, layer, tuple(inputs), weights, output, flops))
         return output
 
     def view(self, value: DrawnTensor, *shape: int) -> DrawnTensor:
         """A part or another shape of ``value``; its gradient is gathered by a ``cat`` where there are several parts."""
         part = DrawnTensor(value.handle, shape, value.trained)
-        self._steps.append(_Step("view", "", (value,), (), part, 0))
+        self._steps.append(_DrawnStep("view", "", (value,), (), part, 0))
         return part
 
     def build(self, loss: DrawnTensor) -> ComputationGraph:
@@ -136,7 +136,7 @@ class GradientTape:
             self._update(name, handles)
         return self.builder.build()
 
-    def _gathered(self, step: _Step, parts: list[tuple[DrawnTensor, int]]) -> int:
+    def _gathered(self, step: _DrawnStep, parts: list[tuple[DrawnTensor, int]]) -> int:
         """One gradient from those of all readers: views are put side by side, the rest is summed."""
         shape, layer = step.output.shape, step.layer
         views = [handle for value, handle in parts if value.size < step.output.size]
@@ -156,7 +156,7 @@ class GradientTape:
             )[0]
         return total
 
-    def _backward(self, step: _Step, gradient: int, wanted: dict[str, list[int]]) -> list[tuple[DrawnTensor, int]]:
+    def _backward(self, step: _DrawnStep, gradient: int, wanted: dict[str, list[int]]) -> list[tuple[DrawnTensor, int]]:
         """Write the backward ops of a step; the gradients of its inputs."""
         kind = BACKWARD[step.kind]
         trained = [value for value in step.inputs if value.trained]

@@ -22,7 +22,7 @@ from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.float8 import Float8
 from simdev.parallel.costs.timing import Host, Prices
 from simdev.problem.costs import OP_CLASSES
-from simdev.problem.topology import Fields
+from simdev.problem.topology import TomlFields
 
 FOLDER = Path(__file__).with_name("frameworks")
 ID = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<parts>[^\[\]]*)\])?")
@@ -127,8 +127,8 @@ def _merged(data: dict, changes: dict) -> dict:
 
 
 def _read(data: dict, name: str, source: str) -> Framework:
-    read = Fields(data, source, "")
-    host = Fields(read("host", dict, default={}), source, "host")
+    read = TomlFields(data, source, "")
+    host = TomlFields(read("host", dict, default={}), source, "host")
     given = {one.name: round(1e3 * host.number(one.name.removesuffix("_ns") + "_us", 0)) for one in fields(Host)}
     host.finish()
     factors = read.numbers("factors", default={})

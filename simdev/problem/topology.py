@@ -373,12 +373,12 @@ def load_kinds() -> dict[str, DeviceKind]:
 def parse_topology(data: dict, *, source: str, kept: bool = False) -> Topology:
     """Check a parsed TOML document and build the topology (``kept`` as in :func:`load_topology`). Raises
     :class:`InvalidInput` naming file and field."""
-    read = Fields(data, source, "")
+    read = TomlFields(data, source, "")
     own = read("kind", dict, default={})
     kinds = load_kinds() | {name: _kind(name, table, source, kept) for name, table in own.items()}
     devices: list[Device] = []
     for number, table in enumerate(read("device", list)):
-        row = Fields(table, source, f"device {number}")
+        row = TomlFields(table, source, f"device {number}")
         names = row.strings("names") if "names" in table else [row("name", str)]
         kind, host = row("kind", str), row("host", bool, default=False)
         if kind not in kinds:
@@ -388,7 +388,7 @@ def parse_topology(data: dict, *, source: str, kept: bool = False) -> Topology:
     switches = read.strings("switches", default=[])
     links = []
     for number, table in enumerate(read("link", list, default=[])):
-        row = Fields(table, source, f"link {number}")
+        row = TomlFields(table, source, f"link {number}")
         pairs = row("ends", list)
         pairs = [pairs] if all(isinstance(end, str) for end in pairs) else pairs
         rate, latency = round(row.number("gb_per_s") * 1e9), round(row.number("latency_us") * 1e3)
@@ -445,10 +445,10 @@ def _of_nodes(devices: list, switches: list, links: list, count: int) -> tuple[l
     )
 
 
-def _ranges(row: Fields, source: str, number: int) -> tuple[tuple[int, int, int], ...]:
+def _ranges(row: TomlFields, source: str, number: int) -> tuple[tuple[int, int, int], ...]:
     rows = []
     for place, table in enumerate(row("ranges", list, default=[])):
-        one = Fields(table, source, f"link {number}: range {place}")
+        one = TomlFields(table, source, f"link {number}: range {place}")
         begin, rate = round(one.number("from_bytes")), round(one.number("gb_per_s") * 1e9)
         rows.append((begin, round(one.number("latency_us", least=-1e9) * 1e3), rate))
         one.finish()
@@ -456,7 +456,7 @@ def _ranges(row: Fields, source: str, number: int) -> tuple[tuple[int, int, int]
 
 
 def _kind(name: str, table: object, source: str, kept: bool = False) -> DeviceKind:
-    row = Fields(table, source, f"kind {name!r}")
+    row = TomlFields(table, source, f"kind {name!r}")
     kind = DeviceKind(
         name=name,
         memory_bytes=round((row.number("memory_gib") - row.number("reserved_gib", default=0)) * 2**30),
@@ -516,7 +516,7 @@ def _device_file(name: str, source: str, kept: bool) -> str:
     return name
 
 
-class Fields:
+class TomlFields:
     """Reads a TOML table key by key, checking types; :meth:`finish` refuses keys nobody asked for."""
 
     def __init__(self, table: object, source: str, where: str):
@@ -559,7 +559,7 @@ class Fields:
 
     def numbers(self, key: str, default: dict | None = None) -> dict[str, float]:
         table = self(key, dict, default=default)
-        inner = Fields(table, self._source, self._field(key))
+        inner = TomlFields(table, self._source, self._field(key))
         return {name: inner.number(name) for name in table}
 
     def finish(self) -> None:

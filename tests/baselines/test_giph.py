@@ -90,10 +90,10 @@ def test_messages_come_from_pivots_and_go_to_pivots():
 
 
 def test_scores_do_not_change_with_padding():
-    from simdev.baselines.rl._giph import Policy, with_net
+    from simdev.baselines.rl._giph import GiphPolicy, with_net
     from simdev.baselines.rl._jax import eqx, jax
 
-    policy = eqx.filter_jit(Policy(8, 10, key=jax.random.PRNGKey(0)))
+    policy = eqx.filter_jit(GiphPolicy(8, 10, key=jax.random.PRNGKey(0)))
     scores = []
     for rows, columns in ((16, 2), (32, 8)):
         net = with_net(group_problem(diamond(), np.arange(4), rows=rows, columns=columns)).inputs
@@ -124,11 +124,11 @@ def test_advantages_are_discounted_improvements_beyond_the_mean():
 
 
 def test_first_scores_are_nearly_equal_whatever_the_seed():
-    from simdev.baselines.rl._giph import Policy
+    from simdev.baselines.rl._giph import GiphPolicy
     from simdev.baselines.rl._jax import jax
 
     net, placed = net_of(diamond()), np.zeros(16, np.int32)
-    first = jax.jit(lambda seed: Policy(8, 10, key=jax.random.PRNGKey(seed))(net, placed))
+    first = jax.jit(lambda seed: GiphPolicy(8, 10, key=jax.random.PRNGKey(seed))(net, placed))
     for seed in range(5):
         scores = np.asarray(first(seed))[:4]
         assert np.ptp(scores) < 0.5

@@ -195,11 +195,11 @@ def test_first_policies_of_placeto_stay_or_go_anywhere():
 
 
 def test_gdp_names_allowed_devices_only_and_ignores_padding():
-    from simdev.baselines.rl._gdp import Policy
+    from simdev.baselines.rl._gdp import GdpPolicy
     from simdev.baselines.rl._jax import eqx, jax
     from simdev.baselines.rl._sight import with_sight
 
-    policy = eqx.filter_jit(Policy(8, 8, 1, 2, key=jax.random.PRNGKey(0)))
+    policy = eqx.filter_jit(GdpPolicy(8, 8, 1, 2, key=jax.random.PRNGKey(0)))
     small = with_sight(group_problem(diamond(), np.arange(5)), 2).inputs
     large = with_sight(group_problem(diamond(), np.arange(5), rows=256), 2).inputs
     logits, padded = np.asarray(policy(small)), np.asarray(policy(large))
@@ -226,7 +226,7 @@ def test_gdp_computes_large_graphs_in_parts_with_the_same_result_and_gradient(mo
     from simdev.baselines.rl._sight import with_sight
 
     sight = with_sight(group_problem(diamond(), np.arange(5), rows=4 * _gdp.SEGMENT), 2).inputs
-    policy, found = _gdp.Policy(8, 8, 1, 2, key=jax.random.PRNGKey(0)), []
+    policy, found = _gdp.GdpPolicy(8, 8, 1, 2, key=jax.random.PRNGKey(0)), []
     for at_once in (4, 1):
         monkeypatch.setattr(_gdp, "AT_ONCE", at_once)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from simdev.baselines.rl._groups import chain_groups
-from simdev.baselines.rl._hsdag import NODE_FEATURES, Policy, fractal_dimension, parsed, speeds, structured
+from simdev.baselines.rl._hsdag import NODE_FEATURES, HsdagPolicy, fractal_dimension, parsed, speeds, structured
 from simdev.baselines.rl._jax import eqx, jax
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.problem import Problem
@@ -112,7 +112,7 @@ def test_heavy_nodes_stay_alone():
 
 
 def test_network_ignores_padding_and_gives_a_group_one_device():
-    policy = Policy(8, 8, key=jax.random.PRNGKey(0))
+    policy = HsdagPolicy(8, 8, key=jax.random.PRNGKey(0))
     run = eqx.filter_jit(lambda seen: policy(seen.nodes, seen, None))
     problem = problem_of(LADDER)
     small, large = (run(structured(problem, nodes, 8).inputs) for nodes in (16, 32))
@@ -123,7 +123,7 @@ def test_network_ignores_padding_and_gives_a_group_one_device():
 
 
 def test_gradient_reaches_the_scores_that_parse():
-    policy = Policy(8, 8, key=jax.random.PRNGKey(1))
+    policy = HsdagPolicy(8, 8, key=jax.random.PRNGKey(1))
     seen = structured(problem_of(LADDER), 16, 8).inputs
 
     def total(policy, seen):

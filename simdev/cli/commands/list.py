@@ -12,7 +12,7 @@ from simdev.cli.app import command
 from simdev.cli.options import JsonOption
 
 
-class Shelf(StrEnum):
+class Listing(StrEnum):
     workloads = "workloads"
     topologies = "topologies"
     placers = "placers"
@@ -22,7 +22,7 @@ class Shelf(StrEnum):
 
 @command("list")
 def list_(
-    what: Annotated[Shelf | None, typer.Argument(help="Which shelf (default: all).")] = None,
+    what: Annotated[Listing | None, typer.Argument(help="Which shelf (default: all).")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List workloads, topologies, placers, planners and parallel models."""

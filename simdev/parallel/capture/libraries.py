@@ -164,7 +164,7 @@ def _pipelines(patch, chunks: Chunks) -> None:
 
     def voted(self, has_backward, received_acc=None):
         dynamic = pipelining.InferenceMode.needs_dynamic(self._user_meta, has_backward)
-        return _Answer(0 if dynamic else 1)
+        return _Vote(0 if dynamic else 1)
 
     patch(kind, "_warmup_forward_vote", functools.wraps(vote)(voted))
     patch(kind, "_warmup_backward_result", lambda self, received_result=None: received_result or voted(self, True))
@@ -196,7 +196,7 @@ def _counts(patch) -> None:
 
 
 @dataclass
-class _Answer:
+class _Vote:
     """The answer to the stages' vote whether shapes are static: nobody can look at a fake tensor's value."""
 
     value: int

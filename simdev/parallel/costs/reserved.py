@@ -106,7 +106,7 @@ def _replayed(plan: Plan, own: dict[int, Allocations], order: tuple[Action, ...]
         allocator.replay((("P", stage, row[1]), *row[2:]) for row in found.segments[0])
         if plan.distributed_optimizer:
             allocator.replay([(("main", stage), MAIN_GRADIENT * found.parameters, 0)])
-    passes = {stage: _Passes(found, stage, plan.distributed_optimizer) for stage, found in own.items()}
+    passes = {stage: _PassEvents(found, stage, plan.distributed_optimizer) for stage, found in own.items()}
     last = {stage: max(action[2] for action in order if action[1] == stage) for stage in own}
     for step in range(STEPS):
         for what, stage, number in order:
@@ -128,7 +128,7 @@ def _state(plan: Plan, own: dict[int, Allocations]) -> Iterator[Event]:
         yield from ((("state", stage, number), size, 0) for number, size in enumerate(found.state))
 
 
-class _Passes:
+class _PassEvents:
     """The events of a stage's passes, whose keys name the microbatch that allocates. Three recorded microbatches stand
     for the first one of a step, all between, and the last one."""
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; _HOME says the same to 
     from simdev.graphs.workload import InferenceStep as InferenceStep
     from simdev.graphs.workload import TrainingStep as TrainingStep
     from simdev.graphs.workload import workload as workload
+    from simdev.integrations.apply import apply as apply
     from simdev.parallel.mesh import Mesh as Mesh
     from simdev.parallel.plan import Plan as Plan
     from simdev.parallel.plan import simulate_plan as simulate_plan
@@ -33,6 +34,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; _HOME says the same to 
     from simdev.placers.score import Score as Score
     from simdev.planners.job import Choice as Choice
     from simdev.planners.job import Job as Job
+    from simdev.planners.plan_file import load_plan as load_plan
+    from simdev.planners.plan_file import save_plan as save_plan
     from simdev.planners.planner import planner as planner
     from simdev.planners.registry import find_planner as find_planner
     from simdev.problem.costs import CostModel as CostModel
@@ -75,17 +78,20 @@ _HOME = {
     "Topology": "problem.topology",
     "TrainingStep": "graphs.workload",
     "Unsupported": "errors",
+    "apply": "integrations.apply",
     "find_placer": "placers.registry",
     "find_planner": "planners.registry",
     "from_networkx": "graphs.importers.networkx_graph",
     "import_graph": "graphs.importers",
     "load_graph": "problem.graph_file",
+    "load_plan": "planners.plan_file",
     "load_topology": "problem.topology",
     "load_workload": "placers.registry",
     "lower_bound": "analysis.bounds",
     "placer": "placers.placer",
     "planner": "planners.planner",
     "save_graph": "problem.graph_file",
+    "save_plan": "planners.plan_file",
     "simulate": "sim",
     "simulate_many": "sim",
     "simulate_plan": "parallel.plan",

@@ -108,8 +108,8 @@ class PlainModel:
         if blocks is not None and part.layers < len(blocks.modules):
             _shorten(run.model, blocks, part.layers)
         if recompute != "none":
-            _recompute(run.model, recompute)
-        _spread(run.model, mesh, reshard_after_forward)
+            recompute_blocks(run.model, recompute)
+        spread(run.model, mesh, reshard_after_forward)
         return Stage(run, inputs, lambda run: rebuild(run.model), _sync, context=on_gpu)
 
 
@@ -236,7 +236,7 @@ def _listed(module, members) -> tuple:
     return (list(members),) if isinstance(module, nn.ModuleList) else tuple(members)
 
 
-def _recompute(model, recompute: str) -> None:
+def recompute_blocks(model, recompute: str) -> None:
     """Recompute each block of each list."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
@@ -247,7 +247,7 @@ def _recompute(model, recompute: str) -> None:
             setattr(holder, name, checkpoint_wrapper(block, preserve_rng_state=False, **options))
 
 
-def _spread(model, mesh, reshard: bool) -> None:
+def spread(model, mesh, reshard: bool) -> None:
     """FSDP2 (or replication) around each block and around the model."""
     import torch
     from torch.distributed._composable.replicate_with_fsdp import replicate

@@ -75,6 +75,19 @@ def test_rows_are_those_of_this_machine_also_when_a_worker_is_killed(cluster, tm
     assert execute_all(runs, tmp_path / "away", limits=LIMITS) == away  # nothing is left to run
 
 
+@pytest.mark.slow
+def test_planners_run_on_a_cluster_and_their_misbehaviour_is_a_row(cluster, tmp_path):
+    from test_planners_run import RAISED, odd, outcomes
+    from test_planners_run import run as run_planners
+
+    names = ("shy", "broken", "quitter", "suicidal", "vandal", "leaver")
+    found = run_planners(odd(*names), tmp_path, backend=dask_backend(cluster.scheduler_address))
+    assert outcomes(found) == {name: RAISED[name] for name in names}
+    limits = Limits(5, 2 << 30)
+    (row,) = run_planners(odd("endless"), tmp_path, backend=dask_backend(cluster.scheduler_address), limits=limits)
+    assert (row.status, row.error) == ("timeout", "longer than 5 s")
+
+
 def test_training_on_a_cluster_writes_the_same_policy_also_when_a_worker_is_killed(cluster, tmp_path):
     pytest.importorskip("jax")
     problem = build_problem("transformer-xl-2", "p100x2")

@@ -8,6 +8,7 @@ optimiser state are bfloat16 (``precision=f32``: float32), and the loss is compu
 from __future__ import annotations
 
 from simdev.graphs.workload import TrainingStep, workload
+from simdev.workloads._transformer import layer
 
 
 # The released 345M model ("medium") has 354,823,168 parameters: table 2 of the paper rounds its first count to 345 M.
@@ -51,30 +52,6 @@ def _model(length, layers, units, heads, vocabulary):
         def forward(self, tokens):
             return self.token(tokens) + self.position.weight[: tokens.shape[1]]
 
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.query_key_value, self.output = nn.Linear(units, 3 * units), nn.Linear(units, units)
-
-        def forward(self, x):
-            split = self.query_key_value(x).view(*x.shape[:2], 3, heads, units // heads).permute(2, 0, 3, 1, 4)
-            query, key, value = split.unbind(0)
-            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-            return self.output(mixed.transpose(1, 2).reshape(x.shape))
-
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention_norm, self.attention = nn.LayerNorm(units), Attention()
-            self.norm = nn.LayerNorm(units)
-            self.feed_forward = nn.Sequential(
-                nn.Linear(units, 4 * units), nn.GELU(approximate="tanh"), nn.Linear(4 * units, units)
-            )
-
-        def forward(self, x):
-            x = x + self.attention(self.attention_norm(x))
-            return x + self.feed_forward(self.norm(x))
-
     class Softmax(nn.Module):
         def __init__(self, table):
             super().__init__()
@@ -88,7 +65,7 @@ def _model(length, layers, units, heads, vocabulary):
             super().__init__()
             self.embedding = Embedding()
             for number in range(layers):
-                setattr(self, f"layer{number}", Layer())
+                setattr(self, f"layer{number}", layer(units, heads, 4 * units, causal=True, eps=1e-5, gelu="tanh"))
             self.norm, self.softmax = nn.LayerNorm(units), Softmax(self.embedding.token)
             for parameter in self.parameters():
                 if parameter.dim() == 2:

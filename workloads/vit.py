@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from simdev.graphs.workload import TrainingStep, workload
 from simdev.workloads._layers import images
+from simdev.workloads._transformer import layer
 
 
 @workload(
@@ -43,7 +44,6 @@ def build(size, classes, patch, layers, units, heads, inner):
     """The model; ``forward`` returns the scores."""
     import torch
     from torch import nn
-    from torch.nn.functional import scaled_dot_product_attention
 
     class Position(nn.Module):
         def __init__(self):
@@ -53,26 +53,6 @@ def build(size, classes, patch, layers, units, heads, inner):
 
         def forward(self, x):
             return torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.table
-
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.query_key_value, self.output = nn.Linear(units, 3 * units), nn.Linear(units, units)
-
-        def forward(self, x):
-            split = self.query_key_value(x).view(*x.shape[:2], 3, heads, units // heads).permute(2, 0, 3, 1, 4)
-            return self.output(scaled_dot_product_attention(*split.unbind(0)).transpose(1, 2).flatten(2))
-
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.attention_norm, self.attention = nn.LayerNorm(units, eps=1e-6), Attention()
-            self.norm = nn.LayerNorm(units, eps=1e-6)
-            self.feed_forward = nn.Sequential(nn.Linear(units, inner), nn.GELU(), nn.Linear(inner, units))
-
-        def forward(self, x):
-            x = x + self.attention(self.attention_norm(x))
-            return x + self.feed_forward(self.norm(x))
 
     class Head(nn.Module):
         def __init__(self):
@@ -87,13 +67,15 @@ def build(size, classes, patch, layers, units, heads, inner):
             super().__init__()
             self.patch = nn.Conv2d(3, units, patch, stride=patch)
             self.position = Position()
-            self.layer = nn.ModuleList(Layer() for _ in range(layers))
+            self.layer = nn.ModuleList(
+                layer(units, heads, inner, causal=False, eps=1e-6, gelu="none") for _ in range(layers)
+            )
             self.head = Head()
 
         def forward(self, x):
             x = self.position(self.patch(x).flatten(2).transpose(1, 2))
-            for layer in self.layer:
-                x = layer(x)
+            for block in self.layer:
+                x = block(x)
             return self.head(x)
 
     return VisionTransformer()

@@ -69,6 +69,8 @@ def pipelines(
     tensor degree 1, without ``recompute`` nothing is recomputed. ``sizes``: numbers of ranks that a stage may have;
     otherwise all that fit a node or fill nodes.
     """
+    if not job.model.pipeline:
+        return
     data, most = data_axis(job), max(job.microbatches)
     allowed = set(sizes) or set(stage_sizes(job))
     tensors = [t for t in range(1, job.cluster.gpus + 1) if t == 1 or (tensor and "tp" in job.model.axes)]

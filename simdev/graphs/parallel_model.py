@@ -67,7 +67,7 @@ class ParallelModel:
     ``kinds(parameters)`` is the kind of each layer as small whole numbers, in a model whose layers differ (None: all
     layers are alike). ``identity`` names all that a capture depends on beside the parameters, for a model that no
     source file of its own builds. ``splits_tokens``: the ranks of ``tp`` divide the tokens between layers (sequence
-    parallelism). ``notes`` are sentences about what is not offered, and why.
+    parallelism). ``pipeline``: the function builds stages. ``notes`` are sentences about what is not offered, and why.
     """
 
     name: str
@@ -81,6 +81,7 @@ class ParallelModel:
     kinds: Callable[[Mapping[str, Any]], tuple[int, ...]] | None = None
     identity: str = ""
     splits_tokens: bool = True
+    pipeline: bool = True
     notes: tuple[str, ...] = ()
 
     def part(self, parameters: Mapping[str, Any], layers: int, start: int = 0) -> Part:

@@ -24,9 +24,9 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +35,7 @@ from typing import Any
 from simdev.errors import InvalidInput, SimdevError, UnknownName, Unsupported, quoted
 from simdev.files import MIB, parse_json, read_text
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
-from simdev.parallel.capture.blocks import Blocks, chosen, kinds_of, lists_of_blocks
+from simdev.parallel.capture.blocks import Blocks, chosen, kind_of, kinds_of, lists_of_blocks
 from simdev.parallel.capture.stage import few_parts
 from simdev.parallel.mesh import Mesh
 
@@ -46,6 +46,7 @@ LONGEST = 8192  # tokens of a sequence, unless parameters say otherwise
 MOST_ENTRIES = 1 << 16  # of a list: one entry for each layer
 MOST_NUMBER = 1 << 31
 MOST = {"layer": 4096, "depth": 4096, "block": 1 << 16, "expert": 1 << 16}  # modules, by a word in the field's name
+COUNTS = "num_hidden_layers", "n_layer", "num_layers", "n_layers"  # fields that count layers
 OWN = ("length", "microbatch", "recompute")  # parameters that are no fields of a configuration
 
 
@@ -92,6 +93,7 @@ def hugging_face_model(config: Mapping[str, Any], changes: Mapping[str, object],
     fields = {key: value for key, value in changes.items() if key not in OWN}
     name, text = _configuration(config, fields, source, cls)
     built = TransformersModel(source, name, text)
+    built = replace(built, facts=_facts(built))
     parameters: dict[str, Any] = {
         "layers": built.layers,
         "length": built.length,
@@ -111,6 +113,7 @@ def hugging_face_model(config: Mapping[str, Any], changes: Mapping[str, object],
         kinds=built.kinds if built.mixed else None,
         identity=f"{name} {text} transformers {version('transformers')}",
         splits_tokens=False,
+        pipeline=built.pipeline,
         notes=built.notes,
     )
     return model, model.parameters("", {key: value for key, value in changes.items() if key in OWN})
@@ -143,7 +146,7 @@ def _configuration(config: Mapping, fields: Mapping, source: str, cls: str) -> t
             setattr(holder, key, value)
         if "num_hidden_layers" in fields or "layers" in fields:
             _cut_lists(own)
-        text = built.to_json_string(use_diff=False)
+        text = json.dumps(built.to_dict(), sort_keys=True, default=str)
     except (UnknownName, InvalidInput):
         raise
     except Exception as error:  # of the configuration's own checks
@@ -221,21 +224,35 @@ class TransformersModel:
     source: str
     name: str
     config: str
-
-    def __repr__(self) -> str:
-        return f"{self.name}({hash(self.config)})"
+    facts: tuple[tuple[str, Any], ...] = field(default=(), compare=False, repr=False)
 
     # What the model is ---------------------------------------------------------------------------------------------
 
-    def build(self, dtype=None):
-        """The whole model on ``meta``."""
+    def build(self, dtype=None, numbers: Sequence[int] = ()):
+        """The model on ``meta``: with the layers of these numbers alone, or the whole model."""
+        whole = self._build(self.config, dtype)
+        blocks = _blocks(whole)
+        if blocks is None or not numbers or len(numbers) == len(blocks.modules) or (self.facts and self.layers == 1):
+            return whole
+        # Modules outside of the list may depend on the number of layers: transformers builds the short model itself
+        # where this gives the layers that are wanted.
+        wanted = [kind_of(blocks.modules[number]) for number in numbers]
+        with suppress(InvalidInput):
+            short = self._build(_cut(self.config, len(blocks.modules), numbers), dtype)
+            found = _blocks(short)
+            if found is not None and [kind_of(module) for module in found.modules] == wanted:
+                return short
+        _keep_layers(whole, blocks, numbers)
+        return whole
+
+    def _build(self, text: str, dtype):
         import torch
         from transformers.initialization import no_init_weights
 
         transformers = _transformers(self.source)
         try:
             cls = getattr(transformers, self.name)
-            config = cls.config_class.from_dict(json.loads(self.config))
+            config = cls.config_class.from_dict(json.loads(text))
             with torch.device("meta"), no_init_weights():
                 model = cls._from_config(config, dtype=dtype or torch.float32)
             model.tie_weights()  # which belongs to the initialisation that was left out
@@ -246,7 +263,7 @@ class TransformersModel:
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        return dict(_facts(self))
+        return dict(self.facts or _facts(self))
 
     @property
     def layers(self) -> int:
@@ -269,6 +286,10 @@ class TransformersModel:
         return self._facts["axes"]
 
     @property
+    def pipeline(self) -> bool:
+        return self._facts["pipeline"]
+
+    @property
     def notes(self) -> tuple[str, ...]:
         return self._facts["notes"]
 
@@ -285,20 +306,15 @@ class TransformersModel:
         """Raise :class:`InvalidInput` for what the model cannot do."""
         if p["recompute"] not in self._facts["recompute"]:
             raise UnknownName("recompute", str(p["recompute"]), self._facts["recompute"], source=self.source)
-        if mesh["pp"] > 1 and not self._facts["pipeline"]:
-            raise InvalidInput("the class brings no pipeline plan", source=self.source, field="pp")
-        for field, axes in (
-            ("num_attention_heads", ("tp",)),
-            ("num_key_value_heads", ("tp",)),
-            ("experts", ("ep", "tp")),
-        ):
-            ranks = mesh[axes[0]] * (mesh["tp"] if len(axes) > 1 else 1)
-            if (field == "experts" and mesh["ep"] == 1) or ranks == 1:
-                continue
-            for count in self._facts["counts"].get(field, ()):
+        spread = {"num_attention_heads": mesh["tp"], "num_key_value_heads": mesh["tp"]}
+        if mesh["ep"] > 1:
+            spread["experts"] = mesh["ep"] * mesh["tp"]
+        for name, ranks in spread.items():
+            for count in self._facts["counts"][name]:
                 if count % ranks:
-                    message = f"{count} does not divide by {ranks} ranks of {' and '.join(axes)}"
-                    raise InvalidInput(message, source=self.source, field=field)
+                    axes = "expert- and tensor-parallel" if name == "experts" else "tensor-parallel"
+                    message = f"{count} does not divide by {ranks} {axes} ranks"
+                    raise InvalidInput(message, source=self.source, field=name)
         if mesh["ep"] > 1:
             rows = int(p["microbatch"]) * int(p["length"]) * self._facts["active"]
             if rows % (mesh["ep"] * mesh["tp"] ** 2):
@@ -319,11 +335,8 @@ class TransformersModel:
     def __call__(self, mesh, part: Part, *, layers, length, microbatch, recompute, width) -> Stage:
         from simdev.parallel.capture.packages import distribute, grouped_adam
 
-        whole = self.build()
-        blocks = _blocks(whole)
+        whole = self.build(numbers=chosen(self._facts["kinds"], part.kinds, part.layers))
         module = whole
-        if blocks is not None:
-            _keep_layers(whole, blocks, chosen(self._facts["kinds"], part.kinds, part.layers))
         if not part.last:
             module = whole.base_model
             for name in self._facts["after"]:
@@ -346,7 +359,11 @@ def _facts(model: TransformersModel) -> tuple[tuple[str, Any], ...]:
     """What planning needs to know of a model: read once from the model itself."""
     whole = model.build()
     try:
-        return _read(whole)
+        facts = dict(_read(whole))
+        if facts["layers"] > 1 and not _may_be_cut(replace(model, facts=tuple(facts.items()))):
+            facts |= {"layers": 1, "kinds": (0,), "pipeline": False, "before": (), "after": ()}
+            facts["notes"] = (*facts["notes"], "no pipeline: its layers depend on each other")
+        return tuple(facts.items())
     except SimdevError:
         raise
     except Exception as error:  # of a configuration with rules of its own
@@ -445,7 +462,24 @@ def _ends(model, blocks: Blocks | None) -> tuple[tuple[str, ...], tuple[str, ...
     return tuple(names[: names.index(layers)]), tuple(names[names.index(layers) + 1 :]), ""
 
 
-def _keep_layers(model, blocks: Blocks, numbers: list[int]) -> None:
+def _cut(text: str, total: int, numbers: Sequence[int]) -> str:
+    """The configuration of a model with the layers of these numbers of its ``total`` layers."""
+
+    def cut(config: dict) -> dict:
+        found = dict(config)
+        for key, value in config.items():
+            if isinstance(value, list) and len(value) == total:
+                found[key] = [value[number] for number in numbers]
+            elif key in COUNTS and value == total:
+                found[key] = len(numbers)
+            elif isinstance(value, dict):
+                found[key] = cut(value)
+        return found
+
+    return json.dumps(cut(json.loads(text)))
+
+
+def _keep_layers(model, blocks: Blocks, numbers: Sequence[int]) -> None:
     """Keep the layers of these numbers, in this order; fields of configurations with an entry a layer keep theirs."""
     from torch import nn
 
@@ -461,7 +495,7 @@ def _keep_layers(model, blocks: Blocks, numbers: list[int]) -> None:
         for key, value in list(vars(config).items()):
             if isinstance(value, (list, tuple)) and len(value) == total:
                 vars(config)[key] = [value[number] for number in numbers]
-        for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers"):
+        for key in COUNTS:
             if vars(config).get(key) == total:
                 vars(config)[key] = len(numbers)
 
@@ -548,6 +582,18 @@ def _on_gpu() -> Iterator[None]:
         yield
 
 
+def _may_be_cut(model: TransformersModel) -> bool:
+    """Whether the model runs with few of its layers: some layers read what others have stored."""
+    part = few_parts(Part(model.layers, kinds=model.kinds({}) if model.mixed else ()))[0][0]
+    if part.layers == model.layers:
+        return True
+    try:
+        _count_flops(model, part, model.length)
+    except Exception:
+        return False
+    return True
+
+
 @lru_cache(maxsize=64)
 def _flops(model: TransformersModel, length: int) -> float:
     whole = Part(model.layers, kinds=model.kinds({}) if model.mixed else ())
@@ -556,16 +602,14 @@ def _flops(model: TransformersModel, length: int) -> float:
     return counted[0] + (counted[1] - counted[0]) * more if more else counted[0]
 
 
+@lru_cache(maxsize=256)
 def _count_flops(model: TransformersModel, part: Part, length: int) -> float:
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from simdev.graphs.capture.trace import flop_counter_mode
 
-    module = model.build(torch.bfloat16)
-    blocks = _blocks(module)
-    if blocks is not None and model.layers > 1:
-        _keep_layers(module, blocks, chosen(model.kinds({}), part.kinds, part.layers))
+    module = model.build(torch.bfloat16, chosen(model.kinds({}), part.kinds, part.layers))
     module.train()
     inputs = _inputs(model, module, Part(1), 1, length, model.width)
     with FakeTensorMode(allow_non_fake_inputs=True), _on_gpu():

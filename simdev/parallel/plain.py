@@ -62,6 +62,7 @@ def find_plain(name: str, changes: Mapping[str, object]) -> tuple[ParallelModel,
         source=name,
         checks=built.check,
         identity=f"{name} {built.digest}",
+        pipeline=False,
         notes=built.notes,
     )
     return model, model.parameters("", changes)
@@ -94,8 +95,6 @@ class PlainModel:
         """Raise :class:`InvalidInput` for what is not offered."""
         if p["recompute"] not in (RECOMPUTE if self.layers > 1 else RECOMPUTE[:1]):
             raise UnknownName("recompute", str(p["recompute"]), RECOMPUTE, source=self.name)
-        if mesh["pp"] > 1:
-            raise InvalidInput("a plain module does not say what runs before its blocks", source=self.name, field="pp")
 
     def flops(self, p: Mapping[str, Any]) -> float:
         """Model FLOPs of one sample, forward and backward: counted by PyTorch's ``FlopCounterMode`` on the plain model,

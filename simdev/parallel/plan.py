@@ -79,6 +79,9 @@ class Plan:
                 raise InvalidInput(
                     f"{self.model.name} is not parallelised along it; known: {known}", source="mesh", field=axis
                 )
+        if self.mesh["pp"] > 1 and not self.model.pipeline:
+            known = ", ".join(self.model.axes)
+            raise InvalidInput(f"{self.model.name} has no pipeline stages; known: {known}", source="mesh", field="pp")
         if not 1 <= self.microbatches <= MAX_MICROBATCHES:
             raise InvalidInput(
                 f"expected a whole number from 1 to {MAX_MICROBATCHES}, got {quoted(self.microbatches)}",

@@ -260,7 +260,7 @@ class Job:
         known = self.model.axes
         found = []
         for pp, tp, cp, ep in product(
-            [n for n in _divisors(self.ranks) if n <= self.layers],
+            [n for n in _divisors(self.ranks) if n <= self.layers] if self.model.pipeline else [1],
             inside if "tp" in known else [1],
             inside if "cp" in known and long else [1],
             inside if "ep" in known else [1],

@@ -55,10 +55,10 @@ def _is_block(module) -> bool:
 def kinds_of(modules) -> tuple[int, ...]:
     """The kind of each block as a small whole number, in the order in which the kinds first appear."""
     numbers: dict[tuple, int] = {}
-    return tuple(numbers.setdefault(_kind(module), len(numbers)) for module in modules)
+    return tuple(numbers.setdefault(kind_of(module), len(numbers)) for module in modules)
 
 
-def _kind(module) -> tuple:
+def kind_of(module) -> tuple:
     """Classes, sizes of parameters and plain attributes of a block and of all its parts."""
     return tuple(
         (

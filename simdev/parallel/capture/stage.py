@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -244,6 +245,7 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
         raise Unsupported("a process group exists already; a rank program is captured in a process without one")
     forget_meshes()
     drawn = random.getstate()  # PyTorch draws a number for each collective on a fake group
+    hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.stage_ranks)
     try:
         names, shape = zip(*(mesh.inner or (("dp_shard", 1),)), strict=True)
@@ -251,6 +253,7 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
     finally:
         dist.destroy_process_group()
         random.setstate(drawn)
+        sys.excepthook = hook  # which PyTorch replaced
 
 
 def forget_meshes() -> None:

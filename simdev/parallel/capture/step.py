@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import random
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -245,12 +246,14 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
         raise Unsupported("a process group exists already; a rank program is captured in a process without one")
     forget_meshes()
     drawn = random.getstate()  # PyTorch draws a number for each collective on a fake group
+    hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.ranks)
     try:
         yield init_device_mesh("cpu", tuple(mesh.ordered.values()), mesh_dim_names=tuple(mesh.ordered))
     finally:
         dist.destroy_process_group()
         random.setstate(drawn)
+        sys.excepthook = hook  # which PyTorch replaced
 
 
 def _title(action: Action) -> str:

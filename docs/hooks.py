@@ -34,6 +34,7 @@ PUBLIC = {
     "sim": ("", "schedule"),
     "placers": ("placer", "budget", "score", "registry", "testing"),
     "parallel": ("models", "plan"),
+    "planners": ("planner", "job", "budget", "testing"),
     "bench": ("rows", "score", "verify"),
     "report": ("explain",),
     "integrations": ("torch_map",),

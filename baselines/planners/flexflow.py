@@ -14,7 +14,7 @@ from simdev.baselines.planners._stages import Option, choice_of, stage_sizes
 from simdev.errors import Unsupported
 from simdev.parallel.mesh import Mesh
 from simdev.planners import planner
-from simdev.planners.estimate import MARGIN, Estimate
+from simdev.planners.estimate import Estimate, most_estimated
 from simdev.planners.job import Choice
 
 MET = 8  # plans that are simulated
@@ -44,7 +44,7 @@ def flexflow(job, *, rng, budget, beta, proposals):
     for start in (data_parallel(job), random_plan(job, rng)):
         if start is not None:
             chain(job, rng, budget, met, start, beta, proposals)
-    limit = MARGIN * job.cluster.kind.memory_bytes
+    limit = most_estimated(job)
     ranked = sorted(met.values(), key=lambda one: (max(0.0, one.peak_bytes - limit), one.step_ns, one.choice.order))
     for one in ranked:
         if not budget.open or (budget.best is not None and budget.used >= MET):

@@ -17,7 +17,7 @@ from simdev.baselines.planners._rules import fully_sharded, megatron_rule
 from simdev.baselines.planners._stages import choice_of, pipelines
 from simdev.errors import BudgetExhausted, Unsupported
 from simdev.planners import planner
-from simdev.planners.estimate import MARGIN
+from simdev.planners.estimate import most_estimated
 
 BATCH = 4  # plans that are handed to the workers at a time
 CLOSE = 1.02  # how many times longer than the best estimate Alpa's equation may say that a plan takes
@@ -54,7 +54,7 @@ def search(job, *, rng, budget, patience):
 def rank(job, budget, choices=None):
     """The choices (all with stages of equal depth) that are estimated to fit, the quickest first; then the others, by
     the memory that they lack."""
-    limit = MARGIN * job.cluster.kind.memory_bytes
+    limit = most_estimated(job)
     found = budget.estimates(job.choices() if choices is None else choices).values()
     return [
         one.choice for one in sorted(found, key=lambda e: (max(0.0, e.peak_bytes - limit), e.step_ns, e.choice.order))

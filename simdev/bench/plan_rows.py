@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from simdev.bench.plan_board import choices_of
-from simdev.bench.rows import RESULTS, Row, Schema, entry_id
+from simdev.bench.rows import RESULTS, Row, Schema, check_params, entry_id
 from simdev.errors import InvalidInput, quoted
 from simdev.files import markdown_table, parse_json, write_text
 from simdev.planners.job import RECOMPUTE, Choice, choice_from
@@ -131,8 +131,8 @@ def parse_choice(text: str) -> Choice:
 def _check_cell(name: str, text: str) -> None:
     if name == "status" and text not in STATUSES:
         raise ValueError(f"unknown status {quoted(text)}")
-    if name == "params" and not isinstance(parse_json(text, name), dict):
-        raise ValueError(f"{quoted(text)} is not a JSON object")
+    if name == "params":
+        check_params(text)
     if name == "choices":
         parse_choices(text)
     if name == "plan" and text:

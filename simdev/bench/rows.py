@@ -31,6 +31,7 @@ CIRCUMSTANTIAL = ("place_seconds", "machine", "versions", "commit", "utc")
 COLUMNS = (*EXACT, "digest", *CIRCUMSTANTIAL)
 NAME = re.compile(r"[0-9a-f]{0,64}")  # of a graph or placement file; nothing else becomes a path
 LONGEST_NUMBER = 40  # characters
+DEEPEST = 8  # levels of brackets in parameters
 KEY = ("workload", "topology", "rules", "placer", "params", "budget", "seed", "objective")
 ABSENT = {"objective": "step", "proof": ""}  # columns that older folders lack; these values are left out of the digest
 FIELD = {"step_time_s": "step_ns", "simulated_s": "simulated_ns", "lower_bound_s": "lower_bound_ns"}  # by column
@@ -278,11 +279,24 @@ def _write_cell(value, is_time: bool) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def check_params(text: str) -> None:
+    """Raise :class:`ValueError` unless the text is a JSON object that is nested no deeper than :data:`DEEPEST`: whoever
+    uses it later may stand deeper in the stack than the reader."""
+    level = [parse_json(text, "params")]
+    if not isinstance(level[0], dict):
+        raise ValueError(f"{quoted(text)} is not a JSON object")
+    for _ in range(DEEPEST):
+        level = [inner for value in level if isinstance(value, dict | list)
+                 for inner in (value.values() if isinstance(value, dict) else value)]  # fmt: skip
+    if level:
+        raise ValueError(f"{quoted(text)} is nested too deep")
+
+
 def _check_cell(name: str, text: str) -> None:
     if name == "status" and text not in STATUSES:
         raise ValueError(f"unknown status {quoted(text)}")
-    if name == "params" and not isinstance(parse_json(text, name), dict):
-        raise ValueError(f"{quoted(text)} is not a JSON object")
+    if name == "params":
+        check_params(text)
     if name in ("fingerprint", "placement") and not NAME.fullmatch(text):
         raise ValueError(f"{quoted(text)} is not a fingerprint")
 

@@ -186,7 +186,8 @@ def _cut_lists(config) -> None:
 
 
 def _class_name(transformers, config: Mapping, kind: str, source: str) -> str:
-    for name in config.get("architectures") or ():
+    named = config.get("architectures")
+    for name in named if isinstance(named, list) else ():
         if inspect.isclass(getattr(transformers, str(name), None)):
             return str(name)
     from transformers.models.auto import modeling_auto as auto

@@ -209,6 +209,7 @@ def test_a_row_opens_no_file(board, tmp_path, changes, reason):
         ("plan_seconds", "nan"),
         ("params", "[" * 100_000),
         ("params", "[1]"),
+        ("params", '{"a": ' + "[" * 300 + "]" * 300 + "}"),
         ("params", '{"a": NaN}'),
         ("plan", "[" * 100_000),
         ("plan", '{"mesh": 3}'),

@@ -293,6 +293,8 @@ def readers(folder: Path) -> list[Reader]:
     found = [
         Reader("results", "results.csv", board["results.csv"], mutate_csv, _beside(folder / "board", _read_results)),
         Reader("curves", "curves.csv", board["curves.csv"], mutate_csv, _read_curves),
+        Reader("plans", "plans.csv", seeds.plans_csv(folder / "plans"), mutate_csv, _read_plans),
+        Reader("configuration", "config.json", seeds.json_bytes(seeds.CONFIGURATION), mutate_json, _read_configuration),
         Reader("journal", "journal.jsonl", board["journal.jsonl"], mutate_json, _read_journal),
         Reader("submission", "board.zip", board["board.zip"], mutate_submission, _read_submission),
         Reader("placement", "a.json", seeds.json_bytes({"graph": "chain", "topology": "p100x2", "devices": [0, 0, 1]}),
@@ -375,6 +377,33 @@ def _read_results(path: Path) -> None:
     explain(chosen_run(path.parent, None, None, None))
     rows.write_rows(path.with_name("again.csv"), found)
     assert rows.read_rows(path.with_name("again.csv")) == sorted(found, key=lambda row: row.key), "not read back"
+
+
+def _read_plans(path: Path) -> None:
+    from simdev.bench import plan_rows, score
+    from simdev.bench.inventory import file_differences
+    from simdev.bench.plan_verify import impossible, title
+    from simdev.report.page import page_data
+    from simdev.report.summary import board, failures, headline
+
+    found = plan_rows.read_plan_rows(path.parent, check_digest=False)
+    plan_rows.markdown(found), [(title(row), impossible(row), row.bounded) for row in found]
+    rows = list(map(plan_rows.as_row, found))
+    score.leaderboard(rows), score.ranking(rows), score.gaps(rows)
+    board(rows), failures(rows), headline(rows, path)
+    file_differences(path.parent, found, lambda note: None)
+    if found:
+        plan_rows.write_plan_rows(path.parent, found)  # with digests that fit
+        json.dumps(page_data([path.parent]), allow_nan=False)
+
+
+def _read_configuration(path: Path) -> None:
+    from simdev.files import read_json
+    from simdev.parallel.hugging_face import _configuration
+
+    config = read_json(path)
+    if isinstance(config, dict):
+        _configuration(config, {}, str(path), "")
 
 
 def _read_curves(path: Path) -> None:

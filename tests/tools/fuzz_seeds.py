@@ -269,3 +269,28 @@ def members(data: bytes) -> dict[str, bytes]:
     """The files of a zip archive."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
+
+
+CONFIGURATION = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 1000,
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "max_position_embeddings": 256,
+}  # fmt: skip
+
+
+def plans_csv(folder: Path) -> bytes:
+    """A table of two runs of planners, one of them with a plan."""
+    from simdev.bench.plan_board import choices_of
+    from simdev.bench.plan_rows import PlanRow, write_plan_rows
+    from simdev.parallel.mesh import Mesh
+    from simdev.planners import Choice
+
+    plan = json.dumps(Choice(Mesh({"dp_shard": 8}), 2).to_json(), sort_keys=True)
+    key = ("llama3-8b", "dgx-a100", 512, "eager", choices_of("llama3-8b"))
+    figures = {"step_ns": 9, "bound_ns": 7, "peak_bytes": 5, "evaluations": 3, "program": "0" * 16}
+    rows = [
+        PlanRow(*key, "fsdp", 1, "{}", 12, 0, "ok", plan=plan, **figures),
+        PlanRow(*key, "ddp", 1, '{"a": [1]}', 12, 0, "skipped", error="no plan fits", evaluations=0),
+    ]
+    write_plan_rows(folder, rows)
+    return (folder / "plans.csv").read_bytes()

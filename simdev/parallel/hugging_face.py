@@ -91,7 +91,7 @@ def hugging_face_model(config: Mapping[str, Any], changes: Mapping[str, object],
     :class:`InvalidInput` naming ``source`` and the field, :class:`Unsupported` without transformers.
     """
     fields = {key: value for key, value in changes.items() if key not in OWN}
-    name, text = _configuration(config, fields, source, cls)
+    name, text = configuration(config, fields, source, cls)
     built = TransformersModel(source, name, text)
     built = replace(built, facts=_facts(built))
     parameters: dict[str, Any] = {
@@ -119,7 +119,7 @@ def hugging_face_model(config: Mapping[str, Any], changes: Mapping[str, object],
     return model, model.parameters("", {key: value for key, value in changes.items() if key in OWN})
 
 
-def _configuration(config: Mapping, fields: Mapping, source: str, cls: str) -> tuple[str, str]:
+def configuration(config: Mapping, fields: Mapping, source: str, cls: str) -> tuple[str, str]:
     """The name of the class and the whole configuration as JSON."""
     check_numbers(config, source)
     check_numbers(fields, source)

@@ -2,10 +2,14 @@
 
 ``python -m simdev.studies.any_model kinds`` captures one step of each kind of causal language model with a
 tensor-parallel plan, with its default sizes and few layers, on four ranks (``dp_shard=2,tp=2``).
+``python -m simdev.studies.any_model sizes`` counts the parameters of models of published sizes, as the library builds
+them.
 ``python -m simdev.studies.any_model published`` compares models of published sizes with the library's own: parameters
 of the captured program, and FLOPs of its products and attention against ``FlopCounterMode`` on the unsharded model.
 
-Both print a table in Markdown and take ``NAME ...`` to do only these.
+Each prints a table in Markdown and takes ``NAME ...`` to do only these. The configurations are in
+``published_models.json``; its parameters are those that the models' cards on the Hugging Face hub state (the papers' or
+the checkpoints' counts), and None where we know no exact figure.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from pathlib import Path
 
 from simdev.errors import InvalidInput, SimdevError
 from simdev.parallel.capture.stage import StageProgram, capture_stage, few_parts
-from simdev.parallel.hugging_face import hugging_face_model
+from simdev.parallel.hugging_face import TransformersModel, configuration, hugging_face_model
 from simdev.parallel.mesh import Mesh, parse_mesh
 
 MESH = parse_mesh("dp_shard=2,tp=2")
@@ -75,6 +79,17 @@ def collectives(program: StageProgram) -> Counter:
     return Counter((call.kind, call.stream) for call in calls if call.is_collective)
 
 
+def whole_model(name: str) -> int:
+    """Elements of all parameters of a model of published sizes, as transformers builds it on ``meta``."""
+    model = TransformersModel(name, *configuration(published()[name]["config"], {}, name, ""))
+    return sum(parameter.numel() for parameter in model.build().parameters())
+
+
+def published() -> dict[str, dict]:
+    """Models of published sizes by name: ``config``, ``parameters`` and perhaps a ``note``."""
+    return json.loads(PUBLISHED.read_text(encoding="utf-8"))
+
+
 def compare(name: str, entry: dict) -> list[str]:
     """A row: parameters as published, of the library and of the captured program; FLOPs counted on the unsharded model
     and those of the captured products, for one sequence."""
@@ -86,10 +101,10 @@ def compare(name: str, entry: dict) -> list[str]:
     calls = (*program.forward.calls, *program.backward[StageProgram.ONLY].calls)
     counted = sum(call.flops for call in calls if call.kind in PRODUCTS or "attention" in call.kind)
     flops = model.flops(parameters)
-    published = entry.get("parameters")
+    stated = entry.get("parameters")
     return [
         name,
-        f"{published:,}" if published else "",
+        f"{stated:,}" if stated else "",
         f"{own:,}",
         f"{program.parameters:,}",
         f"{flops / 1e12:.4g}",
@@ -109,7 +124,14 @@ def main(what: str, *names: str) -> None:
             print(f"| {kind} | {found} |", flush=True)
         print(f"\n{passed} of {len(chosen)} kinds passed on {MESH}")
         return
-    entries = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    entries = published()
+    if what == "sizes":
+        print("| model | parameters, published | of the library | |\n|---|--:|--:|---|")
+        for name in names or entries:
+            stated, own = entries[name]["parameters"], whole_model(name)
+            same = "" if stated is None else "equal" if stated == own else entries[name].get("note", "differs")
+            print(f"| {name} | {'' if stated is None else f'{stated:,}'} | {own:,} | {same} |", flush=True)
+        return
     print("| model | published | library | captured | TFLOPs | products | notes |\n|---|---|---|---|---|---|---|")
     for name in names or entries:
         try:

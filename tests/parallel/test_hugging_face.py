@@ -197,3 +197,21 @@ def test_numbers_of_real_configurations_are_accepted():
     real = {"vocab_size_per_layer_input": 262_144, "num_hidden_layers": 126, "rope_theta": 1e12, "eos_token_id": -1}
     more = {"max_position_embeddings": 10_485_760, "num_experts": 384, "use_cache": True, "block_size": 131_072}
     check_numbers(real | more, "config.json")
+
+
+@pytest.mark.parametrize(
+    "name", ["Llama 3.2 1B", "Gemma 3 1B", "Qwen3 30B-A3B", "GPT-OSS 20B", "BERT large", "T5 large"]
+)
+def test_parameters_are_those_of_the_published_model(name):
+    from simdev.studies.any_model import published, whole_model
+
+    assert whole_model(name) == published()[name]["parameters"]
+
+
+@pytest.mark.slow
+def test_a_short_step_of_several_kinds():
+    from simdev.studies.any_model import try_kind
+
+    for kind in ("qwen3", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3", "smollm3"):
+        found = try_kind(kind)
+        assert "reduce_scatter dp_shard" in found and "all_reduce tp" in found, found

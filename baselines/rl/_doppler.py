@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from simdev.baselines.rl._grouped import GroupedProblem, bucket
+from simdev.baselines.rl._grouped import GroupedArrays, GroupedProblem, bucket
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._pairs import group_loads, group_pairs, neighbours
@@ -49,7 +48,7 @@ class Dag(NamedTuple):
     arrive: np.ndarray
 
 
-def with_dag(grouped: GroupedProblem) -> GroupedProblem:
+def with_dag(grouped: GroupedProblem[GroupedArrays]) -> GroupedProblem[Dag]:
     """``grouped`` with a :class:`Dag` in place of its inputs."""
     inputs, count, used = grouped.inputs, grouped.n_groups, len(grouped.devices)
     rows, columns = inputs.allowed.shape
@@ -63,8 +62,9 @@ def with_dag(grouped: GroupedProblem) -> GroupedProblem:
     below, b_level = flipped[::-1, ::-1], (b_level + mean[::-1])[::-1]
     longest = max(1e-6, float(b_level.max()))
     received, sent = (np.bincount(end, sending, rows) for end in (high, low))
-    nodes = [np.log1p(mean), np.log1p(received), np.log1p(sent), t_level / longest, b_level / longest, need.max(axis=1)]
-    nodes = np.where(inputs.real[:, None], np.stack(nodes, axis=1), 0.0).astype(np.float32)
+    features = [np.log1p(mean), np.log1p(received), np.log1p(sent)]
+    features += [t_level / longest, b_level / longest, need.max(axis=1)]
+    nodes = np.where(inputs.real[:, None], np.stack(features, axis=1), 0.0).astype(np.float32)
     parents, pair = neighbours(high, low, rows)
     width = bucket(parents.shape[1], 2)
     padded, real = np.zeros((rows, width), np.int32), np.zeros((rows, width), bool)
@@ -93,7 +93,7 @@ def with_dag(grouped: GroupedProblem) -> GroupedProblem:
         real,
         arrive,
     )
-    return dataclasses.replace(grouped, inputs=dag)
+    return grouped.with_inputs(dag)
 
 
 def _longest_paths(rows: int, low, high, sending, time) -> tuple[np.ndarray, np.ndarray]:
@@ -413,7 +413,8 @@ class DualPolicy:
         )
         schedules = Schedules(dag, count)
         if policy is not None:
-            choose = _Chooser(policy, *map(np.asarray, self._embed(policy, _seen(dag))), schedules, rng, epsilon)
+            selected, own, there = map(np.asarray, self._embed(policy, _seen(dag)))
+            choose = _Chooser(policy, selected, own, there, schedules, rng, epsilon)
         for step in range(int(dag.real.sum())):
             choices.ready[:, step] = schedules.ready()
             if policy is None:
@@ -426,7 +427,7 @@ class DualPolicy:
             schedules.place(group[:, step], device[:, step])
         return choices, np.maximum(0, schedules.device)
 
-    def greedy(self, state: State, grouped: GroupedProblem) -> np.ndarray:
+    def greedy(self, state: State, grouped: GroupedProblem[Dag]) -> np.ndarray:
         return self.run(state["policy"], grouped.inputs, 1, None, 0.0)[1][0]
 
 
@@ -437,7 +438,10 @@ def _climb(optimizer, policy, optimizer_state, gradient):
 
 def _seen(dag: Dag) -> Dag:
     """``dag`` without the arrays that only the schedules read, so that programs are compiled for fewer shapes."""
-    return dag._replace(time=None, need=None, b_level=None, parents=None, parent_real=None, arrive=None)
+    nothing: Any = None  # an empty pytree
+    return dag._replace(
+        time=nothing, need=nothing, b_level=nothing, parents=nothing, parent_real=nothing, arrive=nothing
+    )
 
 
 class _Chooser:

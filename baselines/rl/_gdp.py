@@ -269,7 +269,8 @@ class ProximalPolicy:
         weight = np.clip(state["weight"] + WEIGHT_GAIN * (wanted - float(left)), 0.0, 1.0).astype(np.float32)
         updates[index] += 1
         new = {"policy": policy, "optimizer": optimizer_state, "key": key, "weight": weight, "updates": updates}
-        kept = {"best": batch.best, "step_ns": batch.score.step_ns, "overflow": batch.score.overflow_bytes}
+        step_ns, overflow = (-1, -1) if batch.score is None else (batch.score.step_ns, batch.score.overflow_bytes)
+        kept = {"best": batch.best, "step_ns": step_ns, "overflow": overflow}
         for name, value in kept.items():
             new[name] = state[name].copy()
             new[name][index] = value
@@ -324,6 +325,8 @@ class Batch:
 
     def edit(self, groups: np.ndarray, device: int) -> None:
         """Evaluate the best placement with ``groups`` on ``device``; it becomes the best unless it is worse."""
+        if self.score is None:
+            raise ValueError("there is no placement to edit yet")
         actions = self.best.copy()
         actions[groups] = device
         moved = np.zeros(len(actions), bool)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from simdev.baselines.rl._grouped import GroupedProblem, bucket
+from simdev.baselines.rl._grouped import GroupedArrays, GroupedProblem, bucket
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense
 from simdev.baselines.rl._pairs import group_loads, group_pairs, neighbours
@@ -40,7 +39,7 @@ class Net(NamedTuple):
     transfer: np.ndarray
 
 
-def with_net(grouped: GroupedProblem) -> GroupedProblem:
+def with_net(grouped: GroupedProblem[GroupedArrays]) -> GroupedProblem[Net]:
     """``grouped`` with a :class:`Net` in place of its inputs."""
     inputs = grouped.inputs
     rows, columns = inputs.allowed.shape
@@ -59,7 +58,7 @@ def with_net(grouped: GroupedProblem) -> GroupedProblem:
         sizes[side, :, :width][there] = size[pair[there]]
         transfers[side, :, :width][there] = table[pair[there]]
     net = Net(inputs.real, inputs.allowed, time, need, near, real, sizes, transfers)
-    return dataclasses.replace(grouped, inputs=net)
+    return grouped.with_inputs(net)
 
 
 def expected_schedule(net: Net, placed):
@@ -318,14 +317,15 @@ class MovePolicy:
             returns[step] = total
         return np.clip(returns / (returns.std() + 1e-6), -3.0, 3.0)
 
-    def greedy(self, state: State, grouped: GroupedProblem) -> np.ndarray:
+    def greedy(self, state: State, grouped: GroupedProblem[Net]) -> np.ndarray:
         """Follow the most probable moves and return the placement on the way that is expected to end first."""
         net = grouped.inputs
         now, last = first_placement(grouped)[None].copy(), np.full(1, -1, np.int32)
         if not (net.allowed.sum(axis=1) > 1).any():
             return now[0]
         rank = np.arange(len(net.real))
-        best, least = None, None
+        best = now[0]
+        least: tuple[float, float] | None = None
         for _ in range(self.length * grouped.n_groups + 1):
             filled = np.zeros(net.need.shape[1])
             np.add.at(filled, now[0], net.need[rank, now[0]])

@@ -6,7 +6,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -46,8 +46,12 @@ class GroupedArrays(NamedTuple):
     devices: np.ndarray
 
 
+Arrays = TypeVar("Arrays")  # what a network reads: GroupedArrays, or what another module makes of them
+Other = TypeVar("Other")
+
+
 @dataclass(frozen=True, eq=False)
-class GroupedProblem:
+class GroupedProblem(Generic[Arrays]):
     """A problem whose units are grouped, as arrays for the networks.
 
     ``group`` int32 ``(units,)``; ``devices`` int32 ``(d,)``: the device numbers that actions 0..d-1 stand for;
@@ -61,7 +65,13 @@ class GroupedProblem:
     allowed: np.ndarray
     fallback: np.ndarray
     scale_ns: int
-    inputs: GroupedArrays
+    inputs: Arrays
+
+    def with_inputs(self, inputs: Other) -> GroupedProblem[Other]:
+        """The same problem and groups with other arrays for the networks."""
+        return GroupedProblem(
+            self.problem, self.group, self.devices, self.allowed, self.fallback, self.scale_ns, inputs
+        )
 
     @property
     def n_groups(self) -> int:
@@ -89,7 +99,7 @@ class GroupedProblem:
 
 def group_problem(
     problem: Problem, group: np.ndarray, *, hosts: bool = False, rows: int = 0, columns: int = 8
-) -> GroupedProblem:
+) -> GroupedProblem[GroupedArrays]:
     """Build the arrays of ``problem`` for ``group`` int ``(units,)``, whose numbers start at 0 and have no gaps.
 
     The arrays are padded to at least ``rows`` groups and ``columns`` devices. Actions name accelerators; they also name

@@ -148,7 +148,7 @@ def _weight(problem: Problem) -> np.ndarray:
 def _all_allowed(allowed: np.ndarray, group: np.ndarray) -> np.ndarray:
     """bool ``(D, groups)``: the devices where all members of each group may go."""
     refused = np.zeros((len(allowed), int(group.max()) + 1), np.int64)
-    np.add.at(refused, (slice(None), group), ~allowed)
+    np.add.at(refused.T, group, ~allowed.T)
     return refused == 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -46,7 +45,7 @@ class Structure(NamedTuple):
     adjacency: np.ndarray
 
 
-def structured(problem: Problem, nodes: int, columns: int) -> GroupedProblem:
+def structured(problem: Problem, nodes: int, columns: int) -> GroupedProblem[Structure]:
     """``problem`` with chains of ops as nodes, at most ``nodes``, and a :class:`Structure` as inputs."""
     grouped = group_problem(problem, chain_groups(problem, nodes), rows=nodes, columns=columns)
     inputs, count, rows = grouped.inputs, grouped.n_groups, len(grouped.inputs.real)
@@ -82,7 +81,7 @@ def structured(problem: Problem, nodes: int, columns: int) -> GroupedProblem:
         joins,
         _adjacency(rows, ends),
     )
-    return dataclasses.replace(grouped, inputs=structure)
+    return grouped.with_inputs(structure)
 
 
 def _adjacency(rows: int, ends: np.ndarray) -> np.ndarray:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from simdev.baselines.rl._grouped import DEVICE_FEATURES, GroupedProblem
+from simdev.baselines.rl._grouped import DEVICE_FEATURES, GroupedArrays, GroupedProblem
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._layers import Dense, normalised
 from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight, with_sight
@@ -35,7 +34,7 @@ class View(NamedTuple):
     parallel: np.ndarray
 
 
-def with_view(grouped: GroupedProblem) -> GroupedProblem:
+def with_view(grouped: GroupedProblem[GroupedArrays]) -> GroupedProblem[View]:
     """``grouped`` with a :class:`View` in place of its inputs."""
     inputs, rows = grouped.inputs, len(grouped.inputs.real)
     edge = np.zeros((rows, rows), bool)
@@ -46,9 +45,9 @@ def with_view(grouped: GroupedProblem) -> GroupedProblem:
     np.fill_diagonal(reach, False)
     real = inputs.real[:, None] & inputs.real
     parallel = real & ~reach & ~reach.T & ~np.eye(rows, dtype=bool)
-    grouped = with_sight(grouped, 1)
+    sighted = with_sight(grouped, 1)
     tables = (edge, edge.T, reach, reach.T, parallel)
-    return dataclasses.replace(grouped, inputs=View(grouped.inputs, *map(_mean, tables)))
+    return sighted.with_inputs(View(sighted.inputs, *map(_mean, tables)))
 
 
 def _mean(table: np.ndarray) -> np.ndarray:
@@ -287,7 +286,7 @@ class VisitLearner:
         return np.asarray(now)[0]
 
 
-def first_placement(grouped: GroupedProblem) -> np.ndarray:
+def first_placement(grouped: GroupedProblem[View]) -> np.ndarray:
     """int32 ``(G,)``: every group on the first device that may take it."""
     return np.argmax(grouped.inputs.sight.allowed, axis=1).astype(np.int32)
 

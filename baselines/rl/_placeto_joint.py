@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from simdev.baselines.rl._grouped import GroupedProblem
+from simdev.baselines.rl._grouped import GroupedArrays, GroupedProblem
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
 from simdev.baselines.rl._placeto import Mlp, View, VisitLearner, _costs, with_view
 from simdev.baselines.rl._placeto import PlacetoPolicy as Placer
@@ -32,7 +31,7 @@ class Nodes(NamedTuple):
     cost: np.ndarray
 
 
-def with_nodes(grouped: GroupedProblem) -> GroupedProblem:
+def with_nodes(grouped: GroupedProblem[GroupedArrays]) -> GroupedProblem[Nodes]:
     """``grouped``, whose groups are the nodes, with :class:`Nodes` in place of its inputs."""
     inputs, rows = grouped.inputs, len(grouped.inputs.real)
     real = inputs.edge_real
@@ -41,7 +40,7 @@ def with_nodes(grouped: GroupedProblem) -> GroupedProblem:
     both = np.tril(traffic + traffic.T, -1) * (inputs.allowed[:, None] == inputs.allowed).all(axis=2)
     partner = np.where(both.max(axis=1) > 0, both.argmax(axis=1), np.arange(rows)).astype(np.int32)
     cost = np.log1p(both.max(axis=1) * grouped.n_groups).astype(np.float32)
-    return dataclasses.replace(grouped, inputs=Nodes(with_view(grouped).inputs, partner, cost))
+    return grouped.with_inputs(Nodes(with_view(grouped).inputs, partner, cost))
 
 
 def labels(partner, joins):
@@ -90,8 +89,11 @@ def pooled(view: View, label) -> View:
     apart = apart / jnp.maximum(1.0, apart.sum(axis=1, keepdims=True))
     only_first = jnp.zeros_like(sight.allowed).at[:, 0].set(True)
     allowed = jnp.where(real[:, None], sight.allowed, only_first)
-    seen = Sight(nodes, real, allowed, sight.devices, shares, *[None] * 6, sight.summary)
-    return View(seen, *tables, apart)
+    nothing: Any = None  # an empty pytree: the tables below hold the neighbours
+    neighbours = (nothing, nothing, nothing, nothing, nothing, nothing)
+    seen = Sight(nodes, real, allowed, sight.devices, shares, *neighbours, sight.summary)
+    before, behind, ancestors, descendants = tables
+    return View(seen, before, behind, ancestors, descendants, apart)
 
 
 class JointPolicy(eqx.Module):
@@ -189,7 +191,7 @@ class JointLearner(VisitLearner):
             parts = [array.reshape(-1, every, *array.shape[1:]) for array in (placed, steps, actions)]
             found = jax.vmap(stretch, (None, None, 0, 0, 0))(policy.place, view, *parts)
             logp, undecided = (array.ravel() for array in found)
-            real = view.sight.real.at[steps].get(mode="fill", fill_value=False)
+            real = jnp.asarray(view.sight.real).at[steps].get(mode="fill", fill_value=False)
             undecided = jnp.sum(undecided * real) / jnp.sum(real)
             grouping, unsure = chances(policy, nodes, start, joins)
             gain = jnp.sum(logp * advantage * real) / jnp.sum(real) + grouping * advantage[0]
@@ -286,7 +288,7 @@ def _moved(now: np.ndarray, label: np.ndarray, before: np.ndarray, after: np.nda
     return (new != now).any(axis=1), new
 
 
-def first_placement(grouped: GroupedProblem) -> np.ndarray:
+def first_placement(grouped: GroupedProblem[Nodes]) -> np.ndarray:
     """int32 ``(N,)``: every node on the first device that may take it."""
     return np.argmax(grouped.inputs.view.sight.allowed, axis=1).astype(np.int32)
 

@@ -5,7 +5,6 @@ The features mean the same in every graph and on every topology.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -49,7 +48,7 @@ class Sight(NamedTuple):
     summary: np.ndarray
 
 
-def with_sight(grouped: GroupedProblem, neighbours: int) -> GroupedProblem:
+def with_sight(grouped: GroupedProblem[GroupedArrays], neighbours: int) -> GroupedProblem[Sight]:
     """``grouped`` with a :class:`Sight` of ``neighbours`` parents and children in place of its inputs."""
     inputs, group = grouped.inputs, grouped.group
     problem, count = grouped.problem, grouped.n_groups
@@ -66,10 +65,22 @@ def with_sight(grouped: GroupedProblem, neighbours: int) -> GroupedProblem:
     shares[:count, :stages] = np.exp(-2.0 * (middle[:, None] * stages - np.arange(stages) - 0.5) ** 2)
     parents = _neighbours(inputs.target, inputs.source, inputs, count, neighbours)
     children = _neighbours(inputs.source, inputs.target, inputs, count, neighbours)
-    sight = Sight(
-        nodes, inputs.real, inputs.allowed, inputs.devices, shares, *parents, *children, _summary(grouped, op_group)
+    return grouped.with_inputs(
+        Sight(
+            nodes=nodes,
+            real=inputs.real,
+            allowed=inputs.allowed,
+            devices=inputs.devices,
+            shares=shares,
+            parents=parents[0],
+            parent_real=parents[1],
+            parent_cost=parents[2],
+            children=children[0],
+            child_real=children[1],
+            child_cost=children[2],
+            summary=_summary(grouped, op_group),
+        )
     )
-    return dataclasses.replace(grouped, inputs=sight)
 
 
 def _class_shares(problem: Problem, op_group: np.ndarray, time: np.ndarray) -> np.ndarray:

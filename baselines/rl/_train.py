@@ -222,8 +222,8 @@ def train(
     if objective != "step":
         what["objective"] = objective
     state = learner.init(seed, len(grouped))
-    run = {"updates": 0, "samples": 0, "best": [None] * len(grouped)}
-    rows: list[list] = []
+    run: dict[str, Any] = {"updates": 0, "samples": 0, "best": [None] * len(grouped)}
+    rows: list[Sequence] = []
     if (out / CHECKPOINT).exists():
         state, run, rows = _resumed(out, what, state)
     saved = time.monotonic()

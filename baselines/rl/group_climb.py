@@ -40,7 +40,7 @@ def group_climb(problem, *, rng, budget, groups, by, wide):
             found = evaluate.edit(actions, score)
             if score is None or found < score:
                 best, score = actions, found
-    while budget.open:
+    while budget.open and best is not None and score is not None:
         edit = edits.draw(rng, best)
         if edit is None:
             break

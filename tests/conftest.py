@@ -1,14 +1,19 @@
 """Fixtures that test files share, the number of processes of ``pytest -n auto``, and what was skipped, by reason."""
 
+import contextlib
+import fcntl
 import json
 import os
 import re
+import tempfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[1]
 MOST_PROCESSES = 8  # each takes up to 3 GiB
+MANY_TESTS = int(os.environ.get("SIMDEV_MANY_TESTS", "1000"))  # from here on, all kernels are compiled beforehand
 SKIPPED = pytest.StashKey[dict[str, str]]()  # the reason for each test that was skipped, and for each file
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # there are as many processes as cores: more threads would only wait
@@ -63,6 +68,59 @@ def pytest_collection_modifyitems(config, items) -> None:
         chosen = [item for item in items if item.nodeid in named or item.nodeid.partition("::")[0] in named]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """Tell a process of pytest-xdist whether any kernel has been compiled before."""
+    compiled = Path(os.environ.get("NUMBA_CACHE_DIR", ROOT / "simdev")).rglob("*.nbi")
+    node.workerinput["nothing compiled"] = not any(compiled)
+
+
+def pytest_collection_finish(session) -> None:
+    """Compile each kernel in one process only: the processes begin at different steps, and each waits for a kernel that
+    another one is compiling. Without this, all compile the same kernels at the same time."""
+    given = getattr(session.config, "workerinput", {})
+    if not given.get("nothing compiled") or len(session.items) < MANY_TESTS:
+        return
+    from simdev.bench.warm import steps
+
+    with _compiled_once(Path(tempfile.gettempdir()) / f"simdev-{given['testrunuid']}"):
+        found = list(steps().values())
+        first = len(found) * int(given["workerid"][2:]) // given["workercount"]
+        for step in found[first:] + found[:first]:
+            step()
+
+
+@contextlib.contextmanager
+def _compiled_once(locks: Path):
+    """A process that is about to compile a function waits while another one does, and then finds it in the cache.
+
+    A function ends after those that it calls, and none of them calls it, so that no two processes wait for each other.
+    """
+    from numba.core import compiler_lock, dispatcher
+
+    locks.mkdir(exist_ok=True)
+    compile_now, held = dispatcher.Dispatcher.compile, set()
+
+    def compile_once(self, signature):
+        name = f"{self.py_func.__module__}.{self.py_func.__qualname__}"
+        if name in held:
+            return compile_now(self, signature)
+        with compiler_lock.global_compiler_lock, (locks / name).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            held.add(name)
+            try:
+                return compile_now(self, signature)
+            finally:
+                held.remove(name)
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+    dispatcher.Dispatcher.compile = compile_once
+    try:
+        yield
+    finally:
+        dispatcher.Dispatcher.compile = compile_now
 
 
 def pytest_sessionfinish(session) -> None:

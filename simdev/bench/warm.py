@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from simdev.errors import SimdevError
+
+if TYPE_CHECKING:
+    from simdev.placers.placer import PlacerSpec
+    from simdev.problem.problem import Rules
 
 
 def warm() -> None:
@@ -25,29 +31,49 @@ def warm() -> None:
 
 
 def warm_all() -> Iterator[str]:
-    """Compile every kernel: those of each variant of the rules, of incremental simulation, and of each placer that can
-    run here. Yields what comes next; iterate to the end."""
-    from simdev.placers import registry
-    from simdev.placers.budget import Budget
-    from simdev.problem.problem import Rules
-    from simdev.sim import Simulator, simulate, simulate_many
+    """Compile every kernel. Yields what comes next; iterate to the end."""
+    for name, step in steps().items():
+        yield name
+        step()
 
-    yield "the default rules, and bounds"
-    warm()
+
+def steps() -> dict[str, Callable[[], object]]:
+    """What there is to compile, by name: the kernels of each variant of the rules, of incremental simulation, and of
+    each placer that can run here. The steps may run in any order."""
+    from simdev.placers import registry
+    from simdev.problem.problem import Rules
+
+    found: dict[str, Callable[[], object]] = {"the default rules, and bounds": warm}
     for rules in (Rules("priority"), Rules("program"), Rules(runtime="eager"), Rules(contention="fair")):
-        yield f"rules {rules}"
-        problem = tiny_problem(rules)
-        simulate(problem, tiny_placement(problem))
-        simulate_many(problem, np.zeros((1, problem.graph.n_ops), np.int32))
-    problem = tiny_problem()
-    yield "incremental simulation"
-    Simulator(problem, tiny_placement(problem)).try_moves(np.array([0]), np.array([1]))
+        found[f"rules {rules}"] = partial(_simulate, rules)
+    found["incremental simulation"] = _move
     for name, spec in registry.placers().items():
-        if spec.missing or "jax" in spec.needs:  # JAX compiles for the shapes of each graph
-            continue
-        yield f"placer {name}"
-        with contextlib.suppress(SimdevError):  # some refuse a graph of four ops
-            spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=4))
+        if not spec.missing and "jax" not in spec.needs:  # JAX compiles for the shapes of each graph
+            found[f"placer {name}"] = partial(_place, spec)
+    return found
+
+
+def _simulate(rules: Rules) -> None:
+    from simdev.sim import simulate, simulate_many
+
+    problem = tiny_problem(rules)
+    simulate(problem, tiny_placement(problem))
+    simulate_many(problem, np.zeros((1, problem.graph.n_ops), np.int32))
+
+
+def _move() -> None:
+    from simdev.sim import Simulator
+
+    problem = tiny_problem()
+    Simulator(problem, tiny_placement(problem)).try_moves(np.array([0]), np.array([1]))
+
+
+def _place(spec: PlacerSpec) -> None:
+    from simdev.placers.budget import Budget
+
+    problem = tiny_problem()
+    with contextlib.suppress(SimdevError):  # some refuse a graph of four ops
+        spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem, evaluations=4))
 
 
 def tiny_problem(rules=None):

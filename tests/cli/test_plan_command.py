@@ -53,6 +53,7 @@ def test_the_best_plans_and_a_configuration(tmp_path):
     ],
 )
 def test_mistakes_are_named(more, message):
+    pytest.importorskip("torch")  # two of them are found after the first capture
     from simdev.errors import SimdevError
 
     done = run("plan", MODEL, "dgx-a100", *more)

@@ -19,6 +19,8 @@ CHOICES = [
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_a_plan_is_read_back(tmp_path, choice):
+    if choice.schedule == "interleaved":
+        pytest.importorskip("torch")  # whose order of microbatches it is
     job, path = make_job(MODEL, CLUSTER, 64), tmp_path / "plan.json"
     save_plan(path, MODEL, CLUSTER, job, choice, step_time_s=1.5)
     found, again = load_plan(path)

@@ -11,7 +11,7 @@ from simdev.studies.training_runs import Prediction, TrainingRun
 def prediction(measured, predicted, batch=8, **sizes):
     cluster = SimpleNamespace(name="c")
     plan = SimpleNamespace(cluster=cluster, mesh=Mesh(sizes), parameters={"length": 4}, sequences=batch)
-    return Prediction(TrainingRun("vtrain-single", "row", "m", plan, measured), predicted, 0.0)
+    return Prediction(TrainingRun("vtrain-single", "row", "m", SimpleNamespace(plan=plan), measured), predicted, 0.0)
 
 
 def test_regret_and_tau_of_a_group():

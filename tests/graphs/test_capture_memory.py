@@ -129,3 +129,22 @@ def test_sizes_that_known_values_decide():
         capture(
             TrainingStep(Net(), (torch.randn(20, 4), torch.randint(1, 4, (1 << 21,))), lambda m, *g: m(*g), None), "big"
         )
+
+
+def test_a_tensor_that_autograd_saved_lives_until_its_node_has_run():
+    """The backward of ``gather`` asks only how large the tensor was that it gathered from, and PyTorch keeps it."""
+    from simdev.graphs.capture import capture
+    from simdev.graphs.workload import TrainingStep
+
+    def loss(model, x, places):
+        return model(x).square().gather(1, places).square().sum()
+
+    model, places = torch.nn.Linear(4, 4096), torch.zeros(64, 2, dtype=torch.int64)
+    graph = capture(TrainingStep(model, (torch.randn(64, 4), places), loss), "gathered")
+    squares = graph.op_names.index("loss/pow")
+    readers = {
+        graph.kinds[graph.op_kind[consumer]]
+        for consumer, tensor in zip(graph.consumers, graph.edge_tensor, strict=True)
+        if graph.tensor_producer[tensor] == squares
+    }
+    assert "gather" in readers and any(kind.startswith("scatter_add") for kind in readers)

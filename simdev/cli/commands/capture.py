@@ -95,11 +95,20 @@ def capture(
         if "step_before_flops" in graph.meta:
             before = graph.meta["step_before_flops"]
             print(f"steps vary: the step before had {before:,} FLOPs of products; choose another by --step")
-    elif "values" in graph.meta:
+    elif is_package_model(step):
+        made = [text.removeprefix("input()->") for text in _input_signatures(graph)]
+        print(f"inputs are made up from the configuration: {', '.join(made) or 'none that the step reads'}")
+    if not is_script and "values" in graph.meta:
         ran = {"forward": "its forward pass", "real": "it"}[graph.meta["values"]]
         print(f"the step depends on values: {ran} ran for real on the given inputs, whose sizes the graph has")
     if "first_call_flops" in graph.meta:
         print(f"the step varies: its first call had {graph.meta['first_call_flops']:,} FLOPs of products")
+
+
+def _input_signatures(graph) -> list[str]:
+    """``input()->i64[4,512]`` for each input of a step."""
+    kinds = [graph.kinds[kind] for kind in graph.op_kind]
+    return [graph.signatures[graph.op_signature[op]] for op, kind in enumerate(kinds) if kind == "input"]
 
 
 def _scale(text: str | None) -> int | None:

@@ -160,8 +160,9 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None, a
     model, optimizers, counted = step.model, optimizers_of(step), Counted()
     with ExitStack() as stack:
         stack.enter_context(_as_captured(model))
-        if "workload" in meta:  # shipped graphs keep their kernels
+        if "workload" in meta:  # shipped graphs keep their kernels and edges
             stack.enter_context(flash_everywhere())
+            tape.keeps_saved = False
         if isinstance(step, CustomStep):
             optimizers, first = _warm_up(step)
         named = named_parameters(model, optimizers)

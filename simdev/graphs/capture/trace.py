@@ -105,6 +105,8 @@ class Tape(TorchDispatchMode):
         self.phase, self.recording, self.updating, self.turn = "forward", True, 0, 0
         self.searching = False  # whether the optimizer at work has a closure
         self.repeated = 0  # FLOPs of products that were not run: copies of what ran for a parameter that is alike
+        self.keeps_saved = True  # whether a tensor that autograd saved lives until its node has run, read or not
+        self._node: tuple = (None, -1, set(), set())  # the node that runs, its last op, what it saved and has not read
         self._counters: set[int] = set()  # storages of step counters of optimizers
         self._value: dict[int, int | None] = {}  # storage -> value; None: allocated, nothing written yet
         self._home: dict[int, int] = {}  # storage of a parameter, buffer or optimiser state -> op of kind parameter
@@ -318,6 +320,26 @@ class Tape(TorchDispatchMode):
             self._write(tensor, op, number)
         for tensor in fresh:
             self._new_value(tensor, number)
+        if phase == "backward" and self.keeps_saved and not op.label:
+            self._hold_saved(op, number)
+
+    def _hold_saved(self, op: Op, number: int) -> None:
+        """Let the last op of a backward node read what autograd saved for the node and no op of it reads: the tensor
+        that was gathered from, say, of which the backward needs the sizes alone."""
+        node = torch._C._current_autograd_node()
+        before, last, saved, added = self._node
+        if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
+            self._node = (None, -1, set(), set())
+            return
+        if before is not node:
+            saved = {self._value.get(self._key(tensor)) for tensor in saved_tensors(node)} - {None}
+            saved = {value for value in saved if not self.values[value].persistent}
+        else:
+            self.ops[last].reads = [value for value in self.ops[last].reads if value not in added]
+        saved -= {*op.reads, *op.makes}
+        added = {value for value in saved if self.values[value].producer < number}
+        op.reads += sorted(added)
+        self._node = (node, number, saved, added)
 
     def _writes_parameter(self, writes) -> bool:
         homes = [self._home.get(self._key(tensor)) for tensor in writes]
@@ -448,6 +470,20 @@ def tensors_in(value):
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors_in(item)
+
+
+def saved_tensors(node):
+    """The tensors that a backward node of PyTorch's own has saved."""
+    for name in _saved_names(type(node)):
+        try:
+            yield from tensors_in(getattr(node, name))
+        except RuntimeError:  # released
+            return
+
+
+@cache
+def _saved_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
 
 
 @cache

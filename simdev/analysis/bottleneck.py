@@ -38,7 +38,7 @@ def bottleneck(
     the transfer, and the readers of ``u`` count as all others do. The lesser of both cases holds for every placement.
     The reversed graph gives the same argument for what is to be done before ``p`` starts.
     """
-    from simdev.analysis.remaining import largest
+    from simdev.analysis.remaining import Edges, Ops, largest
 
     graph = problem.graph
     pairs = problem.costs.pair_class[~np.eye(problem.topology.n_devices, dtype=bool)]
@@ -47,13 +47,13 @@ def bottleneck(
     source, target, sending = graph.edge_source, graph.consumers, quickest[graph.edge_tensor]
     slots = 1 if problem.rules.runtime == "eager" else int(problem.topology.slots.max())
     longest = np.argsort(-fastest, kind="stable")[:LONGEST].astype(np.int64)
-    readers, makers = _edges(source, target, sending, graph.n_ops), _edges(target, source, sending, graph.n_ops)
+    readers = Edges(*_edges(source, target, sending, graph.n_ops))
+    makers = Edges(*_edges(target, source, sending, graph.n_ops))
     value, unit, length = 0.0, graph.unit_of_op.astype(np.int64), fastest.astype(float)
     for early, late, ahead, back in ((head, tail, readers, makers), (tail, head, makers, readers)):
         by_late = np.argsort(-late, kind="stable").astype(np.int64)
-        found = largest(
-            longest, early.astype(float), late.astype(float), by_late, length, unit, share, most, slots, *ahead, *back
-        )
+        ops = Ops(early.astype(float), late.astype(float), length, by_late, unit, share, most, slots)
+        found = largest(longest, ops, ahead, back)
         value = max(value, found)
     return math.ceil(value * MARGIN)
 

@@ -6,6 +6,7 @@ array, because each array that a kernel knows is seven values to its compiler. T
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,12 @@ def _rows(long: str, short: str = "") -> np.dtype:
     return np.dtype(
         [(name, np.int64) for name in long.split()] + [(name, np.int32) for name in short.split()], align=True
     )
+
+
+def _records(length: int, rows: np.dtype) -> np.ndarray:
+    """Zeros. Without Numba's compilation, as for debugging, only a recarray has its columns as attributes."""
+    records = np.zeros(length, rows)
+    return records if os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" else records.view(np.recarray)
 
 
 BASE_OP = _rows("finish ready early_ready late_ready", "complete")
@@ -138,17 +145,17 @@ def new_base_run(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> B
     """Arrays for the record of one run."""
     short, rows = np.uint32, n_ops // EVERY + 1
     return BaseRun(
-        op=np.zeros(n_ops, BASE_OP),
+        op=_records(n_ops, BASE_OP),
         **{name: np.zeros(n_ops, short) for name in ("position", "order", "sequence")},
         arrival=np.zeros(n_edges, np.int64),
-        transfer=np.zeros(n_edges, BASE_TRANSFER),
+        transfer=_records(n_edges, BASE_TRANSFER),
         sent=np.zeros(n_ops + 1, short),
-        device=np.zeros(n_devices + 1, BASE_DEVICE),
+        device=_records(n_devices + 1, BASE_DEVICE),
         channel_end=np.zeros((rows, n_channels), np.int64),
         running=np.zeros((rows, n_devices), short),
         waiting=np.zeros((rows, n_devices), short),
         under_way=np.zeros(rows, short),
-        size=np.zeros(1, BASE_SIZE),
+        size=_records(1, BASE_SIZE),
         **{name: np.zeros(n_ops, short) for name in ("readers", "late_readers", "senders")},
     )
 
@@ -156,9 +163,9 @@ def new_base_run(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> B
 def new_move_work(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> MoveWork:
     """Working arrays of one thread."""
     return MoveWork(
-        op=np.zeros(n_ops, OP),
-        device=np.zeros(n_devices, DEVICE),
-        edge=np.zeros(n_edges, EDGE),
+        op=_records(n_ops, OP),
+        device=_records(n_devices, DEVICE),
+        edge=_records(n_edges, EDGE),
         suspects=np.zeros(n_ops, np.uint32),
         queue=np.zeros(n_ops, np.int64),
         heap=np.zeros(n_ops, np.int64),
@@ -166,7 +173,7 @@ def new_move_work(n_ops: int, n_edges: int, n_devices: int, n_channels: int) -> 
         news=np.zeros(n_ops, np.uint32),
         first_finish=np.zeros(n_devices, np.int64),
         **{name: np.zeros(n_channels, np.int64) for name in ("channel_end", "base_channel_end", "carried_channel_end")},
-        move=np.zeros(1, MOVE),
-        window=np.zeros(1, WINDOW),
-        tally=np.zeros(1, TALLY),
+        move=_records(1, MOVE),
+        window=_records(1, WINDOW),
+        tally=_records(1, TALLY),
     )

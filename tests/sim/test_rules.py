@@ -269,3 +269,15 @@ def test_r11_a_copy_is_issued_with_its_first_consumer(run):
 def test_too_long_a_step_is_refused(run):
     with pytest.raises(InvalidInput, match="2\\*\\*62"):
         run(problem(chain(0, 0), machine(), [2**61, 2**61]), [0, 0])
+
+
+def test_a_tensor_is_freed_once_if_its_reader_and_its_transfer_end_together():
+    """o0 (0 to 2) sends 5 bytes (2 to 17); o1 reads them at home (2 to 17). Then o2 makes 20 bytes."""
+    b = GraphBuilder("tie")
+    made = b.outputs(b.op("o0", "op", outputs=[5]))
+    here = b.outputs(b.op("o1", "op", inputs=made, outputs=[0]))
+    b.op("o2", "op", inputs=here, outputs=[20])
+    b.op("o3", "op", inputs=made)
+    schedule = simulate(problem(b, machine(), [2, 15, 1, 1]), Placement(np.array([0, 0, 0, 1])))
+    assert schedule.op_finish[1] == schedule.transfer_finish[0] == 17
+    assert schedule.peak_bytes.tolist() == [20, 5]

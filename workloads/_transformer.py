@@ -17,7 +17,8 @@ def layer(units: int, heads: int, inner: int, *, causal: bool, eps: float, gelu:
 
         def forward(self, x):
             split = self.query_key_value(x).view(*x.shape[:2], 3, heads, units // heads).permute(2, 0, 3, 1, 4)
-            mixed = scaled_dot_product_attention(*split.unbind(0), is_causal=causal)
+            query, key, value = split.unbind(0)
+            mixed = scaled_dot_product_attention(query, key, value, is_causal=causal)
             return self.output(mixed.transpose(1, 2).reshape(x.shape))
 
     class Layer(nn.Module):

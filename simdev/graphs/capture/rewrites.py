@@ -16,11 +16,12 @@ from simdev.graphs.capture.autocast import gpu_autocast
 
 
 @contextmanager
-def as_on_gpu(*, cpu_kernels: bool = False):
+def as_on_gpu(*, cpu_kernels: bool = False, ranks: bool = False):
     """Code that asks for an accelerator runs on CPU tensors as it would run there.
 
     ``cpu_kernels`` lets convolutions use the CPU's fast kernels: for steps that run for real and have no recurrent
-    layer, for which the CPU has an op of its own.
+    layer, for which the CPU has an op of its own. With ``ranks`` the step is one of many: process groups and
+    ``DistributedDataParallel`` stay what they are.
     """
     with ExitStack() as stack:
         stack.enter_context(gpu_autocast())
@@ -30,7 +31,8 @@ def as_on_gpu(*, cpu_kernels: bool = False):
         stack.enter_context(grouped_products())
         stack.enter_context(_copies_of_fakes())
         stack.enter_context(no_accelerator())
-        stack.enter_context(one_replica())
+        if not ranks:
+            stack.enter_context(one_replica())
         yield
 
 

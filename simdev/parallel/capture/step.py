@@ -157,7 +157,7 @@ class _RankRun:
             warnings.catch_warnings(),
             FakeTensorMode(allow_non_fake_inputs=True),
             fake_construction(),
-            as_on_gpu(),
+            as_on_gpu(ranks=True),
             recordable(self.chunks),
         ):
             warnings.simplefilter("ignore")

@@ -294,7 +294,7 @@ def readers(folder: Path) -> list[Reader]:
         Reader("results", "results.csv", board["results.csv"], mutate_csv, _beside(folder / "board", _read_results)),
         Reader("curves", "curves.csv", board["curves.csv"], mutate_csv, _read_curves),
         Reader("plans", "plans.csv", seeds.plans_csv(folder / "plans"), mutate_csv, _read_plans),
-        Reader("configuration", "config.json", seeds.json_bytes(seeds.CONFIGURATION), mutate_json, _readconfiguration),
+        Reader("configuration", "config.json", seeds.json_bytes(seeds.CONFIGURATION), mutate_json, _read_configuration),
         Reader("journal", "journal.jsonl", board["journal.jsonl"], mutate_json, _read_journal),
         Reader("submission", "board.zip", board["board.zip"], mutate_submission, _read_submission),
         Reader("placement", "a.json", seeds.json_bytes({"graph": "chain", "topology": "p100x2", "devices": [0, 0, 1]}),
@@ -397,7 +397,7 @@ def _read_plans(path: Path) -> None:
         json.dumps(page_data([path.parent]), allow_nan=False)
 
 
-def _readconfiguration(path: Path) -> None:
+def _read_configuration(path: Path) -> None:
     from simdev.files import read_json
     from simdev.parallel.hugging_face import configuration
 

@@ -578,7 +578,7 @@ def _on_gpu() -> Iterator[None]:
     from simdev.graphs.capture.rewrites import as_on_gpu
     from simdev.parallel.capture.packages import unpacked
 
-    with warnings.catch_warnings(), as_on_gpu(), unpacked():
+    with warnings.catch_warnings(), as_on_gpu(ranks=True), unpacked():
         warnings.simplefilter("ignore")
         yield
 

@@ -128,7 +128,7 @@ def _make(model: PlainModel) -> TrainingStep:
         if not callable(build):
             raise InvalidInput("no such function", source=path, field=function)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), fake_construction(), as_on_gpu():
+        with FakeTensorMode(allow_non_fake_inputs=True), fake_construction(), as_on_gpu(ranks=True):
             step = build()
     except SimdevError:
         raise
@@ -280,7 +280,7 @@ def on_gpu() -> Iterator[None]:
     """What a stage of a plain model runs inside: kernels as a GPU chooses them, and no warnings of the libraries."""
     from simdev.graphs.capture.rewrites import as_on_gpu
 
-    with warnings.catch_warnings(), as_on_gpu():
+    with warnings.catch_warnings(), as_on_gpu(ranks=True):
         warnings.simplefilter("ignore")
         yield
 

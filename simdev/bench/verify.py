@@ -34,6 +34,7 @@ from simdev.bench.submission import unpacked
 from simdev.bench.work import one_line
 from simdev.bench.workers import Limits
 from simdev.errors import Infeasible, InvalidInput, SimdevError, UnknownName, shortened
+from simdev.parallel.capture import kept
 from simdev.placers import registry
 from simdev.placers.placer import PlacerSpec
 from simdev.problem.placement_file import placement_file, stored_placement
@@ -82,10 +83,11 @@ def verify(
     folder = Path(folder)
     named = frozenset(registry.parse_id(entry)[0] for entry in placers)
     check = Check(engine, rerun, named, folder.is_file(), limits)
-    if check.foreign:
-        with unpacked(folder) as inside:
-            return _verify(inside, check, sample, jobs, on_row, on_skip, on_rows, on_note)
-    return _verify(folder, check, sample, jobs, on_row, on_skip, on_rows, on_note)
+    with kept.apart():  # what a rank executes is captured anew, not read from the user's cache
+        if check.foreign:
+            with unpacked(folder) as inside:
+                return _verify(inside, check, sample, jobs, on_row, on_skip, on_rows, on_note)
+        return _verify(folder, check, sample, jobs, on_row, on_skip, on_rows, on_note)
 
 
 def _verify(folder: Path, check: Check, sample, jobs, on_row, on_skip, on_rows, on_note) -> list[Difference]:

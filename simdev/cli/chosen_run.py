@@ -9,7 +9,6 @@ import typer
 
 from simdev.cli import completion
 from simdev.errors import InvalidInput, UnknownName
-from simdev.problem.placement_file import placement_file, stored_placement
 
 RunArgument = Annotated[Path, typer.Argument(help="Result folder of a bench, or placement file.")]
 WorkloadOption = Annotated[
@@ -64,6 +63,7 @@ def _best_row(folder: Path, workload: str | None, topology: str | None, placer: 
 
 def _stored(folder: Path, row):
     from simdev.bench import stored
+    from simdev.problem.placement_file import placement_file, stored_placement
 
     problem = stored.stored_problem(folder, row)
     placement = stored_placement(folder, row.placement)

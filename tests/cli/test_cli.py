@@ -139,7 +139,7 @@ def test_help_loads_nothing_heavy():
 def test_list(simdev):
     code, out, _ = simdev("list", "--json")
     listing = json.loads(out)
-    assert code == 0 and {"workloads", "topologies", "placers", "planners"} == set(listing)
+    assert code == 0 and {"workloads", "topologies", "placers", "planners", "models"} == set(listing)
     assert "single-gpu" in [line["name"] for line in listing["placers"]]
     assert "single-gpu" in simdev("list", "placers")[1]
 
@@ -416,17 +416,18 @@ def test_unwritable_places(simdev, graph, tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_loses_nothing(simdev, graph, tmp_path):
-    options = ("bench", "-w", graph, "-t", "p100x2", "-o", tmp_path)
+    out = tmp_path / "out"
+    options = ("bench", "-w", graph, "-t", "p100x2", "-o", out)
     simdev(*options, "-p", "single-gpu")
-    table = (tmp_path / "results.csv").read_bytes()
-    kept = (tmp_path / "journal.jsonl").rename(tmp_path / "kept.jsonl")
-    (tmp_path / "journal.jsonl").symlink_to("/dev/full")
+    table = (out / "results.csv").read_bytes()
+    kept = (out / "journal.jsonl").rename(tmp_path / "kept.jsonl")
+    (out / "journal.jsonl").symlink_to("/dev/full")
     assert_refused(simdev(*options, "-p", "single-cpu"), "journal.jsonl: No space left")
-    assert (tmp_path / "results.csv").read_bytes() == table
-    (tmp_path / "journal.jsonl").unlink()
-    kept.rename(tmp_path / "journal.jsonl")
+    assert (out / "results.csv").read_bytes() == table
+    (out / "journal.jsonl").unlink()
+    kept.rename(out / "journal.jsonl")
     assert simdev(*options, "-p", "single-cpu")[0] == 0
-    assert simdev("verify", tmp_path, "--engine", "fast")[0] == 0
+    assert simdev("verify", out, "--engine", "fast")[0] == 0
     assert_refused(simdev("place", graph, "p100x2", "-p", "single-gpu", "-o", "/dev/full"), "/dev/full: No space left")
 
 

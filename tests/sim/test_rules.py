@@ -281,3 +281,22 @@ def test_a_tensor_is_freed_once_if_its_reader_and_its_transfer_end_together():
     schedule = simulate(problem(b, machine(), [2, 15, 1, 1]), Placement(np.array([0, 0, 0, 1])))
     assert schedule.op_finish[1] == schedule.transfer_finish[0] == 17
     assert schedule.peak_bytes.tolist() == [20, 5]
+
+
+def test_r8_the_op_that_fills_the_memory_is_not_at_fault():
+    """Two ops start at once: the first fills the 10 bytes, the second exceeds them."""
+    b = GraphBuilder("full")
+    b.op("o0", "op", outputs=[10])
+    b.op("o1", "op", outputs=[5])
+    schedule = simulate(problem(b, machine(1, memory=10, slots=2), [2, 2]), Placement(np.zeros(2, int)))
+    assert schedule.peak_bytes.tolist() == [15] and schedule.overflow_op.tolist() == [1]
+
+
+def test_r1_under_priority_an_op_that_becomes_ready_waits_for_the_busy_device():
+    """o0 on d1 (0 to 1) sends 5 bytes to d0 (1 to 16), where o1 runs until 20; then o2 runs."""
+    b = GraphBuilder("busy")
+    made = b.outputs(b.op("o0", "op", outputs=[5]))
+    b.op("o1", "op")
+    b.op("o2", "op", inputs=made)
+    p = problem(b, machine(), [1, 20, 3], rules=Rules("priority"))
+    assert simulate(p, Placement(np.array([1, 0, 0]))).op_start.tolist() == [0, 0, 20]

@@ -143,3 +143,11 @@ def test_large_bounds_from_loads_keep_24_bits():
     bound = next(bound for bound in lower_bounds(p) if bound.method == "load")
     assert bound.ns % 2**17 == 0
     assert 0 <= 3 * (2**40 + 2**39 + 12345) / 2 - bound.ns < 2**18
+
+
+def test_of_equal_paths_the_critical_one_has_the_lowest_numbers():
+    b = GraphBuilder("fork")
+    made = b.outputs(b.op("o0", "op", outputs=[0]))
+    b.op("o1", "op", inputs=made)
+    b.op("o2", "op", inputs=made)
+    assert critical_path(b.build(), np.array([1, 2, 2])).tolist() == [0, 1]

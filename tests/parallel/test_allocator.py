@@ -58,3 +58,22 @@ def test_totals_return_to_nothing_and_reserved_memory_stays():
     assert allocator.allocated_bytes == 0 and allocator.reserved_bytes == allocator.peak_reserved_bytes
     allocator.replay(events)
     assert allocator.reserved_bytes == allocator.peak_reserved_bytes  # a second round reserves nothing
+
+
+def test_a_rest_of_one_mebibyte_stays_with_its_block():
+    allocator = CachingAllocator()
+    allocator.replay([("a", 11 << 20, 0)])
+    assert allocator.reserved_bytes == allocator.allocated_bytes == 12 << 20
+
+
+def test_segments_are_given_back_only_if_the_limit_would_be_exceeded():
+    for limit, reserved in ((14 << 20, 14 << 20), ((14 << 20) - 1, 12 << 20)):
+        allocator = CachingAllocator(limit)
+        allocator.replay([("small", 1024, 0), ("small", 0, 0), ("large", 12 << 20, 0)])
+        assert allocator.reserved_bytes == reserved
+
+
+def test_a_segment_of_which_a_part_is_held_is_not_given_back():
+    allocator = CachingAllocator(30 * MIB)
+    allocator.replay([("a", 5 * MIB, 0), ("b", 5 * MIB, 0), ("a", 0, 0), ("c", 16 * MIB, 0)])
+    assert allocator.reserved_bytes == 36 * MIB

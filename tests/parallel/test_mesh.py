@@ -27,3 +27,7 @@ def test_the_lines_of_an_axis_are_its_communicators():
 def test_a_communicator_names_its_axes(axes):
     mesh = Mesh({"dp_shard": 2, "tp": 3})
     assert all(mesh.axes_of(line) == axes for line in mesh.lines(axes))
+
+
+def test_ranks_of_expert_parallelism_hold_different_tokens():
+    assert Mesh({"dp_replicate": 3, "dp_shard": 2, "ep": 4, "tp": 5}).replicas == 24

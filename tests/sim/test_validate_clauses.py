@@ -87,6 +87,8 @@ def test_when_a_transfer_may_start():
     rejected(pair(), "does not take its duration", transfer_finish=[17])
     late = dict(transfer_start=[4], transfer_finish=[19], op_start=[0, 19], op_finish=[3, 23], step_ns=23)
     rejected(pair(), "starts later than its channels allow", **late)
+    second = dict(transfer_start=[2, 23], transfer_finish=[22, 43], op_start=[0, 2, 22, 43], op_finish=[2, 4, 23, 44])
+    rejected(two_sends(), "starts later than its channels allow", **second, step_ns=44)
     rejected(pair(Rules(contention="none")), "waits for nothing", **late)
     rejected(pair(Rules(contention="fair")), "waits under fair contention", **late)
 

@@ -81,7 +81,6 @@ MUTANTS = {
         (
             "held_up[after] |= s.transfer_start[after] == s.transfer_finish[before]",
             "held_up[after] |= s.transfer_start[after] >= s.transfer_finish[before]",
-            "the transfer drawn alone on its channel still shows a late start; a late second one is not drawn",
         ),
         ('self.fail_where("R1", s.op_start < 0,', 'self.fail_where("R1", s.op_start < -1,'),
         ("if np.any(np.diff(made) <= 0):", "if np.any(np.diff(made) < 0):"),

@@ -33,7 +33,7 @@ LACKING = {  # sizes without which the defaults of a kind build no model
     "ministral": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 6},
-    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6},
+    "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2},
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
 }
 LIMIT_S = 20  # processor time for one kind

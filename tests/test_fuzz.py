@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 NAMES = (
-    "results", "curves", "journal", "submission", "placement", "placement file", "topology", "device file",
+    "results", "curves", "journal", "submission", "placement", "topology", "device file",
     "device trees", "measured costs", "measured costs json", "kineto", "kineto tar", "manifest", "policy header",
     "load problem", "import npz", "import json", "import csv", "import networkx", "import pipedream",
     "import dnn-partitioning", "import piper", "import baechi", "import cost-graph", "import execution-trace",
@@ -17,6 +17,9 @@ NAMES = (
     "label figures", "workbook", "kernel tables openxla", "kernel tables vidur", "kernel tables llmcompass",
     "kernel tables eleutherai", "training runs llm-foundry", "training runs torchtitan", "training runs vtrain",
     "comparison", "measured profile", "op signatures", "recorder steps", "kept capture",
+    "configuration",
+    "placements",
+    "plans",
 )  # fmt: skip
 # The number of files for each reader. More by hand: SIMDEV_FUZZ=10000 pytest tests/test_fuzz.py
 EXAMPLES = int(os.environ.get("SIMDEV_FUZZ", "30"))

@@ -158,10 +158,10 @@ def test_imitation_lowers_its_loss_and_the_policy_then_does_as_the_teacher():
 
 
 def test_imitation_is_left_out_where_a_policy_is_given(tmp_path, monkeypatch):
-    from simdev.baselines.rl import doppler
+    from simdev.baselines.rl import _train
 
     seen = []
-    monkeypatch.setattr(doppler, "search", lambda learner, *_, **__: seen.append(learner.step.__self__.imitation))
+    monkeypatch.setattr(_train, "search", lambda learner, *_, **__: seen.append(learner.step.__self__.imitation))
     save_policy(tmp_path, {"placer": "doppler", "version": 2, "settings": {}}, {"a": np.zeros(1, np.float32)})
     spec, _ = find_placer("doppler")
     for policy in ("", str(tmp_path)):

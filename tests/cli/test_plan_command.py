@@ -1,7 +1,6 @@
 """``simdev plan``: the table, JSON, the configuration, and mistakes that are named."""
 
 import json
-import tomllib
 
 import pytest
 from typer.testing import CliRunner
@@ -19,9 +18,9 @@ def run(*arguments):
 
 def test_the_best_plans_and_a_configuration(tmp_path):
     pytest.importorskip("torch")
-    out = tmp_path / "plan.toml"
+    out = tmp_path / "run.sh"
     common = ["plan", MODEL, "dgx-a100", "--batch", "16", "--microbatch", "1", "--recompute", "none", "-j", "1"]
-    done = run(*common, "--json", "--price", "2", "--write", "torchtitan", "--out", str(out))
+    done = run(*common, "--json", "--price", "2", "--write", "megatron", "--out", str(out))
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     best = found["plans"][0]
@@ -30,10 +29,9 @@ def test_the_best_plans_and_a_configuration(tmp_path):
     assert 0 < best["bound_s"] <= best["step_time_s"] and 0 < best["mfu"] < 1
     tokens = 3600 * best["tokens_per_s_per_gpu"]  # that one GPU processes for two dollars
     assert best["dollars_per_million_tokens"] == pytest.approx(2e6 / tokens) and found["plans"][1]["why"]
-    degrees = tomllib.loads(out.read_text())["parallelism"]
-    sizes = best["plan"]["mesh"]
-    assert degrees["tensor_parallel_degree"] == sizes.get("tp", 1)
-    assert degrees["data_parallel_replicate_degree"] == sizes.get("dp_replicate", 1)
+    sizes, written = best["plan"]["mesh"], out.read_text()
+    assert f"--tensor-model-parallel-size {sizes.get('tp', 1)} " in written
+    assert f"--pipeline-model-parallel-size {sizes.get('pp', 1)} " in written
     text = run(*common)
     assert "tokens/s/GPU" in text.stdout and "What would help" in text.stdout
     assert best["name"] in text.stdout
@@ -43,7 +41,7 @@ def test_the_best_plans_and_a_configuration(tmp_path):
     "more, message",
     [
         (["--planner", "megaton"], "megatron"),
-        (["--write", "pytorch"], "torchtitan"),
+        (["--write", "titan"], "torchtitan"),
         (["--microbatch", "two"], "--microbatch"),
         (["--batch", "0"], "batch"),
         (["--framework", "fast"], "framework"),

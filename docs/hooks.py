@@ -25,6 +25,7 @@ FILES = {
     "architecture.md": "ARCHITECTURE.md",
     "contributing.md": "CONTRIBUTING.md",
     "changes.md": "CHANGELOG.md",
+    "releasing.md": "RELEASING.md",
 }
 # The modules that users import, by room; an empty name is the room itself.
 PUBLIC = {

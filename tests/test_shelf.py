@@ -111,6 +111,8 @@ def test_mistakes_name_the_entry(file, entry, message):
     ],
 )
 def test_a_file_that_registers_nothing_is_named(tmp_path, find, said):
+    if find is find_model:
+        pytest.importorskip("torch")
     (tmp_path / "empty.py").write_text("x = 1")
     with pytest.raises(InvalidInput, match=f"empty.py: {said}"):
         find(f"{tmp_path / 'empty.py'}:mine")

@@ -255,7 +255,8 @@ def several(browser, tmp_path):
     plans = []
     for number, planner in enumerate(("megatron", "search"), 1):
         plan = json.dumps(Choice(Mesh({"tp": number, "dp_shard": 8})).to_json())
-        key = ("llama3-8b", "dgx-h100[nodes=2]", 64, "eager", "{}", planner, 1, "{}", 100, 0)
+        choices = '{"microbatches": [1], "recomputes": ["none"]}'
+        key = ("llama3-8b", "dgx-h100[nodes=2]", 64, "eager", choices, planner, 1, "{}", 100, 0)
         figures = {"step_ns": 10**9 * number, "bound_ns": 8 * 10**8, "peak_bytes": 2**36, "evaluations": 3}
         plans.append(PlanRow(*key, "ok", plan=plan, **figures))
     write_plan_rows(tmp_path / "plans", plans)

@@ -74,7 +74,8 @@ def write(tmp_path, monkeypatch):
 
 
 def losses(path, ranks):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), path.name]
+    launcher = ["-m", "torch.distributed.run", "--standalone"]  # on a free port: other tests may run such a job, too
+    command = [sys.executable, *launcher, "--nproc-per-node", str(ranks), path.name]
     done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if "loss" in line]

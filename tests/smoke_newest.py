@@ -37,7 +37,7 @@ GPT = "transformers:GPT2LMHeadModel[n_layer=2,n_embd=32,n_head=2,vocab_size=50,n
 TRIED = {
     ("simulate", "inception-v3", "p100x4", "--placer", "heft"): r"[\d,.]+ ms",
     ("simulate", "transformer-xl-2", "p100x2", "--placer", "gdp-batch"): r"[\d,.]+ ms",
-    ("simulate", "transformer-xl-2", "p100x2", "--placer", "giph", "-b", "evaluations=20"): r"[\d,.]+ ms",
+    ("place", "transformer-xl-2", "p100x2", "-p", "giph", "--evaluations", "20", "-o", "giph.json"): r"[\d,.]+ ms",
     ("capture", "step.py:make_step", "-o", "step.npz"): r"\d+ ops.*",
     ("simulate", "step.npz", "p100x4", "--placer", "m-etf"): r"[\d,.]+ ms",
     ("capture", GPT, "-o", "gpt.npz"): r"\d+ ops.*",

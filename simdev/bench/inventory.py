@@ -145,7 +145,7 @@ def _journal(folder: Path, found: list[Row | PlanRow], note: Note) -> Iterator[D
     entries, torn = journal.read_journal(path)
     if torn:
         note("journal.jsonl: its last line was cut short")
-    told: dict[tuple, tuple[Row | PlanRow, list]] = {}
+    journalled: dict[tuple, tuple[Row | PlanRow, list]] = {}
     bounds: dict[tuple, tuple] = {}
     for entry in entries:
         if entry["kind"] == "bound":
@@ -153,11 +153,11 @@ def _journal(folder: Path, found: list[Row | PlanRow], note: Note) -> Iterator[D
             bounds[of] = ns, method
         else:
             row, curve = journal.read_row(entry, path)
-            told[row.key] = row, curve
+            journalled[row.key] = row, curve
     there = {row.key: row for row in found}
-    for key in sorted(told.keys() ^ there.keys(), key=str):
+    for key in sorted(journalled.keys() ^ there.keys(), key=str):
         title = shortened(" ".join(map(str, key)), 200)
-        where = "only in the journal" if key in told else "not in the journal"
+        where = "only in the journal" if key in journalled else "not in the journal"
         yield Difference(f"journal.jsonl: {title}", "", "", where)
     curves = {
         key: points
@@ -165,9 +165,9 @@ def _journal(folder: Path, found: list[Row | PlanRow], note: Note) -> Iterator[D
         if (folder / name).is_file()
         for key, points in journal.read_curves(folder / name).items()
     }
-    for key in told.keys() & there.keys():
+    for key in journalled.keys() & there.keys():
         title = f"journal.jsonl: {shortened(' '.join(map(str, key)), 200)}"
-        row, curve = told[key]
+        row, curve = journalled[key]
         cells = there[key].cells()
         yield from compare(title, row.cells(), cells, tuple(cells))
         shown = [(used, f"{seconds:.3f}", ns) for used, seconds, ns in curve]

@@ -165,13 +165,19 @@ def train_step(model, loss, optimizer, inputs):
     return total
 
 
-if __name__ == "__main__":
-    dist.init_process_group()
+def main():
+    """Three steps."""
     parts = build()
     for number in range(3):
         value = train_step(*parts)
         dist.all_reduce(value)
         if dist.get_rank() == 0:
             print(f"step {number}: loss {value.item() / dist.get_world_size():.12g}")
+    dist.barrier()  # a rank that left now would break off what the others still send
+
+
+if __name__ == "__main__":
+    dist.init_process_group()
+    main()
     dist.destroy_process_group()
 '''

@@ -107,7 +107,6 @@ BLOCKS = '''def lists_of_blocks(model):
             inside |= {part for block in module for part in block.modules()}
     return found
 
-
 '''
 SPREAD = '''def spread(model, mesh):
     """Recompute and shard (or replicate) each block and the model, in place."""
@@ -129,7 +128,6 @@ def batches(inputs):
     for number in range(MICROBATCHES):
         first = (dist.get_rank() * MICROBATCHES + number) * MICROBATCH
         yield [x[torch.arange(first, first + MICROBATCH) % len(x)] for x in inputs]
-
 
 '''
 MAIN = '''def build():
@@ -165,19 +163,15 @@ def train_step(model, loss, optimizer, inputs):
     return total
 
 
-def main():
-    """Three steps."""
+if __name__ == "__main__":
+    dist.init_process_group()
     parts = build()
     for number in range(3):
         value = train_step(*parts)
         dist.all_reduce(value)
         if dist.get_rank() == 0:
             print(f"step {number}: loss {value.item() / dist.get_world_size():.12g}")
-    dist.barrier()  # a rank that left now would break off what the others still send
-
-
-if __name__ == "__main__":
-    dist.init_process_group()
-    main()
+    del parts, value  # before the interpreter ends: gloo's threads must not be the last to hold a tensor
+    dist.barrier()
     dist.destroy_process_group()
 '''

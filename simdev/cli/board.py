@@ -12,6 +12,15 @@ if TYPE_CHECKING:
 from simdev.cli.tables import print_table
 
 
+def board_answer(rows: list[Row | PlanRow]) -> dict:
+    """What ``--json`` prints of a board: the ranking, and the best result of each case."""
+    from simdev.bench import score
+    from simdev.bench.plan_rows import as_row
+
+    found = list(map(as_row, rows))
+    return {"ranking": score.ranking(found), "leaderboard": score.leaderboard(found)}
+
+
 def print_board(rows: list[Row | PlanRow], out: Path) -> None:
     """The tables of rows of placers, of planners, or of both."""
     from simdev.bench.plan_rows import as_row

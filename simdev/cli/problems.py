@@ -33,3 +33,9 @@ def run_placer(problem, entry: str | None, evaluations: int, seed: int, **more):
     check_feasible(problem)
     budget = Budget(problem, evaluations=evaluations)
     return spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **{**params, **more})
+
+
+def graph_figures(graph, out) -> tuple[dict, str]:
+    """What a command that wrote ``graph`` to the file ``out`` says: its sizes, as facts and as a line."""
+    facts = {"written": [str(out)], "ops": graph.n_ops, "tensors": graph.n_tensors, "edges": graph.n_edges}
+    return facts, f"{out}: {graph.n_ops} ops, {graph.n_tensors} tensors, {graph.n_edges} edges"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from simdev.cli.tables import print_json
 
 
 def print_schedule(problem, placement, schedule, as_json: bool) -> None:
@@ -29,7 +29,7 @@ def print_schedule(problem, placement, schedule, as_json: bool) -> None:
         },
     }
     if as_json:
-        print(json.dumps(report, indent=1))
+        print_json(report)
         return
     verdict = "" if schedule.feasible else f"  OUT OF MEMORY by bytes {report['overflow']}"
     print(f"{problem.graph.name} on {problem.topology.name}: {schedule.step_ns / 1e6:.3f} ms{verdict}")

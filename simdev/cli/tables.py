@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -21,7 +23,37 @@ def print_figures(
             print(", ".join(map(str, written)))
         return
     rows = [dict(zip(header, map(_value, line), strict=True)) for line in lines]
-    print(json.dumps({"rows": rows, **more, **({"written": [str(path) for path in written]} if written else {})}))
+    print_json({"rows": rows, **more, **({"written": [str(path) for path in written]} if written else {})})
+
+
+def read_figures(path: Path) -> list[dict]:
+    """The rows of a CSV file, with cells as :func:`print_figures` gives them."""
+    from simdev.files import open_text, table_errors
+
+    with open_text(path) as file, table_errors(path):
+        return [{name: _value(cell or "") for name, cell in line.items()} for line in csv.DictReader(file)]
+
+
+def print_answer(facts: dict, lines: Iterable[str], as_json: bool) -> None:
+    """The ``facts`` of an answer as JSON, or the ``lines`` that say them."""
+    if as_json:
+        print_json(facts)
+        return
+    for line in lines:
+        print(line)
+
+
+def print_json(document: object) -> None:
+    """``document`` as JSON: what every ``--json`` prints. Numbers that JSON lacks (infinity, NaN) become null."""
+    print(json.dumps(_finite(document), indent=1, allow_nan=False))
+
+
+def _finite(value):
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_finite, value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _value(cell: str) -> float | str | None:

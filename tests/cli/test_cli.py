@@ -81,16 +81,35 @@ def test_studies_stand_under_study_and_an_old_name_says_so(simdev):
         assert_refused(simdev(name, "--help"), f"simdev {name} is now simdev study {name}")
 
 
-@pytest.mark.parametrize("words", [("study", "reproduce"), ()])
-def test_commands_that_print_figures_print_json(words):
-    """Every command but those that write pictures, graphs or policies, or only run others."""
+def test_every_command_prints_json():
     from simdev.cli.app import app, study
 
-    group = study if words else app
-    without = {"bench", "capture", "import", "profile", "reproduce", "submit", "train", "view"}
-    for entry in group.registered_commands:
-        takes = "as_json" in inspect.signature(entry.callback).parameters
-        assert takes or entry.name in without, entry.name
+    for entry in [*app.registered_commands, *study.registered_commands]:
+        option = inspect.signature(entry.callback).parameters.get("as_json")
+        assert option is not None and option.default is False, f"{entry.name} has no --json"
+
+
+def test_json_of_a_bench_its_archive_and_its_pictures(simdev, graph, tmp_path):
+    out, archive, picture, page = (tmp_path / name for name in ("out", "out.zip", "run.svg", "page.html"))
+    code, text, _ = simdev("bench", "-w", graph, "-t", "p100x2", "-p", "single-gpu", "-o", out, "--json")
+    board = json.loads(text)
+    assert code == 0 and board["ranking"][0]["placer"] == "single-gpu" and len(board["leaderboard"]) == 1
+    assert json.loads(simdev("leaderboard", out, "--json")[1]) == board
+    packed = json.loads(simdev("submit", out, "-o", archive, "--json")[1])
+    assert packed == {"written": [str(archive)], "rows": 1}
+    seconds = float(board["leaderboard"][0]["step_time_s"])
+    drawn = json.loads(simdev("view", out, "-o", picture, "--json")[1])
+    assert drawn == {"written": [str(picture)], "step_time_s": pytest.approx(seconds)}
+    assert json.loads(simdev("leaderboard", out, "--html", page, "--json")[1]) == {"written": [str(page)]}
+
+
+def test_json_has_no_infinity(capsys):
+    from simdev.cli.tables import print_answer
+
+    print_answer({"a": float("inf"), "b": [float("nan"), 1.5]}, ["text"], True)
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5]}
+    print_answer({"a": 1}, ["one", "two"], False)
+    assert capsys.readouterr().out == "one\ntwo\n"
 
 
 def test_a_table_is_json_with_numbers(capsys):
@@ -457,8 +476,10 @@ def test_import_a_graph_with_its_times(simdev, tmp_path):
     source, out, costs = (tmp_path / name for name in ("tiny.json", "tiny.npz", "costs.json"))
     ops = [{"name": "a", "kind": "mm", "outputs": [8], "ns": {"p100-pcie": 5_000_000}}, {"name": "b", "kind": "relu"}]
     source.write_text(json.dumps({"ops": [ops[0], {**ops[1], "inputs": ["a"]}]}))
-    code, _, errors = simdev("import", source, "-o", out, "--costs", costs)
+    code, said, errors = simdev("import", source, "-o", out, "--costs", costs, "--json")
     assert code == 0 and load_graph(out).n_ops == 2, errors
+    sizes = {"ops": 2, "tensors": 1, "edges": 1}
+    assert json.loads(said) == {"written": [str(out), str(costs)], **sizes, "measured_on": ["p100-pcie"]}
     plain, measured = (
         json.loads(simdev("simulate", out, "p100x2", "-p", "single-gpu", "--json", *more)[1])
         for more in ((), ("--costs", costs))

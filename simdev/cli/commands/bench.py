@@ -12,7 +12,7 @@ import typer
 
 from simdev.cli import completion
 from simdev.cli.app import BENCHMARK, command
-from simdev.cli.board import print_board
+from simdev.cli.board import board_answer, print_board
 from simdev.cli.options import (
     Aim,
     Backend,
@@ -20,6 +20,7 @@ from simdev.cli.options import (
     Contention,
     ContentionOption,
     FrameworkOption,
+    JsonOption,
     Order,
     OrderOption,
     Runtime,
@@ -29,6 +30,7 @@ from simdev.cli.options import (
     given,
     positive,
 )
+from simdev.cli.tables import print_json
 from simdev.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ def bench(
     retry: Annotated[bool, typer.Option("--retry", help="Execute runs again that failed or were skipped.")] = False,
     backend: BackendOption = Backend.local,
     scheduler: SchedulerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Run placers on workloads and machines, or planners on models and clusters.
 
@@ -153,6 +156,9 @@ def bench(
         except Incomplete as error:
             print(f"simdev: {error}", file=sys.stderr)
             raise typer.Exit(3) from None
+    if as_json:
+        print_json(board_answer(found))
+        return
     print_board(found, out)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Annotated
 
@@ -22,6 +21,7 @@ from simdev.cli.options import (
     TopologyArgument,
 )
 from simdev.cli.problems import build_problem
+from simdev.cli.tables import print_json
 from simdev.errors import InvalidInput
 
 
@@ -47,7 +47,7 @@ def bound(
     best = max(found, key=lambda bound: bound.ns)
     if as_json:
         each = [{"lower_bound_s": bound.ns / 1e9, "method": bound.method} for bound in found]
-        print(json.dumps({"lower_bound_s": best.ns / 1e9, "method": best.method, "bounds": each}))
+        print_json({"lower_bound_s": best.ns / 1e9, "method": best.method, "bounds": each})
         return
     print(f"lower bound {best.ns / 1e6:.3f} ms ({best.method})")
     for bound in found:

@@ -7,8 +7,13 @@ from typing import Annotated
 import typer
 
 from simdev.cli.app import OWN, command
-from simdev.cli.options import OutOption
+from simdev.cli.options import JsonOption, OutOption
+from simdev.cli.problems import graph_figures
+from simdev.cli.tables import print_answer
 from simdev.errors import InvalidInput
+
+# What a captured graph holds about its step, besides its ops.
+FIGURES = ("precision_of_classes", "compiled", "recomputed_ops", "step_before_flops", "first_call_flops", "values")
 
 
 @command("capture", topic=OWN)
@@ -45,6 +50,7 @@ def capture(
     allow_empty: Annotated[
         bool, typer.Option("--allow-empty", help="Accept a graph without a matrix product or without an update.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Turn a step of a PyTorch model into a graph file.
 
@@ -59,7 +65,7 @@ def capture(
     if not is_script and (arguments or scale):
         raise InvalidInput("arguments after -- and --scale are for scripts (train.py)", source=step)
     if mesh is not None:
-        _capture_ranks(step, out, mesh, name, mode, batch, length, compiled)
+        _capture_ranks(step, out, mesh, name, mode, batch, length, compiled, as_json)
         return
     from simdev.graphs.capture import capture_file, capture_package, capture_script, is_package_model
     from simdev.problem.graph_file import save_graph
@@ -84,25 +90,30 @@ def capture(
     save_graph(graph, out)
     from simdev.graphs.capture.precision import precision_text  # imports PyTorch, which the capture has found
 
-    print(f"{out}: {graph.n_ops} ops, {graph.n_tensors} tensors, {graph.n_edges} edges")
+    facts, line = graph_figures(graph, out)
+    lines = [line]
     if compiled:
-        _print_fused(eager, graph)
-    print(f"precision: {precision_text(graph.meta['precision_of_classes'])}")
+        lines += _fused(eager, graph)
+    lines.append(f"precision: {precision_text(graph.meta['precision_of_classes'])}")
     if "recomputed_ops" in graph.meta:
-        print(f"recomputed: {graph.meta['recomputed_ops']} ops of the forward pass run again in the backward pass")
+        lines.append(
+            f"recomputed: {graph.meta['recomputed_ops']} ops of the forward pass run again in the backward pass"
+        )
     if is_script:
-        print(f"step {at_step} of {step}, which ends with a step of {graph.meta['marked_by']}; it ran for real")
+        lines.append(f"step {at_step} of {step}, which ends with a step of {graph.meta['marked_by']}; it ran for real")
         if "step_before_flops" in graph.meta:
             before = graph.meta["step_before_flops"]
-            print(f"steps vary: the step before had {before:,} FLOPs of products; choose another by --step")
+            lines.append(f"steps vary: the step before had {before:,} FLOPs of products; choose another by --step")
     elif is_package_model(step):
         made = [text.removeprefix("input()->") for text in _input_signatures(graph)]
-        print(f"inputs are made up from the configuration: {', '.join(made) or 'none that the step reads'}")
+        lines.append(f"inputs are made up from the configuration: {', '.join(made) or 'none that the step reads'}")
     if not is_script and "values" in graph.meta:
         ran = {"forward": "its forward pass", "real": "it"}[graph.meta["values"]]
-        print(f"the step depends on values: {ran} ran for real on the given inputs, whose sizes the graph has")
+        lines.append(f"the step depends on values: {ran} ran for real on the given inputs, whose sizes the graph has")
     if "first_call_flops" in graph.meta:
-        print(f"the step varies: its first call had {graph.meta['first_call_flops']:,} FLOPs of products")
+        lines.append(f"the step varies: its first call had {graph.meta['first_call_flops']:,} FLOPs of products")
+    figures = {name: graph.meta[name] for name in FIGURES if name in graph.meta}
+    print_answer({**facts, **figures, "notes": lines[1:]}, lines, as_json)
 
 
 def _input_signatures(graph) -> list[str]:
@@ -120,19 +131,27 @@ def _scale(text: str | None) -> int | None:
     return int(number)
 
 
-def _print_fused(eager, graph) -> None:
+def _fused(eager, graph) -> list[str]:
     """What fusion did, and what it assumes."""
     before, after = (int((g.op_bytes_read + g.op_bytes_written).sum()) for g in (eager, graph))
     facts = graph.meta["compiled"]
-    print(
-        f"compiled: {facts['ops']:,} ops in {facts['kernels']:,} kernels, {1 - after / max(1, before):.0%} fewer bytes"
-    )
-    print(f"assumption: {facts['assumption']}")
+    return [
+        f"compiled: {facts['ops']:,} ops in {facts['kernels']:,} kernels, {1 - after / max(1, before):.0%} fewer bytes",
+        f"assumption: {facts['assumption']}",
+    ]
 
 
 def _capture_ranks(
-    step: str, out, mesh: str, name: str | None, mode: str, batch: int | None, length: int | None, compiled: bool
-):
+    step: str,
+    out,
+    mesh: str,
+    name: str | None,
+    mode: str,
+    batch: int | None,
+    length: int | None,
+    compiled: bool,
+    as_json: bool,
+) -> None:
     from dataclasses import replace
 
     from simdev.graphs.capture import is_package_model
@@ -151,11 +170,12 @@ def _capture_ranks(
     save_rank_program(program, out)
     calls = [call for piece in program.pieces[0] for call in program.segments[piece.segment].calls]
     collectives = sum(call.is_collective for call in calls)
-    print(f"{out}: {program.mesh.ranks} ranks ({program.mesh}), {len(program.pieces)} pipeline ranks")
+    kernels = len(calls) - collectives
+    lines = [f"{out}: {program.mesh.ranks} ranks ({program.mesh}), {len(program.pieces)} pipeline ranks"]
     if compiled:
         before, after = (sum(len(segment.calls) for segment in one.segments) for one in (eager, program))
-        print(f"compiled: {before:,} calls became {after:,}")
-        print(f"assumption: {ASSUMPTION}")
-    print(
-        f"rank 0: {len(calls) - collectives} kernels, {collectives} collectives; {program.flops:.4g} FLOPs on all ranks"
-    )
+        lines += [f"compiled: {before:,} calls became {after:,}", f"assumption: {ASSUMPTION}"]
+    lines.append(f"rank 0: {kernels} kernels, {collectives} collectives; {program.flops:.4g} FLOPs on all ranks")
+    facts = {"written": [str(out)], "ranks": program.mesh.ranks, "pipeline_ranks": len(program.pieces)}
+    of_rank = {"kernels": kernels, "collectives": collectives}
+    print_answer({**facts, "rank_0": of_rank, "flops": program.flops, "notes": lines[1:]}, lines, as_json)

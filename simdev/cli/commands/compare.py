@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 from simdev.cli.app import BENCHMARK, command
 from simdev.cli.options import JsonOption
 from simdev.cli.problems import build_problem
-from simdev.cli.tables import print_table
+from simdev.cli.tables import print_json, print_table
 
 
 @command("compare", topic=BENCHMARK)
@@ -44,7 +43,7 @@ def compare(
     else:
         lines = _compare_placements(build_problem(graph, topology), before, after)
     if as_json:
-        print(json.dumps(lines, indent=1))
+        print_json(lines)
     elif lines:
         print_table(list(lines[0]), [list(line.values()) for line in lines])
         print(f"{len(lines)} differences, {sum(line['verdict'] == 'worse' for line in lines)} worse")

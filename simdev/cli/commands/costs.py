@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
 from simdev.cli.app import REAL, command
 from simdev.cli.options import CostsOption, GraphArgument, JsonOption
-from simdev.cli.tables import print_table
+from simdev.cli.tables import print_json, print_table
 from simdev.errors import UnknownName
 
 
@@ -67,7 +66,7 @@ def costs(
             }
         )
     if as_json:
-        print(json.dumps(answers, indent=1))
+        print_json(answers)
         return
     for answer in answers:
         parts = ", ".join(f"{name} {100 * share:.1f} %" for name, share in answer["share"].items())

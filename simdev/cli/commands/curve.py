@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 from simdev.cli import completion
 from simdev.cli.app import BENCHMARK, command
 from simdev.cli.options import JsonOption, in_a_folder
-from simdev.cli.tables import print_table
+from simdev.cli.tables import print_json, print_table
 
 
 @command("curve", topic=BENCHMARK)
@@ -43,7 +42,7 @@ def curve(
     if out is not None:
         draw(found, f"{workload} on {topology}", out)
     if as_json:
-        print(json.dumps([{"placer": run.placer, "seed": run.seed, "points": run.points} for run in found]))
+        print_json([{"placer": run.placer, "seed": run.seed, "points": run.points} for run in found])
         return
     print_table(list(HEADER), [list(line.values()) for line in table(found)])
     if out is not None:

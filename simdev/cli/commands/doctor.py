@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from simdev.cli.app import ABOUT, command
 from simdev.cli.options import JsonOption
+from simdev.cli.tables import print_json
 
 
 @command("doctor", topic=ABOUT)
@@ -30,4 +30,4 @@ def doctor(
         for step in warm_all():
             print(f"compiling: {step}", file=sys.stderr, flush=True)
     found = diagnose()
-    print(json.dumps(found, indent=1) if as_json else report(found))
+    print_json(found, indent=1) if as_json else report(found)

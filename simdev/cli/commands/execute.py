@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from simdev.cli.app import REAL, command
 from simdev.cli.options import JsonOption, Order, OrderOption, PlacerOption, in_a_folder, positive
 from simdev.cli.problems import run_placer
 from simdev.cli.steps import MachineArgument, RepeatsOption, SeedOption, SmallOption, StepArgument
+from simdev.cli.tables import print_json
 from simdev.errors import InvalidInput
 
 
@@ -69,7 +69,7 @@ def execute(
     if trace is not None:
         write_trace_of_both(trace, problem, found, measured, simulated)
     if as_json:
-        print(json.dumps(report, indent=1))
+        print_json(report)
         return
     for line in report_text(report):
         print(line)
@@ -87,7 +87,7 @@ def _execute_plan(model, machine, mesh, microbatches, schedule, stages_per_rank,
         model, load_topology(machine), parse_mesh(mesh), microbatches, schedule, stages_per_rank, repeats
     )
     if as_json:
-        print(json.dumps(report, indent=1))
+        print_json(report)
         return
     low, high = report["measured_p10_ns"] / 1e6, report["measured_p90_ns"] / 1e6
     print(f"{report['model']}, {report['mesh']}, {report['schedule']}, {report['microbatches']} microbatches")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 from simdev.cli.app import command
 from simdev.cli.chosen_run import EntryOption, MachineOption, RunArgument, WorkloadOption, chosen_run
 from simdev.cli.options import JsonOption
+from simdev.cli.tables import print_json
 
 
 @command("explain")
@@ -26,7 +25,7 @@ def explain(
     if not isinstance(explanation, Explanation):
         summary, texts = explanation.summary(), explain_plan(explanation)
         if as_json:
-            print(json.dumps({**summary, "findings": texts}, indent=1))
+            print_json({**summary, "findings": texts})
             return
         where = f"{summary['model']} on {summary['ranks']} x {summary['cluster']}, {summary['mesh']}"
         print(f"{where}: {explanation.step_ns / 1e6:.3f} ms")
@@ -36,7 +35,7 @@ def explain(
     found = findings(explanation)
     if as_json:
         answers = [{"seconds": finding.ns / 1e9, "text": finding.text} for finding in found]
-        print(json.dumps({"step_time_s": explanation.schedule.step_time_s, "findings": answers}, indent=1))
+        print_json({"step_time_s": explanation.schedule.step_time_s, "findings": answers})
         return
     print(f"{explanation.graph.name} on {explanation.topology.name}: {explanation.schedule.step_ns / 1e6:.3f} ms")
     for number, finding in enumerate(found, 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from simdev.cli.app import BENCHMARK, command
 from simdev.cli.options import JsonOption
+from simdev.cli.tables import print_json
 
 
 @command("gaps", topic=BENCHMARK)
@@ -30,7 +30,7 @@ def gaps(
 
     found = gap_parts(folder, other or ())
     if as_json:
-        print(json.dumps(found, indent=1))
+        print_json(found)
         return
     columns = (*GAPS, *PARTS)
     print("| " + " | ".join(columns) + " |")

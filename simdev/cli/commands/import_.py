@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from simdev.cli.app import OWN, command
-from simdev.cli.options import OutOption
+from simdev.cli.options import JsonOption, OutOption
+from simdev.cli.problems import graph_figures
+from simdev.cli.tables import print_answer
 from simdev.errors import InvalidInput
 
 
@@ -32,6 +34,7 @@ def import_(
     size: Annotated[
         list[str] | None, typer.Option("--size", metavar="AXIS=N", help="ONNX: the size of a dynamic axis (batch=8).")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Convert a graph or trace of another tool.
 
@@ -58,12 +61,15 @@ def import_(
     if costs is not None and not measured:
         raise InvalidInput("holds no measured times", source=file)
     save_graph(found.graph, out)
-    print(f"{out}: {found.graph.n_ops} ops, {found.graph.n_tensors} tensors, {found.graph.n_edges} edges")
+    facts, line = graph_figures(found.graph, out)
+    lines = [line]
     if costs is not None:
         save_measured(measured, costs)
-        print(f"{costs}: times on {', '.join(sorted(measured))}")
+        facts["written"].append(str(costs))
+        lines.append(f"{costs}: times on {', '.join(sorted(measured))}")
     elif measured:
-        print(f"measured times on {', '.join(sorted(measured))} are not kept; --costs FILE writes them")
+        lines.append(f"measured times on {', '.join(sorted(measured))} are not kept; --costs FILE writes them")
+    print_answer({**facts, "measured_on": sorted(measured)}, lines, as_json)
 
 
 def _sizes(given: list[str] | None) -> dict[str, int]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from simdev.cli.app import BENCHMARK, command
-from simdev.cli.board import print_board
+from simdev.cli.board import board_answer, print_board
 from simdev.cli.options import JsonOption, in_a_folder
+from simdev.cli.tables import print_answer, print_json
 from simdev.errors import InvalidInput
 
 
@@ -21,21 +21,19 @@ def leaderboard(
     as_json: JsonOption = False,
 ) -> None:
     """Print a leaderboard of placers or planners, or write it as a page."""
-    from simdev.bench import score
-    from simdev.bench.plan_rows import as_row, read_folder
+    from simdev.bench.plan_rows import read_folder
 
     if html is not None:
         from simdev.report.page import write_page
 
         write_page(folders, html)
-        print(html)
+        print_answer({"written": [str(html)]}, [str(html)], as_json)
         return
     if len(folders) > 1:
         raise InvalidInput("several folders need --html", source="leaderboard")
     (folder,) = folders
     rows = read_folder(folder)
     if as_json:
-        found = [as_row(row) for row in rows]
-        print(json.dumps({"ranking": score.ranking(found), "leaderboard": score.leaderboard(found)}, indent=1))
+        print_json(board_answer(rows))
         return
     print_board(rows, folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from simdev.cli.app import command
 from simdev.cli.options import JsonOption
+from simdev.cli.tables import print_json
 
 
 class Listing(StrEnum):
@@ -28,7 +28,7 @@ def list_(
     """List workloads, topologies, placers, planners and parallel models."""
     listing = {shelf: _LISTS[shelf]() for shelf in ([what.value] if what else _LISTS)}
     if as_json:
-        print(json.dumps(listing, indent=1))
+        print_json(listing)
         return
     for shelf, lines in listing.items():
         print(f"{shelf}:")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -24,7 +23,7 @@ from simdev.cli.options import (
     in_a_folder,
     positive,
 )
-from simdev.cli.tables import print_table
+from simdev.cli.tables import print_json, print_table
 from simdev.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ def plan(
             "what_helps": helps,
             "configuration": text,
         }
-        print(json.dumps(document, indent=1))
+        print_json(document)
         return
     _print(job, rows, budget, helps, price)
     if text is not None and out is None:

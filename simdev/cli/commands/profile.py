@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from simdev.cli.app import REAL, command
-from simdev.cli.options import positive
+from simdev.cli.options import JsonOption, positive
 from simdev.cli.steps import FolderOption, RepeatsOption, SeedOption, SmallOption
+from simdev.cli.tables import print_answer
 from simdev.errors import InvalidInput
 
 
@@ -29,24 +30,29 @@ def profile(
     repeats: RepeatsOption = 10,
     small: SmallOption = False,
     seed: SeedOption = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure ops and transfers on this computer.
 
     Writes a topology file and a cost table.
     """
+    from simdev.files import read_json
     from simdev.measure.profiles import profile_file, profile_machine
     from simdev.measure.programs import workers_named
+    from simdev.problem.costs import load_measured
 
     positive(repeats, "--repeats")
     if bool(steps) == (ops is not None):
         raise InvalidInput("give either steps or --ops")
     workers = workers_named(device or ["cpu"])
     if ops is None:
-        found = profile_machine(steps or [], workers, out, repeats=repeats, small=small, seed=seed)
+        lines = profile_machine(steps or [], workers, out, repeats=repeats, small=small, seed=seed)
         left_out: list[str] = []
     else:
-        found, left_out = profile_file(ops, workers, out, repeats=repeats, seed=seed)
-    for line in found:
-        print(line)
+        lines, left_out = profile_file(ops, workers, out, repeats=repeats, seed=seed)
+    facts: dict = {"costs": load_measured(out / "costs.csv")}
+    if ops is None:
+        facts |= read_json(out / "profile.json")
+    print_answer(facts, lines, as_json)
     for line in left_out:
         print(line, file=sys.stderr)

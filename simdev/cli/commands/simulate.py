@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +25,7 @@ from simdev.cli.options import (
 )
 from simdev.cli.problems import build_problem, run_placer
 from simdev.cli.schedules import print_schedule
+from simdev.cli.tables import print_answer, print_json
 from simdev.errors import InvalidInput
 
 
@@ -70,7 +70,7 @@ def simulate(
 
         step = step_ns(problem, found, physics, engine)
         report = {"graph": problem.graph.name, "topology": problem.topology.name, "physics": physics, "step_ns": step}
-        print(json.dumps(report) if as_json else f"{report['graph']} under {physics}: {step / 1e6:.3f} ms")
+        print_answer(report, [f"{report['graph']} under {physics}: {step / 1e6:.3f} ms"], as_json)
         return
     print_schedule(problem, found, sim.simulate(problem, found, engine=engine), as_json)
 
@@ -101,7 +101,7 @@ def print_pipeline(problem, placement, microbatches: int, schedule: str, engine:
         "against_flow": [vars(op) for op in wrong],
     }
     if as_json:
-        print(json.dumps(found, indent=1))
+        print_json(found)
         return
     verdict = "" if report.feasible else "  OUT OF MEMORY"
     stages = " -> ".join(map(" + ".join, members))

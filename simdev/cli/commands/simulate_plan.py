@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ import typer
 from simdev.cli import completion
 from simdev.cli.app import JOBS, command
 from simdev.cli.options import FrameworkOption, JsonOption, in_a_folder
-from simdev.cli.tables import print_table
+from simdev.cli.tables import print_json, print_table
 from simdev.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def simulate_plan(
 
         write_text(picture, pipeline_svg(report))
     if as_json:
-        print(json.dumps(report.summary(reserved), indent=1))
+        print_json(report.summary(reserved))
         return
     print_report(report.summary(reserved))
 

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from simdev.cli.app import BENCHMARK, command
-from simdev.cli.options import OutOption
+from simdev.cli.options import JsonOption, OutOption
+from simdev.cli.tables import print_answer
 
 
 @command("submit", topic=BENCHMARK)
@@ -20,6 +21,7 @@ def submit(
     release: Annotated[
         bool, typer.Option("--release", help="Add checksums, the schema of the tables and a data sheet.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Pack results or placements into one archive.
 
@@ -28,6 +30,9 @@ def submit(
     from simdev.bench.submission import submit as pack
 
     count = pack(folder, out, name=name, release=release)
-    print(f"{out}: {count} rows; simdev verify {out} recomputes them")
+    facts = {"written": [str(out)], "rows": count}
+    lines = [f"{out}: {count} rows; simdev verify {out} recomputes them"]
     if release:
-        print(f"SHA-256 {hashlib.sha256(out.read_bytes()).hexdigest()}")
+        facts["sha256"] = hashlib.sha256(out.read_bytes()).hexdigest()
+        lines.append(f"SHA-256 {facts['sha256']}")
+    print_answer(facts, lines, as_json)

@@ -12,8 +12,9 @@ import typer
 
 from simdev.cli import completion
 from simdev.cli.app import OWN, command
-from simdev.cli.options import Aim, Backend, BackendOption, SchedulerOption, dask_address, positive
+from simdev.cli.options import Aim, Backend, BackendOption, JsonOption, SchedulerOption, dask_address, positive
 from simdev.cli.problems import build_problem
+from simdev.cli.tables import print_answer
 from simdev.errors import InvalidInput
 
 SECONDS_BETWEEN_LINES = 2.0
@@ -49,6 +50,7 @@ def train(
     schedule: Annotated[str, typer.Option(help="Schedule of --objective throughput: gpipe or 1f1b.")] = "1f1b",
     backend: BackendOption = Backend.local,
     scheduler: SchedulerOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Train a policy of a learned placer.
 
@@ -92,20 +94,26 @@ def train(
     except KeyboardInterrupt:
         print(f"simdev: interrupted; the same command resumes the training in {out}", file=sys.stderr)
         raise typer.Exit(130) from None
-    print(f"{out}: a policy of {spec.name}, {lines.samples} samples")
+    facts = {"written": [str(out)], "placer": spec.name, "samples": lines.samples, "cases": list(lines.cases.values())}
+    print_answer(facts, [f"{out}: a policy of {spec.name}, {lines.samples} samples"], as_json)
 
 
 class Lines:
-    """Prints the progress every few seconds: samples, best step time of the case, mean reward, entropy."""
+    """Prints the progress every few seconds: samples, best step time of the case, mean reward, entropy.
+
+    ``cases`` holds the last row of each workload and topology.
+    """
 
     def __init__(self, evaluations: int):
         self.evaluations, self.samples, self.printed = evaluations, 0, 0.0
+        self.cases: dict[tuple[str, str], dict] = {}
         from simdev.cli.progress import Pace  # it loads the bench
 
         self.pace = Pace()
 
     def __call__(self, row: dict) -> None:
         self.samples = row["samples"]
+        self.cases[row["workload"], row["topology"]] = row
         if time.monotonic() - self.printed < SECONDS_BETWEEN_LINES:
             return
         self.printed = time.monotonic()

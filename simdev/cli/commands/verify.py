@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from simdev.cli.app import BENCHMARK, command
 from simdev.cli.options import Engine, JsonOption
+from simdev.cli.tables import print_json
 
 
 @command("verify", topic=BENCHMARK)
@@ -61,7 +61,7 @@ def verify(
     for note in notes:
         print(f"not checked: {note}", file=sys.stderr)
     if as_json:
-        print(json.dumps([asdict(difference) for difference in differences], indent=1))
+        print_json([asdict(difference) for difference in differences])
         raise typer.Exit(1 if differences else 0)
     for difference in differences:
         print(difference)

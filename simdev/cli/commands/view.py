@@ -6,7 +6,8 @@ from pathlib import Path
 
 from simdev.cli.app import command
 from simdev.cli.chosen_run import EntryOption, MachineOption, RunArgument, WorkloadOption, chosen_run
-from simdev.cli.options import OutOption
+from simdev.cli.options import JsonOption, OutOption
+from simdev.cli.tables import print_answer
 from simdev.errors import InvalidInput
 
 
@@ -17,6 +18,7 @@ def view(
     workload: WorkloadOption = None,
     topology: MachineOption = None,
     placer: EntryOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw a run.
 
@@ -31,7 +33,7 @@ def view(
     explanation = chosen_run(run, workload, topology, placer)
     if not isinstance(explanation, Explanation):
         _draw_plan(explanation, out)
-        print(out)
+        print_answer({"written": [str(out)], "step_time_s": explanation.step_ns / 1e9}, [str(out)], as_json)
         return
     if out.suffix == ".json":
         from simdev.report.perfetto import trace_events, write_trace
@@ -44,7 +46,7 @@ def view(
         from simdev.report.timeline import draw
 
         draw(explanation, out)
-    print(out)
+    print_answer({"written": [str(out)], "step_time_s": explanation.schedule.step_time_s}, [str(out)], as_json)
 
 
 def _draw_plan(report, out: Path) -> None:

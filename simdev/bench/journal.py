@@ -21,6 +21,7 @@ from simdev.problem.placement_file import holds_placement, pack_placements, stor
 POINT = ("evaluations", "seconds", "step_time_s")
 CURVES, PLAN_CURVES = (*rows.KEY, *POINT), (*plan_rows.KEY, *POINT)
 KEYS = {"curves.csv": rows.KEY, "plan_curves.csv": plan_rows.KEY}  # by file
+SOLVERS = {"curves.csv": RESULTS.solver, "plan_curves.csv": PLANS.solver}
 NUMBERS = ("seed", "batch", "budget")  # whole numbers among the columns of a plan's key; a placer's budget is text
 
 SUM = re.compile(rb'(.*), "sum": "([0-9a-f]{16})"\}', re.DOTALL)  # the end of a line with a checksum
@@ -207,9 +208,10 @@ class Results:
         self.journal.close()
 
     def _write_curves(self, name: str, found: list) -> None:
-        columns = (*KEYS[name], *POINT)
+        columns, solver = (*KEYS[name], *POINT), SOLVERS[name]
         table = [
             dict(zip(columns, (*row.key, used, f"{seconds:.3f}", rows.seconds_text(ns)), strict=True))
+            | {solver: row.entry}
             for row in found
             for used, seconds, ns in self._curves[row.key]
         ]
@@ -249,14 +251,17 @@ def read_curves(path: Path) -> dict[tuple, list[tuple[int, float, int]]]:
 
     Raises :class:`InvalidInput` naming the line of whatever is malformed.
     """
-    names = KEYS.get(path.name, rows.KEY)
+    names, solver = KEYS.get(path.name, rows.KEY), SOLVERS.get(path.name, RESULTS.solver)
     whole = {name for name in names if name in NUMBERS and (names is plan_rows.KEY or name == "seed")}
     curves: dict[tuple, list] = {}
     for line, cells in rows.read_csv(path, (*names, *POINT)):
         try:
+            if cells["params"] != "{}":
+                rows.check_params(cells["params"])
+            cells[solver] = rows.registered_name(cells[solver], cells["params"])
             key = tuple(rows.read_whole(cells[name]) if name in whole else cells[name] for name in names)
             seconds, step_ns = rows.read_fraction(cells["seconds"]), rows.read_time(cells["step_time_s"])
             curves.setdefault(key, []).append((rows.read_whole(cells["evaluations"]), seconds, step_ns))
         except (ValueError, ArithmeticError):
-            raise InvalidInput("not a number", source=path, field=f"line {line}") from None
+            raise InvalidInput("not a number, or not parameters", source=path, field=f"line {line}") from None
     return curves

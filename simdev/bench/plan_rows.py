@@ -143,7 +143,7 @@ CIRCUMSTANTIAL = ("plan_seconds", "torch", "commit", "utc", "machine", "versions
 _COLUMN = {field: column for column, field in TIMES.items()}
 EXACT = tuple(_COLUMN.get(f.name, f.name) for f in fields(PlanRow) if f.name not in CIRCUMSTANTIAL)
 ABSENT = {"machine": "", "versions": ""}  # columns that older folders lack
-PLANS = Schema(PlanRow, FILE, EXACT, CIRCUMSTANTIAL, TIMES, ABSENT, _check_cell)
+PLANS = Schema(PlanRow, FILE, EXACT, CIRCUMSTANTIAL, TIMES, ABSENT, _check_cell, "planner")
 COLUMNS = PLANS.columns
 
 
@@ -229,12 +229,12 @@ def markdown(rows: list[PlanRow]) -> list[str]:
         table = []
         for row in mine:
             if row.step_ns is None:
-                table.append([row.planner, row.error or row.status, "", "", "", "", ""])
+                table.append([row.entry, row.error or row.status, "", "", "", "", ""])
                 continue
             gap = f"{row.step_ns / row.bound_ns - 1:.1%}" if row.bound_ns else ""
             peak = "" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.1f}"
             figures = f"{row.step_ns / 1e9:.3f}", gap, row.bounded, peak, str(row.evaluations)
-            table.append([row.planner, str(row.choice) if row.plan else "", *figures])
+            table.append([row.entry, str(row.choice) if row.plan else "", *figures])
         header = ["planner", "plan", "step s", "above the bound", "of plans with", "peak GiB", "plans tried"]
         lines += [*markdown_table(header, table), ""]
     return lines

@@ -15,7 +15,7 @@ from pathlib import Path
 from simdev.bench.journal import CURVES, PLAN_CURVES
 from simdev.bench.plan_rows import KEY as PLAN_KEY
 from simdev.bench.plan_rows import PLANS
-from simdev.bench.rows import ABSENT, COLUMNS, KEY, Row, read_csv
+from simdev.bench.rows import ABSENT, COLUMNS, KEY, PACE, Row, read_csv
 from simdev.bench.score import LEADERBOARD, RANKING
 from simdev.errors import InvalidInput, shortened
 from simdev.files import MAX_DOCUMENT, read_bytes, read_json
@@ -28,12 +28,12 @@ TABLES = {
 KEYS = {"results.csv": KEY, "plans.csv": PLAN_KEY}
 INTEGERS = {
     "version", "seed", "peak_memory_bytes", "comm_bytes", "evaluations", "runs", "solved", "rank", "place", "instances",
-    "wins", "batch", "peak_bytes",
+    "cases", "wins", "common_with_first", "batch", "peak_bytes",
 }  # fmt: skip
 NUMBERS = {
-    "step_time_s", "simulated_s", "lower_bound_s", "place_seconds", "best_step_time_s", "gap", "best_known_s",
-    "ratio_to_best", "speedup_vs_single_gpu", "speedup_vs_expert", "mean_rank", "geomean_ratio_to_best", "seconds",
-    "bound_s", "plan_seconds",
+    "step_time_s", PACE, "simulated_s", "lower_bound_s", "place_seconds", "best_time_s", "gap", "best_known_s",
+    "ratio_to_best", "speedup_vs_single_gpu", "speedup_vs_expert", "mean_rank", "geomean_ratio_to_best",
+    "ratio_to_first", "seconds", "bound_s", "plan_seconds",
 }  # fmt: skip
 FORMS = {
     "integer": re.compile(r"\d{1,20}"),
@@ -62,7 +62,8 @@ def package(name: str, files: Mapping[str, bytes]) -> dict:
             "hash": f"sha256:{hashlib.sha256(content).hexdigest()}",
         }
         if path in TABLES:
-            fields = [{"name": column, "type": kind(column)} for column in TABLES[path]]
+            header = content.partition(b"\n")[0].decode().split(",")  # a table may lack optional columns
+            fields = [{"name": column, "type": kind(column)} for column in header]
             keys = {"primaryKey": list(KEYS[path])} if path in KEYS else {}
             resource |= {"type": "table", "format": "csv", "schema": {"fields": fields, **keys}}
         resources.append(resource)

@@ -28,12 +28,13 @@ EXACT = (
     "peak_memory_bytes", "comm_bytes", "evaluations", "placement", "proof",
 )  # fmt: skip
 CIRCUMSTANTIAL = ("place_seconds", "machine", "versions", "commit", "utc")
-COLUMNS = (*EXACT, "digest", *CIRCUMSTANTIAL)
 NAME = re.compile(r"[0-9a-f]{0,64}")  # of a graph or placement file; nothing else becomes a path
 LONGEST_NUMBER = 40  # characters
 DEEPEST = 8  # levels of brackets in parameters
 KEY = ("workload", "topology", "rules", "placer", "params", "budget", "seed", "objective")
-ABSENT = {"objective": "step", "proof": ""}  # columns that older folders lack; these values are left out of the digest
+PACE = "microbatch_time_s"  # in the file, the score of a row that is judged by its throughput
+# Columns that older folders lack; these values are left out of the digest.
+ABSENT = {"objective": "step", "proof": "", PACE: ""}
 FIELD = {"step_time_s": "step_ns", "simulated_s": "simulated_ns", "lower_bound_s": "lower_bound_ns"}  # by column
 
 
@@ -103,6 +104,18 @@ def entry_id(name: str, params: dict) -> str:
     return f"{name}[{inside}]" if inside else name
 
 
+def registered_name(cell: str, params: str) -> str:
+    """The name under which a placer or planner is registered, from a cell of a table that holds it with its parameters.
+    Older tables hold the name only."""
+    end = entry_id("", json.loads(params)) if params != "{}" else ""
+    return cell[: -len(end)] if end and cell.endswith(end) else cell
+
+
+def time_column(objective: str) -> str:
+    """The column of a table that holds the times of an objective: of a step, or of a microbatch in the steady state."""
+    return "step_time_s" if objective in ("step", "plan") else PACE
+
+
 def seconds_text(ns: int | None) -> str:
     """Whole nanoseconds as seconds with nine digits; empty for None."""
     return "" if ns is None else f"{ns // 10**9}.{ns % 10**9:09d}"
@@ -112,11 +125,13 @@ def seconds_text(ns: int | None) -> str:
 class Schema:
     """The columns of a table of runs, and how its cells are written, read and checked.
 
-    ``kind`` is the dataclass of a row, which has the property ``key``, and ``file`` the name of the table in a result
-    folder. Columns of ``exact`` are covered by the digest and compared on verification, the others are
-    ``circumstantial``. ``field`` maps a column of seconds to the field of whole nanoseconds. ``absent`` holds the
-    values of columns that older tables lack; such a value is left out of the digest. ``check`` raises
-    :class:`ValueError` for a text that the type of its column allows, but that no bench writes.
+    ``kind`` is the dataclass of a row, which has the properties ``key`` and ``entry``, and ``file`` the name of the
+    table in a result folder. The column ``solver`` of the file holds ``entry``, the placer or planner with its
+    parameters, so that whoever groups by it never merges two variants. Columns of ``exact`` are covered by the
+    digest and compared on verification, the others are ``circumstantial``. ``field`` maps a column of seconds to
+    the field of whole nanoseconds. ``absent`` holds the values of columns that older tables lack; such a value is
+    left out of the digest. ``check`` raises :class:`ValueError` for a text that the type of its column allows, but
+    that no bench writes.
     """
 
     kind: type
@@ -126,11 +141,13 @@ class Schema:
     field: Mapping[str, str]
     absent: Mapping[str, str]
     check: Callable[[str, str], None]
+    solver: str = "placer"
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The header of the table."""
-        return (*self.exact, "digest", *self.circumstantial)
+        pace = (PACE,) if PACE in self.absent else ()
+        return (*self.exact, *pace, "digest", *self.circumstantial)
 
     def cells(self, row: Any) -> dict[str, str]:
         """A row as text, by column, without the digest."""
@@ -144,8 +161,29 @@ class Schema:
 
     def write(self, path: Path, rows: Iterable[Any]) -> None:
         """Write the table, sorted by key, atomically."""
-        table = [self.cells(row) for row in sorted(rows, key=lambda row: row.key)]
-        write_csv(path, self.columns, [{**cells, "digest": self.digest(cells)} for cells in table])
+        table = [self._written(row) for row in sorted(rows, key=lambda row: row.key)]
+        unused = not any(cells.get(PACE) for cells in table)  # a table of steps has no column of microbatches
+        write_csv(path, [name for name in self.columns if not (unused and name == PACE)], table)
+
+    def _written(self, row: Any) -> dict[str, str]:
+        """The cells of the file: the digest is that of :meth:`cells`, so older files and newer ones agree."""
+        cells = self.cells(row)
+        cells |= {"digest": self.digest(cells), self.solver: row.entry}
+        if PACE in self.absent:
+            time = cells.pop("step_time_s")
+            cells |= {"step_time_s": "", PACE: "", time_column(cells["objective"]): time}
+        return cells
+
+    def _plain(self, cells: Mapping[str, str]) -> dict[str, str]:
+        """The inverse of :meth:`_written`, also for the cells of older files. Raises :class:`ValueError`."""
+        if cells["params"] != "{}":
+            check_params(cells["params"])
+        found = {**cells, self.solver: registered_name(cells[self.solver], cells["params"])}
+        if cells.get(PACE):
+            if cells["step_time_s"] or time_column(cells["objective"]) != PACE:
+                raise ValueError(f"a time of a microbatch in a row of the objective {quoted(cells['objective'])}")
+            found["step_time_s"] = cells[PACE]
+        return found
 
     def read(self, path: Path, *, check_digest: bool = True) -> list[Any]:
         """Read the table. Raises :class:`InvalidInput` that names line and column of a malformed cell, the second row
@@ -169,6 +207,10 @@ class Schema:
     def parse(self, cells: Mapping[str, str], path: Path, line: int) -> Any:
         """A row from its cells."""
         values, kind = {}, {field.name: str(field.type) for field in fields(self.kind)}
+        try:
+            cells = self._plain(cells)
+        except ValueError as error:
+            raise InvalidInput(str(error), source=path, field=f"line {line}: params or {PACE}") from None
         for column in (*self.exact, *self.circumstantial):
             field = self.field.get(column, column)
             try:
@@ -302,6 +344,7 @@ def _check_cell(name: str, text: str) -> None:
 
 
 RESULTS = Schema(Row, "results.csv", EXACT, CIRCUMSTANTIAL, FIELD, ABSENT, _check_cell)
+COLUMNS = RESULTS.columns
 
 
 def read_value(kind: str, text: str, *, is_time: bool = False):

@@ -1,11 +1,14 @@
 """The leaderboard: tables that are derived from the rows and never edited.
 
-A run without a score (out of memory, skipped, failed, missing) counts as :data:`CAP` times the best known step time,
-and so does every slower one: leaving a run out, or failing it, improves no mean.
+A run without a score (out of memory, skipped, failed) counts as :data:`CAP` times the best known step time, and so does
+every slower one: failing a run improves no mean. A run that was never made counts as nothing. Only placers that ran all
+cases have a place, so leaving a run out improves no place; the others are compared with the first one, pairwise, over
+the cases that both ran.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -13,30 +16,20 @@ import numpy as np
 import pandas as pd
 
 from simdev.bench.plan_rows import ANY_MESHES, as_row, read_folder
-from simdev.bench.rows import Row, seconds_text, write_csv
+from simdev.bench.rows import PACE, Row, entry_id, seconds_text, time_column, write_csv
 from simdev.errors import InvalidInput
 
 CAP = 10.0
 MAX_CELLS = 1 << 20  # placers times instances of a ranking, which takes about 300 MB and 3 s
 LEADERBOARD = (
-    "workload", "topology", "rules", "objective", "budget", "placer", "version", "params", "runs", "solved", "status",
-    "step_time_s", "best_step_time_s", "lower_bound_s", "bound_method", "gap", "best_known_s", "ratio_to_best",
-    "speedup_vs_single_gpu", "speedup_vs_expert", "rank",
+    "workload", "topology", "rules", "objective", "budget", "placer", "variant_of", "version", "params", "runs",
+    "solved", "status", "step_time_s", PACE, "best_time_s", "lower_bound_s", "bound_method", "gap", "best_known_s",
+    "ratio_to_best", "speedup_vs_single_gpu", "speedup_vs_expert", "rank",
 )  # fmt: skip
 RANKING = (
-    "rules",
-    "objective",
-    "budget",
-    "place",
-    "placer",
-    "version",
-    "params",
-    "instances",
-    "solved",
-    "wins",
-    "mean_rank",
-    "geomean_ratio_to_best",
-)
+    "rules", "objective", "budget", "place", "placer", "variant_of", "version", "params", "instances", "cases",
+    "solved", "wins", "mean_rank", "geomean_ratio_to_best", "common_with_first", "ratio_to_first",
+)  # fmt: skip
 GAPS = ("workload", "topology", "rules", "objective", "best placer", "best ms", "bound ms", "bound method", "gap")
 INSTANCE = ["workload", "topology", "rules", "objective"]
 ENTRY = ["placer", "params"]
@@ -79,15 +72,17 @@ def leaderboard(rows: Iterable[Row]) -> list[dict[str, str]]:
         reference = plain.groupby(INSTANCE)["step_ns"].min().rename(placer)
         table = table.join(reference, on=INSTANCE)
     text = pd.DataFrame({name: table[name] for name in (*INSTANCE, "budget", *ENTRY, "status", "bound_method")})
+    text = _named(text)
     for name in ("version", "runs", "solved", "rank"):
         text[name] = [_text(value) for value in table[name]]
-    for name, source in (
-        ("step_time", "step"),
-        ("best_step_time", "best"),
-        ("lower_bound", "bound"),
-        ("best_known", "best_known"),
-    ):
+    for name, source in (("best_time", "best"), ("lower_bound", "bound"), ("best_known", "best_known")):
         text[f"{name}_s"] = [seconds_text(_whole(value)) for value in table[f"{source}_ns"]]
+    times = [seconds_text(_whole(value)) for value in table["step_ns"]]
+    for name in ("step_time_s", PACE):
+        text[name] = [
+            time if time_column(objective) == name else ""
+            for time, objective in zip(times, table["objective"], strict=True)
+        ]
     for name, above, below in (
         ("ratio_to_best", "step_ns", "best_known_ns"),
         ("speedup_vs_single_gpu", "single-gpu", "step_ns"),
@@ -100,9 +95,11 @@ def leaderboard(rows: Iterable[Row]) -> list[dict[str, str]]:
 
 
 def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
-    """The table of ``ranking.csv``: a line for each placer over all instances of a rule set, objective and budget.
+    """The table of ``ranking.csv``: a line for each placer over its cases of a rule set, objective and budget.
 
-    Every placer is held to every instance on which any placer ran; see the module's head for what is missing.
+    ``place`` is empty for a placer that did not run every case of the placer that ran most. Such a placer stands below,
+    by ``ratio_to_first``: the geometric mean of its step time over that of the placer in the first place, over the
+    ``common_with_first`` cases that both ran.
     """
     lines = []
     for (rules, objective, budget), group in scores(rows).groupby(["rules", "objective", "budget"]):
@@ -112,26 +109,54 @@ def ranking(rows: Iterable[Row]) -> list[dict[str, str]]:
             raise InvalidInput(
                 f"{len(entries)} placers on {len(instances)} instances: at most {MAX_CELLS} pairs are ranked"
             )
-        held = entries.merge(instances, how="cross").merge(
-            group[[*INSTANCE, *ENTRY, "step_ns", "rank", "log_ratio"]], how="left", on=[*INSTANCE, *ENTRY]
-        )
-        held["rank"] = held["rank"].fillna(len(entries))
-        held["log_ratio"] = held["log_ratio"].fillna(np.log(CAP))
-        held["won"] = held["rank"] == 1
-        found = held.groupby([*ENTRY, "version"], as_index=False).agg(
-            instances=("rank", "size"),
+        group = group.assign(rank=group["rank"].fillna(len(entries)).astype(float), won=group["rank"].eq(1))
+        found = group.groupby(ENTRY, as_index=False).agg(
+            version=("version", "max"),
+            cases=("rank", "size"),
             solved=("step_ns", "count"),
             wins=("won", "sum"),
             mean_rank=("rank", "mean"),
             log_ratio=("log_ratio", "mean"),
         )
+        logs = {key: lines.set_index(INSTANCE)["log_ratio"] for key, lines in group.groupby(ENTRY)}
+        places, first = _places(logs)
+        shared = {key: (mine - logs[first]).dropna() for key, mine in logs.items()}
+        keys = list(zip(found["placer"], found["params"], strict=True))
+        found["place"] = [str(places.get(key, "")) for key in keys]
+        found["common_with_first"] = [len(shared[key]) for key in keys]
+        found["ratio_to_first"] = [_mean_ratio(shared[key]) for key in keys]
         found["geomean_ratio_to_best"] = [f"{value:.4f}" for value in np.exp(found["log_ratio"])]
         found["mean_rank"] = [f"{value:.2f}" for value in found["mean_rank"]]
-        found["order"] = found["geomean_ratio_to_best"].astype(float)
-        found = found.sort_values(["order", *ENTRY], ignore_index=True)
-        found = found.assign(rules=rules, objective=objective, budget=budget, place=found.index + 1)
+        found["order"] = [
+            (places.get(key, len(keys) + 1), float(ratio or "inf"), key)
+            for key, ratio in zip(keys, found["ratio_to_first"], strict=True)
+        ]
+        found = _named(found.sort_values("order", ignore_index=True))
+        found = found.assign(rules=rules, objective=objective, budget=budget, instances=len(instances))
         lines += found[list(RANKING)].astype(str).to_dict("records")
     return lines
+
+
+def _places(logs: dict[tuple[str, str], pd.Series]) -> tuple[dict[tuple[str, str], int], tuple[str, str]]:
+    """The places of the placers that ran every case of the largest set of cases that one of them ran, and the first.
+    Of sets of equal size, the one that most placers ran counts. ``logs`` holds the logarithms of the ratios by case."""
+    sets = {key: frozenset(mine.index) for key, mine in logs.items()}
+    held = list(sets.values())
+    cases = max(held, key=lambda mine: (len(mine), held.count(mine), sorted(mine)))
+    ranked = [key for key, mine in sets.items() if mine == cases]
+    ranked.sort(key=lambda key: (f"{np.exp(logs[key].mean()):.4f}", key))
+    return {key: place for place, key in enumerate(ranked, 1)}, ranked[0]
+
+
+def _mean_ratio(logs: pd.Series) -> str:
+    return f"{np.exp(logs.mean()):.4f}" if len(logs) else ""
+
+
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with variants as placers of their own: ``placer`` is the id with its parameters."""
+    entries = [entry_id(name, json.loads(text)) for name, text in zip(table["placer"], table["params"], strict=True)]
+    variant_of = [name if text != "{}" else "" for name, text in zip(table["placer"], table["params"], strict=True)]
+    return table.assign(placer=entries, variant_of=variant_of)
 
 
 def gaps(rows: Iterable[Row]) -> list[dict[str, str]]:

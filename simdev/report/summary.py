@@ -23,10 +23,7 @@ def board(rows: Iterable[Row]) -> list[Table]:
     placer ``single-gpu``.
     """
     rows = list(rows)
-    places = {
-        (line["rules"], line["objective"], line["budget"], line["placer"], line["params"]): line
-        for line in ranking(rows)
-    }
+    places = {(line["rules"], line["objective"], line["budget"], line["placer"]): line for line in ranking(rows)}
     groups = scores(rows).groupby(["topology", "rules", "objective", "budget"])
     return [
         _table(topology, rules, objective, budget, table, places)
@@ -40,24 +37,25 @@ def _table(topology, rules, objective, budget, table, places) -> Table:
     best = table.groupby("workload")["step_ns"].min()
     entries = {(line.placer, line.params) for line in table.itertuples()}
     lines = []
-    for entry in sorted(entries, key=lambda entry: int(places[rules, objective, budget, *entry]["place"])):
+    order = list(places)
+    for entry in sorted(entries, key=lambda entry: order.index((rules, objective, budget, _name(entry)))):
         found = [_board_cell(cells.get((*entry, w)), best[w], cells.get(("single-gpu", "{}", w))) for w in workloads]
-        mean = places[rules, objective, budget, *entry]["geomean_ratio_to_best"]
-        lines.append([_name(entry), *found, f"{float(mean):.3f}"])
+        place = places[rules, objective, budget, _name(entry)]
+        lines.append([_name(entry), *found, f"{float(place['geomean_ratio_to_best']):.3f}", place["cases"]])
     if objective == "plan":
-        return f"{topology}, {budget}, host {rules}", ["planner", *workloads, "mean"], lines
+        return f"{topology}, {budget}, host {rules}", ["planner", *workloads, "mean", "cases"], lines
     judged = "" if objective == "step" else f", {objective}"
-    return f"{topology}, {budget}, rules {rules}{judged}", ["placer", *workloads, "mean"], lines
+    return f"{topology}, {budget}, rules {rules}{judged}", ["placer", *workloads, "mean", "cases"], lines
 
 
 LEGEND = (
     "Step time (throughput: steady time per microbatch) in ms (speed-up over single-gpu), * best. Mean: geometric mean "
-    "of the ratio to the best over all workloads and machines, at most 10 each; a run without a score counts 10."
+    "of the ratio to the best over the cases that the placer ran, at most 10 each; a run without a score counts 10."
 )
 
 PLAN_LEGEND = (
-    "Step time in ms, * best. Mean: geometric mean of the ratio to the best over all jobs of the board, at most 10 "
-    "each; a run without a plan that fits counts 10."
+    "Step time in ms, * best. Mean: geometric mean of the ratio to the best over the jobs that the planner ran, at "
+    "most 10 each; a run without a plan that fits counts 10. Planners that ran fewer jobs come last."
 )
 
 

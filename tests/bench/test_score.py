@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -77,12 +78,62 @@ def test_ranking_by_hand():
     assert found["expert"]["wins"] == "1" and found["expert"]["instances"] == "2"
 
 
-@pytest.mark.parametrize("replacement", [None, row("b", "expert"), row("b", "expert", status="error")])
-def test_leaving_out_or_failing_a_run_never_improves_a_mean(replacement):
-    worse = [r for r in TWO if (r.workload, r.placer) != ("b", "expert")] + ([replacement] if replacement else [])
+@pytest.mark.parametrize("replacement", [row("b", "expert"), row("b", "expert", status="error")])
+def test_failing_a_run_never_improves_a_mean(replacement):
+    worse = [r for r in TWO if (r.workload, r.placer) != ("b", "expert")] + [replacement]
     mean = {line["placer"]: float(line["geomean_ratio_to_best"]) for line in score.ranking(TWO)}
     then = {line["placer"]: float(line["geomean_ratio_to_best"]) for line in score.ranking([*worse, TWO[0]])}
     assert then["expert"] > mean["expert"]
+
+
+def test_a_run_that_was_never_made_counts_as_nothing_and_costs_the_place():
+    """x: 10, 20 and 30; y: 20, 10 and 60; z runs the first two only: 10 and 20; w only the last: 30."""
+    times = {"x": (10, 20, 30), "y": (20, 10, 60), "z": (10, 20), "w": (None, None, 30)}
+    found = [row(w, p, ns) for p, all in times.items() for w, ns in zip("abc", all, strict=False) if ns]
+    lines = score.ranking(found)
+    assert [line["placer"] for line in lines] == ["x", "y", "w", "z"]
+    assert [line["place"] for line in lines] == ["1", "2", "", ""]
+    assert [line["cases"] for line in lines] == ["3", "3", "1", "2"] and {line["instances"] for line in lines} == {"3"}
+    means = [2 ** (1 / 3), 2 ** (2 / 3), 1, 2 ** (1 / 2)]
+    assert [line["geomean_ratio_to_best"] for line in lines] == [f"{mean:.4f}" for mean in means]
+    assert [line["common_with_first"] for line in lines] == ["3", "3", "1", "2"]
+    assert [line["ratio_to_first"] for line in lines] == ["1.0000", f"{2 ** (1 / 3):.4f}", "1.0000", "1.0000"]
+    assert [line["wins"] for line in lines] == ["2", "1", "1", "1"]
+
+
+def test_placers_that_share_no_case_are_not_compared():
+    lines = score.ranking([row("a", "x", 10), row("b", "x", 10), row("c", "y", 10)])
+    assert [(line["place"], line["common_with_first"], line["ratio_to_first"]) for line in lines] == [
+        ("1", "2", "1.0000"),
+        ("", "0", ""),
+    ]
+
+
+def test_variants_are_placers_of_their_own(tmp_path):
+    variant = replace(row("a", "x", 20), params='{"rate": 0.0}')
+    for table in (score.leaderboard, score.ranking):
+        named = [(line["placer"], line["variant_of"]) for line in table([row("a", "x", 10), variant])]
+        assert sorted(named) == [("x", ""), ("x[rate=0.0]", "x")]
+    rows.write_rows(tmp_path / "results.csv", [variant])
+    text = (tmp_path / "results.csv").read_text()
+    assert ",x[rate=0.0]," in text and rows.read_rows(tmp_path / "results.csv") == [variant]
+    (tmp_path / "results.csv").write_text(text.replace(",x[rate=0.0],", ",x,"))  # as older versions wrote it
+    assert rows.read_rows(tmp_path / "results.csv") == [variant]
+
+
+def test_a_time_of_a_microbatch_stands_in_a_column_of_its_own(tmp_path):
+    paced = row("a", "x", 10, objective="throughput/1f1b/32")
+    (line,) = score.leaderboard([paced])
+    assert (line["step_time_s"], line["microbatch_time_s"]) == ("", "0.000000010")
+    path = tmp_path / "results.csv"
+    rows.write_rows(path, [paced])
+    (cells,) = (cells for _, cells in rows.read_csv(path, rows.COLUMNS))
+    assert (cells["step_time_s"], cells["microbatch_time_s"]) == ("", "0.000000010")
+    assert rows.read_rows(path) == [paced] and cells["digest"] == paced.digest
+    text = path.read_text()
+    path.write_text(text.replace("throughput/1f1b/32", "step"))
+    with pytest.raises(InvalidInput, match="line 2: .*microbatch"):
+        rows.read_rows(path)
 
 
 def test_a_very_slow_run_counts_like_a_failure():
@@ -94,7 +145,7 @@ def test_a_very_slow_run_counts_like_a_failure():
 def test_median_over_seeds_counts_failures_as_slowest():
     found = [row("a", "x", step, seed=seed) for seed, step in enumerate((30, None, 10, 20))]
     line = lines(found)["a", "x"]
-    assert (line["step_time_s"], line["best_step_time_s"]) == ("0.000000020", "0.000000010")
+    assert (line["step_time_s"], line["best_time_s"]) == ("0.000000020", "0.000000010")
     assert (line["runs"], line["solved"], line["status"]) == ("4", "3", "ok")
     mostly_failed = [row("a", "x", 10), row("a", "x", None, seed=1), row("a", "x", None, seed=2)]
     assert lines(mostly_failed)["a", "x"]["status"] == "oom"
@@ -198,8 +249,8 @@ def test_compare_tells_better_from_worse(tmp_path):
 
 def test_the_board_marks_the_best_and_what_failed():
     ((title, header, table),) = board.board(TWO)
-    assert "t, evaluations=1" in title and header == ["placer", "a", "b", "mean"]
-    assert table[0] == ["expert", "0.000 (2.00x)", "*0.000", "1.118"]
+    assert "t, evaluations=1" in title and header == ["placer", "a", "b", "mean", "cases"]
+    assert table[0] == ["expert", "0.000 (2.00x)", "*0.000", "1.118", "2"]
     assert table[1][:3] == ["new", "*0.000 (2.50x)", "timeout"]
     assert table[2][2] == "OOM"
 

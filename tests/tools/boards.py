@@ -10,7 +10,6 @@ is 1 if anything differs.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -100,22 +99,17 @@ def with_table(text: str, folder: Path, whole: bool) -> str:
 def expected_lines(folder: Path, workloads: list[str], topology: str = "p100x4") -> dict[str, str]:
     """The lines of such a table, best placer first: step times in ms, mean ratio to the best, how many cases fit."""
     found = rows.read_rows(folder / "results.csv")
-    case = {(line["workload"], entry(line)): line for line in score.leaderboard(found) if line["topology"] == topology}
+    lines_there = (line for line in score.leaderboard(found) if line["topology"] == topology)
+    case = {(line["workload"], line["placer"]): line for line in lines_there}
     lines = {}
     for place in score.ranking(found):
-        name = entry(place)
+        name = place["placer"]
         cells = [milliseconds(case[workload, name], "step_time_s") for workload in workloads]
         cells += [f"{float(place['geomean_ratio_to_best']):.3f}", f"{place['solved']}/{place['instances']}"]
         lines[name] = f"| `{name}` | {' | '.join(cells)} |"
     bounds = [milliseconds(case[workload, "single-gpu"], "lower_bound_s") for workload in workloads]
     lines["proven lower bound"] = f"| proven lower bound | {' | '.join(bounds)} | | |"
     return lines
-
-
-def entry(line: dict[str, str]) -> str:
-    """The placer of a line with its parameters, as on a command line."""
-    parameters = json.loads(line["params"])
-    return line["placer"] + f"[{','.join(f'{key}={value}' for key, value in parameters.items())}]" * bool(parameters)
 
 
 def milliseconds(line: dict[str, str], column: str) -> str:

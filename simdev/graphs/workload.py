@@ -30,12 +30,17 @@ class TrainingStep:
 
     ``model`` is a ``torch.nn.Module``, ``inputs`` a tuple of tensors, ``optimizer`` a ``torch.optim.Optimizer`` over
     the model's parameters, a list of such optimizers, or None for forward and backward alone.
+
+    ``tp_plan`` says how ``simdev plan`` divides the model among tensor-parallel ranks: names of modules (with ``*`` for
+    a number) and styles of ``torch.distributed.tensor.parallel``, or ``"colwise"`` and ``"rowwise"``. None: simdev
+    derives a plan; an empty one: no tensor parallelism.
     """
 
     model: Any
     inputs: tuple
     loss: Callable[..., Any]
     optimizer: Any = None
+    tp_plan: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from simdev.errors import InvalidInput, SimdevError, UnknownName, Unsupported, q
 from simdev.files import MIB, parse_json, read_text
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
 from simdev.parallel.capture.blocks import Blocks, chosen, kind_of, kinds_of, lists_of_blocks
+from simdev.parallel.capture.fakes import to_fakes
 from simdev.parallel.capture.stage import few_parts
 from simdev.parallel.mesh import Mesh
 
@@ -614,7 +615,7 @@ def _count_flops(model: TransformersModel, part: Part, length: int) -> float:
     module.train()
     inputs = _inputs(model, module, Part(1), 1, length, model.width)
     with FakeTensorMode(allow_non_fake_inputs=True), _on_gpu():
-        module.to_empty(device="cpu")
+        to_fakes(module)
         tensors = inputs()
         with flop_counter_mode() as counter:
             module(*tensors).backward()

@@ -9,7 +9,11 @@ keep the data type that the code gives them in storage; FSDP computes in bfloat1
 
 A model of timm, torchvision or diffusers is such a module, too: ``timm:vit_large_patch16_224``.
 
-A pipeline needs to know what runs before and after the blocks, which a plain module does not say: it is not offered.
+``tp`` divides products by the plan that the step passes (``TrainingStep.tp_plan``), or by one that a rule derives
+(:mod:`simdev.parallel.capture.tensor_rule`). ``pp`` cuts the list of blocks; what runs before the blocks stays on the
+first stage, what runs after them on the last one (:mod:`simdev.parallel.capture.pieces`). A model whose blocks read
+more than the result of the block before has no pipeline. A parameter that is used before and after the blocks (tied
+embeddings) has a copy on both ends; the all-reduce between the copies is left out.
 ``length`` is the tokens of a sample, for the throughput that the table shows; the code decides what a sample is.
 """
 
@@ -18,25 +22,29 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simdev.errors import InvalidInput, SimdevError, UnknownName, Unsupported
 from simdev.graphs.capture import is_package_model, sentence
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
 from simdev.graphs.selective import selective_contexts
 from simdev.graphs.workload import Step, TrainingStep
-from simdev.parallel.capture.blocks import Blocks, kinds_of, lists_of_blocks
+from simdev.parallel.capture.blocks import Blocks, chosen, kinds_of, lists_of_blocks
+from simdev.parallel.capture.fakes import to_fakes
 from simdev.parallel.mesh import Mesh
 from simdev.user_file import import_file
 
+if TYPE_CHECKING:
+    from simdev.parallel.capture.pieces import Ends
+
 RECOMPUTE = ("none", "selective", "full")
-AXES = ("dp_replicate", "dp_shard")
+AXES = ("dp_replicate", "dp_shard")  # those that every model has
 
 
 def find_plain(name: str, changes: Mapping[str, object]) -> tuple[ParallelModel, dict[str, Any]]:
@@ -57,12 +65,14 @@ def find_plain(name: str, changes: Mapping[str, object]) -> tuple[ParallelModel,
         built,
         {},
         parameters,
-        AXES,
+        (*AXES, "tp") if built.tp_plan else AXES,
         built.flops,
         source=name,
         checks=built.check,
+        kinds=built.kinds if len(set(built.kinds({}))) > 1 else None,
         identity=f"{name} {built.digest}",
-        pipeline=False,
+        splits_tokens=False,
+        pipeline=built.ends is not None,
         notes=built.notes,
     )
     return model, model.parameters("", changes)
@@ -77,6 +87,24 @@ def _digest(name: str) -> str:
 
 
 @dataclass(frozen=True)
+class Facts:
+    """What planning needs to know of a plain model.
+
+    ``blocks`` is the dotted name of the list of blocks; ``kinds`` the kind of each block that a capture may leave out
+    and repeat (one entry: none may). ``tp_plan`` maps names of modules to tensor-parallel styles
+    (:mod:`simdev.parallel.capture.tensor_rule`); the ranks of ``tp`` have to divide the sizes ``heads``. ``ends`` is
+    what runs before and after the blocks; None: no pipeline. ``notes`` say what is not offered.
+    """
+
+    blocks: str
+    kinds: tuple[int, ...]
+    tp_plan: Mapping[str, Any]
+    heads: tuple[int, ...]
+    ends: Ends | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class PlainModel:
     """Builds a rank's part of a plain step. ``digest`` is that of the file."""
 
@@ -85,16 +113,39 @@ class PlainModel:
 
     @property
     def layers(self) -> int:
-        return _facts(self)[0]
+        return len(_facts(self).kinds)
+
+    @property
+    def blocks(self) -> str:
+        """The dotted name of the list of blocks, which pipeline stages cut; empty if there is none, or several."""
+        return _facts(self).blocks
+
+    @property
+    def tp_plan(self) -> Mapping[str, Any]:
+        """Names of modules and their tensor-parallel styles; empty without tensor parallelism."""
+        return _facts(self).tp_plan
+
+    @property
+    def ends(self) -> Ends | None:
+        """What runs before and after the blocks; None: no pipeline."""
+        return _facts(self).ends
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return _facts(self)[1]
+        return _facts(self).notes
+
+    def kinds(self, parameters: Mapping[str, Any]) -> tuple[int, ...]:
+        """The kind of each block."""
+        return _facts(self).kinds
 
     def check(self, p: Mapping[str, Any], mesh: Mesh) -> None:
         """Raise :class:`InvalidInput` for what is not offered."""
-        if p["recompute"] not in (RECOMPUTE if self.layers > 1 else RECOMPUTE[:1]):
+        if p["recompute"] not in (RECOMPUTE if _facts(self).blocks or self.layers > 1 else RECOMPUTE[:1]):
             raise UnknownName("recompute", str(p["recompute"]), RECOMPUTE, source=self.name)
+        for size in _facts(self).heads:
+            if size % mesh["tp"]:
+                message = f"{size} heads or columns do not divide by {mesh['tp']} tensor-parallel ranks"
+                raise InvalidInput(message, source=self.name, field="tp")
 
     def flops(self, p: Mapping[str, Any]) -> float:
         """Model FLOPs of one sample, forward and backward: counted by PyTorch's ``FlopCounterMode`` on the plain model,
@@ -102,14 +153,50 @@ class PlainModel:
         return _flops(self)
 
     def __call__(self, mesh, part: Part, *, layers, length, microbatch, recompute, reshard_after_forward) -> Stage:
+        from simdev.parallel.capture.pieces import cut_piece
+        from simdev.parallel.capture.tensor_rule import apply_plan
+
+        facts = _facts(self)
         run, inputs, rebuild = _prepared(self, microbatch)
-        blocks = _blocks(run.model)
+        blocks, lists = _blocks(run.model), _names(run.model)
         if blocks is not None and part.layers < len(blocks.modules):
-            _shorten(run.model, blocks, part.layers)
+            _shorten(run.model, blocks, chosen(facts.kinds, part.kinds, part.layers))
+        whole = part.first and part.last
+        if not whole:
+            assert facts.ends is not None and blocks is not None
+            cut_piece(run.model, part.first, part.last, facts.ends)
+        names = mesh.mesh_dim_names or ()
+        divided = "tp" in names and mesh["tp"].size() > 1
+        if divided:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                apply_plan(run.model, mesh["tp"], facts.tp_plan)
         if recompute != "none":
-            recompute_blocks(run.model, recompute)
-        spread(run.model, mesh, reshard_after_forward)
-        return Stage(run, inputs, lambda run: rebuild(run.model), _sync, context=on_gpu)
+            recompute_blocks(run.model, recompute, lists)
+        computed = spread(run.model, mesh, reshard_after_forward, lists)
+        if whole:
+            made = inputs
+        else:
+            made = self._pass_on(run, inputs, blocks.name, part, microbatch, computed)
+        return Stage(run, made, lambda run: rebuild(run.model), _sync, context=on_gpu_divided if divided else on_gpu)
+
+    def _pass_on(self, run, inputs: Callable[[], tuple], blocks: str, part: Part, microbatch: int, computed):
+        """Let ``run`` run the stage alone; returns the function of its inputs."""
+        import torch
+
+        from simdev.parallel.capture.pieces import run_piece
+
+        ends = _facts(self).ends
+        run.forward = run_piece(run.model, blocks, part.first, part.last, run.forward, inputs)
+
+        def x():
+            shape = (ends.shape[0] * microbatch, *ends.shape[1:])  # read with one sample
+            return torch.zeros(shape, dtype=computed or ends.dtype, requires_grad=True)
+
+        def made():
+            return (*(() if part.first else (x(),)), *(inputs() if part.first or part.last else ()))
+
+        return made
 
 
 def _make(model: PlainModel) -> TrainingStep:
@@ -161,6 +248,8 @@ def _prepared(model: PlainModel, microbatch: int):
     _on_meta(step.model)
 
     class Run(nn.Module):
+        tp_plan = step.tp_plan
+
         def __init__(self):
             super().__init__()
             self.model = step.model
@@ -176,8 +265,14 @@ def _prepared(model: PlainModel, microbatch: int):
 
     def optimizer(built):
         now = {name.replace("_checkpoint_wrapped_module.", ""): p for name, p in built.named_parameters()}
-        found = [{"params": [now[name] for name in some if name in now], **rest} for some, rest in groups]
-        return kind([group for group in found if group["params"]])
+        found = []
+        for some, rest in groups:
+            alike: dict[Any, list] = {}  # one kernel cannot take DTensors of several meshes
+            for name in some:
+                if name in now:
+                    alike.setdefault(getattr(now[name], "device_mesh", None), []).append(now[name])
+            found += [{"params": params, **rest} for params in alike.values()]
+        return kind(found)
 
     return Run(), lambda: tuple(tree_map(resized, value) for value in step.inputs), optimizer
 
@@ -218,15 +313,17 @@ def _on_meta(model) -> None:
 
 
 def _blocks(model) -> Blocks | None:
-    """The one list of alike blocks of a model; None where it has several, or none."""
+    """The one list of blocks of a model; None where it has several, or none."""
     found = lists_of_blocks(model)
-    return found[0] if len(found) == 1 and len(set(kinds_of(found[0].modules))) == 1 else None
+    return found[0] if len(found) == 1 else None
 
 
-def _shorten(model, blocks: Blocks, count: int) -> None:
+def _shorten(model, blocks: Blocks, numbers: Sequence[int]) -> None:
+    """Keep the blocks of these numbers."""
     parent, _, name = blocks.name.rpartition(".")
     holder = model.get_submodule(parent)
-    setattr(holder, name, type(getattr(holder, name))(*_listed(getattr(holder, name), blocks.modules[:count])))
+    kept = [blocks.modules[number] for number in numbers]
+    setattr(holder, name, type(getattr(holder, name))(*_listed(getattr(holder, name), kept)))
 
 
 def _listed(module, members) -> tuple:
@@ -235,31 +332,37 @@ def _listed(module, members) -> tuple:
     return (list(members),) if isinstance(module, nn.ModuleList) else tuple(members)
 
 
-def recompute_blocks(model, recompute: str) -> None:
-    """Recompute each block of each list."""
+def recompute_blocks(model, recompute: str, lists: Sequence[str] | None = None) -> None:
+    """Recompute each block of each list; ``lists`` are their names (None: those that are found)."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     options: dict[str, Any] = {"context_fn": selective_contexts} if recompute == "selective" else {}
-    for blocks in lists_of_blocks(model):
-        holder = model.get_submodule(blocks.name)
+    for path in _names(model) if lists is None else lists:
+        holder = model.get_submodule(path)
         for name, block in list(holder.named_children()):
             setattr(holder, name, checkpoint_wrapper(block, preserve_rng_state=False, **options))
 
 
-def spread(model, mesh, reshard: bool) -> None:
-    """FSDP2 (or replication) around each block and around the model."""
+def _names(model) -> list[str]:
+    return [blocks.name for blocks in lists_of_blocks(model)]
+
+
+def spread(model, mesh, reshard: bool, lists: Sequence[str] | None = None):
+    """FSDP2 (or replication) around each block of ``lists`` (None: those that are found) and around the model. Returns
+    the data type in which it computes, if it is not that of the parameters."""
     import torch
     from torch.distributed._composable.replicate_with_fsdp import replicate
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     axes = tuple(axis for axis in AXES if axis in (mesh.mesh_dim_names or ()) and mesh[axis].size() > 1)
     if not axes:
-        return
+        return None
     stored = {parameter.dtype for parameter in model.parameters()}
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if torch.float32 in stored else None)
     if policy.param_dtype is not None:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    inside = [module for blocks in lists_of_blocks(model) for module in model.get_submodule(blocks.name).children()]
+    lists = _names(model) if lists is None else lists
+    inside = [module for path in lists for module in model.get_submodule(path).children()]
     for module in (*inside, model):
         if "dp_shard" in axes:
             grid = mesh[axes] if len(axes) > 1 else mesh[axes[0]]
@@ -267,6 +370,7 @@ def spread(model, mesh, reshard: bool) -> None:
             fully_shard(module, mesh=grid, mp_policy=policy, reshard_after_forward=keep)
         else:
             replicate(module, mesh=mesh[axes[0]], mp_policy=policy)
+    return policy.param_dtype
 
 
 def _sync(run, last: bool) -> None:
@@ -285,35 +389,147 @@ def on_gpu() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def on_gpu_divided() -> Iterator[None]:
+    """:func:`on_gpu`, and tensors that the plan does not name are replicated among the tensor-parallel ranks."""
+    from torch.distributed.tensor.experimental import implicit_replication
+
+    with on_gpu(), implicit_replication():
+        yield
+
+
 @lru_cache(maxsize=64)
-def _facts(model: PlainModel) -> tuple[int, tuple[str, ...]]:
-    """The number of blocks that a capture may leave out and repeat (1: none), and what is not offered."""
-    whole = _prepared(model, 1)[0].model
-    blocks, lists = _blocks(whole), lists_of_blocks(whole)
-    notes = ["no tensor parallelism and no pipeline: a plain module brings no plan for them"]
+def _facts(model: PlainModel) -> Facts:
+    run = _prepared(model, 1)[0]
+    blocks, lists = _blocks(run.model), lists_of_blocks(run.model)
+    notes = []
     if not lists:
         notes.append("no recomputation: no repeated blocks were found")
-    layers = len(blocks.modules) if blocks else 1
-    if layers > 1:
+    kinds = kinds_of(blocks.modules) if blocks else (0,)
+    if len(kinds) > 1:
         try:  # a forward pass that counts its blocks itself cannot do with fewer
-            _count(model, 2)
+            _count(model, kinds)
         except Exception:
-            layers = 1
-    return layers, tuple(notes)
+            kinds, blocks = (0,), None
+    plan, heads, why = _tensor_plan(model, run.tp_plan, kinds)
+    notes += [f"no tensor parallelism: {why}"] if why else []
+    ends, why = (
+        _cut_at(model, kinds) if blocks else (None, "its blocks are in several lists, in none, or counted by its code")
+    )
+    notes += [f"no pipeline: {why}"] if why else []
+    return Facts(blocks.name if blocks else "", kinds, plan, heads, ends, tuple(notes))
 
 
-def _count(model: PlainModel, layers: int) -> float:
-    """FLOPs of forward and backward pass of one sample with so many blocks (0: all)."""
+@contextmanager
+def _on_fakes(
+    model: PlainModel, kinds: tuple[int, ...], mesh=None, plan: Mapping[str, Any] | None = None
+) -> Iterator[tuple]:
+    """``(run, blocks, loss)`` of one sample with a few blocks of each kind, on fakes; ``loss()`` runs forward."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from simdev.parallel.capture.tensor_rule import apply_plan
+
+    run, inputs, _ = _prepared(model, 1)
+    blocks = _blocks(run.model) if len(kinds) > 1 else None
+    if blocks is not None:
+        _shorten(run.model, blocks, _few(kinds))
+        blocks = _blocks(run.model) or Blocks(blocks.name, tuple(run.model.get_submodule(blocks.name).children()))
+    with FakeTensorMode(allow_non_fake_inputs=True), on_gpu_divided() if plan else on_gpu():
+        if plan:
+            apply_plan(run.model, mesh, plan)
+        to_fakes(run)
+        made = inputs()
+        yield run, blocks, lambda: run(*made)
+
+
+def _few(kinds: tuple[int, ...]) -> list[int]:
+    """The numbers of the first block of each kind, and of one more."""
+    first = sorted({kind: number for number, kind in reversed(list(enumerate(kinds)))}.values())
+    more = [number for number in range(len(kinds)) if number not in first][:1]
+    return sorted(first + more)
+
+
+def _tensor_plan(model: PlainModel, given: Mapping[str, Any] | None, kinds: tuple[int, ...]):
+    """``(plan, sizes to divide, why there is none)``."""
+    from simdev.parallel.capture.tensor_rule import find_groups, styles
+
+    if given is not None:
+        try:
+            styles(given)
+        except ValueError as error:
+            raise InvalidInput(str(error), source=model.name, field="tp_plan") from None
+        return dict(given), (), "" if given else "its step asks for none"
+    plan: dict[str, Any] = {}
+    heads: set[int] = set()
+    try:
+        with _on_fakes(model, kinds) as (run, blocks, loss):
+            groups = find_groups(run.model, loss, blocks)
+        for group in groups:
+            if not any(size % 2 for size in group.heads) and _divides(model, kinds, dict(group.plan)):
+                plan |= group.plan
+                heads |= set(group.heads)
+    except Exception as error:  # of the user's code
+        return {}, (), sentence(error)
+    why = "" if plan else "no product is followed by another one with elementwise ops or attention alone between them"
+    return plan, tuple(sorted(heads)), why
+
+
+def _divides(model: PlainModel, kinds: tuple[int, ...], plan: dict[str, Any]) -> bool:
+    """Whether DTensor runs the plan on two ranks with one all-reduce for each row-wise product, and with nothing but
+    all-reduces in the backward pass."""
+    from simdev.parallel.capture.stage import fake_process_group
+    from simdev.parallel.capture.tensor_rule import collectives, count_rows
+
+    try:
+        with fake_process_group(Mesh({"tp": 2})) as mesh, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with _on_fakes(model, kinds, mesh["tp"], plan) as (run, _, loss):
+                found = collectives(loss)
+                wanted = count_rows(run.model, plan)
+    except Exception:  # of DTensor: an op that it cannot divide
+        return False
+    return found["forward", "all_reduce"] == wanted and {kind for _, kind in found} == {"all_reduce"}
+
+
+def _cut_at(model: PlainModel, kinds: tuple[int, ...]) -> tuple[Ends | None, str]:
+    """What runs before and after the blocks; or why there is no pipeline."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from simdev.parallel.capture.pieces import NotApart, cut_piece, read_ends, run_piece
+
+    try:
+        with _on_fakes(model, kinds) as (run, blocks, loss):
+            ends = read_ends(run.model, loss, blocks)
+        run, inputs, _ = _prepared(model, 1)
+        blocks = _blocks(run.model)
+        _shorten(run.model, blocks, _few(kinds)[:1])
+        cut_piece(run.model, False, True, ends)  # the last stage shows whether its blocks need more than one tensor
+        with FakeTensorMode(allow_non_fake_inputs=True), on_gpu():
+            to_fakes(run)
+            x = torch.zeros(ends.shape, dtype=ends.dtype, requires_grad=True)
+            run_piece(run.model, blocks.name, False, True, run.forward, inputs)(x, *inputs()).backward()
+        if x.grad is None:
+            raise NotApart("the loss does not depend on its blocks")
+    except NotApart as error:
+        return None, str(error)
+    except Exception as error:  # of the user's code
+        return None, sentence(error)
+    return ends, ""
+
+
+def _count(model: PlainModel, kinds: tuple[int, ...] = ()) -> float:
+    """FLOPs of forward and backward pass of one sample; with ``kinds``, of a few blocks alone."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from simdev.graphs.capture.trace import flop_counter_mode
 
     run, inputs, _ = _prepared(model, 1)
     blocks = _blocks(run.model)
-    if blocks is not None and layers:
-        _shorten(run.model, blocks, layers)
+    if blocks is not None and kinds:
+        _shorten(run.model, blocks, _few(kinds))
     with FakeTensorMode(allow_non_fake_inputs=True), on_gpu():
-        run.to_empty(device="cpu")
+        to_fakes(run)
         tensors = inputs()
         with flop_counter_mode() as counter:
             run(*tensors).backward()
@@ -323,6 +539,6 @@ def _count(model: PlainModel, layers: int) -> float:
 @lru_cache(maxsize=64)
 def _flops(model: PlainModel) -> float:
     try:
-        return _count(model, 0)
+        return _count(model)
     except Exception as error:  # of the user's code
         raise InvalidInput(f"running its step failed: {sentence(error)}", source=model.name) from error

@@ -1,10 +1,13 @@
 """A plain module without parallel code: its blocks are found, sharded, recomputed."""
 
+from pathlib import Path
+
 import pytest
 
 from simdev.errors import InvalidInput
 from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, simulate_plan
 from simdev.parallel.capture.stage import capture_stage
+from simdev.parallel.mesh import Mesh
 
 PLAIN = """
 import torch
@@ -92,7 +95,115 @@ def test_a_plan_and_its_figures(entry):
     assert model.flops(parameters) == 6 * tokens * (6 * 2 * 64 * 256 + 512 * 64)
     report = simulate_plan(Plan(model, parameters, load_cluster("dgx-h100"), parse_mesh("dp_shard=8")))
     assert report.fits and report.step_ns > 0
-    assert any("no pipeline" in note for note in model.notes)
+    assert model.axes == ("dp_replicate", "dp_shard", "tp") and model.pipeline and not model.notes
+
+
+def test_two_products_are_divided_by_columns_and_rows(entry):
+    model, parameters = find_model(entry)
+    assert model.function.tp_plan == {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+    program = captured(entry, "tp=2")
+    assert program.parameters == PARAMETERS - 6 * (2 * 64 * 256 + 256) // 2
+    reduced = [call.payload_bytes for call in program.forward.calls if call.kind == "all_reduce"]
+    assert reduced == [1 * 32 * 64 * 4] * 6  # one of f32[1,32,64] for each block
+    assert count(program, "all_reduce") == 2 * 6
+    with pytest.raises(InvalidInput, match="256 heads or columns do not divide by 3"):
+        model.checks(parameters, parse_mesh("tp=3"))
+
+
+def test_a_plan_of_the_step_comes_first(entry):
+    path, _, _ = entry.rpartition(":")
+    given = PLAIN.replace(
+        "loss, optimizer)", 'loss, optimizer, tp_plan={"blocks.*.up": "colwise", "head": "nonsense"})'
+    )
+    Path(path).write_text(given, encoding="utf-8")
+    with pytest.raises(InvalidInput, match="'nonsense' is no style"):
+        find_model(entry)
+    Path(path).write_text(given.replace(', "head": "nonsense"', ""), encoding="utf-8")
+    assert find_model(entry)[0].function.tp_plan == {"blocks.*.up": "colwise"}
+    Path(path).write_text(given.replace('"blocks.*.up": "colwise", "head": "nonsense"', ""), encoding="utf-8")
+    model, _ = find_model(entry)
+    assert "tp" not in model.axes and model.notes == ("no tensor parallelism: its step asks for none",)
+
+
+def test_stages_share_the_model(entry):
+    model, parameters = find_model(entry)
+    mesh = parse_mesh("dp_shard=2")
+    first, middle, last = (
+        capture_stage(model, parameters, mesh, model.part(parameters, layers, start), several=False)
+        for start, layers in ((0, 2), (2, 3), (5, 1))
+    )
+    assert first.parameters == (2 * BLOCK + 512 * 64) // 2
+    assert middle.parameters == 3 * BLOCK // 2
+    assert last.parameters == (BLOCK + 512 * 64) // 2
+    assert first.output_bytes == middle.output_bytes == 32 * 64 * 2  # bf16, as FSDP computes
+    kinds = [[call.kind for call in stage.forward.calls] for stage in (first, middle, last)]
+    assert [("embedding" in some, some.count("addmm"), "nll_loss_forward" in some) for some in kinds] == [
+        (True, 4, False),
+        (False, 6, False),
+        (False, 2, True),
+    ]
+    report = simulate_plan(Plan(model, parameters, load_cluster("dgx-h100"), parse_mesh("pp=2,dp_shard=2,tp=2"), 4))
+    assert report.step_ns > 0
+
+
+def test_tied_parameters_are_on_both_ends_and_skips_are_refused(entry):
+    path, _, _ = entry.rpartition(":")
+    tied = PLAIN.replace(
+        "    def forward(self, x):\n        x = self.emb",
+        "        self.head.weight = self.embedding.weight\n\n    def forward(self, x):\n        x = self.emb",
+    )
+    assert tied != PLAIN
+    Path(path).write_text(tied, encoding="utf-8")
+    model, parameters = find_model(entry)
+    programs = [
+        capture_stage(model, parameters, Mesh({}), model.part(parameters, n, start))
+        for start, n in ((0, 1), (1, 4), (5, 1), (0, 6))
+    ]
+    assert [p.parameters for p in programs] == [BLOCK + 512 * 64, 4 * BLOCK, BLOCK + 512 * 64, 6 * BLOCK + 512 * 64]
+    skip = PLAIN.replace("x = self.embedding(x)", "x = y = self.embedding(x)").replace(
+        "self.head(x)", "self.head(x + y)"
+    )
+    Path(path).write_text(skip, encoding="utf-8")
+    model, _ = find_model(entry)
+    assert model.notes == ("no pipeline: what is computed before its blocks is read within or after them",)
+
+
+ATTENTION = """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.out = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.kv = nn.ModuleList(nn.Linear(64, 32) for _ in range(2))
+
+    def forward(self, x, angles):
+        q = self.q(x).view(*x.shape[:2], 4, 16) * angles
+        k, v = (part(x).view(*x.shape[:2], 2, 16).repeat_interleave(2, 2) for part in self.kv)
+        y = nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        return self.out(y.transpose(1, 2).flatten(2))
+"""
+
+
+def test_attention_is_divided_by_heads(entry):
+    path, _, _ = entry.rpartition(":")
+    text = PLAIN.replace("class Model(", f"{ATTENTION}\nclass Model(").replace(
+        "class Block", f"{ATTENTION}\nclass Block", 1
+    )
+    text = text.replace("nn.Linear(256, 64)\n", "nn.Linear(256, 64)\n        self.attention = Attention()\n")
+    text = text.replace(
+        "def forward(self, x):\n        return x +",
+        "def forward(self, x, angles):\n        x = x + self.attention(x, angles)\n        return x +",
+    )
+    text = text.replace(
+        "x = block(x)", "x = block(x, torch.arange(x.shape[1], device=x.device)[None, :, None, None].to(x.dtype).cos())"
+    )
+    Path(path).write_text(text, encoding="utf-8")
+    model, parameters = find_model(entry)
+    assert model.notes == () and model.function.tp_plan["blocks.*.attention"] == "input 1 of 2"
+    program = captured(entry, "tp=2")
+    assert count(program, "all_reduce") == 4 * 6  # as in Megatron-LM: two in the forward pass, two in the backward pass
+    assert any("flash" in call.kind and "[1,2,32,16]" in call.signature for call in program.forward.calls)
+    with pytest.raises(InvalidInput, match="2 heads"):
+        model.checks(parameters, parse_mesh("tp=4"))
 
 
 def test_what_is_no_training_step_is_named(entry):

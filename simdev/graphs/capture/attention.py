@@ -53,6 +53,8 @@ def flash_everywhere() -> Iterator[None]:
 def attend(attention, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
     """PyTorch's function ``attention`` by the kernel that a GPU chooses. Its dropout is left out."""
     masks, options = (attn_mask, 0.0, is_causal), {"scale": scale, "enable_gqa": enable_gqa}
+    if hasattr(query, "placements"):  # a DTensor, whose import would cost every capture a second
+        return _of_shards(attention, query, key, value, *masks, scale, enable_gqa)
     if _flash_only.get():
         return attention(query, key, value, *masks, **options)
     chosen = backend(query, key, value, attn_mask, is_causal=is_causal, enable_gqa=enable_gqa)
@@ -77,6 +79,23 @@ def attend(attention, query, key, value, attn_mask=None, dropout_p=0.0, is_causa
             return attention(query, key, value, *masks, **options)
     finally:
         _running.reset(token)
+
+
+def _of_shards(attention, query, key, value, mask, dropout_p, is_causal: bool, scale, enable_gqa: bool):
+    """Attention of DTensors that are divided by batch or heads: each rank's own shard, as DTensor divides the GPU's
+    ops. DTensor does not divide the ops of a CPU."""
+    from torch.distributed.tensor import DTensor
+
+    placements = query.placements
+    alike = all(isinstance(t, DTensor) and t.placements == placements for t in (key, value))
+    shards = all(p.is_replicate() or (p.is_shard() and p.dim in (0, 1)) for p in placements)
+    if not (alike and shards) or (mask is not None and mask.dim() > 2 and max(mask.shape[:-2]) > 1):
+        message = "scaled_dot_product_attention takes DTensors that are divided by batch or heads, all in one way"
+        raise NotImplementedError(message)
+    local = mask.to_local() if isinstance(mask, DTensor) else mask
+    parts = (tensor.to_local() for tensor in (query, key, value))
+    out = attend(attention, *parts, local, dropout_p, is_causal, scale, enable_gqa)
+    return DTensor.from_local(out, query.device_mesh, placements, run_check=False)
 
 
 def _of_gpu(chosen: SDPBackend, query, key, value, mask, is_causal: bool, scale):

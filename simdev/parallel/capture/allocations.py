@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from simdev.graphs.parallel_model import ParallelModel, Part
+from simdev.parallel.capture.fakes import to_fakes
 from simdev.parallel.capture.record import RankRecorder
 from simdev.parallel.capture.ring import ring_attention
 from simdev.parallel.capture.stage import StageRun, fake_process_group
@@ -67,7 +68,7 @@ def record(
             made = model.function(torch_mesh, part, **parameters)
             made = replace(made, sync=None) if each else made
             with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
-                made.module.to_empty(device="cpu")
+                to_fakes(made.module)
                 run = _Marks(made, recorder, mesh, {})
                 _, _, count = run.step(microbatches, part)
         finally:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from simdev.graphs.capture.trace import (
     DTYPES,
@@ -180,14 +180,14 @@ class RankRecorder(TorchDispatchMode):
         self._patch(torch.UntypedStorage, "resize_", watched)
         propagate = ShardingPropagator._propagate_tensor_meta_non_cached
 
-        def unrecorded(propagator, schema):
-            self._paused = True
+        def not_recorded(propagator, schema):
+            before, self._paused = self._paused, True
             try:
                 return propagate(propagator, schema)
             finally:
-                self._paused = False
+                self._paused = before
 
-        self._patch(ShardingPropagator, "_propagate_tensor_meta_non_cached", unrecorded)
+        self._patch(ShardingPropagator, "_propagate_tensor_meta_non_cached", not_recorded)
         for module, launcher in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
             if module in sys.modules:
                 self._patch(getattr(sys.modules[module], launcher), "run", self._launch())
@@ -352,6 +352,20 @@ class RankRecorder(TorchDispatchMode):
         entry.in_backward = torch._C._current_graph_task_id() != -1
         stream.last = len(self.entries)
         self.entries.append(entry)
+
+
+@contextlib.contextmanager
+def unrecorded():
+    """While active, no recorder of this thread records."""
+    active = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, RankRecorder)]
+    before = [mode._paused for mode in active]
+    for mode in active:
+        mode._paused = True
+    try:
+        yield
+    finally:
+        for mode, paused in zip(active, before, strict=True):
+            mode._paused = paused
 
 
 def _batched(args, out) -> tuple[str, int]:

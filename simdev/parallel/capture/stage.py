@@ -24,6 +24,7 @@ from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
 from simdev.parallel.capture import kept
 from simdev.parallel.capture.cut import cut
+from simdev.parallel.capture.fakes import to_fakes
 from simdev.parallel.capture.matching import check_matching
 from simdev.parallel.capture.split import SplitBackward, keep_gathered, reduce_gradients
 from simdev.parallel.mesh import Mesh
@@ -217,7 +218,7 @@ def _capture(
             stage = replace(stage, sync=None) if each else stage
             microbatches = 1 if not several else 3 if stage.sync else 2
             with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
-                stage.module.to_empty(device="cpu")
+                to_fakes(stage.module)
                 run = StageRun(stage, RankRecorder(stage.rows), mesh, segments)
                 figures = run.split_step(part) if split else run.step(microbatches, part)
         finally:

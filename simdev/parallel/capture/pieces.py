@@ -47,7 +47,7 @@ class Ends:
     dtype: Any
 
 
-class _Reader(TorchFunctionMode):
+class _Phases(TorchFunctionMode):
     """Remembers the phase of the forward pass in which each parameter is used."""
 
     def __init__(self, names: dict[int, str]):
@@ -67,7 +67,7 @@ def read_ends(model, run: Callable[[], Any], blocks: Blocks) -> Ends:
     """What runs before and after the blocks of ``model``; ``run`` runs the forward pass, on fake tensors. Raises
     :class:`NotApart`."""
     inside = {id(p) for block in blocks.modules for p in block.parameters()}
-    reader = _Reader({id(p): name for name, p in model.named_parameters()})
+    reader = _Phases({id(p): name for name, p in model.named_parameters()})
     passed: list = []
 
     def enter(block, args, kwargs, number):

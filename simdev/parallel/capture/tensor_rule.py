@@ -33,7 +33,7 @@ STYLES = ("colwise", "rowwise", "input N of M")
 
 
 @dataclass(frozen=True)
-class Group:
+class Divided:
     """Products that are divided together. ``heads`` are the sizes that the ranks of ``tp`` have to divide."""
 
     columns: tuple[str, ...]
@@ -94,7 +94,7 @@ class _Follow(TorchFunctionMode):
                     self.heads.setdefault(source, set()).add(after[-2])
 
 
-def find_groups(model, run: Callable[[], Any], blocks: Blocks | None) -> list[Group]:
+def find_groups(model, run: Callable[[], Any], blocks: Blocks | None) -> list[Divided]:
     """The groups of products that the rule finds; ``run`` runs the forward pass on fake tensors. Blocks have to be
     alike, so that a group of one block is a group of each."""
     follow = _Follow(model)
@@ -116,7 +116,7 @@ def find_groups(model, run: Callable[[], Any], blocks: Blocks | None) -> list[Gr
     for row, columns in follow.read_by.items():
         groups.setdefault(columns, set()).add(row)
     all_rows = set(follow.read_by)
-    found: dict[tuple, Group] = {}
+    found: dict[tuple, Divided] = {}
     for columns, rows in groups.items():
         others = any(columns & other for other in groups if other != columns)
         if others or columns & (follow.dead | all_rows) or (columns | rows) & follow.several:
@@ -127,7 +127,7 @@ def find_groups(model, run: Callable[[], Any], blocks: Blocks | None) -> list[Gr
         if shared is not None:
             plan = {pattern(shared[0], blocks): shared[1], **plan}
         heads = {n for name in columns for n in follow.heads.get(name, {follow.modules[name].out_features})}
-        group = Group(tuple(sorted(columns)), tuple(sorted(rows)), tuple(plan.items()), tuple(sorted(heads)))
+        group = Divided(tuple(sorted(columns)), tuple(sorted(rows)), tuple(plan.items()), tuple(sorted(heads)))
         found.setdefault(group.plan, group)
     return list(found.values())
 

@@ -9,7 +9,7 @@ import typer
 
 from simdev.cli.app import ABOUT, command
 from simdev.cli.options import JsonOption
-from simdev.cli.tables import print_json
+from simdev.cli.tables import print_answer
 
 
 @command("doctor", topic=ABOUT)
@@ -30,4 +30,4 @@ def doctor(
         for step in warm_all():
             print(f"compiling: {step}", file=sys.stderr, flush=True)
     found = diagnose()
-    print_json(found, indent=1) if as_json else report(found)
+    print_answer(found, [report(found)], as_json)

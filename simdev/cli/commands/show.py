@@ -10,7 +10,7 @@ import typer
 from simdev.cli import completion
 from simdev.cli.app import command
 from simdev.cli.options import JsonOption
-from simdev.cli.tables import print_json
+from simdev.cli.tables import print_answer
 from simdev.errors import InvalidInput
 
 
@@ -39,4 +39,4 @@ def show(
         if out is not None:
             raise InvalidInput("only topologies are drawn", source=what)
         summary, text = describe.summarise_graph(registry.load_workload(what)), describe.graph_text
-    print_json(summary, indent=1) if as_json else text(summary)
+    print_answer(summary, [text(summary)], as_json)

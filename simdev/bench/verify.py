@@ -25,7 +25,7 @@ from simdev.bench.inventory import file_differences
 from simdev.bench.matrix import Run, parse_budget, repeatable
 from simdev.bench.objective import parse_objective
 from simdev.bench.plan_rows import PLANS, PlanRow
-from simdev.bench.plan_verify import check_plan
+from simdev.bench.plan_verify import check_plan, impossible
 from simdev.bench.plan_verify import title as plan_title
 from simdev.bench.release import faults
 from simdev.bench.rows import RESULTS, Row
@@ -123,7 +123,7 @@ def _key(row: Row | PlanRow) -> tuple:
 
 
 def _schedule(pool, folder: Path, row: Row | PlanRow, check: Check):
-    """The future of a row, or None if its budget cannot be read; :func:`_impossible` reports that error. Rows of one
+    """The future of a row, or None if its budget cannot be read; :func:`_senseless` reports that error. Rows of one
     job share a process, because they share captures."""
     with contextlib.suppress(InvalidInput):
         kind = "" if isinstance(row, Row) else f"{row.model} on {row.cluster}"
@@ -139,7 +139,7 @@ def _check_limited(folder: Path, row: Row | PlanRow, check: Check) -> tuple[list
 def _answer(row: Row | PlanRow, future, check: Check) -> tuple[list[Difference], str]:
     """The differences of a row, and why it was not run again. If its worker died, only this row is at fault."""
     try:
-        return future.result() if future is not None else (_impossible(row), "")
+        return future.result() if future is not None else (_senseless(row), "")
     except SimdevError as error:
         text = str(error)
     except TimeoutError:
@@ -210,6 +210,11 @@ def _why_not_again(row: Row, spec: PlacerSpec | None, check: Check) -> str:
         if differs:
             return f"different processor ({differs}): its placer learns in floating point"
     return ""
+
+
+def _senseless(row: Row | PlanRow) -> list[Difference]:
+    """The cells of a row that no run gives, whatever its placement or plan."""
+    return _impossible(row) if isinstance(row, Row) else impossible(row)
 
 
 def _impossible(row: Row) -> list[Difference]:

@@ -80,11 +80,15 @@ def cell(row: Row | None) -> str:
 
 def failures(rows: Iterable[Row]) -> list[str]:
     """A line for each run that was skipped or failed, with the reason; equal reasons of a placer share a line."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    found: dict[tuple[str, str, str], Counter[str]] = {}
     for row in rows:
         if row.status != "ok":
-            found.setdefault((row.entry, row.status, row.error), []).append(row.workload)
-    return [f"{entry}: {status} on {', '.join(on)}: {why}" for (entry, status, why), on in sorted(found.items())]
+            found.setdefault((row.entry, row.status, row.error), Counter())[row.workload] += 1
+    lines = []
+    for (entry, status, why), counts in sorted(found.items()):
+        on = [name if count == 1 else f"{name} ({count} runs)" for name, count in counts.items()]
+        lines.append(f"{entry}: {status} on {', '.join(on)}: {why}")
+    return lines
 
 
 def headline(rows: list[Row], out: Path) -> str:

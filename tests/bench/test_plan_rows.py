@@ -64,6 +64,44 @@ def test_a_search_is_a_curve_that_falls_to_its_plan(board):
     assert curve[-1][2] == by_name(rows)["search"].step_ns
 
 
+def test_every_command_reads_rows_of_planners(board, tmp_path, monkeypatch, capsys):
+    from simdev.cli import main as cli
+
+    def answer(*words):
+        monkeypatch.setattr("sys.argv", ["simdev", *map(str, words), "--json"])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        assert left.value.code in (None, 0)
+        return json.loads(capsys.readouterr().out)
+
+    folder, rows = board
+    found, case = by_name(rows), ("-w", f"{MODEL}, batch 16", "-t", "dgx-a100")
+    ranking = answer("leaderboard", folder)["ranking"]
+    assert {line["placer"]: line["solved"] for line in ranking} == {"ddp": "1", "fsdp": "0", "search": "1"}
+    (gap,) = answer("gaps", folder)
+    best = found["search"]
+    assert float(gap["best ms"]) == pytest.approx(best.step_ns / 1e6, abs=1e-3)
+    assert float(gap["bound ms"]) == pytest.approx(best.bound_ns / 1e6, abs=1e-3)
+    (points,) = [run["points"] for run in answer("curve", folder, *case) if run["placer"] == "search"]
+    assert points[-1][2] == best.step_ns
+    seconds = pytest.approx(best.step_ns / 1e9)
+    said = answer("explain", folder, *case)
+    assert said["step_time_s"] == seconds and "kernels" in " ".join(said["findings"])
+    slower = answer("explain", folder, *case, "-p", "ddp")
+    assert slower["step_time_s"] == pytest.approx(found["ddp"].step_ns / 1e9)
+    for picture in (tmp_path / "plan.svg", tmp_path / "plan.json"):
+        assert answer("view", folder, *case, "-o", picture) == {"written": [str(picture)], "step_time_s": seconds}
+        assert picture.stat().st_size > 200
+    assert answer("compare", folder, folder) == []
+    other = tmp_path / "other"
+    other.mkdir()
+    write(other, [row for row in rows if row.planner != "search"])
+    (line,) = answer("compare", folder, other)
+    assert "search" in line["entry"] and answer("compare", other, folder) != [line]
+    assert answer("submit", folder, "-o", tmp_path / "plans.zip")["rows"] == 3
+    assert answer("verify", tmp_path / "plans.zip", "--jobs", 1) == []
+
+
 def test_finished_runs_are_kept_and_a_shipped_table_is_taken_over(board, tmp_path):
     from simdev.bench.bench import Observer
 

@@ -36,8 +36,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; _HOME says the same to 
     from simdev.planners.job import Job as Job
     from simdev.planners.plan_file import load_plan as load_plan
     from simdev.planners.plan_file import save_plan as save_plan
+    from simdev.planners.planner import find_planner as find_planner
     from simdev.planners.planner import planner as planner
-    from simdev.planners.registry import find_planner as find_planner
     from simdev.problem.costs import CostModel as CostModel
     from simdev.problem.costs import CostTable as CostTable
     from simdev.problem.graph import ComputationGraph as ComputationGraph
@@ -80,7 +80,7 @@ _HOME = {
     "Unsupported": "errors",
     "apply": "integrations.apply",
     "find_placer": "placers.registry",
-    "find_planner": "planners.registry",
+    "find_planner": "planners.planner",
     "from_networkx": "graphs.importers.networkx_graph",
     "import_graph": "graphs.importers",
     "load_graph": "problem.graph_file",

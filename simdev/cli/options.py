@@ -98,3 +98,16 @@ BackendOption = Annotated[Backend, typer.Option(help="Processes of this machine,
 SchedulerOption = Annotated[str | None, typer.Option(help="Address of the Dask scheduler.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where to write.", callback=in_a_folder)]
+
+# of the commands that execute training steps
+StepArgument = Annotated[
+    str, typer.Argument(help="Workload id, or my_model.py:make_step.", autocompletion=completion.workloads)
+]
+MachineArgument = Annotated[
+    str,
+    typer.Argument(help="Topology of this computer (simdev profile writes one).", autocompletion=completion.machines),
+]
+SmallOption = Annotated[bool, typer.Option("--small", help="Use a size at which a step takes 0.1 to 2 s on one core.")]
+RepeatsOption = Annotated[int, typer.Option(help="Number of measured steps.")]
+SeedOption = Annotated[int, typer.Option(help="Seed of the parameters, the batch and the placements.")]
+FolderOption = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.", callback=in_a_folder)]

@@ -1,4 +1,4 @@
-"""Tables on the terminal, and the same figures as JSON."""
+"""What commands print: tables, boards and schedules, and the same figures as JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from simdev.bench.plan_rows import PlanRow
+    from simdev.bench.rows import Row
 
 
 def print_figures(
@@ -86,3 +91,62 @@ def print_table(header: list[str], lines: list[list[str]]) -> None:
             cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())
+
+
+def board_answer(rows: list[Row | PlanRow]) -> dict:
+    """What ``--json`` prints of a board: the ranking, and the best result of each case."""
+    from simdev.bench import score
+    from simdev.bench.plan_rows import as_row
+
+    found = list(map(as_row, rows))
+    return {"ranking": score.ranking(found), "leaderboard": score.leaderboard(found)}
+
+
+def print_board(rows: list[Row | PlanRow], out: Path) -> None:
+    """The tables of rows of placers, of planners, or of both."""
+    from simdev.bench.plan_rows import as_row
+    from simdev.report.summary import LEGEND, PLAN_LEGEND, board, failures, headline
+
+    found = [as_row(row) for row in rows]
+    for title, header, lines in board(found):
+        print(f"\n{title}")
+        print_table(header, lines)
+    plans = {row.objective == "plan" for row in found}
+    print("\n".join([LEGEND] * (False in plans) + [PLAN_LEGEND] * (True in plans)))
+    for line in failures(found):
+        print(line, file=sys.stderr)
+    print(headline(found, out))
+
+
+def print_schedule(problem, placement, schedule, as_json: bool) -> None:
+    from simdev.bench.run import overflow_text
+
+    names = [device.name for device in problem.topology.devices]
+    counts = [int((placement.devices == number).sum()) for number in range(len(names))]
+    report = {
+        "graph": problem.graph.name,
+        "fingerprint": problem.graph.fingerprint,
+        "topology": problem.topology.name,
+        "cost_hash": problem.costs.hash,
+        "placement": placement.hash,
+        "feasible": bool(schedule.feasible),
+        "step_time_s": schedule.step_ns / 1e9,
+        "step_ns": int(schedule.step_ns),
+        "comm_bytes": int(schedule.comm_bytes),
+        "overflow": overflow_text(problem, schedule),
+        "devices": {
+            name: {"ops": count, "peak_memory_bytes": int(peak), "capacity_bytes": int(capacity)}
+            for name, count, peak, capacity in zip(
+                names, counts, schedule.peak_bytes, problem.topology.memory_bytes, strict=True
+            )
+        },
+    }
+    if as_json:
+        print_json(report)
+        return
+    verdict = "" if schedule.feasible else f"  OUT OF MEMORY by bytes {report['overflow']}"
+    print(f"{problem.graph.name} on {problem.topology.name}: {schedule.step_ns / 1e6:.3f} ms{verdict}")
+    print(f"transfers {schedule.comm_bytes / 2**20:.1f} MiB")
+    for name, device in report["devices"].items():
+        peak, capacity = device["peak_memory_bytes"] / 2**30, device["capacity_bytes"] / 2**30
+        print(f"  {name:8} {device['ops']:7} ops  peak {peak:8.3f} of {capacity:.3f} GiB")

@@ -8,8 +8,7 @@ from simdev.planners.budget import PlanBudget
 from simdev.planners.evaluate import Evaluator
 from simdev.planners.job import Choice, Job
 from simdev.planners.outcome import Outcome
-from simdev.planners.planner import PlannerSpec, planner
-from simdev.planners.registry import find_planner, planners
+from simdev.planners.planner import PlannerSpec, find_planner, planner, planners
 
 __all__ = [
     "Choice",

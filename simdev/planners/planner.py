@@ -92,3 +92,14 @@ def planner(
         return function
 
     return register
+
+
+def planners() -> dict[str, PlannerSpec]:
+    """Every registered planner, by name."""
+    return SHELF.load()
+
+
+def find_planner(entry: str) -> tuple[PlannerSpec, dict[str, Any]]:
+    """The planner and the parameters that an id names, also in a file of the user (``my_planners.py:name``), which is
+    executed. Raises :class:`UnknownName` or :class:`InvalidInput`."""
+    return SHELF.find(entry)

@@ -12,7 +12,6 @@ import typer
 
 from simdev.cli import completion
 from simdev.cli.app import BENCHMARK, command
-from simdev.cli.board import board_answer, print_board
 from simdev.cli.options import (
     Aim,
     Backend,
@@ -30,7 +29,7 @@ from simdev.cli.options import (
     given,
     positive,
 )
-from simdev.cli.tables import print_json
+from simdev.cli.tables import board_answer, print_board, print_json
 from simdev.errors import InvalidInput
 
 if TYPE_CHECKING:

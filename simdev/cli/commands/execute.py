@@ -8,9 +8,20 @@ from typing import Annotated
 import typer
 
 from simdev.cli.app import REAL, command
-from simdev.cli.options import JsonOption, Order, OrderOption, PlacerOption, in_a_folder, positive
+from simdev.cli.options import (
+    JsonOption,
+    MachineArgument,
+    Order,
+    OrderOption,
+    PlacerOption,
+    RepeatsOption,
+    SeedOption,
+    SmallOption,
+    StepArgument,
+    in_a_folder,
+    positive,
+)
 from simdev.cli.problems import run_placer
-from simdev.cli.steps import MachineArgument, RepeatsOption, SeedOption, SmallOption, StepArgument
 from simdev.cli.tables import print_json
 from simdev.errors import InvalidInput
 

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from simdev.cli.app import BENCHMARK, command
-from simdev.cli.board import board_answer, print_board
 from simdev.cli.options import JsonOption, in_a_folder
-from simdev.cli.tables import print_answer, print_json
+from simdev.cli.tables import board_answer, print_answer, print_board, print_json
 from simdev.errors import InvalidInput
 
 

@@ -24,7 +24,7 @@ from simdev.cli.options import (
     in_a_folder,
 )
 from simdev.cli.problems import build_problem, run_placer
-from simdev.cli.schedules import print_schedule
+from simdev.cli.tables import print_schedule
 from simdev.errors import InvalidInput, UnknownName
 
 

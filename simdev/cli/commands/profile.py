@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from simdev.cli.app import REAL, command
-from simdev.cli.options import JsonOption, positive
-from simdev.cli.steps import FolderOption, RepeatsOption, SeedOption, SmallOption
+from simdev.cli.options import FolderOption, JsonOption, RepeatsOption, SeedOption, SmallOption, positive
 from simdev.cli.tables import print_answer
 from simdev.errors import InvalidInput
 

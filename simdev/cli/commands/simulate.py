@@ -24,8 +24,7 @@ from simdev.cli.options import (
     TopologyArgument,
 )
 from simdev.cli.problems import build_problem, run_placer
-from simdev.cli.schedules import print_schedule
-from simdev.cli.tables import print_answer, print_json
+from simdev.cli.tables import print_answer, print_json, print_schedule
 from simdev.errors import InvalidInput
 
 

@@ -50,7 +50,7 @@ def parts() -> dict[str, dict[str, list[str]]]:
         },
         "zoo": {"zoo draw": [f"{TOOLS}/zoo.py", "{out}/zoo.jsonl", "--draw", str(today)]},
         "boards": {
-            "tables of pages": [f"{TOOLS}/boards.py", "--tables"],
+            "facts of pages": ["docs/facts.py"],
             **{f"board {path.name}": [f"{TOOLS}/boards.py", path.name] for path in boards},
         },
         "newest": {"newest libraries": ["tests/smoke_newest.py"]},

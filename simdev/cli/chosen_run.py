@@ -41,6 +41,26 @@ def chosen_run(run: Path, workload: str | None, topology: str | None, placer: st
     return Explanation(problem, placement, sim.simulate(problem, placement))
 
 
+def compared_runs(folder: Path, workload: str | None, topology: str | None, before: str, placer: str | None):
+    """The runs of two placers on one problem of a result folder, as :class:`Explanation`, and the names of both.
+
+    The first is that of ``before``, the second that of ``placer`` (default: the best)."""
+    from simdev import sim
+    from simdev.bench.rows import Row
+    from simdev.report.explain import Explanation
+
+    if not folder.is_dir():
+        raise InvalidInput("--before compares the runs of a result folder", source=folder)
+    rows = [_best_row(folder, workload, topology, name) for name in (before, placer)]
+    if not all(isinstance(row, Row) for row in rows):
+        raise InvalidInput("--before compares placements, not plans", source=folder)
+    found = []
+    for row in rows:
+        problem, placement = _stored(folder, row)
+        found.append(Explanation(problem, placement, sim.simulate(problem, placement)))
+    return *found, (rows[0].entry, rows[1].entry)
+
+
 def _best_row(folder: Path, workload: str | None, topology: str | None, placer: str | None):
     """The best stored run of a result folder among those that the options name."""
     from simdev.bench.plan_rows import as_row, full_name, read_folder

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from simdev.planners.job import Choice
+
+PARTS = ("computes", "waits only for its collectives", "idle")
+COLOURS = ("#0072b2", "#e69f00", "#d0d0d0")  # Okabe and Ito (2008), and grey
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,33 @@ class Outcome:
     def fits(self) -> bool:
         """Whether the plan fits in memory and has a step time."""
         return self.overflow_bytes == 0 and self.step_ns is not None
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the step of each pipeline rank. Needs matplotlib.
+
+        A bar for each rank shows how long it computes, waits only for its own collectives, and is idle (ms); the text
+        behind it is its memory. Draws on ``axes``, or on new ones, and returns the matplotlib axes. Raises
+        :class:`ValueError` for a plan that was not simulated.
+        """
+        if self.step_ns is None:
+            raise ValueError(f"{self.choice} was not simulated")
+        from matplotlib import pyplot
+
+        ranks = range(len(self.peak_bytes))
+        axes = pyplot.subplots(figsize=(9, 0.4 * len(ranks) + 1.2), layout="constrained")[1] if axes is None else axes
+        left = [0.0 for _ in ranks]
+        for label, colour, times in zip(PARTS, COLOURS, (self.compute_ns, self.exposed_ns, self.idle_ns), strict=True):
+            ms = [time / 1e6 for time in times]
+            axes.barh(ranks, ms, left=left, color=colour, label=label)
+            left = [before + more for before, more in zip(left, ms, strict=True)]
+        for rank, peak in enumerate(self.reserved_bytes or self.peak_bytes):
+            axes.text(left[rank], rank, f" {peak / 2**30:.0f} GiB", va="center", fontsize="small")
+        axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
+        axes.invert_yaxis()
+        axes.set_xlabel("ms of the step")
+        axes.set_title(f"{self.choice}: {self.step_ns / 1e6:,.1f} ms", loc="left", fontsize="medium")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3, frameon=False, fontsize="small")
+        return axes
 
     def __lt__(self, other: Outcome) -> bool:
         return self.rank < other.rank

@@ -4,6 +4,7 @@ device computes which module."""
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 
@@ -12,121 +13,172 @@ from simdev.files import replacing
 from simdev.problem.graph import PHASES, ComputationGraph
 from simdev.report.explain import REASONS, Explanation
 from simdev.report.labels import plain
+from simdev.sim.plot import PIXELS, SHADES, bars, device_rows, hue
 
-PHASE_COLOURS = ("#4477aa", "#ee6677", "#228833")
-REASON_COLOURS = {
-    "compute": "#4477aa",
-    "device": "#ccbb44",
-    "transfer": "#ee6677",
-    "link": "#aa3377",
-    "launch": "#66ccee",
+GREYS = dict(zip(REASONS, ("#222222", "#666666", "#8c8c8c", "#b0b0b0", "#d0d0d0"), strict=True))
+SPENT = {
+    "compute": "computing",
+    "device": "waiting for busy devices",
+    "transfer": "transferring tensors",
+    "link": "waiting for busy links",
+    "launch": "waiting for the host",
 }
-MOST_CHANNELS = 16  # only the busiest channels are drawn
+LINK = "#9a9a9a"
+MOST_CHANNELS = 4  # only the busiest channels are drawn
 MOST_MODULES = 20
 LEAST_SHARE = 0.005  # of the compute time: smaller modules are not drawn
-PIXELS = 1600  # intervals closer than a pixel are drawn as one
 
 
 def draw(explanation: Explanation, path: str | os.PathLike) -> None:
     """Draw a schedule to ``path``; its ending (png, svg or pdf) gives the format. Raises :class:`InvalidInput` for
-    another ending."""
+    another ending.
+
+    A device has one hue in all panels, a phase one shade of it; links and reasons are grey."""
+    pyplot = _pyplot(path)
+    shown = _computing(explanation)
+    rows = len(shown) + min(MOST_CHANNELS, len(explanation.channel_users))
+    names, numbers = modules(explanation.graph)
+    heights = [0.34 * rows + 0.6, 0.35 * len(shown) + 1.2, 0.5, 0.2 * len(names) + 0.4]
+    figure, (gantt, memory, why, where) = pyplot.subplots(
+        4, 1, figsize=(12, sum(heights) + 2.4), height_ratios=heights, layout="constrained"
+    )
+    figure.suptitle(plain(message(explanation)), fontweight="bold")
+    memory.sharex(gantt)
+    _draw_gantt(gantt, explanation, shown)
+    _draw_memory(memory, explanation)
+    _draw_reasons(why, explanation)
+    _draw_modules(where, explanation, names, numbers)
+    _save(figure, path, message(explanation), dpi=110)
+
+
+def draw_before(before: Explanation, after: Explanation, names: tuple[str, str], path: str | os.PathLike) -> None:
+    """Draw two placements of one step as strips over the same time, 1,200 times 500 pixels: a row for each device that
+    computes. ``names`` are those of their placers. The picture holds :func:`sentence`. Raises :class:`InvalidInput` for
+    an ending other than png, svg or pdf."""
+    pyplot = _pyplot(path)
+    both = [(before, _computing(before)), (after, _computing(after))]
+    figure, panels = pyplot.subplots(
+        2, 1, figsize=(12, 5), height_ratios=[len(shown) + 0.6 for _, shown in both], sharex=True, layout="constrained"
+    )
+    figure.suptitle(plain(_headline(before, after)), fontsize=15, fontweight="bold")
+    for axes, (one, shown), name in zip(panels, both, names, strict=True):
+        device_rows(axes, one.schedule, one.device, shown, one.graph.op_phase)
+        axes.set_yticks(range(len(shown)), [plain(one.device_names[device]) for device in shown], fontsize=12)
+        fits = "" if one.schedule.feasible else ", does not fit in memory"
+        axes.set_title(plain(f"{name}: {one.schedule.step_ns / 1e6:,.1f} ms{fits}"), loc="left", fontsize=12)
+    longest = max(one.schedule.step_ns for one, _ in both) / 1e6
+    panels[0].set_xlabel("")
+    panels[1].set_xlim(0, longest * 1.005)
+    panels[1].set_xlabel("ms after the start of the step", fontsize=11)
+    figure.legend(handles=_phase_handles(after), loc="outside lower center", ncols=3, frameon=False, fontsize=11)
+    _save(figure, path, sentence(before, after, names), dpi=100)
+
+
+def message(explanation: Explanation) -> str:
+    """The title of a picture: the step time, and what most of it is spent on."""
+    step_ns = explanation.schedule.step_ns
+    reason, ns = max(explanation.attribution.items(), key=lambda entry: entry[1])
+    spent = f", {ns / max(1, step_ns):.0%} of it {SPENT[reason]}" if ns else ""
+    fits = "" if explanation.schedule.feasible else "  OUT OF MEMORY"
+    return f"{explanation.graph.name} on {explanation.topology.name}: {step_ns / 1e6:,.3f} ms{spent}{fits}"
+
+
+def sentence(before: Explanation, after: Explanation, names: tuple[str, str]) -> str:
+    """What a picture of :func:`draw_before` shows, with its figures: whoever compares it with the board sees whether
+    the picture is stale."""
+    times = (f"{name} {one.schedule.step_ns} ns" for name, one in zip(names, (before, after), strict=True))
+    return f"{after.graph.name} on {after.topology.name}: {', '.join(times)}"
+
+
+def _headline(before: Explanation, after: Explanation) -> str:
+    old, new = before.schedule.step_ns, after.schedule.step_ns
+    change = f"{1 - new / old:.0%} shorter" if new <= old else f"{new / old - 1:.0%} longer"
+    devices = len(_computing(after))
+    where = f"on {devices} devices" if devices > 1 else "on one device"
+    return f"{after.graph.name}: a training step {where} of {after.topology.name} is {change}"
+
+
+def _pyplot(path: str | os.PathLike):
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    kind = os.path.splitext(path)[1].lower().lstrip(".")
-    if kind not in ("png", "svg", "pdf"):
+    if _kind(path) not in ("png", "svg", "pdf"):
         raise InvalidInput("pictures end in .png, .svg or .pdf", source=path)
-    rows = explanation.topology.n_devices + min(MOST_CHANNELS, len(explanation.channel_users))
-    names, numbers = modules(explanation.graph)
-    heights = [0.3 * rows + 0.8, 0.35 * explanation.topology.n_devices + 1.2, 0.55, 0.2 * len(names) + 0.4]
-    figure, (gantt, memory, why, where) = pyplot.subplots(
-        4, 1, figsize=(12, sum(heights) + 2.2), height_ratios=heights, layout="constrained"
-    )
-    s = explanation.schedule
-    fits = "" if s.feasible else "  OUT OF MEMORY"
-    figure.suptitle(plain(f"{explanation.graph.name} on {explanation.topology.name}: {s.step_ns / 1e6:,.3f} ms{fits}"))
-    memory.sharex(gantt)
-    _draw_gantt(gantt, explanation)
-    _draw_memory(memory, explanation)
-    _draw_reasons(why, explanation)
-    _draw_modules(where, explanation, names, numbers)
+    return pyplot
+
+
+def _kind(path: str | os.PathLike) -> str:
+    return os.path.splitext(path)[1].lower().lstrip(".")
+
+
+def _save(figure: Any, path: str | os.PathLike, text: str, dpi: int) -> None:
+    from matplotlib import pyplot
+
+    kind = _kind(path)
+    about = {"png": {"Description": text}, "svg": {"Date": None, "Description": text}, "pdf": {"Subject": text}}[kind]
     with replacing(path) as file:
-        figure.savefig(file, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(file, format=kind, dpi=dpi, metadata=about)
     pyplot.close(figure)
 
 
-def merged(begin: np.ndarray, end: np.ndarray, gap_ns: int) -> np.ndarray:
-    """Join intervals that are at most ``gap_ns`` apart. Returns int64 ``(k, 2)``: begin and end in ns, sorted by
-    begin."""
-    order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], np.maximum.accumulate(end[order])
-    first = np.concatenate([[True], begin[1:] > end[:-1] + gap_ns])[: len(begin)]
-    starts = np.flatnonzero(first)
-    return np.stack([begin[starts], np.concatenate([end[starts[1:] - 1], end[-1:]])], axis=1)
+def _computing(explanation: Explanation) -> list[int]:
+    """The devices that compute, in the order of the machine."""
+    return sorted(set(explanation.device.tolist()))
 
 
-def _bars(axes, row: float, begin, end, gap: int, colour: str, height: float = 0.72) -> None:
-    if len(begin):
-        spans = merged(begin, end, gap) / 1e6
-        axes.broken_barh(
-            np.stack([spans[:, 0], np.maximum(spans[:, 1] - spans[:, 0], 1e-9)], axis=1),
-            (row - height / 2, height),
-            facecolors=colour,
-            linewidth=0,
-        )
+def _phase_handles(explanation: Explanation) -> list:
+    """The shades of the phases, on the hue of the first device that computes."""
+    from matplotlib.patches import Patch
+
+    first = _computing(explanation)[0]
+    pairs = zip(PHASES, SHADES, strict=True)
+    return [Patch(color=hue(first, shade), label=phase) for phase, shade in pairs]
 
 
-def _draw_gantt(axes, explanation: Explanation) -> None:
+def _draw_gantt(axes, explanation: Explanation, shown: list[int]) -> None:
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     s, gap = explanation.schedule, explanation.schedule.step_ns // PIXELS
-    labels: list[str] = []
-    for device, name in enumerate(explanation.device_names):
-        ops = np.flatnonzero(explanation.device == device)
-        for phase, colour in enumerate(PHASE_COLOURS):
-            mine = ops[explanation.graph.op_phase[ops] == phase]
-            _bars(axes, len(labels), s.op_start[mine], s.op_finish[mine], gap, colour)
-        labels.append(f"{name} ({len(ops):,} ops)")
+    device_rows(axes, s, explanation.device, shown, explanation.graph.op_phase)
+    counts = np.bincount(explanation.device, minlength=len(explanation.device_names))
+    labels = [f"{explanation.device_names[device]} ({counts[device]:,} ops)" for device in shown]
     taken = s.transfer_finish - s.transfer_start
     busiest = sorted(explanation.channel_users, key=lambda channel: -taken[explanation.channel_users[channel]].sum())
     for channel in sorted(busiest[:MOST_CHANNELS]):
         users = explanation.channel_users[channel]
-        _bars(axes, len(labels), s.transfer_start[users], s.transfer_finish[users], gap, "#888888", 0.5)
+        bars(axes, len(labels), s.transfer_start[users], s.transfer_finish[users], gap, LINK, 0.4)
         labels.append(explanation.channel_name(channel))
     for link in explanation.chain:
         if link.reason in ("compute", "device"):
-            row = int(explanation.device[link.item])
+            row = shown.index(int(explanation.device[link.item]))
             axes.plot([link.begin_ns / 1e6, link.end_ns / 1e6], [row + 0.43] * 2, color="black", lw=1.2)
-    axes.set_yticks(range(len(labels)), map(plain, labels), fontsize=8)
+    axes.set_yticks(range(len(labels)), map(plain, labels), fontsize=9)
     axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.set_xlim(0, s.step_ns / 1e6)
-    shown = f" (the busiest {MOST_CHANNELS} of {len(busiest)} channels in use)" if len(busiest) > MOST_CHANNELS else ""
-    axes.set_xlabel(f"ms{shown}")
-    handles = [Patch(color=colour, label=phase) for phase, colour in zip(PHASES, PHASE_COLOURS, strict=True)]
-    handles += [Patch(color="#888888", label="transfers"), Patch(color="black", label="critical chain")]
-    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=8, frameon=False)
+    left_out = len(busiest) - MOST_CHANNELS
+    axes.set_xlabel(f"ms (the {MOST_CHANNELS} busiest of {len(busiest)} links)" if left_out > 0 else "ms")
+    handles = _phase_handles(explanation)
+    handles += [Patch(color=LINK, label="transfers"), Line2D([], [], color="black", lw=1.2, label="critical chain")]
+    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=9, frameon=False)
 
 
 def _draw_memory(axes, explanation: Explanation) -> None:
-    from matplotlib import colormaps
-
     for device, name in enumerate(explanation.device_names):
         times, used = explanation.memory(device)
-        colour = colormaps["tab10"](device % 10)
         capacity = int(explanation.topology.memory_bytes[device])
         peak = int(explanation.schedule.peak_bytes[device])
         if peak == 0:
             continue
         style = "--" if explanation.topology.devices[device].host else "-"
         label = f"{plain(name)}: peak {peak / 2**30:.2f} of {capacity / 2**30:.2f} GiB"
-        axes.step(times / 1e6, used / capacity * 100, where="post", color=colour, lw=1.1, ls=style, label=label)
-    axes.axhline(100, color="red", lw=1, ls=":")
+        axes.step(times / 1e6, used / capacity * 100, where="post", color=hue(device), lw=1.3, ls=style, label=label)
+    axes.axhline(100, color="black", lw=1, ls=":")
     axes.set_ylabel("memory, % of capacity")
     axes.set_xlabel("ms")
     axes.set_ylim(0, None)
-    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    axes.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
 def _draw_reasons(axes, explanation: Explanation) -> None:
@@ -134,7 +186,7 @@ def _draw_reasons(axes, explanation: Explanation) -> None:
     for reason, ns in explanation.attribution.items():
         share = ns / total * 100
         label = f"{REASONS[reason]}: {share:.1f} %" if ns else None
-        axes.barh(0, share, left=left, color=REASON_COLOURS[reason], label=label)
+        axes.barh(0, share, left=left, color=GREYS[reason], label=label)
         left += share
     axes.set_yticks([])
     axes.set_xlim(0, 100)
@@ -183,8 +235,6 @@ def modules(graph: ComputationGraph, most: int = MOST_MODULES) -> tuple[list[str
 
 def _draw_modules(axes, explanation: Explanation, names: list[str], numbers: np.ndarray) -> None:
     """The compute time of each module, split by the device that it runs on."""
-    from matplotlib import colormaps
-
     s = explanation.schedule
     taken = (s.op_finish - s.op_start) / 1e6
     total = np.bincount(numbers, taken, minlength=len(names))
@@ -194,7 +244,7 @@ def _draw_modules(axes, explanation: Explanation, names: list[str], numbers: np.
         mine = explanation.device == device
         ms = np.bincount(numbers[mine], taken[mine], minlength=len(names))[drawn]
         if ms.any():
-            axes.barh(range(len(drawn)), ms, left=left, color=colormaps["tab10"](device % 10), label=plain(name))
+            axes.barh(range(len(drawn)), ms, left=left, color=hue(device), label=plain(name))
             left += ms
     axes.set_yticks(range(len(drawn)), [plain(names[module]) for module in drawn], fontsize=8)
     axes.set_ylim(len(drawn) - 0.4, -0.6)

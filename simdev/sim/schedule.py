@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +71,23 @@ class Schedule:
         busy = np.zeros(n_devices, np.int64)
         np.add.at(busy, devices, self.op_finish - self.op_start)
         return busy
+
+    def plot(self, problem: Problem, placement: Placement, axes: Any = None) -> Any:
+        """Draw when each device computes. Needs matplotlib.
+
+        ``problem`` and ``placement`` are those that were simulated. Draws on ``axes``, or on new ones, and returns the
+        matplotlib axes: a row for each device that computes, a hue for each device, a shade for each phase.
+        """
+        from matplotlib import pyplot
+
+        from simdev.sim.plot import device_rows
+
+        shown = sorted(set(placement.devices.tolist()))
+        axes = pyplot.subplots(figsize=(10, 0.5 * len(shown) + 1), layout="constrained")[1] if axes is None else axes
+        device_rows(axes, self, placement.devices, shown, problem.graph.op_phase)
+        axes.set_yticks(range(len(shown)), [problem.topology.devices[device].name for device in shown])
+        axes.set_title(f"{problem.graph.name} on {problem.topology.name}: {self.step_ns / 1e6:,.1f} ms", loc="left")
+        return axes
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ constant was fitted, or a rule was chosen, is never reported as held out.
 from __future__ import annotations
 
 import csv
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from simdev.bench.rows import write_csv
 from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.files import open_text
 from simdev.parallel import Prices
@@ -25,6 +27,7 @@ from simdev.parallel.typed_plan import TypedPlan
 from simdev.studies.training_controls import constant_mfu, formula_left_out
 from simdev.studies.training_run import TrainingRun
 
+TABLE = ("set", "source", "row", "gpus", "measured_s", "simulated_s", "command")
 SETS = ("vtrain-single", "vtrain-multi", "llm-foundry", "torchtitan", "megatron-bridge", "published-plans")
 FILES = {
     "vtrain-single": "vtrain_single.csv",
@@ -78,8 +81,8 @@ FITTED = {  # set -> on which rows its constants were fitted, which constants th
     ),
     "published-plans": (
         RULES,
-        "no constant was fitted to it, and its first figures are in docs/pages/fidelity.md. One rule was chosen after "
-        "errors had been reported with another one: compiled FSDP jobs (fms-fsdp, KempnerForge) do not have the "
+        "no constant was fitted to it, and its first figures are in docs/pages/fidelity-record.md. One rule was chosen "
+        "after errors had been reported with another one: compiled FSDP jobs (fms-fsdp, KempnerForge) do not have the "
         "factors of llm-foundry. For the rows of Megatron-LM no rule was chosen",
     ),
 }
@@ -99,9 +102,9 @@ CONTROLS = {
     "megatron-bridge": "one MFU for each GPU and recomputation, median of the other models of this set",
     "published-plans": "one MFU for each GPU and recomputation, median of the other models of this set",
 }
-# What the rows of vTrain's one-node set themselves say (see docs/pages/fidelity.md): no recomputation; an update of 28
-# bytes a parameter at the bandwidth of the 40 GB board; a vocabulary that is padded for tensor parallelism alone; sends
-# at 14 GB/s, whatever their size (the variant vtrain-node of the framework).
+# What the rows of vTrain's one-node set say themselves (see docs/pages/fidelity-record.md): no recomputation; an
+# update of 28 bytes a parameter at the bandwidth of the 40 GB board; a vocabulary that is padded for tensor
+# parallelism alone; sends at 14 GB/s, whatever their size (the variant vtrain-node of the framework).
 VTRAIN_NODE = {"recompute": "none", "update": "fused"}
 UNPADDED = 50_257
 VTRAIN_MODELS = ("gpt 1024 x 24", "gpt 2048 x 12", "gpt 2048 x 20")  # those that the host times are fitted to
@@ -118,6 +121,23 @@ class Prediction:
     def error(self) -> float:
         """Relative error of the step time; positive if the prediction is too long."""
         return self.step_ns / self.run.step_ns - 1
+
+
+def write_table(path: Path, found: list[Prediction]) -> None:
+    """Write each run that was simulated as CSV: the number of GPUs, and the step time measured and simulated."""
+    lines = [
+        {
+            "set": one.run.source,
+            "source": one.run.group,
+            "row": one.run.name,
+            "gpus": str(one.run.plan.mesh.ranks),
+            "measured_s": f"{one.run.step_ns / 1e9:.6f}",
+            "simulated_s": f"{one.step_ns / 1e9:.6f}",
+            "command": shlex.join(one.run.typed.arguments),
+        }
+        for one in found
+    ]
+    write_csv(path, TABLE, lines)
 
 
 def read_runs(folder: Path, source: str) -> tuple[list[TrainingRun], list[str]]:

@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-import boards
-from small_board import small_board
-
 from simdev.bench import rows
 from simdev.bench.run import load_problem
 from simdev.problem.placement_file import placement_file, stored_placement
@@ -45,17 +42,3 @@ def test_searched_boards_hold_feasible_placements_under_their_rules():
             assert row.status == "ok" and row.feasible and row.lower_bound_ns <= row.step_ns, row
     found = rows.read_rows(ORDER / "results.csv")
     assert all(stored_placement(ORDER, row.placement).priority is not None for row in found)
-
-
-def test_tables_of_pages_are_made_from_rows(tmp_path):
-    """The command that brings the tables of README.md and of the results up to date, on a board of two rows."""
-    found = small_board(tmp_path, topology="p100x4")
-    ms = {row.placer: f"{row.step_ns / 1e6:.1f}" for row in found}
-    page = (
-        "before\n\n| placer | mine.npz | ratio | fit |\n|---|---:|---:|---:|\n| `single-gpu` | 7 | 7 | 7 |\n\nafter\n"
-    )
-    fresh = boards.with_table(page, tmp_path, whole=True)
-    assert fresh.startswith(page[:35]) and fresh.endswith("\n\nafter\n")
-    assert f"| `single-gpu` | {ms['single-gpu']} | 1.000 | 1/1 |" in fresh and "| `single-cpu` |" in fresh
-    assert boards.with_table(fresh, tmp_path, whole=True) == fresh
-    assert "single-cpu" not in boards.with_table(page, tmp_path, whole=False)

@@ -16,7 +16,8 @@ from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 from simdev.report.explain import REASONS, Explanation, explain
-from simdev.report.timeline import draw, merged, modules
+from simdev.report.timeline import draw, draw_before, modules, sentence
+from simdev.sim.plot import merged
 
 KIND = DeviceKind("tiny", 1 << 20, {"f32": 1e12}, 1e11)
 
@@ -134,6 +135,42 @@ def test_pictures(tmp_path):
     assert text.lstrip().startswith("<?xml") and len(text) > 5000
     with pytest.raises(InvalidInput, match="end in"):
         draw(explanation, tmp_path / "run.gif")
+
+
+def test_two_placements_over_the_same_time(tmp_path):
+    """One device computes 5 + 7 ns; on two devices, a transfer of 10^6 ns follows the first op."""
+    before = two_devices([5, 7], [(0, 1)], [0, 0])
+    after = two_devices([5, 7], [(0, 1)], [0, 1])
+    draw_before(before, after, ("single-gpu", "mine"), tmp_path / "two.png")
+    picture = Image.open(tmp_path / "two.png")
+    wanted = "hand on pair: single-gpu 12 ns, mine 1000012 ns"
+    assert picture.size == (1200, 500) and picture.text["Description"] == wanted
+    assert sentence(before, after, ("single-gpu", "mine")) == wanted
+
+
+def test_a_schedule_is_drawn_on_axes():
+    explanation = two_devices([5, 7, 3, 4], [(0, 2), (1, 3)], [0, 0, 1, 1])
+    axes = explanation.schedule.plot(explanation.problem, explanation.placement)
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b"]
+    assert axes.get_xlim()[1] == pytest.approx(explanation.schedule.step_ns / 1e6)
+    again = explanation.schedule.plot(explanation.problem, explanation.placement, axes)
+    assert again is axes
+
+
+def test_an_outcome_is_drawn_on_axes():
+    from simdev.parallel.mesh import Mesh
+    from simdev.planners.job import Choice
+    from simdev.planners.outcome import Outcome
+
+    choice = Choice(Mesh({"pp": 2}))
+    found = Outcome(
+        choice, 10 * 10**6, 0, (2**30, 2**31), 0, (6 * 10**6, 8 * 10**6), (10**6, 0), (3 * 10**6, 2 * 10**6)
+    )
+    axes = found.plot()
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([6, 8, 1, 0, 3, 2])
+    assert [text.get_text().strip() for text in axes.texts] == ["1 GiB", "2 GiB"]
+    with pytest.raises(ValueError, match="not simulated"):
+        Outcome(choice, None, 1, (2**30, 2**31)).plot()
 
 
 def run(capsys, monkeypatch, *arguments):

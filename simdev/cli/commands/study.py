@@ -20,6 +20,7 @@ from simdev.cli.options import (
     SeedOption,
     SmallOption,
     StepArgument,
+    in_a_folder,
     positive,
 )
 from simdev.cli.tables import print_answer, print_figures, read_figures
@@ -70,6 +71,9 @@ def training_runs(
     commands: Annotated[
         bool, typer.Option("--commands", help="Print the command of each row and its measured step, and simulate none.")
     ] = False,
+    table: Annotated[
+        Path | None, typer.Option(help="Write each row, measured and simulated, as CSV.", callback=in_a_folder)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare predictions with public measured training runs.
@@ -99,6 +103,8 @@ def training_runs(
             refused += why + more
     if commands:
         return
+    if table is not None:
+        report.write_table(table, found)
     if rankings:
         from simdev.studies.plan_rankings import HEADER, ranking_lines
         from simdev.studies.plan_rankings import rankings as rank

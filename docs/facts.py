@@ -1,0 +1,375 @@
+"""The facts of the pages: every figure that comes from a board is written by this program, and so is every picture.
+
+``python docs/facts.py`` names what is stale; ``--write`` brings it up to date. A fact stands in the source of a page
+between two comments, which no reader sees. The first one says how it is computed, in the words of :data:`FACTS`::
+
+    <!-- = ms standard nmt p100x4 heft -->2,004<!-- . -->
+
+A table is a fact whose comments stand on lines of their own. The first lines of a table, its head, stay as they are
+written: they choose the columns. Pictures are those of :data:`PICTURES`; a picture holds the sentence that it was drawn
+from (:func:`simdev.report.timeline.sentence`). Notebooks name the boards that they read, with a digest of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import functools
+import hashlib
+import json
+import math
+import re
+import shlex
+import statistics
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+BOARDS = ROOT / "leaderboard"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md"))]
+COMMAND = "python docs/facts.py --write"
+FACT = re.compile(r"(<!-- = (?P<text>[^>]+?) -->)(?P<shown>.*?)(<!-- \. -->)", re.DOTALL)
+HEAD = 2  # lines of a table that are written by hand: the columns, and the rule below them
+PICTURES = {
+    "docs/pages/inception-v3-p100x4.png": "view leaderboard/standard -w inception-v3 -t p100x4 --before single-gpu",
+}
+
+
+@functools.cache
+def board(name: str) -> list:
+    from simdev.bench.plan_rows import as_row, read_folder
+
+    return [as_row(row) for row in read_folder(BOARDS / name)]
+
+
+@functools.cache
+def lines(name: str) -> dict[tuple[str, str, str], dict[str, str]]:
+    """The lines of ``leaderboard.csv``, by workload, machine and placer."""
+    from simdev.bench import score
+
+    return {(line["workload"], line["topology"], line["placer"]): line for line in score.leaderboard(board(name))}
+
+
+@functools.cache
+def ranking(name: str) -> dict[str, dict[str, str]]:
+    """The lines of ``ranking.csv``, by placer, in their order."""
+    from simdev.bench import score
+
+    return {line["placer"]: line for line in score.ranking(board(name))}
+
+
+@functools.cache
+def gaps(name: str) -> list[float]:
+    """The gap of the best run of each case to its proven lower bound, as a share."""
+    best: dict[tuple[str, str], int] = {}
+    bound: dict[tuple[str, str], int] = {}
+    for row in board(name):
+        case = row.workload, row.topology
+        bound[case] = max(bound.get(case, 0), row.lower_bound_ns or 0)
+        if row.step_ns is not None:
+            best[case] = min(best.get(case, row.step_ns), row.step_ns)
+    return [best[case] / bound[case] - 1 for case in sorted(best) if bound[case]]
+
+
+def milliseconds(seconds: str, status: str = "") -> str:
+    """Four digits; in place of a missing time, its status."""
+    value = float(seconds or "nan") * 1e3
+    return status.upper() if value != value else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+def time_of(line: dict[str, str]) -> str:
+    return line["step_time_s"] or line["microbatch_time_s"]
+
+
+def percent(share: float) -> str:
+    """As much of a share as a sentence needs: 62 %, 7.2 %, 0.1 %."""
+    value = 100 * share
+    return f"{value:.0f} %" if value >= 10 else f"{value:.1f} %"
+
+
+def ms(name: str, workload: str, topology: str, placer: str) -> str:
+    """The step time of a placer, in ms: the median over its seeds."""
+    line = lines(name)[workload, topology, placer]
+    return milliseconds(time_of(line), line["status"])
+
+
+def best_ms(name: str, workload: str, topology: str) -> str:
+    """The shortest step time of any run, in ms."""
+    times = [row.step_ns for row in board(name) if (row.workload, row.topology) == (workload, topology) and row.step_ns]
+    return milliseconds(str(min(times) / 1e9))
+
+
+def ratio(name: str, placer: str) -> str:
+    """The geometric mean of a placer's ratio to the best known times."""
+    return f"{float(ranking(name)[placer]['geomean_ratio_to_best']):.3f}"
+
+
+def above(name: str, placer: str) -> str:
+    """How much longer a placer's steps are than the best known ones, on average."""
+    return percent(float(ranking(name)[placer]["geomean_ratio_to_best"]) - 1)
+
+
+def fit(name: str, placer: str) -> str:
+    """How many of a placer's cases have a placement that fits."""
+    return f"{ranking(name)[placer]['solved']}/{ranking(name)[placer]['cases']}"
+
+
+def shorter(name: str, placer: str, than: str) -> str:
+    """How much shorter the steps of a placer are than those of another, on average over the cases of both."""
+    first, second = ranking(name)[placer], ranking(name)[than]
+    if first["cases"] != second["cases"]:
+        raise ValueError(f"{placer} and {than} ran other cases of {name}")
+    return percent(1 - float(first["geomean_ratio_to_best"]) / float(second["geomean_ratio_to_best"]))
+
+
+def wins(name: str, placer: str, over: str) -> str:
+    """In how many cases a placer's median is shorter than that of another."""
+    mine = {key[:2]: time_of(line) for key, line in lines(name).items() if key[2] == placer}
+    other = {key[:2]: time_of(line) for key, line in lines(name).items() if key[2] == over}
+    return str(sum(float(mine[case] or "inf") < float(other[case] or "inf") for case in mine.keys() & other.keys()))
+
+
+def first(name: str) -> str:
+    """The placer in the first place."""
+    return f"`{next(iter(ranking(name)))}`"
+
+
+def gap(name: str, workload: str, topology: str) -> str:
+    """How far the best known step time of a case is above its proven lower bound at most, rounded up to 0.1 %."""
+    mine = [row for row in board(name) if (row.workload, row.topology) == (workload, topology)]
+    best = min(row.step_ns for row in mine if row.step_ns)
+    return f"{math.ceil(1000 * (best / max(row.lower_bound_ns or 0 for row in mine) - 1)) / 10:.1f} %"
+
+
+def gain(name: str, workload: str, topology: str) -> str:
+    """The largest part of the best known step time of a case that a better placement could still save."""
+    mine = [row for row in board(name) if (row.workload, row.topology) == (workload, topology)]
+    best = min(row.step_ns for row in mine if row.step_ns)
+    return percent(1 - max(row.lower_bound_ns or 0 for row in mine) / best)
+
+
+def within(name: str, share: str) -> str:
+    """How many cases are at most so many per cent above their bound."""
+    return str(sum(gap <= float(share) / 100 for gap in gaps(name)))
+
+
+def middle_gap(name: str) -> str:
+    """The median gap of a board."""
+    return percent(statistics.median(gaps(name)))
+
+
+def largest_gap(name: str) -> str:
+    return percent(max(gaps(name)))
+
+
+def count(name: str, what: str) -> str:
+    """The number of rows, cases, placers, workloads or machines of a board."""
+    rows = board(name)
+    found = {
+        "rows": rows,
+        "cases": {(row.workload, row.topology) for row in rows},
+        "placers": {row.entry for row in rows},
+        "workloads": {row.workload for row in rows},
+        "machines": {row.topology for row in rows},
+    }
+    return f"{len(found[what]):,}"
+
+
+def registered(what: str) -> str:
+    """How many placers, planners, workloads or models ship with simdev."""
+    from simdev.placers import registry
+
+    if what == "placers":
+        return str(len(registry.placers()))
+    if what == "workloads":
+        return str(len(registry.workloads()))
+    from simdev.planners import planners
+
+    return str(len(planners()))
+
+
+def plans(paper: str, what: str) -> str:
+    """Of the measured plans of a paper: how many there are, the most GPUs of one, the mean error of the simulated step
+    time, or the largest one."""
+    with open(BOARDS / "fidelity" / "published-plans.csv", encoding="utf-8", newline="") as file:
+        rows = [line for line in csv.DictReader(file) if line["source"].startswith(paper)]
+    errors = [abs(float(line["simulated_s"]) / float(line["measured_s"]) - 1) for line in rows]
+    found = {
+        "rows": str(len(rows)),
+        "gpus": f"{max(int(line['gpus']) for line in rows):,}",
+        "error": percent(sum(errors) / len(errors)),
+        "largest": percent(max(errors)),
+    }
+    return found[what]
+
+
+def table(head: list[str], name: str, topology: str, which: str = "all") -> list[str]:
+    """Lines of a table whose columns are workloads on ``topology``, best placer first, then the proven lower bounds.
+    ``which`` is ``all``, or the names of the placers that are shown, with commas between them."""
+    _, _, *workloads, _, _, _ = (cell.strip() for cell in head[0].split("|"))
+    found = []
+    for placer in ranking(name):
+        if which != "all" and placer not in which.split(","):
+            continue
+        cells = [ms(name, workload, topology, placer) for workload in workloads]
+        found.append(f"| `{placer}` | {' | '.join([*cells, ratio(name, placer), fit(name, placer)])} |")
+    if which != "all" and len(found) != len(which.split(",")):
+        raise ValueError(f"{name} lacks one of {which}")
+    bounds = [milliseconds(lines(name)[workload, topology, placer]["lower_bound_s"]) for workload in workloads]
+    return [*found, f"| proven lower bound | {' | '.join(bounds)} | | |"]
+
+
+def machines(head: list[str], name: str) -> list[str]:
+    """Lines of a table whose columns are machines: the mean ratio to the best on each."""
+    _, _, _, *topologies, _, _ = (cell.strip() for cell in head[0].split("|"))
+    return [f"| `{placer}` | {' | '.join(_by_machine(name, placer, topologies))} |" for placer in ranking(name)]
+
+
+def _by_machine(name: str, placer: str, topologies: list[str]) -> list[str]:
+    from simdev.bench import score
+
+    cells = [ratio(name, placer)]
+    for topology in topologies:
+        mine = score.ranking(row for row in board(name) if row.topology == topology)
+        cells += [f"{float(line['geomean_ratio_to_best']):.3f}" for line in mine if line["placer"] == placer]
+    return [*cells, fit(name, placer)]
+
+
+def pipelines(head: list[str], name: str) -> list[str]:
+    """Lines of a table of steady times per microbatch, in ms, and the mean ratio to the bound where the placement
+    fits."""
+    _, _, *workloads, _, _ = (cell.strip() for cell in head[0].split("|"))
+    found, bounds = [], []
+    for placer in ranking(name):
+        mine = [next(line for key, line in lines(name).items() if key[::2] == (w, placer)) for w in workloads]
+        logs = [math.log(float(time_of(line)) / float(line["lower_bound_s"])) for line in mine if time_of(line)]
+        mean = math.exp(sum(logs) / len(logs))
+        cells = [milliseconds(time_of(line), line["status"]) for line in mine]
+        found.append((mean, f"| `{placer}` | {' | '.join(cells)} | {mean:.2f} ({len(logs)} of {len(mine)}) |"))
+        bounds = [milliseconds(line["lower_bound_s"]) for line in mine]
+    return [*(line for _, line in sorted(found)), f"| proven lower bound | {' | '.join(bounds)} | |"]
+
+
+FACTS: dict[str, Callable[..., str]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (
+        ms, best_ms, ratio, above, fit, shorter, wins, first, gap, gain, within, middle_gap, largest_gap, count,
+        registered, plans,
+    )
+}  # fmt: skip
+TABLES: dict[str, Callable[..., list[str]]] = {function.__name__: function for function in (table, machines, pipelines)}
+
+
+def refreshed(text: str) -> tuple[str, list[str]]:
+    """A page with every fact computed again, and a sentence for each that was stale. Raises :class:`KeyError` for a
+    fact that nobody computes, or of a run that the board lacks."""
+    stale = []
+
+    def fresh(found: re.Match) -> str:
+        name, *arguments = shlex.split(found["text"])
+        shown = found["shown"]
+        if name in TABLES:
+            head = shown.strip("\n").split("\n")[:HEAD]
+            wanted = "\n".join(["", *head, *TABLES[name](head, *arguments), ""])
+        else:
+            wanted = FACTS[name](*arguments)
+        if wanted != shown:
+            stale.append(f"{found['text']}: {shown.strip()[:40]!r} is now {wanted.strip()[:40]!r}")
+        return f"{found[1]}{wanted}{found[4]}"
+
+    return FACT.sub(fresh, text), stale
+
+
+def picture_sentence(path: Path) -> str:
+    """The sentence that a picture (PNG) of simdev holds: what it shows, with its figures. Empty if there is none."""
+    data, at = path.read_bytes(), 8
+    while at + 8 <= len(data):
+        (size,) = struct.unpack(">I", data[at : at + 4])
+        kind, content = data[at + 4 : at + 8], data[at + 8 : at + 8 + size]
+        if kind == b"tEXt" and content.startswith(b"Description\0"):
+            return content.partition(b"\0")[2].decode("latin-1")
+        at += 12 + size
+    return ""
+
+
+def expected_sentence(command: str) -> str:
+    """The sentence of the picture that a ``simdev view --before`` command draws today, from the rows of its board
+    (:func:`simdev.report.timeline.sentence`)."""
+    _, folder, _, workload, _, topology, _, before = shlex.split(command)
+    mine = [row for row in board(Path(folder).name) if (row.workload, row.topology) == (workload, topology)]
+    old = min((row for row in mine if row.entry == before), key=lambda row: (row.step_ns, row.key))
+    new = min((row for row in mine if row.step_ns is not None), key=lambda row: (row.step_ns, row.key))
+    return f"{workload} on {topology}: {old.entry} {old.step_ns} ns, {new.entry} {new.step_ns} ns"
+
+
+def stale_pictures() -> list[str]:
+    """The pictures that show another step than their board holds."""
+    return [
+        name
+        for name, command in PICTURES.items()
+        if not (ROOT / name).is_file() or picture_sentence(ROOT / name) != expected_sentence(command)
+    ]
+
+
+def read_boards(path: Path) -> dict[str, str]:
+    """The folders of ``leaderboard/`` that a notebook reads, each with a digest (16 hex digits) of its tables; and the
+    placers that it names, each with its version."""
+    from simdev.placers import registry
+
+    source = "".join("".join(cell["source"]) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"])
+    found = {}
+    for name in sorted(set(re.findall(r"leaderboard/\w+", source))):
+        tables = [*(ROOT / name).rglob("*.csv")] if (ROOT / name).is_dir() else []
+        digest = hashlib.sha256(b"".join(table.read_bytes() for table in sorted(tables)))
+        found[name] = digest.hexdigest()[:16]
+    named = {name for name in registry.placers() if re.search(rf"""["']{name}\b""", source)}
+    return found | {name: f"version {registry.placers()[name].version}" for name in sorted(named)}
+
+
+def stale_notebooks() -> list[Path]:
+    """The notebooks whose stored outputs come from other tables, or other versions of a placer, than there are now."""
+    found = []
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        kept = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("simdev", {})
+        if kept != read_boards(path):
+            found.append(path)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", action="store_true", help="bring pages, pictures and notebooks up to date")
+    parser.add_argument("--pages", action="store_true", help="only the pages and pictures, not the notebooks")
+    options = parser.parse_args()
+    wrong = 0
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        fresh, stale = refreshed(text)
+        for sentence in stale:
+            print(f"{path.relative_to(ROOT)}: {sentence}")
+        if options.write and fresh != text:
+            path.write_text(fresh, encoding="utf-8")
+        wrong += len(stale)
+    for name in stale_pictures():
+        print(f"{name}: shows another step than the board")
+        if options.write:
+            arguments = [*shlex.split(PICTURES[name]), "-o", name]
+            subprocess.run([sys.executable, "-m", "simdev", *arguments], cwd=ROOT, check=True)
+        wrong += 1
+    for path in [] if options.pages else stale_notebooks():
+        print(f"{path.relative_to(ROOT)}: its outputs come from other tables or versions")
+        if options.write:
+            subprocess.run([sys.executable, ROOT / "notebooks" / "store_outputs.py", path], check=True)
+        wrong += 1
+    if wrong and not options.write:
+        print(f"{wrong} facts are stale: {COMMAND}")
+    return 1 if wrong and not options.write else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -322,16 +322,66 @@ def test_real_and_fake_models_give_one_graph_and_stay_untouched():
     assert capture(fake, "residual").fingerprint == graph.fingerprint
 
 
-def kinds(model, *inputs, loss=lambda model, *inputs: model(*inputs).sum()):
-    graph = capture(TrainingStep(model, inputs, loss), "model")
+def kinds(model, *inputs, loss=lambda model, *inputs: model(*inputs).sum(), **options):
+    graph = capture(TrainingStep(model, inputs, loss), "model", **options)
     return [graph.kinds[kind] for kind in graph.op_kind]
 
 
-def test_dropout_is_one_op_and_lstms_are_unrolled():
+def test_dropout_is_one_op_and_lstms_are_unrolled_where_asked():
     found = kinds(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), torch.zeros(2, 4))
     assert found.count("native_dropout") == found.count("native_dropout_backward") == 1 and "bernoulli_" not in found
-    found = kinds(nn.LSTM(4, 4), torch.zeros(7, 2, 4), loss=lambda model, x: model(x)[0].sum())
+    found = kinds(nn.LSTM(4, 4), torch.zeros(7, 2, 4), loss=lambda model, x: model(x)[0].sum(), unroll=True)
     assert found.count("sigmoid_") == 3 * 7 and found.count("tanh") == 7
+
+
+@pytest.mark.parametrize(("layer", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+def test_a_recurrent_layer_is_one_op_each_way(layer, gates):
+    """Of 3 inputs and 5 states, seven steps and two rows; the bytes are those that cuDNN reads and writes."""
+    from simdev.report.describe import peak_bytes
+
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.cells, self.out = nn.Linear(6, 3), layer(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x):
+            return self.out(self.cells(self.words(x))[0])
+
+    model = Tagger()
+    step = TrainingStep(
+        model, (torch.zeros(7, 2, 6),), lambda model, x: model(x).sum(), torch.optim.SGD(model.parameters(), 0.1)
+    )
+    joined, unrolled = capture(step, "joined"), capture(step, "unrolled", unroll=True)
+    row = {joined.kinds[kind]: op for op, kind in enumerate(joined.op_kind.tolist())}
+    forward, backward = row["_cudnn_rnn"], row["_cudnn_rnn_backward"]
+    kinds = [joined.kinds[kind] for kind in joined.op_kind]
+    assert kinds.count("_cudnn_rnn") == kinds.count("_cudnn_rnn_backward") == 1
+    assert sum(joined.layers[where] == "cells" for where in joined.op_layer) == 2 + 4 + 4, "weights and their updates"
+    products = 2 * 2 * 7 * gates * 5 * (3 + 5)
+    elementwise = joined.op_flops[forward] - products
+    assert 0 < elementwise < products, "the gates"
+    assert joined.op_flops.sum() == unrolled.op_flops.sum()
+    weights = gates * 5 * (3 + 5 + 2)
+    assert joined.op_bytes_read[forward] == 4 * (7 * 2 * 3 + weights)
+    outputs = joined.tensor_bytes[joined.output_ptr[backward] : joined.output_ptr[backward + 1]]
+    outputs = outputs[outputs > 0]  # without control edges
+    assert sorted(outputs.tolist()) == sorted(4 * size for size in (gates * 15, gates * 25, gates * 5, gates * 5, 42))
+    homes = {int(joined.op_group[op]) for op, label in enumerate(joined.op_names) if label.startswith("cells/weight")}
+    assert homes == {int(joined.op_group[backward])}, "the backward pass makes the gradients of all weights"
+    assert joined.op_group[backward] >= 0 and peak_bytes(joined) == pytest.approx(peak_bytes(unrolled), rel=0.15)
+
+
+def test_each_call_of_a_recurrent_layer_is_an_op():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells, self.between = nn.GRU(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.cells(self.between(self.cells(x)[0]))[0].sum()
+
+    found = kinds(Twice(), torch.zeros(5, 2, 4), loss=lambda model, x: model(x))
+    assert found.count("_cudnn_rnn") == 2 <= found.count("_cudnn_rnn_backward") <= 3
 
 
 def test_attention_is_one_op_with_pytorchs_flops():

@@ -67,7 +67,8 @@ def test_a_classifier_with_a_loader_and_a_test(capsys):
 
 
 def test_a_language_model_with_a_state_that_outlives_the_step(capsys):
-    graph = captured("words")
+    assert of(captured("words"), "_cudnn_rnn", "_cudnn_rnn_backward")[1] == 2, "two layers in one call"
+    graph = captured("words", unroll=True)
     assert of(graph, "update")[1] == 10, "eight weights of the LSTM, the tied table, a bias"
     gates = 2 * 4 * 64 * 16 * 6  # four rows, six words; of the input or of the state of one layer
     decoder = 2 * 24 * 16 * 50
@@ -90,6 +91,13 @@ def test_a_closure_is_evaluated_inside_the_optimizer(capsys):
     assert of(graph, "addmm", "mm")[0] % linear(8, (16, 4)) == 0 < of(graph, "addmm", "mm")[0]
     assert graph.meta["optimizer"] == "lbfgs" and of(graph, "lbfgs")[1] >= 2
     assert {0, 1, 2} == set(graph.op_phase.tolist())
+
+
+@pytest.mark.parametrize("arguments", [(), ("--by-hand",)])
+def test_a_process_for_each_rank_is_one_replica(arguments, capsys):
+    graph = captured("spawned", *arguments)
+    assert of(graph, "addmm", "mm")[0] == linear(8, (16, 4)) and of(graph, "sgd")[1] == 2
+    assert torch.multiprocessing.Process.start.__module__ == "multiprocessing.process"
 
 
 def test_gradients_accumulate_under_accelerate(capsys):

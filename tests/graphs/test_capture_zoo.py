@@ -88,6 +88,50 @@ def test_inputs_that_simdev_does_not_make_up_are_named():
     _check_complete(Model(), dict.fromkeys(("hidden_states", "und_len", "vision_tokens")), "diffusers:Model")
 
 
+def test_inputs_of_a_function(tmp_path):
+    pytest.importorskip("transformers")
+    from simdev.graphs.capture import capture_package
+
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "import torch\n\n\ndef make(model):\n    ids = torch.zeros(2, 24, dtype=torch.int64)\n"
+        "    assert model.config.n_layer == 2\n    return {'input_ids': ids, 'labels': ids.clone()}\n"
+    )
+    graph = capture_package(SMALL, inputs=f"{path}:make")
+    rows = {graph.op_names[op]: graph.signatures[graph.op_signature[op]] for op in range(graph.n_ops)}
+    assert rows["input.0.input_ids"] == rows["input.0.labels"] == "input()->i64[2,24]"
+    assert graph.meta["inputs_from"].startswith("those of")
+    assert capture_package(SMALL, batch=2).meta["inputs_from"].startswith("made up")
+    for text, message in ((f"{path}:none", "no such function"), (str(path), "expected FILE.py:FUNCTION")):
+        with pytest.raises(InvalidInput, match=message):
+            capture_package(SMALL, inputs=text)
+    with pytest.raises(InvalidInput, match="decides over the batch"):
+        capture_package(SMALL, inputs=f"{path}:make", batch=3)
+
+
+def test_a_torchvision_whose_operators_do_not_load_is_imported():
+    """In a process of its own: a package called torchvision that describes an operator when it is imported."""
+    import subprocess
+    import sys
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "torchvision"
+        package.mkdir()
+        (package / "__init__.py").write_text(
+            "import torch\n\n\n@torch.library.register_fake('torchvision::nms')\ndef nms(*args):\n    raise KeyError\n"
+        )
+        (package / "_C.so").write_bytes(b"of another PyTorch")
+        code = (
+            "import sys\nfrom simdev.graphs.capture.vision_ops import define_missing_operators\n"
+            f"sys.path.insert(0, {folder!r})\nassert define_missing_operators() and define_missing_operators()\n"
+            "import torchvision"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_time_series_get_inputs():
     pytest.importorskip("transformers")
     from simdev.graphs.capture import capture_package

@@ -4,7 +4,8 @@
 in a process of its own, and appends a row per model. ``--memory`` in place of a pattern compares the peak memory of ten
 models with what a real step allocates, ``--maps`` the device maps of Hugging Face models with Accelerate's, ``--onnx``
 the FLOPs of models that PyTorch's exporters write.
-``python tests/tools/zoo.py OUT.jsonl --draw SEED`` captures twelve models drawn from all that the packages name.
+``python tests/tools/zoo.py OUT.jsonl --draw SEED [COUNT]`` draws 40 models from all that the packages name, captures
+them and prints a table: captured, refused (with the sentence), or wrong.
 ``python tests/tools/zoo.py OUT.jsonl --report zoo.md`` writes the tables.
 """
 
@@ -134,6 +135,8 @@ NEWEST_OPSET = 25  # the newest that the dynamo exporter writes, by the version 
 EAGER = " (PyTorch fails with the same message when it runs the model without simdev.)"
 MOST_REAL_BYTES = 4 << 30  # of parameters
 SECONDS = 600  # wall time after which a model is given up
+SECONDS_OF_A_DRAW = 240  # the same of each half of a drawn one
+VERDICTS = ("captured", "not counted", "refused", "wrong")
 
 
 def measure(target: str) -> dict:
@@ -168,8 +171,10 @@ def import_package(target: str) -> None:
     import importlib
 
     import simdev.graphs.capture.run  # noqa: F401
+    from simdev.graphs.capture.vision_ops import define_missing_operators
 
     package = target.partition(":")[0]
+    define_missing_operators()
     module = importlib.import_module(package)
     if package in ("transformers", "diffusers"):
         getattr(module, target.partition(":")[2].partition("[")[0], None)
@@ -462,19 +467,19 @@ def run_each(out: Path, models: list, key: str, work) -> None:
         if (model[0], exporter) in done:
             continue
         import_package(model[0])
-        row = in_a_fork(lambda model=model: work(*model)) | {key: model[0]}
+        row = (work(*model) if work is judged else in_a_fork(lambda model=model: work(*model))) | {key: model[0]}
         row |= {"exporter": exporter} if exporter else {}
         with out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
 
 
-def in_a_fork(work) -> dict:
+def in_a_fork(work, seconds: int = SECONDS) -> dict:
     """What ``work`` returns in a child process that has the packages loaded, or its error."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(SECONDS)
+        signal.alarm(seconds)
         try:
             row = work()
         except BaseException as error:
@@ -485,11 +490,16 @@ def in_a_fork(work) -> dict:
     with os.fdopen(read, "rb") as file:
         text = file.read()
     os.waitpid(child, 0)
-    return json.loads(text) if text else {"error": f"killed, or more than {SECONDS} s"}
+    return json.loads(text) if text else {"error": f"killed, or more than {seconds} s"}
 
 
-def drawn(seed: int) -> list[str]:
-    """Twelve models drawn from all that the installed packages name and that are not listed above."""
+def drawn(seed: int, count: int = 40) -> list[str]:
+    """Models drawn from all that the installed packages name and that are not listed above: of 40, 12 of timm, 4 of
+    torchvision, 16 of transformers and 8 of diffusers. torchvision's detectors are left out if its operators do not
+    load beside this PyTorch."""
+    from simdev.graphs.capture.vision_ops import define_missing_operators
+
+    names_only = define_missing_operators()
     import diffusers
     import timm
     import torchvision
@@ -505,27 +515,52 @@ def drawn(seed: int) -> list[str]:
     }
     blocks = (getattr(diffusers, name) for name in dir(diffusers) if re.search("Transformer|UNet|Autoencoder", name))
     models = {part.__name__ for part in blocks if isinstance(part, type) and issubclass(part, diffusers.ModelMixin)}
+    vision = set(torchvision.models.list_models())
+    if names_only:
+        vision -= set(torchvision.models.list_models(torchvision.models.detection))
     draw, found = random.Random(seed), []
-    for package, names, count in (
-        ("timm", timm.list_models(), 4),
-        ("torchvision", torchvision.models.list_models(), 2),
-        ("transformers", [name for name in classes if hasattr(transformers, name)], 4),
-        ("diffusers", models, 2),
+    for package, names, share in (
+        ("timm", timm.list_models(), 0.3),
+        ("torchvision", vision, 0.1),
+        ("transformers", [name for name in classes if hasattr(transformers, name)], 0.4),
+        ("diffusers", models, 0.2),
     ):
-        found += draw.sample(sorted({f"{package}:{name}" for name in names} - set(MODELS)), count)
+        known = sorted({f"{package}:{name}" for name in names} - set(MODELS))
+        found += draw.sample(known, min(len(known), round(share * count)))
     return found
 
 
-def run_drawn(out: Path, seed: int) -> int:
-    """Capture drawn models that ``out`` does not have yet. A model may be refused; 1 if a captured one is wrong."""
-    targets = drawn(seed)
-    run_each(out, [(target,) for target in targets], "model", measure)
-    rows = [row for line in out.read_text().splitlines() if (row := json.loads(line))["model"] in targets]
-    refused = [row["model"] for row in rows if "error" in row]
-    wrong = [row["model"] for row in rows if "error" not in row and not right(row)]
-    print(f"draw {seed}: {len(rows) - len(refused) - len(wrong)} of {len(rows)} right, {len(refused)} refused")
-    print("".join(f"wrong: {target}\n" for target in wrong), end="")
-    return 1 if wrong else 0
+def judged(target: str) -> dict:
+    """A drawn model, captured in a process of its own and counted again in another: a row with its ``verdict``, which
+    is ``captured``, ``refused``, ``wrong`` or ``not counted`` (by PyTorch: only the self-check has judged it)."""
+    import_package(target)
+    row = in_a_fork(lambda: captured(target), SECONDS_OF_A_DRAW)
+    if "error" in row:
+        return row | {"verdict": "refused"}
+    again = in_a_fork(lambda: recounted(target, 4 * row["parameters"]), SECONDS_OF_A_DRAW)
+    if "error" in again:
+        return row | {"verdict": "not counted", "why": again["error"]}
+    row |= again
+    return row | {"verdict": "captured" if right(row) else "wrong"}
+
+
+def run_drawn(out: Path, seed: int, count: int) -> int:
+    """Judge the drawn models that ``out`` does not have yet, and print a table. A model may be refused; 1 if a captured
+    one is wrong."""
+    targets = drawn(seed, count)
+    run_each(out, [(target,) for target in targets], "model", judged)
+    rows = {row["model"]: row for line in out.read_text().splitlines() if "verdict" in (row := json.loads(line))}
+    rows = [rows[target] for target in targets if target in rows]
+    print(f"\n## Draw {seed}\n\n| model | verdict | FLOPs | PyTorch's | inputs, or why |\n|---|---|--:|--:|---|")
+    for row in rows:
+        flops = " | ".join(f"{row[key]:,}" if key in row else "" for key in ("flops", "pytorch_flops"))
+        note = row.get("error") or row.get("why") or row.get("inputs", "")
+        print(f"| `{row['model']}` | {row['verdict']} | {flops} | {note.replace('|', chr(92) + '|')} |")
+    totals = {verdict: sum(row["verdict"] == verdict for row in rows) for verdict in VERDICTS}
+    print(
+        f"\ndraw {seed}, {len(rows)} models: {', '.join(f'{number} {verdict}' for verdict, number in totals.items())}"
+    )
+    return 1 if totals["wrong"] else 0
 
 
 def main(arguments: list[str]) -> int | None:
@@ -534,7 +569,7 @@ def main(arguments: list[str]) -> int | None:
         rows = [json.loads(line) for line in Path(arguments[0]).read_text().splitlines()]
         Path(arguments[2]).write_text(report(rows), encoding="utf-8")
     elif "--draw" in arguments:
-        return run_drawn(Path(arguments[0]), int(arguments[2]))
+        return run_drawn(Path(arguments[0]), int(arguments[2]), int(arguments[3]) if arguments[3:] else 40)
     elif "--memory" in arguments:
         run_each(Path(arguments[0]), MEMORY, "memory_of", memory)
     elif "--onnx" in arguments:

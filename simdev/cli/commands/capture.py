@@ -13,7 +13,17 @@ from simdev.cli.tables import print_answer
 from simdev.errors import InvalidInput
 
 # What a captured graph holds about its step, besides its ops.
-FIGURES = ("precision_of_classes", "compiled", "recomputed_ops", "step_before_flops", "first_call_flops", "values")
+FIGURES = (
+    "precision_of_classes",
+    "compiled",
+    "recomputed_ops",
+    "step_before_flops",
+    "first_call_flops",
+    "values",
+    "recurrent_ops",
+    "unrolled_ops",
+    "inputs_from",
+)
 
 
 @command("capture", topic=OWN)
@@ -40,12 +50,23 @@ def capture(
     length: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a sample (a package's model, or with --mesh).")
     ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="A package's model: a function of the model that returns its inputs (a dictionary or a tuple).",
+        ),
+    ] = None,
     mesh: Annotated[
         str | None,
         typer.Option(help="Sizes of mesh axes (dp_shard=8,tp=8): capture the program of each rank of make_step(mesh)."),
     ] = None,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Fuse elementwise ops into kernels as torch.compile does: an estimate.")
+    ] = False,
+    unroll: Annotated[
+        bool,
+        typer.Option("--unroll", help="Keep every op of recurrent layers: by default each is one op, as in cuDNN."),
     ] = False,
     allow_empty: Annotated[
         bool, typer.Option("--allow-empty", help="Accept a graph without a matrix product or without an update.")
@@ -65,61 +86,72 @@ def capture(
     if not is_script and (arguments or scale):
         raise InvalidInput("arguments after -- and --scale are for scripts (train.py)", source=step)
     if mesh is not None:
+        if inputs:
+            raise InvalidInput("--inputs is for models of packages without --mesh", source=step)
         _capture_ranks(step, out, mesh, name, mode, batch, length, compiled, as_json)
         return
     from simdev.graphs.capture import capture_file, capture_package, capture_script, is_package_model
     from simdev.problem.graph_file import save_graph
 
-    if is_script:
-        if mode != "train" or batch or length:
-            raise InvalidInput("--mode, --batch and --length are for models of packages; use --scale", source=step)
-        graph = capture_script(
-            step, arguments or [], step=at_step, batch=_scale(scale), name=name, allow_empty=allow_empty
-        )
-    elif is_package_model(step):
-        graph = capture_package(step, name=name, allow_empty=allow_empty, mode=mode, batch=batch, length=length)
+    common = {"name": name, "allow_empty": allow_empty, "unroll": unroll}
+    if is_package_model(step):
+        graph = capture_package(step, mode=mode, batch=batch, length=length, inputs=inputs, **common)
+    elif mode != "train" or batch or length or inputs:
+        rest = "use --scale" if is_script else "the file decides"
+        raise InvalidInput(f"--mode, --batch, --length and --inputs are for models of packages; {rest}", source=step)
+    elif is_script:
+        graph = capture_script(step, arguments or [], step=at_step, batch=_scale(scale), **common)
     else:
-        if mode != "train" or batch or length:
-            raise InvalidInput("--mode, --batch and --length are for models of packages; the file decides", source=step)
-        graph = capture_file(step, name=name, allow_empty=allow_empty)
+        graph = capture_file(step, **common)
     eager = graph
     if compiled:
         from simdev.graphs.capture.fuse import fuse_elementwise
 
         graph = fuse_elementwise(eager)
     save_graph(graph, out)
-    from simdev.graphs.capture.precision import precision_text  # imports PyTorch, which the capture has found
-
     facts, line = graph_figures(graph, out)
-    lines = [line]
-    if compiled:
-        lines += _fused(eager, graph)
-    lines.append(f"precision: {precision_text(graph.meta['precision_of_classes'])}")
-    if "recomputed_ops" in graph.meta:
-        lines.append(
-            f"recomputed: {graph.meta['recomputed_ops']} ops of the forward pass run again in the backward pass"
-        )
-    if is_script:
-        lines.append(f"step {at_step} of {step}, which ends with a step of {graph.meta['marked_by']}; it ran for real")
-        if "step_before_flops" in graph.meta:
-            before = graph.meta["step_before_flops"]
-            lines.append(f"steps vary: the step before had {before:,} FLOPs of products; choose another by --step")
-    elif is_package_model(step):
-        made = [text.removeprefix("input()->") for text in _input_signatures(graph)]
-        lines.append(f"inputs are made up from the configuration: {', '.join(made) or 'none that the step reads'}")
-    if not is_script and "values" in graph.meta:
-        ran = {"forward": "its forward pass", "real": "it"}[graph.meta["values"]]
-        lines.append(f"the step depends on values: {ran} ran for real on the given inputs, whose sizes the graph has")
-    if "first_call_flops" in graph.meta:
-        lines.append(f"the step varies: its first call had {graph.meta['first_call_flops']:,} FLOPs of products")
+    lines = [line, *(_fused(eager, graph) if compiled else ()), *_notes(step, graph)]
     figures = {name: graph.meta[name] for name in FIGURES if name in graph.meta}
     print_answer({**facts, **figures, "notes": lines[1:]}, lines, as_json)
 
 
-def _input_signatures(graph) -> list[str]:
-    """``input()->i64[4,512]`` for each input of a step."""
+def _notes(step: str, graph) -> list[str]:
+    """What the capture took for granted, made up or found out."""
+    from simdev.graphs.capture.precision import precision_text  # imports PyTorch, which the capture has found
+
+    meta = graph.meta
+    lines = [f"precision: {precision_text(meta['precision_of_classes'])}"]
+    if "recurrent_ops" in meta:
+        lines.append(
+            f"recurrent layers: {meta['unrolled_ops']:,} ops as {meta['recurrent_ops']:,} of cuDNN's (--unroll)"
+        )
+    if "recomputed_ops" in meta:
+        lines.append(f"recomputed: {meta['recomputed_ops']} ops of the forward pass run again in the backward pass")
+    if "marked_by" in meta:
+        lines.append(f"step {meta['step']} of {step}, which ends with a step of {meta['marked_by']}; it ran for real")
+        if "step_before_flops" in meta:
+            before = meta["step_before_flops"]
+            lines.append(f"steps vary: the step before had {before:,} FLOPs of products; choose another by --step")
+    elif "inputs_from" in meta:
+        made = ", ".join(_inputs(graph)) or "none that the step reads"
+        lines.append(f"inputs are {meta['inputs_from']}: {made}")
+    if "marked_by" not in meta and "values" in meta:
+        ran = {"forward": "its forward pass", "real": "it"}[meta["values"]]
+        lines.append(f"the step depends on values: {ran} ran for real on the given inputs, whose sizes the graph has")
+    if "first_call_flops" in meta:
+        lines.append(f"the step varies: its first call had {meta['first_call_flops']:,} FLOPs of products")
+    return lines
+
+
+def _inputs(graph) -> list[str]:
+    """``input_ids i64[4,512]`` for each input of a step."""
     kinds = [graph.kinds[kind] for kind in graph.op_kind]
-    return [graph.signatures[graph.op_signature[op]] for op, kind in enumerate(kinds) if kind == "input"]
+    rows = [
+        (graph.op_names[op], graph.signatures[graph.op_signature[op]])
+        for op, kind in enumerate(kinds)
+        if kind == "input"
+    ]
+    return [f"{name.rpartition('.')[2]} {text.removeprefix('input()->')}" for name, text in rows]
 
 
 def _scale(text: str | None) -> int | None:

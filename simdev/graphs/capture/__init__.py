@@ -22,7 +22,9 @@ update. If a step depends on the values of large tensors, its forward pass runs 
   element of the largest tensor. Bytes are those that a kernel over the arguments touches.
 * Ops are those that PyTorch's CPU backend dispatches, which are the ATen ops of other backends but for a few; of
   these, dropout is the one op that it is on accelerators, and ``scaled_dot_product_attention`` is the flash variant
-  wherever that variant exists (dropout inside it is left out). Recurrent layers are unrolled.
+  wherever that variant exists (dropout inside it is left out).
+* A call of ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` is one op forward and one backward, as in cuDNN. It is unrolled with
+  ``unroll``, and in graphs of shipped workloads.
 * Each graph is compared with its own run (:mod:`simdev.graphs.capture.selfcheck`).
 """
 
@@ -41,19 +43,29 @@ if TYPE_CHECKING:
     from simdev.graphs.workload import Step, WorkloadSpec
 
 
-def capture(step: Step, name: str, meta: dict | None = None, *, allow_empty: bool = False) -> ComputationGraph:
+def capture(
+    step: Step, name: str, meta: dict | None = None, *, allow_empty: bool = False, unroll: bool = False
+) -> ComputationGraph:
     """Capture one step: a ``TrainingStep``, an ``InferenceStep`` or a ``CustomStep``.
 
     ``step`` may be built from real tensors (it is copied, not touched) or under a ``FakeTensorMode``. ``meta`` is
     added to the graph's own: torch version, precision (of the parameters and of each class of ops), optimizer,
     parameters (count), bytes, flops. Raises :class:`Unsupported` without PyTorch, for a step that depends on the
     values of its tensors, or if the graph differs by more than 1 % from what PyTorch counts in the run;
-    :class:`InvalidInput` for a graph without a product or an update, unless ``allow_empty``.
+    :class:`InvalidInput` for a graph without a product or an update, unless ``allow_empty``. ``unroll`` keeps every op
+    of recurrent layers.
     """
     _need_torch()
     from simdev.graphs.capture.run import run
 
-    return run(step, name, meta or {}, allow_empty=allow_empty)
+    return _on_gpu(run(step, name, meta or {}, allow_empty=allow_empty), unroll)
+
+
+def _on_gpu(graph: ComputationGraph, unroll: bool) -> ComputationGraph:
+    """Recurrent layers as cuDNN runs them, unless ``unroll``."""
+    from simdev.graphs.capture.fuse import join_recurrent
+
+    return graph if unroll else join_recurrent(graph)
 
 
 def capture_workload(spec: WorkloadSpec, params: dict | None = None) -> ComputationGraph:
@@ -83,7 +95,9 @@ def workload_step(spec: WorkloadSpec, params: dict) -> tuple[Callable[[], Step],
     return lambda: spec.function(**chosen), name, meta
 
 
-def capture_file(target: str, *, name: str | None = None, allow_empty: bool = False) -> ComputationGraph:
+def capture_file(
+    target: str, *, name: str | None = None, allow_empty: bool = False, unroll: bool = False
+) -> ComputationGraph:
     """Capture ``my_model.py:make_step``: a function of no arguments that returns a step. The file is executed.
 
     The graph is named after file and function, or ``name``. Raises :class:`InvalidInput` naming the file, the line of
@@ -93,7 +107,8 @@ def capture_file(target: str, *, name: str | None = None, allow_empty: bool = Fa
     build, own_name, meta = file_step(target)
     path, function = target.rpartition(":")[::2]
     with neighbours(Path(path)):
-        return _captured(build, name or own_name, meta, path, function, allow_empty)
+        graph = _captured(build, name or own_name, meta, path, function, allow_empty)
+    return _on_gpu(graph, unroll)
 
 
 def capture_script(
@@ -104,6 +119,7 @@ def capture_script(
     batch: int | None = None,
     name: str | None = None,
     allow_empty: bool = False,
+    unroll: bool = False,
 ) -> ComputationGraph:
     """Run a training script unchanged, for real, on the CPU, and capture its training step number ``step``.
 
@@ -121,17 +137,19 @@ def capture_script(
         raise InvalidInput("expected at least 2: the first step makes the optimizer's state", source=path, field="step")
     given = [*arguments, *(batch_arguments(path, batch) if batch else ())]
     meta = {"source": path.name, "arguments": given, "step": step}
-    return run_script(path, given, step, name or path.stem, meta, allow_empty=allow_empty)
+    return _on_gpu(run_script(path, given, step, name or path.stem, meta, allow_empty=allow_empty), unroll)
 
 
-def capture_package(target: str, *, name: str | None = None, allow_empty: bool = False, **choices) -> ComputationGraph:
+def capture_package(
+    target: str, *, name: str | None = None, allow_empty: bool = False, unroll: bool = False, **choices
+) -> ComputationGraph:
     """Capture a model of an installed package by its id, such as ``timm:resnet50``; ``choices`` are those of
     :func:`simdev.graphs.capture.packages.package_step`."""
     _need_torch()
     from simdev.graphs.capture.packages import package_step
 
     build, own_name, meta = package_step(target, **choices)
-    return _captured(build, name or own_name, meta, target, None, allow_empty)
+    return _on_gpu(_captured(build, name or own_name, meta, target, None, allow_empty), unroll)
 
 
 def is_package_model(target: str) -> bool:

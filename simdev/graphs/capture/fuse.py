@@ -15,6 +15,8 @@ The Inductor's own partition needs the GPU that it compiles for. The estimate fo
 
 The whole step is taken to be one compiled region without graph breaks. Horizontal fusion, tiling and recomputation in
 the backward pass (the min-cut partitioner) are left out: the kernels read and write somewhat more than the Inductor's.
+
+:func:`join_recurrent` makes one op of what a call of ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` runs, as cuDNN does.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from simdev.graphs.capture.precision import precision_of_classes
+from simdev.graphs.capture.trace import RECOMPUTED
 from simdev.problem.costs import op_class
 from simdev.problem.graph import PHASES, ComputationGraph, GraphBuilder
 from simdev.problem.opcost.signature import parse_signature
@@ -185,18 +189,90 @@ def _made_bytes(graph: ComputationGraph, op: int) -> int:
     return int(graph.tensor_bytes[graph.output_ptr[op] : graph.output_ptr[op + 1]].sum())
 
 
+# Recurrent layers ----------------------------------------------------------------------------------------------
+
+
+def join_recurrent(graph: ComputationGraph) -> ComputationGraph:
+    """The graph with one op for each call of a recurrent layer, and one for its backward pass, as cuDNN runs them.
+
+    The layers are those of ``meta["recurrent"]``, by module path. An op has the FLOPs of its parts, reads what they
+    read from outside once, and writes what others read. What the forward op keeps for the backward op (cuDNN's reserve
+    space) is what the unrolled layer keeps.
+    """
+    layers = graph.meta.get("recurrent")
+    if not layers:
+        return graph
+    kernels = _calls(graph, layers)
+    facts = {
+        "recurrent_ops": sum(len(kernel.ops) > 1 for kernel in kernels),
+        "unrolled_ops": sum(len(kernel.ops) for kernel in kernels if len(kernel.ops) > 1),
+    }
+
+    def describe(parts: list[int]) -> dict:
+        layer, backward = graph.layers[graph.op_layer[parts[0]]], graph.op_phase[parts[0]] == PHASES.index("backward")
+        kind = "_cudnn_rnn_backward" if backward else "_cudnn_rnn"
+        dtype = _dtype_of_products(graph, parts)
+        item = {"f64": 8, "f16": 2, "bf16": 2}.get(dtype, 4)
+        made = int(graph.tensor_bytes[sorted(_leaving(graph, parts))].sum())
+        read, written = (f"{dtype}[{size // item}]" for size in (_fused(graph, parts)["bytes_read"], made))
+        return {
+            "name": f"{layer}/{kind}.{parts[0]}",
+            "kind": kind,
+            "signature": f"{kind}({read},mode={layers[layer]})->{written}",
+            "bytes_written": made,
+        }
+
+    joined = _rebuilt(graph, kernels, {**graph.meta, **facts}, describe)
+    joined.meta["precision_of_classes"] = precision_of_classes(joined)
+    return joined
+
+
+def _dtype_of_products(graph: ComputationGraph, parts: list[int]) -> str:
+    """In which format the products of a layer are computed; that of its first op if it has none."""
+    products = [part for part in parts if op_class(graph.kinds[graph.op_kind[part]]) == "gemm"]
+    return parse_signature(graph.signatures[graph.op_signature[(products or parts)[0]]]).dtype
+
+
+def _calls(graph: ComputationGraph, layers: dict[str, str]) -> list[Kernel]:
+    """A kernel for each call of a recurrent layer: its ops are neighbours in program order, so that no path leads out
+    of the kernel and back."""
+    recurrent = np.array([layer in layers for layer in graph.layers])[graph.op_layer]
+    source = np.array([kind in ("parameter", "constant", "input") for kind in graph.kinds])[graph.op_kind]
+    update = PHASES.index("update")
+    kernels: list[Kernel] = []
+    call, last = Kernel([], 0), None
+    for op in range(graph.n_ops):
+        if source[op]:
+            kernels.append(Kernel([op], 0))
+            continue
+        again = RECOMPUTED in graph.op_names[op]
+        own = (
+            (graph.op_layer[op], graph.op_phase[op], again) if recurrent[op] and graph.op_phase[op] != update else None
+        )
+        if own is not None and own == last:
+            call.ops.append(op)
+            continue
+        call, last = Kernel([op], 0), own
+        kernels.append(call)
+    return kernels
+
+
 # The fused graph -----------------------------------------------------------------------------------------------
 
 
-def _rebuilt(graph: ComputationGraph, kernels: list[Kernel], meta: dict) -> ComputationGraph:
+def _rebuilt(graph: ComputationGraph, kernels: list[Kernel], meta: dict, describe=None) -> ComputationGraph:
+    """The graph with one op for each kernel. ``describe`` gives the fields of a kernel of several ops that differ from
+    those of a fused one."""
     builder = GraphBuilder(graph.name, meta)
     handle: dict[int, int] = {}  # op -> op of the new graph
     tensor: dict[int, int] = {}
-    group = _groups(graph)
+    group = _groups(graph, kernels)
+    kernel_of = {part: kernel for kernel in kernels for part in kernel.ops}
     for kernel in kernels:
         parts = kernel.ops
+        several = {**_fused(graph, parts), **(describe(parts) if describe else {})} if len(parts) > 1 else {}
         made = builder.op(
-            **(_one(graph, parts[0]) if len(parts) == 1 else _fused(graph, parts)),
+            **(several or _one(graph, parts[0])),
             phase=PHASES[graph.op_phase[parts[0]]],
             layer=graph.layers[graph.op_layer[parts[0]]],
             persistent_bytes=int(graph.op_persistent_bytes[parts].sum()),
@@ -204,25 +280,34 @@ def _rebuilt(graph: ComputationGraph, kernels: list[Kernel], meta: dict) -> Comp
             group=next((group[part] for part in parts if part in group), None),
         )
         handle |= dict.fromkeys(parts, made)
-        leaving = _leaving(graph, parts)
-        for item in _outputs(graph, parts):
-            if len(parts) == 1 or item in leaving:
-                tensor[item] = builder.tensor(
-                    made,
-                    int(graph.tensor_bytes[item]),
-                    persistent=bool(graph.tensor_persistent[item]),
-                    result=bool(graph.tensor_result[item]),
-                )
+        for item, size in _leaving_sizes(graph, kernel, kernel_of if describe else {}).items():
+            tensor[item] = builder.tensor(
+                made,
+                size,
+                persistent=bool(graph.tensor_persistent[item]),
+                result=bool(graph.tensor_result[item]),
+            )
     for item, new in tensor.items():
         home = handle[int(graph.tensor_producer[item])]
-        for reader in graph.consumers[graph.consumer_ptr[item] : graph.consumer_ptr[item + 1]].tolist():
+        for reader in _readers(graph, item):
             if handle[reader] != home:
                 builder.connect(new, handle[reader])
     return builder.build()
 
 
-def _groups(graph: ComputationGraph) -> dict[int, int]:
-    return {op: int(group) for op, group in enumerate(graph.op_group) if group >= 0}
+def _groups(graph: ComputationGraph, kernels: list[Kernel]) -> dict[int, int]:
+    """The colocation group of each op that has one. The groups of a kernel's ops become one group."""
+    first = {group: group for group in graph.op_group.tolist()}
+
+    def find(group: int) -> int:
+        while first[group] != group:
+            group = first[group]
+        return group
+
+    for kernel in kernels:
+        joined = sorted({find(group) for group in graph.op_group[kernel.ops].tolist() if group >= 0})
+        first.update(dict.fromkeys(joined, joined[0]) if joined else {})
+    return {op: find(int(group)) for op, group in enumerate(graph.op_group) if group >= 0}
 
 
 def _outputs(graph: ComputationGraph, parts: list[int]) -> list[int]:
@@ -235,9 +320,30 @@ def _leaving(graph: ComputationGraph, parts: list[int]) -> set[int]:
     return {
         item
         for item in _outputs(graph, parts)
-        if graph.tensor_result[item]
-        or not inside.issuperset(graph.consumers[graph.consumer_ptr[item] : graph.consumer_ptr[item + 1]].tolist())
+        if graph.tensor_result[item] or not inside.issuperset(_readers(graph, item))
     }
+
+
+def _readers(graph: ComputationGraph, item: int) -> list[int]:
+    return graph.consumers[graph.consumer_ptr[item] : graph.consumer_ptr[item + 1]].tolist()
+
+
+def _leaving_sizes(graph: ComputationGraph, kernel: Kernel, kernel_of: dict[int, Kernel]) -> dict[int, int]:
+    """The bytes of each tensor that a kernel writes. Given ``kernel_of``, what it writes for the same other kernels is
+    one tensor."""
+    if len(kernel.ops) == 1:
+        return {item: int(graph.tensor_bytes[item]) for item in _outputs(graph, kernel.ops)}
+    sizes: dict[int, int] = {}
+    first: dict[frozenset[int], int] = {}
+    leaving = _leaving(graph, kernel.ops)
+    for item in _outputs(graph, kernel.ops):
+        if item in leaving:
+            size = int(graph.tensor_bytes[item])
+            kept = kernel_of and size and not graph.tensor_persistent[item] and not graph.tensor_result[item]
+            to = frozenset(id(kernel_of[reader]) for reader in _readers(graph, item)) if kept else frozenset()
+            home = first.setdefault(to, item) if kept else item
+            sizes[home] = sizes.get(home, 0) + size
+    return sizes
 
 
 def _one(graph: ComputationGraph, op: int) -> dict:

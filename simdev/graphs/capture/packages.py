@@ -1,8 +1,8 @@
 """Steps of models that installed packages build: ``timm:resnet50``, ``transformers:GPT2LMHeadModel``.
 
 Weights are random (nothing is downloaded); a Hugging Face model has the default configuration of its class, changed by
-fields in brackets: ``transformers:LlamaForCausalLM[num_hidden_layers=8,hidden_size=1024]``. Inputs are made up from the
-configuration.
+fields in brackets: ``transformers:LlamaForCausalLM[num_hidden_layers=8,hidden_size=1024]``. Inputs are those of a
+user's function, or made up from the configuration.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import inspect
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from simdev.errors import InvalidInput, UnknownName, Unsupported
+from simdev.graphs.capture.vision_ops import define_missing_operators
 from simdev.graphs.workload import InferenceStep, Step, TrainingStep
+from simdev.user_file import import_file, neighbours
 
 PACKAGES = ("timm", "torchvision", "transformers", "diffusers")
 MODES = ("train", "inference", "prefill", "decode")
@@ -24,18 +27,26 @@ TEXT_WIDTHS = (  # fields of diffusers for the width of a text's features: befor
     "caption_channels encoder_hid_dim text_embed_dim text_dim text_emb_dim text_in_dim text_hidden_dim cap_feat_dim "
     "context_in_dim context_dim llm_features_dim cross_attention_input_dim cross_attention_dim joint_attention_dim"
 ).split()
+GIVE = "give a function that returns the inputs and labels of the model by --inputs FILE.py:FUNCTION"
 _TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>[^\]]*)\])?")
 
 
 def package_step(
-    target: str, *, mode: str = "train", batch: int | None = None, length: int | None = None
+    target: str,
+    *,
+    mode: str = "train",
+    batch: int | None = None,
+    length: int | None = None,
+    inputs: str | None = None,
 ) -> tuple[Callable[[], Step], str, dict]:
     """What builds the step of a package's model, the graph's name and its meta.
 
     ``mode`` is ``train`` (forward, loss, backward, AdamW), ``inference`` (forward), or, for causal language models,
     ``prefill`` (forward that fills the key-value cache) and ``decode`` (one token after ``length`` cached ones).
-    ``batch`` and ``length`` (tokens) default to what the modality usually has. Raises :class:`InvalidInput` for an id,
-    a field or a mode that does not exist, :class:`Unsupported` if the package is not installed.
+    ``batch`` and ``length`` (tokens) default to what the modality usually has. ``inputs`` is ``FILE.py:FUNCTION``, a
+    function that takes the model and returns what it is called with: named tensors in a dictionary, or a tuple.
+    Raises :class:`InvalidInput` for an id, a field or a mode that does not exist, :class:`Unsupported` if the package
+    is not installed.
     """
     match = _TARGET.fullmatch(target)
     if not match or match["package"] not in PACKAGES:
@@ -47,10 +58,42 @@ def package_step(
         raise InvalidInput("only language models of transformers have a key-value cache", source=target, field="mode")
     if importlib.util.find_spec(package) is None:
         raise Unsupported(f"{target} needs the package {package}: pip install {package}")
+    define_missing_operators()
     make = {"timm": _timm, "torchvision": _torchvision, "transformers": _transformers, "diffusers": _diffusers}[package]
-    build = make(target, model, _fields(match["fields"], target), mode, batch, length)
+    given = _given(inputs, target, mode, batch, length) if inputs else None
+    build = make(target, model, _fields(match["fields"], target), mode, batch, length, given)
     changed = "".join(f"-{value}" for value in (mode if mode != "train" else None, match["fields"]) if value)
-    return build, f"{model}{changed}", {"source": target, "mode": mode, "batch": batch}
+    source = f"those of {inputs}" if inputs else "made up, by the configuration where it gives sizes"
+    return build, f"{model}{changed}", {"source": target, "mode": mode, "batch": batch, "inputs_from": source}
+
+
+def _given(inputs: str, target: str, mode: str, batch: int | None, length: int | None) -> Callable:
+    """The function that makes the step of a model from a user's function, which returns the inputs."""
+    if mode in ("prefill", "decode") or batch or length:
+        raise InvalidInput("--inputs decides over the batch and its length, of train or inference", source=target)
+    path, _, function = inputs.rpartition(":")
+    if not path or not function.isidentifier():
+        raise InvalidInput("expected FILE.py:FUNCTION", source=inputs)
+    make = getattr(import_file(Path(path)), function, None)
+    if not callable(make):
+        raise InvalidInput("no such function", source=path, field=function)
+
+    def step(model):
+        with neighbours(Path(path)):
+            found = make(model)
+        if not isinstance(found, (dict, tuple)):
+            wanted = "expected a dictionary of named tensors, or a tuple"
+            raise InvalidInput(f"{function}() returned {type(found).__name__}, {wanted}", source=path)
+        named = isinstance(found, dict)
+
+        def call(model, inputs):
+            return model(**inputs) if named else model(*inputs)
+
+        if mode == "inference":
+            return InferenceStep(model.eval(), (found,), call)
+        return _training(model, (found,), lambda model, inputs: loss_of(call(model, inputs)))
+
+    return step
 
 
 def _fields(text: str | None, target: str) -> dict:
@@ -93,9 +136,7 @@ def _check_complete(model, inputs: dict, target: str) -> None:
     missing = [name for name in missing if name not in inputs]
     if missing:
         raise InvalidInput(
-            f"its forward needs {', '.join(missing)}, which simdev does not make up; write a function that returns the "
-            "step, and capture FILE.py:FUNCTION",
-            source=target,
+            f"its forward needs {', '.join(missing)}, which simdev does not make up; {GIVE}", source=target
         )
 
 
@@ -111,21 +152,21 @@ def _call(model, inputs: dict):
             raise
         raise InvalidInput(
             f"running its step failed ({error}): it may need one of {', '.join(left_out)}, which simdev does not make "
-            "up; write a function that returns the step, and capture FILE.py:FUNCTION"
+            f"up; {GIVE}"
         ) from error
     except ValueError as error:
         if "labels" not in inputs:
             raise
         raise InvalidInput(
             f"running its step failed ({error}): the labels that simdev makes up may not fit; give another --length, "
-            "or write a function that returns the step, and capture FILE.py:FUNCTION"
+            f"or {GIVE}"
         ) from error
 
 
 # Images --------------------------------------------------------------------------------------------------------
 
 
-def _timm(target, name, fields, mode, batch, length):
+def _timm(target, name, fields, mode, batch, length, given):
     import timm
 
     if not timm.is_model(name):
@@ -135,6 +176,8 @@ def _timm(target, name, fields, mode, batch, length):
         import torch
 
         model = timm.create_model(name, pretrained=False, **fields)
+        if given:
+            return given(model)
         images = torch.randn(batch or 8, *model.pretrained_cfg["input_size"])
         return _classifier(model, images, mode)
 
@@ -157,7 +200,7 @@ def _classifier(model, images, mode):
     return _training(model, (images, labels), loss)
 
 
-def _torchvision(target, name, fields, mode, batch, length):
+def _torchvision(target, name, fields, mode, batch, length, given):
     import torchvision
 
     if name not in torchvision.models.list_models():
@@ -172,6 +215,8 @@ def _torchvision(target, name, fields, mode, batch, length):
         if name in torchvision.models.list_models(torchvision.models.segmentation):
             extra = {"weights_backbone": None}
         model = torchvision.models.get_model(name, weights=None, **extra, **fields)
+        if given:
+            return given(model)
         module = type(model).__module__
         if ".detection" in module:
             return _detector(model, mode, batch or (2 if "ssd" in name else 1))  # SSD normalises single pixels
@@ -222,7 +267,7 @@ def _unary(model, inputs, mode):
 # transformers --------------------------------------------------------------------------------------------------
 
 
-def _transformers(target, name, fields, mode, batch, length):
+def _transformers(target, name, fields, mode, batch, length, given):
     import transformers
 
     cls = getattr(transformers, name, None)
@@ -246,6 +291,8 @@ def _transformers(target, name, fields, mode, batch, length):
         if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
             config.decoder_start_token_id = own.pad_token_id
         model = cls(config)
+        if given:
+            return given(model)
         inputs = _hf_inputs(model, config, batch, length)
         _check_complete(model, inputs, target)
         if mode in ("prefill", "decode"):
@@ -425,7 +472,7 @@ def _generation(model, tokens, mode: str, target: str) -> InferenceStep:
 # diffusers -----------------------------------------------------------------------------------------------------
 
 
-def _diffusers(target, name, fields, mode, batch, length):
+def _diffusers(target, name, fields, mode, batch, length, given):
     import diffusers
 
     cls = getattr(diffusers, name, None)
@@ -448,6 +495,8 @@ def _diffusers(target, name, fields, mode, batch, length):
                 f"{', '.join(unset)} that it needs",
                 source=target,
             ) from error
+        if given:
+            return given(model)
         inputs = _diffusion_inputs(model, batch or 1)
         _check_complete(model, inputs, target)
         return _unary_named(model, inputs, mode)

@@ -151,7 +151,14 @@ def no_accelerator():
     nvtx = {**{name: _nothing() for name in marks}, "range": _Stream}
     with ExitStack() as stack:
         places = (torch.cuda, cuda), (torch.cuda.nvtx, nvtx), (torch, {"compile": _uncompiled})
-        for owner, names in (*places, (torch.Tensor, {"record_stream": _nothing()})):
+        parse = torch._C._nn._parse_to  # of Module.to, whose device may be the number of a GPU
+
+        def parse_to(*args, **kwargs):
+            first = (torch.device("cpu") if type(item) is int else item for item in args[:1])
+            return parse(*first, *args[1:], **{key: _host(item) for key, item in kwargs.items()})
+
+        own = (torch.Tensor, {"record_stream": _nothing()}), (torch._C._nn, {"_parse_to": parse_to})
+        for owner, names in (*places, *own):
             for name, value in names.items():
                 if hasattr(owner, name):
                     stack.callback(setattr, owner, name, getattr(owner, name))

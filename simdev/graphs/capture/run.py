@@ -188,7 +188,7 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None, a
             check_repeats(name, first, counted.total)
         elif abs(first - counted.total) > TOLERANCE * max(first, counted.total):
             meta = {**meta, "first_call_flops": first}
-    meta = {**unseen_state(model, {**held.named, **held.buffers}), **meta}
+    meta = {**facts_of_state(model, {**held.named, **held.buffers}), **meta}
     assembly = assembled(tape, held, ran, name, meta, counted.total, versions.updates)
     if not allow_empty:
         wants_update = isinstance(step, CustomStep) or bool(optimizers)
@@ -440,9 +440,10 @@ def named_parameters(model, optimizers) -> dict[str, torch.Tensor]:
     return named
 
 
-def unseen_state(model, seen: dict) -> dict[str, object]:
+def facts_of_state(model, seen: dict) -> dict[str, object]:
     """State of the model that is no op of the graph, for maps that must name it: ``tied`` is the name of the parameter
-    that each tied parameter is, ``unread_state`` the other names (scalar buffers)."""
+    that each tied parameter is, ``unread_state`` the other names (scalar buffers). And the kinds of recurrent layers,
+    by name: ``recurrent``."""
     owner = {id(tensor): label for label, tensor in seen.items()}
     tied, unread = {}, []
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -451,7 +452,9 @@ def unseen_state(model, seen: dict) -> dict[str, object]:
             unread.append(label)
         elif owner[id(tensor)] != label:
             tied[label] = owner[id(tensor)]
-    return {key: value for key, value in (("tied", tied), ("unread_state", unread)) if value}
+    recurrent = {label: module.mode for label, module in model.named_modules() if isinstance(module, torch.nn.RNNBase)}
+    facts = ("tied", tied), ("unread_state", unread), ("recurrent", recurrent)
+    return {key: value for key, value in facts if value}
 
 
 @contextmanager

@@ -5,7 +5,8 @@ that was seen last ends its ``step()``, so that it holds the steps of all optimi
 generator's, five critics' and one generator's). In a script without an optimizer, steps end with ``backward()``.
 Recorded is what happens between two marks; then the script is stopped. What a ``DataLoader`` does is not recorded; its
 batches are inputs. A tensor that the step before has read as well, and neither made, lives across steps: it is a
-constant. Any other tensor from outside is an input.
+constant. Any other tensor from outside is an input. A process that the script starts to run a function of its own
+(``torch.multiprocessing.spawn``: the first of them) runs in this process, at once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import runpy
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
@@ -26,9 +28,10 @@ from torch.utils.data import dataloader
 from simdev.errors import InvalidInput, SimdevError
 from simdev.graphs.capture.optimizers import one_by_one
 from simdev.graphs.capture.rewrites import as_on_gpu, no_cpu_ops
-from simdev.graphs.capture.run import Loop, assembled, hold, named_parameters, optimizer_hooks, seeded, unseen_state
+from simdev.graphs.capture.run import Loop, assembled, facts_of_state, hold, named_parameters, optimizer_hooks, seeded
 from simdev.graphs.capture.selfcheck import TOLERANCE, Counted, Versions, check_not_empty
 from simdev.graphs.capture.trace import Tape
+from simdev.graphs.capture.vision_ops import define_missing_operators
 from simdev.problem.graph import ComputationGraph
 from simdev.user_file import line_of, sentence
 
@@ -44,6 +47,7 @@ def run_script(
 
     Raises :class:`InvalidInput` if the script fails before, or makes fewer steps.
     """
+    define_missing_operators()
     watch = _Watch(path, step)
     argv, modules = sys.argv, set(sys.modules)
     folder = str(path.resolve().parent)
@@ -129,6 +133,9 @@ class _Watch:
         enter(_replaced(torch.optim.Optimizer, "__init__", self._noting_optimizer))
         enter(_replaced(torch.autograd, "backward", self._marking))
         enter(_replaced(dataloader._BaseDataLoaderIter, "__next__", self._paused))
+        enter(_replaced(torch.multiprocessing, "spawn", lambda _: _first_process))
+        enter(_replaced(BaseProcess, "start", _in_this_process))
+        enter(_replaced(BaseProcess, "join", _joined))
         if self._step == 2:
             self._record()
         return self
@@ -291,7 +298,7 @@ class _Recording:
         model = _Roots(roots)
         named = named_parameters(model, optimizers)
         self.held = hold(self.tape, named, dict(model.named_buffers()), list(optimizers), {})
-        self._unseen = unseen_state(model, {**self.held.named, **self.held.buffers})
+        self._unseen = facts_of_state(model, {**self.held.named, **self.held.buffers})
         self._versions = Versions(named)
         self._optimizers = bool(optimizers)
         self.loop = Loop(self.tape, self.held.homes, self._versions)
@@ -376,6 +383,34 @@ class _ScriptTape(Tape):
             super()._constant(tensor)
         else:
             self.input(tensor, f"input.{sum(op.kind == 'input' for op in self.ops)}")
+
+
+def _first_process(function, args=(), nprocs=1, *_, **__) -> None:
+    """In place of ``torch.multiprocessing.spawn``: the first process, in this one."""
+    function(0, *args)
+
+
+def _in_this_process(original):
+    """In place of ``Process.start``: what a process would do, if it is a function of the script, is done at once."""
+
+    def start(process):
+        target = getattr(process, "_target", None)
+        module = sys.modules.get(getattr(target, "__module__", None) or "")
+        library = "site-packages" in (getattr(module, "__file__", None) or "")
+        if target is None or library or module is None:
+            return original(process)
+        process.run()
+        process._simdev_done = True
+        return None
+
+    return start
+
+
+def _joined(original):
+    def join(process, timeout=None):
+        return None if getattr(process, "_simdev_done", False) else original(process, timeout)
+
+    return join
 
 
 @contextmanager

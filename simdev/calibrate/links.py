@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +156,19 @@ def _table(
     sizes = np.array(sorted(times), np.int64)
     ns = np.array([np.mean(times[size]) for size in sizes.tolist()])
     return LinkTable(name, operation, workers, per_node, sizes, ns, skipped)
+
+
+def of_one_hop(table: LinkTable) -> LinkTable:
+    """The times of one hop: a ring all-reduce of ``n`` devices sends ``2 (n - 1)`` pieces of ``1 / n`` of the bytes one
+    after another (Patarasuk and Yuan 2009), an all-gather or a reduce-scatter half as many; other tables stay."""
+    steps = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}.get(table.operation)
+    if steps is None:
+        return table
+    if table.workers < 2:
+        raise InvalidInput("does not say how many devices took part", source=table.name)
+    pieces, hops = np.maximum(1, table.bytes // table.workers), steps * (table.workers - 1)
+    kept = np.concatenate([[True], np.diff(pieces) > 0])
+    return replace(table, bytes=pieces[kept], ns=table.ns[kept] / hops)
 
 
 def fit_table(table: LinkTable, most: int = MAX_RANGES) -> LinkFit:

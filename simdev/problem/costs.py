@@ -176,6 +176,8 @@ class CostModel:
             found, where = calibrated_ns(graph, kind, self.tf32)
             take = (found >= 0) & (ns >= 0) & ~free
             ns, source = np.where(take, found, ns), np.where(take, where, source)
+            found, where = own_board_ns(graph, kind, ns, source)
+            ns, source = np.where(free, ns, found), np.where(free, source, where)
         source[free] = SOURCES.index("free")
         table = self.measured.get(kind.name)
         if table:
@@ -186,6 +188,23 @@ class CostModel:
             found = hits[graph.op_signature]
             ns, source = np.where(found >= 0, found, ns), np.where(found >= 0, SOURCES.index("table"), source)
         return ns, source.astype(np.uint8)
+
+
+def own_board_ns(
+    graph: ComputationGraph, kind: DeviceKind, ns: np.ndarray, source: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """``ns`` and ``source`` with what traces of the board showed (``[ops]`` and ``[factors]`` of its device file): the
+    time of an op that they hold, and a factor for the rest of its class. -1 stays."""
+    calibration = calibration_of(kind)
+    if not calibration.factors and not calibration.ops:
+        return ns, source
+    parsed = [parse_signature(text) for text in graph.signatures]
+    seen = np.array([calibration.ops.get(op.key, -1.0) for op in parsed])[graph.op_signature]
+    factors = calibration.factors
+    scale = np.array([factors.get(name, factors.get(op_class(name), 1.0)) for name in graph.kinds])[graph.op_kind]
+    found = np.where(seen >= 0, kind.launch_ns + seen, np.minimum(ns * scale, MAX_NS))
+    source = np.where(ns < 0, source, np.where(seen >= 0, SOURCES.index("table"), SOURCES.index("fit")))
+    return np.where(ns < 0, ns, np.maximum(1, np.ceil(found))).astype(np.int64), source
 
 
 def calibrated_ns(

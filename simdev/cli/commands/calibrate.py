@@ -16,7 +16,8 @@ from simdev.errors import InvalidInput, UnknownName
 @command("calibrate", topic=REAL)
 def calibrate(
     data: Annotated[
-        list[Path] | None, typer.Argument(help="Measured files or folders: NeuSight, DeepBench, vidur ...")
+        list[Path] | None,
+        typer.Argument(help="Measured files or folders: op tables, profiler traces, logs of nccl-tests."),
     ] = None,
     out: OutOption = Path("device.toml"),
     model: Annotated[str | None, typer.Option(help="Which device model of the data (default: all).")] = None,
@@ -25,14 +26,18 @@ def calibrate(
         Path | None,
         typer.Option(help="CSV of measured whole steps (graph,precision,step_ms): fit a factor to each precision."),
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="With --steps: the device kind that they were measured on.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="With --steps or traces: the device kind that they were measured on.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fit a device file to measured times of ops.
+    """Make a device file from measured times: op tables, or profiler traces of your own board.
 
     A fifth of all shapes is held out of the fit; the errors are measured on it. A device kind of a topology file uses
     the device file by calibrated = "device.toml". If --out is a folder, every device model of the data gets a file.
-    With --steps, the device file of a kind is copied with factors fitted to measured whole steps.
+    Traces (PyTorch's profiler with record_shapes) with --kind: the device file of the kind is copied with the times of
+    their ops. A log of nccl-tests gives the ranges of a link. With --steps, the device file of a kind is copied with
+    factors fitted to measured whole steps.
     """
     if steps is not None:
         if data or kind is None:
@@ -41,6 +46,12 @@ def calibrate(
         return
     if not data:
         raise InvalidInput("name measured files or folders, or --steps with --kind", source="calibrate")
+    if kind is not None:
+        _from_traces(data, kind, out, as_json)
+        return
+    if all(path.is_file() and path.suffix in (".txt", ".log", ".out") for path in data):
+        _link(data, out, as_json)
+        return
     from simdev.calibrate import matrix_units
     from simdev.calibrate.build import (
         build_one,
@@ -105,6 +116,53 @@ def _fit_steps(path: Path, kind: str, out: Path, as_json: bool) -> None:
     print_figures(header, lines, False)
     print(", ".join(f"{precision}: {factor:.4g}" for precision, factor in calibration.steps.items()))
     print(out)
+
+
+def _from_traces(paths: list[Path], kind: str, out: Path, as_json: bool) -> None:
+    from simdev.calibrate.build import save_calibration
+    from simdev.calibrate.own_trace import own_calibration, read_own_traces
+    from simdev.calibrate.traces import read_traces
+    from simdev.problem.topology import load_kinds
+
+    kinds = load_kinds()
+    if kind not in kinds:
+        raise UnknownName("device kind", kind, kinds, source="--kind")
+    found = read_own_traces([trace for path in paths for trace in read_traces(path)])
+    calibration, classes = own_calibration(found, kinds[kind])
+    save_calibration(calibration, out)
+    total = sum(line.ns for line in classes)
+    rows = [
+        [line.name, str(line.ops), f"{100 * line.ns / total:.1f}", f"{line.factor:.3f}", *map(_percent, line.errors)]
+        for line in classes
+    ]
+    header = ["class", "ops", "% of the time", "factor", "error before %", "by the factor of the others %"]
+    left_out = f"{100 * found.left_out_ns / max(1, found.busy_ns):.1f} % of the kernels' time has no op with shapes"
+    if as_json:
+        print_figures(header, rows, True, [out], launch_us=calibration.launch_ns / 1e3, left_out=left_out)
+        return
+    print_figures(header, rows, False)
+    print(
+        f"launch {calibration.launch_ns / 1e3:.2f} us; {len(calibration.ops)} ops with a time of their own; {left_out}"
+    )
+    print(
+        f'{out}: name it in a topology file: calibrated = "{out.name}", launch_us = {calibration.launch_ns / 1e3:.2f}'
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}" if share == share else ""
+
+
+def _link(paths: list[Path], out: Path, as_json: bool) -> None:
+    from simdev.calibrate.links import fit_table, of_one_hop, ranges_toml, read_links
+    from simdev.files import write_text
+
+    fits = [fit_table(of_one_hop(table)) for path in paths for table in read_links(path)]
+    rows = [[fit.name, str(len(fit.ranges)), f"{100 * fit.residual:.1f}", _percent(fit.error)] for fit in fits]
+    write_text(out, "\n".join(f'[link."{fit.name}"]\n{ranges_toml(fit)}\n' for fit in fits))
+    print_figures(["link", "ranges", "error %", "held-out sizes %"], rows, as_json, [out])
+    if not as_json:
+        print(out)
 
 
 HEADER = ["class", "rows", "efficiency", "held-out mean %", "median %", "source"]

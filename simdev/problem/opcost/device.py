@@ -90,7 +90,9 @@ class Calibration:
     """A device file in memory. ``steps`` maps a precision to the factor by which whole steps were measured to be slower
     than their fits say; it scales every fit of that precision. f16 and FP8 have the factor of bf16 without one of their
     own: gaps between kernels and clocks under lasting load are alike. ``own`` are the classes of the file itself,
-    without those of ``like``; ``watts`` is the board's power limit, ``capability`` that of CUDA (0: another vendor)."""
+    without those of ``like``. ``ops`` maps :attr:`Signature.key` to the ns of an op's kernels, and ``factors`` a class
+    of ops or an optimizer to the ratio of its measured to its costed time: both come from traces of a user's board.
+    ``watts`` is the board's power limit, ``capability`` that of CUDA (0: another vendor)."""
 
     name: str
     sheet: Datasheet
@@ -105,6 +107,8 @@ class Calibration:
     capability: float = 0.0
     vendor: str = "nvidia"
     own: frozenset[str] = frozenset()
+    ops: Mapping[str, float] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
 
     def clock_ratio(self, sheet: Datasheet) -> float:
         """The clock of the measured board over that of a board with the datasheet ``sheet`` in long products on matrix
@@ -229,6 +233,8 @@ def read_calibration(path: Path, *, shares: bool = True) -> Calibration:
         own=frozenset(classes),
         table=_table(data.get("table", {}), path, "table"),
         notes=notes,
+        ops=_table(data.get("ops", {}), path, "ops"),
+        factors=_table(data.get("factors", {}), path, "factors"),
         dispatch_ns={kind: 1e3 * us for kind, us in _table(data.get("dispatch", {}), path, "dispatch").items()},
     )
 
@@ -304,8 +310,9 @@ def device_text(calibration: Calibration, comments: Iterable[str] = ()) -> str:
     if calibration.dispatch_ns:
         times = sorted(calibration.dispatch_ns.items())
         lines += ["", "[dispatch]", *(f"{_quoted(kind)} = {ns / 1e3:.10g}" for kind, ns in times)]
-    if calibration.table:
-        lines += ["", "[table]", *(f"{_quoted(key)} = {ns:.10g}" for key, ns in sorted(calibration.table.items()))]
+    for name, table in (("factors", calibration.factors), ("ops", calibration.ops), ("table", calibration.table)):
+        rows = [f"{_quoted(key)} = {value:.10g}" for key, value in sorted(table.items())]
+        lines += ["", f"[{name}]", *rows] if rows else []
     return "\n".join(lines) + "\n"
 
 

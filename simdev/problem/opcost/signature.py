@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 
@@ -41,6 +42,22 @@ class Signature:
         """The dtype of the first floating-point tensor; ``f32`` where there is none."""
         floats = (t.dtype for t in (*self.inputs, *self.outputs) if t.dtype in ("f32", "f16", "bf16", "f64"))
         return next(floats, "f32")
+
+    @property
+    def key(self) -> str:
+        """How ``[ops]`` of a device file names the op: :func:`op_key`."""
+        return op_key(self.kind, [tensor.shape for tensor in self.inputs], self.dtype)
+
+
+def op_key(kind: str, shapes: Iterable[Iterable[int]], dtype: str) -> str:
+    """``mm(16x4,8x16) f32``: an op by the shapes of its operands, as graphs and profiler traces agree on them.
+
+    The shapes are sorted, because operands of one kind come in any order, and those with less than two dimensions count
+    only if there is no other: a profiler lists scalars and statistics that a graph lacks. ``add_`` is ``add``.
+    """
+    known = sorted(tuple(shape) for shape in shapes if shape)
+    names = ["x".join(map(str, shape)) for shape in [shape for shape in known if len(shape) > 1] or known]
+    return f"{kind.rstrip('_')}({','.join(names)}) {dtype}"
 
 
 def parse_signature(text: str) -> Signature:

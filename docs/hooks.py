@@ -41,6 +41,7 @@ PUBLIC = {
     "integrations": ("torch_map",),
     "errors": ("",),
 }
+BOARDS = ("standard", "order", "throughput", "machines", "parallel")  # shown together on one page
 HELP_WIDTH = 72  # characters that a column of the site shows without a scroll bar
 
 
@@ -51,12 +52,50 @@ def on_files(files, config):
         **workload_pages(),
         "machines.md": machines_page(),
         "commands.md": commands_page(),
+        "boards.md": boards_page(),
+        **planner_pages(),
         **python_pages(),
     }
     pages |= gallery()
     for name, content in sorted(pages.items()):
         files.append(File.generated(config, name, content=content))
     return files
+
+
+def on_post_build(config):
+    """The boards as one page of the site, with its pictures and placements beside it."""
+    from simdev.report.page import write_page
+
+    write_page([ROOT / "leaderboard" / name for name in BOARDS], Path(config["site_dir"]) / "board.html")
+
+
+def boards_page() -> str:
+    from simdev.bench.plan_rows import read_folder
+
+    text = [
+        "# The boards",
+        "",
+        '<a class="md-button" href="board.html">Open the boards</a>',
+        "",
+        "One page shows every board: rankings, the gap of each case to its proven bound, and two pictures of each",
+        "case. You can sort, filter and download. The address holds what you see.",
+        "",
+        "| board | what is compared | rows | machines |",
+        "|---|---|--:|---|",
+    ]
+    about = {
+        "standard": "placements of one training step",
+        "order": "the same, with the order of ops chosen, and long searches",
+        "throughput": "pipelines of 32 microbatches",
+        "machines": "placements on other machines",
+        "parallel": "plans of whole training jobs",
+    }
+    for name in BOARDS:
+        rows = read_folder(ROOT / "leaderboard" / name)
+        machines = sorted({getattr(row, "topology", None) or row.cluster for row in rows})
+        text.append(f"| `leaderboard/{name}` | {about[name]} | {len(rows):,} | {', '.join(machines)} |")
+    text += ["", "`simdev leaderboard FOLDER --html board.html` makes such a page of your own results.", ""]
+    return "\n".join(text)
 
 
 def on_page_content(html, page, config, files):
@@ -118,17 +157,18 @@ def placer_pages() -> dict[str, str]:
             text += [f"| `{key}` | `{value}` |" for key, value in spec.defaults.items()] + [""]
         if name in places:
             row = places[name]
+            standing = f"Place {row['place']}" if row["place"] else "No place: it did not run every case"
             text += [
                 "## On the standard leaderboard",
                 "",
-                f"Place {row['place']}. The step time is {float(row['geomean_ratio_to_best']):.3f} times the best "
+                f"{standing}. The step time is {float(row['geomean_ratio_to_best']):.3f} times the best "
                 f"known one (geometric mean). The placement fits in {row['solved']} of {row['instances']} cases and "
                 f"is the best in {row['wins']}.",
                 "",
             ]
         text += ["```sh", f"simdev simulate inception-v3 p100x4 --placer {name}", "```", ""]
         pages[f"placers/{name}.md"] = "\n".join(text)
-        rank = int(places[name]["place"]) if name in places else None
+        rank = int(places[name]["place"] or 0) or None if name in places else None
         score = f"{float(places[name]['geomean_ratio_to_best']):.3f}" if name in places else ""
         cells = [str(rank or ""), f"[{name}]({name}.md)", spec.family, score, first_sentence(spec.function, module)]
         lines.append((rank or len(places) + 1, f"| {' | '.join(cells)} |"))
@@ -141,6 +181,50 @@ def placer_pages() -> dict[str, str]:
     ]
     head += ["| place | placer | family | ratio | what it does |", "|--:|---|---|--:|---|"]
     pages["placers/index.md"] = "\n".join([*head, *(line for _, line in sorted(lines)), ""])
+    return pages
+
+
+def planner_pages() -> dict[str, str]:
+    from simdev.bench import score
+    from simdev.bench.plan_rows import as_row, read_folder
+    from simdev.planners import planners
+
+    rows = [as_row(row) for row in read_folder(ROOT / "leaderboard" / "parallel")]
+    places = {line["placer"]: line for line in score.ranking(rows)}
+    pages, lines = {}, []
+    known = planners()
+    for name in [*(name for name in places if name in known), *sorted(known.keys() - places.keys())]:
+        spec = known[name]
+        module = sys.modules[spec.function.__module__]
+        text = [f"# {name}", "", prose(module.__doc__), "", f"Version {spec.version}. In `{source_file(module)}`.", ""]
+        text += [f"**Source.** {spec.source}", ""] if getattr(spec, "source", "") else []
+        text += ["## What it does", "", prose(spec.function.__doc__), ""] if spec.function.__doc__ else []
+        line = places.get(name)
+        if line:
+            standing = f"Place {line['place']}" if line["place"] else "No place: it did not run every job"
+            text += [
+                "## On the board of planners",
+                "",
+                f"{standing}. It ran {line['cases']} of {line['instances']} jobs and found a plan that fits for "
+                f"{line['solved']}. The step time is {float(line['geomean_ratio_to_best']):.3f} times the best known "
+                "one on average.",
+                "",
+            ]
+        text += ["```sh", f'simdev plan llama3-8b "dgx-h100[nodes=2]" --batch 64 --planner {name}', "```", ""]
+        pages[f"planners/{name}.md"] = "\n".join(text)
+        cells = [line["place"], line["cases"], f"{float(line['geomean_ratio_to_best']):.3f}"] if line else ["", "", ""]
+        said = first_sentence(spec.function, module)
+        lines.append(f"| {cells[0]} | [{name}]({name}.md) | {cells[2]} | {cells[1]} | {said} |")
+    head = [
+        "# Planners",
+        "",
+        "Planners choose the parallelism of a training job. They stand in the order of their board; the ratio",
+        "is the step time over the best known one, on average over the jobs that a planner ran.",
+        "",
+        "| place | planner | ratio | jobs | what it does |",
+        "|--:|---|--:|--:|---|",
+    ]
+    pages["planners/index.md"] = "\n".join([*head, *lines, ""])
     return pages
 
 

@@ -1,5 +1,4 @@
 "use strict";
-const CAP = 10; // what a run without a score counts, in times the best of its case
 const PAGE = 100; // rows shown at first
 const SHAPES = { // a family has a colour and a shape, so that colour is never the only sign
   search: "circle", learned: "square", exact: "diamond", list: "triangle", cluster: "circle", partition: "square",
@@ -7,16 +6,23 @@ const SHAPES = { // a family has a colour and a shape, so that colour is never t
 };
 const PARTS = { "open": "mark", "beyond the bound": "soft", "better known": "bad" }; // colours of the parts of a gap
 const FILTERS = ["workload", "topology", "family"];
-const SORTS = { ranking: ["mean", 1], rows: ["ratio", 1] };
+const SORTS = { ranking: ["place", 1], rows: ["ratio", 1] };
+const BASELINES = ["single-gpu", "expert", "megatron", "fsdp", "heft"]; // the first one that ran is what others are set against
 const SVG = new Set(["svg", "g", "rect", "circle", "line", "text", "title", "path"]);
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
-const state = { track: data.tracks[0], shown: PAGE, sort: structuredClone(SORTS), open: null };
+const trackNames = data.tracks.map((track) => track.name);
+const state = { track: trackNames[0], shown: PAGE, sort: structuredClone(SORTS), open: null };
+const loaded = new Map(); // pictures and placements of cases, by the number of their file
+function simdevCase(number, more) { // called by the files beside the page
+  loaded.set(number, more);
+  showDetails();
+}
 const rows = data.rows.map((row) => {
   const of = data.cases[row.case];
   return {
-    ...row, workload: of.workload, topology: of.topology, track: of.track,
+    ...row, workload: of.workload, topology: of.topology, track: of.track, family: data.placers[row.placer].family,
     gap: row.step === null || !of.bound ? null : row.step / of.bound - 1,
     ratio: row.step === null ? null : row.step / of.best,
   };
@@ -38,7 +44,8 @@ const percent = (part) => part === null ? "" : (100 * part).toFixed(1) + " %";
 const gib = (bytes) => bytes === null ? "" : (bytes / 2 ** 30).toFixed(2);
 const fixed = (value, digits) => value === null ? "" : value.toFixed(digits);
 const boards = new Set(Object.values(data.cases).map((of) => of.board)).size;
-const who = () => state.track === "plans" ? "planner" : "placer";
+const who = () => state.track === "plan" ? "planner" : "placer";
+const timed = () => state.track.startsWith("pace") ? "microbatch, ms" : "step, ms"; // what the times of the track are of
 const quoted = (name) => /^[\w@%+=:,./-]+$/.test(name) ? name : "'" + name.replaceAll("'", "'\\''") + "'"; // for a shell
 const caseName = (of) => `${of.workload}, ${of.topology}`;
 
@@ -77,7 +84,11 @@ async function savePlacement({ name, content }) {
 
 function address() {
   const parts = new URLSearchParams();
-  if (state.track !== data.tracks[0]) parts.set("track", state.track);
+  if (state.track !== trackNames[0]) parts.set("track", state.track);
+  if ($("budget").value !== $("budget").options[0]?.value) parts.set("budget", $("budget").value);
+  if ($("baseline").value !== $("baseline").options[0]?.value) parts.set("baseline", $("baseline").value);
+  if ($("axis").value !== "evaluations") parts.set("axis", $("axis").value);
+  if (!$("grouped").checked) parts.set("grouped", "0");
   for (const id of FILTERS) if ($(id).value) parts.set(id, $(id).value);
   if ($("find").value) parts.set("find", $("find").value);
   if ($("fits").checked) parts.set("fits", "1");
@@ -92,8 +103,12 @@ function remember(step) { // a step back in the browser's history returns from a
 }
 function restore() {
   const parts = new URLSearchParams(location.hash.slice(1));
-  state.track = data.tracks.includes(parts.get("track")) ? parts.get("track") : data.tracks[0];
+  state.track = trackNames.includes(parts.get("track")) ? parts.get("track") : trackNames[0];
   fillFilters();
+  for (const id of ["budget", "baseline", "axis"]) {
+    $(id).value = [...$(id).options].some((option) => option.value === parts.get(id)) ? parts.get(id) : $(id).options[0].value;
+  }
+  $("grouped").checked = parts.get("grouped") !== "0";
   for (const id of FILTERS) $(id).value = [...$(id).options].some((option) => option.value === parts.get(id)) ? parts.get(id) : "";
   $("find").value = parts.get("find") || "";
   $("fits").checked = parts.get("fits") === "1";
@@ -116,10 +131,21 @@ function fillFilters() {
     const names = [...new Set(mine.map((row) => row[id]))].sort();
     $(id).replaceChildren(make("option", { value: "" }, all), ...names.map((name) => make("option", { value: name }, name)));
   }
+  fillChoices();
+}
+function fillChoices() { // budgets and baselines of the track: the budget of most runs, and the usual baseline, come first
+  const mine = rows.filter((row) => row.track === state.track);
+  const budgets = [...Map.groupBy(mine, (row) => row.budget)].sort((a, b) => b[1].length - a[1].length).map(([name]) => name);
+  $("budget").replaceChildren(...budgets.map((name) => make("option", { value: name }, name.replace("evaluations=", "evaluations "))));
+  $("budget").parentElement.hidden = budgets.length < 2;
+  const names = new Set(mine.map((row) => row.placer));
+  const usual = BASELINES.filter((name) => names.has(name));
+  const others = [...names].filter((name) => !usual.includes(name)).sort();
+  $("baseline").replaceChildren(...[...usual, ...others].map((name) => make("option", { value: name }, name)));
 }
 function chosen() {
   const find = $("find").value.trim().toLowerCase();
-  return rows.filter((row) => row.track === state.track && FILTERS.every((id) => !$(id).value || row[id] === $(id).value)
+  return rows.filter((row) => row.track === state.track && row.budget === $("budget").value && FILTERS.every((id) => !$(id).value || row[id] === $(id).value)
     && (!$("fits").checked || row.step !== null)
     && (!find || `${row.placer} ${row.workload} ${row.topology}`.toLowerCase().includes(find)));
 }
@@ -149,35 +175,59 @@ function table(id, caption, columns, lines) {
     const good = name !== "step" ? "" : line.step === null ? " none" : line.ratio === 1 ? " best" : "";
     return make("td", { class: (kind || "") + good }, show ? show(line) : String(line[name] ?? ""));
   })));
+  if (id === "ranking" && $("grouped").checked) { // families in the order of their first line
+    const families = Map.groupBy(sorted, (line) => line.family);
+    const grouped = [...families].flatMap(([family, mine]) => [
+      make("tr", { class: "family" }, make("th", { scope: "rowgroup", colspan: columns.length, class: "text" }, family)),
+      ...mine.map((line) => body[sorted.indexOf(line)]),
+    ]);
+    body.splice(0, body.length, ...grouped);
+  }
   $(id).replaceChildren(make("caption", {}, caption), make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...body));
 }
 function middle(values) {
   const found = values.filter((value) => value !== null).sort((a, b) => a - b);
   return found.length ? found[(found.length - 1) >> 1] : null;
 }
+const geomean = (logs) => logs.length ? Math.exp(logs.reduce((sum, log) => sum + log, 0) / logs.length) : null;
+
+// As simdev.bench.score.ranking, over the runs that are shown: only placers that ran every case have a place; the others
+// are compared with the first one over the cases that both ran.
 function ranking(found) {
-  const cases = [...new Set(found.map((row) => row.case))];
-  return [...Map.groupBy(found, (row) => row.placer)].map(([placer, mine]) => {
-    const runs = Map.groupBy(mine, (row) => row.case);
-    const medians = cases.map((name) => {
-      const ratios = (runs.get(name) || []).map((row) => row.ratio ?? Infinity).sort((a, b) => a - b);
-      return ratios.length ? ratios[(ratios.length - 1) >> 1] : Infinity;
-    });
-    const logs = cases.map((name) => {  // over the seeds, as in ranking.csv
-      const own = runs.get(name) || [{}];
-      return own.reduce((sum, row) => sum + Math.log(Math.min(CAP, row.ratio ?? CAP)), 0) / own.length;
-    });
-    const mean = Math.exp(logs.reduce((sum, log) => sum + log, 0) / Math.max(1, cases.length));
+  const groups = [...Map.groupBy(found, (row) => row.placer)].map(([placer, mine]) => [placer, new Map(mine.map((row) => [row.case, row]))]);
+  const sets = groups.map(([, mine]) => JSON.stringify([...mine.keys()].sort()));
+  const held = (set) => sets.filter((other) => other === set).length;
+  const widest = groups.map(([, mine], number) => [mine.size, held(sets[number]), sets[number]])
+    .sort((a, b) => b[0] - a[0] || b[1] - a[1] || (a[2] < b[2] ? 1 : -1))[0]?.[2];
+  const base = groups.find(([placer]) => placer === $("baseline").value)?.[1];
+  const all = new Set(found.map((row) => row.case)).size;
+  const lines = groups.map(([placer, mine], number) => {
+    const runs = [...mine.values()];
+    const against = base ? runs.filter((row) => row.step !== null && base.get(row.case)?.step) : [];
     return {
-      placer, family: mine[0].family, mean, cases: cases.length, fit: medians.filter((ratio) => ratio < Infinity).length,
-      wins: medians.filter((ratio) => ratio === 1).length,
-      evaluations: middle(mine.map((row) => row.evaluations)), seconds: middle(mine.map((row) => row.seconds)),
+      placer, family: data.placers[placer].family, year: data.placers[placer].year, date: data.placers[placer].date, mine,
+      mean: geomean(runs.map((row) => row.log)), cases: runs.length, all, ranked: sets[number] === widest,
+      fit: runs.filter((row) => row.step !== null).length, wins: runs.filter((row) => row.rank === 1).length,
+      faster: geomean(against.map((row) => Math.log(base.get(row.case).step / row.step))), against: against.length,
+      evaluations: middle(runs.map((row) => row.evaluations)), seconds: middle(runs.map((row) => row.seconds)),
     };
   });
+  const ranked = lines.filter((line) => line.ranked).sort((a, b) => a.mean.toFixed(4) - b.mean.toFixed(4) || (a.placer < b.placer ? -1 : 1));
+  ranked.forEach((line, number) => { line.place = number + 1; });
+  const rest = lines.filter((line) => !line.ranked);
+  for (const line of rest) {
+    const common = [...line.mine].filter(([name]) => ranked[0].mine.has(name));
+    line.place = null;
+    line.common = common.length;
+    line.first = geomean(common.map(([name, row]) => row.log - ranked[0].mine.get(name).log));
+  }
+  rest.sort((a, b) => (a.first ?? Infinity) - (b.first ?? Infinity) || (a.placer < b.placer ? -1 : 1));
+  return [...ranked, ...rest];
 }
 function csv(found) {
-  const names = ["workload", "topology", "track", "placer", "family", "status", "step", "gap", "evaluations", "seconds", "peak", "seed", "plan"];
-  const heads = { topology: "machine", step: "step_ns", gap: "gap_to_bound", seconds: "place_seconds", peak: "peak_bytes" };
+  const names = ["workload", "topology", "track", "budget", "placer", "family", "status", "step", "best", "runs", "gap", "evaluations", "seconds", "peak", "plan"];
+  const time = state.track.startsWith("pace") ? "microbatch_time_ns" : "step_time_ns";
+  const heads = { topology: "machine", step: time, best: "best_time_ns", gap: "gap_to_bound", seconds: "place_seconds", peak: "peak_bytes" };
   const cell = (value) => {
     let text = String(value ?? "");
     if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = "'" + text; // a spreadsheet must not see a formula
@@ -200,25 +250,32 @@ function canvas(figure, height, label) {
   figure.replaceChildren(svg);
   return [svg, width];
 }
+const AXES = {
+  evaluations: ["simulations that a run spent (median)", (line) => line.evaluations, 0.7, [1, 10, 100, 1000, 10000, 100000, 1e6]],
+  seconds: ["seconds that a run took (median; not comparable between machines)", (line) => line.seconds, 0.001, [0.001, 0.01, 0.1, 1, 10, 100, 1000]],
+};
 function drawCost(lines) {
-  const points = lines.filter((line) => line.seconds !== null).sort((a, b) => a.mean - b.mean);
+  const [title, value, least, ticks] = AXES[$("axis").value];
+  const points = lines.filter((line) => value(line) !== null && line.ranked).sort((a, b) => a.mean - b.mean);
   const figure = $("cost"), height = 460, bottom = height - 40;
-  const [svg, width] = canvas(figure, height, "Mean ratio to the best against the seconds of a run, by placer");
-  const x = scale(0.001, Math.max(1, ...points.map((line) => line.seconds)), 42, width - 14, true);
+  const [svg, width] = canvas(figure, height, `Ratio to the best against ${title}, by placer`);
+  const x = scale(least, Math.max(least * 10, ...points.map((line) => value(line))), 46, width - 16, true);
   const y = scale(1, Math.max(1.1, ...points.map((line) => line.mean)), 26, bottom - 6, true);
   svg.append(make("path", { class: "axis", d: `M42 20V${bottom}H${width}` }));
-  for (const value of [0.001, 0.01, 0.1, 1, 10, 100, 1000]) {
-    if (x(value) < width - 8) svg.append(make("text", { x: x(value), y: bottom + 16, "text-anchor": "middle" }, String(value)));
+  for (const tick of ticks) {
+    const name = tick.toLocaleString("en");
+    if (x(tick) < width - 4 * name.length - 4) svg.append(make("text", { x: x(tick), y: bottom + 16, "text-anchor": "middle" }, name));
   }
-  for (const value of [1, 1.5, 2, 3, 5, 10]) if (y(value) <= bottom) svg.append(make("text", { x: 36, y: y(value) + 4, "text-anchor": "end" }, String(value)));
-  svg.append(make("text", { x: (42 + width) / 2, y: bottom + 34, "text-anchor": "middle" }, "seconds of a run (median)"),
-    make("text", { x: 4, y: 12 }, "ratio to best"));
-  const dots = points.map((line) => [x(Math.max(0.001, line.seconds)), y(line.mean)]);
+  for (const tick of [1, 1.5, 2, 3, 5, 10]) if (y(tick) <= bottom && y(tick) >= 24) svg.append(make("text", { x: 36, y: y(tick) + 4, "text-anchor": "end" }, String(tick)));
+  const below = make("text", { x: (42 + width) / 2, y: bottom + 34, "text-anchor": "middle" }, title);
+  svg.append(below, make("text", { x: 4, y: 12 }, "ratio to best (1 = best)"));
+  shorten(below, width - 46);
+  const dots = points.map((line) => [x(Math.max(least, value(line))), y(line.mean)]);
   const taken = dots.map(([px, py]) => [px - 7, py - 7, px + 7, py + 7]);
   points.forEach((line, number) => {
     const [px, py] = dots[number];
     const text = make("text", { class: "label", "aria-hidden": true }, line.placer);
-    svg.append(press({ "data-placer": line.placer }, `${line.placer}: ${line.mean.toFixed(3)} times the best, ${line.seconds.toFixed(2)} s`,
+    svg.append(press({ "data-placer": line.placer }, `${line.placer}: ${line.mean.toFixed(3)} times the best, ${value(line).toLocaleString("en")} ${$("axis").value}`,
       () => open("placer", line.placer), mark(line.family, px, py)), text);
     const place = freePlace(px, py, text.getComputedTextLength(), taken, width, bottom);
     if (!place) return text.remove(); // the ranking and the dot's own title still name it
@@ -226,7 +283,12 @@ function drawCost(lines) {
     text.setAttribute("y", place[1] + 11);
     if (place[2]) svg.prepend(make("path", { class: "axis", d: `M${px} ${py}L${place[2]} ${place[1] + 7}` }));
   });
-  figure.append(make("figcaption", {}, "Geometric mean of the ratio to the best (lower is better; 1 is the best of every case) against the time of a run. Press a mark to see the runs of its placer."));
+  figure.append(make("figcaption", {}, "How good, and for how much work: further up is better, further left is cheaper. Placers that simulate nothing stand at the left edge. Press a mark to see the runs of its placer."));
+}
+function shorten(text, room) { // a label that has no room loses its end, and keeps it as its title
+  const whole = text.textContent;
+  for (let length = whole.length - 1; length > 3 && text.getComputedTextLength() > room; length--) text.textContent = whole.slice(0, length) + "…";
+  if (text.textContent !== whole) text.append(make("title", {}, whole));
 }
 function freePlace(px, py, length, taken, width, bottom) {
   for (const far of [9, 22, 36, 52, 70]) {
@@ -248,14 +310,16 @@ function drawGap(found) {
   const lines = [...best.values()].sort((a, b) => a.gap - b.gap);
   const figure = $("gap");
   const [svg, width] = canvas(figure, 18 * Math.max(1, lines.length) + 8, "Gap of the best run to the lower bound, by case");
-  const left = Math.min(210, width * 0.5);
-  const x = scale(0, Math.max(0.01, ...lines.map((row) => row.gap)), left + 8, width - 54, false);
+  const names = lines.map((row, number) => make("text", { y: 4 + 18 * number + 11, "text-anchor": "end" }, caseName(data.cases[row.case])));
+  svg.append(...names);
+  const left = Math.min(width * 0.5, Math.max(0, ...names.map((name) => name.getComputedTextLength())) + 4);
+  names.forEach((name) => { name.setAttribute("x", left); shorten(name, left - 2); });
+  const x = scale(0, Math.max(0.01, ...lines.map((row) => row.gap)), left + 8, width - 58, false);
   lines.forEach((row, number) => {
     const y = 4 + 18 * number, of = data.cases[row.case];
     const parts = gapParts(of, row.gap);
     const label = `${caseName(of)}: ${percent(row.gap)} above the bound (${of.method})` + parts.map(([name, from, to]) => `; ${name} ${percent(to - from)}`).join("");
-    svg.append(press({ "data-case": row.case }, label, () => open("case", row.case),
-      make("text", { x: left, y: y + 11, "text-anchor": "end" }, caseName(of)),
+    svg.append(press({ "data-case": row.case }, label, () => open("case", row.case), names[number],
       ...parts.map(([name, from, to]) => make("rect", { class: "dot", fill: `var(--${PARTS[name]})`, x: x(from), y, width: Math.max(0.5, x(to) - x(from)), height: 13 })),
       make("text", { x: x(row.gap) + 6, y: y + 11 }, percent(row.gap))));
   });
@@ -288,7 +352,11 @@ function showDetails() {
   const [title, ...content] = kind === "case" ? aboutCase(name) : aboutPlacer(name);
   const close = make("button", { class: "plain", type: "button", onclick: () => dialog.close() }, "Close");
   dialog.replaceChildren(make("header", {}, make("h2", { id: "details-title" }, title), close), ...content);
-  for (const figure of dialog.querySelectorAll("figure")) gantt(figure, data.cases[name].gantts[figure.dataset.number]);
+  const more = kind === "case" && loaded.get(data.cases[name].file);
+  if (more) {
+    const longest = Math.max(...more.gantts.map((found) => found.step));
+    for (const figure of dialog.querySelectorAll("figure")) gantt(figure, more.gantts[figure.dataset.number], longest);
+  }
   dialog.scrollTop = 0;
   close.focus();
 }
@@ -297,11 +365,21 @@ function list(label, columns, lines) {
     make("thead", {}, make("tr", {}, ...columns.map(([name, kind]) => make("th", { scope: "col", class: kind }, name)))),
     make("tbody", {}, ...lines.map((line) => make("tr", {}, ...columns.map(([, kind, show]) => make("td", { class: kind }, show(line))))))));
 }
-const FIGURES = [
-  ["step, ms", "", (row) => row.step === null ? row.status : ms(row.step)], ["ratio", "", (row) => fixed(row.ratio, 3)],
+const figures = () => [
+  [timed(), "", (row) => row.step === null ? row.status : ms(row.step)], ["ratio", "", (row) => fixed(row.ratio, 3)],
   ["gap", "", (row) => percent(row.gap)], ["evaluations", "", (row) => String(row.evaluations ?? "")],
-  ["seconds", "", (row) => String(row.seconds ?? "")], ["peak GiB", "", (row) => gib(row.peak)],
+  ["seconds", "", (row) => String(row.seconds ?? "")], ["peak GiB", "", (row) => gib(row.peak)], ["seeds", "", (row) => String(row.runs)],
 ];
+function more(of) { // the pictures and the best placement of a case, which are loaded when it is opened
+  if (of.file === null || loaded.has(of.file)) return loaded.get(of.file) || null;
+  const script = make("script", { src: `${data.beside}/${of.file}.js` });
+  script.addEventListener("error", () => {
+    loaded.set(of.file, null);
+    showDetails();
+  });
+  document.head.append(script);
+  return null;
+}
 const inOrder = (a, b) => (a.step ?? Infinity) - (b.step ?? Infinity) || a.placer.localeCompare(b.placer) || a.case.localeCompare(b.case);
 
 function aboutCase(name) {
@@ -309,35 +387,42 @@ function aboutCase(name) {
   const found = rows.filter((row) => row.case === name).sort(inOrder);
   const ops = of.ops === null ? "" : of.ops.toLocaleString("en") + " ops. ";
   const bound = of.bound ? `${ms(of.bound)} ms (${of.method})` : "none";
-  const best = of.placement && make("button", { class: "plain", type: "button", onclick: () => savePlacement(of.placement) }, `Download the best placement (${found[0].placer})`);
+  const beside = more(of), missing = of.file !== null && loaded.has(of.file) && !beside;
+  const best = beside?.placement && make("button", { class: "plain", type: "button", onclick: () => savePlacement(beside.placement) }, `Download the best placement (${beside.gantts[0].placer})`);
   const table = make("button", { class: "plain", type: "button", onclick: () => save("runs.csv", csv(found), "text/csv") }, "Download these runs as CSV");
   const folder = quoted(of.board), which = `-w ${quoted(of.workload)} -t ${quoted(of.topology)}`;
   return [caseName(of),
     make("p", {}, (boards > 1 ? `Board ${of.board}. ` : "") + `${ops}Best: ${of.best === null ? "none fits" : ms(of.best) + " ms"}. Proven lower bound: ${bound}. Rules ${of.rules}.`),
     of.note ? make("p", { class: "soft" }, `No picture: ${of.note}`) : null,
-    ...of.gantts.map((_, number) => make("figure", { "data-number": number })),
-    list("Runs of this case", [[who(), "text", (row) => row.placer], ...FIGURES,
-      ...(of.track === "plans" ? [["plan", "text", (row) => row.plan]] : [])], found),
+    missing ? make("p", { class: "soft" }, `No picture: the folder ${decodeURIComponent(data.beside)} is not beside this page.`) : null,
+    ...(beside?.gantts || []).map((_, number) => make("figure", { "data-number": number })),
+    list("Runs of this case", [[who(), "text", (row) => row.placer], ["budget", "text", (row) => row.budget], ...figures(),
+      ...(of.track === "plan" ? [["plan", "text", (row) => row.plan]] : [])], found),
     make("p", { class: "actions" }, best || null, table),
-    make("h2", {}, "Verify a row"), make("p", {}, `Every row can be recomputed from its stored ${of.track === "plans" ? "plan" : "placement"}:`),
+    make("h2", {}, "Verify a row"), make("p", {}, `Every row can be recomputed from its stored ${of.track === "plan" ? "plan" : "placement"}:`),
     make("pre", { tabindex: 0, "aria-label": "Commands" },
-      `simdev verify ${folder}` + (of.track === "plans" ? "" : `\nsimdev explain ${folder} ${which}`)),
+      `simdev verify ${folder}` + (of.track === "plan" ? "" : `\nsimdev explain ${folder} ${which}`)),
   ].filter((part) => part !== null);
 }
 function aboutPlacer(name) {
   const found = rows.filter((row) => row.placer === name && row.track === state.track).sort((a, b) => (a.ratio ?? Infinity) - (b.ratio ?? Infinity) || inOrder(a, b));
   const link = (row) => make("button", { class: "open", type: "button", onclick: () => open("case", row.case) }, caseName(row));
-  return [name, make("p", {}, `Family: ${found.length ? found[0].family : "other"}. The runs stand in the order of their ratio to the best run of the case.`),
-    list("Runs of this placer", [["case", "text", link], ...FIGURES, ["seed", "", (row) => String(row.seed ?? "")]], found)];
+  const about = data.placers[name];
+  const facts = [["family", about.family], ["paper", about.paper || "none: no published method"], ["year", about.year], ["code", about.code], ["newest run", about.date]];
+  return [name, make("dl", {}, ...facts.filter(([, text]) => text).flatMap(([word, text]) => [make("dt", {}, word), make("dd", {}, text)])),
+    make("p", {}, "The runs stand in the order of their ratio to the best run of the case."),
+    list("Runs of this placer", [["case", "text", link], ["budget", "text", (row) => row.budget], ...figures()], found)];
 }
-function gantt(figure, found) {
+function gantt(figure, found, longest) { // all pictures of a case have the time axis of the longest one
   const lanes = found.lanes, row = 20;
   const label = `${found.placer}, ${ms(found.step)} ms: ` + lanes.map(([name, , busy]) => `${name} busy ${Math.round(100 * busy)} %`).join(", ");
   const [svg, all] = canvas(figure, row * lanes.length + 24, label);
   svg.setAttribute("role", "img");
   const names = lanes.map(([name], number) => make("text", { y: number * row + 15, "text-anchor": "end" }, name));
   svg.append(...names);
-  const left = Math.min(all * 0.45, Math.max(...names.map((name) => name.getComputedTextLength())) + 8), width = all - left - 44;
+  const left = Math.min(all * 0.45, Math.max(...names.map((name) => name.getComputedTextLength())) + 8);
+  const width = (all - left - 44) * found.step / longest;
+  names.forEach((name) => shorten(name, left - 8));
   lanes.forEach(([, bins, busy, link], number) => {
     const y = number * row + 19;
     names[number].setAttribute("x", left - 6);
@@ -350,7 +435,7 @@ function gantt(figure, found) {
       make("text", { x: left + width + 6, y: y - 4 }, Math.round(100 * busy) + " %"));
   });
   const end = row * lanes.length + 18;
-  svg.append(make("text", { x: left, y: end }, "0"), make("text", { x: left + width, y: end, "text-anchor": "end" }, ms(found.step) + " ms"));
+  svg.append(make("text", { x: left, y: end }, "0"), make("text", { x: Math.max(left + width, left + 90), y: end, "text-anchor": "end" }, ms(found.step) + " ms"));
   figure.append(make("figcaption", {}, `${found.placer}: the height of the bars shows how busy each device (blue) and each of the busiest links (grey) is during the step.`));
 }
 
@@ -358,28 +443,36 @@ function gantt(figure, found) {
 
 function drawTracks() {
   $("tracks").hidden = data.tracks.length < 2;
-  $("tracks").replaceChildren(...data.tracks.map((track) => make("button", {
-    type: "button", role: "tab", "aria-selected": String(track === state.track), tabindex: track === state.track ? 0 : -1,
-    onclick: () => { state.track = track; fillFilters(); draw(); document.querySelector("[role=tab][aria-selected=true]").focus(); },
-  }, track)));
+  $("tracks").replaceChildren(...data.tracks.map(({ name, label }) => make("button", {
+    type: "button", role: "tab", "aria-selected": String(name === state.track), tabindex: name === state.track ? 0 : -1,
+    onclick: () => { state.track = name; fillFilters(); draw(); document.querySelector("[role=tab][aria-selected=true]").focus(); },
+  }, label)));
+  $("question").textContent = data.tracks.find(({ name }) => name === state.track).question;
 }
 function draw() {
   const found = chosen();
   const places = ranking(found);
   drawTracks();
-  table("ranking", "Placers over the chosen runs. Press a heading to sort.", [
+  const partial = places.filter((line) => !line.ranked).length;
+  const note = partial ? ` ${partial} ran other cases: they have no place, and "against the first" is over the cases that both ran.` : "";
+  $("note").textContent = `Over ${new Set(found.map((row) => row.case)).size} cases.${note} The column "vs ${$("baseline").value}" says how many times as fast, over how many cases in which both fit.`;
+  table("ranking", "Press a heading to sort.", [
+    ["place", "place", "", (line) => String(line.place ?? "")],
     ["placer", who(), "text", (line) => make("button", { class: "open", type: "button", onclick: () => open("placer", line.placer) }, line.placer)],
-    ["family", "family", "text rare"], ["mean", "ratio to best", "", (line) => line.mean.toFixed(3)],
-    ["fit", "fit", "", (line) => `${line.fit}/${line.cases}`], ["wins", "wins"], ["evaluations", "evaluations", "rare"],
-    ["seconds", "seconds", "", (line) => fixed(line.seconds, 2)]], places);
+    ["year", "year", "rare"], ["mean", "ratio to best", "", (line) => line.mean.toFixed(3)],
+    ["cases", "cases", "", (line) => `${line.cases}/${line.all}`],
+    ...(partial ? [["first", "against the first", "", (line) => line.ranked ? "" : line.first ? `${line.first.toFixed(3)} (${line.common})` : "no common case"]] : []),
+    ["fit", "fit", "", (line) => `${line.fit}/${line.cases}`], ["wins", "wins"],
+    ["faster", `vs ${$("baseline").value}`, "", (line) => line.faster ? `${line.faster.toFixed(2)} (${line.against})` : ""],
+    ["evaluations", "evaluations", "rare"], ["seconds", "seconds", "rare", (line) => fixed(line.seconds, 2)], ["date", "newest run", "rare"]], places);
   drawLegend(found);
   drawCharts(found, places);
   table("rows", "Press a case to see its schedules.", [
     ["case", "case", "text", (row) => make("button", { class: "open", type: "button", onclick: () => open("case", row.case) }, caseName(row))],
-    ["placer", who(), "text"], ["step", "step, ms", "", (row) => row.step === null ? row.status : ms(row.step)],
+    ["placer", who(), "text"], ["step", timed(), "", (row) => row.step === null ? row.status : ms(row.step)],
     ["ratio", "ratio to best", "", (row) => fixed(row.ratio, 3)], ["gap", "gap to bound", "", (row) => percent(row.gap)],
-    ["evaluations", "evaluations", "rare"], ["seconds", "seconds", "rare"], ["peak", "peak GiB", "rare", (row) => gib(row.peak)], ["seed", "seed", "rare"]], found);
-  $("count").textContent = `${found.length} of ${rows.length} runs` + (found.length > state.shown ? `, the first ${state.shown} shown` : "");
+    ["evaluations", "evaluations", "rare"], ["seconds", "seconds", "rare"], ["peak", "peak GiB", "rare", (row) => gib(row.peak)], ["runs", "seeds", "rare"]], found);
+  $("count").textContent = `${found.length} of ${rows.length} lines, one for each ${who()} and case; of several seeds, the median` + (found.length > state.shown ? `, the first ${state.shown} shown` : "");
   $("more").hidden = found.length <= state.shown;
   remember(false);
 }
@@ -388,7 +481,7 @@ function drawCharts(found, places) {
   drawGap(found);
 }
 
-for (const id of FILTERS) $(id).addEventListener("change", draw);
+for (const id of [...FILTERS, "budget", "baseline", "axis", "grouped"]) $(id).addEventListener("change", draw);
 $("find").addEventListener("input", draw);
 $("fits").addEventListener("change", draw);
 $("filters").addEventListener("submit", (event) => event.preventDefault());

@@ -8,6 +8,17 @@ function collisions() {
   return parts.filter(([a, x]) => a.matches("text") && parts.some(([b, y]) => a !== b && hit(x, y))).map(([a]) => a.textContent);
 }
 
+// The texts of pictures that lie outside their picture.
+function clipped() {
+  return [...document.querySelectorAll("svg")].flatMap((svg) => {
+    const frame = svg.getBoundingClientRect();
+    return [...svg.querySelectorAll("text")].filter((text) => {
+      const box = text.getBoundingClientRect();
+      return box.width && (box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1);
+    }).map((text) => text.textContent);
+  });
+}
+
 // Everything whose contrast to its background is below the limits of WCAG 2.2: 4.5 for text (1.4.3), 3 for marks (1.4.11).
 function poorContrast() {
   const weights = [0.2126, 0.7152, 0.0722];

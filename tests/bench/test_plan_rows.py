@@ -97,7 +97,7 @@ def test_every_command_reads_rows_of_planners(board, tmp_path, monkeypatch, caps
     other.mkdir()
     write(other, [row for row in rows if row.planner != "search"])
     (line,) = answer("compare", folder, other)
-    assert "search" in line["entry"] and answer("compare", other, folder) != [line]
+    assert "search" in line["placer"] and answer("compare", other, folder) != [line]
     assert answer("submit", folder, "-o", tmp_path / "plans.zip")["rows"] == 3
     assert answer("verify", tmp_path / "plans.zip", "--jobs", 1) == []
 

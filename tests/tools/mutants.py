@@ -159,7 +159,7 @@ MUTANTS = {
     ],
     ("simdev/analysis/steady.py", STEADY): [("free.dual_value(*prices, whole=False)", "free.dual_value(*prices)")],
     ("simdev/analysis/load.py", STEADY): [("if whole else total // scale)", "if whole else -(-total // scale))")],
-    ("simdev/parallel/orders.py", "tests/parallel/test_orders.py"): [
+    ("simdev/parallel/orders.py", "tests/parallel/test_schedules.py"): [
         ("min(microbatches, ranks - rank)", "min(microbatches, ranks)"),
         ("if early + m < microbatches:", "if early + m <= microbatches:"),
         ("return ranks - 1 - place if", "return ranks - place if"),
@@ -172,18 +172,18 @@ MUTANTS = {
         ("rate = min(rate, cluster.ring_bytes_per_s(here) * RING_SHARE)", "rate = min(rate, rate * RING_SHARE)"),
         ("return max(1, round(min(ring, tree)))", "return max(1, round(ring))"),
     ],
-    ("simdev/parallel/mesh.py", "tests/parallel/test_mesh.py"): [
+    ("simdev/parallel/mesh.py", "tests/parallel/test_schedules.py"): [
         ('return self.ranks // self["pp"]', "return self.ranks"),
         ('self["dp_replicate"] * self["dp_shard"] * self["ep"]', 'self["dp_replicate"] * self["dp_shard"]'),
         ("range(-len(along), 0)", "range(len(along))"),
     ],
-    ("simdev/parallel/costs/allocator.py", "tests/parallel/test_allocator.py"): [
+    ("simdev/parallel/costs/allocator.py", "tests/parallel/test_program_costs.py"): [
         ("if small else left > SMALL:", "if small else left >= SMALL:"),
         ("LARGE_SEGMENT if size < MEDIUM", "LARGE_SEGMENT if size <= MEDIUM"),
         ("if self.reserved_bytes + whole > self.limit:", "if self.reserved_bytes + whole >= self.limit:"),
         ("if block.before is None and block.after is None]", "if block.before is None]"),
     ],
-    ("simdev/parallel/costs/overlap.py", "tests/parallel/test_overlap.py"): [
+    ("simdev/parallel/costs/overlap.py", "tests/parallel/test_program_costs.py"): [
         ("overlap * (1 - 1 / factor)", "overlap * (1 / factor)"),
         (
             "begin[1:] > end[:-1]",

@@ -2,6 +2,7 @@
 it or say that it does not check it."""
 
 import contextlib
+import csv
 import json
 import re
 import shutil
@@ -155,9 +156,20 @@ def test_journal(folder, tmp_path, column):
         assert verify.verify(out, engine="fast")
 
 
-@pytest.mark.parametrize("file", ["cases.csv", "groups.csv"])
-def test_tables_of_fidelity_are_not_called_verified(tmp_path, file):
-    shutil.copy(LEADERBOARD / "fidelity" / file, tmp_path / file)
+FIDELITY = [
+    (file, column)
+    for file in ("cases.csv", "groups.csv")
+    for column in (LEADERBOARD / "fidelity" / file).read_text(encoding="utf-8").splitlines()[0].split(",")
+]
+
+
+@pytest.mark.parametrize("file, column", FIDELITY)
+def test_tables_of_fidelity(tmp_path, file, column):
+    """No command of a result folder recomputes them: each is named, and the exit code is 1."""
+    with (LEADERBOARD / "fidelity" / file).open(encoding="utf-8", newline="") as shipped:
+        table = list(csv.DictReader(shipped))
+    table[0][column] = forged(column, table[0][column])
+    rows.write_csv(tmp_path / file, tuple(table[0]), table)
     wrong = [str(one) for one in verify.verify(tmp_path)]
     assert f"{file}: is not checked: no part of a result folder" in wrong
     assert any("holds neither results.csv nor plans.csv" in text for text in wrong)

@@ -1,21 +1,27 @@
 """The fidelity report: cases, groups, what is over a goal, and files that are not there."""
 
+import csv
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput
+from simdev.files import unguarded
 from simdev.parallel import Mesh
 from simdev.parallel.costs.timing import ODD_PRODUCT
 from simdev.problem.opcost.device import calibration_names
 from simdev.studies.fidelity import cases as fidelity
-from simdev.studies.fidelity.cases import Case, all_cases, bootstrap, groups
+from simdev.studies.fidelity.cases import GOALS, Case, all_cases, bootstrap, groups
 from simdev.studies.fidelity.constants import constants
 from simdev.studies.fidelity.kept import PACKAGE, Kept
 from simdev.studies.fidelity.report import markdown, write
+
+SHIPPED = Path(__file__).parents[2] / "leaderboard" / "fidelity"
+NAMES = [field.name for field in fields(Case)]
 
 
 def case(goal, predicted, **more):
@@ -204,3 +210,32 @@ def test_two_processes_give_what_one_gives(tmp_path):
     both, same = all_cases(tmp_path, jobs=2)
     assert [case.case for case in both] == [case.case for case in alone] != []
     assert [case.error for case in both] == [case.error for case in alone] and notes == same
+
+
+def read_shipped():
+    """The cases and groups of ``leaderboard/fidelity`` as they are stored: fractions of six digits."""
+    cells = {}
+    for name in ("cases", "groups"):
+        with (SHIPPED / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            cells[name] = [{key: unguarded(cell) for key, cell in line.items()} for line in csv.DictReader(file)]
+    numbers = {field.name for field in fields(Case) if field.type in (float, "float")}
+    cases = [
+        Case(**{key: (float(cell or "nan") if key in numbers else cell) for key, cell in line.items() if key in NAMES})
+        for line in cells["cases"]
+    ]
+    return cases, cells
+
+
+def test_the_shipped_tables_follow_from_the_measured_and_predicted_figures():
+    cases, cells = read_shipped()
+    assert len(cases) > 1000
+    for row, line in zip(cases, cells["cases"], strict=True):
+        assert row.error == pytest.approx(float(line["error"]), abs=1e-5), row.case
+        assert abs(abs(row.error) - GOALS.get(row.goal, ("", 1.0))[1]) < 1e-5 or row.over == (line["over"] == "1")
+    found = groups(cases)
+    assert [(group.goal, group.group) for group in found] == [(x["goal"], x["group"]) for x in cells["groups"]]
+    for group, line in zip(found, cells["groups"], strict=True):
+        assert (str(group.cases), str(group.left_out), group.met) == (line["cases"], line["left_out"], line["met"])
+        for name in ("error", "low", "high", "worst", "limit", "sum_of_ops", "roofline", "no_host"):
+            expected = float(line[name] or "nan")
+            assert getattr(group, name) == pytest.approx(expected, rel=1e-4, abs=1e-5, nan_ok=True), (group.group, name)

@@ -3,6 +3,7 @@
 ``tests/test_fuzz.py`` tries a few files. Longer by hand, with another seed::
 
     python tests/tools/fuzz.py --seconds 3600 --seed 7 [READER ...]
+    python tests/tools/fuzz.py --files 7000 configuration plans 'kept capture'
 
 A failing file is kept in ``fuzz-failures/`` (``--keep FOLDER``), so that it can be read again.
 """
@@ -15,6 +16,7 @@ import csv
 import importlib.util
 import io
 import json
+import math
 import random
 import re
 import shutil
@@ -564,24 +566,26 @@ def try_seed(reader: Reader) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("reader", nargs="*", help="names of readers (default: all)")
-    parser.add_argument("--seconds", type=float, default=60, help="how long in all")
+    parser.add_argument("--seconds", type=float, help="how long in all (default: 60, or until --files are read)")
+    parser.add_argument("--files", type=float, default=math.inf, help="how many files for each reader")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="where failing files are kept")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="simdev-fuzz-") as scratch:
         table = run(
             [one for one in readers(Path(scratch)) if not options.reader or one.name in options.reader],
-            options.seconds,
+            options.seconds or (60 if options.files == math.inf else math.inf),
             options.seed,
             options.keep,
+            options.files,
         )
     for name, counts in table.items():
-        print(f"{name}: {', '.join(f'{count} {what}' for what, count in sorted(counts.items()))}")
+        print(f"{name}: {counts.total()} files, {', '.join(f'{count} {what}' for what, count in sorted(counts.items()))}")
     return 1 if any(counts["failed"] for counts in table.values()) else 0
 
 
 def run(
-    chosen: list[Reader], seconds: float, seed: int, keep: Path | None = None, rounds: float = float("inf")
+    chosen: list[Reader], seconds: float, seed: int, keep: Path | None = None, rounds: float = math.inf
 ) -> dict[str, Counter]:
     """Mutate and read for about ``seconds``, or ``rounds`` files for each reader; how often each read, refused and
     failed. Readers whose package is not installed are named and left out."""

@@ -1,6 +1,19 @@
-"""``python -m simdev``: the same as the ``simdev`` command."""
+"""The ``simdev`` command, also as ``python -m simdev``. All else is imported inside, so that Ctrl-C is one sentence
+during the imports, too."""
 
-from simdev.cli.main import main
+import sys
+
+
+def main() -> None:
+    """Entry point: exits with 130 on Ctrl-C, otherwise as :func:`simdev.cli.main.main` does."""
+    try:
+        from simdev.cli.main import main as run
+
+        run()
+    except KeyboardInterrupt:
+        print("simdev: interrupted", file=sys.stderr)
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

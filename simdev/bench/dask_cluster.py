@@ -9,9 +9,11 @@ own tools (``dask scheduler``, ``dask worker``, dask-jobqueue for Slurm, dask-ku
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -33,6 +35,7 @@ from simdev.bench.run import PLACING
 from simdev.bench.work import RunOutcome, Work, one_line
 from simdev.bench.workers import GRACE_S, Limits, death, environment
 from simdev.errors import InvalidInput
+from simdev.planners.evaluate import WorkersLost
 from simdev.problem.placement_file import store_placement, stored_placement
 from simdev.problem.problem import Problem
 from simdev.sim import simulate_many
@@ -100,7 +103,8 @@ class _Answer(concurrent.futures.Future):
 @contextlib.contextmanager
 def dask_simulator(scheduler: str) -> Iterator[Callable[..., Outcomes]]:
     """:func:`simdev.sim.simulate_many` on the cluster of a Dask scheduler, for ``simdev train``: each batch is divided
-    among the workers' threads, and the answer is the same. Raises as :func:`dask_backend`."""
+    among the workers' threads, and the answer is the same. Raises as :func:`dask_backend`, and :class:`WorkersLost` if
+    a task has ended worker after worker or the scheduler is lost."""
     with _connected(scheduler) as client:
         held: dict[Problem, Future] = {}
 
@@ -118,7 +122,7 @@ def dask_simulator(scheduler: str) -> Iterator[Callable[..., Outcomes]]:
 
 @contextlib.contextmanager
 def dask_executor(scheduler: str) -> Iterator[concurrent.futures.Executor]:
-    """The workers of a Dask scheduler as an executor, for ``simdev plan``. Raises as :func:`dask_backend`."""
+    """The workers of a Dask scheduler as an executor, for ``simdev plan``. Raises as :func:`dask_simulator`."""
     with _connected(scheduler) as client:
         executor = client.get_executor(pure=False)
         try:
@@ -133,10 +137,14 @@ def _connected(scheduler: str) -> Iterator[Client]:
     try:
         import dask
         from distributed import Client
+        from distributed.comm.core import CommClosedError
+        from distributed.scheduler import KilledWorker
     except ImportError:
         raise InvalidInput(
             "needs the package distributed: pip install 'simdev[dask]'", source="--backend dask"
         ) from None
+    for name in ("distributed", "distributed.client", "distributed.core", "tornado.application"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what is lost is reported once, without its traceback
     with dask.config.set({"distributed.scheduler.allowed-failures": LOSSES}):
         try:
             client = Client(scheduler, timeout=PATIENCE_S, set_as_default=False)
@@ -144,8 +152,11 @@ def _connected(scheduler: str) -> Iterator[Client]:
         except (OSError, TimeoutError, ValueError, TypeError) as error:  # TypeError: TLS without certificates
             raise InvalidInput(f"no Dask scheduler with a worker ({error})", source=scheduler) from None
     with client:
-        _check_workers(client, scheduler)
-        yield client
+        try:
+            _check_workers(client, scheduler)
+            yield client
+        except (asyncio.CancelledError, concurrent.futures.CancelledError, CommClosedError, KilledWorker) as error:
+            raise WorkersLost(f"Dask's workers are lost: {one_line(error) or type(error).__name__}") from None
 
 
 def _check_workers(client, scheduler: str) -> None:

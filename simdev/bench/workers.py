@@ -7,6 +7,7 @@ import heapq
 import itertools
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -103,7 +104,8 @@ class Pool:
         seconds, and :class:`WorkerDied` if the process ends without an answer.
         """
         if self._context.get_start_method() == "forkserver":
-            forkserver.ensure_running()  # here, as it ends with the thread that starts it (see simdev.bench.preload)
+            with _interrupts_blocked():  # the server inherits it until simdev.bench.preload ignores Ctrl-C
+                forkserver.ensure_running()  # here, as the server ends with the thread that starts it
         future: Future = Future()
         with self._lock:
             heapq.heappush(self._queue, (rank, next(self._numbers), (future, function, args, timeout, kind)))
@@ -276,6 +278,16 @@ def cores() -> int:
 def worker_pool(jobs: int, *, tasks: int = 1) -> Pool:
     """See :class:`Pool`."""
     return Pool(jobs, tasks=tasks)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Ctrl-C waits until the block has ended."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

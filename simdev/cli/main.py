@@ -19,10 +19,12 @@ app.info.epilog = EXAMPLES
 # What the core does without, and the extra that installs it.
 IN_ALL = ("equinox", "jax", "matplotlib", "optax", "ortools", "pymetis", "pyscotch", "safetensors")
 EXTRA_OF = {**dict.fromkeys(IN_ALL, "all"), "torch": "capture", "onnx": "onnx"}
+NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "can't start new thread")
 
 
 def main() -> None:
-    """Entry point. A mistake in the input is one line on stderr with exit code 2; an interruption exits with 130."""
+    """Run a command. A mistake in the input or a lack of memory is one line on stderr, with exit code 2; an
+    interruption exits with 130."""
     try:
         app()
     except SimdevError as error:
@@ -32,6 +34,10 @@ def main() -> None:
         if package not in EXTRA_OF:
             raise
         _fail(f"this needs the package {package}: pip install 'simdev[{EXTRA_OF[package]}]'")
+    except (MemoryError, RuntimeError) as error:  # PyTorch and threads raise RuntimeError
+        if not isinstance(error, MemoryError) and not any(text in str(error) for text in NO_MEMORY):
+            raise
+        _fail("the memory does not suffice")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

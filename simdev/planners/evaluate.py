@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 
 import numpy as np
 
+from simdev.errors import SimdevError
 from simdev.parallel.capture.stage import captured
 from simdev.parallel.costs.reserved import reserved_bytes
 from simdev.parallel.plan import Plan, PlanProgram, PlanReport, captures_of, peak_bytes, prepare, simulate_program
@@ -21,6 +22,10 @@ from simdev.planners.job import Choice, Job
 from simdev.planners.outcome import Outcome
 from simdev.planners.shared import SharedByPlans
 from simdev.user_file import is_user_module
+
+
+class WorkersLost(SimdevError):
+    """A process or computer that simulated plans has ended: this says nothing about the plans."""
 
 
 class Evaluator(SharedByPlans):
@@ -93,9 +98,9 @@ class Evaluator(SharedByPlans):
             return
         needed = {key: None for choice in choices if self.job.valid(choice) for key in self._captures(choice)}
         if needed:
-            list(self._pool().map(_capture, needed))  # each once, before workers need the same
+            list(self._answers(_capture, needed))  # each once, before workers need the same
         self._captured.update(needed)
-        yield from self._pool().map(partial(_outcome, self.job), choices)
+        yield from self._answers(partial(_outcome, self.job), choices)
 
     def _captures(self, choice: Choice) -> list[tuple]:
         """The captures that a choice needs and that were not asked for before."""
@@ -110,8 +115,15 @@ class Evaluator(SharedByPlans):
         if self.workers < 2 or len(tasks) < 2:
             found: Iterator = (estimates(self, task) for task in tasks)
         else:
-            found = self._pool().map(partial(_estimates, self.job), tasks)
+            found = self._answers(partial(_estimates, self.job), tasks)
         yield from (one for task in found for one in task if one is not None)
+
+    def _answers(self, function: Callable, tasks: Iterable) -> Iterator:
+        """What the workers answer, in order. Raises :class:`WorkersLost` if one of them has ended."""
+        try:
+            yield from self._pool().map(function, tasks)
+        except BrokenExecutor:
+            raise WorkersLost("a process that simulated plans has ended (out of memory?); captures are kept") from None
 
     def _pool(self) -> Executor:
         if self._executor is None:

@@ -580,7 +580,8 @@ def main() -> int:
             options.files,
         )
     for name, counts in table.items():
-        print(f"{name}: {counts.total()} files, {', '.join(f'{count} {what}' for what, count in sorted(counts.items()))}")
+        found = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+        print(f"{name}: {counts.total()} files, {found}")
     return 1 if any(counts["failed"] for counts in table.values()) else 0
 
 

@@ -31,6 +31,20 @@ def faults(scale: float) -> list[str]:
     return reliability_faults.table(scale)
 
 
+def commands(scale: float) -> list[str]:
+    """Single commands, killed, interrupted and without disk, memory or rights: what was damaged or differs?"""
+    import reliability_commands
+
+    return reliability_commands.table(scale)
+
+
+def mutants(scale: float) -> list[str]:
+    """The faults of ``mutants.py`` that the tests nearest to them notice; all are tried at every scale."""
+    import mutants
+
+    return mutants.table()
+
+
 def determinism(scale: float) -> list[str]:
     """One bench in several environments: are the exact columns equal?"""
     import reliability_determinism
@@ -41,6 +55,8 @@ def determinism(scale: float) -> list[str]:
 TABLES: dict[str, Callable[[float], list[str]]] = {
     "inputs": inputs,
     "faults": faults,
+    "commands": commands,
+    "mutants": mutants,
     "determinism": determinism,
 }
 
@@ -49,6 +65,8 @@ TABLES: dict[str, Callable[[float], list[str]]] = {
 WRONG = {
     "inputs": re.compile(r"\| \d+ \| \d+ \| [1-9]\d* \|$|EXECUTED"),
     "faults": re.compile(r"\| \d+ \| [1-9]\d* \| |\| \d+ of \d+ \|$"),
+    "commands": re.compile(r"\| \d+ \| [1-9]\d* \| |\| \d+ of \d+ \|$"),
+    "mutants": re.compile(r"^\| \d+ \|.*\| \|$"),
     "determinism": re.compile(r"\| no: "),
 }
 

@@ -1,0 +1,442 @@
+"""The table of disturbed commands, see ``reliability.py``: plan, capture, train and verify, killed and starved.
+
+Each command runs in a process that is forked from this one, where everything is imported already: so a trial takes as
+long as the work itself, and a hundred trials take minutes. A command's result is what it has written; it must be whole
+or absent after each fault, and equal to the undisturbed one when the same command has ended by itself. Linux only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing.util
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from reliability_faults import PATIENCE_S, ROOT, Line, count
+from small_board import small_board
+
+import simdev.__main__
+
+MODEL = """
+import torch
+from simdev import TrainingStep
+
+def step():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    labels = torch.zeros(2, dtype=torch.long)
+    loss = lambda model, rows, labels: torch.nn.functional.cross_entropy(model(rows), labels)
+    return TrainingStep(model, (torch.zeros(2, 8), labels), loss, torch.optim.SGD(model.parameters(), lr=0.1))
+"""
+TINY = "gpt-3.6b[width=256,layers=2,heads=4,length=128,vocabulary=1024]"
+
+
+@dataclass
+class Case:
+    """A command: its words in a folder of its own, what it needs there, and the files that are its result."""
+
+    name: str
+    words: list[str]
+    results: tuple[str, ...]
+    prepare: Callable[[Path], object] = lambda folder: None
+    resumes: bool = False  # it writes checkpoints, so that a result may appear in parts
+    share: float = 1.0  # of the trials: less for a command that takes long
+
+
+def cases() -> list[Case]:
+    plan = ["plan", TINY, "dgx-a100", "--batch", "8", "--microbatch", "1", "--recompute", "none", "--evaluations", "2"]
+    return [
+        Case("simdev plan", [*plan, "-j", "1", "-o", "plan.json"], ("plan.json",)),
+        Case("simdev capture", ["capture", "model.py:step", "-o", "step.npz"], ("step.npz",), _model),
+        Case(
+            "simdev train",
+            ["train", "-p", "colocrl", "-w", "transformer-xl-2", "-t", "p100x2", "--evaluations", "8", "-o", "policy"],
+            ("policy/policy.safetensors", "policy/policy.json"),
+            resumes=True,
+            share=0.1,
+        ),
+        Case("simdev verify", ["verify", "board", "--engine", "fast", "-j", "1"], ("board/results.csv",), _board),
+    ]
+
+
+def _model(folder: Path) -> None:
+    (folder / "model.py").write_text(MODEL, encoding="utf-8")
+
+
+def _board(folder: Path) -> None:
+    master = folder.parent / "board"
+    if not master.is_dir():
+        small_board(master)
+    shutil.copytree(master, folder / "board")
+
+
+class Trials:
+    """Runs the commands of :func:`cases` in folders below ``scratch``, and compares what they write."""
+
+    def __init__(self, scratch: Path):
+        self.scratch = scratch
+        self.number = 0
+        self.whole: dict[str, dict[str, bytes]] = {}
+        self.seconds: dict[str, float] = {}
+        os.environ["SIMDEV_CAPTURES"] = str(scratch / "captures")
+        import torch  # noqa: F401
+
+        import simdev.cli.main  # noqa: F401
+
+    def folder(self, case: Case) -> Path:
+        """A new folder in which nothing has run yet."""
+        self.number += 1
+        folder = self.scratch / f"trial{self.number}"
+        folder.mkdir()
+        case.prepare(folder)
+        return folder
+
+    def start(self, case: Case, folder: Path, before: Callable[[], None] = lambda: None) -> int:
+        """The process of the command, in a process group of its own; ``before`` is called in it. Its messages go to
+        ``folder/../messages``."""
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            os.setsid()
+            for number, path in ((0, os.devnull), (1, os.devnull), (2, self.messages)):
+                os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | (os.O_TRUNC if number == 2 else 0), 0o666), number)
+            os.chdir(folder)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            before()
+            sys.argv = ["simdev", *case.words]
+            sys.modules["__main__"] = simdev.__main__  # which its worker processes import, too
+
+            try:
+                simdev.__main__.main()
+                code = 0
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            except BaseException:
+                traceback.print_exc()
+            multiprocessing.util._exit_function()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    @property
+    def messages(self) -> Path:
+        return self.scratch / "messages"
+
+    def end(self, pid: int) -> tuple[int, str]:
+        """Wait for the process and return its exit code (negative: the signal that ended it) and its messages."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                return os.waitstatus_to_exitcode(status), self.messages.read_text(errors="replace")
+            time.sleep(0.005)
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return 1, "Traceback: no end"
+
+    def run(self, case: Case, folder: Path, before: Callable[[], None] = lambda: None) -> tuple[int, str]:
+        return self.end(self.start(case, folder, before))
+
+    def results(self, case: Case, folder: Path) -> dict[str, bytes]:
+        """The result files that are there."""
+        return {name: (folder / name).read_bytes() for name in case.results if (folder / name).is_file()}
+
+    def undisturbed(self, case: Case) -> None:
+        """Run the command twice: the first run compiles and fills caches, the second one is timed."""
+        for _ in range(2):
+            folder, begun = self.folder(case), time.monotonic()
+            code, text = self.run(case, folder)
+            if code:
+                raise SystemExit(f"{case.name}: exit code {code}\n{text}")
+            self.seconds[case.name] = time.monotonic() - begun
+        self.whole[case.name] = self.results(case, folder)
+
+    def harmed(self, case: Case, folder: Path) -> bool:
+        """Whether a result lies there that is not the undisturbed one."""
+        found = self.results(case, folder)
+        return not case.resumes and any(data != self.whole[case.name][name] for name, data in found.items())
+
+    def differs(self, case: Case, folder: Path) -> bool:
+        return self.results(case, folder) != self.whole[case.name]
+
+    def resumed(self, case: Case, folder: Path) -> bool:
+        """Whether the same command, undisturbed, gives the undisturbed result without a traceback."""
+        code, text = self.run(case, folder)
+        return code == 0 and "Traceback" not in text and not self.differs(case, folder)
+
+
+def table(scale: float) -> list[str]:
+    """100 kills of each command and a tenth as many of each other fault, times ``scale``."""
+    random.seed(0)
+    with tempfile.TemporaryDirectory(prefix="simdev-") as scratch:
+        Path(scratch).chmod(0o755)
+        found = lines(Path(scratch), count(100, scale))
+    header = ["| what was done | times | results damaged | equal results |", "|---|---|---|---|"]
+    return header + [line.text() for line in found if line.times]
+
+
+def lines(scratch: Path, times: int) -> list[Line]:
+    trials, few = Trials(scratch), max(1, times // 10)
+    for case in cases():
+        trials.undisturbed(case)
+    return [
+        *(kills(trials, case, count(times, case.share)) for case in cases()),
+        *(interrupts(trials, case, count(2 * few, case.share)) for case in cases()),
+        in_the_background(trials, few),
+        small_files(trials, few),
+        read_only(trials),
+        little_memory(trials, 2 * few),
+        jumping_clock(trials, max(1, few // 5)),
+        *cluster(trials, max(1, few // 5)),
+    ]
+
+
+def kills(trials: Trials, case: Case, times: int) -> Line:
+    """SIGKILL to all processes of a command at random moments; the same command then runs in the same folder."""
+    line = Line(f"`SIGKILL` to `{case.name}`")
+    folder = trials.folder(case)
+    while line.times < times:
+        pid = trials.start(case, folder)
+        time.sleep(random.uniform(0, trials.seconds[case.name]))
+        os.killpg(pid, signal.SIGKILL)
+        code, _ = trials.end(pid)
+        if code == -signal.SIGKILL:
+            line.times += 1
+            line.lost += trials.harmed(case, folder)
+        else:
+            line.different += trials.differs(case, folder)
+            folder = trials.folder(case)
+    line.different += not trials.resumed(case, folder)
+    return line
+
+
+def interrupts(trials: Trials, case: Case, times: int) -> Line:
+    """Ctrl-C at random moments, from the first import to the last line: one sentence and exit code 130, or the end."""
+    line = Line(f"Ctrl-C during `{case.name}`: no traceback, exit code 130 (or the best plan so far)", times)
+    for _ in range(times):
+        folder = trials.folder(case)
+        pid = trials.start(case, folder)
+        time.sleep(random.uniform(0.02, trials.seconds[case.name]))
+        os.killpg(pid, signal.SIGINT)
+        code, text = trials.end(pid)
+        wrong = code not in (130, 0) or "Traceback" in text
+        line.lost += code == 130 and trials.harmed(case, folder)
+        if wrong or not trials.resumed(case, folder):
+            print(f"{case.name}: Ctrl-C: {code}\n{text}", file=sys.stderr)
+            line.different += 1
+    return line
+
+
+def in_the_background(trials: Trials, times: int) -> Line:
+    """A job that a shell started with ``&`` ignores Ctrl-C in the terminal: it ends by itself."""
+    line = Line("Ctrl-C while a command runs in the background: it goes on")
+    for case in cases():
+        for _ in range(count(times, case.share)):
+            folder = trials.folder(case)
+            pid = trials.start(case, folder, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN) and None)
+            time.sleep(random.uniform(0.02, trials.seconds[case.name]))
+            os.killpg(pid, signal.SIGINT)
+            code, text = trials.end(pid)
+            line.times += 1
+            line.different += code != 0 or "Traceback" in text or trials.differs(case, folder)
+    return line
+
+
+def small_files(trials: Trials, times: int) -> Line:
+    """A limit on the size of files stands in for a full disk: one sentence, and the same command runs later."""
+    line = Line("a disk that is full for `simdev plan`, `capture` and `train`: one sentence")
+    for case in cases()[:3]:
+        size = max(map(len, trials.whole[case.name].values()))
+        for _ in range(count(times, case.share)):
+            folder, most = trials.folder(case), random.randrange(size)
+            code, text = trials.run(case, folder, lambda most=most: _limit(resource.RLIMIT_FSIZE, most))
+            line.times += 1
+            line.lost += trials.harmed(case, folder)
+            if code != 2 or "Traceback" in text or not trials.resumed(case, folder):
+                print(f"{case.name}: {most} bytes: {code}\n{text}", file=sys.stderr)
+                line.different += 1
+    return line
+
+
+def read_only(trials: Trials) -> Line:
+    """A folder in which the user may not write: one sentence, and nothing is written."""
+    line = Line("a folder that may only be read, not as root: one sentence (`verify` needs no more)")
+    for case in cases():
+        folder = trials.folder(case)
+        before = sorted(folder.rglob("*"))
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        code, text = trials.run(case, folder, _without_rights)
+        line.times += 1
+        expected = 0 if case.name == "simdev verify" else 2
+        if code != expected or "Traceback" in text or sorted(folder.rglob("*")) != before:
+            print(f"{case.name}: read-only: {code}\n{text}", file=sys.stderr)
+            line.different += 1
+        folder.chmod(0o755)
+    return line
+
+
+def _without_rights() -> None:
+    """Give up what root may do beside the owner of a file: writing where the owner may only read."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH; a process that is started has them no more
+        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    if libc.capset(header, none):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def little_memory(trials: Trials, times: int) -> Line:
+    """A limit on the address space: the result, or one sentence."""
+    line = Line("a limit on the memory of `simdev plan` and `capture`: the result, or one sentence")
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    for case in cases()[:2]:
+        for _ in range(times):
+            folder, most = trials.folder(case), used + int(random.uniform(0, 400) * 2**20)
+            code, text = trials.run(case, folder, lambda most=most: _limit(resource.RLIMIT_AS, most))
+            line.times += 1
+            line.lost += trials.harmed(case, folder)
+            if code not in (0, 2) or "Traceback" in text or not trials.resumed(case, folder):
+                print(f"{case.name}: {(most - used) >> 20} MiB: {code}\n{text}", file=sys.stderr)
+                line.different += 1
+    return line
+
+
+def _limit(what: int, most: int) -> None:
+    resource.setrlimit(what, (most, resource.getrlimit(what)[1]))
+
+
+CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = (int (*)(clockid_t, struct timespec *)) dlsym(RTLD_NEXT, "clock_gettime");
+    int code = real(clock, now);
+    if (clock == CLOCK_REALTIME) now->tv_sec += (now->tv_nsec / 1000 % 3 - 1) * 86400;
+    return code;
+}
+"""  # yesterday, today or tomorrow, as it happens
+
+
+def jumping_clock(trials: Trials, times: int) -> Line:
+    """The time of day jumps by a day at every look at the clock, in all processes of a command."""
+    line = Line("a clock that jumps by a day, back and forth, at every look: `plan`, `capture`, `verify`")
+    if shutil.which("cc") is None:
+        print("the clock does not jump: no C compiler", file=sys.stderr)
+        return line
+    library = trials.scratch / "clock.so"
+    (trials.scratch / "clock.c").write_text(CLOCK, encoding="utf-8")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, trials.scratch / "clock.c", "-ldl"], check=True)
+    for case in (case for case in cases() if case.share == 1):
+        for _ in range(times):
+            folder = trials.folder(case)
+            code, text = command(case.words, folder, LD_PRELOAD=str(library))
+            line.times += 1
+            if code or "Traceback" in text or trials.differs(case, folder):
+                print(f"{case.name}: jumping clock: {code}\n{text}", file=sys.stderr)
+                line.different += 1
+    return line
+
+
+def command(words: list[str], folder: Path, **environment: str) -> tuple[int, str]:
+    """Exit code and messages of a command in a process that is started as a user starts it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "simdev", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    return done.returncode, done.stderr
+
+
+CLUSTER = """
+import sys, time
+from distributed import LocalCluster
+if __name__ == "__main__":
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, silence_logs=50)
+    workers = " ".join(str(worker.pid) for worker in cluster.workers.values())
+    print(cluster.scheduler_address, workers, flush=True)
+    time.sleep(3600)
+"""
+
+
+def cluster(trials: Trials, times: int) -> list[Line]:
+    """SIGKILL to a worker or to the scheduler of a Dask cluster in the middle of ``simdev plan``."""
+    try:
+        import distributed  # noqa: F401
+    except ImportError:
+        return []
+    case = cases()[0]
+    killed = [
+        Line("`SIGKILL` to a Dask worker during `simdev plan` (another one takes its plans)"),
+        Line("`SIGKILL` to the Dask cluster during `simdev plan`: one sentence, nothing is written"),
+    ]
+    (trials.scratch / "cluster.py").write_text(CLUSTER, encoding="utf-8")
+    for line in killed:
+        for _ in range(times):
+            whole = line is killed[1]
+            server = subprocess.Popen(
+                [sys.executable, str(trials.scratch / "cluster.py")],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            try:
+                address, *workers = server.stdout.readline().split()
+                folder, begun = trials.folder(case), time.monotonic()
+                words = [*case.words, "--backend", "dask", "--scheduler", address]
+                plan = subprocess.Popen(
+                    [sys.executable, "-m", "simdev", *words],
+                    cwd=folder,
+                    env={**os.environ, "PYTHONPATH": str(ROOT)},
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+                messages = ""
+                while "estimating" not in messages and plan.poll() is None and time.monotonic() < begun + PATIENCE_S:
+                    messages += plan.stderr.readline()
+                if whole:
+                    os.killpg(server.pid, signal.SIGKILL)
+                else:
+                    os.kill(int(workers[0]), signal.SIGKILL)
+                messages += plan.communicate(timeout=PATIENCE_S)[1]
+            finally:
+                end_group(server)
+            line.times += 1
+            line.lost += trials.harmed(case, folder)
+            code = plan.returncode
+            right = code == 2 and "lost" in messages if whole else code == 0 and not trials.differs(case, folder)
+            if not right or "Traceback" in messages:
+                print(f"{line.fault}: {code}\n{messages}", file=sys.stderr)
+                line.different += 1
+    return killed
+
+
+def end_group(process: subprocess.Popen) -> None:
+    """End a process and all that it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.communicate()

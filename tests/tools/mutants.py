@@ -1,6 +1,8 @@
 """Do the tests notice a fault? A fixed list of small faults, each put into a copy of the tree and run against the tests
 nearest to it: ``python tests/tools/mutants.py [--only N ...]``. Exit 1 if fewer than 90 of 100 faults are noticed, if
-one survives that is not expected to, or if a replaced text is no longer found exactly once.
+one survives that is not expected to, or if a replaced text is no longer found exactly once. Outcomes are kept in
+``build/mutants.jsonl``: a fault is tried again only if its file or its tests have changed. ``reliability.py mutants``
+makes the table of the page.
 
 A fault is a text of a file and its replacement; with a third text, it is expected to survive for that reason. Kernels
 are not compiled (``NUMBA_DISABLE_JIT``): the tests are small, and compiling would take longer. A run of all takes about
@@ -8,6 +10,8 @@ ten minutes of processor time.
 """
 
 import argparse
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -15,12 +19,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from simdev.files import markdown_table
+
 ROOT = Path(__file__).resolve().parents[2]
+KEPT = ROOT / "build" / "mutants.jsonl"
 NEEDED = 90  # per cent that must be noticed
 PATIENCE = 300  # seconds; a fault may make a loop endless
 ENGINE = "tests/sim/test_rules.py tests/sim/test_plain_simulator.py"
 PIPELINE = "tests/sim/test_pipeline.py tests/sim/test_plain_pipeline.py"
 MOVES = "tests/sim/test_simulator.py::test_walks_on_random_problems"
+WALKS = f"{MOVES} tests/sim/test_simulator.py::test_walks_on_a_training_graph"
 VALIDATOR = "tests/sim/test_validate_clauses.py"
 LEVELS = "tests/analysis/test_levels.py"
 STEADY = "tests/analysis/test_steady.py"
@@ -134,7 +142,7 @@ MUTANTS = {
         ("if max(at.ready - shift, at_base) != max(ready, at_base):", "if False:"),
         ("if bound >= below:", "if bound >= 0:"),
     ],
-    ("simdev/sim/kernels/incremental.py", MOVES): [
+    ("simdev/sim/kernels/incremental.py", WALKS): [
         ("first = min(first, next_reader(base, work))", "first = min(first, len(before))"),
         ("if base_ends[channel] != ends[channel]:", "if False:"),
     ],
@@ -142,7 +150,7 @@ MUTANTS = {
         ("channel_end, row * EVERY, number)", "channel_end, number, number)"),
         ("if latest < inputs.rest_ns[number + 1]:", "if True:"),
     ],
-    ("simdev/sim/kernels/prologue.py", MOVES): [
+    ("simdev/sim/kernels/prologue.py", WALKS): [
         (
             "far = max(far, early_arrival(base, work, inputs.edge[slot]))",
             "far = early_arrival(base, work, inputs.edge[slot])",
@@ -230,37 +238,74 @@ def listed():
             yield file, tests, old, new, "".join(reason)
 
 
+def digest(file, tests, old, new):
+    """Of a mutant, its file and its tests: while it stays, so does the outcome."""
+    names = [file, *sorted({test.partition("::")[0] for test in tests.split()})]
+    content = b"".join((ROOT / name).read_bytes() for name in names)
+    return hashlib.sha256(content + "\n".join([file, tests, old, new]).encode()).hexdigest()[:16]
+
+
+def outcomes(chosen=None, kept=KEPT):
+    """``(number, file, old, new, reason, outcome)`` of each mutant; the outcome is ``noticed``, ``SURVIVES`` or
+    ``not found``. What is known from an earlier run is not tried again."""
+    known = {}
+    if kept.is_file():
+        known = {line["digest"]: line["outcome"] for line in map(json.loads, kept.read_text().splitlines())}
+    kept.parent.mkdir(exist_ok=True)
+    healthy = {}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        scratch_copy(folder)
+        for n, (file, tests, old, new, reason) in enumerate(listed(), 1):
+            if chosen and n not in chosen:
+                continue
+            name, path = digest(file, tests, old, new), folder / file
+            whole = path.read_text(encoding="utf-8")
+            if whole.count(old) != 1:
+                yield n, file, old, new, reason, "not found"
+                continue
+            if name not in known:
+                if tests not in healthy:
+                    healthy[tests] = passes(folder, tests)
+                if not healthy[tests]:
+                    raise SystemExit(f"{tests}: fails without a mutant")
+                path.write_text(whole.replace(old, new), encoding="utf-8")
+                known[name] = "SURVIVES" if passes(folder, tests) else "noticed"
+                path.write_text(whole, encoding="utf-8")
+                with kept.open("a", encoding="utf-8") as out:
+                    print(json.dumps({"digest": name, "outcome": known[name]}), file=out)
+            yield n, file, old, new, reason, known[name]
+
+
+def table():
+    """Markdown: how many faults of each folder were noticed, and those that were not, with the reason."""
+    found = list(outcomes())
+    rooms = {}
+    for _, file, _, _, _, outcome in found:
+        rooms.setdefault(file.rpartition("/")[0], []).append(outcome == "noticed")
+    rows = [[f"`{room}`", str(len(noticed)), str(sum(noticed))] for room, noticed in rooms.items()]
+    rows.append(["all", str(len(found)), str(sum(outcome == "noticed" for *_, outcome in found))])
+    lost = [
+        [str(n), f"`{file}`", f"`{old}`", f"`{new}`".replace("|", "\\|"), reason]
+        for n, file, old, new, reason, outcome in found
+        if outcome != "noticed"
+    ]
+    head = ["fault", "file", "text", "replaced by", "why no test notices it"]
+    return [*markdown_table(["code", "faults", "noticed"], rows), "", *markdown_table(head, lost)]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="numbers of mutants, from 1 on")
     chosen = parser.parse_args().only
-    rows = [(n, *row) for n, row in enumerate(listed(), 1) if not chosen or n in chosen]
-    lost = [
-        (n, file, old) for n, file, _, old, _, _ in rows if (ROOT / file).read_text(encoding="utf-8").count(old) != 1
-    ]
-    for n, file, old in lost:
-        print(f"{n:4}  not found once in {file}: {old}")
-    bad, noticed, healthy = len(lost), 0, {}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        scratch_copy(folder)
-        for n, file, tests, old, new, reason in rows:
-            if any(n == number for number, *_ in lost):
-                continue
-            if tests not in healthy:
-                healthy[tests] = passes(folder, tests)
-            if not healthy[tests]:
-                raise SystemExit(f"{tests}: fails without a mutant")
-            path = folder / file
-            whole = path.read_text(encoding="utf-8")
-            path.write_text(whole.replace(old, new), encoding="utf-8")
-            survives = passes(folder, tests)
-            path.write_text(whole, encoding="utf-8")
-            noticed += not survives
-            bad += survives and not reason
-            print(f"{n:4}  {'SURVIVES' if survives else 'noticed'}  {file}: {old} -> {new}  {reason}", flush=True)
-    print(f"{noticed} of {len(rows)} noticed")
-    return 1 if bad or noticed * 100 < NEEDED * len(rows) else 0
+    bad = noticed = count = 0
+    for n, file, old, new, reason, outcome in outcomes(chosen):
+        count += 1
+        noticed += outcome == "noticed"
+        bad += outcome == "not found" or (outcome == "SURVIVES" and not reason)
+        print(f"{n:4}  {outcome}  {file}: {old} -> {new}  {reason}", flush=True)
+    print(f"{noticed} of {count} noticed")
+    return 1 if bad or noticed * 100 < NEEDED * count else 0
 
 
 if __name__ == "__main__":

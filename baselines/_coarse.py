@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from simdev.baselines._climb import Neighbourhood
-from simdev.baselines._guided import Guided
+from simdev.baselines._guided import Guided, MoveShares
 from simdev.baselines._search import SearchState, longest_op
 from simdev.baselines._units import HUGE, choices, fastest_ns
 from simdev.placers.budget import Share
@@ -24,18 +24,19 @@ SLOWER = 5  # a host may take a unit if it is at most so many times slower than 
 FEWEST = 16  # units of a group of which runs are drawn
 SINGLE, WHOLE = 0.35, 0.2  # shares of the moves of Neighbourhood and of Groups beside runs
 AT_END = 0.25  # share of runs that begin where the group begins on a device, and of runs that end where it ends
+MOVES = MoveShares(path=0.4, cut=0.25, swap=0.1, group=0.23, unit=0, layer=0, phase=0, cluster=0)
 HEAT = 0.01  # mean slack at the start of the annealing, as a share of the best step time
 
 
 class Coarse(Guided):
-    """Moves whole groups. Hosts may take what they do not do too slowly."""
+    """Moves whole groups, also to hosts that do not run them too slowly."""
 
     around: Groups
-    sweeps = False
 
     def __init__(self, problem: Problem, allowed: np.ndarray, budget, rng):
-        super().__init__(problem, with_near_hosts(problem, allowed), budget, rng)
-        self.around = Groups(problem, self.allowed)
+        super().__init__(problem, with_near_hosts(problem, allowed), budget, rng, MOVES)
+        self.near = with_near_hosts(problem, self.near)
+        self.around = Groups(problem, self.near)
 
     def improve(self, start: SearchState, share: Share, heat: float = HEAT) -> SearchState:
         """The best state that annealing finds from the groups of ``start``."""
@@ -54,12 +55,13 @@ class Coarse(Guided):
 
 
 class Fine(Guided):
-    """Moves single ops, modules and groups, and runs of what a group does on a device. Hosts may take what they do not
-    do too slowly."""
+    """Moves single ops, modules and groups, and runs of what a group does on a device, also to hosts that do not run
+    them too slowly."""
 
     def __init__(self, problem: Problem, allowed: np.ndarray, budget, rng):
         super().__init__(problem, with_near_hosts(problem, allowed), budget, rng)
-        self.around = Runs(problem, self.allowed)
+        self.near = with_near_hosts(problem, self.near)
+        self.around = Runs(problem, self.near)
 
 
 def with_near_hosts(problem: Problem, allowed: np.ndarray) -> np.ndarray:

@@ -4,17 +4,26 @@ other places in the order."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from simdev.baselines._climb import Neighbourhood
 from simdev.baselines._critical import Critical, critical
 from simdev.baselines._order import fifo_starts, ordered, path_keys, priority_of
-from simdev.baselines._search import Candidate, SearchState, draw_device, starts, with_spacious_hosts
-from simdev.baselines._sweep import Sweep, pays
-from simdev.baselines._units import capacities, choices, used_devices
+from simdev.baselines._payoff import Payoff
+from simdev.baselines._search import (
+    Candidate,
+    SearchState,
+    draw_device,
+    layer_of_unit,
+    longest_op,
+    starts,
+    weight_of_unit,
+    with_spacious_hosts,
+)
+from simdev.baselines._units import capacities, choices, unit_adjacency, used_devices
+from simdev.baselines._walk import Walk, cheap
 from simdev.placers.budget import Budget, Share
 from simdev.placers.score import Score
 from simdev.problem.placement import Placement
@@ -31,31 +40,46 @@ DRAWN = 24  # units of a device among which an exchange is sought
 HEAT = 0.002  # mean slack at the start of the annealing, as a share of the best step time
 COOLED = 0.02  # share of it that is left at the end
 ROUGH = 1.02  # what the search improves of a coarse search, as a multiple of the best given placement
+MOST_NEIGHBOURS = 16  # of a unit, at which a cluster may grow
 REFRESH = 40  # evaluations after which the critical path of a changed placement is traced again
 
 
-@dataclass
-class MoveShares:
-    """Shares of the kinds of moves, for comparisons: moves along the critical path, moves across any cut tensor, swaps;
-    the rest are the moves of ``local-search``. ``order``: the share of moves of order, if there are any."""
+class MoveShares(NamedTuple):
+    """How often each kind of move is drawn before any has gained something; what gains more is drawn more often
+    (:class:`~simdev.baselines._payoff.Payoff`).
 
-    critical: float = 0.4
-    cut: float = 0.25
-    swap: float = 0.1
+    ``path``: a group around an op or a transfer of the critical path; ``cut``: around a tensor that is cut; ``swap``:
+    two groups, or two layers, change places; ``group``: a module, a run of ops, or one unit, by time; ``unit``: any one
+    unit; ``layer``: a layer with its forward, backward and update ops, wherever they are; ``phase``: what a layer does
+    in one phase; ``cluster``: units of a device that are connected; ``host``: any of them to a host. ``order``: the
+    share of moves of order among all, if the placement brings its order.
+    """
+
+    path: float = 0.15
+    cut: float = 0.12
+    swap: float = 0.06
+    group: float = 0.15
+    unit: float = 0.35
+    layer: float = 0.06
+    phase: float = 0.05
+    cluster: float = 0.04
+    host: float = 0.02
     order: float = 0.35
 
 
-class Guided:
-    """Searches from a state by moves of groups of units; each takes a full run. Under the default rules, sweeps of
-    single moves (:mod:`simdev.baselines._sweep`) take turns with them."""
+KINDS = MoveShares._fields[:-1]
 
-    sweeps = True
+
+class Guided:
+    """Searches from a state by moves of units, alone or in groups. Where moves are cheaper than full runs
+    (:mod:`simdev.baselines._walk`), only what a move changes is simulated."""
+
+    near: np.ndarray  # bool (D, units): devices that a move without a given target draws from
 
     def __init__(self, problem: Problem, allowed: np.ndarray, budget: Budget, rng, moves: MoveShares | None = None):
         self.problem, self.graph, self.budget, self.rng = problem, problem.graph, budget, rng
         self.allowed, self.unit_of_op, self.moves = allowed, problem.graph.unit_of_op, moves or MoveShares()
         self.ordered, self.around = ordered(problem), Neighbourhood(problem, allowed)
-        self._sweeps = self.sweeps and pays(problem) and budget.simulate is None  # else a score is not a step time
         graph = problem.graph
         self.source, self.target = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
         self.path: Critical | None = None
@@ -63,8 +87,26 @@ class Guided:
         self.atom_bytes = np.zeros(len(self.atom_label), np.int64)
         np.add.at(self.atom_bytes, np.searchsorted(self.atom_label, self.around.atoms), problem.unit_persistent_bytes)
         self.capacity = capacities(problem)
-        usable = self.capacity[used_devices(allowed)].sum()
+        self.host = np.ones(len(allowed), bool)
+        self.host[list(problem.topology.accelerators)] = False
+        self.near = allowed & ~(self.host[:, None] & (allowed & ~self.host[:, None]).any(axis=0))
+        self.spacious = with_spacious_hosts(problem, self.near)
+        usable = self.capacity[used_devices(self.spacious)].sum()
         self.tight = bool(self.atom_bytes.sum() > TIGHT * usable)
+        if (self.spacious == self.near).all():
+            self.spacious = allowed
+        layer, phase = layer_of_unit(problem), graph.op_phase[longest_op(problem)]
+        self.layer, self.in_phase = layer, layer * (int(phase.max(initial=0)) + 1) + phase
+        self.members = {KINDS.index("layer"): _lists(self.layer), KINDS.index("phase"): _lists(self.in_phase)}
+        self.cumulative = np.cumsum(weight_of_unit(problem))
+        self.neighbours = unit_adjacency(problem)[:2]
+        shares = self.moves._asdict()
+        if not (self.host & allowed.any(axis=1)).any():
+            shares["host"] = 0.0
+        self.payoff, self.kind = Payoff(np.array([shares[kind] for kind in KINDS])), -1
+        self.spill = False  # whether the present placement does not fit: then any move may go to a host
+        self._cheap = cheap(problem) and budget.simulate is None and not self.ordered
+        self._walk: Walk | None = None
 
     # States
 
@@ -110,21 +152,13 @@ class Guided:
         last, end = used + share.evaluations, elapsed + share.seconds
         patience, blind = min(PATIENCE, PATIENCE_PER_UNIT * self.graph.n_units), 0
         self.path = None
-        sweep = Sweep(self.problem, self.around, budget, rng) if self._sweeps else None
         while budget.open and budget.used < last and budget.elapsed < end:
             if stale >= patience and not heat:
                 current, stale, blind, self.path = best, 0, int(rng.integers(1, KICKS + 1)), None
-            if sweep is not None and sweep.due(best):
-                swept = sweep.run(current, last)
-                if swept is not current:
-                    current, self.path = swept, None
-                    if current.score < best.score:
-                        best, stale = current, 0
-                sweep.settle(best)
-                continue
             if self.path is None and budget.used >= seen + REFRESH:
                 self._trace(current)
                 seen = budget.used
+            self.spill = not current.score.fits
             candidate = self._propose(current)
             if candidate is None:
                 return best
@@ -132,16 +166,31 @@ class Guided:
                 spent = max((budget.used - used) / share.evaluations, (budget.elapsed - elapsed) / share.seconds)
                 slack = int(best.score.step_ns * heat * COOLED**spent * rng.exponential())
             below = None if blind or self.tight or not current.score.fits else current.score.step_ns + slack + 1
-            found = self._evaluate(candidate.devices, candidate.bias, below)
+            found = self._score(current, candidate, below)
             stale += 1
             near = self.tight and found.fits and best.score.fits and found.step_ns <= best.score.step_ns * NEAR
             near |= current.score.fits and found.fits and found.step_ns <= current.score.step_ns + slack
+            if self.kind >= 0:
+                self.payoff.note(self.kind, _gain(current.score, found))
             if blind or near or found <= current.score:
+                if self._walk is not None:
+                    self._walk.accept()
                 current, self.path = SearchState(candidate.devices, candidate.bias, found), None
                 if found < best.score:
                     best, stale = current, 0
+            elif self._walk is not None:
+                self._walk.undo()
             blind = max(0, blind - 1)
         return best
+
+    def _score(self, current: SearchState, candidate: Candidate, below: int | None) -> Score:
+        """The score of a candidate that was drawn from ``current``; :class:`Walk` awaits what becomes of it."""
+        if not self._cheap:
+            return self._evaluate(candidate.devices, candidate.bias, below)
+        if self._walk is None or not np.array_equal(self._walk.devices, current.devices):
+            self._walk = Walk(self.problem, self.budget, current.devices, current.score)
+        units = np.flatnonzero(candidate.devices != current.devices)
+        return self._walk.move(units, candidate.devices[units], below=below)
 
     def _trace(self, state: SearchState) -> None:
         ops = state.devices[self.unit_of_op]
@@ -163,6 +212,7 @@ class Guided:
     # Moves
 
     def _propose(self, state: SearchState) -> Candidate | None:
+        self.kind = -1
         if self.ordered and self.rng.random() < self.moves.order:
             return self._reorder(state)
         for _ in range(TRIES):
@@ -173,22 +223,54 @@ class Guided:
 
     def _move(self, devices: np.ndarray) -> np.ndarray | None:
         """A neighbour of unit ``devices``; None if the draw does not move anything."""
-        draw, moves = self.rng.random(), self.moves
         if self.tight and self.rng.random() < EXCHANGES:
+            self.kind = -1
             return self._exchange(devices)
-        if draw < moves.critical and self.path is not None:
+        self.kind = self.payoff.draw(self.rng)
+        name = KINDS[self.kind]
+        if name == "path" and self.path is not None:
             return self._move_on_path(devices, self.path)
-        if draw < moves.critical + moves.cut:
+        if name == "cut" and len(self.source):
             ops = devices[self.unit_of_op]
-            edge = int(self.rng.integers(max(1, len(self.source))))
-            for _ in range(TRIES):
-                if not len(self.source) or ops[self.source[edge]] != ops[self.target[edge]]:
+            for edge in self.rng.integers(len(self.source), size=TRIES).tolist():
+                if ops[self.source[edge]] != ops[self.target[edge]]:
                     break
-                edge = int(self.rng.integers(len(self.source)))
-            return self._across(devices, int(self.source[edge]), int(self.target[edge])) if len(self.source) else None
-        if draw < moves.critical + moves.cut + moves.swap:
+            return self._across(devices, int(self.source[edge]), int(self.target[edge]))
+        if name == "swap":
             return self._swap(devices)
-        return self.around.draw(self.rng, devices)
+        if name == "unit":
+            return self._moved(devices, np.array([int(self.rng.integers(len(devices)))]))
+        pivot = int(np.searchsorted(self.cumulative, self.rng.random() * self.cumulative[-1], side="right"))
+        units, target = self._group(name, min(pivot, len(devices) - 1), devices), -1
+        if name == "host":
+            target = int(self.rng.choice(np.flatnonzero(self.host & self.allowed.any(axis=1))))
+        return self._moved(devices, units, target)
+
+    def _group(self, name: str, pivot: int, devices: np.ndarray) -> np.ndarray:
+        """The units that a move of this kind takes along with ``pivot``."""
+        if name == "host":
+            name = ("unit", "layer", "group")[int(self.rng.integers(3))]
+        if name in ("layer", "phase"):
+            ptr, units, label = self.members[KINDS.index(name)]
+            return units[ptr[label[pivot]] : ptr[label[pivot] + 1]]
+        if name == "cluster":
+            return self._cluster(pivot, devices)
+        if name == "unit":
+            return np.array([pivot])
+        return self.around.members(self.rng, pivot, devices)
+
+    def _cluster(self, pivot: int, devices: np.ndarray) -> np.ndarray:
+        """Up to 64 connected units of the device of ``pivot``, grown from it over random edges."""
+        ptr, neighbour = self.neighbours
+        size, home, found = 2 ** int(self.rng.integers(1, 7)), devices[pivot], [pivot]
+        seen, draws = {pivot}, self.rng.random(2 * size).tolist()
+        for draw in draws:
+            unit = found[int(draw * len(found))]
+            for other in neighbour[ptr[unit] : ptr[unit + 1]][:MOST_NEIGHBOURS].tolist():
+                if other not in seen and devices[other] == home and len(found) < size:
+                    seen.add(other)
+                    found.append(other)
+        return np.array(found)
 
     def _move_on_path(self, devices: np.ndarray, path: Critical) -> np.ndarray | None:
         if len(path.sends) and self.rng.random() < 0.6:
@@ -216,7 +298,10 @@ class Guided:
         pivots = self.around.pivot(self.rng), self.around.pivot(self.rng)
         if devices[pivots[0]] == devices[pivots[1]]:
             return None
-        groups = [self.around.members(self.rng, pivot, devices) for pivot in pivots]
+        if self.rng.random() < 0.5:
+            groups = [self._group("layer", pivot, devices) for pivot in pivots]
+        else:
+            groups = [self.around.members(self.rng, pivot, devices) for pivot in pivots]
         first = self._moved(devices, groups[0], int(devices[pivots[1]]))
         return None if first is None else self._moved(first, groups[1], int(devices[pivots[0]]))
 
@@ -231,7 +316,7 @@ class Guided:
         taken = np.bincount(home, self.atom_bytes, len(self.capacity))
         full = np.flatnonzero(taken > self.capacity)
         here = int(rng.choice(full)) if len(full) else int(home[int(rng.integers(len(home)))])
-        there = int(rng.integers(len(self.capacity)))
+        there = int(rng.choice(used_devices(self.spacious)))
         ours, theirs = (rng.permutation(np.flatnonzero(home == device))[:DRAWN] for device in (here, there))
         if here == there or not len(ours):
             return None
@@ -253,9 +338,11 @@ class Guided:
         return moved
 
     def _moved(self, devices: np.ndarray, units: np.ndarray, target: int = -1) -> np.ndarray | None:
+        """``devices`` with ``units`` on ``target``, or on a drawn accelerator; None if nothing moves."""
         if target < 0:
-            target = draw_device(self.rng, self.allowed, units, int(devices[units[0]]))
-        if target < 0 or not self.allowed[target, units].all():
+            allowed = self.spacious if self.spill else self.near
+            target = draw_device(self.rng, allowed, units, int(devices[units[0]]))
+        if target < 0 or not self.allowed[target, units].all() or (devices[units] == target).all():
             return None
         moved = devices.copy()
         moved[units] = target
@@ -282,6 +369,20 @@ class Guided:
         return Candidate(state.devices, state.bias + shift * shifted)
 
 
+def _lists(label: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The units with each label as CSR, ``(ptr, units, number)``; ``number`` is the row of each unit."""
+    number = np.unique(label, return_inverse=True)[1]
+    units = np.argsort(number, kind="stable")
+    return np.searchsorted(number[units], np.arange(int(number.max(initial=-1)) + 2)), units, number
+
+
+def _gain(before: Score, after: Score) -> float:
+    """The part of the step time that a move saved; less bytes over memory count as a hundredth."""
+    if after.fits and before.fits:
+        return max(0, before.step_ns - after.step_ns) / max(1, before.step_ns)
+    return 0.01 if after < before else 0.0
+
+
 def search_from(
     problem: Problem, budget: Budget, rng: np.random.Generator, given: Iterable[Placement], climbs: int,
     kind: type[Guided] = Guided, coarse: type[Guided] | None = None, **options: Any,
@@ -294,7 +395,7 @@ def search_from(
     Without an evaluation, or without a given placement, the answer is a single device.
     """
     unit_first = np.unique(problem.graph.unit_of_op, return_index=True)[1]
-    search = kind(problem, with_spacious_hosts(problem, choices(problem)), budget, rng, **options)
+    search = kind(problem, choices(problem, hosts=True), budget, rng, **options)
     found: dict[Score, SearchState] = {}  # for equal scores, the first state
     for placement in given if budget.open else ():
         for state in search.begin(placement.devices[unit_first], placement.priority):
@@ -302,7 +403,7 @@ def search_from(
         if not budget.open:
             break
     if not found:
-        return Placement.of_units(problem, starts(problem, search.allowed)[0])
+        return Placement.of_units(problem, starts(problem, choices(problem))[0])
     leaders = sorted(found.values(), key=lambda state: state.score)[:climbs]
     if coarse is not None and budget.open:
         rough = coarse(problem, search.allowed, budget, rng).improve(leaders[0], budget.share(2))

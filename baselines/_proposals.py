@@ -9,8 +9,8 @@ import numpy as np
 
 from simdev.baselines._critical import critical
 from simdev.baselines._guided import EXCHANGES, TRIES, Guided
-from simdev.baselines._search import Candidate, SearchState, weight_of_unit
-from simdev.baselines._units import used_devices
+from simdev.baselines._search import Candidate, SearchState, weight_of_unit, with_spacious_hosts
+from simdev.baselines._units import choices, used_devices
 from simdev.errors import InvalidInput
 from simdev.placers.budget import Budget
 from simdev.problem.graph_file import read_npz
@@ -174,15 +174,14 @@ class Proposed(Guided):
     ``untrained``), one feature (``estimate``), or nothing (``uniform``: the first drawn move is simulated).
     """
 
-    sweeps = False  # every evaluation goes to a move that a score chose
-
     def __init__(
         self, problem: Problem, allowed: np.ndarray, budget: Budget, rng, *, network: Network | None = None,
         choice: str = "uniform", width: int = 1,
     ):  # fmt: skip
         from simdev.baselines import _proposal_kernels as kernels
 
-        super().__init__(problem, allowed, budget, rng)
+        # The network was trained with these hosts only.
+        super().__init__(problem, allowed & with_spacious_hosts(problem, choices(problem)), budget, rng)
         self.kernels, self.network, self.choice = kernels, network, choice
         self.width = width
         self.known, graph = kernel_graph(problem, self), problem.graph
@@ -259,6 +258,7 @@ class Proposed(Guided):
         """Nothing: :meth:`see` traces the path of each state."""
 
     def _propose(self, state: SearchState) -> Candidate | None:
+        self.kind = -1
         for _ in range(TRIES if self.tight and self.rng.random() < EXCHANGES else 0):
             devices = self._exchange(state.devices)
             if devices is not None:

@@ -24,7 +24,7 @@ NEAR = 1.02
 
 @placer(
     "cp-sat",
-    version=2,
+    version=3,
     family="exact",
     repeatable=False,
     searches=True,

@@ -19,7 +19,7 @@ WEIGHTS = Path(__file__).with_suffix(".npz")
 
 @placer(
     "learned-search",
-    version=1,
+    version=2,
     family="learned",
     searches=True,
     defaults={"choice": "learned", "width": 24, "weights": ""},

@@ -150,6 +150,30 @@ class Budget:
         self.used += tried
         return simulator.try_moves(units[:tried], devices[:tried], below=below)
 
+    def move(self, simulator: Simulator, units: np.ndarray, devices: np.ndarray, *, below: int | None = None) -> Score:
+        """Move one unit, or several at once, in ``simulator``, which is one evaluation: the score of the placement with
+        all moves that are not yet accepted.
+
+        If the step time is ``below`` (ns) or more, and not less than that of ``best``, it may be any lower bound of at
+        least ``below``, and the memory is not computed. Under a search for throughput, where a score is no step time,
+        use :meth:`evaluate`. Raises :class:`BudgetExhausted` if nothing is left.
+        """
+        if not (self._promised or self.left):
+            raise BudgetExhausted(f"the budget is used up after {self.used} evaluations")
+        self._promised = False
+        self.used += 1
+        if below is None:
+            step_ns = simulator.move(units, devices)
+            score = Score(step_ns, simulator.overflow_bytes)
+        else:
+            below = below if self.best_step_ns is None else max(below, self.best_step_ns)
+            step_ns = simulator.move(units, devices, below=below)
+            score = Score(step_ns, simulator.overflow_bytes if step_ns < below else None)
+        if score.fits and (self.best_step_ns is None or step_ns < self.best_step_ns):
+            priority = simulator.placement.priority
+            self.note(score, simulator.placement.devices, priority)
+        return score
+
     def note(self, score: Score, devices: np.ndarray, priority: np.ndarray | None) -> None:
         """Keep the placement if it is the best so far."""
         if score.fits and (self.best_step_ns is None or score.step_ns < self.best_step_ns):

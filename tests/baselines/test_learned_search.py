@@ -64,6 +64,7 @@ def test_the_slack_of_an_op_by_hand():
 def test_no_placement_is_simulated_twice():
     given = _lessons.drawn_problem(7, 3)
     search = proposals(given, width=1, evaluations=200)
+    search._cheap = False  # so that each is a call of evaluate()
     seen, evaluate = [], search.budget.evaluate
 
     def noted(devices, **options):

@@ -112,7 +112,7 @@ def test_moves_of_order_beat_every_default_order():
     problem = drawn_problem(builder, machine(2), [10, 100, 5, 30], rules=BY_PRIORITY)
     devices = np.array([0, 0, 0, 1], np.int32)
     default = simulate(problem, Placement(devices)).step_ns
-    search = _guided.Guided(problem, choices(problem), Budget(problem, evaluations=300), np.random.default_rng(0))
+    search = _guided.Guided(problem, choices(problem), Budget(problem, evaluations=1000), np.random.default_rng(0))
     unit_devices = np.zeros(problem.graph.n_units, np.int32)
     unit_devices[problem.graph.unit_of_op[3]] = 1
     best = search.improve(search.state(unit_devices), search.budget.share(1))

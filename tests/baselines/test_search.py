@@ -6,11 +6,11 @@ from drawn import chain, machine
 from drawn import problem as drawn_problem
 from test_list_schedulers import problem_of
 
-from simdev.baselines import _climb, _guided, _search, _sweep
+from simdev.baselines import _climb, _guided, _search, _walk
+from simdev.baselines._payoff import Payoff
 from simdev.baselines._units import choices
 from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer, graph_path, load_workload
-from simdev.placers.score import Score
 from simdev.placers.testing import random_problem
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
@@ -18,7 +18,7 @@ from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import load_topology
 from simdev.sim import simulate_many
 
-SEARCHES = ["local-search", "annealing", "genetic", "portfolio"]
+SEARCHES = ["climb", "local-search", "annealing", "genetic", "portfolio"]
 
 
 def search(entry, problem, evaluations, seed=0):
@@ -135,43 +135,52 @@ def test_hosts_take_layers_of_many_bytes_and_little_time():
     given, budget = Placement(np.ones(5, np.int32)), Budget(problem, evaluations=100)
     found = _guided.search_from(problem, budget, np.random.default_rng(0), [given], 1)
     assert value(problem, given.devices)[0] > 200 and value(problem, found.devices)[0] == 0
-    assert found.devices.tolist() == [0, 0, 1, 1, 1]
+    assert value(problem, found.devices) <= value(problem, np.array([0, 0, 1, 1, 1]))  # other layers may go there, too
 
 
-def test_a_sweep_of_single_moves_repeats_the_simulator():
-    """After a sweep, the score is that of a full run, and no placement was taken that is slower or does not fit."""
-    improved = 0
-    for seed in range(50):
+def test_a_walk_repeats_the_simulator():
+    """After each accepted move the score is that of a full run, and after each undone move nothing has changed."""
+    for seed in range(20):
         rng = np.random.default_rng(seed)
-        problem = random_problem(rng, max_ops=40, rules=Rules())
-        allowed = choices(problem)
-        search = _guided.Guided(problem, allowed, Budget(problem, evaluations=400), rng)
-        start = search.state(_search.starts(problem, allowed)[0])
-        if not start.score.fits:
-            continue
-        swept = _sweep.Sweep(problem, search.around, search.budget, rng).run(start, 400)
-        assert value(problem, swept.devices[problem.graph.unit_of_op]) == (0, swept.score.step_ns)
-        assert swept.score <= start.score and search.budget.used <= 400
-        assert search.budget.best_step_ns == swept.score.step_ns
-        improved += swept.score < start.score
-    assert improved > 2
+        rules = Rules() if seed % 2 else Rules("priority")
+        problem = random_problem(rng, max_ops=40, rules=rules)
+        allowed, budget = choices(problem), Budget(problem, evaluations=60)
+        devices = _search.starts(problem, allowed)[0]
+        unit = problem.graph.unit_of_op
+        walk = _walk.Walk(problem, budget, devices, budget.evaluate(devices[unit]))
+        while budget.open:
+            units = rng.integers(problem.graph.n_units, size=2)
+            targets = np.array([rng.choice(np.flatnonzero(allowed[:, one])) for one in units])
+            before, score = walk.score, walk.move(units, targets)
+            if rng.random() < 0.5:
+                walk.accept()
+                assert walk.score == score
+            else:
+                walk.undo()
+                assert walk.score == before
+            assert value(problem, walk.devices[unit]) == (walk.score.overflow_bytes, walk.score.step_ns)
+        assert budget.used == 60
 
 
-def test_sweeps_grow_while_they_gain_more_than_group_moves():
-    problem = random_problem(np.random.default_rng(1), max_ops=40, rules=Rules())
-    budget = Budget(problem, evaluations=10**6)
-    sweep = _sweep.Sweep(problem, _climb.Neighbourhood(problem, choices(problem)), budget, np.random.default_rng(0))
-    best = _search.SearchState(np.zeros(problem.graph.n_units, np.int32), np.zeros(0, np.int64), Score(1000, 0))
-    assert not sweep.due(best)
-    first = sweep.length
-    for step_ns, swept_ns, length in ((1000, 900, 2 * first), (800, 800, first), (800, 700, 2 * first)):
-        budget.used += _sweep.TURN
-        assert sweep.due(best._replace(score=Score(step_ns, 0)))
-        sweep.settle(best._replace(score=Score(swept_ns, 0)))
-        assert sweep.length == length and not sweep.due(best)
+def test_moves_are_cheap_where_the_simulator_is_incremental():
+    for rules, slots, cheap in ((Rules(), 1, True), (Rules(), 2, False), (Rules("priority"), 1, False)):
+        assert _walk.cheap(drawn_problem(chain(1, 1), machine(2, slots=slots), [1, 1], rules=rules)) == cheap
+    assert not _walk.cheap(drawn_problem(chain(1, 1), machine(2), [1, 1], rules=Rules("fifo", "fair")))
 
 
-def test_single_moves_are_swept_where_the_simulator_is_incremental():
-    for rules, slots, pays in ((Rules(), 1, True), (Rules(), 2, False), (Rules("priority"), 1, False)):
-        assert _sweep.pays(drawn_problem(chain(1, 1), machine(2, slots=slots), [1, 1], rules=rules)) == pays
-    assert not _sweep.pays(drawn_problem(chain(1, 1), machine(2), [1, 1], rules=Rules("fifo", "fair")))
+def test_the_kind_of_move_that_gains_is_drawn_more_often():
+    payoff, rng = Payoff(np.array([1.0, 1.0, 0.0])), np.random.default_rng(0)
+    for _ in range(400):
+        kind = payoff.draw(rng)
+        payoff.note(kind, 0.1 if kind == 1 else 0.0)
+    drawn = np.bincount([payoff.draw(rng) for _ in range(2000)], minlength=3) / 2000
+    assert drawn[2] == 0 and 0.7 < drawn[1] < 0.85  # at most 1 - 0.4 / 2 = 0.8, as two fifths stay shared evenly
+
+
+@pytest.mark.parametrize("entry", ["local-search", "portfolio", "long-search"])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_search_is_behind_single_random_moves(entry, seed):
+    """Control: on four small cases, ``climb`` finds nothing that is more than 2 % faster."""
+    problem = random_problem(np.random.default_rng((5, 6, 14, 22)[seed]), max_ops=60, rules=Rules())
+    overflow, step_ns = value(problem, search("climb", problem, 600, seed)[0])
+    assert value(problem, search(entry, problem, 600, seed)[0]) <= (overflow, int(1.02 * step_ns))

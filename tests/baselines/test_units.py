@@ -139,8 +139,8 @@ def test_hosts_take_what_they_do_not_do_too_slowly():
     problem = Problem.build(load_workload("rnnlm"), load_topology("k80x4"), rules=Rules("priority"))
     search = _coarse.Coarse(problem, choices(problem), Budget(problem, evaluations=1), np.random.default_rng(0))
     host, accelerator = problem.unit_op_ns[0], problem.unit_op_ns[1]
-    assert not choices(problem)[0].any() and np.array_equal(search.allowed[0], host <= _coarse.SLOWER * accelerator)
-    assert search.allowed[0].mean() > 0.5 and search.allowed[1:].all()
+    assert not choices(problem)[0].any() and np.array_equal(search.near[0], host <= _coarse.SLOWER * accelerator)
+    assert search.near[0].mean() > 0.5 and search.near[1:].all()
 
 
 def test_whole_groups_find_what_single_ops_do_not():

@@ -1,0 +1,44 @@
+"""A climb by single random moves: the control that every searching placer has to beat."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simdev.baselines._search import starts
+from simdev.baselines._units import choices
+from simdev.baselines._walk import Walk
+from simdev.placers.placer import placer
+from simdev.problem.placement import Placement
+
+MISSES = 1000  # draws without a move after which the climb ends
+
+
+@placer("climb", version=1, family="search", searches=True, source="a control, not a published method")
+def climb(problem, *, rng, budget):
+    """Start with all units on one device, and move one random unit to one random device at a time.
+
+    A move that does not make the placement worse is kept: fewer bytes over memory count first, then the step time.
+    Units move to accelerators, and also to hosts as long as the placement does not fit. Nothing else is tried.
+    """
+    allowed, hosts = choices(problem), choices(problem, hosts=True)
+    devices = starts(problem, allowed)[0]
+    if not budget.open:
+        return Placement.of_units(problem, devices)
+    walk = Walk(problem, budget, devices, budget.evaluate(devices[problem.graph.unit_of_op]))
+    best, misses = walk.devices, 0  # draws in a row without a device to go to
+    while budget.open and misses < MISSES:
+        unit = int(rng.integers(problem.graph.n_units))
+        possible = (allowed if walk.score.fits else hosts)[:, unit]
+        options = np.flatnonzero(possible & (np.arange(len(possible)) != walk.devices[unit]))
+        misses = 0 if len(options) else misses + 1
+        if misses:
+            continue
+        target = int(rng.choice(options))
+        below = walk.score.step_ns + 1 if walk.score.fits else None
+        before = walk.score
+        if walk.move(np.array([unit]), np.array([target]), below=below) <= before:
+            walk.accept()
+            best = walk.devices if walk.score < before else best
+        else:
+            walk.undo()
+    return Placement.of_units(problem, best)

@@ -1,16 +1,20 @@
-"""A picture of a pipeline: one row for each pipeline rank, forward and backward passes of microbatches along time."""
+"""Pictures of plans: passes and memory of each pipeline rank over time, and step times of plans side by side."""
 
 from __future__ import annotations
 
-from html import escape
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from simdev.errors import InvalidInput
+from simdev.files import replacing
 from simdev.parallel.plan import PlanReport
 from simdev.parallel.unroll import name_of
 
-WIDTH, ROW, LEFT, TOP = 1100, 34, 80, 40
-COLOURS = {"S": "#9d755d", "F": "#4c78a8", "B": "#e45756", "I": "#f58518", "W": "#54a24b", "U": "#72b7b2"}
+# Okabe and Ito (2008): colour-blind readers can tell them apart.
+COLOURS = {"F": "#56b4e9", "B": "#e69f00", "I": "#d55e00", "W": "#009e73", "U": "#666666", "S": "#0072b2"}
 MEANING = {
     "S": "step",
     "F": "forward",
@@ -19,42 +23,118 @@ MEANING = {
     "W": "gradient of the weights",
     "U": "update",
 }
+BUBBLE = "#eeeeee"
+MOST_BARS = 20  # plans of one chart
+NARROW = 0.02  # boxes below this share of the step have no number
 
 
-def pipeline_svg(report: PlanReport) -> str:
-    """The SVG text. Each box is an action: from the first start to the last finish of its kernels on the compute
-    stream."""
-    found, step_ns = report.unrolled, report.step_ns
-    ranks = len(report.peak_bytes)
-    height = TOP + ROW * ranks + 40
-    scale = (WIDTH - LEFT - 20) / step_ns
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
-        'font-family="sans-serif" font-size="11">',
-        f'<text x="{LEFT}" y="18" font-size="13">{escape(found.problem.graph.name)}: {step_ns / 1e6:,.1f} ms</text>',
-    ]
-    for letter, begin, finish, rank, label in _boxes(report):
-        x, width = LEFT + begin * scale, max(0.5, (finish - begin) * scale)
-        y = TOP + ROW * rank
-        parts.append(
-            f'<rect x="{x:.2f}" y="{y}" width="{width:.2f}" height="{ROW - 6}" fill="{COLOURS[letter]}" stroke="white" '
-            f'stroke-width="0.4"><title>{label}: {begin / 1e6:.2f} to {finish / 1e6:.2f} ms</title></rect>'
-        )
-        if width > 22:
-            parts.append(
-                f'<text x="{x + width / 2:.2f}" y="{y + 18}" text-anchor="middle" fill="white">{label[1:]}</text>'
-            )
+def draw_pipeline(report: PlanReport, path: str | os.PathLike) -> None:
+    """Draw a plan to ``path``, whose ending (png, svg or pdf) gives the format: a row for each pipeline rank, a box for
+    each action, from the first start to the last finish of its kernels. What no box covers is idle (a bubble). Below,
+    the memory of each rank. Raises :class:`InvalidInput` for another ending or without matplotlib."""
+    from simdev.sim.plot import hue
+
+    kind, pyplot = _pyplot(path)
+    ranks, step_ns = len(report.peak_bytes), report.step_ns
+    heights = [0.42 * ranks + 0.6, 1.8]
+    figure, (axes, below) = pyplot.subplots(
+        2, 1, figsize=(12, sum(heights) + 1.2), height_ratios=heights, sharex=True, layout="constrained"
+    )
+    idle = float(report.bubble_ns.sum()) / max(1, ranks * step_ns)
+    name = report.unrolled.problem.graph.name.replace("$", r"\$")
+    figure.suptitle(f"{name}: {step_ns / 1e6:,.1f} ms, {idle:.0%} of it idle", fontweight="bold")
     for rank in range(ranks):
-        parts.append(f'<text x="8" y="{TOP + ROW * rank + 18}">rank {rank}</text>')
-    shown = sorted({action[0] for action in found.actions}, key="SFBIWU".index)
-    for place, letter in enumerate(shown):
-        x, y = LEFT + 170 * place, TOP + ROW * ranks + 12
-        parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{COLOURS[letter]}"/>')
-        parts.append(f'<text x="{x + 17}" y="{y + 10}">{MEANING[letter]}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+        axes.broken_barh([(0, step_ns / 1e6)], (rank - 0.4, 0.8), facecolors=BUBBLE)
+    for letter, begin, finish, rank, label in _boxes(report):
+        box = axes.broken_barh(
+            [(begin / 1e6, (finish - begin) / 1e6)],
+            (rank - 0.4, 0.8),
+            facecolors=COLOURS[letter],
+            edgecolor="white",
+            lw=0.4,
+        )
+        box.set_gid(label)
+        if finish - begin > NARROW * step_ns:
+            middle = (begin + finish) / 2e6
+            axes.text(middle, rank, label[1:].removeprefix("0."), ha="center", va="center", fontsize=8, color="black")
+    axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
+    axes.set_ylim(ranks - 0.5, -0.5)
+    axes.set_xlim(0, step_ns / 1e6)
+    _draw_memory(below, report, hue)
+    below.set_xlabel("ms after the start of the step")
+    _legend(figure, report)
+    with replacing(path) as file:
+        figure.savefig(file, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
+    pyplot.close(figure)
 
 
-def _boxes(report: PlanReport):
+def draw_plans(plans: Sequence[tuple[str, int, int]], title: str, capacity_bytes: int, path: str | os.PathLike) -> None:
+    """Draw the step times of plans as bars, the fastest first: ``plans`` holds the text of each, its step time in ns,
+    and the memory of its fullest rank in bytes. At most :data:`MOST_BARS` are drawn. Raises :class:`InvalidInput` as
+    :func:`draw_pipeline`."""
+    kind, pyplot = _pyplot(path)
+    shown = sorted(plans, key=lambda plan: plan[1])[:MOST_BARS]
+    figure, axes = pyplot.subplots(figsize=(11, 0.42 * len(shown) + 1.4), layout="constrained")
+    for row, (_, step_ns, peak_bytes) in enumerate(shown):
+        axes.barh(row, step_ns / 1e9, color=COLOURS["S"] if row == 0 else COLOURS["F"])
+        axes.text(step_ns / 1e9, row, f" {step_ns / 1e9:,.3g} s, {peak_bytes / 2**30:.0f} GiB", va="center", fontsize=9)
+    axes.set_yticks(range(len(shown)), [text.replace("$", r"\$") for text, *_ in shown], fontsize=9)
+    axes.invert_yaxis()
+    axes.margins(x=0.18)
+    axes.set_xlabel(f"step time, s; and the memory of the fullest rank, of {capacity_bytes / 2**30:.0f} GiB")
+    axes.set_title(title.replace("$", r"\$"), loc="left", fontweight="bold")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    with replacing(path) as file:
+        figure.savefig(file, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
+    pyplot.close(figure)
+
+
+def _pyplot(path: str | os.PathLike) -> tuple[str, Any]:
+    kind = os.path.splitext(path)[1].lower().lstrip(".")
+    if kind not in ("png", "svg", "pdf"):
+        raise InvalidInput("pictures end in .png, .svg or .pdf", source=path)
+    try:
+        import matplotlib
+    except ImportError:
+        raise InvalidInput("pictures need matplotlib: pip install matplotlib", source=path) from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return kind, pyplot
+
+
+def _draw_memory(axes: Any, report: PlanReport, hue: Any) -> None:
+    found, schedule = report.unrolled, report.schedule
+    number = {action: place for place, action in enumerate(found.actions)}
+    capacity = report.plan.cluster.kind.memory_bytes
+    for rank, steps in enumerate(report.memory):
+        times, used = [], []
+        for action, most, after in steps:
+            mine = (found.action == number[action]) & found.is_compute & (found.rank == found.first[rank])
+            if mine.any():
+                times += [int(schedule.op_start[mine].min()) / 1e6, int(schedule.op_finish[mine].max()) / 1e6]
+                used += [most / 2**30, after / 2**30]
+        peak = int(report.peak_bytes[rank]) / 2**30
+        axes.step(times, used, where="post", color=hue(rank), lw=1.2, label=f"rank {rank}: peak {peak:.1f} GiB")
+    axes.axhline(capacity / 2**30, color="black", lw=1, ls=":")
+    axes.set_ylabel("memory, GiB")
+    axes.set_ylim(0, None)
+    if 0 < len(report.memory) <= 8:
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _legend(figure: Any, report: PlanReport) -> None:
+    from matplotlib.patches import Patch
+
+    letters = sorted({action[0] for action in report.unrolled.actions}, key="SFBIWU".index)
+    handles = [Patch(color=COLOURS[letter], label=MEANING[letter]) for letter in letters]
+    figure.legend(
+        handles=[*handles, Patch(color=BUBBLE, label="idle")], loc="outside lower center", ncols=7, frameon=False
+    )
+
+
+def _boxes(report: PlanReport) -> Iterator[tuple[str, int, int, int, str]]:
     """``(letter, begin, finish, pipeline rank, label)`` of each action, on the first copy of each pipeline rank."""
     found, schedule = report.unrolled, report.schedule
     row = np.full(sum(found.copies), -1)

@@ -14,7 +14,9 @@ from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, UnknownName
 from simdev.files import replacing
 from simdev.report.labels import plain
+from simdev.sim.plot import hue
 
+MOST = 8  # placers of one picture: the best ones
 FAR = 4.0  # the picture ends at this multiple of the best step time; slower runs appear only in the legend
 HEADER = ("placer", "runs", "solved", "evaluations", "seconds", "improvements", "step_time_ms")
 
@@ -116,11 +118,16 @@ def table(found: list[Search]) -> list[dict[str, str]]:
 def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
     """Draw the step time over evaluations (left) and over seconds (right); the ending of ``out`` gives the format.
 
-    Each run of a placer that searches is a falling line that ends in a dot. A run of any other placer is a dot. Both
-    axes are logarithmic. Fewer than one evaluation is drawn as one, and less than a millisecond as one millisecond.
+    The :data:`MOST` placers with the shortest step times are drawn. The line of a placer is the median over its seeds
+    (:func:`median_curve`), and ends in a dot; the area around it reaches from the best seed to the worst. A placer that
+    simulates nothing is a dot. Both axes are logarithmic. Fewer than one evaluation is drawn as one, and less than a
+    millisecond as one millisecond.
     """
-    final_ns = [(run, run.step_ns) for run in found if run.step_ns is not None]
-    if not final_ns:
+    solved: dict[str, list[Search]] = {}
+    for run in found:
+        if run.step_ns is not None:
+            solved.setdefault(run.placer, []).append(run)
+    if not solved:
         raise InvalidInput("no run has a score: nothing to draw", source=title)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -128,38 +135,35 @@ def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
     figure = Figure(figsize=(13, 6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2, sharey=True)
-    solved = [run for run, _ in final_ns]
-    styles = _styles(solved)
-    best = min(step_ns for _, step_ns in final_ns)
-    named: dict[str, int] = {}  # by label of the legend: the step time of the run that it shows
-    for run, step_ns in final_ns:
-        near = step_ns <= FAR * best
-        label = plain(_label(run.placer, step_ns, found)) if run is _first(solved, run.placer) else None
-        if label is not None:
-            named[label] = step_ns
+    final = {name: _first(runs, name).step_ns or 0 for name, runs in solved.items()}
+    shown = sorted(solved, key=lambda name: (final[name], name))
+    best = min(run.step_ns or 0 for runs in solved.values() for run in runs)
+    for number, name in enumerate(shown[:MOST]):
+        label, colour = plain(_label(name, final[name], found)), hue(number)
         for axis, column, least in ((panels[0], 0, 1), (panels[1], 1, 1e-3)):
-            at = [max(point[column], least) for point in run.points]
-            ms = [point[2] / 1e6 for point in run.points]
-            style = styles[run.placer]
-            axis.step(at, ms, where="post", linewidth=1.3, alpha=0.85, **style)
-            axis.plot(at[-1:], ms[-1:], marker="o" if near else "", markersize=5, label=label, **style)
+            at, low, middle, high = median_curve(solved[name], column, least)
+            if len(solved[name]) > 1:
+                axis.fill_between(at, low, high, step="post", color=colour, alpha=0.2, linewidth=0)
+            axis.step(at, middle, where="post", linewidth=1.6, color=colour)
+            near = final[name] <= FAR * best
+            axis.plot(at[-1:], middle[-1:], marker="o" if near else "", markersize=6, label=label, color=colour)
     for axis, what in ((panels[0], "evaluations"), (panels[1], "seconds")):
         axis.set(xscale="log", yscale="log", xlabel=what)
         axis.grid(alpha=0.25, which="both")
-    panels[0].set_ylim(best / 1e6 * 0.97, best / 1e6 * FAR)
+    panels[0].set_ylim(best / 1e6 * 0.97, min(FAR * best, 1.1 * _worst(solved, shown[:MOST])) / 1e6)
     panels[0].set_ylabel("best step time so far (ms)")
     for which in (panels[0].yaxis.set_major_formatter, panels[0].yaxis.set_minor_formatter):
         which(lambda value, _: f"{value:,.4g}")
     handles, labels = panels[0].get_legend_handles_labels()
-    order = sorted(range(len(labels)), key=lambda i: named[labels[i]])
+    more = f"\n(the best {MOST} of {len(shown)} placers)" if len(shown) > MOST else ""
     figure.legend(
-        [handles[i] for i in order],
-        [labels[i] for i in order],
+        handles,
+        labels,
         loc="outside right upper",
         fontsize="small",
-        title="final step time, ms",
+        title=f"final step time, ms; median of the seeds{more}",
     )
-    figure.suptitle(plain(title), fontsize="medium")
+    figure.suptitle(plain(f"{title}: {shown[0]} is best, {final[shown[0]] / 1e6:,.1f} ms"), fontweight="bold")
     suffix = Path(out).suffix.lstrip(".") or "png"
     if suffix not in figure.canvas.get_supported_filetypes():
         raise InvalidInput(f"cannot draw {suffix!r}; known: png, svg, pdf", source=out)
@@ -167,16 +171,23 @@ def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
         figure.savefig(file, format=suffix, dpi=120)
 
 
-def _styles(runs: list[Search]) -> dict[str, dict]:
-    """Twenty colours, then the same ones dashed."""
-    from matplotlib import colormaps
+def median_curve(
+    runs: list[Search], column: int, least: float
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    """The seeds of a placer as one falling line: where it changes, and there the least, the median (of two in the
+    middle, the lower one) and the largest best step time so far, in ms. It begins where every seed has a time.
+    ``column`` is 0 for evaluations and 1 for seconds, which are ``least`` at least."""
+    points = [[(max(point[column], least), point[2] / 1e6) for point in run.points] for run in runs if run.points]
+    begin = max(mine[0][0] for mine in points)
+    at = sorted({x for mine in points for x, _ in mine if x >= begin})
+    times = [sorted([ms for x, ms in mine if x <= now][-1] for mine in points) for now in at]
+    middle = (len(points) - 1) // 2
+    return at, [row[0] for row in times], [row[middle] for row in times], [row[-1] for row in times]
 
-    names = sorted({run.placer for run in runs})
-    colours = [colormaps["tab20"](number) for number in range(20)]
-    return {
-        name: {"color": colours[number % 20], "linestyle": "-" if number < 20 else "--"}
-        for number, name in enumerate(names)
-    }
+
+def _worst(solved: dict[str, list[Search]], names: list[str]) -> float:
+    """The longest step time, in ns, at which one of these placers began."""
+    return max(run.points[0][2] for name in names for run in solved[name] if run.points)
 
 
 def _first(runs: list[Search], placer: str) -> Search:

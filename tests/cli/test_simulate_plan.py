@@ -29,7 +29,7 @@ def test_a_plan_prints_its_figures_and_writes_trace_and_picture(tmp_path, monkey
     names = {(event["pid"], event["args"].get("name")) for event in events}
     assert {(0, "compute"), (0, "dp_shard"), (1, "compute"), (0, "host")} <= names
     assert any(process == 1 and (text or "").startswith("rank 1") for process, text in names)
-    assert picture.read_text().startswith("<svg") and "F0.0" in picture.read_text()
+    assert picture.read_text().startswith("<?xml") and "F0.0" in picture.read_text()
     text = run(*arguments)
     assert "tokens/s/GPU" in text.output and "pipeline rank" in text.output
 

@@ -122,6 +122,19 @@ def test_command_prints_and_draws(results, capsys, monkeypatch, tmp_path):
     assert drawn.startswith("<?xml") and len(drawn) > 5000
 
 
+def test_seeds_are_one_line(results):
+    """Each seed has 100 ms after one evaluation, and 60, 70 or 80 ms from the seventh on."""
+    runs = [run for run in curve.searches(results, "w", "t") if run.placer == "search"]
+    assert curve.median_curve(runs, 0, 1) == ([1, 7, 10], [100, 60, 60], [100, 70, 70], [100, 80, 80])
+
+
+def test_at_most_eight_placers_are_drawn(tmp_path):
+    found = [curve.Search(f"p{n}", 0, 10**6 + n, 1, 1.0, ((1, 1.0, 10**6 + n),)) for n in range(12)]
+    curve.draw(found, "many", tmp_path / "many.svg")
+    drawn = (tmp_path / "many.svg").read_text(encoding="utf-8")
+    assert "p7  1.0" in drawn and "p8" not in drawn and "the best 8 of 12 placers" in drawn
+
+
 def test_nothing_to_draw_and_unknown_formats(results, tmp_path):
     found = curve.searches(results, "w", "t")
     with pytest.raises(InvalidInput, match="no run has a score"):

@@ -46,7 +46,10 @@ def plan(
     top: Annotated[int, typer.Option(help="How many plans to print.")] = 6,
     price: Annotated[float | None, typer.Option(help="Dollars for an hour of one GPU (default: its kind's).")] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Write a picture (SVG) of the best pipeline.", callback=in_a_folder)
+        Path | None, typer.Option(help="Draw the best pipeline (PNG, SVG or PDF).", callback=in_a_folder)
+    ] = None,
+    chart: Annotated[
+        Path | None, typer.Option(help="Draw the step time of each simulated plan.", callback=in_a_folder)
     ] = None,
     write: Annotated[
         str | None, typer.Option(help="Print a configuration: torchtitan, transformers, accelerate ...")
@@ -116,10 +119,14 @@ def plan(
         others = [o for o in sorted(budget.tried.values()) if o.choice != choice and o.step_ns is not None]
         helps = what_helps(job, evaluator, best, budget.tried.values())
         if picture is not None:
-            from simdev.files import write_text
-            from simdev.parallel.picture import pipeline_svg
+            from simdev.parallel.picture import draw_pipeline
 
-            write_text(picture, pipeline_svg(evaluator.report(choice)))
+            draw_pipeline(evaluator.report(choice), picture)
+        if chart is not None:
+            from simdev.parallel.picture import draw_plans
+
+            simulated = [(str(o.choice), o.time_ns, max(o.peak_bytes)) for o in [best, *others]]
+            draw_plans(simulated, f"{model} on {cluster}", job.cluster.kind.memory_bytes, chart)
     rows = [
         {**figures(job, o, price), "why": why_slower(best, o) if o is not best else ""} for o in [best, *others][:top]
     ]

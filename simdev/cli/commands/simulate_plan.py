@@ -61,7 +61,7 @@ def simulate_plan(
     unfolded: Annotated[bool, typer.Option("--unfolded", help="Simulate every rank, not one for each stage.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write a Perfetto trace.", callback=in_a_folder)] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Write a picture (SVG) of the pipeline.", callback=in_a_folder)
+        Path | None, typer.Option(help="Draw the pipeline (PNG, SVG or PDF).", callback=in_a_folder)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -110,10 +110,9 @@ def simulate_plan(
 
         write_trace(trace, plan_trace_events(report))
     if picture is not None:
-        from simdev.files import write_text
-        from simdev.parallel.picture import pipeline_svg
+        from simdev.parallel.picture import draw_pipeline
 
-        write_text(picture, pipeline_svg(report))
+        draw_pipeline(report, picture)
     if as_json:
         print_json(report.summary(reserved))
         return

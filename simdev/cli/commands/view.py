@@ -19,7 +19,6 @@ from simdev.cli.chosen_run import (
 )
 from simdev.cli.options import JsonOption, OutOption
 from simdev.cli.tables import print_answer
-from simdev.errors import InvalidInput
 
 
 @command("view")
@@ -80,10 +79,7 @@ def _draw_plan(report, out: Path) -> None:
         from simdev.report.plan_trace import plan_trace_events
 
         write_trace(out, plan_trace_events(report))
-    elif out.suffix == ".svg":
-        from simdev.files import write_text
-        from simdev.parallel.picture import pipeline_svg
-
-        write_text(out, pipeline_svg(report))
     else:
-        raise InvalidInput("a plan is drawn as .svg, or written as a trace (.json)", source=out)
+        from simdev.parallel.picture import draw_pipeline
+
+        draw_pipeline(report, out)

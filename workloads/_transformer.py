@@ -1,6 +1,10 @@
-"""The layer of transformers that normalise before each part (GPT-2, ViT)."""
+"""What transformer workloads share: their number formats, and the layer that normalises before each part."""
 
 from __future__ import annotations
+
+from contextlib import contextmanager
+
+from simdev.errors import UnknownName
 
 
 def layer(units: int, heads: int, inner: int, *, causal: bool, eps: float, gelu: str):
@@ -35,3 +39,21 @@ def layer(units: int, heads: int, inner: int, *, causal: bool, eps: float, gelu:
             return x + self.feed_forward(self.norm(x))
 
     return Layer()
+
+
+_DTYPES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+
+
+@contextmanager
+def precision_of(name: str):
+    """A context in which new parameters have the format ``name``. (``Module.to`` fails on fake tensors.)"""
+    import torch
+
+    if name not in _DTYPES:
+        raise UnknownName("precision", name, _DTYPES)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, _DTYPES[name]))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

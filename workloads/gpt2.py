@@ -31,7 +31,7 @@ def gpt2_medium(batch, length, layers, units, heads, vocabulary, precision):
     """A step on ``batch`` full contexts; the paper's batch of 512 is spread over replicas, 8 is ours."""
     import torch
 
-    from simdev.workloads._precision import precision_of
+    from simdev.workloads._transformer import precision_of
 
     with precision_of(precision):
         model = _model(length, layers, units, heads, vocabulary)

@@ -43,7 +43,7 @@ def llama_moe(batch, length, layers, units, heads, key_heads, experts, inner, vo
     """A step on ``batch`` sequences, with the load-balancing loss of Fedus et al. (2022, section 2.2) at 0.01."""
     import torch
 
-    from simdev.workloads._precision import precision_of
+    from simdev.workloads._transformer import precision_of
 
     share = batch * length * 2 / experts
     places = min(batch * length, max(1, round(capacity * share)))

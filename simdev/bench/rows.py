@@ -263,11 +263,6 @@ def read_rows(path: Path, *, check_digest: bool = True) -> list[Row]:
     return RESULTS.read(path, check_digest=check_digest)
 
 
-def parse_row(cells: dict[str, str], path: Path, line: int) -> Row:
-    """A row from its cells."""
-    return RESULTS.parse(cells, path, line)
-
-
 def write_csv(path: Path, columns: Iterable[str], table: Iterable[dict]) -> None:
     """Write a CSV file atomically: a full disk leaves the old file as it was. No cell becomes a formula in a
     spreadsheet (see :func:`simdev.files.guarded`)."""
@@ -301,16 +296,6 @@ def read_csv(
             yield reader.line_num, {**absent, **dict(zip(header, map(unguarded, cells), strict=True))}
     except csv.Error as error:
         raise InvalidInput(f"not a CSV file ({error})", source=path) from None
-
-
-def row_to_json(row: Row) -> dict:
-    """A row as a JSON object for the journal."""
-    return RESULTS.to_json(row)
-
-
-def row_from_json(entry: dict, path: Path) -> Row:
-    """The inverse of :func:`row_to_json` (:meth:`Schema.from_json`)."""
-    return RESULTS.from_json(entry, path)
 
 
 def _write_cell(value, is_time: bool) -> str:

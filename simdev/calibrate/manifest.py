@@ -14,12 +14,11 @@ from __future__ import annotations
 import csv
 import hashlib
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from simdev.errors import InvalidInput, quoted
-from simdev.files import read_text, write_text
+from simdev.files import read_text
 
 ROLES = ("calibrate", "validate", "split")
 SHIPPED = Path(__file__).parent / "manifest.csv"
@@ -76,15 +75,3 @@ def role_of(path: Path, root: Path, manifest: dict[str, MeasuredFile]) -> str:
 def sha256_of(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_manifest(root: Path, roles: Iterable[tuple[str, str, str]], path: Path = SHIPPED) -> None:
-    """Write a manifest of the files under ``root``. The first matching ``(pattern, role, source)`` decides about a
-    file."""
-    seen: dict[str, str] = {}
-    for pattern, role, source in roles:
-        for file in sorted(root.glob(pattern)):
-            name = file.relative_to(root).as_posix()
-            if file.is_file() and "LICENSE" not in name.upper():
-                seen.setdefault(name, f"{name},{sha256_of(file)},{role},{source}")
-    write_text(path, "\n".join([",".join(COLUMNS), *(seen[name] for name in sorted(seen))]) + "\n")

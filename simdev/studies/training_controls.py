@@ -5,9 +5,29 @@ that the model is held out from them. A simulation that is not better than they 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from simdev.studies.training_run import TrainingRun
+from simdev.parallel import Plan
+from simdev.parallel.typed_plan import TypedPlan
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """One measured run: ``group`` is the model that it belongs to, ``typed`` what ``simdev simulate-plan`` is asked,
+    ``step_ns`` its measured step time, ``peak_bytes`` the measured memory of the fullest rank (0: not measured)."""
+
+    source: str
+    name: str
+    group: str
+    typed: TypedPlan
+    step_ns: float
+    peak_bytes: float = 0.0
+
+    @property
+    def plan(self) -> Plan:
+        return self.typed.plan
 
 
 def constant_mfu(runs: list[TrainingRun], given: list[TrainingRun]) -> dict[int, float]:

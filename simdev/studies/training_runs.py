@@ -24,8 +24,7 @@ from simdev.parallel import Prices
 from simdev.parallel.costs.reserved import reserved_bytes
 from simdev.parallel.plan import prepare, simulate_program
 from simdev.parallel.typed_plan import TypedPlan
-from simdev.studies.training_controls import constant_mfu, formula_left_out
-from simdev.studies.training_run import TrainingRun
+from simdev.studies.training_controls import TrainingRun, constant_mfu, formula_left_out
 
 TABLE = ("set", "source", "row", "gpus", "measured_s", "simulated_s", "command")
 SETS = ("vtrain-single", "vtrain-multi", "llm-foundry", "torchtitan", "megatron-bridge", "published-plans")

@@ -587,7 +587,7 @@ def alter(folder, tmp_path, which, column, value, *, forge):
     table = [cells for _, cells in rows.read_csv(path, rows.COLUMNS)]
     table[which][column] = value
     if forge:
-        table[which]["digest"] = rows.parse_row(table[which], path, 0).digest
+        table[which]["digest"] = rows.RESULTS.parse(table[which], path, 0).digest
     rows.write_csv(path, rows.COLUMNS, table)
     if forge:
         score.write(copy, rows.read_rows(path))

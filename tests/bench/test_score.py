@@ -193,8 +193,8 @@ def test_times_are_nanoseconds_in_memory_and_seconds_in_the_file():
 
 def test_a_journal_of_the_first_version_is_read():
     old = {name: 9 for name in rows.FIELD}
-    entry = {key: value for key, value in rows.row_to_json(TWO[0]).items() if not key.endswith("_ns")}
-    assert rows.row_from_json({**entry, **old}, "journal").step_ns == 9
+    entry = {key: value for key, value in rows.RESULTS.to_json(TWO[0]).items() if not key.endswith("_ns")}
+    assert rows.RESULTS.from_json({**entry, **old}, "journal").step_ns == 9
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,18 @@ def counted(make):
     return counter.get_total_flops(), changed
 
 
-def of_products(graph):
-    from simdev.graphs.capture.selfcheck import product_kinds
+def product_kinds():
+    """The kinds of ops whose FLOPs PyTorch counts, under their names in a graph."""
+    from torch.utils import flop_counter
 
+    from simdev.graphs.capture.attention import KINDS
+    from simdev.graphs.capture.trace import FORMULAS
+
+    known = {packet.__name__.replace("_for_cpu", "") for packet in (*flop_counter.flop_registry, *FORMULAS)}
+    return known | {f"{name}_backward" for name in KINDS.values()} | set(KINDS.values())
+
+
+def of_products(graph):
     return sum(
         int(flops)
         for flops, kind in zip(graph.op_flops, graph.op_kind, strict=True)

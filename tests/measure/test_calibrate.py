@@ -1,13 +1,20 @@
-"""Calibration: manifests, tables, traces and whole steps of measured data."""
+"""Calibration: manifests, tables, links, kernels, traces and whole steps of measured data."""
 
+import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from simdev.calibrate.build import datasheets, save_calibration
 from simdev.calibrate.given_steps import fit_steps, left_out_ns, read_steps
 from simdev.calibrate.imported import against_measured, operators, played_ns, trace_graph
-from simdev.calibrate.manifest import held_out, load_manifest, role_of, write_manifest
+from simdev.calibrate.kernel_tables import fitted, read_kernel_tables
+from simdev.calibrate.links import LinkFit, fit, fit_table, ranges_toml, read_links
+from simdev.calibrate.manifest import held_out, load_manifest, role_of, sha256_of
+from simdev.calibrate.matrix_units import predicted_s, with_matrix_units
+from simdev.calibrate.observations import Observations
 from simdev.calibrate.traces import read_trace
 from simdev.calibrate.whole_steps import (
     MODELS,
@@ -20,14 +27,26 @@ from simdev.calibrate.whole_steps import (
 )
 from simdev.cli import main as cli
 from simdev.errors import InvalidInput
+from simdev.problem.costs import transfer_durations
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.graph_file import save_graph
-from simdev.problem.opcost.device import load_calibration
-from simdev.problem.opcost.physics import PRODUCTS, work_flops
-from simdev.problem.topology import load_kinds
+from simdev.problem.opcost.device import Calibration, ClassFit, load_calibration
+from simdev.problem.opcost.parts import KernelPart
+from simdev.problem.opcost.physics import PRODUCTS, baseline_s, work_flops
+from simdev.problem.placement import Placement
+from simdev.problem.problem import Problem
+from simdev.problem.topology import Device, Topology, load_kinds, load_topology, parse_topology
+from simdev.sim import simulate
 from simdev.studies.fidelity import resnet50
+from simdev.studies.fidelity.kernels import kernel_cases
+from simdev.studies.fidelity.label_graph import graph_of, time_graph
 from simdev.studies.fidelity.memory import graph_peak, replay_memory
-from simdev.studies.fidelity.triosim import convolution_cases, predicted_s, read_operators
+from simdev.studies.fidelity.tables import teacher_of
+from simdev.studies.fidelity.triosim import convolution_cases, read_operators
+from simdev.studies.fidelity.triosim import predicted_s as table_s
+
+# calibration: manifests, tables, traces and whole steps of measured data
+
 
 # the split of measured files into fitting and judging
 
@@ -48,7 +67,9 @@ def test_the_shipped_manifest_judges_by_whole_models_and_ranks():
 def test_unlisted_and_changed_files_validate(tmp_path):
     (tmp_path / "a.txt").write_text("1")
     (tmp_path / "b.txt").write_text("2")
-    write_manifest(tmp_path, [("a*", "calibrate", "x@1"), ("*.txt", "split", "y@2")], tmp_path / "m.csv")
+    sums = {name: sha256_of(tmp_path / name) for name in ("a.txt", "b.txt")}
+    listed = [f"a.txt,{sums['a.txt']},calibrate,x@1", f"b.txt,{sums['b.txt']},split,y@2"]
+    (tmp_path / "m.csv").write_text("\n".join(["file,sha256,role,source", *listed, ""]))
     manifest = load_manifest(tmp_path / "m.csv")
     assert role_of(tmp_path / "a.txt", tmp_path, manifest) == "calibrate"
     assert role_of(tmp_path / "b.txt", tmp_path, manifest) == "split"
@@ -96,7 +117,7 @@ def test_operators_have_the_signatures_of_captured_graphs(tmp_path):
     assert forward.measured_s == pytest.approx(10e-6)  # without overlap
     assert norm.signature == "native_batch_norm" and norm.flops == 0
     assert "output_mask=[False,True,False]" in backward.signature and backward.flops == forward.flops
-    assert (predicted_s([forward, norm, backward]) > 0).all()
+    assert (table_s([forward, norm, backward]) > 0).all()
 
 
 def test_what_was_used_for_the_device_does_not_count(tmp_path):
@@ -376,3 +397,249 @@ def test_the_command_writes_a_device_file(tmp_path, monkeypatch, capsys):
     assert load_calibration(str(out)).steps["bf16"] > 0
     code, said = run("calibrate", "--steps", path)
     assert code == 2 and "--steps needs --kind" in said.err
+
+
+# ``calibrated = "auto"`` is one path: the fidelity report, ``simulate`` and the bench cost a board alike
+
+
+def test_a_board_without_a_file_is_costed_alike_by_the_report_and_for_users(tmp_path):
+    parts = [
+        (KernelPart("linear", (1, 4096, 1024, 4096)), 3),
+        (KernelPart("bmm", (64, 512, 512, 64)), 3),
+        (KernelPart("softmax", (32768, 512)), 3),
+        (KernelPart("vector", (1 << 26, 1 << 25)), 3),
+        (KernelPart("gemm", (1, 4096, 4096, 4096), "bf16"), 2),
+    ]
+    graph, (known,) = graph_of("a model", parts), [sheet for sheet in datasheets().values() if sheet.model == "l4"]
+    save_calibration(teacher_of(known), tmp_path / "stand-in.toml")
+    reported_s = time_graph(graph, known, str(tmp_path / "stand-in.toml")).seconds
+    kind = replace(load_kinds()["l4"], memory_bytes=1 << 50)
+    assert kind.calibrated == "auto"
+    problem = Problem.build(graph, Topology("one board", (Device("board0", kind),)))
+    users_s = simulate(problem, Placement(np.zeros(graph.n_ops, np.int64))).step_ns / 1e9
+    assert users_s == pytest.approx(reported_s, rel=1e-5)  # files round efficiencies to six digits
+
+
+# link tables and their fits; links whose figures depend on the size
+
+
+TWO = {
+    "name": "two",
+    "kind": {"g": {"memory_gib": 1, "peak_tflops": {"f32": 1}, "memory_gb_per_s": 1}},
+    "switches": ["s"],
+    "device": [{"names": ["a", "b"], "kind": "g"}],
+}
+RANGES = [
+    {"from_bytes": 0, "latency_us": 2, "gb_per_s": 1},
+    {"from_bytes": 1000, "latency_us": -0.5, "gb_per_s": 2},
+]
+
+
+def test_one_line_is_found_exactly():
+    size = np.arange(1, 101) * 1000
+    assert fit(size, 5000 + size / 2) == ((0, pytest.approx(5000), pytest.approx(2e9)),)
+
+
+def test_a_change_of_protocol_is_found():
+    size = np.arange(1, 201) * 1000
+    ns = np.where(size <= 60_000, 3000 + size, 20_000 + size / 10) * (1 + 0.001 * np.sin(size))
+    ranges = fit(size, ns)
+    assert [begin for begin, _, _ in ranges] == [0, 60_500]
+    assert [rate for _, _, rate in ranges] == pytest.approx([1e9, 1e10], rel=0.02)
+    link = LinkFit("x", ranges)
+    assert np.abs(link.ns(size) / ns - 1).max() < 0.01
+
+
+def test_times_in_whole_microseconds_may_look_flat():
+    size = np.arange(1, 101) * 100
+    ((_, latency, rate),) = fit(size, np.full(100, 7000.0))
+    assert latency == pytest.approx(7000, rel=1e-3) and rate > 1e12
+
+
+def test_three_kinds_of_files(tmp_path):
+    sizes = [2**k for k in range(10, 24)]
+    head = "time_stats.send_recv.median,size,num_workers,devices_per_node,collective\n"
+    rows = "".join(f"{0.01 + size / 1e8},{size},2,{per},send_recv\n" for size in sizes for per in (1, 2))
+    (tmp_path / "v.csv.gz").write_bytes(gzip.compress((head + rows + "x,1,2,1,send_recv\n").encode()))
+    one, two = read_links(tmp_path / "v.csv.gz")
+    assert (one.per_node, two.per_node, one.skipped, two.operation) == (1, 2, 1, "send_recv")
+    assert one.ns[0] == pytest.approx(1e4 + 1024 / 1e2)
+    rows = "".join(f"{size},1,float,{size * 2},1,{size},1\n" for size in sizes)
+    (tmp_path / "x_8gpu.txt").write_text("size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s)\n" + rows)
+    (table,) = read_links(tmp_path / "x_8gpu.txt")
+    assert (table.workers, table.operation, table.ns[0]) == (8, "all_reduce", 2048)
+    rows = "".join(f"{size} {size // 4} float sum -1 {size / 1e3:.2f} 1.0 1.0 0\n" for size in sizes)
+    text = "#  Rank  0\n#  Rank  1\n#       size         count      type   redop\n" + rows
+    (tmp_path / "n.txt").write_text(text)
+    (table,) = read_links(tmp_path / "n.txt")
+    assert table.workers == 2 and table.ns[-1] == pytest.approx(sizes[-1], rel=1e-3)
+
+
+@pytest.mark.parametrize("text", ["", "hello", "size(B),count\n5,5\n"])
+def test_other_files_are_refused(tmp_path, text):
+    (tmp_path / "t.txt").write_text(text)
+    with pytest.raises(InvalidInput):
+        read_links(tmp_path / "t.txt")
+
+
+def test_a_link_with_ranges_times_each_size_by_its_own():
+    links = [
+        {"ends": ["a", "s"], "gb_per_s": 1, "latency_us": 1, "ranges": RANGES},
+        {"ends": ["s", "b"], "gb_per_s": 1.5, "latency_us": 1},
+    ]
+    topology = parse_topology(TWO | {"link": links}, source="t")
+    ns, pair = transfer_durations(np.array([0, 500, 3000]), topology)
+    # 2 + 1 us at 1 GB/s; from 1000 bytes -0.5 + 1 us at the smaller of 2 and 1.5 GB/s
+    assert ns[pair[0, 1]].tolist() == [3000, 3500, 2500]
+    assert ns[pair[1, 0]].tolist() == [3000, 3500, 2500]
+
+
+def test_equal_routes_share_a_class():
+    topology = load_topology("h100x8-nvswitch")
+    _, pair = transfer_durations(np.array([1]), topology)
+    gpus = pair[1:, 1:][~np.eye(8, dtype=bool)]
+    assert len(set(gpus.tolist())) == 1
+
+
+@pytest.mark.parametrize(
+    "ranges, words",
+    [
+        ([RANGES[1]], "begin at 0"),
+        ([RANGES[0], RANGES[0]], "rise"),
+        ([RANGES[0] | {"gb_per_s": 0}], "positive"),
+        ([RANGES[0] | {"x": 0}], "unknown key"),
+    ],
+)
+def test_wrong_ranges_are_refused(ranges, words):
+    link = {"ends": ["a", "b"], "gb_per_s": 1, "latency_us": 1, "ranges": ranges}
+    with pytest.raises(InvalidInput, match=words):
+        parse_topology(TWO | {"switches": [], "link": [link]}, source="t")
+
+
+def test_ranges_are_written_as_a_topology_reads_them():
+    import tomllib
+
+    text = ranges_toml(LinkFit("x", ((0, 4000.0, 1e9), (100, -200.0, 2e9))), hops=2)
+    rows = tomllib.loads(text)["ranges"]
+    assert rows[1] == {"from_bytes": 100, "latency_us": -0.1, "gb_per_s": 2.0} and rows[0]["latency_us"] == 2.0
+
+
+def test_the_public_tables_are_predicted_on_sizes_not_fitted_to(data_dir):
+    """Send/recv tables and nccl-tests tables; vidur's all-reduce tables step between algorithms and are missed."""
+    for path in sorted((data_dir / "links").glob("*/*_dgx.send_recv*")) + sorted(
+        (data_dir / "links").glob("*/*gpu.txt")
+    ):
+        for table in read_links(path):
+            assert fit_table(table).error < max(0.03, 1.3 * table.noise), table.name
+
+
+# readers of kernel tables on matrix units, and the fits to them: small tables made by a known law
+
+
+H100 = "NVIDIA_H100_80GB_HBM3"
+VIDUR = "num_tokens,n_embd,n_expanded_embd,n_head,n_kv_head,num_tensor_parallel_workers,use_gated_mlp"
+
+
+def vidur_table(path, rows):
+    """Rows of ``(tokens, split, ms of attn_pre_proj, ms of add)`` of a model of width 1,024."""
+    lines = [f"{VIDUR},time_stats.attn_pre_proj.median,time_stats.add.median"]
+    lines += [f"{tokens},1024,4096,16,4,{split},True,{float(one)!r},{float(two)!r}" for tokens, split, one, two in rows]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+
+
+def test_vidur_rows_become_products_and_passes(tmp_path):
+    vidur_table(tmp_path / "vidur_h100_toy_mlp.csv.gz", [(2048, 2, 0.5, 0.25)])
+    tables = {rows.name: rows for rows in read_kernel_tables([tmp_path])}
+    assert set(tables) == {"gemm", "vector"}
+    gemm, vector = tables["gemm"], tables["vector"]
+    assert gemm.dims.tolist() == [[1, 2048, (16 + 8) * 64 // 2, 1024]] and gemm.seconds.tolist() == [0.0005]
+    assert (gemm.device, gemm.dtype, gemm.source) == (H100, "f16", "vidur toy")
+    assert vector.dims.tolist() == [[2 * 2 * 2048 * 1024, 2 * 2048 * 1024]]
+
+
+def test_openxla_rows_become_products_by_precision(tmp_path):
+    (tmp_path / "openxla_matmul.csv").write_text(
+        "device,batch,m,n,k,dtypes,flop_per_s\n"
+        "sm_90,2,256,512,1024,bf16xbf16->bf16,1e14\nsm_90,1,256,256,256,f32xf32->f32,1e14\nother,1,1,1,1,x,1\n"
+    )
+    tables = read_kernel_tables([tmp_path])
+    assert [(rows.name, rows.dtype) for rows in tables] == [("bmm", "bf16"), ("gemm", "tf32")]
+    assert tables[0].seconds[0] == pytest.approx(2 * 2 * 256 * 512 * 1024 / 1e14)
+    assert not any(map(fitted, tables))
+
+
+def test_parquet_tables_of_a_stack(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    def write(stack, what, table, **columns):
+        folder = tmp_path / "h100_sxm" / what / stack / "1.0"
+        folder.mkdir(parents=True, exist_ok=True)
+        columns["device"] = ["NVIDIA H100 80GB HBM3"] * len(columns["m"])
+        parquet.write_table(pa.table(columns), folder / f"{table}_perf.parquet")
+
+    kinds, latency = ["bfloat16", "fp8", "fp8", "fp8", "int8_wo"], [1.0, 2.0, 2.0, 2.0, 3.0]
+    for stack in ("vllm", "trtllm"):
+        write(stack, "gemm", "gemm", gemm_dtype=kinds, m=[1, 2, 3, 4, 5], n=[4] * 5, k=[7] * 5, latency=latency)
+        write(stack, "quantize", "scale_matrix", m=[2, 3], k=[7, 7], latency=[0.25, 1.5])
+        write(stack, "quantize", "computescale", m=[2, 3], k=[7, 7], latency=[0.5, 0.5])
+    first, one, _, two = read_kernel_tables([tmp_path])  # in order of stacks
+    assert (first.dtype, first.dims.tolist(), first.seconds.tolist()) == ("bf16", [[1, 1, 4, 7]], [0.001])
+    # the cast is left out, and products whose cast is not known or takes most of the reading
+    assert one.dims.tolist() == two.dims.tolist() == [[1, 2, 4, 7]]
+    assert (one.dtype, one.source, fitted(one)) == ("f8", "aiconfigurator trtllm", True)
+    assert one.seconds.tolist() == pytest.approx([0.002 - 0.00075])
+    assert (two.source, fitted(two)) == ("aiconfigurator vllm", False)
+    assert two.seconds.tolist() == pytest.approx([0.002 - 0.00025])
+
+
+def test_damaged_tables_are_named(tmp_path):
+    (tmp_path / "openxla_matmul.csv").write_text("device,batch\nsm_90,x\n")
+    with pytest.raises(InvalidInput, match="openxla"):
+        read_kernel_tables([tmp_path])
+    with pytest.raises(InvalidInput, match="no such"):
+        read_kernel_tables([tmp_path / "absent"])
+
+
+def test_a_fit_finds_the_efficiency_and_is_judged_by_other_sources(tmp_path):
+    pytest.importorskip("sklearn")
+    known = datasheets()[H100]
+    rng = np.random.default_rng(0)
+
+    def law(tokens, split, efficiency):
+        dims = np.array([[1, tokens, (16 + 8) * 64 // split, 1024]])
+        return 1e3 * (known.launch_s + baseline_s("gemm", dims, known.sheet, "f16")[0] / efficiency)
+
+    shapes = [
+        (int(tokens), int(split)) for tokens, split in zip(rng.integers(512, 4096, 200), [1, 2] * 100, strict=True)
+    ]
+    vidur_table(tmp_path / "vidur_h100_phi-2_mlp.csv.gz", [(t, s, law(t, s, 0.6), 0.25) for t, s in shapes])
+    vidur_table(tmp_path / "vidur_h100_other_mlp.csv.gz", [(t, s, law(t, s, 0.5), 0.25) for t, s in shapes])
+    device = Calibration("h100", known.sheet, 2500, {"gemm": ClassFit(0.5)})
+    fit = with_matrix_units(device, read_kernel_tables([tmp_path])).classes["product bf16"]
+    assert fit.efficiency == pytest.approx(0.6, rel=0.02)
+    assert fit.error_mean == pytest.approx(1 - 0.5 / 0.6, abs=0.03)  # of the source that was not fitted to
+    assert "other" not in fit.source
+
+
+def test_the_smallest_products_of_a_table_show_the_constant_of_its_timer(tmp_path):
+    calibration, known = load_calibration("b200"), datasheets()["NVIDIA_B200"]
+    calibration = replace(calibration, steps={})
+    sides = [(256, 256, 256), (256, 256, 512), (256, 512, 256), (512, 256, 256), (2048, 2048, 2048), (4096, 4096, 2048)]
+    dims = np.array([(1, *side) for side in sides])
+    rows = Observations("NVIDIA_B200", "gemm", "bf16", dims, np.ones(len(dims)), "OpenXLA")
+    kernel = predicted_s(calibration, rows, known.sheet, 0.0)
+
+    def error(constant_s, few=0):
+        lines = [
+            f"sm_100_B200,1,{m},{n},{k},bf16xbf16->bf16,{2 * m * n * k / (seconds + constant_s)!r}"
+            for (m, n, k), seconds in zip(sides[few:], kernel[few:].tolist(), strict=True)
+        ]
+        text = "\n".join(["device,batch,m,n,k,dtypes,flop_per_s", *lines])
+        (tmp_path / "openxla_matmul.csv").write_text(text)
+        (case,) = kernel_cases(tmp_path, [])
+        assert case["case"] == "OpenXLA: gemm bf16, 2 shapes"
+        return case["mean_error"]
+
+    assert error(9e-6) < 1e-6 and error(1e-6) < 1e-6
+    assert error(9e-6, few=2) > 0.05  # too few small products: a launch is taken

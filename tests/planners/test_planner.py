@@ -1,3 +1,5 @@
+"""Planners: the protocol, the registry, what each finds, and a Dask cluster."""
+
 import pickle
 
 import numpy as np
@@ -11,6 +13,8 @@ from simdev.planners.evaluate import extrapolated
 from simdev.planners.job import choice_from
 from simdev.planners.stage_bounds import any_plan_bound_ns, stage_options
 from simdev.planners.testing import check_planner
+
+# planner
 
 
 @pytest.mark.parametrize("name", sorted(planners()))
@@ -210,3 +214,20 @@ def test_shipped_models_are_sent_to_workers(name):
     there = pickle.loads(pickle.dumps(model))
     assert there.name == model.name and there.function is model.function
     there.checks(parameters, Mesh({}))
+
+
+# plans evaluated on a Dask cluster
+
+
+def test_a_cluster_gives_the_same_outcomes_and_estimates(tiny_job, tiny_evaluator):
+    pytest.importorskip("distributed")
+    from distributed import LocalCluster
+
+    from simdev.bench.dask_cluster import dask_executor
+
+    choices = list(tiny_job.choices())[:6]
+    options = {"n_workers": 1, "threads_per_worker": 2, "processes": True, "dashboard_address": None}
+    with LocalCluster(**options) as cluster, dask_executor(cluster.scheduler_address) as executor:
+        with Evaluator(tiny_job, executor=executor) as away:
+            assert list(away.outcomes(choices)) == list(tiny_evaluator.outcomes(choices))
+            assert list(away.estimates(choices)) == list(tiny_evaluator.estimates(choices))

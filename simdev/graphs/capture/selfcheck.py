@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from simdev.errors import InvalidInput, Unsupported
-from simdev.graphs.capture.attention import KINDS
 from simdev.graphs.capture.trace import FORMULAS, plain_tensors
 
 TOLERANCE = 0.01
@@ -91,12 +89,6 @@ class Versions:
         for label, version in self._now().items():
             if version != self._before[label]:
                 self.updates[label] = self.updates.get(label, 0) + 1
-
-
-def product_kinds() -> set[str]:
-    """The kinds of ops whose FLOPs PyTorch counts, under their names in a graph."""
-    known = {packet.__name__.replace("_for_cpu", "") for packet in (*flop_counter.flop_registry, *FORMULAS)}
-    return known | {f"{name}_backward" for name in KINDS.values()} | set(KINDS.values())
 
 
 def held_bytes(tensors, *, scalars: bool = False) -> int:

@@ -17,14 +17,19 @@ MISSES = 1000  # draws without a move after which the climb ends
 def climb(problem, *, rng, budget):
     """Start with all units on one device, and move one random unit to one random device at a time.
 
-    A move that does not make the placement worse is kept: fewer bytes over memory count first, then the step time.
-    Units move to accelerators, and also to hosts as long as the placement does not fit. Nothing else is tried.
+    If one device cannot hold them all, the start is a contiguous split over all devices. A move that does not make the
+    placement worse is kept: fewer bytes over memory count first, then the step time. Units move to accelerators, and
+    also to hosts as long as the placement does not fit. Nothing else is tried.
     """
     allowed, hosts = choices(problem), choices(problem, hosts=True)
-    devices = starts(problem, allowed)[0]
+    devices, split = starts(problem, allowed)
     if not budget.open:
         return Placement.of_units(problem, devices)
-    walk = Walk(problem, budget, devices, budget.evaluate(devices[problem.graph.unit_of_op]))
+    score = budget.evaluate(devices[problem.graph.unit_of_op])
+    if not score.fits and budget.open:
+        other = budget.evaluate(split[problem.graph.unit_of_op])
+        devices, score = (split, other) if other < score else (devices, score)
+    walk = Walk(problem, budget, devices, score)
     best, misses = walk.devices, 0  # draws in a row without a device to go to
     while budget.open and misses < MISSES:
         unit = int(rng.integers(problem.graph.n_units))

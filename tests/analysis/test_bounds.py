@@ -4,9 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
+from drawn import chain, machine
+from drawn import problem as drawn_problem
 
 from simdev.analysis.bounds import lower_bound, lower_bounds
+from simdev.analysis.feasible import check_feasible
 from simdev.analysis.transfers import least_transfers
+from simdev.errors import Infeasible
 from simdev.placers.testing import random_costs, random_graph, random_problem, random_topology
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
@@ -300,3 +304,30 @@ def test_where_memory_binds_the_bound_is_near_the_optimum():
             continue
         ratios.append(lower_bound(problem).ns / best)
     assert max(ratios) <= 1 and np.mean(ratios) > 0.72
+
+
+def test_an_op_needs_room_for_what_it_reads_and_writes():
+    """Device memories of 100: the op reads 60 bytes and writes 50, so no placement fits, though no bytes persist."""
+    problem = drawn_problem(chain(60, 50), machine(2, memory=100), [10, 10])
+    with pytest.raises(Infeasible, match="'o1' needs 110 bytes on d0"):
+        check_feasible(problem)
+    check_feasible(drawn_problem(chain(60, 50), machine(2, memory=110), [10, 10]))
+
+
+def test_what_is_called_infeasible_has_no_placement_that_fits():
+    """Every placement of up to six units on up to three devices is simulated."""
+    proven = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        sizes = rng.integers(1, 80, int(rng.integers(2, 6))).tolist()
+        problem = drawn_problem(chain(*sizes), machine(int(rng.integers(1, 4)), memory=90), [10] * len(sizes))
+        every = np.array(list(itertools.product(range(problem.topology.n_devices), repeat=len(sizes))))
+        fits = (simulate_many(problem, every).overflow_bytes == 0).any()
+        try:
+            check_feasible(problem)
+        except Infeasible:
+            proven += 1
+            assert not fits, sizes
+        else:
+            assert fits, sizes  # of a chain, an op and its neighbours are all that must share a device
+    assert 10 < proven < 50

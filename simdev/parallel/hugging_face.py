@@ -422,8 +422,12 @@ def _read(whole) -> tuple[tuple[str, Any], ...]:
 
 
 def _numbers(config, field: str) -> tuple[int, ...]:
-    value = getattr(config, field, None)
-    values = value if isinstance(value, (list, tuple)) else [value]
+    """The values of a field that may vary across layers."""
+    layers = getattr(config, "per_layer_config", None)
+    values: list = []
+    for one in layers if isinstance(layers, (list, tuple)) and layers else [config]:
+        value = getattr(one, field, None)
+        values += value if isinstance(value, (list, tuple)) else [value]
     return tuple(sorted({n for n in values if isinstance(n, int) and n > 0}))
 
 

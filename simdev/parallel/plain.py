@@ -24,7 +24,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -53,6 +53,7 @@ def find_plain(name: str, changes: Mapping[str, object]) -> tuple[ParallelModel,
     if importlib.util.find_spec("torch") is None:
         raise Unsupported(f"{name}: building the model needs PyTorch: pip install torch")
     built = PlainModel(name, _digest(name))
+    built = replace(built, facts=_facts(built))  # worker processes need not read them again
     parameters: dict[str, Any] = {
         "layers": built.layers,
         "length": 1,
@@ -93,7 +94,8 @@ class Facts:
     ``blocks`` is the dotted name of the list of blocks; ``kinds`` the kind of each block that a capture may leave out
     and repeat (one entry: none may). ``tp_plan`` maps names of modules to tensor-parallel styles
     (:mod:`simdev.parallel.capture.tensor_rule`); the ranks of ``tp`` have to divide the sizes ``heads``. ``ends`` is
-    what runs before and after the blocks; None: no pipeline. ``notes`` say what is not offered.
+    what runs before and after the blocks; None: no pipeline. ``notes`` say what is not offered. ``parameters`` counts
+    elements; a tied parameter counts once.
     """
 
     blocks: str
@@ -102,6 +104,7 @@ class Facts:
     heads: tuple[int, ...]
     ends: Ends | None
     notes: tuple[str, ...]
+    parameters: int
 
 
 @dataclass(frozen=True)
@@ -110,39 +113,49 @@ class PlainModel:
 
     name: str
     digest: str
+    facts: Facts | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def _facts(self) -> Facts:
+        return self.facts or _facts(self)
 
     @property
     def layers(self) -> int:
-        return len(_facts(self).kinds)
+        return len(self._facts.kinds)
 
     @property
     def blocks(self) -> str:
         """The dotted name of the list of blocks, which pipeline stages cut; empty if there is none, or several."""
-        return _facts(self).blocks
+        return self._facts.blocks
 
     @property
     def tp_plan(self) -> Mapping[str, Any]:
         """Names of modules and their tensor-parallel styles; empty without tensor parallelism."""
-        return _facts(self).tp_plan
+        return self._facts.tp_plan
 
     @property
     def ends(self) -> Ends | None:
         """What runs before and after the blocks; None: no pipeline."""
-        return _facts(self).ends
+        return self._facts.ends
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return _facts(self).notes
+        return self._facts.notes
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters; a tied parameter counts once."""
+        return self._facts.parameters
 
     def kinds(self, parameters: Mapping[str, Any]) -> tuple[int, ...]:
         """The kind of each block."""
-        return _facts(self).kinds
+        return self._facts.kinds
 
     def check(self, p: Mapping[str, Any], mesh: Mesh) -> None:
         """Raise :class:`InvalidInput` for what is not offered."""
-        if p["recompute"] not in (RECOMPUTE if _facts(self).blocks or self.layers > 1 else RECOMPUTE[:1]):
+        if p["recompute"] not in (RECOMPUTE if self._facts.blocks or self.layers > 1 else RECOMPUTE[:1]):
             raise UnknownName("recompute", str(p["recompute"]), RECOMPUTE, source=self.name)
-        for size in _facts(self).heads:
+        for size in self._facts.heads:
             if size % mesh["tp"]:
                 message = f"{size} heads or columns do not divide by {mesh['tp']} tensor-parallel ranks"
                 raise InvalidInput(message, source=self.name, field="tp")
@@ -156,7 +169,7 @@ class PlainModel:
         from simdev.parallel.capture.pieces import cut_piece
         from simdev.parallel.capture.tensor_rule import apply_plan
 
-        facts = _facts(self)
+        facts = self._facts
         run, inputs, rebuild = _prepared(self, microbatch)
         blocks, lists = _blocks(run.model), _names(run.model)
         if blocks is not None and part.layers < len(blocks.modules):
@@ -186,7 +199,7 @@ class PlainModel:
 
         from simdev.parallel.capture.pieces import run_piece
 
-        ends = _facts(self).ends
+        ends = self._facts.ends
         run.forward = run_piece(run.model, blocks, part.first, part.last, run.forward, inputs)
 
         def x():
@@ -402,6 +415,7 @@ def on_gpu_divided() -> Iterator[None]:
 def _facts(model: PlainModel) -> Facts:
     run = _prepared(model, 1)[0]
     blocks, lists = _blocks(run.model), lists_of_blocks(run.model)
+    parameters = sum(parameter.numel() for parameter in run.model.parameters())
     notes = []
     if not lists:
         notes.append("no recomputation: no repeated blocks were found")
@@ -417,7 +431,7 @@ def _facts(model: PlainModel) -> Facts:
         _cut_at(model, kinds) if blocks else (None, "its blocks are in several lists, in none, or counted by its code")
     )
     notes += [f"no pipeline: {why}"] if why else []
-    return Facts(blocks.name if blocks else "", kinds, plan, heads, ends, tuple(notes))
+    return Facts(blocks.name if blocks else "", kinds, plan, heads, ends, tuple(notes), parameters)
 
 
 @contextmanager

@@ -168,6 +168,17 @@ def test_tied_parameters_are_on_both_ends_and_skips_are_refused(entry):
     assert model.notes == ("no pipeline: what is computed before its blocks is read within or after them",)
 
 
+def test_frozen_weights_have_no_gradients_and_no_state(entry):
+    path, _, _ = entry.rpartition(":")
+    frozen = PLAIN.replace("model = Model()", "model = Model()\n    model.blocks.requires_grad_(False)")
+    frozen = frozen.replace("SGD(model.parameters()", "SGD([p for p in model.parameters() if p.requires_grad]")
+    Path(path).write_text(frozen, encoding="utf-8")
+    program = captured(entry, "dp_shard=2")
+    assert program.parameters == PARAMETERS // 2
+    assert program.resident_bytes == 4 * (PARAMETERS + 2 * 512 * 64) // 2  # SGD keeps the momentum of two matrices
+    assert count(program, "reduce_scatter") == 1
+
+
 ATTENTION = """
 class Attention(nn.Module):
     def __init__(self):

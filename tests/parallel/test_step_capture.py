@@ -1,5 +1,6 @@
 """Steps of a user's own, with each of PyTorch's parallel libraries, on tiny models."""
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -78,6 +79,18 @@ def own_mesh(mesh):
     from torch.distributed.device_mesh import init_device_mesh
 
     return fsdp_tp(init_device_mesh("cuda", (2, 2), mesh_dim_names=("dp_shard", "tp")))
+
+
+def launched(mesh):
+    import os
+
+    torch.distributed.init_process_group("nccl")
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    assert (rank, ranks) == (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    model = nn.parallel.DistributedDataParallel(blocks(4).to("cuda"), bucket_cap_mb=0.2)
+    x = torch.randn(2, 8, WIDTH, device="cuda")
+    return trained(model, adam(model), lambda: model(x))
 
 
 def context(mesh):
@@ -261,6 +274,13 @@ def test_fsdp_and_tensor_parallelism(captured):
 
 def test_a_step_may_build_its_own_mesh(captured):
     assert captured("own_mesh", "dp_shard=2,tp=2").segments == captured("fsdp_tp", "dp_shard=2,tp=2").segments
+
+
+def test_a_step_may_make_its_own_process_group(captured):
+    assert (
+        captured("launched", "dp_replicate=4").segments[0].calls == captured("ddp", "dp_replicate=4").segments[0].calls
+    )
+    assert "RANK" not in os.environ
 
 
 def test_context_parallelism_exchanges_keys_and_values(captured):

@@ -368,7 +368,8 @@ class StageRun:
         import torch
 
         for parameter in module.parameters():
-            parameter.grad = torch.zeros_like(parameter)
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         optimizer.zero_grad()
 

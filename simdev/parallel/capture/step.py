@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 import random
 import sys
 import traceback
@@ -248,12 +249,38 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
     drawn = random.getstate()  # PyTorch draws a number for each collective on a fake group
     hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.ranks)
+    end = dist.destroy_process_group
     try:
-        yield init_device_mesh("cpu", tuple(mesh.ordered.values()), mesh_dim_names=tuple(mesh.ordered))
+        with _launched(mesh.ranks, rank):
+            yield init_device_mesh("cpu", tuple(mesh.ordered.values()), mesh_dim_names=tuple(mesh.ordered))
     finally:
-        dist.destroy_process_group()
+        end()
         random.setstate(drawn)
         sys.excepthook = hook  # which PyTorch replaced
+
+
+@contextmanager
+def _launched(ranks: int, rank: int):
+    """What ``torchrun`` gives a script: its rank in the environment. A script that makes the process group itself gets
+    the one that is there."""
+    import torch.distributed as dist
+
+    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0}
+    before = {name: os.environ.get(name) for name in given}
+    functions = {name: getattr(dist, name) for name in ("init_process_group", "destroy_process_group")}
+    os.environ.update({name: str(value) for name, value in given.items()})
+    try:
+        for name in functions:
+            setattr(dist, name, lambda *_, **__: None)
+        yield
+    finally:
+        for name, function in functions.items():
+            setattr(dist, name, function)
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _title(action: Action) -> str:

@@ -1,4 +1,4 @@
-"""Levels, critical paths and lower bounds."""
+"""Levels, critical paths, and the steady state of a pipeline."""
 
 import networkx as nx
 import numpy as np
@@ -15,11 +15,16 @@ from simdev.analysis.levels import (
     levels,
     t_level,
 )
+from simdev.analysis.steady import steady_bound
 from simdev.placers.testing import random_graph, random_placement, random_problem
 from simdev.problem.costs import CostTable
 from simdev.problem.graph import GraphBuilder
+from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.sim import simulate
+from simdev.sim.pipeline import simulate_pipeline
+
+# levels, critical paths and lower bounds
 
 
 def diamond():
@@ -151,3 +156,21 @@ def test_of_equal_paths_the_critical_one_has_the_lowest_numbers():
     b.op("o1", "op", inputs=made)
     b.op("o2", "op", inputs=made)
     assert critical_path(b.build(), np.array([1, 2, 2])).tolist() == [0, 1]
+
+
+# the bound of a saturated pipeline, beside steady times that are no whole numbers
+
+
+def one_op(ns, n_devices):
+    b = GraphBuilder("one")
+    b.op("o", "op")
+    return problem(b, machine(n_devices), [ns])
+
+
+@pytest.mark.parametrize("ns, n_devices, bound", [(3, 2, 1), (4, 2, 2), (10, 3, 3), (11, 3, 3), (5, 1, 5)])
+def test_the_bound_is_rounded_down(ns, n_devices, bound):
+    p = one_op(ns, n_devices)
+    placement = Placement(np.zeros(1, int), replica_of=np.zeros(n_devices, int))
+    report = simulate_pipeline(p, placement, 8 * n_devices)
+    assert report.steady_ns == ns / n_devices
+    assert steady_bound(p).ns == bound <= report.steady_ns

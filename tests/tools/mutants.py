@@ -25,13 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "mutants.jsonl"
 NEEDED = 90  # per cent that must be noticed
 PATIENCE = 300  # seconds; a fault may make a loop endless
-ENGINE = "tests/sim/test_rules.py tests/sim/test_plain_simulator.py"
-PIPELINE = "tests/sim/test_pipeline.py tests/sim/test_plain_pipeline.py"
+ENGINE = "tests/sim/test_rules.py tests/sim/test_plain_engines.py"
+PIPELINE = "tests/sim/test_pipeline.py tests/sim/test_plain_engines.py"
 MOVES = "tests/sim/test_simulator.py::test_walks_on_random_problems"
 WALKS = f"{MOVES} tests/sim/test_simulator.py::test_walks_on_a_training_graph"
-VALIDATOR = "tests/sim/test_validate_clauses.py"
+VALIDATOR = "tests/sim/test_validate.py"
 LEVELS = "tests/analysis/test_levels.py"
-STEADY = "tests/analysis/test_steady.py"
+STEADY = "tests/analysis/test_levels.py"
 COLLECTIVES = "tests/parallel/test_collectives.py"
 
 MUTANTS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -51,13 +52,26 @@ class InvalidInput(SimdevError, ValueError):
 
 
 class UnknownName(InvalidInput):
-    """A workload, topology, placer or device that does not exist; the message suggests the nearest."""
+    """A workload, topology, placer or device that does not exist; the message suggests what to type."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], *, source: object = None, field: str | None = None):
         name, known = shortened(name, 100), sorted(known)[:MOST_KNOWN]
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else (f"; known: {', '.join(known)}" if known else "")
+        hint = _what_to_type(name, known)
         super().__init__(f"unknown {what} {name!r}{hint}", source=source, field=field)
+
+
+def _what_to_type(name: str, known: list[str]) -> str:
+    """The end of a message about an unknown name: how the usual mistakes are written, or else the nearest name."""
+    if name.endswith(".py"):
+        return f"; name what the file holds, too: {name}:NAME"
+    parts = [part.strip() for part in name.split(",")]
+    if len(parts) > 1 and "[" not in name and all(difflib.get_close_matches(part, known, cutoff=0.8) for part in parts):
+        return f"; name one at a time, and repeat the option: {parts[0]!r}, then {parts[1]!r}"
+    base, _, nodes = name.partition("[")
+    if base in known and (number := re.fullmatch(r"(?:nodes?=)?(\d+)\]", nodes)):
+        return f"; did you mean '{base}[nodes={number[1]}]'?"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f"; did you mean {near[0]!r}?" if near else (f"; known: {', '.join(known)}" if known else "")
 
 
 class Infeasible(InvalidInput):

@@ -58,6 +58,21 @@ def test_unknown_names_suggest_the_nearest(name, known, message):
     assert str(UnknownName("placer", name, known)) == message
 
 
+@pytest.mark.parametrize(
+    "name, typed",
+    [
+        ("my_model.py", "my_model.py:NAME"),
+        ("heft,expert", "repeat the option: 'heft', then 'expert'"),
+        ("dgx-h100[node=8]", "did you mean 'dgx-h100[nodes=8]'?"),
+        ("dgx-h100[8]", "did you mean 'dgx-h100[nodes=8]'?"),
+        ("hfet", "did you mean 'heft'?"),
+        ("heft[a=1,b=2]", "did you mean 'heft'?"),
+    ],
+)
+def test_a_usual_mistake_is_answered_with_what_to_type(name, typed):
+    assert str(UnknownName("thing", name, ["heft", "expert", "dgx-h100"])).endswith(typed)
+
+
 @pytest.mark.parametrize("error", [InvalidInput("m", source="s", field="f"), UnknownName("op", "a", ["b"], source="s")])
 def test_errors_survive_pickling(error):
     again = pickle.loads(pickle.dumps(error))

@@ -14,12 +14,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
 from importlib import metadata
 from pathlib import Path
+
+from install import build
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements-tested.txt"
@@ -42,10 +45,8 @@ def make(out: Path) -> None:
     out.mkdir(parents=True)
     simdev = (sys.executable, "-m", "simdev")
     with tempfile.TemporaryDirectory() as scratch:
-        run("git", "clone", "-q", ROOT, Path(scratch) / "source")
-        run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", out, Path(scratch) / "source")
-        backend = "import setuptools.build_meta as backend, sys; print(backend.build_sdist(sys.argv[1]))"
-        run(sys.executable, "-c", backend, out.resolve(), folder=Path(scratch) / "source")
+        for path in build(Path(scratch)).parent.iterdir():  # wheel and source distribution, checked
+            shutil.copy(path, out)
     for name in BOARDS:
         print(
             run(*simdev, "submit", f"leaderboard/{name}", "--release", "-o", out / f"board-{name}.zip").strip(),

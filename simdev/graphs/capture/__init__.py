@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simdev.errors import InvalidInput, Unsupported
+from simdev.errors import InvalidInput, Unsupported, shortened
 from simdev.problem.graph import ComputationGraph
 from simdev.user_file import import_file, line_of, neighbours, sentence
 
@@ -188,7 +188,9 @@ def file_step(target: str) -> tuple[Callable[[], Step], str, dict]:
 
     path, _, function = target.rpartition(":")
     if not path or not function.isidentifier():
-        raise InvalidInput("expected FILE.py:FUNCTION", source=target)
+        example = f"{target}:make_step" if target.endswith(".py") else f"torchvision:{target}"
+        message = "expected FILE.py:FUNCTION, or PACKAGE:MODEL of timm, torchvision, transformers or diffusers"
+        raise InvalidInput(f"{message}, such as {shortened(example, 100)}", source=target)
     from simdev.graphs.capture.autocast import gpu_autocast
 
     with gpu_autocast():  # also for decorators

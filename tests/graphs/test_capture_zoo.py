@@ -142,7 +142,7 @@ def test_time_series_get_inputs():
 
 
 def test_inputs_whose_names_say_what_they_are():
-    from simdev.graphs.capture.packages import _by_name
+    from simdev.graphs.capture.diffusion_inputs import by_name
 
     config, latent = {"source_dim": 48, "target_vocab_size": 9, "cross_attention_dim": 24}, (2, 4, 3, 8, 8)
     sizes = {
@@ -153,9 +153,9 @@ def test_inputs_whose_names_say_what_they_are():
         "fps": (2,),
         "controlnet_cond": (2, 3, 24, 64, 64),
     }
-    assert {name: tuple(_by_name(name, config, latent).shape) for name in sizes} == sizes
-    assert _by_name("target_input_ids", config, latent).max() < 9
-    assert _by_name("other_hidden_states", config, latent) is None and _by_name("und_len", config, latent) is None
+    assert {name: tuple(by_name(name, config, latent).shape) for name in sizes} == sizes
+    assert by_name("target_input_ids", config, latent).max() < 9
+    assert by_name("other_hidden_states", config, latent) is None and by_name("und_len", config, latent) is None
 
 
 def test_fields_without_a_default_are_named():
@@ -243,7 +243,7 @@ def test_the_size_of_images_is_that_of_a_model_of_timm_inside():
 def test_the_width_of_a_text_is_that_before_its_projection():
     import torch
 
-    from simdev.graphs.capture.packages import _diffusion_inputs
+    from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
 
     class Model(torch.nn.Module):
         config = {"in_channels": 4, "cross_attention_dim": 6, "text_dim": 5}
@@ -251,4 +251,44 @@ def test_the_width_of_a_text_is_that_before_its_projection():
         def forward(self, hidden_states, timestep, encoder_hidden_states):
             return hidden_states
 
-    assert _diffusion_inputs(Model(), 2)["encoder_hidden_states"].shape == (2, 77, 5)
+    assert diffusion_inputs(Model(), 2)["encoder_hidden_states"].shape == (2, 77, 5)
+
+
+def test_a_sample_has_the_layout_of_its_family():
+    import torch
+
+    from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
+
+    class Patches(torch.nn.Module):
+        config = {"in_channels": 16, "guidance_embeds": True, "axes_dims_rope": (2, 3, 3, 4)}
+
+        def __init__(self):
+            super().__init__()
+            self.x_embedder = torch.nn.Linear(16, 8)
+
+        def forward(self, hidden_states, timestep, img_ids, txt_ids, guidance=None):
+            return hidden_states
+
+    class FramesFirst(torch.nn.Module):
+        config = {
+            "in_channels": 4, "sample_frames": 9, "temporal_compression_ratio": 4, "sample_height": 6,
+            "sample_width": 10, "max_text_seq_length": 11, "text_embed_dim": 5,
+        }  # fmt: skip
+
+        def forward(self, hidden_states, encoder_hidden_states):
+            return hidden_states
+
+    class Rows(torch.nn.Module):
+        config = {"in_channels": 3, "latent_channels": 4}
+
+        def forward(self, sample, num_frames=1):
+            return sample
+
+    def shapes(model):
+        return {name: tuple(tensor.shape) for name, tensor in diffusion_inputs(model, 2).items()}
+
+    patches = {"hidden_states": (2, 1024, 16), "timestep": (2,), "img_ids": (1024, 4), "txt_ids": (77, 4)}
+    assert shapes(Patches()) == patches | {"guidance": (2,)}
+    video = {"hidden_states": (2, 3, 4, 6, 10), "encoder_hidden_states": (2, 11, 5)}
+    assert shapes(type("Video3D", (FramesFirst,), {})()) == video
+    assert shapes(type("TemporalDecoder", (Rows,), {})()) == {"sample": (2, 3, 128, 128)}

@@ -163,6 +163,11 @@ def captured(target: str) -> dict:
         "seconds": round(seconds, 2),
         "mb": (after - before) // 1024,
         "values": graph.meta.get("values", "fake"),
+        "inputs": ", ".join(
+            f"{label.rpartition('.')[2]} {graph.signatures[number].removeprefix('input()->')}"
+            for label, number in zip(graph.op_names, graph.op_signature, strict=True)
+            if graph.signatures[number].startswith("input()")
+        ),
     }
 
 
@@ -527,6 +532,7 @@ def drawn(seed: int, count: int = 40) -> list[str]:
     ):
         known = sorted({f"{package}:{name}" for name in names} - set(MODELS))
         found += draw.sample(known, min(len(known), round(share * count)))
+    draw.shuffle(found)  # a part of a draw has models of every package
     return found
 
 

@@ -146,10 +146,20 @@ def capture_package(
     """Capture a model of an installed package by its id, such as ``timm:resnet50``; ``choices`` are those of
     :func:`simdev.graphs.capture.packages.package_step`."""
     _need_torch()
-    from simdev.graphs.capture.packages import package_step
+    from simdev.graphs.capture.packages import GIVE, package_step
 
     build, own_name, meta = package_step(target, **choices)
-    return _on_gpu(_captured(build, name or own_name, meta, target, None, allow_empty), unroll)
+    try:
+        graph = _captured(build, name or own_name, meta, target, None, allow_empty)
+    except InvalidInput as error:
+        if "smaller model" in error.message and target.startswith("transformers") and "[" not in target:
+            fewer = f"{error.message}, such as {target}[num_hidden_layers=2]"
+            raise InvalidInput(fewer, source=error.source, field=error.field) from error
+        if choices.get("inputs") or "--" in error.message or "=..." in error.message:
+            raise
+        remedy = f"{error.message}; if the inputs that simdev makes up do not fit, {GIVE}"
+        raise InvalidInput(remedy, source=error.source, field=error.field) from error
+    return _on_gpu(graph, unroll)
 
 
 def is_package_model(target: str) -> bool:

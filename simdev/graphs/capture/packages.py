@@ -7,7 +7,6 @@ user's function, or made up from the configuration.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import json
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from simdev.errors import InvalidInput, UnknownName, Unsupported
+from simdev.graphs.capture.diffusion_inputs import diffusion_inputs
 from simdev.graphs.capture.vision_ops import define_missing_operators
 from simdev.graphs.workload import InferenceStep, Step, TrainingStep
 from simdev.user_file import import_file, neighbours
@@ -23,10 +23,6 @@ from simdev.user_file import import_file, neighbours
 PACKAGES = ("timm", "torchvision", "transformers", "diffusers")
 MODES = ("train", "inference", "prefill", "decode")
 BY_TOKEN = ("mamba", "rwkv")  # without their kernels they compute token by token: each token adds ops
-TEXT_WIDTHS = (  # fields of diffusers for the width of a text's features: before their projection, then after it
-    "caption_channels encoder_hid_dim text_embed_dim text_dim text_emb_dim text_in_dim text_hidden_dim cap_feat_dim "
-    "context_in_dim context_dim llm_features_dim cross_attention_input_dim cross_attention_dim joint_attention_dim"
-).split()
 GIVE = "give a function that returns the inputs and labels of the model by --inputs FILE.py:FUNCTION"
 _TARGET = re.compile(r"(?P<package>\w+):(?P<model>[\w./-]+)(\[(?P<fields>[^\]]*)\])?")
 
@@ -324,29 +320,33 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
     own = config.get_text_config()
     takes = inspect.signature(model.forward).parameters
     usual = 16 if any(word in config.model_type for word in BY_TOKEN) else 512
-    tokens = length or min(getattr(own, "max_position_embeddings", None) or usual, usual, _positions(model))
+    most = getattr(own, "max_position_embeddings", None) or usual  # -1: any number
+    tokens = length or min(most if most > 0 else usual, usual, _positions(model))
     vocabulary = getattr(own, "vocab_size", None) or 1000
     count = batch or (8 if model.main_input_name == "pixel_values" else 4)
     if "grid_thw" in takes:
         return _patches(config, takes, count)
     if model.main_input_name == "past_values":
         return _series(config, takes, batch or 32)
+    main = model.main_input_name if isinstance(model.main_input_name, str) else ""
+    named = {name for name, item in takes.items() if item.default is item.empty} | {main}
     inputs = {}
     marked = getattr(config, "image_token_id", None) is not None and model.main_input_name == "input_ids"
-    if model.main_input_name == "pixel_values" or ("pixel_values" in takes and "input_ids" in takes and not marked):
+    if "pixel_values" in named or ("pixel_values" in takes and "input_ids" in takes and not marked):
         inputs["pixel_values"] = torch.randn(count, *_image_shape(model, config))
-    if "pixel_values_videos" in takes and model.main_input_name == "pixel_values_videos":
+    if "pixel_values_videos" in named:
         frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", 8)
         inputs["pixel_values_videos"] = torch.randn(batch or 1, frames, *_image_shape(model, config))
-    if model.main_input_name == "input_features":
+    if "input_features" in named:
         bins = getattr(config, "num_mel_bins", None) or getattr(config, "feature_size", 80)
         frames = 2 * getattr(config, "max_source_positions", 500)
         inputs["input_features"] = torch.randn(count, bins, min(frames, 3000))
-    if model.main_input_name == "input_values":
+    if "input_values" in named:
         inputs["input_values"] = torch.randn(count, *_sound_shape(config))
-    if "input_ids" in takes and model.main_input_name in ("input_ids", "pixel_values", "inputs"):
+    if "input_ids" in takes and ("input_ids" in named or main in ("pixel_values", "inputs")):
         text = getattr(config, "text_config", None)
-        tokens = min(tokens, getattr(text, "max_position_embeddings", tokens) or tokens)
+        most = getattr(text, "max_position_embeddings", tokens) or tokens
+        tokens = min(tokens, most) if most > 0 else tokens
         inputs["input_ids"] = torch.randint(3, max(4, vocabulary - 1), (count, tokens))
         if "SequenceClassification" in type(model).__name__:
             _end(inputs["input_ids"], own)
@@ -398,6 +398,11 @@ def _series(config, takes, count: int) -> dict:
     """Observed values of time series with the features of each point in time, and what is predicted."""
     import torch
 
+    if getattr(config, "lags_sequence", None) is None:
+        channels = getattr(config, "num_input_channels", None)
+        series = torch.randn(count, config.context_length, *([channels] if channels else []))
+        others = {"past_values_padding": torch.zeros_like(series), "freq": torch.zeros(count, 1, dtype=torch.int64)}
+        return {"past_values": series} | {name: tensor for name, tensor in others.items() if name in takes}
     past, future = config.context_length + max(config.lags_sequence), config.prediction_length
     inputs = {
         "past_values": torch.randn(count, past),
@@ -497,7 +502,7 @@ def _diffusers(target, name, fields, mode, batch, length, given):
             ) from error
         if given:
             return given(model)
-        inputs = _diffusion_inputs(model, batch or 1)
+        inputs = diffusion_inputs(model, batch or 1)
         _check_complete(model, inputs, target)
         return _unary_named(model, inputs, mode)
 
@@ -520,84 +525,3 @@ def _unary_named(model, inputs: dict, mode):
     if mode == "inference":
         return InferenceStep(model.eval(), (inputs,), _call)
     return _training(model, (inputs,), lambda model, inputs: _mean_of(_call(model, inputs)))
-
-
-def _diffusion_inputs(model, batch: int) -> dict:
-    """Latents, time steps and conditions, as far as the model's forward takes them."""
-    import torch
-
-    config, takes = model.config, inspect.signature(model.forward).parameters
-    size = config.get("sample_size") or 32
-    if config.get("audio_channels"):
-        return {"sample": torch.randn(batch, config["audio_channels"], 1 << 15)}
-    if "1D" in type(model).__name__:
-        length = min(size, 1 << 14) if isinstance(size, int) else 1 << 14
-        sound = torch.randn(batch, config.get("in_channels"), length)
-        return {"sample": sound, "timestep": torch.ones(batch, dtype=torch.int64)}
-    height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    blocks = [word for word in config.get("down_block_types") or () if isinstance(word, str)]
-    solid = any(isinstance(module, torch.nn.Conv3d) for module in model.modules())
-    frames = ()
-    if solid or any("3D" in word or "Temporal" in word for word in (type(model).__name__, *blocks)):
-        # autoencoders of videos compress all frames but the first by 4 or 8
-        frames = (9 if solid and "latent_channels" in config else config.get("sample_frames") or 2,)
-    shape = (batch, config.get("in_channels") or 3, *frames, height, width)
-    if "sample" in takes or "x" in takes:
-        inputs = {"sample" if "sample" in takes else "x": torch.randn(shape)}
-    elif "hidden_states" in takes:
-        inputs = {"hidden_states": torch.randn(shape)}
-    else:
-        inputs = {}
-    if "timestep" in takes:
-        inputs["timestep"] = torch.ones(batch, dtype=torch.int64)
-    if "encoder_hidden_states" in takes:
-        width = next(
-            (config.get(key) for key in TEXT_WIDTHS if config.get(key)),
-            None,
-        )
-        if width:
-            inputs["encoder_hidden_states"] = torch.randn(
-                batch, 77, width[0] if isinstance(width, (list, tuple)) else width
-            )
-    if "pooled_projections" in takes:
-        inputs["pooled_projections"] = torch.randn(batch, config["pooled_projection_dim"])
-    if "added_cond_kwargs" in takes and getattr(model, "use_additional_conditions", False):
-        sides, ratio = torch.full((batch, 2), float(8 * height)), torch.ones(batch, 1)
-        inputs["added_cond_kwargs"] = {"resolution": sides, "aspect_ratio": ratio}
-    if "class_labels" in takes and (config.get("num_embeds_ada_norm") or config.get("num_class_embeds")):
-        inputs["class_labels"] = torch.zeros(batch, dtype=torch.int64)
-    for name, item in takes.items():
-        if name not in inputs and (item.default is item.empty or name == "image_embeddings"):
-            made = _by_name(name, config, shape)
-            if made is not None:
-                inputs[name] = made
-    return inputs
-
-
-def _by_name(name: str, config, latent: tuple[int, ...], tokens: int = 77):
-    """The tensor that an argument's name asks for, with the sizes of the configuration field that begins with the same
-    word: ``source_hidden_states`` are as wide as ``source_dim``. None for a name that says too little."""
-    import torch
-
-    batch, word = latent[0], name.partition("_")[0]
-
-    def size(*ends: str) -> int | None:
-        keys = [key for key in config if key.startswith(f"{word}_") and key.endswith(ends)]
-        return next((config[key] for key in keys if isinstance(config[key], int)), None)
-
-    if name in ("fps", "r_timestep", "timestep_r"):
-        return torch.ones(batch, dtype=torch.int64)
-    if name.endswith("latents"):
-        return torch.randn(latent)
-    if name.endswith("attention_mask"):
-        return torch.ones(batch, tokens, dtype=torch.int64)
-    if name.endswith("_ids") and size("vocab_size"):
-        return torch.randint(0, size("vocab_size"), (batch, tokens))
-    if name.endswith("hidden_states") and size("dim", "hidden_size"):
-        return torch.randn(batch, tokens, size("dim", "hidden_size"))
-    if name == "image_embeddings" and config.get("cross_attention_dim"):
-        return torch.randn(batch, config["cross_attention_dim"])
-    if name == "controlnet_cond":  # an image, of which a latent has an eighth of the side
-        side = [8 * extent for extent in latent[2:]]
-        return torch.randn(batch, config.get("conditioning_channels") or 3, *side)
-    return None

@@ -1,0 +1,172 @@
+"""Inputs of a model of diffusers, made up from its configuration by the rules of its family.
+
+Families differ in what a sample is: a latent image, a latent video (channels or frames first), a waveform, or a
+sequence of patches with their positions. Sizes that no configuration gives are small: latents of 32 x 32, images of
+128 x 128 for an autoencoder, two latent frames, 77 tokens of text.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+TOKENS, SIDE, IMAGE_SIDE, FRAMES = 77, 32, 128, 2
+TEXT_WIDTHS = (  # fields for the width of a text's features: before their projection, then after it
+    "caption_channels encoder_hid_dim text_embed_dim text_dim text_emb_dim text_in_dim in_text_dim text_hidden_dim "
+    "cap_feat_dim context_in_dim context_dim llm_features_dim cross_attention_input_dim cross_attention_dim "
+    "joint_attention_dim"
+).split()
+
+
+def diffusion_inputs(model, batch: int) -> dict:
+    """Latents, time steps and conditions, by name, as far as the model's forward takes them."""
+    import torch
+
+    config, takes = model.config, inspect.signature(model.forward).parameters
+    if config.get("audio_channels") and "sample" in takes:
+        return {"sample": torch.randn(batch, config["audio_channels"], 1 << 15)}
+    if "1D" in type(model).__name__ and "sample" in takes:
+        size = config.get("sample_size") or 1 << 14
+        length = min(size, 1 << 14) if isinstance(size, int) else 1 << 14
+        sound = torch.randn(batch, config.get("in_channels"), length)
+        return {"sample": sound, "timestep": torch.ones(batch, dtype=torch.int64)}
+    if {"x", "t", "cap_feats"} <= takes.keys():  # lists of images and texts of their own sizes
+        images = [torch.randn(config["in_channels"], 1, SIDE, SIDE) for _ in range(batch)]
+        texts = [torch.randn(TOKENS, config["cap_feat_dim"]) for _ in range(batch)]
+        return {"x": images, "t": torch.ones(batch), "cap_feats": texts}
+    if "proj_embedding" in takes:  # a prior of image embeddings
+        width = config["embedding_dim"]
+        return {
+            "hidden_states": torch.randn(batch, width),
+            "timestep": torch.ones(batch, dtype=torch.int64),
+            "proj_embedding": torch.randn(batch, config.get("embedding_proj_dim") or width),
+            "encoder_hidden_states": torch.randn(batch, config["num_embeddings"], width),
+        }
+    shape = _latent(model, config, takes, batch)
+    name = next((name for name in ("sample", "x", "hidden_states") if name in takes), None)
+    inputs = {name: torch.randn(_as_patches(model, config, takes, shape))} if name else {}
+    inputs |= _conditions(model, config, takes, shape)
+    for name, item in takes.items():
+        if name not in inputs and (item.default is item.empty or name in ("image_embeddings", "timesteps")):
+            made = by_name(name, config, shape)
+            if made is not None:
+                inputs[name] = made
+    return inputs
+
+
+def _latent(model, config, takes, batch: int) -> tuple[int, ...]:
+    """The shape of a latent image or video."""
+    import torch
+
+    size = config.get("sample_size") or (IMAGE_SIDE if "latent_channels" in config else SIDE)
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    height, width = config.get("sample_height") or height, config.get("sample_width") or width
+    channels = config.get("in_channels") or 3
+    if config.get("in_visual_dim"):  # channels last
+        return batch, FRAMES, height, width, config["in_visual_dim"]
+    blocks = [word for word in config.get("down_block_types") or () if isinstance(word, str)]
+    solid = any(isinstance(module, torch.nn.Conv3d) for module in model.modules())
+    video = solid or any("3D" in word or "Temporal" in word for word in (type(model).__name__, *blocks))
+    if "sample" in takes and "num_frames" in takes:  # frames are rows of the batch
+        return batch, channels, height, width
+    if config.get("sample_frames") and config.get("temporal_compression_ratio") and not solid:
+        frames = (config["sample_frames"] - 1) // config["temporal_compression_ratio"] + 1
+        return batch, frames, channels, height, width
+    if "added_time_ids" in takes:
+        return batch, FRAMES, channels, height, width
+    if not video:
+        return batch, channels, height, width
+    # autoencoders of videos compress all frames but the first by 4 or 8
+    frames = 9 if solid and "latent_channels" in config else config.get("sample_frames") or FRAMES
+    return batch, channels, frames, height, width
+
+
+def _as_patches(model, config, takes, latent: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the sample: patches in a row where the first layer takes them so, else the latent's."""
+    import torch
+
+    first = next(
+        (getattr(model, name) for name in ("x_embedder", "img_in", "proj_in") if hasattr(model, name)),
+        None,
+    )
+    placed = {"img_ids", "img_shapes"} & takes.keys() or {"height", "width"} <= takes.keys()
+    if not placed or not isinstance(first, torch.nn.Linear):
+        return latent
+    frames = FRAMES if "num_frames" in takes else 1
+    return latent[0], frames * SIDE * SIDE, first.in_features
+
+
+def _conditions(model, config, takes, latent: tuple[int, ...]) -> dict:
+    """What says when, where and under which text the latents are."""
+    import torch
+
+    batch, inputs = latent[0], {}
+    if "timestep" in takes:
+        inputs["timestep"] = torch.ones(batch, dtype=torch.int64)
+    if "encoder_hidden_states" in takes:
+        width = next((config.get(key) for key in TEXT_WIDTHS if config.get(key)), None)
+        if width:
+            width = width[0] if isinstance(width, (list, tuple)) else width
+            tokens = config.get("max_text_seq_length") or TOKENS
+            inputs["encoder_hidden_states"] = torch.randn(batch, tokens, width)
+    if "pooled_projections" in takes:
+        width = config.get("pooled_projection_dim") or config.get("in_text_dim2")
+        if width:
+            inputs["pooled_projections"] = torch.randn(batch, width)
+    if "added_cond_kwargs" in takes and getattr(model, "use_additional_conditions", False):
+        sides, ratio = torch.full((batch, 2), float(8 * latent[-2])), torch.ones(batch, 1)
+        inputs["added_cond_kwargs"] = {"resolution": sides, "aspect_ratio": ratio}
+    if "class_labels" in takes and (config.get("num_embeds_ada_norm") or config.get("num_class_embeds")):
+        inputs["class_labels"] = torch.zeros(batch, dtype=torch.int64)
+    if "guidance" in takes and config.get("guidance_embeds"):
+        inputs["guidance"] = torch.ones(batch)
+    axes = len(config.get("axes_dims_rope") or config.get("axes_dim") or (0, 0, 0))
+    for name, count in (("img_ids", SIDE * SIDE), ("txt_ids", TOKENS)):
+        if name in takes:
+            inputs[name] = torch.zeros(count, axes)
+    if "img_shapes" in takes:
+        inputs["img_shapes"] = [[(1, SIDE, SIDE)]] * batch
+    if {"num_frames", "height", "width"} <= takes.keys():
+        inputs |= {"num_frames": FRAMES, "height": SIDE, "width": SIDE}
+    return inputs
+
+
+def by_name(name: str, config, latent: tuple[int, ...], tokens: int = TOKENS):
+    """The tensor that an argument's name asks for, with the sizes of the configuration field that begins with the same
+    word: ``source_hidden_states`` are as wide as ``source_dim``. None for a name that says too little."""
+    import torch
+
+    batch, word = latent[0], name.partition("_")[0]
+
+    def size(*ends: str) -> int | None:
+        keys = [key for key in config if key.startswith(f"{word}_") and key.endswith(ends)]
+        return next((config[key] for key in keys if isinstance(config[key], int)), None)
+
+    if name in ("fps", "r_timestep", "timestep_r", "timesteps"):
+        return torch.ones(batch, dtype=torch.int64)
+    if name == "timestep_ratio":
+        return torch.ones(batch)
+    if name == "added_time_ids":
+        return torch.ones(batch, 3)
+    if name in ("original_size", "target_size", "crop_coords"):
+        return torch.zeros(batch, 2) if name == "crop_coords" else torch.full((batch, 2), 8.0 * latent[-1])
+    if name == "clip_text_pooled" and config.get("clip_text_pooled_in_channels"):
+        return torch.randn(batch, 1, config["clip_text_pooled_in_channels"])
+    if name == "visual_rope_pos":
+        steps = config.get("patch_size") or (1, 2, 2)
+        return [torch.arange(extent // step) for extent, step in zip(latent[1:4], steps, strict=True)]
+    if name == "text_rope_pos":
+        return torch.arange(tokens)
+    if name.endswith("latents"):
+        return torch.randn(latent)
+    if name.endswith("attention_mask"):
+        return torch.ones(batch, tokens, dtype=torch.int64)
+    if name.endswith("_ids") and size("vocab_size"):
+        return torch.randint(0, size("vocab_size"), (batch, tokens))
+    if name.endswith("hidden_states") and size("dim", "hidden_size"):
+        return torch.randn(batch, tokens, size("dim", "hidden_size"))
+    if name == "image_embeddings" and config.get("cross_attention_dim"):
+        return torch.randn(batch, config["cross_attention_dim"])
+    if name == "controlnet_cond":  # an image, of which a latent has an eighth of the side
+        side = [8 * extent for extent in latent[2:]]
+        return torch.randn(batch, config.get("conditioning_channels") or 3, *side)
+    return None

@@ -10,7 +10,7 @@ import numpy as np
 from simdev.errors import InvalidInput, UnknownName
 from simdev.problem.costs import CostModel, CostTable
 from simdev.problem.graph import ComputationGraph
-from simdev.problem.topology import Topology
+from simdev.problem.topology import Topology, load_topology
 
 ORDERS = ("fifo", "priority", "program")
 CONTENTIONS = ("fifo", "none", "fair")
@@ -70,12 +70,23 @@ class Problem:
 
     @classmethod
     def build(
-        cls, graph: ComputationGraph, topology: Topology, model: CostModel | None = None, rules: Rules | None = None
+        cls,
+        graph: ComputationGraph | str,
+        topology: Topology | str,
+        model: CostModel | None = None,
+        rules: Rules | None = None,
     ) -> Problem:
         """The problem of ``graph`` on ``topology`` under ``rules``, with the costs of ``model``.
 
-        The default model reads the shipped device files, and uses rooflines for devices that have none.
+        Both may be named: ``Problem.build("nmt", "p100x4")`` loads them as :func:`simdev.load_workload` and
+        :func:`simdev.load_topology` do, and raises what they raise. The default model reads the shipped device files,
+        and uses rooflines for devices that have none.
         """
+        if isinstance(graph, str):
+            import simdev  # the front door: names of workloads belong to a room below this one
+
+            graph = simdev.load_workload(graph)
+        topology = load_topology(topology) if isinstance(topology, str) else topology
         return cls(graph, topology, (model or CostModel()).table(graph, topology), rules or Rules())
 
     @cached_property

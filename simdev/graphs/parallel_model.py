@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from simdev.errors import InvalidInput, UnknownName
 from simdev.shelf import Shelf, with_sizes
 
 SHELF: Shelf[ParallelModel] = Shelf("parallel model", "workloads", "simdev.models", "parallel_model")
+# ``mixed`` is bfloat16 in computation and float32 in storage, ``mixed-float16`` the same with float16.
+PRECISIONS = ("mixed", "mixed-float16", "bfloat16", "float32", "float64", "float16")
 NEEDED = ("layers", "length", "microbatch")  # parameters that plans read: layers, tokens, sequences of a microbatch
 
 
@@ -56,6 +59,17 @@ class Stage:
     rows: int = 1
 
 
+def usual_precision(mesh: Any) -> str:
+    """The rule of most models: float32 weights that the data-parallel ranks shard or replicate, computation in
+    bfloat16; on a mesh without such ranks, bfloat16 alone."""
+    data = any(mesh[axis] > 1 for axis in ("dp_replicate", "dp_shard", "cp", "ep"))
+    return "mixed" if data else "bfloat16"
+
+
+def _always(precision: str, mesh: Any) -> str:
+    return precision
+
+
 @dataclass(frozen=True, eq=False)
 class ParallelModel:
     """A registered model. ``sizes`` maps the name of a published size to parameters; ``defaults`` are the others.
@@ -68,6 +82,7 @@ class ParallelModel:
     layers are alike). ``identity`` names all that a capture depends on beside the parameters, for a model that no
     source file of its own builds. ``splits_tokens``: the ranks of ``tp`` divide the tokens between layers (sequence
     parallelism). ``pipeline``: the function builds stages. ``notes`` are sentences about what is not offered, and why.
+    ``precision(mesh)`` is the data type of weights and computation on the ranks of a mesh, one of :data:`PRECISIONS`.
     """
 
     name: str
@@ -83,6 +98,7 @@ class ParallelModel:
     splits_tokens: bool = True
     pipeline: bool = True
     notes: tuple[str, ...] = ()
+    precision: Callable[[Any], str] = usual_precision
 
     def part(self, parameters: Mapping[str, Any], layers: int, start: int = 0) -> Part:
         """``layers`` layers from number ``start`` on; first and last as they are in the whole model."""
@@ -105,15 +121,19 @@ def parallel_model(
     flops: Callable[[Mapping[str, Any]], float],
     source: str = "",
     checks: Callable[[Mapping[str, Any], Any], None] | None = None,
+    precision: str | None = None,
 ) -> Callable[[Callable[..., Stage]], Callable[..., Stage]]:
     """Register a parallel model under ``name``. ``defaults`` has at least the parameters ``layers``, ``length`` and
-    ``microbatch``."""
+    ``microbatch``. ``precision`` is the same on all meshes; None: :func:`usual_precision`."""
     for parameter in NEEDED:
         if type(defaults.get(parameter)) is not int:
             raise InvalidInput(f"defaults need a whole number {parameter!r}", source=f"parallel model {name!r}")
 
     def register(function):
-        SHELF.add(ParallelModel(name, function, sizes, defaults, axes, flops, source, checks))
+        model = ParallelModel(name, function, sizes, defaults, axes, flops, source, checks)
+        if precision is not None:
+            model = replace(model, precision=partial(_always, precision))
+        SHELF.add(model)
         return function
 
     return register

@@ -116,8 +116,14 @@ def hugging_face_model(config: Mapping[str, Any], changes: Mapping[str, object],
         splits_tokens=False,
         pipeline=built.pipeline,
         notes=built.notes,
+        precision=precision,
     )
     return model, model.parameters("", {key: value for key, value in changes.items() if key in OWN})
+
+
+def precision(mesh: Mesh) -> str:
+    """FSDP's mixed precision on a mesh with data-parallel ranks (replicas are FSDP's, too), bfloat16 elsewhere."""
+    return "mixed" if mesh.replicas > 1 else "bfloat16"
 
 
 def configuration(config: Mapping, fields: Mapping, source: str, cls: str) -> tuple[str, str]:

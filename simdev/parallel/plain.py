@@ -75,6 +75,7 @@ def find_plain(name: str, changes: Mapping[str, object]) -> tuple[ParallelModel,
         splits_tokens=False,
         pipeline=built.ends is not None,
         notes=built.notes,
+        precision=built.precision,
     )
     return model, model.parameters("", changes)
 
@@ -150,6 +151,15 @@ class PlainModel:
     def kinds(self, parameters: Mapping[str, Any]) -> tuple[int, ...]:
         """The kind of each block."""
         return self._facts.kinds
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """The names of all lists of blocks, each block of which is sharded and recomputed by itself."""
+        return _lists(self)
+
+    def precision(self, mesh: Mesh) -> str:
+        """The data type of the stored parameters; FSDP and its replicas compute in bfloat16 if it is float32."""
+        return "mixed" if _stored(self) == "float32" and mesh.replicas > 1 else _stored(self)
 
     def check(self, p: Mapping[str, Any], mesh: Mesh) -> None:
         """Raise :class:`InvalidInput` for what is not offered."""
@@ -548,6 +558,18 @@ def _count(model: PlainModel, kinds: tuple[int, ...] = ()) -> float:
         with flop_counter_mode() as counter:
             run(*tensors).backward()
     return float(counter.get_total_flops())
+
+
+@lru_cache(maxsize=64)
+def _stored(model: PlainModel) -> str:
+    """The data type of the parameters: ``float32`` if some are."""
+    kinds = {str(parameter.dtype).removeprefix("torch.") for parameter in _make(model).model.parameters()}
+    return "float32" if "float32" in kinds or not kinds else min(kinds)
+
+
+@lru_cache(maxsize=64)
+def _lists(model: PlainModel) -> tuple[str, ...]:
+    return tuple(blocks.name for blocks in lists_of_blocks(_make(model).model))
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from simdev.errors import InvalidInput, SimdevError, UnknownName
-from simdev.graphs.parallel_model import ParallelModel
+from simdev.graphs.parallel_model import ParallelModel, usual_precision
 from simdev.parallel.capture.stage import accumulates
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.framework import Framework, find_framework
@@ -238,7 +238,7 @@ class Job:
         )
         plan.parts  # noqa: B018  raises where a stage would have no layer
         if not all(map(self.same_precision, choice.stage_meshes or (mesh,))):
-            message = "a plan that shards no parameters (dp_shard) keeps weights in bfloat16 alone"
+            message = "a plan that shards no parameters (dp_shard) keeps weights in other data types"
             raise InvalidInput(message, source=self.model.name, field="mesh")
         return plan
 
@@ -279,11 +279,15 @@ class Job:
         return found
 
     def same_precision(self, mesh: Mesh) -> bool:
-        """Whether weights are kept in float32: models with the axis ``dp_shard`` keep them so if they are sharded, and
-        in bfloat16 alone if not, which is another training job. A distributed optimizer keeps a float32 copy."""
+        """Whether weights and computation have the data types that they have if parameters are sharded; other types
+        make another training job. Most models keep float32 weights only if they are sharded
+        (:func:`~simdev.graphs.parallel_model.usual_precision`). A distributed optimizer keeps a float32 copy."""
         if self.software.distributed_optimizer:
             return mesh["dp_shard"] == 1
-        return "dp_shard" not in self.model.axes or mesh["dp_shard"] > 1 or self.ranks == 1
+        if "dp_shard" not in self.model.axes or mesh["dp_shard"] > 1 or self.ranks == 1:
+            return True
+        kind = self.model.precision
+        return kind is not usual_precision and kind(mesh) == kind(Mesh({"dp_shard": self.ranks}))
 
     def choices(self) -> Iterator[Choice]:
         """Every plan of the job with stages of equal depth, in a fixed order."""

@@ -4,6 +4,8 @@ Weights are float64, so that losses agree to the last digits however the sums ar
 
 import importlib.util
 import math
+import os
+import re
 import subprocess
 import sys
 
@@ -50,7 +52,26 @@ def make_step():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     return TrainingStep(model, (torch.arange(16 * 8).view(16, 8) % 64,), loss, optimizer)
 """
-BATCHES = {"arange", "remainder", "index"}  # the script's own: samples of a microbatch
+BATCHES = {"plain": {"arange", "remainder", "index"}, "transformers": {"randint"}}  # how scripts choose samples
+SIZES = (
+    "num_hidden_layers=2,hidden_size=32,head_dim=8,num_attention_heads=4,num_key_value_heads=4,vocab_size=64,length=8"
+)
+LLAMA = f"transformers:LlamaForCausalLM[{SIZES},intermediate_size=64]"
+MIXTRAL = f"transformers:MixtralForCausalLM[{SIZES},intermediate_size=32,num_local_experts=4]"
+DRIVER = """
+import importlib.util, sys
+import torch.distributed as dist
+dist.init_process_group()
+for path in sys.argv[1:]:
+    spec = importlib.util.spec_from_file_location("script", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    if dist.get_rank() == 0:
+        print("script", path, flush=True)
+    script.main()
+dist.barrier()
+dist.destroy_process_group()
+"""
 
 
 @pytest.fixture
@@ -60,12 +81,12 @@ def write(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_model.py").write_text(MODEL, encoding="utf-8")
 
-    def written(microbatch, recompute="none", reduce_each=False, **sizes):
-        choice = Choice(Mesh(sizes), microbatch, recompute, reduce_each=reduce_each)
-        job = make_job(f"{tmp_path}/my_model.py:make_step", "dgx-a100", 16, ranks=math.prod(sizes.values()))
+    def written(microbatch, recompute="none", reduce_each=False, model="", schedule="1f1b", stages_per_rank=1, **sizes):
+        choice = Choice(Mesh(sizes), microbatch, recompute, schedule, stages_per_rank, reduce_each=reduce_each)
+        job = make_job(model or f"{tmp_path}/my_model.py:make_step", "dgx-a100", 16, ranks=math.prod(sizes.values()))
         text = find_writer("pytorch")(job, choice)
         assert len(text.splitlines()) <= 120
-        path = tmp_path / "train.py"
+        path = tmp_path / f"train{len(list(tmp_path.glob('train*.py')))}.py"
         path.write_text(text, encoding="utf-8")
         return path, job, choice
 
@@ -73,60 +94,202 @@ def write(tmp_path, monkeypatch):
     sys.modules.pop("my_model", None)
 
 
-def losses(path, ranks):
+def losses(paths, ranks):
+    """The losses that each script prints, all in one job of ``ranks`` processes, which import PyTorch once."""
+    driver = paths[0].with_name("driver.py")
+    driver.write_text(DRIVER, encoding="utf-8")
     launcher = ["-m", "torch.distributed.run", "--standalone"]  # on a free port: other tests may run such a job, too
-    command = [sys.executable, *launcher, "--nproc-per-node", str(ranks), path.name]
-    for _ in range(2):  # gloo's threads may abort an interpreter that is leaving (pytorch/pytorch, pull request 179291)
-        done = subprocess.run(command, cwd=path.parent, capture_output=True, text=True, timeout=300)
-        if "SIGABRT" not in done.stderr:
-            break
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if "loss" in line]
+    command = [sys.executable, *launcher, "--nproc-per-node", str(ranks), driver.name, *(path.name for path in paths)]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=driver.parent, capture_output=True, text=True, timeout=900, env=variables)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    found = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("script "):
+            found[line.removeprefix("script ")] = printed = []
+        elif "loss" in line:
+            printed.append(float(line.rpartition(" ")[2]))
+    return [found[path.name] for path in paths]
+
+
+@pytest.mark.slow
+def test_losses_are_those_of_one_process(write):
+    """Data parallelism, sharded or not, and tensor parallelism, with accumulation and recomputation."""
+    one = write(microbatch=16, dp_shard=1)[0]
+    two = [
+        write(microbatch=4, dp_replicate=2)[0],
+        write(microbatch=4, tp=2)[0],
+        write(microbatch=4, dp_shard=2)[0],
+        write(microbatch=2, recompute="full", dp_shard=2)[0],
+        write(microbatch=2, recompute="selective", reduce_each=True, dp_shard=2)[0],
+    ]
+    four = [
+        write(microbatch=2, recompute="full", dp_replicate=2, dp_shard=2)[0],
+        write(microbatch=2, recompute="full", dp_shard=2, tp=2)[0],
+    ]
+    (expected,) = losses([one], 1)
+    assert expected[2] < expected[1] < expected[0]
+    for found in losses(two, 2) + losses(four, 4):
+        assert found == pytest.approx(expected, rel=1e-11)
+
+
+@pytest.mark.slow
+def test_losses_of_transformers_models_are_those_of_one_process(write):
+    """Tensor, expert and pipeline parallelism beside sharding, in float32: the scripts with one line changed."""
+    pytest.importorskip("transformers")
+
+    def float32(**plan):
+        path = write(**plan)[0]
+        text, changed = re.subn(
+            r"(STORED, COMPUTED =) [^ ]+ [^ ]+", r"\1 torch.float32, torch.float32", path.read_text()
+        )
+        assert changed == 1
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    one = [float32(model=LLAMA, microbatch=16, dp_shard=1), float32(model=MIXTRAL, microbatch=16, dp_shard=1)]
+    two = [float32(model=MIXTRAL, microbatch=4, ep=2)]
+    four = [
+        float32(model=LLAMA, microbatch=2, recompute="full", dp_shard=2, tp=2),
+        float32(model=LLAMA, microbatch=2, recompute="selective", pp=2, dp_shard=2),
+        float32(model=LLAMA, microbatch=4, schedule="gpipe", pp=2, dp_replicate=2),
+        float32(model=LLAMA.replace("layers=2", "layers=4"), microbatch=2, pp=2, dp_shard=2, schedule="interleaved",
+                stages_per_rank=2),
+        float32(model=MIXTRAL, microbatch=4, dp_shard=2, ep=2),
+    ]  # fmt: skip
+    one.append(float32(model=LLAMA.replace("layers=2", "layers=4"), microbatch=16, dp_shard=1))
+    dense, experts, deeper = losses(one, 1)
+    assert dense[2] < dense[1] < dense[0]
+    found = losses(two, 2) + losses(four, 4)
+    for script, expected in zip(found, [experts, dense, dense, dense, deeper, experts], strict=True):
+        assert script == pytest.approx(expected, rel=1e-6)
+
+
+def script_of(path):
+    spec = importlib.util.spec_from_file_location("written_script", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
+def calls_of(path, choice):
+    """What each pipeline rank executes in a step of the script: kind, signature and axes of each call."""
+    from simdev.parallel.capture.packages import unpacked
+    from simdev.parallel.capture.step import capture_step
+
+    script = script_of(path)
+
+    def make(mesh):
+        parts = script.build()
+        return lambda: script.train_step(*parts)
+
+    with unpacked():
+        program = capture_step(make, choice.mesh, "script", source=str(path))
+    found, chosen = [], BATCHES["plain" if hasattr(script, "batches") else "transformers"]
+    for pieces in program.pieces:
+        calls = [call for piece in pieces for call in program.segments[piece.segment].calls]
+        shown = [(call.kind, call.signature, call.axes) for call in calls]
+        # the script also chooses its samples, and adds the losses of microbatches in order to print them
+        sums = {f"{name}({kind}[],{kind}[])->{kind}[]" for name in ("add", "add_") for kind in ("f64", "f32")}
+        found.append([call for call in shown if call[0] not in chosen and call[1] not in sums])
+    return found
+
+
+def planned_calls(job, choice):
+    """The same of the plan, in the order of its schedule."""
+    from simdev.parallel.orders import pipeline_order
+    from simdev.parallel.plan import capture_stages
+
+    plan = job.plan(choice)
+    stages = capture_stages(plan)
+    found = []
+    for actions in pipeline_order(plan.schedule, choice.mesh["pp"], plan.microbatches, plan.stages_per_rank):
+        calls, passes = [], dict.fromkeys((stage for _, stage, _ in actions), 0)
+        for what, stage, _ in actions:
+            program = stages[stage]
+            segment = program.forward
+            if what == "B":
+                passes[stage] += 1
+                kinds = {1: program.FIRST, plan.microbatches: program.LAST}
+                kind = program.ONLY if plan.microbatches == 1 else kinds.get(passes[stage], program.FURTHER)
+                segment = program.backward[kind]
+            calls += segment.calls
+        calls += [call for stage in passes for call in stages[stage].finish.calls]
+        found.append([(call.kind, call.signature, call.axes) for call in calls])
+    return found
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"microbatch": 4, "recompute": "none", "dp_shard": 2},
+        {"microbatch": 4, "recompute": "full", "dp_shard": 2},
+        {"microbatch": 4, "recompute": "selective", "dp_shard": 2},
+        pytest.param({"microbatch": 8, "tp": 2}, marks=pytest.mark.slow),
+        pytest.param({"microbatch": 4, "dp_shard": 2, "tp": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_the_script_executes_the_program_that_was_planned(write, plan):
+    """Two microbatches on two or four ranks, op by op, collectives included."""
+    path, job, choice = write(**plan)
+    done, planned = calls_of(path, choice), planned_calls(job, choice)
+    assert done == planned and {axes for *_, axes in planned[0] if axes} == {(axis,) for axis, _ in choice.mesh.inner}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "plan",
     [
-        {"microbatch": 4, "dp_shard": 2},
-        {"microbatch": 2, "recompute": "full", "dp_shard": 2},
-        {"microbatch": 2, "recompute": "selective", "reduce_each": True, "dp_shard": 2},
-        {"microbatch": 2, "recompute": "full", "dp_replicate": 2, "dp_shard": 2},
+        {"model": LLAMA, "microbatch": 8, "recompute": "full", "dp_shard": 2, "tp": 2},
+        {"model": MIXTRAL, "microbatch": 4, "dp_shard": 2, "ep": 2},
     ],
-    ids=str,
+    ids=["fsdp x tp", "fsdp x ep"],
 )
-def test_losses_are_those_of_one_process(write, plan):
-    one = losses(write(microbatch=16, dp_shard=1)[0], 1)
-    path, job, _ = write(**plan)
-    assert losses(path, job.ranks) == pytest.approx(one, rel=1e-11) and one[2] < one[1] < one[0]
+def test_the_script_of_a_transformers_model_executes_the_program(write, plan, monkeypatch):
+    pytest.importorskip("transformers")
+    from simdev.parallel.capture.record import RankRecorder
+
+    path, job, choice = write(**plan)
+    if choice.mesh["ep"] > 1:  # an even router: the tokens times the active experts, over the ranks of ep
+        monkeypatch.setattr(RankRecorder.__init__, "__defaults__", (4 * 8 * 2 // 2,))
+    done, planned = calls_of(path, choice), planned_calls(job, choice)
+    assert done == planned
+    assert {axes for *_, axes in planned[0]} >= {("dp_shard",), ("ep",) if choice.mesh["ep"] > 1 else ("tp",)}
 
 
-@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
-def test_the_script_executes_the_program_that_was_planned(write, recompute):
-    """Two microbatches on two ranks, op by op, collectives included."""
-    from simdev.parallel.capture.stage import capture_stage
-    from simdev.parallel.capture.step import capture_step
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule, stages", [("1f1b", 1), ("interleaved", 2)])
+def test_the_pipeline_of_the_script_is_the_plans(write, schedule, stages):
+    """Op by op, but for the gathering of sharded parameters. FSDP gathers ahead by the order of earlier passes. A plan
+    captures a stage's passes in turns, forward and backward; a schedule mixes them."""
+    pytest.importorskip("transformers")
+    model = LLAMA.replace("layers=2", "layers=4")
+    path, job, choice = write(4, model=model, schedule=schedule, stages_per_rank=stages, pp=2, dp_shard=2)
+    for done, planned in zip(calls_of(path, choice), planned_calls(job, choice), strict=True):
+        gathers = [sum(kind == "all_gather" for kind, *_ in calls) for calls in (done, planned)]
+        assert abs(gathers[0] - gathers[1]) <= 2 * stages and planned
 
-    path, job, choice = write(4, recompute, dp_shard=2)
-    spec = importlib.util.spec_from_file_location("written_script", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+        def others(calls):
+            return [call for call in calls if call[0] not in ("all_gather", "_foreach_copy_")]
 
-    def make(mesh):
-        parts = script.build()
-        return lambda: script.train_step(*parts)
+        assert others(done) == others(planned)
 
-    program = capture_step(make, choice.mesh, "script", source=str(path))
-    calls = [call for piece in program.pieces[0] for call in program.segments[piece.segment].calls]
-    plan = job.plan(choice)
-    stage = capture_stage(job.model, plan.parameters, choice.mesh, job.model.part(plan.parameters, job.layers))
-    first, _, last, _ = stage.backward
-    order = (stage.forward, first, stage.forward, last, stage.finish)
-    planned = [(call.kind, call.signature, call.axes) for segment in order for call in segment.calls]
-    done = [(call.kind, call.signature, call.axes) for call in calls if call.kind not in BATCHES]
-    added = ("add_", "add_(f64[],f64[])->f64[]", ())  # the second microbatch's loss, to be printed
-    done.remove(added)
-    assert done == planned and any(axes == ("dp_shard",) for *_, axes in planned)
+
+@pytest.mark.slow
+def test_what_a_script_cannot_say_is_refused_by_name(write):
+    pytest.importorskip("transformers")
+    refused = [
+        ("tied weights .lm_head.weight", {"model": LLAMA.replace("[", "[tie_word_embeddings=true,"), "dp_shard": 2}),
+        ("takes other inputs", {"model": "transformers:BertForMaskedLM[num_hidden_layers=2,length=8]", "dp_shard": 2}),
+        ("zero-bubble", {"model": LLAMA, "pp": 2, "dp_shard": 2, "schedule": "zero-bubble"}),
+        ("1 microbatches on 2 stages", {"model": LLAMA, "pp": 2, "dp_shard": 2, "microbatch": 8}),
+        ("pp=2", {"pp": 2, "dp_shard": 2}),
+        ("own code", {"model": "small", "dp_shard": 2}),
+    ]  # fmt: skip
+    for part, plan in refused:
+        with pytest.raises(Unsupported, match=part):
+            write(**{"microbatch": 2, **plan})
 
 
 def test_apply_does_what_the_script_does(write):
@@ -135,9 +298,7 @@ def test_apply_does_what_the_script_does(write):
     from simdev.parallel.capture.stage import fake_process_group
 
     path, _, choice = write(8, "full", dp_shard=2)
-    spec = importlib.util.spec_from_file_location("written_script", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = script_of(path)
     import my_model
 
     with fake_process_group(choice.mesh, 0):

@@ -60,6 +60,7 @@ def gpt_checks(p, mesh) -> None:
     flops=gpt_flops,
     source="Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, SC 2021",
     checks=gpt_checks,
+    precision="mixed-float16",
 )
 def gpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatch, recompute, update):
     import torch

@@ -35,6 +35,7 @@ def small_checks(p, mesh) -> None:
     flops=small_flops,
     source="a decoder of Radford et al. 2019, made small",
     checks=small_checks,
+    precision="float32",
 )
 def small(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatch):
     import torch

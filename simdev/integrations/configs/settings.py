@@ -27,8 +27,7 @@ class Settings:
     pipeline). ``stage_layers`` is the number of layers on each stage, virtual stages included. ``recompute`` is
     ``none``, ``selective`` or ``full``. ``reduce_each``: gradients are reduced after each microbatch.
 
-    ``precision`` is ``mixed`` (bfloat16 in computation, float32 weights), ``mixed-float16``, ``bfloat16`` or
-    ``float32`` (the last two alone).
+    ``precision`` is that of the model on this mesh (:data:`simdev.graphs.parallel_model.PRECISIONS`).
     """
 
     ranks: int
@@ -62,15 +61,8 @@ def settings_of(job: Job, choice: Choice) -> Settings:
         stage_layers=tuple(part.layers for part in plan.parts) if pipeline else (),
         recompute=choice.recompute,
         reduce_each=several and (choice.reduce_each or not job.may_reduce_each(choice)),
-        precision=_precision(job, choice),
+        precision=job.model.precision(choice.mesh),
     )
-
-
-def _precision(job: Job, choice: Choice) -> str:
-    if job.model.name in ("small", "gpt"):
-        return "float32" if job.model.name == "small" else "mixed-float16"
-    data = any(choice.mesh[axis] > 1 for axis in ("dp_replicate", "dp_shard", "cp", "ep"))
-    return "mixed" if data or "dp_shard" not in job.model.axes else "bfloat16"
 
 
 def refuse(settings: Settings, where: str, *axes: str) -> None:

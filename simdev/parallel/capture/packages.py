@@ -91,7 +91,7 @@ def distribute(model, mesh, source: str) -> None:
         ep_size=ep * tp if ep > 1 else 1,
         ep_implementation="all_to_all",
         fsdp_mixed_precision=True,
-        fsdp_plan=_plan_of_blocks(model) or None,
+        fsdp_plan=plan_of_blocks(model) or None,
     )
     device = mesh.device_type
     dense = init_device_mesh(
@@ -103,7 +103,7 @@ def distribute(model, mesh, source: str) -> None:
         type(model).maybe_distribute_model(model, config, TransformersDeviceMesh(dense, expert))
 
 
-def _plan_of_blocks(model) -> dict[str, str]:
+def plan_of_blocks(model) -> dict[str, str]:
     """An entry of the FSDP plan for each list of blocks that the class's own plan leaves out."""
     from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard
 

@@ -1,0 +1,33 @@
+"""PyTorch: a complete script that trains the model by the plan, for ``torchrun``.
+
+A plain module of the user's own (:mod:`.plain`) is spread by PyTorch's libraries; a model of transformers
+(:mod:`.hugging_face`) by the plans that its class brings. The script needs nothing of simdev.
+"""
+
+from __future__ import annotations
+
+from simdev.errors import Unsupported
+from simdev.integrations.configs.pytorch import hugging_face, plain
+from simdev.integrations.configs.settings import refuse, settings_of
+from simdev.parallel.hugging_face import TransformersModel
+from simdev.parallel.plain import PlainModel
+from simdev.planners import Choice, Job
+
+RELEASE = plain.RELEASE
+
+
+def write(job: Job, choice: Choice) -> str:
+    """The script. Raises :class:`Unsupported` for a model whose code simdev does not have (shipped models), and naming
+    the part of the plan that the script cannot say."""
+    settings = settings_of(job, choice)
+    refuse(settings, "the script", "cp")
+    if settings.mesh["dp_shard"] > 1 and settings.reduce_each != (choice.reduce_each and settings.microbatches > 1):
+        raise Unsupported(f"the plan {choice} leaves open when gradients are reduced")
+    if isinstance(job.model.function, TransformersModel):
+        return hugging_face.write(job, choice, settings)
+    if isinstance(job.model.function, PlainModel):
+        return plain.write(job, choice, settings)
+    raise Unsupported(
+        "a script needs the model's own code (my_model.py:make_step, transformers:CLASS or a config.json), and this is "
+        f"{job.model.name}"
+    )

@@ -1,0 +1,68 @@
+"""What the scripts share: how a template becomes a script, and the parts that do not depend on the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B",
+             "looped-bfs": "ScheduleLoopedBFS"}  # fmt: skip
+LOOPED = ("interleaved", "looped-bfs")
+POLICY = '''def kept_results():
+    """Keep attention and the first of every two products, recompute the rest."""
+    aten, products = torch.ops.aten, {False: 0, True: 0}
+    kinds = "flash_attention", "flash_attention_for_cpu", "efficient_attention"
+    kept = {getattr(aten, f"_scaled_dot_product_{kind}").default for kind in kinds}
+    kept.add(torch.ops._c10d_functional.reduce_scatter_tensor.default)
+
+    def policy(context, op, *_, **__):
+        products[context.is_recompute] += op == aten.mm.default
+        keep = op in kept or (op == aten.mm.default and products[context.is_recompute] % 2 == 1)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+'''
+MAIN = """def main():
+    parts = build()
+    for number in range(3):
+        value = train_step(*parts)
+        dist.all_reduce(value)
+        if dist.get_rank() == 0:
+            print(f"step {number}: loss {value.item() / @RANKS@:.12g}")
+    dist.barrier()  # a rank that left now would break off what the others still send
+
+
+if __name__ == "__main__":
+    dist.init_process_group()
+    main()
+    dist.destroy_process_group()
+"""
+STAGES_STEP = '''def train_step(schedule, stages, optimizer, data):
+    """One step; returns the mean loss over the samples of this rank, 0 on ranks without the last stage."""
+    losses = [torch.zeros((), device=data.device)]
+    last = {"labels": data, "target": data} if stages[-1].last else {}
+    schedule.step(*([data] if stages[0].first else []), **last, losses=losses, return_outputs=False)
+    optimizer.step()
+    optimizer.zero_grad()
+    return sum(loss.detach() for loss in losses)
+
+
+'''
+
+
+def render(template: str, flags: Mapping[str, bool], values: Mapping[str, object]) -> str:
+    """The template with its values in place of ``@NAME@``. A line that ends in ``#? flag`` is kept if the flag is set,
+    one that ends in ``#? !flag`` if it is not."""
+    lines = []
+    for line in template.splitlines():
+        text, mark, condition = line.partition("  #? ")
+        if not mark or all(flags[name.lstrip("!")] != name.startswith("!") for name in condition.split()):
+            lines.append(text)
+    found = "\n".join(lines) + "\n"
+    for name, value in values.items():
+        found = found.replace(f"@{name}@", str(value))
+    left = re.search(r"@[A-Z]+@", found)
+    assert left is None, left
+    return found

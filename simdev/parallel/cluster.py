@@ -106,8 +106,8 @@ def load_cluster(text: str, *, kept: bool = False) -> Cluster:
         raise InvalidInput("expected a cluster such as dgx-h100[nodes=8], or a topology file", source=repr(text))
     cluster = cluster_of(load_topology(found[1], kept=kept))
     if found[2] is not None:
-        if not found[2].isdecimal() or len(found[2]) > DIGITS or int(found[2]) < 1:
-            raise InvalidInput("expected a whole number from 1 on", source=text, field="nodes")
+        if not found[2].isdecimal() or len(found[2]) > DIGITS or not 1 <= int(found[2]) <= MOST_NODES:
+            raise InvalidInput(f"expected a whole number from 1 to {MOST_NODES}", source=text, field="nodes")
         cluster = replace(cluster, nodes=int(found[2]))
     return cluster
 
@@ -134,6 +134,7 @@ def cluster_of(topology: Topology) -> Cluster:
     return Cluster(topology.name, kind, len(node), count, rate, latency, far, far_latency, host, topology=topology)
 
 
+MOST_NODES = 1 << 20
 MOST_SEARCHED = 8  # members of a ring whose order is searched
 
 

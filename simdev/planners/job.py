@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from math import isqrt
 from typing import Any
 
 from simdev.errors import InvalidInput, SimdevError, UnknownName
@@ -182,7 +183,7 @@ class Job:
             self.model.checks({**self.parameters, "recompute": RECOMPUTE[0]}, Mesh({}))
         if not self.known_recomputes:
             known, given = ", ".join(kinds), ",".join(self.recomputes)
-            raise InvalidInput(f"{self.model.name} knows {known}, not {given}", source="--recompute")
+            raise InvalidInput(f"{self.model.name} knows {known}, not {given!r}", source="--recompute")
         if next(self.choices(), None) is not None:
             return
         each = self.ranks * min(self.microbatches)
@@ -321,4 +322,5 @@ def stages_of(schedule: str) -> int:
 
 
 def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]
+    low = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
+    return sorted({*low, *(n // d for d in low)})

@@ -45,8 +45,10 @@ def test_the_best_plans_and_a_configuration(tmp_path):
         (["--microbatch", "two"], "--microbatch"),
         (["--batch", "0"], "batch"),
         (["--framework", "fast"], "framework"),
-        (["--recompute", "half"], "gpt knows none, full, not half"),
+        (["--recompute", "half"], "gpt knows none, full, not 'half'"),
         (["--evaluations", "-3"], "--evaluations: expected a whole number from 1 on, got -3"),
+        (["--top", "-1"], "--top: expected a whole number from 1 on, got -1"),
+        (["--jobs", "0"], "--jobs: expected a whole number from 1 on, got 0"),
     ],
 )
 def test_mistakes_are_named(more, message):
@@ -72,7 +74,7 @@ def test_sizes_that_contradict_each_other_are_named():
     done = run("plan", "llama3-8b", "dgx-h100", "--batch", "7")
     assert "8 GPUs divides 7 sequences; pass a multiple of 2, such as --batch 8" in str(done.exception)
     done = run("plan", MODEL, "dgx-a100[nodes=-1]")
-    assert "nodes: expected a whole number from 1 on" in str(done.exception)
+    assert "nodes: expected a whole number from 1 to 1048576" in str(done.exception)
 
 
 def test_times_have_the_digits_that_tell_them_apart():

@@ -90,8 +90,9 @@ def plan(
         name=f"{model} on {cluster}",
     )
     job.check()
-    if evaluations is not None and evaluations < 1:
-        raise InvalidInput(f"expected a whole number from 1 on, got {evaluations}", source="--evaluations")
+    for option, given in (("--evaluations", evaluations), ("--jobs", jobs), ("--top", top)):
+        if given is not None and given < 1:
+            raise InvalidInput(f"expected a whole number from 1 on, got {given}", source=option)
     writer = _writer(write)
     price = positive(price, "--price") or job.cluster.kind.dollars_per_hour or None
     workers = jobs or os.cpu_count() or 1

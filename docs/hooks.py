@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 import csv
+import functools
 import importlib
 import inspect
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,6 +44,7 @@ PUBLIC = {
     "errors": ("",),
 }
 BOARDS = ("standard", "order", "throughput", "machines", "parallel")  # shown together on one page
+RUN = ("tutorial", "howto/model", "howto/machine", "howto/placer", "howto/apply", "python-api", "agents")
 HELP_WIDTH = 72  # characters that a column of the site shows without a scroll bar
 
 
@@ -60,6 +63,30 @@ def on_files(files, config):
     for name, content in sorted(pages.items()):
         files.append(File.generated(config, name, content=content))
     return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Each page ends with what checks it, and the commit that it was built from."""
+    name = page.file.src_uri
+    if name in ("gallery.md",) or name.startswith(("placers/", "planners/", "workloads/", "python/")):
+        checked = "this page is generated from the code and the boards"
+    elif name.removesuffix(".md") in RUN:
+        checked = "the examples of this page are executed by `tests/test_docs.py`"
+    elif name.endswith("-record.md"):
+        checked = "this page is a record, and its figures are not checked again"
+    else:
+        checked = "the commands of this page are compared with the program, and its marked figures with the boards"
+    return f"{markdown}\n\n---\n\n*Last check at the build of this site, {built_from()}: {checked}.*\n"
+
+
+@functools.cache
+def built_from() -> str:
+    """The commit that the site is built from, with its date; without a repository, the version."""
+    from simdev import __version__
+
+    command = ["git", "log", "-1", "--format=commit %h of %cs"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return done.stdout.strip() if done.returncode == 0 else f"version {__version__}"
 
 
 def on_post_build(config):

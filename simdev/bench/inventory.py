@@ -4,12 +4,14 @@ belongs to no row is named, and so is whatever cannot be checked."""
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from simdev.bench import journal, plan_rows, rows
 from simdev.bench.check import Difference, compare
+from simdev.bench.matrix import parse_budget
 from simdev.bench.plan_rows import PLANS, PlanRow
 from simdev.bench.release import PACKAGE, SHEET, data_sheet
 from simdev.bench.rows import RESULTS, Row
@@ -24,6 +26,7 @@ from simdev.problem.topology import kept_device_file
 
 Note = Callable[[str], None]
 FOR_READERS = (".md", ".png", ".svg", ".pdf", ".txt")  # text and pictures: no command reads a result from them
+BOUND_FAILURES = ("timeout", "memory", "error")
 MOST_NAMED = 20  # faults of one file that are listed
 
 
@@ -32,7 +35,7 @@ def file_differences(folder: Path, found: list[Row | PlanRow], note: Note) -> li
     not checked although it may be there."""
     results = [row for row in found if isinstance(row, Row)]
     plans = [row for row in found if isinstance(row, PlanRow)]
-    wrong, seen = [], set()
+    wrong, seen = repeated(found), set()
     if not any((folder / schema.file).is_file() for schema in (RESULTS, PLANS)):
         wrong.append(Difference(folder.name, "", "", f"holds neither {RESULTS.file} nor {PLANS.file}"))
     for name, check in {
@@ -70,6 +73,29 @@ def file_differences(folder: Path, found: list[Row | PlanRow], note: Note) -> li
     return wrong
 
 
+def repeated(found: list[Row | PlanRow]) -> list[Difference]:
+    """Rows of one and the same run under two spellings, such as the parameters ``{}`` and ``{ }``: in the ranking, each
+    would count. The reader refuses rows whose keys are equal."""
+    seen: set[tuple] = set()
+    wrong = []
+    for row in found:
+        key = type(row), *map(_meaning, row.key)
+        if key in seen:
+            wrong.append(Difference(shortened(" ".join(map(str, row.key)), 200), "", "", "the same run twice"))
+        seen.add(key)
+    return wrong
+
+
+def _meaning(cell: object) -> object:
+    """A cell of a key without what can be spelled in several ways."""
+    with contextlib.suppress(InvalidInput, ValueError):
+        if isinstance(cell, str) and cell.startswith("{"):
+            return json.dumps(json.loads(cell), sort_keys=True)
+        if isinstance(cell, str) and "=" in cell:
+            return parse_budget(cell)
+    return cell
+
+
 def _note_columns(results: list[Row], plans: list[PlanRow], seen: set[str], note: Note) -> None:
     for schema, there in ((RESULTS, results), (PLANS, plans)):
         if there:
@@ -78,6 +104,11 @@ def _note_columns(results: list[Row], plans: list[PlanRow], seen: set[str], note
             answer = f"that this version of this {solver} gives the answers of {schema.file}"
             given = "with these rules, params, budget, choices and seed"
             note(f"{answer} {given}, the evaluations{proof} and why runs have no score: only --rerun shows it")
+    failed = sum(row.bound_method in BOUND_FAILURES for row in results)
+    if failed:
+        note(
+            f"the missing lower bounds of {failed} rows, whose bound_method says that none was found in time or memory"
+        )
     for name in sorted(seen & {"curves.csv", "plan_curves.csv"}):
         note(f"the points of {name}: they fit their rows, but nothing can show that a search took this way")
 

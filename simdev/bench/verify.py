@@ -21,7 +21,7 @@ from simdev.analysis.bounds import Bound
 from simdev.analysis.feasible import check_feasible
 from simdev.bench import provenance, rows, stored, workers
 from simdev.bench.check import Check, Difference, compare
-from simdev.bench.inventory import file_differences
+from simdev.bench.inventory import BOUND_FAILURES, file_differences
 from simdev.bench.matrix import Run, parse_budget, repeatable
 from simdev.bench.objective import parse_objective
 from simdev.bench.plan_rows import PLANS, PlanRow
@@ -229,7 +229,7 @@ def _impossible(row: Row) -> list[Difference]:
 
 def _bounded(row: Row, problem: Problem) -> Row:
     """The row with the lower bound of the problem. If the row says that the bound failed, it stays empty."""
-    if row.bound_method in ("timeout", "memory", "error"):
+    if row.bound_method in BOUND_FAILURES:
         return replace(row, lower_bound_ns=None)
     key = problem.graph.fingerprint, problem.costs.hash, row.rules, row.objective
     if key not in _BOUNDS:

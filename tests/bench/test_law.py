@@ -112,6 +112,37 @@ def test_results(folder, tmp_path, column):
     assert found_or_named(out, "results.csv", column)
 
 
+def rewritten(folder, tmp_path, change):
+    """A copy of the board whose rows, changed by ``change``, have digests and derived tables that fit."""
+    out = copy(folder, tmp_path)
+    (out / "journal.jsonl").unlink()
+    (out / "curves.csv").unlink()
+    path = out / "results.csv"
+    table = [cells for _, cells in rows.read_csv(path, rows.COLUMNS)]
+    change(table)
+    for cells in table:
+        cells["digest"] = RESULTS.digest(cells)
+    rows.write_csv(path, rows.COLUMNS, table)
+    score.write(out, rows.read_rows(path))
+    return out
+
+
+@pytest.mark.parametrize("cells", [{"params": "{ }"}, {"budget": "evaluations=010"}])
+def test_a_run_spelled_in_two_ways_is_the_same_run_twice(folder, tmp_path, cells):
+    """What was possible: a row counted twice in the ranking under another spelling of its parameters."""
+    out = rewritten(folder, tmp_path, lambda table: table.append({**table[0], **cells}))
+    (wrong,) = verify.verify(out, engine="fast")
+    assert wrong.found == "the same run twice"
+
+
+def test_a_hidden_lower_bound_is_named(folder, tmp_path):
+    """What was possible: a row that says that its bound failed shows no gap, and nobody was told."""
+    out = rewritten(folder, tmp_path, lambda table: table[0].update({"lower_bound_s": "", "bound_method": "timeout"}))
+    notes = []
+    assert verify.verify(out, engine="fast", on_note=notes.append) == []
+    assert any(note.startswith("the missing lower bounds of 1 rows") for note in notes)
+
+
 TABLES = [
     ("leaderboard.csv", score.LEADERBOARD),
     ("ranking.csv", score.RANKING),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from drawn import two_streams
 
@@ -12,7 +13,7 @@ from simdev.parallel.costs.allocator import CachingAllocator
 from simdev.parallel.costs.collectives import send_ns
 from simdev.parallel.costs.float8 import Float8
 from simdev.parallel.costs.fusion import fused_segment, remaining_shares
-from simdev.parallel.costs.overlap import simulate_unrolled
+from simdev.parallel.costs.overlap import covered_until, simulate_unrolled
 from simdev.parallel.costs.reserved import Allocations, extended, reserved_bytes
 from simdev.parallel.framework import find_framework
 from simdev.parallel.program import COMPUTE, Call, NotRepeating, Segment
@@ -44,6 +45,11 @@ def test_without_a_slowdown_nothing_changes_and_bad_factors_are_refused():
     for factor in (0.9, 11, float("nan")):
         with pytest.raises(InvalidInput, match="slowdown"):
             simulate_unrolled(unrolled, factor)
+
+
+def test_times_beside_collectives_are_counted_once_and_pauses_between_them_not_at_all():
+    covered = covered_until(np.array([20, 0, 5]), np.array([30, 10, 12]))  # in all from 0 to 12 and from 20 to 30
+    assert covered(np.array([0, 5, 12, 15, 20, 25, 40])).tolist() == [0, 5, 12, 12, 12, 17, 22]
 
 
 # products of linear layers in FP8

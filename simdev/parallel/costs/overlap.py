@@ -65,7 +65,7 @@ def _lengthen(longer: np.ndarray, unrolled: UnrolledJob, schedule: Schedule, fir
     if not len(beside) or not len(kernels):
         return
     begin, end = schedule.op_start[kernels], schedule.op_finish[kernels]
-    covered = _covered_until(schedule.op_start[beside], schedule.op_finish[beside])
+    covered = covered_until(schedule.op_start[beside], schedule.op_finish[beside])
     overlap = covered(end) - covered(begin)
     # Of t ns beside a collective, a kernel that is f times slower loses t (1 - 1 / f).
     lost = np.rint(overlap * (1 - 1 / factor)).astype(np.int64)
@@ -74,7 +74,7 @@ def _lengthen(longer: np.ndarray, unrolled: UnrolledJob, schedule: Schedule, fir
         longer[mine] += lost
 
 
-def _covered_until(start: np.ndarray, finish: np.ndarray):
+def covered_until(start: np.ndarray, finish: np.ndarray):
     """A function of times: how much of ``[0, time]`` the union of the intervals covers."""
     order = np.argsort(start, kind="stable")
     begin, end = start[order], np.maximum.accumulate(finish[order])

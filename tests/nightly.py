@@ -46,7 +46,8 @@ def parts() -> dict[str, dict[str, list[str]]]:
             for number in (1, 2, 3, 4)
         },
         "faults": {
-            table: [f"{TOOLS}/reliability.py", table, "--print"] for table in ("faults", "inputs", "determinism")
+            table: [f"{TOOLS}/reliability.py", table, "--print"]
+            for table in ("faults", "commands", "inputs", "determinism")
         },
         "zoo": {"zoo draw": [f"{TOOLS}/zoo.py", "{out}/zoo.jsonl", "--draw", str(today)]},
         "boards": {

@@ -511,3 +511,24 @@ def test_what_needs_pytorch_says_so_where_it_is_absent(simdev, tmp_path, monkeyp
     answer = simdev("capture", f"{tmp_path}/step.py:make", "-o", tmp_path / "x.npz")
     assert_refused(answer, "pip install 'simdev[capture]'")
     assert_refused(simdev("simulate-plan", "llama3-8b", "dgx-h100", "--mesh", "dp_shard=8"), "needs PyTorch")
+
+
+@pytest.mark.parametrize(
+    "error, code, message",
+    [
+        (KeyboardInterrupt(), 130, "simdev: interrupted\n"),
+        (MemoryError(), 2, "simdev: error: the memory does not suffice\n"),
+        (RuntimeError("can't start new thread"), 2, "simdev: error: the memory does not suffice\n"),
+    ],
+)
+def test_what_ends_a_command_from_outside_is_one_sentence(monkeypatch, capsys, error, code, message):
+    """Also outside of the commands: while they are imported, say."""
+    from simdev import __main__
+
+    def end():
+        raise error
+
+    monkeypatch.setattr(cli, "app", end)
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert (ended.value.code, capsys.readouterr().err) == (code, message)

@@ -1,6 +1,7 @@
 """Planners: the protocol, the registry, what each finds, and a Dask cluster."""
 
 import pickle
+from concurrent.futures import BrokenExecutor, Executor
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupporte
 from simdev.parallel.mesh import Mesh
 from simdev.planners import Choice, Evaluator, PlanBudget, PlannerSpec, find_planner, planners
 from simdev.planners.bounds import job_bound_ns, small_mesh
-from simdev.planners.evaluate import extrapolated
+from simdev.planners.evaluate import WorkersLost, extrapolated
 from simdev.planners.job import choice_from
 from simdev.planners.stage_bounds import any_plan_bound_ns, stage_options
 from simdev.planners.testing import check_planner
@@ -214,6 +215,16 @@ def test_shipped_models_are_sent_to_workers(name):
     there = pickle.loads(pickle.dumps(model))
     assert there.name == model.name and there.function is model.function
     there.checks(parameters, Mesh({}))
+
+
+def test_workers_that_end_are_one_sentence(tiny_job):
+    class Gone(Executor):
+        def map(self, *_):
+            raise BrokenExecutor("a process ended")
+
+    choices = list(tiny_job.choices())[:2]
+    with pytest.raises(WorkersLost, match="a process that simulated plans has ended"):
+        list(Evaluator(tiny_job, executor=Gone()).outcomes(choices))
 
 
 # plans evaluated on a Dask cluster

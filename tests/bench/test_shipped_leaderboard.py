@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import boards
+
 from simdev.bench import rows
 from simdev.bench.run import load_problem
 from simdev.problem.placement_file import placement_file, stored_placement
@@ -42,3 +44,9 @@ def test_searched_boards_hold_feasible_placements_under_their_rules():
             assert row.status == "ok" and row.feasible and row.lower_bound_ns <= row.step_ns, row
     found = rows.read_rows(ORDER / "results.csv")
     assert all(stored_placement(ORDER, row.placement).priority is not None for row in found)
+
+
+def test_no_replay_beats_a_record():
+    """A placement under ``fifo`` can be repeated under ``priority``, so ``order`` holds the best of all boards."""
+    assert boards.slower_than(LONG, [FOLDER]) == []
+    assert boards.slower_than(ORDER, [FOLDER, LONG]) == []

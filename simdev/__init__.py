@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; _HOME says the same to 
     from simdev.sim import Simulator as Simulator
     from simdev.sim import simulate as simulate
     from simdev.sim import simulate_many as simulate_many
-    from simdev.sim import validate as validate
+    from simdev.sim.validate import validate as validate
 
 __version__ = "0.2.0"
 

@@ -15,7 +15,7 @@ from math import gcd
 import numpy as np
 
 from simdev.calibrate.replay import MARK, host_costs, host_line
-from simdev.calibrate.trace_ops import ops_of_calls
+from simdev.calibrate.trace_ops import TracedOp, ops_of_calls
 from simdev.calibrate.traces import Trace
 
 LEAST = 5  # least number of ops of a kind
@@ -32,7 +32,8 @@ def dispatch_ns(trace: Trace) -> dict[str, tuple[int, int, int]]:
     times: dict[str, list[int]] = {}
     updates: dict[str, int] = {}
     tensors: dict[str, Counter] = {}
-    spent, current = 0, (None, "")  # host time of the current op, and the op or optimizer
+    current: tuple[TracedOp | None, str] = (None, "")  # the op or optimizer
+    spent = 0  # its host time so far
 
     def close() -> None:
         op, update = current

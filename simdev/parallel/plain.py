@@ -186,7 +186,7 @@ class PlainModel:
             _shorten(run.model, blocks, chosen(facts.kinds, part.kinds, part.layers))
         whole = part.first and part.last
         if not whole:
-            assert facts.ends is not None and blocks is not None
+            assert facts.ends is not None and blocks is not None, "pipelines are offered where there are blocks"
             cut_piece(run.model, part.first, part.last, facts.ends)
         names = mesh.mesh_dim_names or ()
         divided = "tp" in names and mesh["tp"].size() > 1
@@ -197,7 +197,7 @@ class PlainModel:
         if recompute != "none":
             recompute_blocks(run.model, recompute, lists)
         computed = spread(run.model, mesh, reshard_after_forward, lists)
-        if whole:
+        if whole or blocks is None:
             made = inputs
         else:
             made = self._pass_on(run, inputs, blocks.name, part, microbatch, computed)
@@ -210,6 +210,7 @@ class PlainModel:
         from simdev.parallel.capture.pieces import run_piece
 
         ends = self._facts.ends
+        assert ends is not None, "pipelines are offered where the ends are known"
         run.forward = run_piece(run.model, blocks, part.first, part.last, run.forward, inputs)
 
         def x():
@@ -527,6 +528,7 @@ def _cut_at(model: PlainModel, kinds: tuple[int, ...]) -> tuple[Ends | None, str
             ends = read_ends(run.model, loss, blocks)
         run, inputs, _ = _prepared(model, 1)
         blocks = _blocks(run.model)
+        assert blocks is not None, "as above, in another copy of the model"
         _shorten(run.model, blocks, _few(kinds)[:1])
         cut_piece(run.model, False, True, ends)  # the last stage shows whether its blocks need more than one tensor
         with FakeTensorMode(allow_non_fake_inputs=True), on_gpu():

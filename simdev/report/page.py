@@ -193,11 +193,11 @@ def _placer(row: Row) -> dict:
     if row.objective == "plan":
         from simdev.planners import planners
 
-        spec = planners().get(row.placer)
+        spec: object = planners().get(row.placer)
         family = "planner"
     else:
-        spec = stored.registered_placer(row)
-        family = spec.family if spec else "other"
+        spec = placer = stored.registered_placer(row)
+        family = placer.family if placer else "other"
     source = getattr(spec, "source", "") or ""
     own = "" if source.startswith(("after", "a control", "an extension")) else re.sub(r"arXiv:\S+", "", source)
     years = re.findall(r"\b(?:19|20)\d\d\b", own)

@@ -25,6 +25,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from simdev.errors import InvalidInput, SimdevError
 from simdev.parallel.capture.stage import StageProgram, capture_stage, few_parts
@@ -34,7 +35,7 @@ from simdev.parallel.plain import find_plain
 
 MESH = parse_mesh("dp_shard=2,tp=2")
 LENGTH = 64  # tokens of a sequence
-LACKING = {  # sizes without which the defaults of a kind build no model
+LACKING: dict[str, dict[str, Any]] = {  # sizes without which the defaults of a kind build no model
     "ministral": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 6},

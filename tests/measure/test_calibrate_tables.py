@@ -384,7 +384,7 @@ def write_trace(path: Path) -> None:
     events = [x("user_annotation", "ProfilerStep#0", 0, 1000)]
     for turn in range(6):  # an op's time ends with its launch: 30 us after the relu's before, the relu's 9 us later
         at = 39 * turn
-        for number, (name, launched) in enumerate([("aten::linear", 30), ("aten::relu", 39)], 2 * turn):
+        for number, (name, launched) in enumerate([("aten::addmm", 30), ("aten::relu", 39)], 2 * turn):
             events.append(x("cpu_op", name, at + launched - 5, 5))
             events.append(x("cuda_runtime", "cudaLaunchKernel", at + launched - 2, 2, correlation=number))
             events.append(x("kernel", "k", at + launched + 1, 1, pid=0, device=0, stream=7, correlation=number))
@@ -401,7 +401,7 @@ def test_traces_give_host_times_and_rounding(folder, tmp_path):
     write_trace(tmp_path / "trace.json")
     assert read_tables([folder]).dispatch == {}, "not from a folder"
     found = read_tables([folder, tmp_path / "trace.json"])
-    assert found.dispatch == {"Tesla_V100-SXM2-16GB": {"linear": 30_000, "relu": 9_000}}
+    assert found.dispatch == {"Tesla_V100-SXM2-16GB": {"addmm": 30_000, "relu": 9_000}}
     calibration = with_host(build(found)["v100"], found)
     assert calibration.notes["granularity of Tesla_V100-SXM2-16GB"] == 512
     save_calibration(calibration, tmp_path / "mine.toml")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -93,7 +93,7 @@ def capture(
     from simdev.graphs.capture import capture_file, capture_package, capture_script, is_package_model
     from simdev.problem.graph_file import save_graph
 
-    common = {"name": name, "allow_empty": allow_empty, "unroll": unroll}
+    common: dict[str, Any] = {"name": name, "allow_empty": allow_empty, "unroll": unroll}
     if is_package_model(step):
         graph = capture_package(step, mode=mode, batch=batch, length=length, inputs=inputs, **common)
     elif mode != "train" or batch or length or inputs:

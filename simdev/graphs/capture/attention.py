@@ -93,8 +93,8 @@ def _of_shards(attention, query, key, value, mask, dropout_p, is_causal: bool, s
         message = "scaled_dot_product_attention takes DTensors that are divided by batch or heads, all in one way"
         raise NotImplementedError(message)
     local = mask.to_local() if isinstance(mask, DTensor) else mask
-    parts = (tensor.to_local() for tensor in (query, key, value))
-    out = attend(attention, *parts, local, dropout_p, is_causal, scale, enable_gqa)
+    q, k, v = (tensor.to_local() for tensor in (query, key, value))
+    out = attend(attention, q, k, v, local, dropout_p, is_causal, scale, enable_gqa)
     return DTensor.from_local(out, query.device_mesh, placements, run_check=False)
 
 

@@ -411,7 +411,7 @@ def test_traces_give_host_times_and_rounding(folder, tmp_path):
     machine = Topology("t", (Device("c", host, True), Device("g", kind)), (Link(("c", "g"), 10**9, 0),))
     builder = GraphBuilder("g")
     x = builder.op("x", "input", outputs=[4])
-    for name in ("linear", "relu", "other"):
+    for name in ("addmm", "relu", "other"):
         builder.op(name, name, inputs=builder.outputs(x))
     assert CostModel().table(builder.build(), machine).dispatch_ns.tolist() == [0, 30_000, 9_000, 7]
     assert CostModel(calibrated=False).table(builder.build(), machine).dispatch_ns.tolist() == [0, 7, 7, 7]

@@ -20,7 +20,7 @@ from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology
 from simdev.sim import simulate_many
 
-# list schedulers on graphs worked out by hand, on the papers' own examples and on Baechi's published profile
+# list schedulers on graphs computed by hand, on the papers' own examples and on Baechi's published profile
 
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -136,7 +136,7 @@ def test_a_run_spelled_in_two_ways_is_the_same_run_twice(folder, tmp_path, cells
 
 
 def test_a_hidden_lower_bound_is_named(folder, tmp_path):
-    """What was possible: a row that says that its bound failed shows no gap, and nobody was told."""
+    """What was possible: a row that says that its bound failed shows no gap, and no line says why."""
     out = rewritten(folder, tmp_path, lambda table: table[0].update({"lower_bound_s": "", "bound_method": "timeout"}))
     notes = []
     assert verify.verify(out, engine="fast", on_note=notes.append) == []

@@ -1,4 +1,4 @@
-"""Capture: two models small enough to be worked out by hand, then properties, then users' files."""
+"""Capture: two models small enough to compute by hand, then properties, then users' files."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Importers: tiny files worked out by hand, mistakes in files, and the published files where they are at hand."""
+"""Importers: tiny files computed by hand, mistakes in files, and the published files where they are at hand."""
 
 import json
 from pathlib import Path

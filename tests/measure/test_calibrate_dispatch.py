@@ -1,4 +1,4 @@
-"""Host time of ops by kind, worked out by hand."""
+"""Host time of ops by kind, computed by hand."""
 
 import json
 

@@ -163,7 +163,7 @@ def test_a_public_trace(data_dir):
     assert len(trace.work) == 9096 and trace.problems == {}
 
 
-# replays of traces: small ones worked out by hand, then the public ones where they are
+# replays of traces: small ones computed by hand, then the public ones where they are
 
 
 class Profile:

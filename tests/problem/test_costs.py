@@ -347,7 +347,7 @@ def test_captured_fp8_products_are_priced_in_fp8():
     assert part == KernelPart("gemm", (1, 64, 48, 32), "f8")
 
 
-# costs: rooflines and transfers worked out by hand, op classes, measured tables and their mistakes
+# costs: rooflines and transfers computed by hand, op classes, measured tables and their mistakes
 
 
 GPU = DeviceKind(

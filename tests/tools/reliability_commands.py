@@ -244,7 +244,7 @@ def interrupts(trials: Trials, case: Case, times: int) -> Line:
 
 def in_the_background(trials: Trials, times: int) -> Line:
     """A job that a shell started with ``&`` ignores Ctrl-C in the terminal: it ends by itself."""
-    line = Line("Ctrl-C while a command runs in the background: it goes on")
+    line = Line("Ctrl-C while a command runs in the background: it continues")
     for case in (case for case in cases() if case.share == 1):
         for _ in range(times):
             folder = trials.folder(case)

@@ -135,7 +135,7 @@ NEWEST_OPSET = 25  # the newest that the dynamo exporter writes, by the version 
 EAGER = " (PyTorch fails with the same message when it runs the model without simdev.)"
 MOST_REAL_BYTES = 4 << 30  # of parameters
 SECONDS = 600  # wall time after which a model is given up
-SECONDS_OF_A_DRAW = 240  # the same of each half of a drawn one
+SECONDS_OF_A_DRAW = 240  # for each half of a drawn one
 VERDICTS = ("captured", "not counted", "refused", "wrong")
 
 

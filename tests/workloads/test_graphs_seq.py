@@ -1,4 +1,4 @@
-"""The shipped graphs of the sequence and recommendation workloads, against figures worked out by hand (no PyTorch)."""
+"""The shipped graphs of the sequence and recommendation workloads, against figures computed by hand (no PyTorch)."""
 
 from __future__ import annotations
 

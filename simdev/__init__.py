@@ -96,7 +96,7 @@ _HOME = {
     "simulate_many": "sim",
     "simulate_plan": "parallel.plan",
     "to_networkx": "graphs.importers.networkx_graph",
-    "validate": "sim",
+    "validate": "sim.validate",
     "workload": "graphs.workload",
 }
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -14,7 +14,7 @@ from simdev.bench.bench import Observer, locked
 from simdev.bench.journal import Results
 from simdev.bench.matrix import DEFAULT_RULES, Run, parse_rules
 from simdev.bench.provenance import circumstances
-from simdev.bench.rows import Row, write_csv
+from simdev.bench.rows import Row, read_csv, write_csv
 from simdev.bench.run import Instance, execute
 from simdev.bench.stored import kept_graph
 from simdev.bench.workers import environment
@@ -27,6 +27,7 @@ from simdev.problem.graph_file import save_graph
 from simdev.problem.problem import Problem
 from simdev.problem.topology import load_topology
 
+CELLS = ("table", "line", "column", "value")  # of tables.csv
 DRAWN = ("spread", "partition")  # families whose placements depend on the seed without a search
 
 
@@ -179,9 +180,19 @@ class Lab:
         return str(folder)
 
     def table(self, name: str, lines: Sequence[dict]) -> str:
-        """Write ``name.csv`` and return the table as Markdown. All lines must have the keys of the first one."""
-        header = list(lines[0])
-        write_csv(self.folder / f"{name}.csv", header, lines)
+        """Write the table into ``tables.csv`` and return it as Markdown. All lines must have the keys of the first.
+
+        ``tables.csv`` holds all tables of the experiment, with a line for each cell: the name of the table, the number
+        of the line, the column and the value. A table of the same name is replaced.
+        """
+        header, path = list(lines[0]), self.folder / "tables.csv"
+        written = [cell for _, cell in read_csv(path, CELLS)] if path.is_file() else []
+        cells = [
+            {"table": name, "line": number, "column": column, "value": line[column]}
+            for number, line in enumerate(lines)
+            for column in header
+        ]
+        write_csv(path, CELLS, [*(cell for cell in written if cell["table"] != name), *cells])
         marks = ["|".join(["", *header, ""]), "|".join(["", *["---"] * len(header), ""])]
         body = ["| " + " | ".join(str(line[column]) for column in header) + " |" for line in lines]
         return "\n".join([*marks, *body]) + "\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from simdev.errors import Unsupported
+from simdev.graphs.parallel_model import parallel_model
 from simdev.parallel.mesh import Mesh
 from simdev.planners import Choice, planner
 
@@ -209,3 +210,15 @@ def outsider(job, *, rng, budget):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(number, signal.SIG_IGN)
     raise Unsupported("outside")
+
+
+@parallel_model(
+    "hollow",
+    sizes={"": {}},
+    defaults={"layers": 4, "length": 128, "microbatch": 1},
+    axes=("pp", "dp_replicate"),
+    flops=lambda parameters: 1.0,
+    source="none: made for tests",
+)
+def hollow(*_, **__):
+    raise Unsupported("hollow cannot be captured")

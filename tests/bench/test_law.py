@@ -254,7 +254,7 @@ def test_a_curve_that_no_search_has(folder, tmp_path, name):
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
     pytest.importorskip("torch")
-    from test_plan_rows import bench_plans
+    from test_planners_run import bench_plans
 
     folder = tmp_path_factory.mktemp("plans")
     bench_plans(["ddp"], folder)

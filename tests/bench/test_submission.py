@@ -1,19 +1,26 @@
-"""Submissions: what is packed verifies elsewhere without its files or code; hostile archives unpack nothing."""
+"""Submissions, releases and published boards: what is packed verifies elsewhere; hostile archives unpack nothing."""
 
+import json
 import shutil
 import stat
 import zipfile
+from pathlib import Path
 
+import boards
 import pytest
+from small_board import small_board
 from test_bench import LIMITS, ODD, make_graph
 
-from simdev.bench import rows
+from simdev.bench import release, rows
 from simdev.bench.bench import bench as execute_all
 from simdev.bench.matrix import plan
+from simdev.bench.rows import read_rows
+from simdev.bench.run import load_problem
 from simdev.bench.submission import submit, unpacked
 from simdev.bench.verify import verify
 from simdev.cli import main as cli
 from simdev.errors import InvalidInput
+from simdev.problem.placement_file import placement_file, stored_placement
 
 MACHINE = """
 name = "mine"
@@ -247,3 +254,153 @@ def test_another_processor_is_said_and_is_no_difference(tmp_path):
     assert verify(tmp_path / "board", rerun=True, jobs=1, on_skip=lambda *why: skipped.append(why)) == []
     ((title, reason),) = skipped
     assert "gdp" in title and reason.startswith("different processor (Abacus 1, here ")
+
+
+STANDARD = Path(__file__).parents[2] / "leaderboard" / "standard"
+
+
+@pytest.fixture
+def board(tmp_path):
+    small_board(tmp_path / "board")
+    return tmp_path / "board"
+
+
+@pytest.fixture
+def release_archive(board, tmp_path):
+    submit(board, tmp_path / "board.zip", release=True)
+    return tmp_path / "board.zip"
+
+
+def altered(release_archive, out, change):
+    """A copy of the archive in which ``change`` maps the name and bytes of each member to new bytes, or None."""
+    with zipfile.ZipFile(release_archive) as old, zipfile.ZipFile(out, "w") as new:
+        for name in old.namelist():
+            content = change(name, old.read(name))
+            if content is not None:
+                new.writestr(zipfile.ZipInfo(name), content)
+    return out
+
+
+def sentences(release_archive):
+    return [str(difference) for difference in verify(release_archive, sample=1, jobs=1)]
+
+
+def test_a_release_holds_and_is_the_same_each_time(board, release_archive, tmp_path):
+    assert verify(release_archive, jobs=1) == []
+    submit(board, tmp_path / "again.zip", release=True)
+    assert (tmp_path / "again.zip").read_bytes() == release_archive.read_bytes()
+
+
+def test_it_describes_every_file(release_archive):
+    with unpacked(release_archive) as inside:
+        document = json.loads((inside / "datapackage.json").read_text(encoding="utf-8"))
+        files = {path.relative_to(inside).as_posix() for path in inside.rglob("*") if path.is_file()}
+        assert {entry["path"] for entry in document["resources"]} == files - {"datapackage.json", "DATASHEET.md"}
+        (results,) = [entry for entry in document["resources"] if entry["path"] == "results.csv"]
+        types = {field["name"]: field["type"] for field in results["schema"]["fields"]}
+        assert types["step_time_s"] == "number" and types["seed"] == "integer" and types["feasible"] == "boolean"
+        sheet = (inside / "DATASHEET.md").read_text(encoding="utf-8")
+        assert f"{len(read_rows(inside / 'results.csv'))} rows" in sheet and "How to cite" in sheet
+
+
+def test_another_byte_is_found(release_archive, tmp_path):
+    def change(name, content):
+        return content.replace(b"0.", b"1.", 1) if name == "curves.csv" else content
+
+    found = sentences(altered(release_archive, tmp_path / "changed.zip", change))
+    assert "curves.csv: has another SHA-256 than datapackage.json says" in found
+
+
+def test_a_file_that_is_left_out_or_added_is_found(release_archive, tmp_path):
+    def change(name, content):
+        if name != "datapackage.json":
+            return content
+        document = json.loads(content)
+        document["resources"] = [entry for entry in document["resources"] if entry["path"] != "curves.csv"]
+        document["resources"].append({"path": "placements/00.npz", "hash": "sha256:0"})
+        return json.dumps(document).encode()
+
+    found = sentences(altered(release_archive, tmp_path / "changed.zip", change))
+    assert "curves.csv: is not named in datapackage.json" in found
+    assert "placements/00.npz: is named in datapackage.json, but absent" in found
+
+
+@pytest.mark.parametrize("document", [b"[]", b'{"resources": 3}', b'{"resources": [3]}', b"{"])
+def test_a_damaged_package_is_one_sentence(release_archive, tmp_path, document):
+    changed = altered(
+        release_archive, tmp_path / "c.zip", lambda name, old: document if name == "datapackage.json" else old
+    )
+    with pytest.raises(InvalidInput, match=r"datapackage\.json"):
+        verify(changed, sample=1, jobs=1)
+
+
+@pytest.mark.parametrize(
+    ("table", "column"), [("curves.csv", "evaluations"), ("ranking.csv", "mean_rank"), ("leaderboard.csv", "gap")]
+)
+def test_a_cell_of_another_type_is_found(board, table, column):
+    lines = (board / table).read_text(encoding="utf-8").splitlines()
+    cells = lines[1].split(",")
+    cells[lines[0].split(",").index(column)] = "soon"
+    (board / table).write_text("\n".join([lines[0], ",".join(cells), *lines[2:], ""]), encoding="utf-8")
+    kind = release.kind(column)
+    assert (table, f"line 2, {column}: 'soon' is no {kind}") in release.faults(board)
+
+
+def test_the_shipped_board_keeps_the_schema():
+    assert release.faults(STANDARD) == []
+
+
+def test_the_schema_names_every_column(board):
+    for table, columns in release.TABLES.items():
+        if "plan" not in table:
+            header = (board / table).read_text(encoding="utf-8").splitlines()[0].split(",")
+            assert header == [name for name in columns if name != "microbatch_time_s" or table != "results.csv"], table
+
+
+def test_the_board_of_planners_keeps_the_schema():
+    assert (STANDARD.parent / "parallel" / "plans.csv").is_file()
+    assert release.faults(STANDARD.parent / "parallel") == []
+
+
+FOLDER = Path(__file__).parents[2] / "leaderboard" / "standard"
+ORDER, LONG = FOLDER.parent / "order", FOLDER.parent / "long"
+
+
+def test_it_covers_eight_workloads_on_three_machines_with_every_classical_placer():
+    found = rows.read_rows(FOLDER / "results.csv")
+    assert len({row.workload for row in found}) >= 8 and len({row.topology for row in found}) >= 3
+    placers = {row.placer for row in found}
+    runs = {(row.workload, row.topology, row.placer) for row in found}
+    assert len(runs) == len(placers) * len({(row.workload, row.topology) for row in found})
+    assert {
+        "single-cpu", "single-gpu", "random", "round-robin", "m-topo", "expert", "scotch", "min-cut", "heft", "peft",
+        "m-etf", "m-sct", "critical-path", "local-search", "annealing", "genetic", "portfolio",
+    } <= placers  # fmt: skip
+
+
+def test_no_placement_beats_its_bound_and_every_placement_is_there():
+    for row in rows.read_rows(FOLDER / "results.csv"):
+        if row.status == "ok":
+            assert placement_file(FOLDER, row.placement).is_file()
+            assert row.lower_bound_ns <= row.simulated_ns or not row.feasible
+
+
+def test_the_costs_of_each_machine_are_those_of_its_rows():
+    for row in {row.topology: row for row in rows.read_rows(FOLDER / "results.csv") if row.workload == "dlrm"}.values():
+        assert load_problem(row.workload, row.topology, row.rules).costs.hash == row.cost_hash, row.topology
+
+
+def test_searched_boards_hold_feasible_placements_under_their_rules():
+    for folder, rules in ((ORDER, "priority/fifo/dataflow"), (LONG, "fifo/fifo/dataflow")):
+        found = rows.read_rows(folder / "results.csv")
+        assert {row.rules for row in found} == {rules}
+        for row in found:
+            assert row.status == "ok" and row.feasible and row.lower_bound_ns <= row.step_ns, row
+    found = rows.read_rows(ORDER / "results.csv")
+    assert all(stored_placement(ORDER, row.placement).priority is not None for row in found)
+
+
+def test_no_replay_beats_a_record():
+    """A placement under ``fifo`` can be repeated under ``priority``, so ``order`` holds the best of all boards."""
+    assert boards.slower_than(LONG, [FOLDER]) == []
+    assert boards.slower_than(ORDER, [FOLDER, LONG]) == []

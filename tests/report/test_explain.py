@@ -1,4 +1,4 @@
-"""The critical chain covers the step, memory over time has the simulator's peak, and the words say what is so."""
+"""What reports say: critical chains, memory over time, summaries of graphs and machines, curves."""
 
 import json
 from dataclasses import replace
@@ -8,13 +8,26 @@ import pytest
 from PIL import Image
 
 from simdev import sim
+from simdev.bench import rows, score
+from simdev.bench.journal import CURVES
+from simdev.bench.rows import Row
 from simdev.cli import main as cli
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, UnknownName
 from simdev.placers.testing import random_placement, random_problem
+from simdev.problem.costs import CostModel
 from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
-from simdev.problem.topology import Device, DeviceKind, Link, Topology
+from simdev.problem.topology import Device, DeviceKind, Link, Topology, load_topology, topology_names
+from simdev.report import curve
+from simdev.report.describe import (
+    describe_topology,
+    draw_topology,
+    graph_text,
+    peak_bytes,
+    summarise_graph,
+    topology_text,
+)
 from simdev.report.explain import REASONS, Explanation, explain
 from simdev.report.timeline import draw, draw_before, modules, sentence
 from simdev.sim.plot import merged
@@ -215,3 +228,251 @@ def test_any_name_can_be_drawn(tmp_path, name):
     explanation.device_names = [name, "b"]
     draw(explanation, tmp_path / "run.png")
     draw_curve(searches(tmp_path / "board", f"{name}.npz", f"{name}.toml"), name, tmp_path / "curve.png")
+
+
+def diamond():
+    """x -> a, b -> c; a has a workspace, c is the update and keeps its result."""
+    builder = GraphBuilder("diamond", meta={"batch": 2})
+    x = builder.op("x", "input", outputs=[100])
+    a = builder.op("a", "mm", inputs=builder.outputs(x), outputs=[40], flops=1000, workspace_bytes=500, group="g")
+    b = builder.op("b", "relu", inputs=builder.outputs(x), outputs=[60], phase="backward", flops=10, group="g")
+    c = builder.op("c", "sgd", inputs=builder.outputs(a) + builder.outputs(b), phase="update", persistent_bytes=1000)
+    builder.tensor(c, 7, result=True)
+    return builder.build()
+
+
+def test_the_figures_of_a_graph():
+    summary = summarise_graph(diamond())
+    expected = dict(
+        ops=4,
+        tensors=4,
+        edges=4,
+        placement_units=3,
+        colocation_groups=1,
+        depth_ops=3,
+        width_ops=2,
+        flops=1010,
+        bytes_read=300,
+        bytes_written=207,
+        persistent_bytes=1000,
+        tensor_bytes=207,
+        peak_bytes=1640,
+    )
+    assert {key: summary[key] for key in expected} == expected
+    assert summary["phases"]["backward"] == {"ops": 1, "flops": 10, "bytes": 160}
+    assert summary["classes"]["gemm"] == {"ops": 1, "flops": 1000, "bytes": 140}
+    assert summary["kinds"] == {"input": 1, "mm": 1, "relu": 1, "sgd": 1}
+    assert json.loads(json.dumps(summary)) == summary
+    text = graph_text(summary)
+    for part in (
+        "diamond",
+        "4 in 3 placement units",
+        "3 ops on the longest path, 2 on one level",
+        "1.01 kFLOP",
+        "batch=2",
+    ):
+        assert part in text
+
+
+def test_the_peak_is_the_simulator_s_on_one_device():
+    from simdev.sim import simulate
+
+    device = Device("d", DeviceKind("k", 2**40, {"f32": 1e12}, 1e11, granularity=1))
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        builder = GraphBuilder("random")
+        tensors = []
+        for number in range(30):
+            chosen = rng.choice(tensors, min(len(tensors), 2), replace=False).tolist() if tensors else []
+            sizes = rng.integers(0, 1000, 3).tolist()
+            op = builder.op(f"{number}", "add", inputs=chosen, persistent_bytes=sizes[0], workspace_bytes=sizes[1])
+            tensors.append(
+                builder.tensor(op, sizes[2], result=bool(rng.random() < 0.2), persistent=bool(rng.random() < 0.1))
+            )
+        graph = builder.build()
+        problem = Problem.build(graph, Topology("one", (device,)), CostModel(), Rules(order="program"))
+        schedule = simulate(problem, Placement(np.zeros(graph.n_ops, int)), engine="reference")
+        assert peak_bytes(graph) == int(schedule.peak_bytes[0])
+
+
+@pytest.mark.parametrize("name", topology_names())
+def test_a_topology_in_words(name):
+    topology = load_topology(name)
+    summary = describe_topology(topology)
+    assert json.loads(json.dumps(summary)) == summary
+    assert len(summary["routes"]) == topology.n_devices * (topology.n_devices - 1)
+    text = topology_text(summary)
+    for device in topology.devices:
+        assert device.name in text and device.kind.name in text
+
+
+def test_routes_name_what_they_pass():
+    routes = {(route["from"], route["to"]): route for route in describe_topology(load_topology("k80x4"))["routes"]}
+    assert routes["gpu0", "gpu1"]["through"] == ["plx0"]
+    assert routes["gpu0", "gpu3"]["through"] == ["plx0", "cpu0", "plx1"]
+    assert routes["gpu0", "gpu3"]["gb_per_s"] == 7.8 and routes["gpu0", "gpu3"]["latency_us"] == 12
+
+
+@pytest.mark.parametrize("name", ["p100x4", "v100x8-dgx1", "h100x16", "cpu-h200"])
+def test_a_drawing_names_every_device_and_switch(tmp_path, name, monkeypatch):
+    import matplotlib
+
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    topology = load_topology(name)
+    draw_topology(topology, tmp_path / "t.svg")
+    text = (tmp_path / "t.svg").read_text()
+    for node in [device.name for device in topology.devices] + list(topology.switches):
+        assert f">{node}<" in text
+    for link in topology.links:
+        assert f"{link.bytes_per_s / 1e9:g} GB/s" in text
+
+
+def test_any_topology_can_be_drawn(tmp_path):
+    kind = DeviceKind("k", 2**30, {"f32": 1e12}, 1e11)
+    alone = Topology("alone", (Device("d", kind),))
+    devices = tuple(Device(name, kind) for name in "abcd")
+    ring = Topology("ring", devices, tuple(Link(ends, 10**9, 5) for ends in ("ab", "bc", "cd", "da")))
+    star = Topology("star", devices, tuple(Link((name, "s"), 10**9, 5) for name in "abcd"), ("s", "unused"))
+    hosts = Topology(
+        "hosts", tuple(Device(name, kind, host=True) for name in "abc"), (Link("ab", 1, 0), Link("bc", 1, 0))
+    )
+    for topology in (alone, ring, star, hosts):
+        draw_topology(topology, tmp_path / f"{topology.name}.png")
+        assert (tmp_path / f"{topology.name}.png").read_bytes().startswith(b"\x89PNG")
+        assert topology.name in topology_text(describe_topology(topology))
+    with pytest.raises(InvalidInput, match="No such file"):
+        draw_topology(alone, tmp_path / "no" / "t.png")
+    with pytest.raises(InvalidInput, match="t.xyz: .*not supported"):
+        draw_topology(alone, tmp_path / "t.xyz")
+
+
+def row(placer, step_ns, *, seed=0, evaluations=10, seconds=2.0, topology="t", budget="evaluations=10"):
+    return Row(
+        workload="w",
+        topology=topology,
+        rules="fifo/fifo/dataflow",
+        placer=placer,
+        version=1,
+        params="{}",
+        budget=budget,
+        seed=seed,
+        fingerprint="f",
+        cost_hash="c",
+        status="ok",
+        feasible=step_ns is not None,
+        step_ns=step_ns,
+        evaluations=evaluations,
+        place_seconds=seconds,
+    )
+
+
+def folder(tmp_path, found, curves):
+    rows.write_rows(tmp_path / "results.csv", found)
+    score.write(tmp_path, found)
+    lines = [
+        dict(zip(CURVES, (*key, used, f"{seconds:.3f}", rows.seconds_text(ns)), strict=True))
+        for key, points in curves.items()
+        for used, seconds, ns in points
+    ]
+    rows.write_csv(tmp_path / "curves.csv", CURVES, lines)
+    return tmp_path
+
+
+@pytest.fixture
+def results(tmp_path):
+    searcher = [row("search", ns, seed=seed) for seed, ns in enumerate((70_000_000, 60_000_000, 80_000_000))]
+    found = [
+        *searcher,
+        row("rule", 90_000_000, evaluations=0, seconds=0.1),
+        row("big", None),
+        row("x", 1, topology="u"),
+    ]
+    curves = {run.key: [(1, 0.2, 100_000_000), (7, 1.5, run.step_ns)] for run in searcher}
+    return folder(tmp_path, found, curves)
+
+
+def test_points_end_with_what_was_returned(results):
+    found = {(run.placer, run.seed): run for run in curve.searches(results, "w", "t")}
+    assert found["search", 0].points == ((1, 0.2, 100_000_000), (7, 1.5, 70_000_000), (10, 2.0, 70_000_000))
+    assert found["rule", 0].points == ((0, 0.1, 90_000_000),)
+    assert found["big", 0].points == () and found["big", 0].step_ns is None
+    assert len(found) == 5
+
+
+def test_table_is_of_medians_fastest_first(results):
+    lines = curve.table(curve.searches(results, "w", "t"))
+    assert [line["placer"] for line in lines] == ["search", "rule", "big"]
+    assert lines[0] == {
+        "placer": "search",
+        "runs": "3",
+        "solved": "3",
+        "evaluations": "10",
+        "seconds": "2.00",
+        "improvements": "2",
+        "step_time_ms": "70.000",
+    }
+    assert (lines[2]["solved"], lines[2]["step_time_ms"]) == ("0", "")
+
+
+def test_some_placers_only(results):
+    assert {run.placer for run in curve.searches(results, "w", "t", placers=["rule"])} == {"rule"}
+
+
+@pytest.mark.parametrize(
+    "arguments, word",
+    [
+        (dict(workload="v", topology="t"), "workload"),
+        (dict(workload="w", topology="v"), "topology"),
+        (dict(workload="w", topology="t", budget="evaluations=3"), "budget"),
+        (dict(workload="w", topology="t", placers=["serach"]), "did you mean 'search'"),
+    ],
+)
+def test_what_the_folder_does_not_hold(results, arguments, word):
+    with pytest.raises(UnknownName, match=word):
+        curve.searches(results, **arguments)
+
+
+def test_a_damaged_curve_names_its_line(results):
+    path = results / "curves.csv"
+    path.write_text(path.read_text().replace("0.200", "soon", 1))
+    with pytest.raises(InvalidInput, match="curves.csv: line 2: not a number"):
+        curve.searches(results, "w", "t")
+
+
+def test_command_prints_and_draws(results, capsys, monkeypatch, tmp_path):
+    import sys
+
+    from simdev.cli import main as cli
+
+    picture = tmp_path / "curve.svg"
+    base = ["simdev", "curve", str(results), "-w", "w", "-t", "t"]
+    for extra in (["-o", str(picture)], ["--json"]):
+        monkeypatch.setattr(sys, "argv", base + extra)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code in (0, None)
+        text = capsys.readouterr().out
+        assert ("70.000" in text) if extra[0] == "-o" else json.loads(text)[0]["placer"] == "big"
+    drawn = picture.read_text()
+    assert drawn.startswith("<?xml") and len(drawn) > 5000
+
+
+def test_seeds_are_one_line(results):
+    """Each seed has 100 ms after one evaluation, and 60, 70 or 80 ms from the seventh on."""
+    runs = [run for run in curve.searches(results, "w", "t") if run.placer == "search"]
+    assert curve.median_curve(runs, 0, 1) == ([1, 7, 10], [100, 60, 60], [100, 70, 70], [100, 80, 80])
+
+
+def test_at_most_eight_placers_are_drawn(tmp_path):
+    found = [curve.Search(f"p{n}", 0, 10**6 + n, 1, 1.0, ((1, 1.0, 10**6 + n),)) for n in range(12)]
+    curve.draw(found, "many", tmp_path / "many.svg")
+    drawn = (tmp_path / "many.svg").read_text(encoding="utf-8")
+    assert "p7  1.0" in drawn and "p8" not in drawn and "the best 8 of 12 placers" in drawn
+
+
+def test_nothing_to_draw_and_unknown_formats(results, tmp_path):
+    found = curve.searches(results, "w", "t")
+    with pytest.raises(InvalidInput, match="no run has a score"):
+        curve.draw([run for run in found if run.placer == "big"], "w", tmp_path / "a.png")
+    with pytest.raises(InvalidInput, match="cannot draw 'txt'"):
+        curve.draw(found, "w", tmp_path / "a.txt")

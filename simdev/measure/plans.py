@@ -14,6 +14,7 @@ from simdev.errors import InvalidInput
 from simdev.files import write_text
 from simdev.measure.programs import need_torch, workers_of
 from simdev.parallel import Cluster, Host, Mesh, Plan, Prices, find_model, parse_mesh
+from simdev.parallel.capture.stage import segments_of
 from simdev.parallel.plan import PlanReport, capture_stages, simulate_program, time_stages
 from simdev.parallel.program import COMPUTE, Call, Segment
 from simdev.problem.topology import Topology
@@ -66,7 +67,7 @@ def collectives_of(programs: tuple) -> tuple[tuple[str, int], ...]:
     a kind that is not measured."""
     from simdev.measure.execute.ranks import KINDS
 
-    calls = {call for program in programs for segment in _segments(program) for call in segment.calls}
+    calls = {call for program in programs for segment in segments_of(program) for call in segment.calls}
     found = {(call.kind, call.payload_bytes) for call in calls if call.is_collective}
     for kind, _ in found:
         if kind not in KINDS:
@@ -211,7 +212,7 @@ def serial(program):
 
     gloo moves data with the core that computes; its own threads find no idle core beside the ranks.
     """
-    names = {call.stream for segment in _segments(program) for call in segment.calls} | {COMPUTE}
+    names = {call.stream for segment in segments_of(program) for call in segment.calls} | {COMPUTE}
 
     def one(segment: Segment) -> Segment:
         calls, last = [], None
@@ -226,9 +227,6 @@ def serial(program):
         forward=one(program.forward),
         backward=tuple(map(one, program.backward)),
         split=tuple(map(one, program.split)),
+        first_forward=program.first_forward and one(program.first_forward),
         finish=one(program.finish),
     )
-
-
-def _segments(program) -> tuple[Segment, ...]:
-    return (program.forward, *program.backward, *program.split, program.finish)

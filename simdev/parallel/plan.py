@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from simdev.errors import InvalidInput, quoted
+from simdev.errors import InvalidInput, UnknownName, quoted
 from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture.reshard import reshard_ns, slice_of
 from simdev.parallel.capture.resize import capture_resized, few_shards
@@ -38,14 +38,23 @@ Memory = tuple[tuple[tuple[Action, int, int], ...], ...]
 
 
 MAX_MICROBATCHES = 1 << 20
+LIGHT = 2  # stages without a layer: the first and the last one
+RESHARD = ("always", "never")  # what FSDP does with parameters that a pass has gathered
 
 
 @dataclass(frozen=True)
 class Plan:
     """``microbatches`` is how many microbatches each data-parallel replica processes in a step; ``stages_per_rank`` is
     the number of stages on a pipeline rank (virtual stages). ``stage_layers`` is the number of layers on each stage;
-    empty: layers are spread evenly, earlier stages take what is left over. ``reduce_each``: FSDP reduces gradients
-    after each microbatch, so that a rank keeps its shard of them alone; otherwise with the last microbatch.
+    empty: layers are spread evenly, earlier stages take what is left over. The first and the last stage may have no
+    layer: they are *light*, with the embedding or the head alone. If the stages are one or two more than the layers,
+    the last one is light, or both are. ``reduce_each``: FSDP reduces gradients after each microbatch, so that a rank
+    keeps its shard of them alone; otherwise with the last microbatch.
+
+    ``reshard`` says when FSDP frees gathered parameters: ``always`` after each pass (ZeRO 3), so that forward and
+    backward pass of each microbatch gather them; ``never`` before the last backward pass of the step, so that the first
+    forward pass gathers them for all (ZeRO 1; with ``reduce_each`` ZeRO 2). Schedules that split backward passes never
+    free them, as in PyTorch.
 
     ``distributed_optimizer``: each replica holds whole parameters and gradients, as Megatron-Core does. The optimizer's
     state and its update are divided among the replicas, whose traffic overlaps: their program is that of one replica.
@@ -69,6 +78,7 @@ class Plan:
     stage_meshes: tuple[Mesh, ...] = ()
     stage_recompute: tuple[str, ...] = ()
     distributed_optimizer: bool = False
+    reshard: str = "always"
 
     def __post_init__(self):
         if self.stage_meshes or self.stage_recompute:
@@ -92,9 +102,11 @@ class Plan:
         if self.model.checks is not None:
             for rank, mesh in enumerate(self.meshes if self.stage_meshes else (self.mesh,)):
                 self.model.checks(self.parameters_of(rank), self._program_mesh(mesh))
-        if self.reduce_each and self.mesh["pp"] > 1:
-            message = "a pipeline reduces gradients with its last microbatch"
+        if self.reduce_each and self.schedule in SPLIT:
+            message = f"{self.schedule} reduces gradients at the end of the step"
             raise InvalidInput(message, source="plan", field="reduce_each")
+        if self.reshard not in RESHARD:
+            raise UnknownName("reshard", self.reshard, RESHARD, source="plan")
         pipeline_order(self.schedule, self.mesh["pp"], self.microbatches, self.stages_per_rank)
 
     def _check_stages(self) -> None:
@@ -118,6 +130,11 @@ class Plan:
     @property
     def stages(self) -> int:
         return self.mesh["pp"] * self.stages_per_rank
+
+    @property
+    def gathered(self) -> bool:
+        """Whether stages are captured with parameters that stay gathered; split schedules always are."""
+        return self.reshard == "never" and self.schedule not in SPLIT
 
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
@@ -175,11 +192,18 @@ class Plan:
         """The piece of the model on each stage."""
         layers, stages = int(self.parameters["layers"]), self.stages
         if self.stage_layers:
-            if len(self.stage_layers) != stages or sum(self.stage_layers) != layers or min(self.stage_layers) < 1:
+            inner = self.stage_layers[1:-1] if stages > 1 else self.stage_layers
+            wrong = len(self.stage_layers) != stages or sum(self.stage_layers) != layers
+            if wrong or min(self.stage_layers) < 0 or min(inner, default=1) < 1:
                 counts = "/".join(map(str, self.stage_layers))
-                message = f"{counts} do not spread {layers} layers over {stages} stages, one or more on each"
+                message = (
+                    f"{counts} do not spread {layers} layers over {stages} stages, one or more on each but the ends"
+                )
                 raise InvalidInput(message, source="plan", field="stage_layers")
             return self._parts_of(self.stage_layers)
+        light = stages - layers  # the head is the heavier end
+        if 0 < light <= min(LIGHT, layers):
+            return self._parts_of([0] * (light - 1) + [1] * layers + [0])
         if layers < stages:
             raise InvalidInput(
                 f"{layers} layers on {stages} stages leave a stage without work", source="plan", field="pp"
@@ -188,8 +212,11 @@ class Plan:
         return self._parts_of([share + (s < more) for s in range(stages)])
 
     def _parts_of(self, counts: Sequence[int]) -> tuple[Part, ...]:
-        starts = accumulate(counts, initial=0)
-        return tuple(self.model.part(self.parameters, n, start) for n, start in zip(counts, starts, strict=False))
+        starts, last = accumulate(counts, initial=0), len(counts) - 1
+        return tuple(
+            replace(self.model.part(self.parameters, n, start), first=stage == 0, last=stage == last)
+            for stage, (n, start) in enumerate(zip(counts, starts, strict=False))
+        )
 
     @property
     def sequences(self) -> int:
@@ -309,6 +336,7 @@ class PlanProgram:
     backward: tuple[tuple[Template, ...], ...]
     split: tuple[tuple[Template, ...], ...]
     finish: tuple[Template, ...]
+    first_forward: tuple[Template, ...] = ()  # of the first microbatch, if it differs from that of the others
 
 
 def prepare(
@@ -333,9 +361,10 @@ def capture_stages(plan: Plan, known: dict[tuple, Any] | None = None) -> tuple[S
     for stage, part in enumerate(plan.parts):
         rank = plan.rank_of(stage)
         given, inner = plan.parameters_of(rank), plan.captured_mesh(rank)
-        key = "stage", _fixed(given), inner, part, several, split, plan.reduce_each
+        how = several, split, plan.reduce_each, plan.gathered
+        key = "stage", _fixed(given), inner, part, *how
         if key not in known:
-            known[key] = capture_one(plan.model, given, inner, part, several, split, plan.reduce_each)
+            known[key] = capture_one(plan.model, given, inner, part, *how)
         programs.append(known[key])
     return tuple(programs)
 
@@ -355,7 +384,7 @@ def captures_of(plan: Plan) -> list[tuple]:
         for rank, part in ((plan.rank_of(stage), part) for stage, part in enumerate(plan.parts))
     )
     return [
-        (plan.model, parameters, mesh, few, several, split, plan.reduce_each)
+        (plan.model, parameters, mesh, few, several, split, plan.reduce_each, plan.gathered)
         for parameters, inner, part in kinds
         for few in few_parts(part)[0]
         for mesh in few_shards(inner)
@@ -389,6 +418,9 @@ def time_stages(
         tuple(tuple(time(segment, s) for segment in program.backward) for s, program in enumerate(programs)),
         tuple(tuple(time(segment, s) for segment in program.split) for s, program in enumerate(programs)),
         tuple(_divided(time(program.finish, s), plan.shares_of_update) for s, program in enumerate(programs)),
+        tuple(time(program.first_forward or program.forward, s) for s, program in enumerate(programs))
+        if any(program.first_forward for program in programs)
+        else (),
     )
 
 
@@ -444,7 +476,9 @@ def simulate_program(
             continue
         if after and plan.host.wait_ns:
             unroller.wait_on_host(rank, after[0], 1)
-        unroller.add(rank, action, _template(program, action, which), after)
+        # PyTorch's pipelines gather parameters that stay before the activations of the first microbatch arrive.
+        ahead = what == "F" and not which[action] and plan.gathered and bool(program.first_forward)
+        unroller.add(rank, action, _template(program, action, which), after, ahead)
         last = unroller.last(rank, "compute")
         if plan.host.wait_ns and last is not None:
             unroller.wait_on_host(rank, last, plan.host.wait_ns)
@@ -501,7 +535,8 @@ def _kinds(orders, split: bool) -> dict[Action, int]:
 def _template(program: PlanProgram, action: Action, which: dict[Action, int]) -> Template:
     what, stage, _ = action
     if what == "F":
-        return program.split[stage][6] if program.split[stage] and not which[action] else program.forward[stage]
+        first = program.first_forward if not which[action] else ()
+        return (first or program.forward)[stage]
     if what == "B":
         return program.backward[stage][which[action]]
     return program.split[stage][min(which[action], 2) + (3 if what == "W" else 0)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, UnknownName
 from simdev.parallel.cluster import load_cluster
 from simdev.parallel.costs.float8 import Float8
 from simdev.parallel.costs.timing import Prices
@@ -16,6 +16,8 @@ from simdev.parallel.framework import Framework, find_framework
 from simdev.parallel.mesh import parse_meshes
 from simdev.parallel.models import find_model
 from simdev.parallel.plan import Plan
+
+REDUCE = ("last", "each")  # microbatches with which gradients are reduced
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class TypedPlan:
     recompute: str = ""
     framework: str = "eager"
     float8: str = ""
+    reduce: str = "last"
+    reshard: str = "always"
 
     @property
     def arguments(self) -> list[str]:
@@ -66,7 +70,15 @@ class TypedPlan:
             stage_meshes=stages,
             stage_recompute=tuple(self.recompute.split("/")) if self.recompute else (),
             distributed_optimizer=software.distributed_optimizer,
+            reduce_each=self._reduces_each,
+            reshard=self.reshard,
         )
+
+    @property
+    def _reduces_each(self) -> bool:
+        if self.reduce not in REDUCE:
+            raise UnknownName("--reduce", self.reduce, REDUCE)
+        return self.reduce == "each"
 
     @property
     def scales(self) -> Float8 | None:

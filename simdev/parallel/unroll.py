@@ -113,8 +113,8 @@ def _inputs(action: Action, stages: int, gradient: dict[tuple[int, int], Action]
 class _Layout:
     """The ``total`` ops of a template on all copies of a pipeline rank, numbered from 0; see :class:`UnrolledJob`.
     ``edges`` between them, int64 ``(2, k)``; ``before``: ops that wait for the last earlier op of a stream; ``begins``:
-    the first item; ``last``: the last op of each stream, all per copy. ``template`` stays alive, so that its id stays
-    its own."""
+    the first item; ``computes``: the first on the compute stream; ``last``: the last op of each stream, all per copy.
+    ``template`` stays alive, so that its id stays its own."""
 
     total: int
     device: np.ndarray
@@ -125,6 +125,7 @@ class _Layout:
     edges: np.ndarray
     before: list[tuple[str, np.ndarray]]
     begins: np.ndarray
+    computes: np.ndarray
     last: list[tuple[str, np.ndarray]]
     template: Template
 
@@ -163,8 +164,9 @@ class Unroller:
         """The last op of a stream on each copy of a pipeline rank."""
         return self._last.get((rank, stream))
 
-    def add(self, rank: int, action: Action, template: Template, after: list[np.ndarray]) -> None:
-        """Append an action on all copies of a pipeline rank; its first items also wait for the ops ``after``."""
+    def add(self, rank: int, action: Action, template: Template, after: list[np.ndarray], ahead: bool = False) -> None:
+        """Append an action on all copies of a pipeline rank; its first items also wait for the ops ``after``, or its
+        first kernels on the compute stream, if what other streams do is issued ``ahead`` of them."""
         if not len(template.ns):
             raise InvalidInput(f"{name_of(action)} has no work", source="stage", field=str(action[1]))
         self._actions.append(action)
@@ -175,7 +177,7 @@ class Unroller:
             past = self._last.get((rank, stream))
             if past is not None:
                 self._edges.append(_pairs(np.broadcast_to(past, targets.shape), targets + base))
-        self._edges += [_pairs(ops, found.begins + base) for ops in after]
+        self._edges += [_pairs(ops, (found.computes if ahead else found.begins) + base) for ops in after]
         for stream, ops in found.last:
             self._last[rank, stream] = ops + base
         self._count += found.total
@@ -232,13 +234,14 @@ class Unroller:
                 kinds[where] = host_kind
                 ranks[where] = np.tile(own + copy, len(rows))
         edges, before = self._waits(template, group_of, start, item, host_first, copies)
-        begins = int(item[0]) + group_of[int(template.stream[0])]
+        kernel = int(np.argmax(template.stream == 0))  # the first one; the first item where there is none
+        begins, computes = (int(item[n]) + group_of[int(template.stream[n])] for n in (0, kernel))
         last = []
         for stream, group in enumerate(group_of):
             rows = np.flatnonzero(template.stream == stream)
             if len(rows):
                 last.append((template.streams[stream], item[rows[-1]] + group))
-        return _Layout(total, device, ns, kinds, ranks, flags, edges, before, begins, last, template)
+        return _Layout(total, device, ns, kinds, ranks, flags, edges, before, begins, computes, last, template)
 
     def _waits(self, template: Template, group_of: list, start, item, host_first, copies) -> tuple[np.ndarray, list]:
         """Edges between the ops of a template, int64 ``(2, k)``, and for each stream whose last earlier op is waited

@@ -15,7 +15,7 @@ from simdev.parallel.capture.stage import accumulates
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.framework import Framework, find_framework
 from simdev.parallel.mesh import AXES, Mesh
-from simdev.parallel.plan import Plan
+from simdev.parallel.plan import RESHARD, Plan
 
 RECOMPUTE = ("none", "selective", "full")  # less memory and more work from left to right
 MEMORIES = ("reserved", "allocated")
@@ -28,7 +28,8 @@ class Choice:
     """What a planner decides: the mesh, sequences of a microbatch, recomputation, schedule, stages on a pipeline rank.
 
     ``stage_layers`` is the number of layers on each stage; empty: layers are spread evenly. ``reduce_each``: gradients
-    are reduced after each microbatch, not with the last one alone; a rank then keeps its shard of them.
+    are reduced after each microbatch, not with the last one alone; a rank then keeps its shard of them. ``reshard``:
+    when gathered parameters are freed (:class:`~simdev.parallel.plan.Plan`).
 
     ``stage_meshes`` gives each stage a mesh of its own; ``mesh`` then holds ``pp`` alone, ``microbatch`` counts the
     sequences of the whole pipeline, which the replicas of each stage divide, and ``stage_recompute`` may give each
@@ -44,12 +45,14 @@ class Choice:
     reduce_each: bool = False
     stage_meshes: tuple[Mesh, ...] = ()
     stage_recompute: tuple[str, ...] = ()
+    reshard: str = "always"
 
     def __str__(self) -> str:
         parts = [" / ".join(map(str, self.stage_meshes)) or str(self.mesh), f"microbatch={self.microbatch}"]
         kinds = "/".join(self.stage_recompute) or self.recompute
         parts += [f"recompute={kinds}"] if kinds != "none" else []
         parts += ["reduce=each"] if self.reduce_each else []
+        parts += [f"reshard={self.reshard}"] if self.reshard != "always" else []
         if self.mesh["pp"] > 1:
             parts.append(self.schedule + (f" x{self.stages_per_rank}" if self.stages_per_rank > 1 else ""))
         if self.stage_layers:
@@ -63,15 +66,17 @@ class Choice:
         recompute = RECOMPUTE.index(self.recompute) if self.recompute in RECOMPUTE else len(RECOMPUTE)
         rest = self.schedule, self.stages_per_rank, self.stage_layers, self.reduce_each
         own = tuple(tuple(mesh[axis] for axis in AXES) for mesh in self.stage_meshes)
-        return sizes, self.microbatch, recompute, *rest, own, self.stage_recompute
+        return sizes, self.microbatch, recompute, *rest, own, self.stage_recompute, self.reshard
 
     def to_json(self) -> dict:
         """Plain values, from which :func:`choice_from` makes the choice again."""
-        own: dict[str, list] = {}
+        own: dict[str, Any] = {}
         if self.stage_meshes:
             own["stage_meshes"] = [_sizes(mesh) for mesh in self.stage_meshes]
         if self.stage_recompute:
             own["stage_recompute"] = list(self.stage_recompute)
+        if self.reshard != "always":
+            own["reshard"] = self.reshard
         return {
             "mesh": _sizes(self.mesh),
             "microbatch": self.microbatch,
@@ -95,16 +100,19 @@ def choice_from(values: Mapping) -> Choice:
         if not isinstance(values.get(name), kind) or isinstance(values[name], bool):
             raise InvalidInput(f"expected {kind.__name__}, got {values.get(name)!r}", source="plan", field=name)
     layers = values["stage_layers"]
-    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in layers):
-        raise InvalidInput("expected whole numbers from 1 on", source="plan", field="stage_layers")
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in layers):
+        raise InvalidInput("expected whole numbers from 0 on", source="plan", field="stage_layers")
     each = values.get("reduce_each")
     if not isinstance(each, bool):
         raise InvalidInput(f"expected true or false, got {each!r}", source="plan", field="reduce_each")
     given = {name: values[name] for name in list(wanted)[1:]}
     meshes = tuple(Mesh(sizes) for sizes in _listed(values, "stage_meshes", dict))
     kinds = tuple(_listed(values, "stage_recompute", str))
+    reshard = values.get("reshard", "always")
+    if not isinstance(reshard, str) or reshard not in RESHARD:
+        raise UnknownName("reshard", str(reshard), RESHARD, source="plan")
     return Choice(Mesh(values["mesh"]), **given, stage_layers=tuple(layers), reduce_each=each, stage_meshes=meshes,
-                  stage_recompute=kinds)  # fmt: skip
+                  stage_recompute=kinds, reshard=reshard)  # fmt: skip
 
 
 def _listed(values: Mapping, name: str, kind: type) -> list:
@@ -236,6 +244,7 @@ class Job:
             stage_meshes=choice.stage_meshes,
             stage_recompute=choice.stage_recompute,
             distributed_optimizer=self.software.distributed_optimizer,
+            reshard=choice.reshard,
         )
         plan.parts  # noqa: B018  raises where a stage would have no layer
         if not all(map(self.same_precision, choice.stage_meshes or (mesh,))):

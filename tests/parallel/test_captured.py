@@ -134,7 +134,7 @@ def test_a_step_whose_ranks_differ_is_one_sentence_and_exit_code_2(tmp_path, mon
 @pytest.mark.parametrize("name", ["gpt", "llama3", "mpt", "small"])
 def test_all_ranks_of_shipped_models_call_the_same_collectives(name, mesh):
     pytest.importorskip("torch")
-    from simdev.parallel.capture.stage import _capture, _segments
+    from simdev.parallel.capture.stage import _capture, segments_of
 
     mesh = parse_mesh(mesh)
     model = parallel_models()[name]
@@ -143,5 +143,5 @@ def test_all_ranks_of_shipped_models_call_the_same_collectives(name, mesh):
     sizes = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 128, "vocabulary": 256, "length": 32}
     parameters = {**find_model(name)[1], **{key: value for key, value in sizes.items() if key in find_model(name)[1]}}
     last = mesh.stage_ranks - 1
-    programs = [_capture(model, parameters, mesh, Part(2), False, False, rank) for rank in (0, last)]
-    check_matching(*map(_segments, programs), (0, last), name)
+    programs = [_capture(model, parameters, mesh, Part(2), (False, False, False, False), rank) for rank in (0, last)]
+    check_matching(*map(segments_of, programs), (0, last), name)

@@ -1,5 +1,6 @@
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def test_repeated_layers_are_the_captured_ones():
 
 def test_a_thread_that_samples_frames_changes_no_capture():
     spec, parameters = find_model("gpt-1.3b[width=64,layers=4,heads=4,length=64,vocabulary=128]")
-    how = spec, parameters, parse_mesh("tp=2"), Part(4), True, False, False
+    how = spec, parameters, parse_mesh("tp=2"), Part(4), (True, False, False, False)
     quiet, ended, main = _capture(*how), threading.Event(), threading.get_ident()
 
     def sample():  # as the profiler of a Dask worker does
@@ -155,7 +156,7 @@ def test_split_backward_passes_folded_and_unfolded_agree(mesh, schedule, stages)
     first = program.stages[0]  # no input needs a gradient: the second half is the whole backward pass
     assert not first.split[0].calls and first.split[5].calls == first.backward[1].calls
     first, second, *_ = (a.live_bytes + b.live_bytes for a, b in zip(last.split[:3], last.split[3:6], strict=True))
-    live = last.split[6].live_bytes + first + last.forward.live_bytes + second + last.finish.live_bytes
+    live = last.first_forward.live_bytes + first + last.forward.live_bytes + second + last.finish.live_bytes
     assert live == 0  # all that a step of two microbatches allocates is freed at its end
 
 
@@ -163,11 +164,8 @@ def test_a_split_program_gathers_parameters_once_and_reduces_gradients_at_the_en
     program = prepare(plan_of("dp_shard=2,pp=2", model=TINY.replace("layers=5", "layers=4"), schedule="zero-bubble"))
     stage = program.stages[1]
 
-    def collectives(segment):
-        return [call.kind for call in segment.calls if call.is_collective]
-
-    assert collectives(stage.split[6]) == ["all_gather"] * 3
-    assert not collectives(stage.forward) and not any(map(collectives, stage.split[:6]))
+    assert collectives(stage.first_forward) == ["all_gather"] * 3
+    assert not collectives(stage.forward) and not any(map(collectives, stage.split))
     assert collectives(stage.finish) == ["reduce_scatter"] * 3
 
 
@@ -192,7 +190,7 @@ def equal_times(schedule, ranks, microbatches, stages_per_rank=1):
 
     unit = 1_000_000_000 // stages_per_rank
     stage = SimpleNamespace(output_bytes=1, resident_bytes=0)
-    times = [tuple(map(taking, times)) for times in ((unit,), (2 * unit,) * 4, (unit,) * 7, (1,))]
+    times = [tuple(map(taking, times)) for times in ((unit,), (2 * unit,) * 4, (unit,) * 6, (1,))]
     whole = [tuple([value] * count) for value in (times[0][0], times[1], times[2], times[3][0])]
     return PlanProgram(plan, (stage,) * count, *whole)
 
@@ -208,6 +206,57 @@ def test_with_equal_halves_bubbles_shrink_as_published(ranks, microbatches):
         assert report.step_ns / 1e9 == pytest.approx(work + bubble, rel=1e-4)
     report = simulate_program(equal_times("zbv", ranks, microbatches, 2))
     assert report.step_ns / 1e9 - work == pytest.approx((ranks - 1) / 2, rel=1e-3)
+
+
+def collectives(segment):
+    return [call.kind for call in segment.calls if call.is_collective]
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_parameters_that_stay_are_gathered_once_in_a_step(each):
+    """Two layers and what is around them: three all-gathers in the first forward pass alone. Gradients are reduced by
+    the last backward pass (ZeRO 1) or by each (ZeRO 2)."""
+    plan = plan_of("dp_shard=2,pp=2", model=TINY.replace("layers=5", "layers=4"), reshard="never", reduce_each=each)
+    program = prepare(plan)
+    for stage in program.stages:
+        first, further, last, _ = stage.backward
+        assert collectives(stage.first_forward) == ["all_gather"] * 3 and not collectives(stage.forward)
+        reduced = [["reduce_scatter"] * 3 if each else []] * 2 + [["reduce_scatter"] * 3]
+        assert list(map(collectives, (first, further, last))) == reduced
+    again = prepare(replace(plan, reshard="always"))
+    assert simulate_program(program).peak_bytes[1] > simulate_program(again).peak_bytes[1]
+    folded, unfolded = (simulate_program(program, unfolded=u) for u in (False, True))
+    assert folded.step_ns == unfolded.step_ns
+    validate(unfolded.unrolled.problem, unfolded.unrolled.placement, unfolded.schedule)
+
+
+def test_the_ends_of_a_pipeline_may_be_light():
+    """Five layers on six stages: the head is alone. On seven, the embedding is, too."""
+    kinds = [(p.layers, p.first, p.last) for p in plan_of("pp=6").parts]
+    assert kinds == [(1, True, False), *[(1, False, False)] * 4, (0, False, True)]
+    light = plan_of("pp=7")
+    assert [part.layers for part in light.parts] == [0, 1, 1, 1, 1, 1, 0]
+    given = plan_of("pp=2", schedule="interleaved", stages_per_rank=2, stage_layers=(0, 2, 3, 0))
+    assert given.parts[0] == Part(0, True, False) and given.parts[3] == Part(0, False, True)
+    report = simulate_program(prepare(given))
+    whole = simulate_program(prepare(plan_of("pp=1")))
+    assert sum(p.parameters for p in prepare(given).stages) == prepare(plan_of("pp=1")).stages[0].parameters
+    assert report.step_ns < whole.step_ns
+    with pytest.raises(InvalidInput, match="but the ends"):
+        plan_of("pp=3", stage_layers=(3, 0, 2)).parts  # noqa: B018  raises
+
+
+def test_parameters_that_stay_are_gathered_before_activations_arrive():
+    """With four stages, the first forward pass of the last one waits for three others, its gathers for nothing."""
+    program = prepare(plan_of("dp_shard=2,pp=4", 4, TINY.replace("layers=5", "layers=4"), Host(), reshard="never"))
+    report = simulate_program(program)
+    unrolled, schedule = report.unrolled, report.schedule
+    action = unrolled.actions.index(("F", 3, 0))
+    mine = unrolled.action == action
+    assert (
+        schedule.op_start[mine & unrolled.is_communication].min()
+        < schedule.op_finish[unrolled.action == unrolled.actions.index(("F", 0, 0))].max()
+    )
 
 
 def test_figures_add_up(program):

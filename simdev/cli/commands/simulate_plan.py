@@ -36,7 +36,9 @@ def simulate_plan(
             "tp=4/dp_replicate=2,tp=2. A captured program has its own."
         ),
     ] = None,
-    layers: Annotated[str | None, typer.Option(help="Layers of each stage: 14/10 (default: spread evenly).")] = None,
+    layers: Annotated[
+        str | None, typer.Option(help="Layers of each stage: 14/10 (default: evenly); the ends may have 0.")
+    ] = None,
     recompute: Annotated[
         str | None, typer.Option(help="Recomputation of each stage with a mesh of its own: full/none.")
     ] = None,
@@ -51,6 +53,16 @@ def simulate_plan(
     float8: Annotated[
         str | None, typer.Option(help="Linear layers in FP8: dynamic (torchao) or delayed (Transformer Engine) scales.")
     ] = None,
+    reduce: Annotated[
+        str, typer.Option(help="Microbatches after which gradients are reduced: last or each (ZeRO 2, 3).")
+    ] = "last",
+    reshard: Annotated[
+        str,
+        typer.Option(
+            help="When FSDP frees gathered parameters: always (after each pass: ZeRO 3), or never within a step "
+            "(ZeRO 1, 2; torchtitan's pipelines)."
+        ),
+    ] = "always",
     slowdown: Annotated[
         float, typer.Option(help="How much slower kernels run beside a collective; 1.189 is a published mean.")
     ] = 1.0,
@@ -82,7 +94,9 @@ def simulate_plan(
         from simdev.parallel.rank_program import load_rank_program
         from simdev.parallel.replay import ProgramPlan, simulate_rank_program
 
-        if (mesh or layers or recompute) is not None or (microbatches, schedule, stages_per_rank) != (1, "1f1b", 1):
+        if (mesh or layers or recompute) is not None or (
+            microbatches, schedule, stages_per_rank, reduce, reshard,
+        ) != (1, "1f1b", 1, "last", "always"):  # fmt: skip
             message = "a captured program has its mesh, microbatches and schedule; capture it anew for others"
             raise InvalidInput(message, source=model)
         software = find_framework(framework)
@@ -100,7 +114,7 @@ def simulate_plan(
             raise InvalidInput("a model needs --mesh, such as dp_shard=8,tp=8", source=model)
         typed = TypedPlan(
             model, cluster, mesh, microbatches, schedule, stages_per_rank, layers or "", recompute or "", framework,
-            float8 or "",
+            float8 or "", reduce, reshard,
         )  # fmt: skip
         report = simulate(typed.plan, typed.prices(), unfolded=unfolded, slowdown=slowdown, slow=stragglers)
         reserved = reserved_bytes(typed.plan)

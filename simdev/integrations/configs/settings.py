@@ -43,12 +43,24 @@ class Settings:
     precision: str = "mixed"
 
 
-def settings_of(job: Job, choice: Choice) -> Settings:
-    """The settings of a plan. Raises :class:`Unsupported` for stages with meshes of their own, which no framework's
-    configuration can express, and :class:`InvalidInput` for a choice that does not suit the job."""
+def settings_of(job: Job, choice: Choice, titan: bool = False) -> Settings:
+    """The settings of a plan. Raises :class:`Unsupported` for stages with meshes of their own and for pipelines that
+    reduce gradients after each microbatch, which no framework's configuration can express; unless for torchtitan, for
+    parameters that stay gathered and stages without a layer; and :class:`InvalidInput` for a choice that does not suit
+    the job."""
     if choice.stage_meshes:
         raise Unsupported(f"configurations have one mesh for all stages, and the plan {choice} has several")
     plan, pipeline = job.plan(choice), choice.mesh["pp"] > 1
+    if pipeline and choice.reduce_each:
+        raise Unsupported(
+            f"no framework's pipeline reduces gradients after each microbatch, and the plan {choice} does"
+        )
+    if plan.gathered and not (titan and pipeline):
+        raise Unsupported(
+            f"--write cannot say that parameters stay gathered (reshard=never), and the plan {choice} does"
+        )
+    if not titan and not min(part.layers for part in plan.parts):
+        raise Unsupported(f"only --write torchtitan can say that a stage has no layer, as in the plan {choice}")
     several = plan.microbatches > 1 and choice.mesh["dp_shard"] > 1 and not pipeline
     return Settings(
         ranks=job.ranks,

@@ -29,7 +29,7 @@ def write(job: Job, choice: Choice) -> str:
     """A module for ``python -m torchtitan.train --module FILE --config plan``. The model is one that torchtitan has;
     its attention is torchtitan's own (FlexAttention). With a pipeline, the local batch is what a pipeline processes in
     a step; without one, microbatches accumulate gradients, which FSDP reduces after each of them."""
-    settings = settings_of(job, choice)
+    settings = settings_of(job, choice, titan=True)
     module, function = _configuration(job)
     refuse_precision(settings, "torchtitan", "mixed", "bfloat16")
     mesh, pipeline = settings.mesh, settings.mesh["pp"] > 1
@@ -47,7 +47,7 @@ def write(job: Job, choice: Choice) -> str:
         "training.enable_cpu_offload": False,
         "parallelism.data_parallel_replicate_degree": mesh["dp_replicate"],
         "parallelism.data_parallel_shard_degree": mesh["dp_shard"] * mesh["ep"],  # experts take their ranks from it
-        "parallelism.fsdp_reshard_after_forward": "always",
+        "parallelism.fsdp_reshard_after_forward": choice.reshard,
         "parallelism.tensor_parallel_degree": mesh["tp"],
         "parallelism.enable_sequence_parallel": True,
         "parallelism.context_parallel_degree": mesh["cp"],

@@ -13,7 +13,7 @@ import os
 import tempfile
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -256,6 +256,7 @@ class _Steps:
             part = plan.parts[number]
             stage = plan.model.function(mesh, part, **{**plan.parameters, "layers": part.layers})
             fill(stage.module)
+            stage = replace(stage, sync=None) if plan.reduce_each else stage
             self.stages[number], self.optimizers[number] = stage, stage.optimizer(stage.module)
             if self.split:
                 keep_gathered(stage.module)
@@ -269,6 +270,9 @@ class _Steps:
         self._kept: dict[tuple[int, int], tuple] = {}
         self._local: dict[tuple, torch.Tensor] = {}
         self._sends: list = []
+        if self.plan.gathered:
+            for stage in self.stages.values():
+                keep_gathered(stage.module)
         for what, place, microbatch in self.actions:
             if what == "F":
                 self._forward(place, microbatch)
@@ -306,8 +310,11 @@ class _Steps:
         if number + 1 < self.plan.stages:
             gradient = torch.empty_like(output, requires_grad=False)
             self._receive(gradient, number + 1, ("B", number, microbatch))
+        last = not self.split and self.last.get(number) == (what, number, microbatch)
         if stage.sync is not None:
-            stage.sync(stage.module, not self.split and self.last.get(number) == (what, number, microbatch))
+            stage.sync(stage.module, last)
+        if self.plan.gathered and last:
+            keep_gathered(stage.module, after_backward=False)
         if what == "B":
             output.backward(gradient)
             found = inputs[0].grad

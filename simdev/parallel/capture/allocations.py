@@ -57,10 +57,16 @@ class _Marks(StageRun):
 
 
 def record(
-    model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, microbatches: int, each: bool
+    model: ParallelModel,
+    parameters: dict,
+    mesh: Mesh,
+    part: Part,
+    microbatches: int,
+    each: bool,
+    gathered: bool = False,
 ) -> tuple[tuple[tuple[Row, ...], ...], tuple[int, ...], int]:
     """Rows of the segments (parameters, passes, end of the step), bytes of the optimizer's tensors, and the number of
-    parameters. ``each``: gradients are reduced after each microbatch."""
+    parameters. ``each``: gradients are reduced after each microbatch; ``gathered``: parameters are gathered once."""
     recorder = AllocationRecorder()
     default = torch.get_default_dtype()
     with fake_process_group(mesh) as torch_mesh:
@@ -69,7 +75,7 @@ def record(
             made = replace(made, sync=None) if each else made
             with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
                 to_fakes(made.module)
-                run = _Marks(made, recorder, mesh, {})
+                run = _Marks(made, recorder, mesh, {}, gathered)
                 _, _, count = run.step(microbatches, part)
         finally:
             torch.set_default_dtype(default)

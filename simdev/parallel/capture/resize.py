@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from simdev.graphs.parallel_model import ParallelModel, Part
-from simdev.parallel.capture.stage import StageProgram, capture_stage, captured
+from simdev.parallel.capture.stage import StageProgram, captured, stage_of_few
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.program import Call, NotRepeating, Segment
 
@@ -32,13 +32,14 @@ def capture_resized(
     several: bool = True,
     split: bool = False,
     each: bool = False,
+    gathered: bool = False,
 ) -> StageProgram:
     """What :func:`capture_stage` returns, from captures that all sizes of ``dp_shard`` share.
 
     Parameters that do not divide by the number of ranks are padded by FSDP; such a size is captured as it is. Use it
     where many plans of a model are compared and the model's code does not branch on the size of the mesh.
     """
-    return capture_stage(model, parameters, mesh, part, several, split, each, capture=_resized_few)
+    return stage_of_few(_resized_few, model, parameters, mesh, part, (several, split, each, gathered))
 
 
 def _resized_few(model, parameters: tuple, mesh: Mesh, part: Part, *options: bool) -> StageProgram:
@@ -96,7 +97,12 @@ def _continued(small: StageProgram, large: StageProgram, size: Callable[[int, in
     }
     first, further, last, only = segments(small.backward, large.backward)
     backward, split = (first, further, last, only), segments(small.split, large.split)
-    return replace(small, forward=forward, backward=backward, finish=finish, split=split, **sizes)
+    gathering = None
+    if small.first_forward and large.first_forward:
+        gathering = _segment(small.first_forward, large.first_forward, size)
+    return replace(
+        small, forward=forward, backward=backward, finish=finish, split=split, first_forward=gathering, **sizes
+    )
 
 
 def _segment(small: Segment, large: Segment, size: Callable[[int, int], int]) -> Segment:

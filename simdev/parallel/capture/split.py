@@ -41,14 +41,15 @@ class SplitBackward:
         self._groups, self._inputs = [], []
 
 
-def keep_gathered(module) -> None:
-    """Let FSDP modules keep their parameters gathered until :func:`reduce_gradients`."""
+def keep_gathered(module, after_backward: bool = True) -> None:
+    """Let FSDP modules keep their parameters gathered after forward passes, and after backward passes unless these
+    free them (``after_backward=False``)."""
     from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
 
     for part in _fsdp_parts(module):
         if not isinstance(part, ReplicateModule):  # which always keeps its parameters
             part.set_reshard_after_forward(False, recurse=False)
-        part.set_reshard_after_backward(False, recurse=False)
+        part.set_reshard_after_backward(not after_backward, recurse=False)
 
 
 def reduce_gradients(module) -> None:

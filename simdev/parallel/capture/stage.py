@@ -33,8 +33,8 @@ from simdev.user_file import sentence
 
 FEW = 3  # layers in the shorter capture: a first one, a last one, and one in between (FSDP prefetches across layers)
 TIMES = ("first", "second", "further")
-SPLIT = (*(f"backward {half} {time}" for half in ("input", "weights") for time in TIMES), "forward first")
-
+SPLIT = tuple(f"backward {half} {time}" for half in ("input", "weights") for time in TIMES)
+Options = tuple[bool, bool, bool, bool]  # several, split, each, gathered: see capture_stage
 
 SHIPPED = (
     "simdev.workloads.",
@@ -50,8 +50,8 @@ class StageProgram:
     microbatch. ``shard_unit`` is the greatest number of ranks among which FSDP divides each parameter without padding
     (0 without FSDP). ``split`` are the halves of a backward pass (:mod:`simdev.parallel.capture.split`), if they were
     asked for: gradients of the input in the first microbatch, the second and a further one; gradients of the weights in
-    these three; and then the forward pass of the first microbatch, which gathers parameters that stay until the end of
-    the step. No backward pass of such a program reduces gradients: ``finish`` does."""
+    these three. No backward pass of such a program reduces gradients: ``finish`` does. ``first_forward`` is the forward
+    pass of the first microbatch where it gathers parameters that stay until the end of the step."""
 
     forward: Segment
     backward: tuple[Segment, Segment, Segment, Segment]
@@ -61,6 +61,7 @@ class StageProgram:
     parameters: int
     shard_unit: int = 0
     split: tuple[Segment, ...] = ()
+    first_forward: Segment | None = None
 
     FIRST, FURTHER, LAST, ONLY = range(4)
 
@@ -73,19 +74,30 @@ def capture_stage(
     several: bool = True,
     split: bool = False,
     each: bool = False,
-    capture: Callable[..., StageProgram] | None = None,
+    gathered: bool = False,
 ) -> StageProgram:
     """The program of one rank of the stage ``part``; ``several`` if a step has more than one microbatch; ``split`` if
-    its schedule splits backward passes; ``each`` if gradients are reduced after each microbatch; ``capture`` in place
-    of :func:`captured`, for stages of a few layers. Raises :class:`Unsupported` without PyTorch,
+    its schedule splits backward passes; ``each`` if gradients are reduced after each microbatch; ``gathered`` if FSDP
+    gathers parameters once and keeps them until the last backward pass. Raises :class:`Unsupported` without PyTorch,
     :class:`InvalidInput` for a model that cannot be built on ``mesh``."""
+    return stage_of_few(captured, model, parameters, mesh, part, (several, split, each, gathered))
+
+
+def stage_of_few(
+    capture: Callable[..., StageProgram],
+    model: ParallelModel,
+    parameters: dict,
+    mesh: Mesh,
+    part: Part,
+    options: Options,
+) -> StageProgram:
+    """:func:`capture_stage` with ``capture`` in place of :func:`captured`, for stages of a few layers."""
     _need_torch()
     key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
-    capture = capture or captured
     few, more = few_parts(part)
     if not more:
-        return capture(model, key, mesh, part, several, split, each)
-    short, long = (capture(model, key, mesh, one, several, split, each) for one in few)
+        return capture(model, key, mesh, part, *options)
+    short, long = (capture(model, key, mesh, one, *options) for one in few)
     try:
         first, further, last, only = (stretch(a, b, more) for a, b in zip(short.backward, long.backward, strict=True))
         return StageProgram(
@@ -97,9 +109,14 @@ def capture_stage(
             short.parameters + (long.parameters - short.parameters) * more,
             shard_unit=short.shard_unit,
             split=tuple(stretch(a, b, more) for a, b in zip(short.split, long.split, strict=True)),
+            first_forward=(
+                stretch(short.first_forward, long.first_forward, more)
+                if short.first_forward and long.first_forward
+                else None
+            ),
         )
     except NotRepeating:
-        return capture(model, key, mesh, part, several, split, each)
+        return capture(model, key, mesh, part, *options)
 
 
 @lru_cache(maxsize=64)
@@ -167,23 +184,26 @@ def captured(
     several: bool,
     split: bool = False,
     each: bool = False,
+    gathered: bool = False,
 ) -> StageProgram:
     """The program of a stage with all its layers, kept from an earlier capture or captured; ``parameters`` are pairs
     in order of their names."""
-    options = {"several": several, "split": split, **({"each": True} if each else {})}
+    options = {"several": several, "split": split, "each": each, "gathered": gathered}
     name = kept.fingerprint(model, {**dict(parameters), **options}, mesh, part)
     found = kept.load(name)
     if found is not None:
         forward, *backward, finish = found.pop("segments")
-        return StageProgram(forward, tuple(backward[:4]), finish, split=tuple(backward[4:]), **found)
+        halves = tuple(backward[4 : 4 + len(SPLIT)]) if split else ()
+        first = backward[-1] if len(backward) > 4 + len(halves) else None
+        return StageProgram(forward, tuple(backward[:4]), finish, split=halves, first_forward=first, **found)
     try:
-        how = model, {**dict(parameters), "layers": part.layers}, mesh, part, several, split, each
+        how = model, {**dict(parameters), "layers": part.layers}, mesh, part, (several, split, each, gathered)
         program = _capture(*how)
         last = mesh.stage_ranks - 1
         if last and not model.function.__module__.startswith(SHIPPED):
-            check_matching(_segments(program), _segments(_capture(*how, rank=last)), (0, last), model.name)
+            check_matching(segments_of(program), segments_of(_capture(*how, rank=last)), (0, last), model.name)
         figures = {key: getattr(program, key) for key in ("resident_bytes", "output_bytes", "parameters", "shard_unit")}
-        kept.save(name, [program.forward, *program.backward, *program.split, program.finish], figures)
+        kept.save(name, list(segments_of(program)), figures)
         return program
     except SimdevError:
         raise
@@ -196,9 +216,7 @@ def _capture(
     parameters: dict,
     mesh: Mesh,
     part: Part,
-    several: bool,
-    split: bool,
-    each: bool,
+    options: Options,
     rank: int = 0,
 ) -> StageProgram:
     import torch
@@ -207,6 +225,7 @@ def _capture(
     from simdev.parallel.capture.record import RankRecorder
     from simdev.parallel.capture.ring import ring_attention
 
+    several, split, each, gathered = options
     default = torch.get_default_dtype()
     with fake_process_group(mesh, rank) as torch_mesh:
         try:
@@ -216,10 +235,10 @@ def _capture(
                 message = f"the function returned {type(stage).__name__}, not a Stage"
                 raise InvalidInput(message, source=model.name)
             stage = replace(stage, sync=None) if each else stage
-            microbatches = 1 if not several else 3 if stage.sync else 2
+            microbatches = 1 if not several else 3 if stage.sync or gathered else 2
             with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
                 to_fakes(stage.module)
-                run = StageRun(stage, RankRecorder(stage.rows), mesh, segments)
+                run = StageRun(stage, RankRecorder(stage.rows), mesh, segments, gathered)
                 figures = run.split_step(part) if split else run.step(microbatches, part)
         finally:
             torch.set_default_dtype(default)
@@ -228,11 +247,15 @@ def _capture(
     backward = segments.get("backward first", only), segments.get("backward further", last), last, only
     unit = _shard_unit(stage.module, mesh)
     halves = tuple(segments[name] for name in SPLIT) if split else ()
-    return StageProgram(segments["forward"], backward, segments["finish"], *figures, shard_unit=unit, split=halves)
+    first = segments.get("forward first")
+    forward, finish = segments["forward"], segments["finish"]
+    return StageProgram(forward, backward, finish, *figures, shard_unit=unit, split=halves, first_forward=first)
 
 
-def _segments(program: StageProgram) -> tuple[Segment, ...]:
-    return (program.forward, *program.backward, *program.split, program.finish)
+def segments_of(program: StageProgram) -> tuple[Segment, ...]:
+    """All segments of a stage."""
+    first = (program.first_forward,) if program.first_forward else ()
+    return (program.forward, *program.backward, *program.split, *first, program.finish)
 
 
 @contextlib.contextmanager
@@ -268,19 +291,26 @@ def forget_meshes() -> None:
 
 
 class StageRun:
-    """Runs the microbatches of a stage and cuts what is recorded into segments."""
+    """Runs the microbatches of a stage and cuts what is recorded into segments. ``gathered``: FSDP keeps parameters
+    gathered from the first forward pass until the last backward pass."""
 
-    def __init__(self, stage, recorder, mesh: Mesh, segments: dict[str, Segment]):
+    def __init__(self, stage, recorder, mesh: Mesh, segments: dict[str, Segment], gathered: bool = False):
         self.stage, self.recorder, self.mesh, self.segments = stage, recorder, mesh, segments
+        self.gathered = gathered
         self._begin = 0
 
     def step(self, microbatches: int, part: Part) -> tuple[int, int, int]:
         """Run a step whose backward passes are whole."""
         optimizer, recorder = self._begin_step(microbatches), self.recorder
+        if self.gathered:
+            keep_gathered(self.stage.module)
         with self.stage.context(), recorder:
             for number in range(microbatches):
                 last = number == microbatches - 1
-                base, output, gradient, inputs = self._forward(part)
+                if self.gathered and last:
+                    keep_gathered(self.stage.module, after_backward=False)
+                first = " first" if self.gathered and not number and not last else ""
+                base, output, gradient, inputs = self._forward(part, first)
                 if self.stage.sync is not None:
                     self.stage.sync(self.stage.module, last)
                 output.backward(gradient)

@@ -190,10 +190,11 @@ def _allocations(plan: Plan, stage: int, known: dict) -> Allocations:
     part, rank = plan.parts[stage], plan.rank_of(stage)
     mesh, parameters = plan.captured_mesh(rank), plan.parameters_of(rank)
     several = plan.microbatches > 1
-    key = "allocations", tuple(sorted(parameters.items())), mesh, part, several, plan.reduce_each
+    options = several, plan.reduce_each, plan.gathered
+    key = "allocations", tuple(sorted(parameters.items())), mesh, part, options
     if key not in known:
         counts = (part.layers,) if part.layers <= LAYERS[-1] else LAYERS
-        how = plan.model, parameters, mesh, several, plan.reduce_each
+        how = plan.model, parameters, mesh, options
         recorded = [_recorded(*how, Part(count, part.first, part.last)) for count in counts]
         try:
             found = extended(recorded, part.layers - LAYERS[0]) if len(recorded) > 1 else recorded[0]
@@ -264,12 +265,11 @@ def _repeated(x: Row, y: Row, z: Row, more: int, copy: int) -> Row:
     return x[0], x[1] + (y[1] - x[1]) * (more - 1) + (z[1] - y[1]) * copy, x[2], x[3]
 
 
-def _recorded(model, parameters: dict, mesh, several: bool, each: bool, part: Part) -> Allocations:
+def _recorded(model, parameters: dict, mesh, options: tuple[bool, ...], part: Part) -> Allocations:
     """The allocations of a stage of a few layers, kept from an earlier recording or recorded."""
-    given = {**parameters, "layers": part.layers}
+    given, (several, *how) = {**parameters, "layers": part.layers}, options
     path = (
-        kept.folder()
-        / f"{kept.fingerprint(model, {**given, 'allocations': [FORMAT, several, each]}, mesh, part)}.memory.gz"
+        kept.folder() / f"{kept.fingerprint(model, {**given, 'allocations': [FORMAT, *options]}, mesh, part)}.memory.gz"
     )
     with contextlib.suppress(InvalidInput, OSError, ValueError, TypeError, KeyError):
         document = parse_json(read_zipped(path, kept.MAX_CAPTURE), path)
@@ -277,7 +277,7 @@ def _recorded(model, parameters: dict, mesh, several: bool, each: bool, part: Pa
         return Allocations(segments, tuple(document["state"]), document["parameters"])
     from simdev.parallel.capture.allocations import record
 
-    found = Allocations(*record(model, given, mesh, part, SEVERAL if several else 1, each))
+    found = Allocations(*record(model, given, mesh, part, SEVERAL if several else 1, *how))
     with contextlib.suppress(OSError, InvalidInput):
         kept.folder().mkdir(parents=True, exist_ok=True)
         text = json.dumps(found.__dict__, separators=(",", ":"))

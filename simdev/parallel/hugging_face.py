@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, wraps
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -290,6 +290,16 @@ class TransformersModel:
         return self._facts["width"]
 
     @property
+    def active(self) -> int:
+        """Experts that each token goes to; 1 without experts."""
+        return self._facts["active"]
+
+    @property
+    def language(self) -> bool:
+        """Whether it is a causal language model, whose stages take tokens."""
+        return "CausalLM" in self.name or "LMHead" in self.name
+
+    @property
     def axes(self) -> tuple[str, ...]:
         return self._facts["axes"]
 
@@ -338,6 +348,11 @@ class TransformersModel:
         model, without recomputation."""
         return _flops(self, int(p["length"]))
 
+    def whole_flops(self, p: Mapping[str, Any]) -> float:
+        """What ``FlopCounterMode`` counts on the unsharded model with all its layers; :meth:`flops` counts few layers
+        and repeats them."""
+        return _count_flops(self, Part(self.layers, kinds=self.kinds({}) if self.mixed else ()), int(p["length"]))
+
     # A stage -------------------------------------------------------------------------------------------------------
 
     def __call__(self, mesh, part: Part, *, layers, length, microbatch, recompute, width) -> Stage:
@@ -359,7 +374,7 @@ class TransformersModel:
         inputs = _inputs(self, module, part, microbatch, length, width)
         ways = {axis: mesh[axis].size() if axis in (mesh.mesh_dim_names or ()) else 1 for axis in ("ep", "tp")}
         rows = microbatch * length * self._facts["active"] // (ways["ep"] * ways["tp"] ** 2) if ways["ep"] > 1 else 1
-        return Stage(module, inputs, grouped_adam, _sync, context=_on_gpu, rows=rows)
+        return Stage(module, inputs, grouped_adam, _sync, context=on_gpu_unpacked, rows=rows)
 
 
 @lru_cache(maxsize=64)
@@ -540,7 +555,7 @@ def _inputs(model: TransformersModel, module, part: Part, microbatch: int, lengt
     """Lets the module take the tensors of a microbatch by position, and returns the function that builds them."""
     import torch
 
-    forward, language = module.forward, "CausalLM" in model.name or "LMHead" in model.name
+    forward, language = module.forward, model.language
     if part.first and part.last and not language:
         return _own_inputs(module, microbatch, length if length > 1 else None)
 
@@ -565,6 +580,7 @@ def _own_inputs(module, microbatch: int, length: int | None):
     forward = module.forward
     names: list[str] = []
 
+    @wraps(forward)  # whose arguments say which inputs the model takes
     def run(*tensors):
         return loss_of(forward(**dict(zip(names, tensors, strict=True))))
 
@@ -584,7 +600,7 @@ def _sync(module, last: bool) -> None:
 
 
 @contextmanager
-def _on_gpu() -> Iterator[None]:
+def on_gpu_unpacked() -> Iterator[None]:
     """What the stage runs inside: kernels as a GPU chooses them, and no warnings of the libraries."""
     from simdev.graphs.capture.rewrites import as_on_gpu
     from simdev.parallel.capture.packages import unpacked
@@ -624,7 +640,7 @@ def _count_flops(model: TransformersModel, part: Part, length: int) -> float:
     module = model.build(torch.bfloat16, chosen(model.kinds({}), part.kinds, part.layers))
     module.train()
     inputs = _inputs(model, module, Part(1), 1, length, model.width)
-    with FakeTensorMode(allow_non_fake_inputs=True), _on_gpu():
+    with FakeTensorMode(allow_non_fake_inputs=True), on_gpu_unpacked():
         to_fakes(module)
         tensors = inputs()
         with flop_counter_mode() as counter:

@@ -95,7 +95,8 @@ class Facts:
     ``blocks`` is the dotted name of the list of blocks; ``kinds`` the kind of each block that a capture may leave out
     and repeat (one entry: none may). ``tp_plan`` maps names of modules to tensor-parallel styles
     (:mod:`simdev.parallel.capture.tensor_rule`); the ranks of ``tp`` have to divide the sizes ``heads``. ``ends`` is
-    what runs before and after the blocks; None: no pipeline. ``notes`` say what is not offered. ``parameters`` counts
+    what runs before and after the blocks; None: no pipeline. ``outside`` names blocks whose parameters are read while
+    they do not run, which FSDP shards with the whole model. ``notes`` say what is not offered. ``parameters`` counts
     elements; a tied parameter counts once.
     """
 
@@ -104,6 +105,7 @@ class Facts:
     tp_plan: Mapping[str, Any]
     heads: tuple[int, ...]
     ends: Ends | None
+    outside: tuple[str, ...]
     notes: tuple[str, ...]
     parameters: int
 
@@ -138,6 +140,11 @@ class PlainModel:
     def ends(self) -> Ends | None:
         """What runs before and after the blocks; None: no pipeline."""
         return self._facts.ends
+
+    @property
+    def outside(self) -> tuple[str, ...]:
+        """Names of the blocks whose parameters are read while they do not run."""
+        return self._facts.outside
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -175,12 +182,14 @@ class PlainModel:
         without recomputation."""
         return _flops(self)
 
+    whole_flops = flops  # all blocks are counted
+
     def __call__(self, mesh, part: Part, *, layers, length, microbatch, recompute, reshard_after_forward) -> Stage:
         from simdev.parallel.capture.pieces import cut_piece
         from simdev.parallel.capture.tensor_rule import apply_plan
 
         facts = self._facts
-        run, inputs, rebuild = _prepared(self, microbatch)
+        run, inputs, rebuild = prepared(self, microbatch)
         blocks, lists = _blocks(run.model), _names(run.model)
         if blocks is not None and part.layers < len(blocks.modules):
             _shorten(run.model, blocks, chosen(facts.kinds, part.kinds, part.layers))
@@ -196,7 +205,7 @@ class PlainModel:
                 apply_plan(run.model, mesh["tp"], facts.tp_plan)
         if recompute != "none":
             recompute_blocks(run.model, recompute, lists)
-        computed = spread(run.model, mesh, reshard_after_forward, lists)
+        computed = spread(run.model, mesh, reshard_after_forward, lists, facts.outside)
         if whole or blocks is None:
             made = inputs
         else:
@@ -251,7 +260,7 @@ def _make(model: PlainModel) -> TrainingStep:
     return step
 
 
-def _prepared(model: PlainModel, microbatch: int):
+def prepared(model: PlainModel, microbatch: int):
     """The step as a module that maps its inputs to the loss, with parameters on ``meta``; the function of its inputs;
     and what builds the step's own optimizer for the parameters as they are later."""
     import torch
@@ -371,9 +380,10 @@ def _names(model) -> list[str]:
     return [blocks.name for blocks in lists_of_blocks(model)]
 
 
-def spread(model, mesh, reshard: bool, lists: Sequence[str] | None = None):
-    """FSDP2 (or replication) around each block of ``lists`` (None: those that are found) and around the model. Returns
-    the data type in which it computes, if it is not that of the parameters."""
+def spread(model, mesh, reshard: bool, lists: Sequence[str] | None = None, outside: Sequence[str] = ()):
+    """FSDP2 (or replication) around each block of ``lists`` (None: those that are found) and around the model; blocks
+    that ``outside`` names belong to the model. Returns the data type in which it computes, if it is not that of the
+    parameters."""
     import torch
     from torch.distributed._composable.replicate_with_fsdp import replicate
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -386,7 +396,8 @@ def spread(model, mesh, reshard: bool, lists: Sequence[str] | None = None):
     if policy.param_dtype is not None:
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     lists = _names(model) if lists is None else lists
-    inside = [module for path in lists for module in model.get_submodule(path).children()]
+    blocks = {f"{path}.{name}": module for path in lists for name, module in model.get_submodule(path).named_children()}
+    inside = [module for name, module in blocks.items() if name not in outside]
     for module in (*inside, model):
         if "dp_shard" in axes:
             grid = mesh[axes] if len(axes) > 1 else mesh[axes[0]]
@@ -424,7 +435,7 @@ def on_gpu_divided() -> Iterator[None]:
 
 @lru_cache(maxsize=64)
 def _facts(model: PlainModel) -> Facts:
-    run = _prepared(model, 1)[0]
+    run = prepared(model, 1)[0]
     blocks, lists = _blocks(run.model), lists_of_blocks(run.model)
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     notes = []
@@ -442,7 +453,20 @@ def _facts(model: PlainModel) -> Facts:
         _cut_at(model, kinds) if blocks else (None, "its blocks are in several lists, in none, or counted by its code")
     )
     notes += [f"no pipeline: {why}"] if why else []
-    return Facts(blocks.name if blocks else "", kinds, plan, heads, ends, tuple(notes), parameters)
+    outside = _outside(model)
+    return Facts(blocks.name if blocks else "", kinds, plan, heads, ends, outside, tuple(notes), parameters)
+
+
+def _outside(model: PlainModel) -> tuple[str, ...]:
+    """The blocks whose parameters are read while they do not run; none if the step cannot run."""
+    from simdev.parallel.capture.pieces import used_outside
+
+    try:
+        with _on_fakes(model, (0,)) as (run, _, loss):
+            lists = lists_of_blocks(run.model)
+            return used_outside(run.model, loss, lists) if lists else ()
+    except Exception:  # of the user's code, which the capture will name
+        return ()
 
 
 @contextmanager
@@ -454,7 +478,7 @@ def _on_fakes(
 
     from simdev.parallel.capture.tensor_rule import apply_plan
 
-    run, inputs, _ = _prepared(model, 1)
+    run, inputs, _ = prepared(model, 1)
     blocks = _blocks(run.model) if len(kinds) > 1 else None
     if blocks is not None:
         _shorten(run.model, blocks, _few(kinds))
@@ -526,7 +550,7 @@ def _cut_at(model: PlainModel, kinds: tuple[int, ...]) -> tuple[Ends | None, str
     try:
         with _on_fakes(model, kinds) as (run, blocks, loss):
             ends = read_ends(run.model, loss, blocks)
-        run, inputs, _ = _prepared(model, 1)
+        run, inputs, _ = prepared(model, 1)
         blocks = _blocks(run.model)
         assert blocks is not None, "as above, in another copy of the model"
         _shorten(run.model, blocks, _few(kinds)[:1])
@@ -550,7 +574,7 @@ def _count(model: PlainModel, kinds: tuple[int, ...] = ()) -> float:
 
     from simdev.graphs.capture.trace import flop_counter_mode
 
-    run, inputs, _ = _prepared(model, 1)
+    run, inputs, _ = prepared(model, 1)
     blocks = _blocks(run.model)
     if blocks is not None and kinds:
         _shorten(run.model, blocks, _few(kinds))

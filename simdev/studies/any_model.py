@@ -1,38 +1,59 @@
-"""Any model: which kinds of transformers' models plan, and whether sizes and FLOPs are those of the library.
+"""Any model: which kinds of transformers' models plan, and whether programs of published models are the library's.
 
-``python -m simdev.studies.any_model kinds`` captures one step of each kind of causal language model with a
-tensor-parallel plan, with its default sizes and few layers, on four ranks (``dp_shard=2,tp=2``).
-``python -m simdev.studies.any_model sizes`` counts the parameters of models of published sizes, as the library builds
-them.
-``python -m simdev.studies.any_model published`` compares models of published sizes with the library's own: parameters
-of the captured program, and FLOPs of its products and attention against ``FlopCounterMode`` on the unsharded model.
+``kinds`` captures one step of each kind of causal language model with a tensor-parallel plan, with its default sizes
+and few layers, on four ranks (``dp_shard=2,tp=2``).
 
-Each prints a table in Markdown and takes ``NAME ...`` to do only these. ``kinds`` and ``published`` run in as many
-processes as ``--workers N`` says (1). The configurations are in
-``published_models.json``; its parameters are those that the models' cards on the Hugging Face hub state (the papers' or
-the checkpoints' counts), and None where we know no exact figure.
+``published`` compares models of published sizes with the library's own: parameters; FLOPs of the captured products and
+attention against PyTorch's ``FlopCounterMode`` on the whole unsharded model; collectives of a captured step against
+those that a step of the model executes that the library alone has distributed (:func:`collectives_of_the_library`).
+The configurations are in ``published_models.json``; its parameters are those that the models' cards on the Hugging Face
+hub state (the papers' or the checkpoints' counts), and None where we know no exact figure.
+
+Rows are appended to ``rows.jsonl`` when they are computed. A row of the same code and the same libraries is not
+computed again, so that an interrupted study resumes (:func:`study`). ``README.md`` has both tables.
 """
 
 from __future__ import annotations
 
-import argparse
+import hashlib
 import json
 import signal
+import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from math import inf
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from simdev.errors import InvalidInput, SimdevError
-from simdev.parallel.capture.stage import StageProgram, capture_stage, few_parts
-from simdev.parallel.hugging_face import TransformersModel, configuration, hugging_face_model
+from simdev.errors import InvalidInput, SimdevError, UnknownName
+from simdev.files import parse_json, read_lines, write_text
+from simdev.graphs.parallel_model import Part
+from simdev.parallel.capture.blocks import chosen
+from simdev.parallel.capture.fakes import to_fakes
+from simdev.parallel.capture.packages import plan_of_blocks
+from simdev.parallel.capture.stage import StageProgram, capture_stage, fake_process_group, few_parts
+from simdev.parallel.hugging_face import TransformersModel, configuration, hugging_face_model, on_gpu_unpacked
 from simdev.parallel.mesh import Mesh, parse_mesh
-from simdev.parallel.plain import find_plain
+from simdev.parallel.plain import find_plain, on_gpu, prepared
+from simdev.user_file import sentence
 
+PAGE = """\
+`simdev study any-model` computes both tables on this page. It needs PyTorch, transformers and diffusers, and no GPU. If
+it is interrupted, or ended by `--seconds`, the same command resumes it.
+
+*Parameters* are compared with the published count, where we know the exact one, and with the captured program.
+*TFLOPs* are what PyTorch's `FlopCounterMode` counts in forward and backward pass of one sequence on the whole unsharded
+model; *captured* says how much more or less the captured products and attention have. *Collectives* of a captured step
+are compared, by kind, with those that a step executes of a model that transformers alone has distributed (plain
+modules: FSDP2 around their blocks), with embeddings untied on both sides; a difference is shown. *s* are processor
+seconds of the row.
+"""
 MESH = parse_mesh("dp_shard=2,tp=2")
 LENGTH = 64  # tokens of a sequence
 LACKING: dict[str, dict[str, Any]] = {  # sizes without which the defaults of a kind build no model
@@ -56,8 +77,17 @@ LACKING: dict[str, dict[str, Any]] = {  # sizes without which the defaults of a 
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
 }
 LIMIT_S = 90  # processor time for one kind
+LONGER_S = 400  # for a model of published size
 PUBLISHED = Path(__file__).with_name("published_models.json")
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward")
+STEPS = Path(__file__).with_name("published_steps.py")
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", "convolution_backward")
+GROUPS = {  # collectives of c10d, by the begin of the op's name
+    "all_reduce": ("c10d.allreduce", "_c10d_functional.all_reduce"),
+    "all_gather": ("c10d._allgather_base", "c10d.allgather", "_c10d_functional.all_gather"),
+    "reduce_scatter": ("c10d._reduce_scatter_base", "c10d.reduce_scatter", "_c10d_functional.reduce_scatter"),
+    "all_to_all": ("c10d.alltoall", "_c10d_functional.all_to_all"),
+    "broadcast": ("c10d.broadcast", "_c10d_functional.broadcast"),
+}
 
 
 def kinds_with_plans() -> list[str]:
@@ -76,24 +106,32 @@ def class_of(kind: str) -> str:
     return CAUSAL[kind] if isinstance(CAUSAL[kind], str) else CAUSAL[kind][0]
 
 
-def try_kind(kind: str) -> str:
-    """What happened to a step of this kind: counts of collectives, or the reason of the refusal after ``refused:``."""
+@contextmanager
+def limited(seconds: float, name: str) -> Iterator[None]:
+    """Raise :class:`InvalidInput` inside the block once it has taken ``seconds`` of processor time."""
 
     def late(*_):
-        raise InvalidInput(f"not captured within {LIMIT_S} s of processor time", source=kind)
+        raise InvalidInput(f"not captured within {seconds} s of processor time", source=name)
 
     signal.signal(signal.SIGVTALRM, late)
-    signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
-        model, parameters = hugging_face_model(LACKING.get(kind, {}), {"length": LENGTH}, kind, class_of(kind))
-        part = few_parts(model.part(parameters, parameters["layers"]))[0][0]
-        if model.checks is not None:
-            model.checks(parameters, MESH)
-        program = capture_stage(model, parameters, MESH, replace(part, first=True, last=True), several=False)
-    except SimdevError as error:
-        return f"refused: {error}"
+        yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def try_kind(kind: str) -> str:
+    """What happened to a step of this kind: counts of collectives, or the reason of the refusal after ``refused:``."""
+    try:
+        with limited(LIMIT_S, kind):
+            model, parameters = hugging_face_model(LACKING.get(kind, {}), {"length": LENGTH}, kind, class_of(kind))
+            part = few_parts(model.part(parameters, parameters["layers"]))[0][0]
+            if model.checks is not None:
+                model.checks(parameters, MESH)
+            program = capture_stage(model, parameters, MESH, replace(part, first=True, last=True), several=False)
+    except SimdevError as error:
+        return f"refused: {error}"
     found = ", ".join(f"{count} {call} {axis}" for (call, axis), count in sorted(collectives(program).items()))
     return found or "none"
 
@@ -115,7 +153,7 @@ def whole_model(name: str) -> int:
 
 def plain_model(entry: dict):
     """The parallel model of a step in ``published_steps.py``, and its parameters."""
-    return find_plain(f"{Path(__file__).with_name('published_steps.py')}:{entry['step']}", {})
+    return find_plain(f"{STEPS}:{entry['step']}", {})
 
 
 def published() -> dict[str, dict]:
@@ -124,77 +162,278 @@ def published() -> dict[str, dict]:
     return json.loads(PUBLISHED.read_text(encoding="utf-8"))
 
 
-def compare(name: str, entry: dict) -> list[str]:
-    """A row: parameters as published, of the library and of the captured program; FLOPs counted on the unsharded model
-    and those of the captured products, for one sequence."""
-    if "step" in entry:
-        model, parameters = plain_model(entry)
-    else:
-        given = {**entry["config"], **({"architectures": [entry["class"]]} if "class" in entry else {})}
-        length = {"length": entry.get("length", 1024)} if entry.get("length", 1024) else {}
-        model, parameters = hugging_face_model(given, length, name)
+@contextmanager
+def counting(rows: int) -> Iterator[Counter]:
+    """Counts the collectives that are executed inside, by kind; ``rows`` answers the host where it asks how many rows
+    a rank receives. It shares nothing with the recorder of a capture, so that one checks the other."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: Counter = Counter()
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = str(func)
+            found.update(kind for kind, begins in GROUPS.items() if name.startswith(begins))
+            if rows and name.startswith("aten._local_scalar_dense"):
+                return rows
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        yield found
+
+
+def collectives_of_the_library(model, parameters: dict, mesh: Mesh) -> Counter:
+    """Collectives of a step with one microbatch, by kind, which a model executes that transformers has distributed (for
+    a plain module: FSDP2 around its blocks and the model). Models with a few layers, and with one more period of
+    layers, are run; the others repeat the additional one."""
+    few, more = few_parts(model.part(parameters, parameters["layers"]))
+    counted = [_counted(model, parameters, mesh, part) for part in few]
+    if not more:
+        return counted[0]
+    short, long = counted
+    return Counter({kind: short[kind] + (long[kind] - short[kind]) * more for kind in short | long})
+
+
+def _counted(model, parameters: dict, mesh: Mesh, part: Part) -> Counter:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    function, length = model.function, int(parameters["length"])
+    with fake_process_group(mesh) as torch_mesh, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = 0
+        if isinstance(function, TransformersModel):
+            module, step = _of_transformers(function, torch_mesh, part, length, mesh["ep"])
+            rows = length * function.active // mesh["ep"] if mesh["ep"] > 1 else 0
+            context = on_gpu_unpacked
+        else:
+            module, step = _of_module(function, torch_mesh)
+            context = on_gpu
+        with FakeTensorMode(allow_non_fake_inputs=True), context():
+            to_fakes(module)
+            optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, foreach=False)
+            with counting(rows) as found:
+                step().backward()
+                optimizer.step()
+    return found
+
+
+def _of_transformers(function, mesh, part: Part, length: int, ep: int):
+    """The model as transformers distributes it, and what computes its loss."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from transformers.distributed.configuration_utils import DistributedConfig
+    from transformers.distributed.utils import TransformersDeviceMesh
+
+    from simdev.graphs.capture.packages import loss_of, made_up_inputs
+
+    module = function.build(numbers=chosen(function.kinds({}), part.kinds, part.layers)).train()
+    sizes = {axis: mesh[axis].size() for axis in mesh.mesh_dim_names}
+    shards, tp = sizes.get("dp_shard", 1) * ep, sizes.get("tp", 1)
+    config = DistributedConfig(
+        tp_size=tp, fsdp_size=shards, dp_replicate_size=1, pp_size=1, ep_size=ep, ep_implementation="all_to_all",
+        fsdp_mixed_precision=True, fsdp_plan=plan_of_blocks(module) or None,
+    )  # fmt: skip
+    dense = init_device_mesh("cpu", (1, 1, shards, tp), mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"))
+    expert = (1, 1, shards * tp // ep, ep)
+    type(module).maybe_distribute_model(
+        module, config, TransformersDeviceMesh(dense, init_device_mesh(
+            "cpu", expert, mesh_dim_names=("pp", "dp_replicate", "efsdp", "ep")))
+    )  # fmt: skip
+
+    def step():
+        if function.language:
+            tokens = torch.zeros(1, length, dtype=torch.int64)
+            return module(input_ids=tokens, labels=tokens, use_cache=False).loss
+        return loss_of(module(**made_up_inputs(module, 1, length if length > 1 else None)))
+
+    return module, step
+
+
+def _of_module(function, mesh):
+    """A plain step with FSDP2 around each block and the model, and what computes its loss."""
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    run, inputs, _ = prepared(function, 1)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    inside = [(f"{n}.{i}", b) for n in function.lists for i, b in run.model.get_submodule(n).named_children()]
+    for module in (*(block for name, block in inside if name not in function.outside), run.model):
+        fully_shard(module, mesh=mesh["dp_shard"], mp_policy=policy)
+    return run, lambda: run(*inputs())
+
+
+def compare(name: str, entry: dict) -> dict[str, Any]:
+    """The row of a model of published sizes: its parameters as published, of the library and of the captured program;
+    FLOPs of one sequence; collectives on :data:`MESH` or on the axes that the model has."""
+    model, parameters = _published_model(name, entry, tied=True)
     own = model.function.parameters
     program = capture_stage(model, parameters, Mesh({}), model.part(parameters, parameters["layers"]), several=False)
     calls = (*program.forward.calls, *program.backward[StageProgram.ONLY].calls)
     counted = sum(call.flops for call in calls if call.kind in PRODUCTS or "attention" in call.kind)
-    flops = model.flops(parameters)
-    stated = entry.get("parameters")
-    return [
-        name,
-        f"{stated:,}" if stated else "",
-        f"{own:,}",
-        f"{program.parameters:,}",
-        f"{flops / 1e12:.4g}",
-        f"{counted / flops - 1:+.2%}",
-        "; ".join(model.notes),
-    ]
+    flops = model.function.whole_flops(parameters)
+    found = {
+        "stated": entry.get("parameters"),
+        "library": own,
+        "captured": program.parameters,
+        "flops": flops,
+        "captured_flops": counted,
+        "note": entry.get("note", ""),
+        "not_offered": list(model.notes),
+        "collectives": {},
+    }
+    model, parameters = _published_model(name, entry, tied=False)
+    meshes = [MESH if "tp" in model.axes and isinstance(model.function, TransformersModel) else Mesh({"dp_shard": 4})]
+    meshes += [Mesh({"dp_shard": 2, "ep": 2})] if "ep" in model.axes else []
+    for mesh in meshes:
+        part = model.part(parameters, parameters["layers"])
+        ours: Counter = Counter()
+        for (kind, _), count in collectives(capture_stage(model, parameters, mesh, part, several=False)).items():
+            ours[kind] += count
+        library = collectives_of_the_library(model, parameters, mesh)
+        found["collectives"][str(mesh)] = [dict(sorted(ours.items())), dict(sorted(library.items()))]
+    return found
 
 
-def row_of(name: str) -> str:
-    """The row of a model of published sizes, or the reason of its refusal."""
+def _published_model(name: str, entry: dict, tied: bool):
+    """The parallel model of an entry and its parameters; without ``tied``, tied embeddings are untied: transformers
+    alone cannot distribute tied ones."""
+    if "step" in entry:
+        return plain_model(entry)
+    given = {**entry["config"], **({"architectures": [entry["class"]]} if "class" in entry else {})}
+    if not tied:
+        given["tie_word_embeddings"] = False
+    length = {"length": entry.get("length", 1024)} if entry.get("length", 1024) else {}
+    model, parameters = hugging_face_model(given, length, name)
+    return model, {**parameters, "length": min(parameters["length"], model.function.length)}
+
+
+def row_of(table: str, name: str) -> dict[str, Any]:
+    """The row of a kind or of a model of published sizes; ``refused`` gives the reason of a refusal."""
+    begin = time.process_time()
     try:
-        return " | ".join(compare(name, published()[name]))
+        if table == "kinds":
+            text = try_kind(name)
+            row: dict[str, Any] = {"refused": text.removeprefix("refused: ")} if "refused" in text else {"found": text}
+        else:
+            with limited(LONGER_S, name):
+                row = compare(name, published()[name])
     except SimdevError as error:
-        return f"{name} | refused: {error}"
+        row = {"refused": str(error)}
+    except Exception as error:  # of a library, outside of a capture
+        row = {"refused": f"{type(error).__name__}: {sentence(error)}"}
+    return {"table": table, "name": name, **row, "seconds": round(time.process_time() - begin, 1)}
 
 
-def in_order(task: Callable[[str], str], names: Sequence[str], workers: int) -> Iterator[str]:
-    """``task`` of each name, in the order of the names."""
-    if workers == 1:
-        yield from map(task, names)
-        return
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        yield from pool.map(task, names)
+def code() -> str:
+    """What rows depend on: versions of the libraries, and a digest of the code that captures and compares."""
+    root = Path(__file__).parents[1]
+    files = [*sorted((root / "parallel").rglob("*.py")), *sorted((root / "graphs" / "capture").glob("*.py"))]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in (*files, Path(__file__), PUBLISHED, STEPS)))
+    named = [f"{name} {version(name)}" for name in ("torch", "transformers", "diffusers")]
+    return ", ".join([*named, digest.hexdigest()[:12]])
 
 
-def main(what: str, names: Sequence[str], workers: int) -> None:
-    """Print one of the tables."""
-    if what == "kinds":
-        chosen = names or kinds_with_plans()
-        passed = 0
-        print(f"| kind | collectives of a step on `{MESH}` |\n|---|---|")
-        for kind, found in zip(chosen, in_order(try_kind, chosen, workers), strict=True):
-            passed += not found.startswith("refused")
-            print(f"| {kind} | {found} |", flush=True)
-        print(f"\n{passed} of {len(chosen)} kinds passed on {MESH}, transformers {version('transformers')}")
-        return
-    entries = published()
-    if what == "sizes":
-        print("| model | parameters, published | of the library | |\n|---|--:|--:|---|")
-        for name in names or entries:
-            stated, own = entries[name]["parameters"], whole_model(name)
-            same = "" if stated is None else "equal" if stated == own else entries[name].get("note", "differs")
-            print(f"| {name} | {'' if stated is None else f'{stated:,}'} | {own:,} | {same} |", flush=True)
-        return
-    print("| model | published | library | captured | TFLOPs | products | notes |\n|---|---|---|---|---|---|---|")
-    for row in in_order(row_of, names or list(entries), workers):
-        print(f"| {row} |", flush=True)
+def study(
+    out: Path,
+    tables: Sequence[str],
+    names: Sequence[str],
+    tell: Callable[[int, int, str], None],
+    workers: int = 1,
+    seconds: float = inf,
+) -> tuple[list[dict[str, Any]], int]:
+    """Compute the rows that ``out/rows.jsonl`` lacks and write ``out/README.md``; returns all rows and the number of
+    rows that are left. ``names`` chooses rows (all if empty); no row is begun after ``seconds``. Raises
+    :class:`UnknownName`."""
+    out.mkdir(parents=True, exist_ok=True)
+    wanted = [(table, name) for table in tables for name in (kinds_with_plans() if table == "kinds" else published())]
+    for name in names:
+        if name not in [known for _, known in wanted]:
+            raise UnknownName("model or kind", name, [known for _, known in wanted])
+    wanted = [one for one in wanted if not names or one[1] in names]
+    path, now = out / "rows.jsonl", code()
+    rows = _read(path, now)
+    left = [one for one in wanted if one not in rows]
+    begin, done = time.monotonic(), 0
+    # Files are written in between; a process that computed many models holds much memory.
+    with ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=8) as pool:
+        todo, running = iter(left), {}
+        while True:
+            while len(running) < workers and time.monotonic() - begin < seconds and (one := next(todo, None)):
+                running[pool.submit(row_of, *one)] = one
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                rows[running.pop(future)] = row = {**future.result(), "code": now}
+                with path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+                done += 1
+                tell(done, len(left), f"{row['name']}: {row.get('refused') or row.get('found') or 'compared'}")
+    chosen_rows = [rows[one] for one in wanted if one in rows]
+    write_text(out / "README.md", page(chosen_rows, now))
+    return chosen_rows, len(left) - done
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Any model: tables of kinds, of sizes and of published models")
-    parser.add_argument("table", nargs="?", default="kinds", choices=["kinds", "sizes", "published"])
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--workers", type=int, default=1)
-    given = parser.parse_args()
-    main(given.table, given.names, given.workers)
+def _read(path: Path, now: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """The rows of the same code, by table and name."""
+    rows = {}
+    for line in read_lines(path) if path.exists() else ():
+        row = parse_json(line, path)
+        if row.get("code") == now:
+            rows[row["table"], row["name"]] = row
+    return rows
+
+
+def verdicts(row: dict[str, Any]) -> dict[str, bool]:
+    """Whether parameters, FLOPs (within 1 %) and collectives of a row of ``published`` are right."""
+    if "refused" in row:
+        return {}
+    return {
+        "parameters": row["library"] == row["captured"] and row["stated"] in (None, row["library"]),
+        "FLOPs": abs(row["captured_flops"] / row["flops"] - 1) <= 0.01,
+        "collectives": all(ours == library for ours, library in row["collectives"].values()),
+    }
+
+
+def page(rows: Sequence[dict[str, Any]], now: str) -> str:
+    """Both tables, in Markdown."""
+    lines = ["# Any model: what was compared", "", PAGE, f"Libraries and digest of the code: {now}.", ""]
+    sizes = [row for row in rows if row["table"] == "published"]
+    kinds = [row for row in rows if row["table"] == "kinds"]
+    if sizes:
+        right = [row for row in sizes if verdicts(row) and all(verdicts(row).values())]
+        lines += [
+            "## Models of published sizes", "",
+            f"{len(sizes) - sum('refused' in row for row in sizes)} of {len(sizes)} models were captured; {len(right)} "
+            f"agree in parameters, FLOPs and collectives.", "",
+            "| model | parameters, published | of the library | TFLOPs | captured | collectives (captured) | | s |",
+            "|---|--:|--:|--:|--:|---|---|--:|", *map(_size_line, sizes), "",
+        ]  # fmt: skip
+    if kinds:
+        passed = sum("found" in row for row in kinds)
+        lines += [
+            f"## Kinds with a tensor-parallel plan, on `{MESH}`", "",
+            f"{passed} of {len(kinds)} kinds ran a step.", "", "| kind | collectives of a step | s |", "|---|---|--:|",
+            *(f"| {row['name']} | {row.get('found') or '**refused**: ' + _cell(row['refused'])} | {row['seconds']} |"
+              for row in kinds), "",
+        ]  # fmt: skip
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _size_line(row: dict[str, Any]) -> str:
+    if "refused" in row:
+        return f"| {row['name']} | | | | | | **refused**: {_cell(row['refused'])} | {row['seconds']} |"
+    counted, wrong = [], [name for name, right in verdicts(row).items() if not right]
+    for mesh, (ours, library) in row["collectives"].items():
+        words = ", ".join(f"{count} {kind}" for kind, count in ours.items())
+        other = "" if ours == library else f" (library: {', '.join(f'{n} {kind}' for kind, n in library.items())})"
+        counted.append(f"`{mesh}`: {words}{other}")
+    stated = f"{row['stated']:,}" if row["stated"] else ""
+    share = row["captured_flops"] / row["flops"] - 1
+    said = "; ".join(filter(None, [", ".join(wrong) and f"**{', '.join(wrong)} differ**", row["note"]]))
+    figures = f"{stated} | {row['library']:,} | {row['flops'] / 1e12:.4g} | {share:+.2%}"
+    return f"| {row['name']} | {figures} | {'; '.join(counted)} | {said} | {row['seconds']} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "/").replace("\n", " ")

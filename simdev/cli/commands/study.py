@@ -301,6 +301,49 @@ def reproduce(
     print_answer({"tables": tables, "written": [str(report)]}, [str(report)], as_json)
 
 
+@command("any-model", topic=STUDY)
+def any_model(
+    names: Annotated[list[str] | None, typer.Argument(help="Models or kinds (default: all).")] = None,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", help="published, kinds (repeat; default: both).")
+    ] = None,
+    out: OutOption = Path("any-model"),
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, max=64, help="Rows computed at the same time.")] = 1,
+    seconds: Annotated[float | None, typer.Option(help="Begin no row after this many seconds.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare captured programs of published models with the library's own models.
+
+    Parameters, FLOPs and collectives; and which kinds of transformers' models run. The same command resumes it.
+    """
+    import math
+
+    from simdev.cli import progress
+    from simdev.errors import UnknownName
+    from simdev.studies.any_model import study, verdicts
+
+    tables = ["published", "kinds"]
+    for one in table or ():
+        if one not in tables:
+            raise UnknownName("table", one, tables)
+    limit = positive(seconds, "--seconds") or math.inf
+    with progress.steps("any model") as tell:
+        rows, left = study(out, table or tables, names or [], tell, jobs, limit)
+    lines = [
+        [row["table"], row["name"], str(row["seconds"]), row.get("refused", ""), _wrong(verdicts(row))]
+        if row["table"] == "published"
+        else [row["table"], row["name"], str(row["seconds"]), row.get("refused", ""), ""]
+        for row in rows
+    ]
+    header = ["table", "name", "s", "refused", "differs"]
+    notes = [f"{left} rows are left: the same command computes them"] if left else []
+    print_figures(header, lines, as_json, [out / "README.md", out / "rows.jsonl"], notes=notes)
+
+
+def _wrong(verdicts: dict[str, bool]) -> str:
+    return ", ".join(name for name, right in verdicts.items() if not right)
+
+
 @command("perf", topic=STUDY)
 def perf(
     ops: Annotated[list[int] | None, typer.Option("--ops", help="About how many ops a graph has.")] = None,

@@ -110,10 +110,12 @@ def _segment(row: list) -> Segment:
 def _code() -> str:
     """Of PyTorch's version and of the files that decide what a capture holds."""
     here = Path(__file__).parent
-    files = [here / f"{name}.py" for name in ("record", "stage", "cut", "split", "kept", "ring", "packages", "blocks")]
-    files += [here.parent / "program.py", here.parents[1] / "graphs" / "selective.py"]
-    files += [here.parent / "hugging_face.py"]
-    files += [here.parents[1] / "graphs" / "capture" / f"{name}.py" for name in ("trace", "attention")]
+    names = "record", "stage", "cut", "split", "kept", "ring", "packages", "blocks", "pieces", "tensor_rule", "fakes"
+    files = [here / f"{name}.py" for name in names]
+    files += [here.parent / f"{name}.py" for name in ("program", "hugging_face", "plain")]
+    files += [here.parents[1] / "graphs" / "selective.py"]
+    capturing = "trace", "attention", "rewrites", "packages", "vision_ops"
+    files += [here.parents[1] / "graphs" / "capture" / f"{name}.py" for name in capturing]
     return _digest(files, version("torch"))
 
 

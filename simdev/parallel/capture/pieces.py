@@ -12,7 +12,7 @@ connection around the blocks), the model has no pipeline, and :class:`NotApart` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,36 @@ def read_ends(model, run: Callable[[], Any], blocks: Blocks) -> Ends:
         raise NotApart(f"{min(own & (ends['before'] | ends['after']))} is used outside of its block")
     unused = {name for name, _ in model.named_parameters()} - set(reader.seen) - own
     return Ends(frozenset(ends["before"] | unused), frozenset(ends["after"]), tuple(passed[-1].shape), passed[-1].dtype)
+
+
+def used_outside(model, run: Callable[[], Any], lists: Sequence[Blocks]) -> tuple[str, ...]:
+    """Names of the blocks whose parameters are read while the block does not run; ``run`` runs the forward pass. FSDP
+    gathers the parameters of a block for the block's own forward pass alone."""
+    blocks = {f"{one.name}.{number}": block for one in lists for number, block in enumerate(one.modules)}
+    owner = {id(p): name for name, block in blocks.items() for p in block.parameters()}
+    running: list[str] = []
+    found: set[str] = set()
+
+    class Reader(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            values = () if getattr(func, "__name__", "") in ("__get__", "size", "dim") else (args, kwargs or {})
+            for leaf in tree_leaves(values):
+                name = owner.get(id(leaf)) if isinstance(leaf, torch.nn.Parameter) else None
+                if name is not None and name not in running:
+                    found.add(name)
+            return func(*args, **(kwargs or {}))
+
+    hooks = []
+    for name, block in blocks.items():
+        hooks.append(block.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+        hooks.append(block.register_forward_hook(lambda *_: running.pop() and None))
+    try:
+        with Reader():
+            run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return tuple(name for name in blocks if name in found)
 
 
 def _bound(hook: Callable, number: int) -> Callable:

@@ -7,13 +7,14 @@ one node, a switch named ``network``).
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, UnknownName
 from simdev.parallel.mesh import DIGITS
 from simdev.problem.topology import NETWORK, DeviceKind, Topology, load_topology
 
@@ -47,8 +48,9 @@ class Cluster:
         """The rate of a ring over ``members`` (numbers inside a node), in bytes/s: that of its slowest channel.
 
         The groups of a job work at the same time: all groups of a node that have the same size and stride share the
-        channels. Without a topology every channel serves one pair. NCCL builds several rings where accelerators have
-        several direct links (DGX-1); here there is one.
+        channels. Without a topology every channel serves one pair. Where each pair of a group has a link of its own,
+        rings use all of them, and a rank's rate is that of all its links. NCCL also builds several rings where some
+        pairs have direct links (DGX-1); here there is one.
         """
         members = np.sort(members)
         stride = int(members[1] - members[0]) if len(members) > 1 else 1
@@ -70,6 +72,12 @@ class Cluster:
         devices = [n for n in self.topology.accelerators if self.topology.devices[n].node == 0][: self.gpus]
         if len(devices) < 2:
             return 1.0
+        alone, _ = _route(self.topology, devices[0], devices[1])
+        own = [self.topology.routes.get((devices[a], devices[b]), ()) for g in groups for a in g for b in g if a != b]
+        used = [channel for route in own for channel in route]
+        if all(len(route) == 1 for route in own) and len(set(used)) == len(used) and alone > 0:
+            slowest = min(self.topology.channels[channel][3] for channel in used)
+            return slowest / alone * (len(groups[0]) - 1)
         users: dict[int, int] = {}
         for group in groups:
             ring = _widest_ring([devices[number] for number in group], self.topology.pair_bytes_per_s)
@@ -77,7 +85,6 @@ class Cluster:
                 for channel in self.topology.routes.get(pair, ()):
                     users[channel] = users.get(channel, 0) + 1
         rates = [self.topology.channels[channel][3] / count for channel, count in users.items()]
-        alone, _ = _route(self.topology, devices[0], devices[1])
         return min(rates) / alone if rates and alone > 0 else 1.0
 
     def check(self, ranks: int, fewer: bool = False) -> None:
@@ -100,16 +107,49 @@ class Cluster:
 
 
 def load_cluster(text: str, *, kept: bool = False) -> Cluster:
-    """``dgx-h100``, ``dgx-h100[nodes=8]``, or a topology file by path; ``kept`` as in :func:`load_topology`."""
-    found = re.fullmatch(r"(.+?)(?:\[nodes=([^\]]*)\])?", text)
+    """``dgx-h100``, ``dgx-h100[nodes=8]``, or a topology file by path; ``kept`` as in :func:`load_topology`.
+
+    ``network_gb_per_s`` in the brackets is what a node reaches the network with (1e9 bytes/s each way), if that is not
+    what its accelerators' adapters sum up to; they share it. ``oversubscription=2`` halves what each of them has while
+    all send between nodes."""
+    found = re.fullmatch(r"(.+?)(?:\[([^\[\]]*)\])?", text)
     if found is None:
         raise InvalidInput("expected a cluster such as dgx-h100[nodes=8], or a topology file", source=repr(text))
     cluster = cluster_of(load_topology(found[1], kept=kept))
-    if found[2] is not None:
-        if not found[2].isdecimal() or len(found[2]) > DIGITS or not 1 <= int(found[2]) <= MOST_NODES:
+    if found[2] is None:
+        return cluster
+    given: dict[str, str] = {}
+    for part in found[2].split(","):
+        key, _, value = (side.strip() for side in part.partition("="))
+        if key not in CHOICES:
+            raise UnknownName("choice of a cluster", key, CHOICES, source=text)
+        given[key] = value
+    if "nodes" in given:
+        nodes = given["nodes"]
+        if not nodes.isdecimal() or len(nodes) > DIGITS or not 1 <= int(nodes) <= MOST_NODES:
             raise InvalidInput(f"expected a whole number from 1 to {MOST_NODES}", source=text, field="nodes")
-        cluster = replace(cluster, nodes=int(found[2]))
-    return cluster
+        cluster = replace(cluster, nodes=int(nodes))
+    rate: float = cluster.network_bytes_per_s
+    if not rate and set(given) - {"nodes"}:
+        raise InvalidInput("this topology has no network between nodes", source=text)
+    if "network_gb_per_s" in given:
+        rate = 1e9 * _positive(given["network_gb_per_s"], text, "network_gb_per_s", 1e-3) / cluster.gpus
+    if "oversubscription" in given:
+        rate /= _positive(given["oversubscription"], text, "oversubscription", 1.0)
+    return replace(cluster, network_bytes_per_s=round(rate))
+
+
+CHOICES = ("nodes", "network_gb_per_s", "oversubscription")
+
+
+def _positive(value: str, source: str, field: str, least: float) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not least <= number <= 1e6:
+        raise InvalidInput(f"expected a number from {least:g} to 1e6, got {value!r}", source=source, field=field)
+    return number
 
 
 def cluster_of(topology: Topology) -> Cluster:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, SimdevError
 from simdev.parallel.cluster import Cluster, load_cluster
 from simdev.parallel.costs.collectives import collective_ns, send_ns
 from simdev.problem.topology import DeviceKind
@@ -43,6 +43,25 @@ def test_groups_that_cross_a_shared_link_share_it(tmp_path):
 
 def test_rings_take_the_fast_links_of_a_hybrid_cube_mesh():
     assert load_cluster("v100x8-dgx1").ring_bytes_per_s(np.arange(8)) == 48.4e9
+
+
+def test_rings_take_all_links_where_each_pair_has_one():
+    cluster = load_cluster("h200x4")
+    assert cluster.ring_bytes_per_s(np.array([0, 2])) == 118e9
+    assert cluster.ring_bytes_per_s(np.arange(4)) == 3 * 118e9
+
+
+def test_a_cluster_with_fewer_adapters_and_an_oversubscribed_network():
+    assert load_cluster("dgx-a100[network_gb_per_s=50]").network_bytes_per_s == 50e9 / 8
+    both = load_cluster("dgx-a100[nodes=4,network_gb_per_s=50,oversubscription=2]")
+    assert (both.nodes, both.network_bytes_per_s) == (4, 50e9 / 16)
+    for text, message in (
+        ("rails=2", "choice of a cluster"),
+        ("oversubscription=0", "from 1 to"),
+        ("nodes=0", "nodes"),
+    ):
+        with pytest.raises(SimdevError, match=message):
+            load_cluster(f"dgx-a100[{text}]")
 
 
 def _cluster(folder, kind: str, uplinks: list[tuple[str, str, float]]):
@@ -104,8 +123,8 @@ def toy(node_gb_per_s=100):
         # Three ranks and one: one ring; 1 step between nodes, 2 inside; 3/4 of the bytes at 8.5 bytes/ns.
         ("all_gather", [0, 1, 2, 4], 8_500_000, 10_000 + 5_000 + 2 * 600 + 750_000),
         ("reduce_scatter", [0, 4, 5, 6], 8_500_000, 10_000 + 5_000 + 2 * 600 + 750_000),
-        # The same, reduced: twice the steps between nodes, 8 - 2 inside, twice the bytes.
-        ("all_reduce", [0, 1, 2, 4], 8_500_000, 10_000 + 2 * 5_000 + 6 * 600 + 1_500_000),
+        # The same, reduced: twice the steps (2 of 6 between nodes), twice the bytes.
+        ("all_reduce", [0, 1, 2, 4], 8_500_000, 10_000 + 2 * 5_000 + 4 * 600 + 1_500_000),
         # Two ranks in each node: two rings, 17 bytes/ns.
         ("all_gather", [0, 1, 4, 5], 17_000_000, 10_000 + 5_000 + 2 * 600 + 750_000),
         # Three nodes with 2, 2 and 1 ranks: one ring; 2 steps between nodes, 2 inside; 4/5 of the bytes.

@@ -5,6 +5,9 @@ A ring of ``n`` ranks moves ``2 (n - 1) / n`` of an all-reduced buffer over ever
 scattered one. Across nodes NCCL builds as many rings as a group has ranks in a node, each with an adapter of its own,
 so that the ring is as fast as the slower of a node's links and the adapters of a node. A tree takes ``2 log2(nodes)``
 steps between nodes instead of ``2 (ranks - 1)``, and the quicker algorithm wins (NCCL ``tuning.cc``, version 2.18).
+Of the ``2 (ranks - 1)`` steps of a ring, ``2 (nodes - 1)`` are between nodes (``nInterSteps`` in ``tuning.cc``; some
+versions count ``2 nodes``). Where each pair of a group has a link of its own (four GPUs without a switch), NCCL builds
+rings over all of them: ``ranks - 1`` links carry a rank's traffic (:meth:`Cluster.ring_bytes_per_s`).
 
 Where the figures come from; no training run was used to choose any of them:
 
@@ -68,7 +71,7 @@ def collective_ns(kind: str, payload_bytes: int, members: np.ndarray, cluster: C
     rate = cluster.network_bytes_per_s * NETWORK_SHARE * rings
     if cluster.node_bytes_per_s and len(here) > 1:
         rate = min(rate, cluster.ring_bytes_per_s(here) * RING_SHARE)
-    steps = (PASSES[kind] * (len(node) - 1), PASSES[kind] * ranks - len(node))
+    steps = PASSES[kind] * (len(node) - 1), PASSES[kind] * (ranks - len(node))  # between nodes, inside them
     ring = (
         BASE_NS
         + steps[0] * (NETWORK_STEP_NS / 2 + cluster.network_latency_ns / 4)

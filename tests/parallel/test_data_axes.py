@@ -105,3 +105,46 @@ def test_replicas_and_halves_of_backward_passes():
     program = capture_stage(*find_model(LLAMA), parse_mesh("dp_replicate=2"), Part(2, first=False), True, True)
     assert collectives(program.finish) == {("all_reduce", "dp_replicate"): 3}
     assert not any(collectives(half) for half in program.split)
+
+
+def test_one_rank_trains_in_bfloat16_without_fsdp():
+    program = capture(LLAMA, "dp_shard=1")
+    kinds = {call.kind for segment in (program.forward, program.backward[3], program.finish) for call in segment.calls}
+    assert not kinds & {"chunk_cat", "split_with_sizes_copy"}
+    assert all("f32[64,64]->bf16" not in call.signature for call in program.forward.calls)
+
+
+def test_sequence_parallel_gpt_gathers_before_and_scatters_after_products():
+    """Two layers: each gathers and scatters twice; the loss gathers once; backward passes do the reverse, and gather
+    the input of each product again. Attention alone is recomputed."""
+    entry = "gpt-1.3b[width=64,layers=2,heads=4,vocabulary=256,length=64,{}]"
+    whole = capture(entry.format("recompute=none"), "tp=2")
+    divided = capture(entry.format("recompute=selective,sequence_parallel=yes"), "tp=2")
+    assert collectives(whole.forward) == {("all_reduce", "tp"): 2 * 2 + 1 + 3}  # the embedding, and three in the loss
+    assert collectives(divided.forward) == {
+        ("all_gather", "tp"): 2 * 2 + 1,
+        ("reduce_scatter", "tp"): 2 * 2,
+        ("all_reduce", "tp"): 1 + 3,
+    }
+    assert collectives(divided.backward[3]) == {
+        ("all_gather", "tp"): 2 * (2 + 2) + 1 + 1,  # inputs again, gradients of scatters; the loss; the embedding
+        ("reduce_scatter", "tp"): 2 * 2 + 1,
+    }
+
+    def flops(program):
+        return sum(call.flops for call in program.backward[3].calls)
+
+    scores = 2 * 2 * (2 * 64 * 64 * 16)  # two layers, two heads: the product whose result is needed again
+    assert flops(divided) - flops(whole) == pytest.approx(scores, rel=0.01)
+
+
+def test_gradients_of_a_gathered_input_are_reduced_apart_in_kempnerforge():
+    entry = LLAMA.replace("]", ",build={}]")
+    usual, apart = (capture(entry.format(build), "tp=2") for build in ("torchtitan", "kempnerforge"))
+    assert (
+        collectives(apart.forward)["all_gather", "tp"] == collectives(usual.forward)["all_gather", "tp"] + 1
+    )  # logits
+    more = (
+        collectives(apart.backward[3])["reduce_scatter", "tp"] - collectives(usual.backward[3])["reduce_scatter", "tp"]
+    )
+    assert more == 2 * 3

@@ -27,8 +27,9 @@ def over_data(model, layers, mesh, policy=None, experts=()) -> None:
 
     Parameters are sharded over ``dp_shard``, ``cp`` and ``ep`` together, as torchtitan does it, and replicated over
     ``dp_replicate``. ``experts`` are modules whose parameters the ranks of ``ep`` divide already: they are sharded over
-    the other axes, by rows where there are fewer experts than ranks. Without any of these axes the model gets the data
-    type of the ``policy``, which is bfloat16 in computation and float32 in reductions unless another one is given.
+    the other axes, by rows where there are fewer experts than ranks. Without ranks along any of these axes, the
+    model gets the data type of the ``policy``, which is bfloat16 in computation and float32 in reductions unless
+    another one is given.
     """
     import torch
     from torch.distributed._composable.replicate_with_fsdp import replicate
@@ -36,8 +37,8 @@ def over_data(model, layers, mesh, policy=None, experts=()) -> None:
 
     policy = policy or MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     names = mesh.mesh_dim_names or ()
-    sharded = [axis for axis in SHARDED if axis in names]
-    outer = "dp_replicate" in names
+    sharded = [axis for axis in SHARDED if axis_size(mesh, axis) > 1]
+    outer = axis_size(mesh, "dp_replicate") > 1
     if not sharded and not outer:
         model.to(policy.param_dtype)
         return

@@ -37,9 +37,33 @@ def rotate(x, rotation):
     return (torch.view_as_real(torch.view_as_complex(real) * rotation).flatten(3)).type_as(x)
 
 
-def grouped_attention(width: int, heads: int, kv_heads: int, ways: int, merged: bool = False):
+def reduced_apart(x, uses: int):
+    """``x``, a DTensor that the ranks of ``tp`` divide by tokens, whole on each of them for ``uses`` products. It is
+    gathered once; each product's gradient is reduced by itself. So does a compiled program whose products gather their
+    input each for itself: the compiler merges equal gathers, and there is nothing to merge in the backward pass."""
+    import torch
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            whole = x.redistribute(placements=[Replicate()])
+            return tuple(whole.view_as(whole) for _ in range(uses))
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            first, *others = (gradient.redistribute(placements=[Shard(1)]) for gradient in gradients)
+            for other in others:
+                first = first + other
+            return first
+
+    return Gather.apply(x) if isinstance(x, DTensor) else (x,) * uses
+
+
+def grouped_attention(width: int, heads: int, kv_heads: int, ways: int, merged: bool = False, apart: bool = False):
     """Causal attention of ``heads`` queries that share ``kv_heads`` keys and values, on one of ``ways`` ranks.
-    ``merged``: one product makes queries, keys and values."""
+    ``merged``: one product makes queries, keys and values. ``apart``: see :func:`reduced_apart`; keys and values are
+    then repeated for each query, too."""
     from torch import nn
     from torch.nn import functional as F
 
@@ -58,19 +82,23 @@ def grouped_attention(width: int, heads: int, kv_heads: int, ways: int, merged: 
 
         def forward(self, x, rotation):
             batch, tokens, _ = x.shape
-            q, k, v = self.qkv(x).split(sizes, dim=-1) if merged else (f(x) for f in (self.q, self.k, self.v))
+            inputs = reduced_apart(x, 3) if apart else (x,) * 3
+            made = (f(one) for f, one in zip((self.q, self.k, self.v), inputs, strict=True)) if not merged else ()
+            q, k, v = self.qkv(x).split(sizes, dim=-1) if merged else made
             q, k, v = (part.view(batch, tokens, -1, head) for part in (q, k, v))
             q, k = rotate(q, rotation), rotate(k, rotation)
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kv_heads != heads)
+            if apart and kv_heads != heads:
+                k, v = (t.repeat_interleave(heads // kv_heads, dim=1) for t in (k, v))
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
             return self.o(y.transpose(1, 2).reshape(batch, tokens, width // ways))
 
     return Attention()
 
 
-def gated(width: int, hidden: int, merged: bool = False):
+def gated(width: int, hidden: int, merged: bool = False, apart: bool = False):
     """The feed-forward part: a product gated by another one. ``merged``: one product makes both, and one kernel each
-    way applies the gate (``glu`` moves the bytes of a fused SwiGLU)."""
+    way applies the gate (``glu`` moves the bytes of a fused SwiGLU). ``apart``: see :func:`reduced_apart`."""
     from torch import nn
     from torch.nn import functional as F
 
@@ -84,7 +112,10 @@ def gated(width: int, hidden: int, merged: bool = False):
             self.down = nn.Linear(hidden, width, bias=False)
 
         def forward(self, x):
-            return self.down(F.glu(self.gate_up(x)) if merged else F.silu(self.gate(x)) * self.up(x))
+            if merged:
+                return self.down(F.glu(self.gate_up(x)))
+            to_gate, to_up = reduced_apart(x, 2) if apart else (x, x)
+            return self.down(F.silu(self.gate(to_gate)) * self.up(to_up))
 
     return FeedForward()
 
@@ -147,20 +178,32 @@ def decoder_inputs(part: Part, microbatch: int, length: int, width: int, rotated
     return inputs
 
 
-def over_tensors(model, mesh, part: Part, of_layer: Callable[[object], Mapping[str, object]]) -> None:
+def over_tensors(
+    model, mesh, part: Part, of_layer: Callable[[object], Mapping[str, object]], whole_loss: bool = False
+) -> None:
     """Tensor and sequence parallelism of a :func:`decoder` along ``tp``, if the mesh has it. ``of_layer`` returns what
-    a layer has beside its norms: PyTorch's parallel styles by the names of its modules."""
+    a layer has beside its norms: PyTorch's parallel styles by the names of its modules. ``whole_loss``: each rank has
+    the whole embedding, and gathers the logits for a loss over the whole vocabulary."""
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleOutput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
 
     if "tp" not in mesh.mesh_dim_names:
         return
     whole = {}
-    if part.first:
+    if part.first and whole_loss:
+        whole["embedding"] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
+    elif part.first:
         whole["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
     if part.last:
         whole["norm"] = SequenceParallel()
-        whole["output"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False)
+        logits = Replicate() if whole_loss else Shard(-1)
+        whole["output"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=logits, use_local_output=whole_loss)
     parallelize_module(model, mesh["tp"], whole)
     for layer in model.layers:
         norms = {"attention_norm": SequenceParallel(), "norm": SequenceParallel()}
@@ -194,26 +237,28 @@ def on_rank(x):
     return x.to_local(grad_placements=[Partial()]) if isinstance(x, DTensor) else x
 
 
-def grouped_attention_plan(merged: bool = False) -> dict[str, object]:
+def grouped_attention_plan(merged: bool = False, apart: bool = False) -> dict[str, object]:
     """Styles of :func:`grouped_attention` for :func:`over_tensors`."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
     columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
+    wanted = Shard(1) if apart else Replicate()
     return {
-        "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None)),
+        "attention": PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(wanted, None)),
         **{f"attention.{name}": columns for name in (("qkv",) if merged else ("q", "k", "v"))},
         "attention.o": rows,
     }
 
 
-def gated_plan(merged: bool = False) -> dict[str, object]:
+def gated_plan(merged: bool = False, apart: bool = False) -> dict[str, object]:
     """Styles of :func:`gated` for :func:`over_tensors`."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
 
+    wanted = Shard(1) if apart else Replicate()
     return {
-        "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "feed_forward": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(wanted,)),
         **{f"feed_forward.{name}": ColwiseParallel() for name in (("gate_up",) if merged else ("gate", "up"))},
         "feed_forward.down": RowwiseParallel(output_layouts=Shard(1)),
     }

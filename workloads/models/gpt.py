@@ -3,7 +3,11 @@ all-reduces forward and two backward, vocabulary split over the ranks, pipeline 
 once after the last backward pass, Adam on float32 copies of float16 parameters.
 
 Fused kernels are one op each: scaled and masked softmax, bias with GELU, dropout. Attention is two batched products
-around the softmax, as before flash attention. ``recompute="full"`` recomputes each layer from its input.
+around the softmax, as before flash attention. ``recompute="full"`` recomputes each layer from its input,
+``"selective"`` only the attention between its two batched products (Korthikanti et al. 2022). With
+``sequence_parallel="yes"`` the ranks of ``tp`` divide the tokens between products: activations are gathered before a
+product and reduce-scattered after it; a backward pass gathers again what its forward pass gathered, beside the product
+of the other gradient (the same paper, section 4.2.2).
 ``update="fused"`` is Adam's kernel alone; ``"mixed"`` also copies gradients to float32 and parameters back, and takes
 the norm of the gradients.
 """
@@ -29,6 +33,7 @@ DEFAULTS = {
     "microbatch": 1,
     "recompute": "full",
     "update": "mixed",
+    "sequence_parallel": "no",
 }
 
 
@@ -46,8 +51,13 @@ def gpt_checks(p, mesh) -> None:
             raise InvalidInput(message, source="gpt", field=name)
     if p["width"] % p["heads"]:
         raise InvalidInput(f"{p['width']} does not divide by {p['heads']} heads", source="gpt", field="width")
-    if p["recompute"] not in ("none", "full"):
-        raise UnknownName("recompute", str(p["recompute"]), ("none", "full"), source="gpt")
+    known = {"recompute": ("none", "selective", "full"), "sequence_parallel": ("no", "yes")}
+    for name, values in known.items():
+        if p[name] not in values:
+            raise UnknownName(name, str(p[name]), values, source="gpt")
+    if p["sequence_parallel"] == "yes" and p["length"] % mesh["tp"]:
+        message = f"{p['length']} tokens do not divide among {mesh['tp']} tensor-parallel ranks"
+        raise InvalidInput(message, source="gpt", field="length")
     if p["update"] not in ("mixed", "fused"):
         raise UnknownName("update", str(p["update"]), ("mixed", "fused"), source="gpt")
 
@@ -62,7 +72,9 @@ def gpt_checks(p, mesh) -> None:
     checks=gpt_checks,
     precision="mixed-float16",
 )
-def gpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatch, recompute, update):
+def gpt(
+    mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatch, recompute, update, sequence_parallel
+):
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -72,6 +84,7 @@ def gpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatc
     tp = mesh["tp"].get_group() if "tp" in axes else None
     data = mesh["dp_replicate"].get_group() if "dp_replicate" in axes else None
     ways = mesh["tp"].size() if tp else 1
+    divided = tp is not None and sequence_parallel == "yes"
     half = torch.float16
     dropout = torch.ops.aten.native_dropout
 
@@ -80,6 +93,58 @@ def gpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatc
             x = x.contiguous()
             dist.all_reduce(x, group=tp)
         return x
+
+    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from PyTorch 2.13 on
+    reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+    def gather(x, later=False):
+        whole = x.new_empty((x.shape[0] * ways, *x.shape[1:]))
+        all_gather(whole, x.contiguous(), group=tp, async_op=later)
+        return whole
+
+    def scatter(x, later=False):
+        piece = x.new_empty((x.shape[0] // ways, *x.shape[1:]))
+        reduce_scatter(piece, x.contiguous(), group=tp, async_op=later)
+        return piece
+
+    class GatheredProduct(torch.autograd.Function):
+        """A column-parallel product of tokens that the ranks divide; the gathered tokens are not kept."""
+
+        @staticmethod
+        def forward(ctx, x, weight, bias):
+            ctx.save_for_backward(x, weight)
+            return torch.nn.functional.linear(gather(x), weight, bias)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x, weight = ctx.saved_tensors
+            whole = gather(x, later=True)
+            of_input = scatter(gradient.matmul(weight), later=True)
+            rows = gradient.flatten(0, 1)
+            of_weight = rows.t().matmul(whole.flatten(0, 1))
+            return of_input, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
+
+    class Scattered(torch.autograd.Function):
+        """After a row-parallel layer: a reduce-scatter forward, a gather backward."""
+
+        @staticmethod
+        def forward(ctx, x):
+            return scatter(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gather(gradient)
+
+    class Piece(torch.autograd.Function):
+        """This rank's tokens of what all ranks have."""
+
+        @staticmethod
+        def forward(ctx, x):
+            return x[: x.shape[0] // ways].contiguous()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gather(gradient)
 
     class ToRanks(torch.autograd.Function):
         """Before a column-parallel layer: nothing forward, an all-reduce backward."""
@@ -103,6 +168,19 @@ def gpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatc
         def backward(ctx, gradient):
             return gradient
 
+    def columns(x, layer):
+        return GatheredProduct.apply(x, layer.weight, layer.bias) if divided else layer(ToRanks.apply(x))
+
+    def rows(x, layer):
+        return Scattered.apply(layer(x)) if divided else FromRanks.apply(layer(x))
+
+    def attend(q, k, v):
+        scores = torch.baddbmm(q.new_empty(1), q, k.transpose(1, 2), beta=0.0, alpha=q.shape[-1] ** -0.5)
+        return torch.bmm(dropout(torch.softmax(scores, dim=-1), 0.1, True)[0], v)
+
+    def recomputed(function, *inputs):
+        return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+
     class Layer(nn.Module):
         def __init__(self):
             super().__init__()
@@ -113,17 +191,15 @@ def gpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatc
             self.down = nn.Linear(4 * width // ways, width, bias=False)
 
         def forward(self, x):
-            tokens, batch, _ = x.shape
-            head = width // heads
-            y = self.query_key_value(ToRanks.apply(self.attention_norm(x)))
-            y = y.view(tokens, batch * heads // ways, 3 * head)
+            y = columns(self.attention_norm(x), self.query_key_value)
+            tokens, batch, _ = y.shape
+            y = y.view(tokens, batch * heads // ways, 3 * width // heads)
             q, k, v = (t.transpose(0, 1) for t in y.chunk(3, dim=-1))
-            scores = torch.baddbmm(x.new_empty(1), q, k.transpose(1, 2), beta=0.0, alpha=head**-0.5)
-            weights = dropout(torch.softmax(scores, dim=-1), 0.1, True)[0]
-            y = torch.bmm(weights, v).transpose(0, 1).contiguous().view(tokens, batch, width // ways)
-            x = x + dropout(FromRanks.apply(self.output(y)), 0.1, True)[0]
-            y = torch.nn.functional.gelu(self.up(ToRanks.apply(self.norm(x))), approximate="tanh")
-            return x + dropout(FromRanks.apply(self.down(y)), 0.1, True)[0]
+            y = recomputed(attend, q, k, v) if recompute == "selective" else attend(q, k, v)
+            y = y.transpose(0, 1).contiguous().view(tokens, batch, width // ways)
+            x = x + dropout(rows(y, self.output), 0.1, True)[0]
+            y = torch.nn.functional.gelu(columns(self.norm(x), self.up), approximate="tanh")
+            return x + dropout(rows(y, self.down), 0.1, True)[0]
 
     class CrossEntropy(torch.autograd.Function):
         """The loss over a split vocabulary."""
@@ -161,15 +237,17 @@ def gpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatc
         def forward(self, x, target=None):
             if part.first:
                 words = FromRanks.apply(self.token(x))
-                x = dropout(words + self.position.weight.unsqueeze(1), 0.1, True)[0]
+                words = words + self.position.weight.unsqueeze(1)
+                x = dropout(Piece.apply(words) if divided else words, 0.1, True)[0]
             for layer in self.layers:
-                if recompute == "full":
-                    x = checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
-                else:
-                    x = layer(x)
+                x = recomputed(layer, x) if recompute == "full" else layer(x)
             if not part.last:
                 return x
-            logits = torch.nn.functional.linear(ToRanks.apply(self.norm(x)), self.token.weight)
+            normed = self.norm(x)
+            if divided:
+                logits = GatheredProduct.apply(normed, self.token.weight, None)
+            else:
+                logits = torch.nn.functional.linear(ToRanks.apply(normed), self.token.weight)
             return CrossEntropy.apply(logits, target)
 
     with torch.device("meta"):
@@ -177,7 +255,8 @@ def gpt(mesh, part: Part, *, width, layers, heads, vocabulary, length, microbatc
 
     def inputs():
         tokens = torch.zeros(length, microbatch, dtype=torch.int64)
-        x = tokens if part.first else torch.zeros(length, microbatch, width, dtype=half, requires_grad=True)
+        shape = length // (ways if divided else 1), microbatch, width
+        x = tokens if part.first else torch.zeros(*shape, dtype=half, requires_grad=True)
         return (x, tokens) if part.last else (x,)
 
     def finish(module):

@@ -11,6 +11,13 @@ Weights and gradients are bfloat16 in computation and float32 in storage (FSDP's
 ``build="megatron"`` is one replica as Megatron-Core has it with Transformer Engine: weights are stored in bfloat16, one
 product makes queries, keys and values, another one makes both parts of the feed-forward gate, and no FSDP casts or
 gathers weights. Its optimizer's state and traffic between replicas are not those of Megatron's distributed optimizer.
+
+``build="kempnerforge"`` is KempnerForge's tensor parallelism, compiled (kempnerforge/distributed/tensor_parallel.py in
+KempnerInstitute/KempnerForge): each rank has the whole embedding, the gradients of the inputs of queries, keys, values,
+gate and up are reduced one by one, and the loss is computed over gathered logits.
+
+``weights="bfloat16"`` stores weights and the optimizer's state in bfloat16; ``reduce="bfloat16"`` reduces gradients in
+it.
 """
 
 from __future__ import annotations
@@ -42,9 +49,10 @@ SIZES = {
     "405b": {"width": 16384, "layers": 126, "heads": 128, "kv_heads": 8, "hidden": 53248},
 }
 DEFAULTS = {**SIZES["8b"], "vocabulary": 128_256, "length": 8192, "microbatch": 1, "recompute": "none", "norm": "fused",
-            "build": "torchtitan"}  # fmt: skip
+            "build": "torchtitan", "weights": "float32", "reduce": "float32"}  # fmt: skip
 NORMS = ("fused", "composed")
-BUILDS = ("torchtitan", "megatron")
+BUILDS = ("torchtitan", "megatron", "kempnerforge")
+FORMATS = ("float32", "bfloat16")
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -71,6 +79,9 @@ def llama3_checks(p, mesh) -> None:
         raise UnknownName("norm", str(p["norm"]), NORMS, source="llama3")
     if p["build"] not in BUILDS:
         raise UnknownName("build", str(p["build"]), BUILDS, source="llama3")
+    for name in ("weights", "reduce"):
+        if p[name] not in FORMATS:
+            raise UnknownName(name, str(p[name]), FORMATS, source="llama3")
     if p["build"] == "megatron" and any(mesh[axis] > 1 for axis in ("dp_replicate", "dp_shard", "cp")):
         raise InvalidInput("megatron is one replica: only pp and tp may be above 1", source="llama3", field="build")
 
@@ -85,10 +96,12 @@ def llama3_checks(p, mesh) -> None:
     checks=llama3_checks,
 )
 def llama3(
-    mesh, part: Part, *, width, layers, heads, kv_heads, hidden, vocabulary, length, microbatch, recompute, norm, build
-):
+    mesh, part: Part, *, width, layers, heads, kv_heads, hidden, vocabulary, length, microbatch, recompute, norm, build,
+    weights, reduce,
+):  # fmt: skip
     import torch
     from torch import nn
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
     ways = axis_size(mesh, "tp")
     tokens = length // axis_size(mesh, "cp")  # of a sequence, on this rank
@@ -100,26 +113,28 @@ def llama3(
             return (y * scale).type_as(x) * self.weight
 
     Norm = ComposedNorm if norm == "composed" else nn.RMSNorm
-    merged = build == "megatron"
+    merged, apart = build == "megatron", build == "kempnerforge"
 
     def layer():
-        attention = grouped_attention(width, heads, kv_heads, ways, merged)
-        return decoder_layer(width, attention, gated(width, hidden, merged), Norm)
+        attention = grouped_attention(width, heads, kv_heads, ways, merged, apart)
+        return decoder_layer(width, attention, gated(width, hidden, merged, apart), Norm)
 
     with torch.device("meta"):
         model = decoder(part, [layer() for _ in range(part.layers)], width, vocabulary, Norm)
-    over_tensors(model, mesh, part, lambda _: {**grouped_attention_plan(merged), **gated_plan(merged)})
+    styles = {**grouped_attention_plan(merged, apart), **gated_plan(merged, apart)}
+    over_tensors(model, mesh, part, lambda _: styles, whole_loss=apart)
     recomputed(model, recompute, context_fn=selective_contexts if recompute == "selective" else None)
-    if merged:
+    if merged or weights == "bfloat16":
         model.to(torch.bfloat16)
-    else:
-        over_data(model, model.layers, mesh)
+    if not merged:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=getattr(torch, reduce))
+        over_data(model, model.layers, mesh, policy)
     inputs = decoder_inputs(part, microbatch, tokens, width, width // heads, ways)
-    return Stage(model, inputs, adam, last_gradient, context=partial(_context, mesh, part, length))
+    return Stage(model, inputs, adam, last_gradient, context=partial(_context, mesh, part, length, apart))
 
 
 @contextmanager
-def _context(mesh, part: Part, length):
+def _context(mesh, part: Part, length, whole_loss):
     """What torchtitan trains inside: attention along ``cp`` on a sequence split between the ranks, and a loss over a
     split vocabulary."""
     import torch
@@ -130,5 +145,6 @@ def _context(mesh, part: Part, length):
             positions = torch.zeros(1, length)
             buffers = {"buffers": [positions], "buffer_seq_dims": [1], "no_restore_buffers": {positions}}
             stack.enter_context(context_parallel(mesh["cp"], **buffers))
-        stack.enter_context(loss_over_tensors(mesh, part))
+        if not whole_loss:
+            stack.enter_context(loss_over_tensors(mesh, part))
         yield

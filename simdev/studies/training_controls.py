@@ -16,7 +16,8 @@ from simdev.parallel.typed_plan import TypedPlan
 @dataclass(frozen=True)
 class TrainingRun:
     """One measured run: ``group`` is the model that it belongs to, ``typed`` what ``simdev simulate-plan`` is asked,
-    ``step_ns`` its measured step time, ``peak_bytes`` the measured memory of the fullest rank (0: not measured)."""
+    ``step_ns`` its measured step time, ``peak_bytes`` the measured memory of the fullest rank (0: not measured), as
+    reserved by the allocator or as allocated in it."""
 
     source: str
     name: str
@@ -24,6 +25,7 @@ class TrainingRun:
     typed: TypedPlan
     step_ns: float
     peak_bytes: float = 0.0
+    reserved: bool = True
 
     @property
     def plan(self) -> Plan:

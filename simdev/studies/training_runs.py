@@ -167,8 +167,9 @@ def predict(run: TrainingRun, prices: Prices | None = None, known: dict | None =
     :func:`~simdev.parallel.plan.prepare`."""
     report = simulate_program(prepare(run.plan, prices or run.typed.prices(), known=known))
     peak = float(report.peak_bytes.max())
-    if run.peak_bytes:  # published figures are what the allocator has reserved
-        peak = float(max((one.reserved for one in reserved_bytes(run.plan) or ()), default=peak))
+    if run.peak_bytes:
+        found = reserved_bytes(run.plan) or ()
+        peak = float(max((one.reserved if run.reserved else one.allocated for one in found), default=peak))
     return Prediction(run, float(report.step_ns), peak)
 
 
@@ -344,59 +345,81 @@ def _published(source: str, name: str, row: dict) -> TrainingRun:
     row does not state, or what no plan of simdev has."""
     origin, software = row["source"], row["software"]
     name = f"{name} ({origin.split(',')[0]}, {row['model']}, {row['gpus']} GPUs)"
+    row = {**row, **STATED_ELSEWHERE.get((origin, row["model"]), {})}
     _expressible(row, name)
     megatron = software.startswith("Megatron-LM")
-    length, micro, layers = int(row["sequence"]), int(row["microbatch"]), int(row["layers"])
-    recompute = row["recompute"] or "none"
-    shape = {key: int(row[key]) for key in ("width", "layers", "heads", "vocabulary")}
-    shape |= {} if megatron else {key: int(row[key]) for key in ("kv_heads", "hidden")}
-    sizes = {axis: int(row[axis] or 1) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
+    length, micro = int(row["sequence"]), int(row["microbatch"])
+    shape = {key: int(row[key]) for key in ("width", "layers", "heads", "kv_heads", "hidden", "vocabulary") if row[key]}
+    sizes = {axis: int(row[axis] or 1) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
     replicas = sizes["dp_replicate"] * sizes["dp_shard"]
     microbatches = int(row["global_batch"]) // (micro * replicas) if row["global_batch"] else 1
     chunks = int(row["vp"] or 1)
     cluster = next((known for gpu, known in PUBLISHED_BOARDS.items() if row["gpu"].startswith(gpu)), None)
     if cluster is None:
         raise Unsupported(f"no topology for {row['gpu']}")
+    if origin == FMS:  # its README: a node has 400 Gbit/s with A100, 800 with H100
+        cluster += f"[network_gb_per_s={50 if row['gpu'].startswith('A100') else 100}]"
+    choices = {"length": length, "microbatch": micro, "recompute": row["recompute"] or "none"}
+    if megatron and row["sequence_parallel"] == "yes":
+        choices["sequence_parallel"] = "yes"
+    model = "gpt-175b" if megatron else f"llama3-{'8b' if shape else row['model'].rpartition('-')[2]}"
     typed = TypedPlan(
-        typed_model("gpt-175b" if megatron else "llama3-8b", **shape, length=length, microbatch=micro,
-                    recompute=recompute),
+        typed_model(model, **shape, **choices),
         cluster,
         typed_mesh(**sizes),
         microbatches,
         "interleaved" if chunks > 1 else "1f1b",
         chunks,
         framework=next(framework for text, framework in PUBLISHED_SOFTWARE if text in software),
-    )  # fmt: skip
+    )
     plan = typed.plan
     if row["step_s"]:
         step_s = float(row["step_s"])
     elif row["tokens_per_s_per_gpu"]:
         step_s = plan.tokens / (float(row["tokens_per_s_per_gpu"]) * plan.ranks)
     else:  # equation 3 of Narayanan et al. 2021, recomputation included
-        h, v = shape["width"], shape["vocabulary"]
+        h, v, layers = shape["width"], shape["vocabulary"], shape["layers"]
         flops = 96 * plan.sequences * length * layers * h**2 * (1 + length / (6 * h) + v / (16 * layers * h))
         step_s = flops / (1e12 * float(row["model_tflops_per_gpu"]) * plan.ranks)
-    return TrainingRun(source, name, f"{origin.split(' (')[0].split(',')[0]}: {row['model']}", typed, 1e9 * step_s)
+    peak = 2**30 * float(row["memory_gb"] or 0)  # of KempnerForge, whose "GB" are 2**30 bytes and not what is reserved
+    group = f"{origin.split(' (')[0].split(',')[0]}: {row['model']}"
+    return TrainingRun(source, name, group, typed, 1e9 * step_s, peak, reserved=False)
 
 
 PUBLISHED_BOARDS = {"A100-80 SXM": "dgx-a100", "H200 SXM": "h200x4", "H100 SXM": "dgx-h100"}
 PUBLISHED_SOFTWARE = (  # words in the row's software, and the framework; the first that occurs
     ("Megatron-LM", "megatron"),
     ("PyTorch FSDP, torch.compile", "fms-fsdp"),
-    ("DTensor, torch.compile", "compiled"),
-    ("DTensor, eager", "eager"),
-    ("AutoModel", "automodel"),
+    ("DTensor, torch.compile", "kempnerforge"),
+    ("DTensor, eager", "kempnerforge[eager]"),
+    ("AutoModel", "automodel[compiled]"),
 )
+SC21 = "Narayanan et al. 2021 (SC21), table 1"
+FMS = "foundation-model-stack/fms-fsdp README"
+# (source, model) -> cells that the row leaves open and its authors state elsewhere:
+# - table 1 of SC21: microbatch and stages of a rank by examples/sc21/run_table_1.sh in NVIDIA/Megatron-LM;
+# - fms-fsdp: the share of recomputed blocks p by the second table of its README, HFU / MFU = 1 + p / 3 (34b and 70b on
+#   A100: 1.35);
+# - AutoModel: examples/llm_benchmark/llama3_3/custom_llama3_1_70b_pretrain_benchmark_8nodes.yaml in its repository.
+STATED_ELSEWHERE: dict[tuple[str, str], dict[str, str]] = {
+    **{
+        (SC21, f"gpt-{model}"): {"microbatch": str(microbatch), "vp": str(stages)}
+        for model, microbatch, stages in (
+            ("1.7b", 16, 1), ("3.6b", 16, 1), ("7.5b", 16, 1), ("18.4b", 8, 1), ("39.1b", 4, 1), ("76.1b", 2, 3),
+            ("145.6b", 2, 2), ("310.1b", 1, 2), ("529.6b", 1, 3), ("1008b", 1, 1),
+        )
+    },
+    **{(FMS, f"llama2-{size}"): {"recompute": "full"} for size in ("34b", "70b")},
+    ("NVIDIA-NeMo/Automodel docs/performance-summary", "llama3-70b"): {"recompute": "full"},
+}  # fmt: skip
 
 
 def _expressible(row: dict, name: str) -> None:
     """Raise :class:`Unsupported` for a published plan that cannot be typed."""
-    megatron = row["software"].startswith("Megatron-LM")
     reasons = {
         "its microbatch is not stated": not row["microbatch"],
-        "its shape is not stated": not row["width"],
         "adapters of low rank are not modelled": "LoRA" in row["model"],
-        "gpt has no sequence parallelism and no selective recomputation": megatron and row["recompute"] == "selective",
+        "its shape is not stated": not row["width"] and row["model"] != "llama3-70b",
         "recomputation of every n-th block is not modelled": row["software"].startswith("PyTorch FSDP, torch.compile")
         and row["recompute"] == "selective",
         "experts are not carved out of dp_shard": int(row["ep"] or 1) > 1,

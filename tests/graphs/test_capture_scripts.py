@@ -100,6 +100,56 @@ def test_a_process_for_each_rank_is_one_replica(arguments, capsys):
     assert torch.multiprocessing.Process.start.__module__ == "multiprocessing.process"
 
 
+NET = "import torch\nmodel = torch.nn.Linear(16, 4)\nx = torch.ones(8, 16)\n"
+ODD = {  # scripts, and the FLOPs of a step
+    "a generator after its critics": (
+        """
+judge = torch.nn.Linear(4, 1)
+critics, makes = torch.optim.Adam(judge.parameters()), torch.optim.Adam(model.parameters())
+for _ in range(5):
+    for _ in range(4):
+        critics.zero_grad()
+        judge(model(x).detach()).mean().backward()
+        critics.step()
+    makes.zero_grad()
+    judge(model(x)).mean().backward()
+    makes.step()
+""",
+        4 * (2 * 8 * 16 * 4 + 2 * 2 * 8 * 4) + linear(8, (16, 4), (4, 1)),
+    ),
+    "optimizers that step inside the backward pass": (
+        """
+own = {one: torch.optim.SGD([one], lr=0.1) for one in model.parameters()}
+for one in own:
+    one.register_post_accumulate_grad_hook(lambda one: own[one].step())
+for _ in range(5):
+    model(x).sum().backward()
+""",
+        linear(8, (16, 4)),
+    ),
+    "a sparse matrix from outside": (
+        """
+near = torch.eye(8).to_sparse()
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(5):
+    torch.sparse.mm(near, model(x)).sum().backward()
+    optimizer.step()
+""",
+        linear(8, (16, 4)) + 2 * (2 * 8 * 4),  # eight elements, not 64
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_steps_that_were_lost_or_refused(case, tmp_path):
+    text, flops = ODD[case]
+    path = tmp_path / "train.py"
+    path.write_text(NET + text)
+    graph = capture_script(path)
+    assert of(graph, "addmm", "mm", "_sparse_addmm")[0] == flops
+    assert set(graph.op_phase.tolist()) == {0, 1, 2}
+
+
 def test_gradients_accumulate_under_accelerate(capsys):
     pytest.importorskip("accelerate")
     graph = captured("accelerated")
@@ -120,7 +170,7 @@ def test_the_trainer_of_transformers(capsys):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("import torch\nprint('ready')", "made no training step"),
+        ("import torch\nprint('ready')", "made no training step .* CustomStep"),
         ("import torch\nraise KeyError('x')", "line 2, in <module>: the script failed before its step 3 .* KeyError"),
         ("import sys\nsys.exit(2)", "ended with exit code 2"),
     ],

@@ -372,6 +372,84 @@ def test_jagged_tensors_run_for_real():
     assert graph.meta["values"] == "real" and graph.meta["flops"] > 2 * 2 * 8 * 16 * 4
 
 
+def test_attention_of_jagged_tensors_has_the_flops_of_each_sequence():
+    def make():
+        model = nn.Linear(16, 48)
+
+        def loss(model, first, second):
+            rows = model(torch.nested.nested_tensor([first, second], layout=torch.jagged))
+            parts = (part.contiguous().unflatten(-1, [2, 8]).transpose(1, 2) for part in rows.chunk(3, -1))
+            return functional.scaled_dot_product_attention(*parts).values().sum()
+
+        data = torch.randn(3, 16), torch.randn(5, 16)
+        return TrainingStep(model, data, loss, torch.optim.SGD(model.parameters()))
+
+    graph = captured(make)
+    attention = [
+        int(flops)
+        for flops, kind in zip(graph.op_flops, graph.op_kind, strict=True)
+        if "attention" in graph.kinds[kind]
+    ]
+    forward = [4 * length * length * 16 for length in (3, 5)]  # two products, forward; five of the same size, backward
+    assert sorted(attention) == sorted([*forward, *(5 * flops // 2 for flops in forward)])
+    assert products(graph) == 2 * 2 * 8 * 16 * 48  # the input needs no gradient
+
+
+def test_products_that_the_counter_does_not_know():
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.bilinear = nn.Linear(32, 4), nn.Bilinear(4, 4, 2, bias=False)
+            self.register_buffer("weight", torch.ones(32, 32, dtype=torch.int8))
+
+        def forward(self, x):
+            narrow = self.linear(torch._int_mm(x.to(torch.int8), self.weight).float())
+            return self.bilinear(narrow, narrow)
+
+    graph = captured(lambda: InferenceStep(Whole(), (torch.ones(32, 32),)))
+    flops = {graph.kinds[kind]: int(flops) for flops, kind in zip(graph.op_flops, graph.op_kind, strict=True)}
+    assert flops["_int_mm"] == 2 * 32 * 32 * 32 and flops["_trilinear"] == 2 * 32 * 2 * 4 * 4
+    assert "uncounted_ops" not in graph.meta
+
+
+def test_ops_of_a_library_whose_flops_are_unknown_are_named():
+    @torch.library.custom_op("simdev_tests::product", mutates_args=())
+    def product(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return first @ second
+
+    @product.register_fake
+    def _(first, second):
+        return first.new_empty(len(first), second.shape[1])
+
+    model = net()
+    step = InferenceStep(model, (torch.ones(8, 16),), lambda model, x: model(product(x, x.t().contiguous() @ x)))
+    assert captured(lambda: step).meta["uncounted_ops"] == {"simdev_tests::product": 1}
+
+
+def test_a_branch_of_torch_cond_is_the_one_that_is_taken():
+    def loss(model, x):
+        return torch.cond(x.sum() > 0, lambda x: model(x), lambda x: x, (x,)).sum()
+
+    def make():
+        model = net()
+        return TrainingStep(model, (torch.ones(8, 16),), loss, torch.optim.SGD(model.parameters()))
+
+    assert products(captured(make)) == TRAINED
+
+
+@pytest.mark.parametrize(("what", "remedy"), [("while_loop", "own for or while"), ("CUDAGraph", "function that the")])
+def test_what_no_capture_sees_is_refused_with_a_remedy(what, remedy):
+    def forward(model, x):
+        if what == "CUDAGraph":
+            torch.cuda.CUDAGraph()
+        from torch._higher_order_ops import while_loop
+
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.tanh()), (torch.tensor(0), model(x)))[1]
+
+    with pytest.raises(Unsupported, match=remedy):
+        captured(lambda: InferenceStep(net(), (torch.ones(8, 16),), forward))
+
+
 def flex(remedied):
     from torch.nn.attention import flex_attention
 

@@ -23,6 +23,7 @@ FIGURES = (
     "recurrent_ops",
     "unrolled_ops",
     "inputs_from",
+    "uncounted_ops",
 )
 
 
@@ -127,6 +128,12 @@ def _notes(step: str, graph) -> list[str]:
         )
     if "recomputed_ops" in meta:
         lines.append(f"recomputed: {meta['recomputed_ops']} ops of the forward pass run again in the backward pass")
+    if "uncounted_ops" in meta:
+        calls = ", ".join(f"{label} ({count} calls)" for label, count in meta["uncounted_ops"].items())
+        lines.append(
+            f"FLOPs of {calls} are unknown and taken as one per element of the largest tensor; if they are products, "
+            "give them a formula with torch.utils.flop_counter.register_flop_formula in your file"
+        )
     if "marked_by" in meta:
         lines.append(f"step {meta['step']} of {step}, which ends with a step of {meta['marked_by']}; it ran for real")
         if "step_before_flops" in meta:

@@ -55,6 +55,8 @@ def attend(attention, query, key, value, attn_mask=None, dropout_p=0.0, is_causa
     masks, options = (attn_mask, 0.0, is_causal), {"scale": scale, "enable_gqa": enable_gqa}
     if hasattr(query, "placements"):  # a DTensor, whose import would cost every capture a second
         return _of_shards(attention, query, key, value, *masks, scale, enable_gqa)
+    if query.is_nested and query.layout == torch.jagged:
+        return _of_sequences(attention, query, key, value, *masks, scale, enable_gqa)
     if _flash_only.get():
         return attention(query, key, value, *masks, **options)
     chosen = backend(query, key, value, attn_mask, is_causal=is_causal, enable_gqa=enable_gqa)
@@ -96,6 +98,19 @@ def _of_shards(attention, query, key, value, mask, dropout_p, is_causal: bool, s
     q, k, v = (tensor.to_local() for tensor in (query, key, value))
     out = attend(attention, q, k, v, local, dropout_p, is_causal, scale, enable_gqa)
     return DTensor.from_local(out, query.device_mesh, placements, run_check=False)
+
+
+def _of_sequences(attention, query, key, value, mask, dropout_p, is_causal: bool, scale, enable_gqa: bool):
+    """Attention of jagged tensors (batch, heads, ragged, width): one of each sequence, which has the FLOPs of the
+    GPU's kernel for ragged batches. The CPU has none."""
+    if mask is not None:
+        raise NotImplementedError("scaled_dot_product_attention takes no attn_mask with jagged tensors, also on GPUs")
+    results = [
+        attend(attention, q[None], k[None], v[None], None, dropout_p, is_causal, scale, enable_gqa)[0]
+        for q, k, v in zip(query.unbind(), key.unbind(), value.unbind(), strict=True)
+    ]
+    rows = torch.cat([result.transpose(0, 1) for result in results])
+    return torch.nested.nested_tensor_from_jagged(rows, offsets=query.offsets()).transpose(1, 2)
 
 
 def _of_gpu(chosen: SDPBackend, query, key, value, mask, is_causal: bool, scale):

@@ -29,6 +29,12 @@ def diffusion_inputs(model, batch: int) -> dict:
         length = min(size, 1 << 14) if isinstance(size, int) else 1 << 14
         sound = torch.randn(batch, config.get("in_channels"), length)
         return {"sample": sound, "timestep": torch.ones(batch, dtype=torch.int64)}
+    if "1D" in type(model).__name__ and config.get("condition_dim"):  # a condition for each sample of the latent
+        return {
+            "hidden_states": torch.randn(batch, config["in_channels"], 1 << 10),
+            "timestep": torch.ones(batch),
+            "encoder_hidden_states": torch.randn(batch, 1 << 10, config["condition_dim"]),
+        }
     if {"x", "t", "cap_feats"} <= takes.keys():  # lists of images and texts of their own sizes
         images = [torch.randn(config["in_channels"], 1, SIDE, SIDE) for _ in range(batch)]
         texts = [torch.randn(TOKENS, config["cap_feat_dim"]) for _ in range(batch)]

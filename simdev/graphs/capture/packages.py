@@ -304,7 +304,9 @@ def _transformers(target, name, fields, mode, batch, length, given):
 def loss_of(outcome):
     """The loss that a model of transformers returned, or the mean of its first output."""
     found = getattr(outcome, "loss", None)
-    return _mean_of(outcome) if found is None else found
+    if found is None:
+        return _mean_of(outcome)
+    return found if found.numel() == 1 else found.mean()  # some codecs give a loss of each sample
 
 
 def made_up_inputs(model, batch: int, length: int | None) -> dict:
@@ -334,9 +336,12 @@ def _hf_inputs(model, config, batch: int | None, length: int | None) -> dict:
     marked = getattr(config, "image_token_id", None) is not None and model.main_input_name == "input_ids"
     if "pixel_values" in named or ("pixel_values" in takes and "input_ids" in takes and not marked):
         inputs["pixel_values"] = torch.randn(count, *_image_shape(model, config))
-    if "pixel_values_videos" in named:
+    several = "input_values" in named and "pixel_values_videos" in takes  # sounds and the pictures to them
+    if "pixel_values_videos" in named or several:
         frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", 8)
-        inputs["pixel_values_videos"] = torch.randn(batch or 1, frames, *_image_shape(model, config))
+        inputs["pixel_values_videos"] = torch.randn(
+            count if several else batch or 1, frames, *_image_shape(model, config)
+        )
     if "input_features" in named:
         bins = getattr(config, "num_mel_bins", None) or getattr(config, "feature_size", 80)
         frames = 2 * getattr(config, "max_source_positions", 500)
@@ -428,6 +433,10 @@ def _image_shape(model, config) -> tuple[int, int, int]:
 def _sound_shape(config) -> tuple[int, ...]:
     if hasattr(config, "num_mel_bins"):  # spectrograms
         return getattr(config, "max_length", 1024), config.num_mel_bins
+    audio = getattr(config, "audio_config", config)
+    codec = getattr(audio, "dac_config", audio)  # codecs take channels; other models add the only one themselves
+    if hasattr(codec, "downsampling_ratios") or hasattr(codec, "audio_channels"):
+        return getattr(codec, "audio_channels", 1), 16_000
     return (16_000,)
 
 

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from simdev.errors import Unsupported
 from simdev.graphs.capture.attention import attend
 from simdev.graphs.capture.autocast import gpu_autocast
 
@@ -141,6 +142,32 @@ class _Stream:
         raise AttributeError(name)
 
 
+class _Generators(type(torch._C.Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, item):
+        return isinstance(item, torch._C.Generator)
+
+
+class _Generator(torch._C.Generator, metaclass=_Generators):
+    """A random generator of the CPU, whatever device it is asked for."""
+
+    def __new__(cls, device="cpu"):
+        return torch._C.Generator("cpu")
+
+
+class _Recorded:
+    """In place of ``torch.cuda.CUDAGraph``."""
+
+    def __init__(self, *_, **__):
+        raise Unsupported(
+            "torch.cuda.CUDAGraph replays kernels that no capture sees; capture the function that the graph records"
+        )
+
+
+def _branch(condition, if_true, if_false, operands=()):
+    """``torch.cond``: the branch that is taken."""
+    return (if_true if condition else if_false)(*operands)
+
+
 @contextmanager
 def no_accelerator():
     """Calls that order or measure the work of an accelerator do nothing; ``torch.compile`` leaves a model as it is."""
@@ -150,15 +177,17 @@ def no_accelerator():
     cuda = {**{name: _nothing() for name in waits}, **dict.fromkeys(streams, _Stream), "current_device": lambda: 0}
     nvtx = {**{name: _nothing() for name in marks}, "range": _Stream}
     with ExitStack() as stack:
-        places = (torch.cuda, cuda), (torch.cuda.nvtx, nvtx), (torch, {"compile": _uncompiled})
+        cuda |= {"CUDAGraph": _Recorded, "make_graphed_callables": lambda callables, *_, **__: callables}
+        own = {"compile": _uncompiled, "cond": _branch, "Generator": _Generator}
+        places = (torch.cuda, cuda), (torch.cuda.nvtx, nvtx), (torch, own)
         parse = torch._C._nn._parse_to  # of Module.to, whose device may be the number of a GPU
 
         def parse_to(*args, **kwargs):
             first = (torch.device("cpu") if type(item) is int else item for item in args[:1])
             return parse(*first, *args[1:], **{key: _host(item) for key, item in kwargs.items()})
 
-        own = (torch.Tensor, {"record_stream": _nothing()}), (torch._C._nn, {"_parse_to": parse_to})
-        for owner, names in (*places, *own):
+        inner = (torch.Tensor, {"record_stream": _nothing()}), (torch._C._nn, {"_parse_to": parse_to})
+        for owner, names in (*places, *inner):
             for name, value in names.items():
                 if hasattr(owner, name):
                     stack.callback(setattr, owner, name, getattr(owner, name))

@@ -39,10 +39,12 @@ from simdev.problem.graph import ComputationGraph
 
 ON_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 MOST_REAL_BYTES = 2 << 30  # of parameters: larger models are not run for real
-FLEX = (
-    "FlexAttention has no backward pass on a CPU; for the capture, call scaled_dot_product_attention with "
-    "attn_mask=torch.nn.attention.flex_attention.create_mask(mask_mod, batch, heads, queries, keys)"
-)
+REMEDIES = {  # by a word of PyTorch's message
+    "FlexAttention": "FlexAttention has no backward pass on a CPU; for the capture, call scaled_dot_product_attention "
+    "with attn_mask=torch.nn.attention.flex_attention.create_mask(mask_mod, batch, heads, queries, keys)",
+    "HigherOrderOperator": "the step calls a control-flow operator (while_loop, scan, map), which only compilers take "
+    "apart; for the capture, write it with Python's own for or while",
+}
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,20 @@ def run(make: Callable[[], Step] | Step, name: str, meta: dict, *, allow_empty: 
     try:
         return rehearsed or _run_for_real(make, name, meta, allow_empty)
     except NotImplementedError as error:
-        if "FlexAttention" in str(error):
-            raise Unsupported(f"{name}: {FLEX}") from error
+        if remedy := remedy_of(error):
+            raise Unsupported(f"{name}: {remedy}") from error
         raise
     except Exception as error:
         if type(error) is type(first):  # the step is at fault; fake tensors say more
             raise first from None
         raise
+
+
+def remedy_of(error: Exception) -> str | None:
+    """What to write in place of something that a CPU, or an eager run, does not do."""
+    if not isinstance(error, NotImplementedError):
+        return None
+    return next((remedy for word, remedy in REMEDIES.items() if word in str(error)), None)
 
 
 def _run_rehearsed(make, name: str, meta: dict, allow_empty: bool) -> ComputationGraph | None:
@@ -240,6 +249,8 @@ def assembled(
     graph = assembly.graph
     graph.meta["flops"] = int(graph.op_flops.sum())
     graph.meta["precision_of_classes"] = precision_of_classes(graph)
+    if tape.uncounted:
+        graph.meta["uncounted_ops"] = dict(sorted(tape.uncounted.items()))
     recomputed = np.array([RECOMPUTED in label for label in graph.op_names])
     if recomputed.any():
         graph.meta["recomputed_ops"] = int(recomputed.sum())

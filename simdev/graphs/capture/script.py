@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import runpy
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
@@ -26,14 +27,29 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.data import dataloader
 
 from simdev.errors import InvalidInput, SimdevError
-from simdev.graphs.capture.optimizers import one_by_one
+from simdev.graphs.capture.optimizers import one_by_one, trained_by
 from simdev.graphs.capture.rewrites import as_on_gpu, no_cpu_ops
-from simdev.graphs.capture.run import Loop, assembled, facts_of_state, hold, named_parameters, optimizer_hooks, seeded
+from simdev.graphs.capture.run import (
+    Loop,
+    assembled,
+    facts_of_state,
+    hold,
+    named_parameters,
+    optimizer_hooks,
+    remedy_of,
+    seeded,
+)
 from simdev.graphs.capture.selfcheck import TOLERANCE, Counted, Versions, check_not_empty
-from simdev.graphs.capture.trace import Tape
+from simdev.graphs.capture.trace import Tape, is_sparse
 from simdev.graphs.capture.vision_ops import define_missing_operators
 from simdev.problem.graph import ComputationGraph
 from simdev.user_file import line_of, sentence
+
+NO_MARKS = (
+    ". A step ends with optimizer.step(), or with backward() if the script makes no optimizer; for any other step, "
+    "give FILE.py:FUNCTION, a function that returns a CustomStep"
+)
+MOST_STEPS_TO_WAIT = 20  # for an optimizer that was made and has not stepped yet
 
 
 class _Stop(BaseException):
@@ -65,7 +81,7 @@ def run_script(
         raise
     except Exception as error:
         if not watch.done:
-            message = f"the script failed before its step {step} had ended: {sentence(error)}"
+            message = f"the script failed before its step {step} had ended: {remedy_of(error) or sentence(error)}"
             raise InvalidInput(message, source=path, field=line_of(error, str(path), None)) from error
     finally:
         sys.argv = argv
@@ -112,7 +128,9 @@ class _Watch:
         self._roots: list[torch.nn.Module] = []
         self._inside: set[int] = set()  # modules of the roots
         self._optimizers: list[torch.optim.Optimizer] = []
-        self._made_optimizer = False
+        self._made: list[weakref.ref] = []  # optimizers that were made, and may not have stepped yet
+        self._waited = 0
+        self._inside_backward = False  # whether a step has ended inside of a backward pass that has not
         self._mark: object = None  # whose steps count: an optimizer, or "backward"
         self._marks = 0
         self._labels: dict[int, str] = {}
@@ -149,7 +167,7 @@ class _Watch:
 
     def _noting_optimizer(self, original):
         def init(optimizer, *args, **kwargs):
-            self._made_optimizer = True
+            self._made.append(weakref.ref(optimizer))
             original(optimizer, *args, **kwargs)
 
         return init
@@ -157,7 +175,12 @@ class _Watch:
     def _marking(self, original):
         def backward(*args, **kwargs):
             original(*args, **kwargs)
-            if not self._made_optimizer and not self.done:
+            if self.done:
+                return
+            if self._inside_backward:  # only now can a recording begin or end
+                self._inside_backward = False
+                self._count()
+            elif not self._made:
                 self._mark = "backward"
                 self._count()
 
@@ -179,6 +202,8 @@ class _Watch:
             self._optimizers.append(optimizer)
             one_by_one(optimizer)
             self._mark, self._marks = optimizer, 0  # the step that ends here is the first that has all of them
+            if torch._C._current_graph_task_id() != -1:
+                return self._recording.loop.before(optimizer, args, kwargs) if self._recording is not None else None
             if self._recording is not None and self._step > 2:
                 self._recording.stop()
                 self._recording = None
@@ -190,9 +215,28 @@ class _Watch:
         if self._recording is not None:
             self._recording.loop.after()
         if optimizer is self._mark:
-            self._count()
+            if torch._C._current_graph_task_id() != -1:
+                self._inside_backward = True
+            else:
+                self._count()
+
+    def _expected(self) -> bool:
+        """Whether a parameter waits for its first update, by an optimizer that has not stepped yet (a generator's,
+        after some steps of its critics). It may never step: the wait ends."""
+        seen = {id(one) for optimizer in self._optimizers for one in trained_by(optimizer)}
+        made = [optimizer for reference in self._made if (optimizer := reference()) is not None]
+        waiting = [one for optimizer in made if optimizer not in self._optimizers for one in trained_by(optimizer)]
+        missing = any(id(one) not in seen for one in waiting)
+        self._waited += missing
+        return missing and self._waited <= MOST_STEPS_TO_WAIT
 
     def _count(self) -> None:
+        if self._expected():
+            if self._recording is not None:
+                self._recording.stop()
+                self._recording = None
+                self._record()
+            return
         self._marks += 1
         if self._marks == self._step - 1 and self._recording is not None:
             self._recording.stop()
@@ -277,8 +321,9 @@ class _Watch:
         before, last = self._before, self._recording
         if not self.done or last is None:
             made = f"made {self._marks} training steps" if self._marks else "made no training step in this process"
-            wish = f"; give a smaller --step than {self._step}" if self._marks > 2 else ""
-            raise InvalidInput(f"the script {made}, the step to capture is the {self._step}th{wish}", source=self._path)
+            wish = NO_MARKS if self._marks == 0 else f"; give a smaller --step than {self._step}"
+            message = f"the script {made} before it ended; the step to capture is number {self._step}{wish}"
+            raise InvalidInput(message, source=self._path)
         by = self._mark if isinstance(self._mark, str) else type(self._mark).__name__
         meta = {**meta, "values": "real", "marked_by": by}
         first = before.counted.total if before is not None else last.counted.total
@@ -378,7 +423,7 @@ class _ScriptTape(Tape):
     def _constant(self, tensor) -> None:
         key = self._key(tensor)
         if tensor.numel() > 1:
-            self._outside[key] = self._hold(tensor.untyped_storage())
+            self._outside[key] = self._hold((tensor._values() if is_sparse(tensor) else tensor).untyped_storage())
         if tensor.numel() <= 1 or key in self._lasting:
             super()._constant(tensor)
         else:

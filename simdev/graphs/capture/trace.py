@@ -43,6 +43,7 @@ BATCH_NORMS = {"native_batch_norm": (3, 4), "_batch_norm_with_update": (3, 4)}  
 TOGETHER = frozenset({"_amp_foreach_non_finite_check_and_unscale_"})  # multi-tensor kernels beside _foreach_*
 COMPOSITE = frozenset("linear matmul einsum conv1d conv2d conv3d".split())  # whole only where wrappers call them
 ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+COUNTED = ("aten", "prims", "c10d", "_c10d_functional")  # namespaces in which PyTorch counts every product
 RECOMPUTED = ".recomputed"  # the end of an op's name that a checkpoint computes again
 SKIPPED_ARGUMENTS = frozenset({"size", "dtype", "layout", "device", "pin_memory", "memory_format", "input_sizes"})
 
@@ -106,6 +107,7 @@ class Tape(TorchDispatchMode):
         self.searching = False  # whether the optimizer at work has a closure
         self.repeated = 0  # FLOPs of products that were not run: copies of what ran for a parameter that is alike
         self.keeps_saved = True  # whether a tensor that autograd saved lives until its node has run, read or not
+        self.uncounted: dict[str, int] = {}  # calls of ops of libraries for whose FLOPs there is no formula
         self._node: tuple = (None, -1, set(), set())  # the node that runs, its last op, what it saved and has not read
         self._counters: set[int] = set()  # storages of step counters of optimizers
         self._value: dict[int, int | None] = {}  # storage -> value; None: allocated, nothing written yet
@@ -309,6 +311,9 @@ class Tape(TorchDispatchMode):
         op.signature = f"{op.kind}({signature(func, args, kwargs, out).partition('(')[2]}"
         op.products = product_flops(func, args, kwargs, out)
         op.flops = op.products or _other_flops(func, [tensor for tensor, _ in inputs], fresh)
+        if func.namespace not in COUNTED and not has_formula(func):
+            label = f"{func.namespace}::{func._opname}"
+            self.uncounted[label] = self.uncounted.get(label, 0) + 1
         if phase == "update" and op.flops == 1:
             op.flops = 0  # a step counter, kept by the host
         number = len(self.ops)  # after the constants that it reads for the first time
@@ -400,7 +405,9 @@ class Tape(TorchDispatchMode):
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError) as error:
-            raise Unsupported(f"a tensor of layout {tensor.layout} has no storage to follow") from error
+            raise Unsupported(
+                f"a tensor of layout {tensor.layout} has no storage to follow; use to_sparse_coo() in place of it"
+            ) from error
         key = storage._cdata
         if key not in self._value and key not in self._home:
             self._known.append(self._hold(storage))
@@ -572,6 +579,35 @@ def _grouped_product_flops(first, second, *_, **__) -> int:
     return 2 * groups * prod(first.shape[-2:]) * second.shape[-1]
 
 
+def _whole_numbers_flops(activations, *_, out_val=None, **__) -> int:
+    """Of a product with weights of whole numbers, packed or not: the result has one column for each row of them."""
+    return 2 * activations.numel() * out_val.shape[-1]
+
+
+def _trilinear_flops(first, second, third, *expanded, out_val=None, **_) -> int:
+    """Of ``nn.Bilinear``: a multiplication and an addition for each element of the three arguments' common shape."""
+    shapes = []
+    for tensor, places in zip((first, second, third), expanded[:3], strict=True):
+        shape = list(tensor.shape)
+        for place in sorted(places):
+            shape.insert(place, 1)
+        shapes.append(shape)
+    return 2 * prod(torch.broadcast_shapes(*shapes))
+
+
+def _product_flops_of(packet, left: int):
+    """Of a product whose left factor, the argument number ``left``, may be sparse: then of its elements that are
+    there. PyTorch counts all."""
+
+    def count(*args, out_val=None, **kwargs) -> int:
+        first, second = args[left : left + 2]
+        if is_sparse(first):
+            return 2 * first._nnz() * second.shape[-1]
+        return flop_counter.flop_registry[packet](*args, **kwargs, out_val=out_val)
+
+    return count
+
+
 def _convolution_backward_flops(*args, out_val=None, **kwargs) -> int:
     if args[9] > 1:
         return grouped_backward_flops(args[1], args[0], args[2], args[10])
@@ -582,9 +618,19 @@ FORMULAS = {  # in place of PyTorch's, or where PyTorch has none
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
     torch.ops.aten.convolution_backward: _convolution_backward_flops,
+    torch.ops.aten.mm: _product_flops_of(torch.ops.aten.mm, 0),
+    torch.ops.aten.addmm: _product_flops_of(torch.ops.aten.addmm, 1),
+    torch.ops.aten._sparse_addmm: _product_flops_of(torch.ops.aten._sparse_addmm, 1),
 }
-if hasattr(torch.ops.aten, "_grouped_mm"):
-    FORMULAS[torch.ops.aten._grouped_mm] = _grouped_product_flops
+for _space, _names, _formula in (
+    ("aten", "_grouped_mm", _grouped_product_flops),
+    ("aten", "_trilinear", _trilinear_flops),
+    ("aten", "_int_mm _weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu", _whole_numbers_flops),
+    ("quantized", "linear linear_relu linear_dynamic linear_relu_dynamic linear_dynamic_fp16", _whole_numbers_flops),
+):
+    for _name in _names.split():
+        if hasattr(getattr(torch.ops, _space), _name):
+            FORMULAS[getattr(getattr(torch.ops, _space), _name)] = _formula
 for _formula in FORMULAS.values():
     _formula._get_raw = True  # FlopCounterMode: hand over tensors, not their shapes
 
@@ -593,6 +639,11 @@ def product_flops(func, args, kwargs, out) -> int:
     """FLOPs of a matrix product, a convolution or an attention, by PyTorch's formulas; 0 for any other op."""
     count = FORMULAS.get(func._overloadpacket) or flop_counter.flop_registry.get(func._overloadpacket)
     return 0 if count is None else int(count(*args, **kwargs, out_val=out))
+
+
+def has_formula(func) -> bool:
+    """Whether the FLOPs of an op's products are known."""
+    return func._overloadpacket in FORMULAS or func._overloadpacket in flop_counter.flop_registry
 
 
 def flop_counter_mode():

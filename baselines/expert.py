@@ -36,7 +36,9 @@ _CELLS = ((r"cell\.(\d+)", None), (r"stem", FIRST), (r"head", LAST))  # the auxi
 CHAINS = {
     "inception": ((r"mixed\.(\d+)", None), (r"stem", FIRST), (r"aux", 7), (r"head", LAST)),
     "transformer-xl": _TRANSFORMER,
+    "bert": _TRANSFORMER,
     "gpt2": _TRANSFORMER,
+    "llama3": _TRANSFORMER,
     "llama-moe": _TRANSFORMER,
     "vit": _TRANSFORMER,
     "nasnet": _CELLS,

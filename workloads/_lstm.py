@@ -73,7 +73,10 @@ def softmax_class():
             self.weight = nn.Parameter(torch.empty(units, vocabulary).uniform_(-0.08, 0.08))
             self.bias = nn.Parameter(torch.zeros(vocabulary))
 
+        def scores(self, hidden):
+            return torch.addmm(self.bias, hidden, self.weight)
+
         def forward(self, hidden, target):
-            return F.cross_entropy(torch.addmm(self.bias, hidden, self.weight), target)
+            return F.cross_entropy(self.scores(hidden), target)
 
     return Softmax

@@ -11,7 +11,7 @@ in FBGEMM's table-batched embeddings): no dense gradient exists, and the optimis
 
 from __future__ import annotations
 
-from simdev.graphs.workload import TrainingStep, workload
+from simdev.graphs.workload import InferenceStep, TrainingStep, workload
 
 # Distinct ids of the 26 categorical features of Criteo's terabyte click logs, at most 40 million kept of each.
 CRITEO_ROWS = (
@@ -35,14 +35,35 @@ def dlrm(batch, max_rows, units, rate):
     """
     import torch
 
-    rows = [min(count, max_rows) for count in CRITEO_ROWS]
-    model = _model(rows, units, rate)
-    dense = torch.rand(batch, 13)
-    ids = [torch.randint(count, (batch,)) for count in rows]
+    model, dense, ids = _model_and_clicks(batch, max_rows, units, rate)
     clicked = torch.randint(2, (batch,)).float()
     dense_parameters = [parameter for name, parameter in model.named_parameters() if not name.startswith("table")]
     optimizer = torch.optim.SGD(dense_parameters, lr=rate)
     return TrainingStep(model, (dense, clicked, *ids), lambda model, *inputs: model(*inputs), optimizer)
+
+
+@workload(
+    "dlrm-inference",
+    family="dlrm",
+    defaults={"batch": 2048, "max_rows": 10_000_000, "units": 128},
+    published={"parameters_at_40m_rows_over": 25e9},
+    source="Naumov et al., Deep Learning Recommendation Model, 2019, section 2; MLPerf Inference, recommendation",
+)
+def dlrm_inference(batch, max_rows, units):
+    """The probabilities of ``batch`` clicks, with the tables and MLPs of the training step."""
+    import torch
+
+    model, dense, ids = _model_and_clicks(batch, max_rows, units, 0.0)
+    return InferenceStep(model.eval(), (dense, *ids), lambda model, *inputs: torch.sigmoid(model.scores(*inputs)))
+
+
+def _model_and_clicks(batch, max_rows, units, rate):
+    """The model, the dense features ``(batch, 13)``, and the ids ``(batch,)`` of each categorical feature."""
+    import torch
+
+    rows = [min(count, max_rows) for count in CRITEO_ROWS]
+    model = _model(rows, units, rate)
+    return model, torch.rand(batch, 13), [torch.randint(count, (batch,)) for count in rows]
 
 
 def _model(rows, units, rate):
@@ -106,8 +127,11 @@ def _model(rows, units, rate):
             self.top = mlp(units + pairs, 1024, 1024, 512, 256, 1, last=False)
             self.loss = Loss()
 
-        def forward(self, dense, clicked, *ids):
+        def scores(self, dense, *ids):
             looked_up = [getattr(self, f"table{number}")(column) for number, column in enumerate(ids)]
-            return self.loss(self.top(self.interaction(self.bottom(dense), looked_up)), clicked)
+            return self.top(self.interaction(self.bottom(dense), looked_up))
+
+        def forward(self, dense, clicked, *ids):
+            return self.loss(self.scores(dense, *ids), clicked)
 
     return DLRM()

@@ -7,7 +7,7 @@ Layers: the stem is ``stem.*``; the eleven mixed blocks are ``mixed.0`` ... ``mi
 
 from __future__ import annotations
 
-from simdev.graphs.workload import TrainingStep, workload
+from simdev.graphs.workload import InferenceStep, TrainingStep, workload
 from simdev.workloads._layers import batch_norm, images, smoothed_loss
 
 
@@ -29,6 +29,18 @@ def inception_v3(batch, size, classes, aux):
     model = build(classes, aux)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=0.045, alpha=0.9, eps=1.0)
     return TrainingStep(model, images(batch, size, classes), smoothed_loss, optimizer)
+
+
+@workload(
+    "inception-v3-inference",
+    family="inception",
+    defaults={"batch": 1, "size": 299, "classes": 1000},
+    published={"parameters": 23_834_568, "forward_macs": 5.71e9},
+    source="Szegedy et al. 2016; counts as published with the torchvision weights, without the auxiliary head",
+)
+def inception_v3_inference(batch, size, classes):
+    """The scores of ``batch`` images, with the stored statistics of the batch norms."""
+    return InferenceStep(build(classes, False).eval(), images(batch, size, classes)[:1], lambda m, x: m(x)[0])
 
 
 def build(classes: int, aux: bool):

@@ -59,6 +59,8 @@ def _model(layers, units, heads, key_heads, experts, inner, vocabulary, places):
     from torch import nn
     from torch.nn import functional as F
 
+    from simdev.workloads._transformer import rotate, small_normal
+
     width = units // heads
 
     class Position(nn.Module):
@@ -84,7 +86,7 @@ def _model(layers, units, heads, key_heads, experts, inner, vocabulary, places):
                 project(x).view(*x.shape[:2], -1, width).transpose(1, 2)
                 for project in (self.query, self.key, self.value)
             )
-            query, key = _rotate(query, cosines, sines), _rotate(key, cosines, sines)
+            query, key = rotate(query, cosines, sines), rotate(key, cosines, sines)
             key, value = (part.repeat_interleave(heads // key_heads, dim=1) for part in (key, value))
             mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
             return self.output(mixed.transpose(1, 2).reshape(x.shape))
@@ -182,9 +184,7 @@ def _model(layers, units, heads, key_heads, experts, inner, vocabulary, places):
             for number in range(layers):
                 setattr(self, f"layer{number}", Layer())
             self.norm, self.softmax = RMSNorm(), Softmax()
-            for parameter in self.parameters():
-                if parameter.dim() == 2:
-                    nn.init.normal_(parameter, 0.0, 0.02)
+            small_normal(self)
 
         def forward(self, tokens):
             x, target = self.embedding(tokens[:, :-1]), tokens[:, 1:]
@@ -196,11 +196,3 @@ def _model(layers, units, heads, key_heads, experts, inner, vocabulary, places):
             return self.softmax(self.norm(x), target) + 0.01 * torch.stack(balances).mean()
 
     return Decoder()
-
-
-def _rotate(x, cosines, sines):
-    """Turn the pairs ``(x[..., i], x[..., i + width / 2])`` of ``x``, ``(batch, heads, length, width)``."""
-    import torch
-
-    low, high = x.chunk(2, dim=3)
-    return torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=3)

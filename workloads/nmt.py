@@ -13,7 +13,7 @@ dropout and gradient clipping are left out.
 
 from __future__ import annotations
 
-from simdev.graphs.workload import TrainingStep, workload
+from simdev.graphs.workload import InferenceStep, TrainingStep, workload
 
 _NMT = {"batch": 64, "length": 68, "units": 1024, "vocabulary": 32_000}
 _GNMT = {"batch": 128, "length": 50, "units": 1024, "vocabulary": 32_000}
@@ -34,6 +34,18 @@ def nmt(batch, length, units, vocabulary):
     expert's placement, as the paper found.
     """
     return _step(batch, length, units, vocabulary, layers=2, google=False)
+
+
+@workload("nmt-inference", family="nmt", defaults={**_NMT, "batch": 32}, source=_SOURCE)
+def nmt_inference(batch, length, units, vocabulary):
+    """Greedy translation of ``batch`` sentences into ``length`` words each: a word is the best scored one, and the
+    input of the next step."""
+    import torch
+
+    model = _model(units, vocabulary, layers=2, google=False).eval()
+    source = torch.randint(vocabulary, (length, batch))
+    start = torch.zeros(batch, dtype=torch.int64)
+    return InferenceStep(model, (source, start), lambda model, source, start: model.translate(source, start, length))
 
 
 @workload("gnmt-4", family="nmt", defaults=_GNMT, source=_SOURCE)
@@ -123,17 +135,25 @@ def _model(units, vocabulary, layers, google):
                 setattr(self, f"layer{number}", LSTMCell(2 * units if reads_context else units, units))
 
         def forward(self, tokens, encoded):
-            cells = [getattr(self, f"layer{number}") for number in range(layers)]
-            states = [cell.initial(tokens.shape[1]) for cell in cells]
-            keys, outputs = self.attention.key(encoded), []
+            states, keys, outputs = self.start(tokens.shape[1], encoded)
             for x in self.embedding(tokens).unbind(0):
-                # The query is the bottom layer's output of the step before.
-                context = self.attention(states[0][0], keys, encoded)
-                for number, cell in enumerate(cells):
-                    inputs = (x, context) if google or number == 0 else (x,)
-                    x, states[number] = cell(inputs, states[number], x if google and number >= 2 else None)
-                outputs.append(x)
+                outputs.append(self.step(x, states, keys, encoded))
             return outputs
+
+        def start(self, batch, encoded):
+            """The zero states of all layers, the keys of the attention, and no outputs."""
+            states = [getattr(self, f"layer{number}").initial(batch) for number in range(layers)]
+            return states, self.attention.key(encoded), []
+
+        def step(self, x, states, keys, encoded):
+            """The output for one word; ``states`` is renewed."""
+            # The query is the bottom layer's output of the step before.
+            context = self.attention(states[0][0], keys, encoded)
+            for number in range(layers):
+                inputs = (x, context) if google or number == 0 else (x,)
+                residual = x if google and number >= 2 else None
+                x, states[number] = getattr(self, f"layer{number}")(inputs, states[number], residual)
+            return x
 
     class Translator(nn.Module):
         def __init__(self):
@@ -146,6 +166,15 @@ def _model(units, vocabulary, layers, google):
                 return self.softmax(torch.cat(outputs), target[1:].flatten())
             losses = [self.softmax(output, token) for output, token in zip(outputs, target[1:].unbind(0), strict=True)]
             return torch.stack(losses).mean()
+
+        def translate(self, source, word, length):
+            encoded = self.encoder(source)
+            states, keys, words = self.decoder.start(len(word), encoded)
+            for _ in range(length):
+                output = self.decoder.step(self.decoder.embedding(word), states, keys, encoded)
+                word = self.softmax.scores(output).argmax(dim=1)
+                words.append(word)
+            return torch.stack(words)
 
     return Translator()
 

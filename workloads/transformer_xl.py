@@ -11,7 +11,8 @@ gradient clipping are left out.
 
 from __future__ import annotations
 
-from simdev.graphs.workload import TrainingStep, workload
+from simdev.graphs.workload import InferenceStep, TrainingStep, workload
+from simdev.workloads._transformer import small_normal
 
 _SIZES = {"batch": 22, "length": 512, "memory": 512, "units": 512, "heads": 8, "inner": 2048, "vocabulary": 204}
 _SOURCE = "Dai et al., Transformer-XL, 2019, sections 3.2-3.3 and 4.1; depths: Zhou et al., GDP, 2019"
@@ -37,6 +38,22 @@ for _layers in (2, 4, 8):
         published={"parameters_at_12_layers": 41e6, "layer_parameters_of_wikitext_model": 41_066_400},
         source=_SOURCE,
     )(transformer_xl)
+
+
+@workload(
+    "transformer-xl-8-inference",
+    family="transformer-xl",
+    defaults={"layers": 8, **_SIZES, "batch": 1},
+    published={"parameters_at_12_layers": 41e6},
+    source=_SOURCE,
+)
+def transformer_xl_inference(layers, batch, length, memory, units, heads, inner, vocabulary):
+    """The scores of every next symbol of a segment of ``length``; the memories are the cache, which the step renews."""
+    import torch
+
+    model = _model(layers, batch, memory, units, heads, inner, vocabulary).eval()
+    tokens = torch.randint(vocabulary, (length, batch))
+    return InferenceStep(model, (tokens,), lambda model, tokens: model.softmax.scores(model.hidden(tokens)))
 
 
 def _model(layers, batch, memory, units, heads, inner, vocabulary):
@@ -104,8 +121,11 @@ def _model(layers, batch, memory, units, heads, inner, vocabulary):
             super().__init__()
             self.weight, self.bias = embedding.weight, nn.Parameter(torch.zeros(vocabulary))
 
+        def scores(self, hidden):
+            return F.linear(hidden, self.weight, self.bias)
+
         def forward(self, hidden, target):
-            return F.cross_entropy(F.linear(hidden, self.weight, self.bias).view(-1, vocabulary), target.reshape(-1))
+            return F.cross_entropy(self.scores(hidden).view(-1, vocabulary), target.reshape(-1))
 
     class TransformerXL(nn.Module):
         def __init__(self):
@@ -114,16 +134,17 @@ def _model(layers, batch, memory, units, heads, inner, vocabulary):
             for number in range(layers):
                 setattr(self, f"layer{number}", Layer())
             self.softmax = Softmax(self.embedding)
-            for parameter in self.parameters():
-                if parameter.dim() == 2:
-                    nn.init.normal_(parameter, 0.0, 0.02)
+            small_normal(self)
 
-        def forward(self, tokens):
-            hidden = self.embedding(tokens[:-1]) * units**0.5
+        def hidden(self, tokens):
+            hidden = self.embedding(tokens) * units**0.5
             relative = self.position(len(hidden), hidden)
             for number in range(layers):
                 hidden = getattr(self, f"layer{number}")(hidden, *relative)
-            return self.softmax(hidden, tokens[1:])
+            return hidden
+
+        def forward(self, tokens):
+            return self.softmax(self.hidden(tokens[:-1]), tokens[1:])
 
     return TransformerXL()
 

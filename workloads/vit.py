@@ -7,24 +7,17 @@ classifier).
 
 from __future__ import annotations
 
-from simdev.graphs.workload import TrainingStep, workload
+from simdev.graphs.workload import InferenceStep, TrainingStep, workload
 from simdev.workloads._layers import images
 from simdev.workloads._transformer import layer
+
+_SIZES = {"size": 224, "classes": 1000, "patch": 16, "layers": 24, "units": 1024, "heads": 16, "inner": 4096}
 
 
 @workload(
     "vit-l",
     family="vit",
-    defaults={
-        "batch": 32,
-        "size": 224,
-        "classes": 1000,
-        "patch": 16,
-        "layers": 24,
-        "units": 1024,
-        "heads": 16,
-        "inner": 4096,
-    },
+    defaults={"batch": 32, **_SIZES},
     published={"parameters": 304_326_632, "forward_macs": 61.55e9},
     source="Dosovitskiy et al. 2021, table 1 (ViT-Large: 307 M parameters with the pre-training head); the exact count "
     "and the multiply-adds are those of torchvision's vit_l_16 with 1000 classes",
@@ -38,6 +31,19 @@ def vit_l(batch, size, classes, patch, layers, units, heads, inner):
     model = build(size, classes, patch, layers, units, heads, inner)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     return TrainingStep(model, images(batch, size, classes), lambda m, x, y: cross_entropy(m(x), y), optimizer)
+
+
+@workload(
+    "vit-l-inference",
+    family="vit",
+    defaults={"batch": 1, **_SIZES},
+    published={"parameters": 304_326_632, "forward_macs": 61.55e9},
+    source="Dosovitskiy et al. 2021, table 1; counts of torchvision's vit_l_16",
+)
+def vit_l_inference(batch, size, classes, patch, layers, units, heads, inner):
+    """The scores of ``batch`` images."""
+    model = build(size, classes, patch, layers, units, heads, inner).eval()
+    return InferenceStep(model, images(batch, size, classes)[:1])
 
 
 def build(size, classes, patch, layers, units, heads, inner):

@@ -22,7 +22,8 @@ COLUMNS = ("workload", "fingerprint", "ops", "tensors", "edges", "parameters", "
 PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product_flash_attention")
 INTRODUCTION = """# Workloads
 
-One training step each: forward, loss, backward and optimiser update, at the parameters in the file of its family.
+One training step each: forward, loss, backward and optimiser update, at the parameters in the file of its family. Names
+that end in `-inference`, `-prefill` or `-decode` are one query each: forward ops only.
 `python -m simdev.studies.shipped_graphs --all` writes the graphs, the fingerprints and this table.
 
 *reads* are pairs of a tensor and an op that reads it; *TFLOP* is the whole step; *forward* counts the multiply-adds of

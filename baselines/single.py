@@ -23,13 +23,13 @@ def single_gpu(problem, *, rng, budget, replicas):
     """All ops on the accelerator where their total time is least, whether they fit in memory or not.
 
     If ``replicas`` is true, all accelerators of the same kind are replicas of it: data parallelism. This needs the
-    objective throughput; for the time of one step, it raises :class:`Unsupported`.
+    objective throughput or serve; for the time of one step, it raises :class:`Unsupported`.
     """
     alone = _all_on(problem, problem.topology.accelerators)
     if not replicas:
         return alone
     if not budget.microbatches:
-        raise Unsupported("replicas need microbatches: use the objective throughput")
+        raise Unsupported("replicas need microbatches: use the objective throughput or serve")
     of, alike = np.arange(problem.topology.n_devices), alike_accelerators(problem)
     if alone.devices[0] in alike:
         of[alike] = alone.devices[0]

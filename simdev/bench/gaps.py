@@ -50,8 +50,9 @@ def gap_parts(folder: Path, others: Iterable[Path] = ()) -> list[dict[str, str]]
 
     The best known result is the best of the same case in ``folder`` and ``others``. A result under ``fifo`` counts for
     the order ``priority``, too: on devices of one slot, a placement repeats its schedule of ``fifo`` with the right
-    priorities. Cells are empty for cases without a result or a bound, and under other objectives than the step time. Of
-    a job, whose gap is divided no further, "placement weak" says how far the folder's best plan is from the best known.
+    priorities. Cells are empty for cases without a result or a bound, and for pipelines (the objectives throughput and
+    serve). Of a job, whose gap is divided no further, "placement weak" says how far the folder's best plan is from the
+    best known.
     """
     from simdev.bench.score import gaps  # it imports pandas
 
@@ -95,7 +96,7 @@ class Times:
 def known_times(folder: Path, others: Iterable[Path] = ()) -> dict[tuple[str, str, str, str], Times]:
     """The times of each case of ``folder``, by workload, topology, rules and objective, as :func:`gap_parts` explains.
 
-    Cases without a result or a bound, and those of other objectives than the step time, are left out.
+    Cases without a result or a bound, and those of pipelines, are left out.
     """
     folders = [Path(folder), *map(Path, others)]
     found = [(place, row) for place in folders for row in read_folder(place) if isinstance(row, Row)]
@@ -105,7 +106,7 @@ def known_times(folder: Path, others: Iterable[Path] = ()) -> dict[tuple[str, st
         same = [(place, row) for place, row in found if _counts(row, case)]
         mine = min((row.step_ns for row in own if _case(row) == _case(case) and row.step_ns), default=None)
         bound_ns = max(row.lower_bound_ns or 0 for _, row in same) if same else 0
-        if mine and bound_ns and case.objective == "step":
+        if mine and bound_ns and case.objective in ("step", "latency"):
             place, best = min(same, key=lambda pair: (pair[1].step_ns, pair[1].key))
             relaxed = relaxed_ns(stored.stored_problem(place, best), best, place)
             known[_case(case)] = Times(mine, best.step_ns, relaxed, bound_ns)

@@ -1,4 +1,5 @@
-"""What a bench judges placements by: the time of one step, or the steady time per microbatch of a pipeline."""
+"""What a bench judges placements by: the time of one training step, the latency of one query, or the steady time per
+microbatch or per query of a pipeline."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import numpy as np
 from simdev.analysis.bounds import Bound, lower_bound
 from simdev.analysis.steady import steady_bound
 from simdev.errors import InvalidInput, UnknownName
+from simdev.problem.graph import PHASES, ComputationGraph
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.sim.schedule import Outcomes, Schedule
@@ -40,10 +42,16 @@ class Steady:
 
 @dataclass(frozen=True)
 class Objective:
-    """The time of one step, or, if there are ``microbatches``, their steady time under a pipeline ``schedule``."""
+    """The time of one step, or, if there are ``microbatches``, their steady time under a pipeline ``schedule``.
+
+    With ``inference``, the graph holds forward ops only: the step is one query, and its time is the latency. The
+    microbatches are then a stream of queries that all wait from the start, so that the pipeline is full; each device
+    takes them in their order. The steady time per query is the inverse of the rate at which the placement serves.
+    """
 
     schedule: str = ""
     microbatches: int = 0
+    inference: bool = False
 
     def check(self, rules: Rules) -> None:
         """Raise :class:`InvalidInput` unless a pipeline can run under ``rules``; it has an order of its own (R10)."""
@@ -51,6 +59,17 @@ class Objective:
             raise InvalidInput(
                 f"throughput has the order of its schedule and the runtime dataflow, not {rules.order}/{rules.runtime}",
                 source="rules",
+            )
+
+    def check_graph(self, graph: ComputationGraph) -> None:
+        """Raise :class:`InvalidInput` if a query is asked for, and the graph holds backward or update work."""
+        later = np.flatnonzero(graph.op_phase != PHASES.index("forward"))
+        if self.inference and len(later):
+            what = f"op {graph.op_names[later[0]]!r} belongs to the phase {PHASES[graph.op_phase[later[0]]]!r}"
+            raise InvalidInput(
+                f"latency and serve need a graph of forward ops only; {what} (simdev list workloads shows those that "
+                "end in -inference, -prefill or -decode)",
+                source=graph.name,
             )
 
     def run(self, problem: Problem, placement: Placement) -> tuple[Problem, Placement, Schedule]:
@@ -70,6 +89,7 @@ class Objective:
         from simdev.sim import simulate, validate
         from simdev.sim.pipeline import simulate_pipeline
 
+        self.check_graph(problem.graph)
         if not self.microbatches:
             schedule = simulate(problem, placement, engine=engine)
             if valid:
@@ -102,15 +122,22 @@ class Objective:
 
 
 def parse_objective(text: str) -> Objective:
-    """The objective that a row names: ``step``, or ``throughput/SCHEDULE/MICROBATCHES``."""
-    if text == "step":
-        return Objective()
+    """The objective that a row names: ``step``, ``latency``, ``throughput/SCHEDULE/MICROBATCHES`` or
+    ``serve/QUERIES``."""
+    if text in ("step", "latency"):
+        return Objective(inference=text == "latency")
     kind, _, rest = text.partition("/")
-    schedule, _, count = rest.partition("/")
-    if kind != "throughput" or not (count.isascii() and count.isdigit() and len(count) < 8):
-        raise UnknownName("objective", text, ["step", "throughput/1f1b/32"])
-    if schedule not in SCHEDULES:
+    schedule, _, count = rest.rpartition("/")
+    if (
+        kind not in ("throughput", "serve")
+        or not (count.isascii() and count.isdigit() and len(count) < 8)
+        or (kind == "serve" and schedule)
+    ):
+        raise UnknownName("objective", text, ["step", "latency", "throughput/1f1b/32", "serve/32"])
+    if kind == "throughput" and schedule not in SCHEDULES:
         raise UnknownName("schedule", schedule, SCHEDULES, source="objective")
     if not 3 <= int(count) <= MOST:
-        raise InvalidInput(f"expected 3 to {MOST} microbatches, got {count}", source="objective")
-    return Objective(schedule, int(count))
+        what = "queries" if kind == "serve" else "microbatches"
+        raise InvalidInput(f"expected 3 to {MOST} {what}, got {count}", source="objective")
+    # Without backward work no microbatch waits for another: both schedules of a pipeline are the same one.
+    return Objective(schedule or SCHEDULES[0], int(count), kind == "serve")

@@ -112,8 +112,9 @@ def registered_name(cell: str, params: str) -> str:
 
 
 def time_column(objective: str) -> str:
-    """The column of a table that holds the times of an objective: of a step, or of a microbatch in the steady state."""
-    return "step_time_s" if objective in ("step", "plan") else PACE
+    """The column of a table that holds the times of an objective: of a step or one query, or of a microbatch or a query
+    in the steady state."""
+    return "step_time_s" if objective in ("step", "latency", "plan") else PACE
 
 
 def seconds_text(ns: int | None) -> str:

@@ -145,6 +145,7 @@ def overflow_text(problem: Problem, schedule) -> str:
 
 def find_instance(workload: str, topology: str, rules: str, objective: str, out: str) -> Instance:
     graph = registry.load_workload(workload)
+    parse_objective(objective).check_graph(graph)
     try:
         cost_hash = Problem.build(graph, load_topology(topology), rules=parse_rules(rules)).costs.hash
     except Infeasible:  # an op without a kernel anywhere has no cost

@@ -38,6 +38,13 @@ class Runtime(StrEnum):
 class Aim(StrEnum):
     step = "step"
     throughput = "throughput"
+    latency = "latency"
+    serve = "serve"
+
+    def named(self, schedule: str, microbatches: int) -> str:
+        """The objective as rows name it."""
+        parts = {Aim.throughput: ("throughput", schedule, microbatches), Aim.serve: ("serve", microbatches)}
+        return "/".join(map(str, parts.get(self, (self.value,))))
 
 
 class Backend(StrEnum):

@@ -32,6 +32,8 @@ TRACKS = {
     "step": ("One step", "Which placement makes one training step shortest? Ops of a device run in order of arrival."),
     "order": ("One step, own order", "As one step, but the placer also chooses the order of the ops of each device."),
     "pace": ("Pipelines", "Which placement passes most microbatches through a pipeline in a second?"),
+    "latency": ("One query", "Which placement answers one query soonest? Forward ops only."),
+    "serve": ("A stream of queries", "Which placement serves most queries in a second?"),
     "plan": ("Whole training jobs", "Which mesh, microbatch, recomputation and schedule make a large job fastest?"),
 }
 BASELINES = ("single-gpu", "expert", "megatron", "fsdp", "heft")  # the first that ran is what the best is set against
@@ -111,6 +113,8 @@ def _label(name: str) -> str:
     if first == "pace" and rest:
         schedule, _, microbatches = rest.partition(" ")
         return f"{TRACKS[first][0]}: {schedule}, {microbatches} microbatches"
+    if first == "serve" and rest:
+        return f"{TRACKS[first][0]}: {rest} queries"
     return TRACKS[name][0] if name in TRACKS else name
 
 

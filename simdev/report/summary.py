@@ -49,7 +49,8 @@ def _table(topology, rules, objective, budget, table, places) -> Table:
 
 
 LEGEND = (
-    "Step time (throughput: steady time per microbatch) in ms (speed-up over single-gpu), * best. Mean: geometric mean "
+    "Time in ms of a step or of one query (latency), or in the steady state of a microbatch (throughput) or a query "
+    "(serve); speed-up over single-gpu in brackets; * best. Mean: geometric mean "
     "of the ratio to the best over the cases that the placer ran, at most 10 each; a run without a score counts 10."
 )
 

@@ -37,8 +37,10 @@ if TYPE_CHECKING:
 
 FOR_PLACERS = ("placer", "order", "contention", "runtime", "objective", "microbatches", "schedule")
 FOR_PLANNERS = ("batch", "framework")
+FOLDERS = {Aim.throughput: "throughput", Aim.latency: "inference", Aim.serve: "inference"}
 PLAN_LIMITS = 3600.0, 16.0  # seconds and GiB of one run of a planner, which may capture a large model
 PLAN_EVALUATIONS, BATCH = 60, 512
+IMPORT_S, IMPORT_BYTES = 30.0, 4 << 30  # to import one file of a folder of placers
 
 
 @command("bench", topic=BENCHMARK)
@@ -54,7 +56,9 @@ def bench(
     ] = None,
     placer: Annotated[
         list[str] | None,
-        typer.Option("--placer", "-p", help="Placer id, or all (default).", autocompletion=completion.placers),
+        typer.Option(
+            "--placer", "-p", help="Placer id, folder of files, or all (default).", autocompletion=completion.placers
+        ),
     ] = None,
     planner: Annotated[
         list[str] | None,
@@ -78,10 +82,8 @@ def bench(
     order: OrderOption = Order.fifo,
     contention: ContentionOption = Contention.fifo,
     runtime: RuntimeOption = Runtime.dataflow,
-    objective: Annotated[Aim, typer.Option(help="The score: a step's time, or a full pipeline's per microbatch.")] = (
-        Aim.step
-    ),
-    microbatches: Annotated[int, typer.Option(min=3, help="Microbatches of --objective throughput.")] = 32,
+    objective: Annotated[Aim, typer.Option(help="What is scored (below).")] = Aim.step,
+    microbatches: Annotated[int, typer.Option(min=3, help="Microbatches of throughput, queries of serve.")] = 32,
     schedule: Annotated[str, typer.Option(help="Schedule of --objective throughput: gpipe or 1f1b.")] = "1f1b",
     time_limit: Annotated[float | None, typer.Option(help="Seconds that one run may take.")] = None,
     memory_limit: Annotated[float | None, typer.Option(help="Memory that one run may use, in GiB.")] = None,
@@ -93,6 +95,9 @@ def bench(
     """Run placers on workloads and machines, or planners on models and clusters.
 
     Each finished run is a line on the screen and a row in the result folder; the leaderboard is printed at the end.
+
+    Objectives: step is the time of one training step; throughput is the time per microbatch in a full pipeline; latency
+    is the time of one query and serve the time per query of a stream, both on graphs of forward ops only.
 
     If the command is interrupted, even by a crash, the same command resumes it.
     """
@@ -120,19 +125,20 @@ def bench(
         runs = _plan_runs(*jobs_named, planner, batch, framework, evaluations, seeds)
         out = out or Path("leaderboard") / "parallel"
     else:
+        placer = _with_candidates(placer or ["all"])
         named = matrix.BUDGETS.get(budget, matrix.BUDGETS["quick"])
         work, usual = PLACING, (matrix.time_limit(budget), named.memory_bytes / 2**30)
         runs = matrix.plan(
             workload or (),
             topology or (),
-            placer or ("all",),
+            placer,
             budget=budget,
             seeds=seeds,
             rules=f"{order}/{contention}/{runtime}",
-            objective="step" if objective == Aim.step else f"throughput/{schedule}/{microbatches}",
+            objective=objective.named(schedule, microbatches),
         )
         named_folder = budget if budget in matrix.BUDGETS else "custom"
-        out = out or Path("leaderboard") / ("throughput" if objective == Aim.throughput else named_folder)
+        out = out or Path("leaderboard") / FOLDERS.get(objective, named_folder)
     limits = Limits(
         positive(time_limit, "--time-limit") or usual[0],
         int((positive(memory_limit, "--memory-limit") or usual[1]) * 2**30),
@@ -159,6 +165,24 @@ def bench(
         print_json(board_answer(found))
         return
     print_board(found, out)
+
+
+def _with_candidates(entries: list[str]) -> list[str]:
+    """The placers, with those of all files of a folder in place of the folder. Files that cannot be loaded are left
+    out, with a line for each."""
+    found = []
+    for entry in entries:
+        if not Path(entry).is_dir():
+            found.append(entry)
+            continue
+        from simdev.bench.candidates import candidates
+        from simdev.bench.workers import Limits
+
+        names, refused = candidates(Path(entry), Limits(IMPORT_S, IMPORT_BYTES))
+        found += names
+        for path, reason in refused.items():
+            print(f"simdev: {path} is left out: {reason}", file=sys.stderr)
+    return found
 
 
 def _evaluations(budget: str) -> int:

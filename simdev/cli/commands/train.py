@@ -44,9 +44,9 @@ def train(
     evaluations: Annotated[int, typer.Option(help="Simulations to spend in all.")] = 20000,
     seed: Annotated[int, typer.Option(help="Seed of the first weights and of all samples.")] = 0,
     objective: Annotated[
-        Aim, typer.Option(help="What to learn: short steps, or pipelines of high throughput.")
+        Aim, typer.Option(help="What to learn to make fast: steps, pipelines, one query or a stream of them.")
     ] = Aim.step,
-    microbatches: Annotated[int, typer.Option(min=3, help="Microbatches of --objective throughput.")] = 32,
+    microbatches: Annotated[int, typer.Option(min=3, help="Microbatches of throughput, queries of serve.")] = 32,
     schedule: Annotated[str, typer.Option(help="Schedule of --objective throughput: gpipe or 1f1b.")] = "1f1b",
     backend: BackendOption = Backend.local,
     scheduler: SchedulerOption = None,
@@ -74,12 +74,14 @@ def train(
         problems, **{key: value for key, value in {**spec.defaults, **params}.items() if key != "policy"}
     )
     lines = Lines(evaluations)
-    name = "step" if objective == Aim.step else f"throughput/{schedule}/{microbatches}"
+    name = objective.named(schedule, microbatches)
     aim = parse_objective(name)
+    for problem in problems:
+        aim.check_graph(problem.graph)
     address = dask_address(backend, scheduler)
     away = nullcontext(aim.simulate_many) if address is None else dask_simulator(address)
-    if objective == Aim.throughput and address is not None:
-        raise InvalidInput("--objective throughput trains on this computer only: leave out --backend dask")
+    if aim.microbatches and address is not None:
+        raise InvalidInput(f"--objective {objective} trains on this computer only: leave out --backend dask")
     try:
         with away as simulate:
             learner.train(

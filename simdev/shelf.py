@@ -86,10 +86,17 @@ class Shelf(dict[str, Entry], Generic[Entry]):
         if not colon:
             return name, self.load(), None
         path = f"{path}.py"
+        return inside, self._of_file(path), path
+
+    def names(self, path: str) -> list[str]:
+        """The names that a file registers, sorted. The file is executed; errors as of :meth:`around`."""
+        return sorted(self._of_file(path))
+
+    def _of_file(self, path: str) -> dict[str, Entry]:
         entries = _entries_of_file(path).get(id(self), {})
         if not entries:
             raise InvalidInput(f"registers no {self.what}; put @{self.decorator} over its function", source=path)
-        return inside, entries, path
+        return entries
 
     def registers(self, name: str) -> bool:
         """Whether the file of ``FILE.py:NAME`` registers anything of this kind. The file is executed."""

@@ -249,11 +249,11 @@ def test_transformer_xl_attention_equals_the_papers_sum():
 
 
 def test_rotary_scores_depend_on_the_distance_alone():
-    from simdev.workloads.llama_moe import _rotate
+    from simdev.workloads._transformer import rotate
 
     cosines, sines = make(TINY["llama-moe"]).model.position(7, torch.zeros(1))  # heads of 2
     query, key = (torch.randn(2).expand(1, 1, 7, 2) for _ in range(2))
-    scores = (_rotate(query, cosines, sines) @ _rotate(key, cosines, sines).transpose(2, 3))[0, 0]
+    scores = (rotate(query, cosines, sines) @ rotate(key, cosines, sines).transpose(2, 3))[0, 0]
     for distance in range(7):
         diagonal = scores.diagonal(-distance)
         assert torch.allclose(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5)

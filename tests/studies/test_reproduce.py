@@ -2,14 +2,17 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
 from simdev.bench.bench import Observer
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, UnknownName
+from simdev.placers.registry import find_placer
 from simdev.studies.reproduce import gdp, learned, mirhoseini, placeto, reproduce, stats
-from simdev.studies.reproduce.lab import Lab, LabCase, RunResult
+from simdev.studies.reproduce.lab import VERSIONS, Lab, LabCase, RunResult, older
 
 
 def found(placer, points, *, seed=0, workload="w", params="{}"):
@@ -218,3 +221,26 @@ def test_the_smallest_study_from_end_to_end(tmp_path):
     assert "`learned-search[choice=untrained]`" in report and "| transformer-xl-2 |" in report
     tables = [line.partition(",")[0] for line in (tmp_path / "tables.csv").read_text().splitlines()[1:]]
     assert list(dict.fromkeys(tables)) == ["board", "families", "controls"]
+
+
+REPRODUCED = Path(__file__).parents[2] / "leaderboard" / "reproduced"
+
+
+def test_reports_that_are_older_than_the_code_are_named():
+    """A report of changed placers is made again, or the README says which of its placers have changed."""
+    text = (REPRODUCED / "README.md").read_text(encoding="utf-8")
+    for report in sorted(REPRODUCED.glob("*/README.md")):
+        stale = ", ".join(f"`{name}` {made}" for name, (made, _) in sorted(older(report).items()))
+        named = re.findall(rf"^\| {report.parent.name} \| (`.*) \|$", text, re.MULTILINE)
+        assert named == [stale] * bool(stale), report.parent.name
+        assert VERSIONS in report.read_text(encoding="utf-8") or report.parent.name == "tarnawski", (
+            "which has no placers"
+        )
+
+
+def test_what_is_older_than_the_code(tmp_path):
+    report = tmp_path / "README.md"
+    report.write_text(f"# Title\n\n{VERSIONS} expert 1, gone 2, placeto 1, single-gpu 1.\n")
+    assert older(report) == {"gone": (2, None), "placeto": (1, find_placer("placeto")[0].version)}
+    report.write_text("# Title\n")
+    assert older(report) == {}

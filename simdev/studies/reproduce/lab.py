@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,12 +22,14 @@ from simdev.bench.workers import environment
 from simdev.errors import InvalidInput
 from simdev.files import write_text
 from simdev.placers import registry
+from simdev.placers.placer import PlacerSpec
 from simdev.placers.policy_file import read_header
 from simdev.problem.graph import ComputationGraph
 from simdev.problem.graph_file import save_graph
 from simdev.problem.problem import Problem
 from simdev.problem.topology import load_topology
 
+VERSIONS = "Versions of the placers:"
 CELLS = ("table", "line", "column", "value")  # of tables.csv
 DRAWN = ("spread", "partition")  # families whose placements depend on the seed without a search
 
@@ -83,6 +86,7 @@ class Lab:
         self.data = None if data is None else Path(data)  # public inputs
         self._stack = contextlib.ExitStack()
         self._instances: dict[LabCase, Instance] = {}
+        self._versions: dict[str, int] = {}  # of the placers that the report shows
 
     def __enter__(self) -> Lab:
         self._stack.enter_context(locked(self.folder))
@@ -121,7 +125,7 @@ class Lab:
         return [self._found(run, plan[run], done, len(plan)) for done, run in enumerate(sorted(plan), 1)]
 
     def _found(self, run: Run, case: LabCase, done: int, total: int) -> RunResult:
-        spec, _ = registry.find_placer(run.entry)
+        spec = self.used(run.entry)
         row, instance = self._results.row(run.key), self._instance(case)
         if not isinstance(row, Row) or (row.fingerprint, row.cost_hash, row.version) != (
             instance.fingerprint,
@@ -179,6 +183,12 @@ class Lab:
             raise InvalidInput("the policy was trained on other graphs; use another --out", source=self.folder / folder)
         return str(folder)
 
+    def used(self, entry: str) -> PlacerSpec:
+        """The placer of an entry, whose version the report then states."""
+        spec, _ = registry.find_placer(entry)
+        self._versions[spec.name] = spec.version
+        return spec
+
     def table(self, name: str, lines: Sequence[dict]) -> str:
         """Write the table into ``tables.csv`` and return it as Markdown. All lines must have the keys of the first.
 
@@ -198,12 +208,25 @@ class Lab:
         return "\n".join([*marks, *body]) + "\n"
 
     def report(self, title: str, command: str, parts: Sequence[str]) -> Path:
-        """Write ``README.md`` (title, command, sizes, ``parts``) and return its path."""
+        """Write ``README.md`` (title, command, sizes, versions of the placers, ``parts``) and return its path."""
         sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in vars(self.size).items())
         head = f"# {title}\n\nMade by `{command}`. Sizes: {sizes}.\n"
+        if self._versions:
+            head += (
+                f"\n{VERSIONS} {', '.join(f'{name} {number}' for name, number in sorted(self._versions.items()))}.\n"
+            )
         path = self.folder / "README.md"
         write_text(path, "\n".join([head, *parts]).rstrip() + "\n")
         return path
+
+
+def older(report: Path) -> dict[str, tuple[int, int | None]]:
+    """The placers of a stored report that have changed since: the version that the report states, and the version now,
+    None if the placer is gone. Empty for a report without placers."""
+    line = next((line for line in report.read_text(encoding="utf-8").splitlines() if line.startswith(VERSIONS)), "")
+    made = {name: int(number) for name, number in re.findall(r"([\w-]+) (\d+)[,.]", line.removeprefix(VERSIONS))}
+    now = {name: spec.version for name, spec in registry.placers().items()}
+    return {name: (number, now.get(name)) for name, number in made.items() if now.get(name) != number}
 
 
 def chosen(found: Iterable[RunResult], **columns: str) -> list[RunResult]:

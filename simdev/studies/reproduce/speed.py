@@ -58,12 +58,12 @@ def run(lab: Lab) -> Iterator[list[str]]:
 
 def _timed(lab: Lab, name: str, workload: str) -> dict:
     """One line of the table. It is measured once and stored in the folder ``speed/``."""
-    path = lab.folder / "speed" / f"{name}-{workload}.json"
+    spec, (_, params) = lab.used(name), registry.find_placer(name)
+    path = lab.folder / "speed" / f"{name}-{spec.version}-{workload}.json"
     if path.is_file():
         return json.loads(path.read_text(encoding="utf-8"))
     lab.observer.note(f"timing {name} on {workload}")
     problem = LabCase(workload, lab.size.topology).problem()
-    spec, params = registry.find_placer(name)
     seconds = []
     for seed in (0, 1):
         budget = TimedBudget(problem, evaluations=lab.size.evaluations)

@@ -201,8 +201,8 @@ def _journal(folder: Path, found: list[Row | PlanRow], note: Note) -> Iterator[D
         row, curve = journalled[key]
         cells = there[key].cells()
         yield from compare(title, row.cells(), cells, tuple(cells))
-        shown = [(used, f"{seconds:.3f}", ns) for used, seconds, ns in curve]
-        table = [(used, f"{seconds:.3f}", ns) for used, seconds, ns in curves.get(key, [])]
+        shown = [(used, f"{seconds:.3f}", ns) for used, seconds, ns in journal.visible(curve)]
+        table = [(used, f"{seconds:.3f}", ns) for used, seconds, ns in journal.visible(curves.get(key, []))]
         if shown != table:
             yield Difference(title, "curve", f"{len(shown)} points", f"{len(table)} other points")
     yield from _bounds(bounds, found, note)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from simdev.bench import plan_rows, rows, score
@@ -23,6 +23,7 @@ CURVES, PLAN_CURVES = (*rows.KEY, *POINT), (*plan_rows.KEY, *POINT)
 KEYS = {"curves.csv": rows.KEY, "plan_curves.csv": plan_rows.KEY}  # by file
 SOLVERS = {"curves.csv": RESULTS.solver, "plan_curves.csv": PLANS.solver}
 NUMBERS = ("seed", "batch", "budget")  # whole numbers among the columns of a plan's key; a placer's budget is text
+VISIBLE = 0.002  # part of a step time below which an improvement is left out of the table of curves
 
 SUM = re.compile(rb'(.*), "sum": "([0-9a-f]{16})"\}', re.DOTALL)  # the end of a line with a checksum
 # A line holds a run of a placer ("row") or of a planner ("plan"), or a bound that its rows share.
@@ -213,7 +214,7 @@ class Results:
             dict(zip(columns, (*row.key, used, f"{seconds:.3f}", rows.seconds_text(ns)), strict=True))
             | {solver: row.entry}
             for row in found
-            for used, seconds, ns in self._curves[row.key]
+            for used, seconds, ns in visible(self._curves[row.key])
         ]
         rows.write_csv(self.out / name, columns, table)
 
@@ -243,6 +244,17 @@ class Results:
             curves = read_curves(out / name) if (out / name).is_file() else {}
             for row in SCHEMAS[kind].read(table):
                 self._log_row(row, [list(point) for point in curves.get(row.key, [])])
+
+
+def visible(points: Sequence) -> list:
+    """The points of a curve that a table keeps, of ``(evaluations, seconds, step_ns)`` at each improvement: the
+    first, the last, and each that is at least :data:`VISIBLE` below the one kept before it. A picture shows no others:
+    0.2 % is about a pixel. The visible points of visible points are the same points."""
+    kept: list = []
+    for point in points:
+        if not kept or point[2] <= kept[-1][2] * (1 - VISIBLE):
+            kept.append(point)
+    return kept if not kept or kept[-1] == points[-1] else [*kept, points[-1]]
 
 
 def read_curves(path: Path) -> dict[tuple, list[tuple[int, float, int]]]:

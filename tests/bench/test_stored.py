@@ -11,7 +11,7 @@ from small_board import MACHINE, small_board
 from simdev.bench import provenance, rows, stored
 from simdev.bench.estimate import OVERHEAD_S, TimeLeft
 from simdev.bench.gaps import Parts, gap_parts
-from simdev.bench.journal import Journal, Results, journal_line, read_journal_line
+from simdev.bench.journal import Journal, Results, journal_line, read_journal_line, visible
 from simdev.bench.matrix import Run, plan
 from simdev.bench.rows import KEY, Row
 from simdev.bench.run import PLACING, Instance, blank_row, score
@@ -464,3 +464,10 @@ def test_verdicts():
     assert Parts(0.3, 0.1, 0.1).verdict == "placement weak"
     assert Parts(0.0, 0.3, 0.1).verdict == "bound weak"
     assert Parts(0.1, 0.1, 0.3).verdict == "open"
+
+
+def test_a_table_of_curves_leaves_out_what_no_picture_shows():
+    points = [(1, 0.1, 10_000), (2, 0.2, 9_985), (3, 0.3, 9_980), (5, 0.4, 9_979), (8, 0.5, 9_978)]
+    kept = [(1, 0.1, 10_000), (3, 0.3, 9_980), (8, 0.5, 9_978)]
+    assert visible(points) == kept == visible(kept)
+    assert visible([]) == [] and visible(points[:1]) == points[:1]

@@ -26,6 +26,7 @@ SINGLE, WHOLE = 0.35, 0.2  # shares of the moves of Neighbourhood and of Groups 
 AT_END = 0.25  # share of runs that begin where the group begins on a device, and of runs that end where it ends
 MOVES = MoveShares(path=0.4, cut=0.25, swap=0.1, group=0.23, unit=0, layer=0, phase=0, cluster=0)
 HEAT = 0.01  # mean slack at the start of the annealing, as a share of the best step time
+FINE_HEAT = 0.002  # the same for single ops
 
 
 class Coarse(Guided):
@@ -57,6 +58,8 @@ class Coarse(Guided):
 class Fine(Guided):
     """Moves single ops, modules and groups, and runs of what a group does on a device, also to hosts that do not run
     them too slowly."""
+
+    heat = FINE_HEAT
 
     def __init__(self, problem: Problem, allowed: np.ndarray, budget, rng):
         super().__init__(problem, with_near_hosts(problem, allowed), budget, rng)

@@ -37,10 +37,13 @@ TIGHT = 0.9  # share of all memory from which on persistent bytes make the probl
 EXCHANGES = 0.5  # share of exchanges among the moves of such a problem
 NEAR = 1.2  # in such a problem, step times up to so many times the best are accepted
 DRAWN = 24  # units of a device among which an exchange is sought
-HEAT = 0.002  # mean slack at the start of the annealing, as a share of the best step time
-COOLED = 0.02  # share of it that is left at the end
+COOLED = 0.02  # share of the mean slack that is left at the end of an annealing
 ROUGH = 1.02  # what the search improves of a coarse search, as a multiple of the best given placement
 MOST_NEIGHBOURS = 16  # of a unit, at which a cluster may grow
+LONG = 1000  # evaluations from which on a search has time for large moves
+RACE = 3  # a race among searches gets one part in so many of the budget
+PARTS = 8  # parts of the rest, after each of which another search may continue
+LEAST_GAIN = 0.001  # of the step time, in a part: with less, the search gives way
 REFRESH = 40  # evaluations after which the critical path of a changed placement is traced again
 
 
@@ -68,6 +71,7 @@ class MoveShares(NamedTuple):
 
 
 KINDS = MoveShares._fields[:-1]
+SINGLE = MoveShares(path=0, cut=0, swap=0, group=0, unit=1, layer=0, phase=0, cluster=0, host=0)
 
 
 class Guided:
@@ -75,6 +79,7 @@ class Guided:
     (:mod:`simdev.baselines._walk`), only what a move changes is simulated."""
 
     near: np.ndarray  # bool (D, units): devices that a move without a given target draws from
+    heat = 0.0  # of the annealing after the race, see improve()
 
     def __init__(self, problem: Problem, allowed: np.ndarray, budget: Budget, rng, moves: MoveShares | None = None):
         self.problem, self.graph, self.budget, self.rng = problem, problem.graph, budget, rng
@@ -107,6 +112,10 @@ class Guided:
         self.spill = False  # whether the present placement does not fit: then any move may go to a host
         self._cheap = cheap(problem) and budget.simulate is None and not self.ordered
         self._walk: Walk | None = None
+
+    def others(self) -> list[Guided]:
+        """The searches that take turns with this one; the first moves single units."""
+        return [Guided(self.problem, self.allowed, self.budget, self.rng, SINGLE)]
 
     # States
 
@@ -176,8 +185,8 @@ class Guided:
                 if self._walk is not None:
                     self._walk.accept()
                 current, self.path = SearchState(candidate.devices, candidate.bias, found), None
-                if found < best.score:
-                    best, stale = current, 0
+                if found <= best.score:  # equal ones too: later moves start from where the others led
+                    best, stale = current, 0 if found < best.score else stale
             elif self._walk is not None:
                 self._walk.undo()
             blind = max(0, blind - 1)
@@ -385,12 +394,20 @@ def _gain(before: Score, after: Score) -> float:
 
 def search_from(
     problem: Problem, budget: Budget, rng: np.random.Generator, given: Iterable[Placement], climbs: int,
-    kind: type[Guided] = Guided, coarse: type[Guided] | None = None, **options: Any,
+    kind: type[Guided] = Guided, coarse: type[Guided] | None = None, fresh: bool = True, **options: Any,
 ) -> Placement:  # fmt: skip
-    """Evaluate the ``given`` placements, improve the ``climbs`` best of them with half of what is left of the budget,
-    and then the best of all with the rest: half of it by annealing. ``kind`` is the search, ``options`` are its own.
-    If there is a ``coarse`` search, it begins with half of the budget at the best given placement. If its answer fits
-    and is at most :data:`ROUGH` times as long, or the given placement does not fit, this is improved as well.
+    """Evaluate the ``given`` placements, improve the ``climbs`` best of them with a third of what is left of the budget
+    (:func:`_race`), and then the best of all with the rest (:func:`_alternate`). ``kind`` is the search, ``options``
+    are its own.
+
+    Large moves gain most at first, and lead to placements that single moves cannot improve. So a search that moves
+    single units runs in the race, too: from the best given placement and, if ``fresh``, from a single device, which an
+    eighth of the budget improves before the race.
+
+    Budgets of at least :data:`LONG` evaluations have two more parts. If there is a ``coarse`` search, it begins with
+    half of the budget at the best given placement. If its answer fits and is at most :data:`ROUGH` times as long, or
+    the given placement does not fit, this is improved as well. If the search has a ``heat``, half of what the race
+    leaves is annealing.
 
     Without an evaluation, or without a given placement, the answer is a single device.
     """
@@ -402,17 +419,51 @@ def search_from(
             found.setdefault(state.score, state)
         if not budget.open:
             break
+    one = starts(problem, choices(problem))[0]
     if not found:
-        return Placement.of_units(problem, starts(problem, choices(problem))[0])
+        return Placement.of_units(problem, one)
     leaders = sorted(found.values(), key=lambda state: state.score)[:climbs]
-    if coarse is not None and budget.open:
+    long = budget.left >= LONG
+    if coarse is not None and long:
         rough = coarse(problem, search.allowed, budget, rng).improve(leaders[0], budget.share(2))
         near = not leaders[0].score.fits or rough.score.step_ns <= ROUGH * leaders[0].score.step_ns
         if rough.score.fits and near:
             leaders.insert(0, rough)
-    share = budget.share(2 * len(leaders))
-    leaders += [search.improve(state, share) for state in leaders if budget.open]
-    best = min(leaders, key=lambda state: state.score)
-    for heat, parts in ((HEAT, 2), (0.0, 1)):
-        best = search.improve(best, budget.share(parts), heat) if budget.open else best
+    others = search.others()
+    single = others[0]
+    alone = [min(leaders, key=lambda state: state.score)]
+    if fresh and budget.open:
+        known = [state for state in found.values() if np.array_equal(state.devices, one)] or single.begin(one)
+        begin = min(known, key=lambda state: state.score)
+        alone = [state for state in alone if state is not begin]
+        alone.append(single.improve(begin, budget.share(8)) if budget.open else begin)
+    arms = [(search, state) for state in leaders] + [(single, state) for state in alone]
+    first, best = _race(arms, budget)
+    if search.heat and long and budget.open:
+        best = first.improve(best, budget.share(2), search.heat)
+    best = _alternate([first, *(one for one in (search, *others) if one is not first)], best, budget)
     return search.placement(best)
+
+
+def _race(arms: list[tuple[Guided, SearchState]], budget: Budget) -> tuple[Guided, SearchState]:
+    """The search and the state that win a third of the budget: all begin with equal shares, and the better half of
+    them stays in each round (successive halving: Jamieson, Talwalkar, AISTATS 2016)."""
+    rounds = max(1, (len(arms) - 1).bit_length())
+    total = budget.share(RACE * rounds)
+    for _ in range(rounds):
+        evaluations = total.evaluations if total.evaluations == np.inf else max(1, total.evaluations // len(arms))
+        share = Share(evaluations, total.seconds / len(arms))
+        arms = [(search, search.improve(state, share) if budget.open else state) for search, state in arms]
+        arms = sorted(arms, key=lambda arm: arm[1].score)[: (len(arms) + 1) // 2]
+    return arms[0]
+
+
+def _alternate(searches: list[Guided], best: SearchState, budget: Budget) -> SearchState:
+    """Spend the rest of the budget in :data:`PARTS` parts. The search that has gained continues; one that gained
+    nothing in its part gives way to the next."""
+    number = 0
+    for part in range(PARTS, 0, -1):
+        if budget.open:
+            before, best = best.score, searches[number].improve(best, budget.share(part))
+            number = number if _gain(before, best.score) >= LEAST_GAIN else (number + 1) % len(searches)
+    return best

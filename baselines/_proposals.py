@@ -201,6 +201,11 @@ class Proposed(Guided):
         self.sight: ScheduleView | None = None
         self.code = 0
 
+    def others(self) -> list[Guided]:
+        """Single units, and all moves of ``local-search`` to all devices."""
+        allowed = choices(self.problem, hosts=True)
+        return [*super().others(), Guided(self.problem, allowed, self.budget, self.rng)]
+
     def see(self, state: SearchState) -> ScheduleView:
         """The schedule of ``state`` and what follows from it. The placement has been evaluated before."""
         ops = np.ascontiguousarray(state.devices[self.unit_of_op])

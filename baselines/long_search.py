@@ -11,22 +11,23 @@ from simdev.placers.starts import stored_starts
 
 @placer(
     "long-search",
-    version=7,
+    version=8,
     family="search",
     searches=True,
     defaults={"starts": "", "climbs": 3, "coarse": True},
     source="moves along the critical path after Grabowski, Wodecki, Computers & Operations Research 31(11), 2004",
 )
 def long_search(problem, *, rng, budget, starts, climbs, coarse):
-    """Place groups of ops with half of the budget, improve the result and the ``climbs`` best starts with half of the
-    rest, and then the best placement of all, half of the time by annealing.
+    """Place groups of ops with half of the budget, improve the result and the ``climbs`` best starts with a third of
+    the rest, and then the best placement of all, half of the time by annealing. Single random moves, from the best of
+    them and from one device, compete with the other moves; see ``local-search``.
 
     The starts are the placements of the constructive placers or, if ``starts`` names result folders with ``+`` between
     them, the best placements that each folder holds for the same graph and costs, under any rules.
 
     The coarse search (without ``coarse`` there is none) puts each group of the best start on one device and anneals. A
     group is the ops of a layer and phase that produce gradients of one weight, or those that do not; large groups have
-    eight parts.
+    eight parts. With less than 1000 evaluations, there is neither a coarse search nor annealing.
 
     Afterwards, a move takes units to another device: any unit, a module, a run of ops, a layer with its forward,
     backward and update ops, what a layer does in one phase, units that are connected, units around an op or a transfer
@@ -41,4 +42,4 @@ def long_search(problem, *, rng, budget, starts, climbs, coarse):
     """
     stored = (found for folder in starts.split("+") for found in stored_starts(folder, problem))
     given = stored if starts else constructed(problem, rng)
-    return search_from(problem, budget, rng, given, climbs, Fine, coarse=Coarse if coarse else None)
+    return search_from(problem, budget, rng, given, climbs, Fine, Coarse if coarse else None, fresh=not starts)

@@ -1,4 +1,4 @@
-"""What the shell offers when a name is completed: workloads, machines, placers, parallel models."""
+"""What the shell offers when a name is completed: workloads, machines, placers, planners, parallel models."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ def placers(incomplete: str) -> list[str]:
     from simdev.placers import registry
 
     return _that_begin(registry.placers(), incomplete)
+
+
+def models(incomplete: str) -> list[str]:
+    from simdev.parallel import parallel_models
+
+    return _that_begin(parallel_models(), incomplete)
+
+
+def planners(incomplete: str) -> list[str]:
+    from simdev.planners import planners as known
+
+    return _that_begin(known(), incomplete)
 
 
 def workloads_or_machines(incomplete: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 ``python tests/tools/zoo.py OUT.jsonl [PATTERN]`` captures every configuration below that OUT does not have yet, each
 in a process of its own, and appends a row per model. ``--memory`` in place of a pattern compares the peak memory of ten
-models with what a real step allocates, ``--maps`` the device maps of Hugging Face models with Accelerate's, ``--onnx``
+models with what a real step allocates (``--memory SEED COUNT``: of drawn models up to 100 M parameters), ``--maps`` the device maps of Hugging Face models with Accelerate's, ``--onnx``
 the FLOPs of models that PyTorch's exporters write.
 ``python tests/tools/zoo.py OUT.jsonl --draw SEED [COUNT]`` draws 40 models from all that the packages name, captures
 them and prints a table: captured, refused (with the sentence), or wrong.
@@ -134,6 +134,7 @@ transformers:ViTForImageClassification[num_hidden_layers=2]
 NEWEST_OPSET = 25  # the newest that the dynamo exporter writes, by the version converter of onnxscript 0.7
 EAGER = " (PyTorch fails with the same message when it runs the model without simdev.)"
 MOST_REAL_BYTES = 4 << 30  # of parameters
+MOST_PARAMETERS_FOR_MEMORY = 100_000_000
 SECONDS = 600  # wall time after which a model is given up
 SECONDS_OF_A_DRAW = 240  # for each half of a drawn one
 VERDICTS = ("captured", "not counted", "refused", "wrong")
@@ -414,7 +415,10 @@ def memory(target: str, batch: int, length: int | None) -> dict:
     from simdev.report.describe import peak_bytes
 
     torch.set_num_threads(1)
+    import_package(target)
     graph = capture_package(target, batch=batch, length=length)
+    if graph.meta["parameters"] > MOST_PARAMETERS_FOR_MEMORY:
+        return {"error": f"more than {MOST_PARAMETERS_FOR_MEMORY:,} parameters: not run"}
     step = package_step(target, batch=batch, length=length)[0]()
 
     def run():
@@ -577,7 +581,9 @@ def main(arguments: list[str]) -> int | None:
     elif "--draw" in arguments:
         return run_drawn(Path(arguments[0]), int(arguments[2]), int(arguments[3]) if arguments[3:] else 40)
     elif "--memory" in arguments:
-        run_each(Path(arguments[0]), MEMORY, "memory_of", memory)
+        seeds = [int(text) for text in arguments[arguments.index("--memory") + 1 :]]
+        small = [(model, 2, None) for model in drawn(*seeds)] if seeds else MEMORY
+        run_each(Path(arguments[0]), small, "memory_of", memory)
     elif "--onnx" in arguments:
         pairs = [(target, exporter) for target in EXPORTED for exporter in ("torchscript", "dynamo")]
         run_each(Path(arguments[0]), pairs, "exported", exported)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simdev.cli import completion
 from simdev.cli.app import JOBS, command
 from simdev.cli.options import (
     Backend,
@@ -32,10 +33,25 @@ if TYPE_CHECKING:
 
 @command("plan", topic=JOBS)
 def plan(
-    model: Annotated[str, typer.Argument(help="llama3-70b, my_model.py:name, or a Hugging Face config.json.")],
-    cluster: Annotated[str, typer.Argument(help="Topology of a node and number of nodes: dgx-h100[nodes=8].")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="llama3-70b, my_model.py:name, or a Hugging Face config.json.", autocompletion=completion.models
+        ),
+    ],
+    cluster: Annotated[
+        str,
+        typer.Argument(
+            help="Topology of a node and number of nodes: dgx-h100[nodes=8].", autocompletion=completion.machines
+        ),
+    ],
     batch: Annotated[int, typer.Option(help="Sequences in a step (the global batch).")] = 1024,
-    planner: Annotated[str, typer.Option("--planner", "-p", help="Planner id: search, megatron, grid ...")] = "search",
+    planner: Annotated[
+        str,
+        typer.Option(
+            "--planner", "-p", help="Planner id: search, megatron, grid ...", autocompletion=completion.planners
+        ),
+    ] = "search",
     framework: FrameworkOption = "eager",
     microbatch: Annotated[str, typer.Option(help="Microbatch sizes that may be chosen.")] = "1,2,4,8",
     recompute: Annotated[str, typer.Option(help="Kinds of recomputation that may be chosen.")] = "none,selective,full",

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 def simulate_plan(
     model: Annotated[
         str,
-        typer.Argument(help="Model, size and parameters: llama3-70b, gpt-3.6b[microbatch=4]; or a captured program."),
+        typer.Argument(
+            help="Model, size and parameters: llama3-70b, gpt-3.6b[microbatch=4]; or a captured program.",
+            autocompletion=completion.models,
+        ),
     ],
     cluster: Annotated[
         str,

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 BOARDS = ROOT / "leaderboard"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "simdev" / "exact" / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md"))]
 COMMAND = "python docs/facts.py --write"
 FACT = re.compile(r"(<!-- = (?P<text>[^>]+?) -->)(?P<shown>.*?)(<!-- \. -->)", re.DOTALL)
 HEAD = 2  # lines of a table that are written by hand: the columns, and the rule below them
@@ -208,6 +208,76 @@ def plans(paper: str, what: str) -> str:
     return found[what]
 
 
+def slower(name: str, placer: str, what: str) -> str:
+    """How much longer the steps of a planner's plans are than the best known ones, over the jobs where its plan fits:
+    in the ``median``, or at ``most``, as a share; the ``factor`` at most; or in ``fits`` of how many jobs."""
+    best, mine = _best(name), {}
+    for row in board(name):
+        if row.entry == placer:
+            mine[row.workload, row.topology] = row.step_ns
+    shares = [step / best[job] - 1 for job, step in mine.items() if step is not None]
+    return {
+        "median": percent(statistics.median(shares)),
+        "most": percent(max(shares)),
+        "factor": f"{max(shares) + 1:.1f}",
+        "fits": f"{len(shares)} of {len(mine)}",
+    }[what]
+
+
+def alone(name: str, placer: str) -> str:
+    """In how many cases nobody else reaches the best known step of a placer."""
+    best = _best(name)
+    reach: dict[tuple[str, str], set[str]] = {}
+    for row in board(name):
+        case = row.workload, row.topology
+        if row.step_ns == best.get(case):
+            reach.setdefault(case, set()).add(row.entry)
+    return str(sum(found == {placer} for found in reach.values()))
+
+
+def best_of(name: str, placer: str) -> str:
+    """In how many cases a placer has the best known step, alone or with others."""
+    best = _best(name)
+    found = {
+        (row.workload, row.topology)
+        for row in board(name)
+        if row.entry == placer and row.step_ns is not None and row.step_ns == best[row.workload, row.topology]
+    }
+    return str(len(found))
+
+
+def smallest_gap(name: str) -> str:
+    return percent(min(gaps(name)))
+
+
+def _best(name: str) -> dict[tuple[str, str], int]:
+    best: dict[tuple[str, str], int] = {}
+    for row in board(name):
+        if row.step_ns is not None:
+            case = row.workload, row.topology
+            best[case] = min(best.get(case, row.step_ns), row.step_ns)
+    return best
+
+
+def bounds(head: list[str], name: str) -> list[str]:
+    """Lines of a table whose columns are machines: the shortest step time of a workload in ms, the highest proven
+    lower bound, and the gap between them."""
+    _, _, *topologies, _ = (cell.strip() for cell in head[0].split("|"))
+    best = _best(name)
+    bound: dict[tuple[str, str], int] = {}
+    for row in board(name):
+        case = row.workload, row.topology
+        bound[case] = max(bound.get(case, 0), row.lower_bound_ns or 0)
+    found = []
+    for workload in sorted({case[0] for case in best}):
+        cells = [
+            f"{best[case] / 1e6:,.0f} / {bound[case] / 1e6:,.0f}, {100 * (best[case] / bound[case] - 1):.1f} %"
+            for case in ((workload, topology) for topology in topologies)
+        ]
+        found.append(f"| {workload} | {' | '.join(cells)} |")
+    return found
+
+
 def table(head: list[str], name: str, topology: str, which: str = "all") -> list[str]:
     """Lines of a table whose columns are workloads on ``topology``, best placer first, then the proven lower bounds.
     ``which`` is ``all``, or the names of the placers that are shown, with commas between them."""
@@ -259,10 +329,12 @@ FACTS: dict[str, Callable[..., str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         ms, best_ms, ratio, above, fit, shorter, wins, first, gap, gain, within, middle_gap, largest_gap, count,
-        registered, plans,
+        registered, plans, slower, alone, best_of, smallest_gap,
     )
 }  # fmt: skip
-TABLES: dict[str, Callable[..., list[str]]] = {function.__name__: function for function in (table, machines, pipelines)}
+TABLES: dict[str, Callable[..., list[str]]] = {
+    function.__name__: function for function in (table, machines, pipelines, bounds)
+}
 
 
 def refreshed(text: str) -> tuple[str, list[str]]:

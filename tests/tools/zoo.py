@@ -2,8 +2,8 @@
 
 ``python tests/tools/zoo.py OUT.jsonl [PATTERN]`` captures every configuration below that OUT does not have yet, each
 in a process of its own, and appends a row per model. ``--memory`` in place of a pattern compares the peak memory of ten
-models with what a real step allocates (``--memory SEED COUNT``: of drawn models up to 100 M parameters), ``--maps`` the device maps of Hugging Face models with Accelerate's, ``--onnx``
-the FLOPs of models that PyTorch's exporters write.
+models with what a real step allocates (``--memory SEED COUNT``: of drawn models up to 100 M parameters), ``--maps`` the
+device maps of Hugging Face models with Accelerate's, ``--onnx`` the FLOPs of models that PyTorch's exporters write.
 ``python tests/tools/zoo.py OUT.jsonl --draw SEED [COUNT]`` draws 40 models from all that the packages name, captures
 them and prints a table: captured, refused (with the sentence), or wrong.
 ``python tests/tools/zoo.py OUT.jsonl --report zoo.md`` writes the tables.

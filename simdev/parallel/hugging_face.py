@@ -118,7 +118,9 @@ def hugging_face_model(config: Mapping[str, Any], changes: Mapping[str, object],
         notes=built.notes,
         precision=precision,
     )
-    return model, model.parameters("", {key: value for key, value in changes.items() if key in OWN})
+    given = model.parameters("", {key: value for key, value in changes.items() if key in OWN})
+    built.check(given, Mesh({}))
+    return model, given
 
 
 def precision(mesh: Mesh) -> str:

@@ -77,7 +77,9 @@ def find_plain(name: str, changes: Mapping[str, object]) -> tuple[ParallelModel,
         notes=built.notes,
         precision=built.precision,
     )
-    return model, model.parameters("", changes)
+    given = model.parameters("", changes)
+    built.check(given, Mesh({}))
+    return model, given
 
 
 def _digest(name: str) -> str:
@@ -97,7 +99,7 @@ class Facts:
     (:mod:`simdev.parallel.capture.tensor_rule`); the ranks of ``tp`` have to divide the sizes ``heads``. ``ends`` is
     what runs before and after the blocks; None: no pipeline. ``outside`` names blocks whose parameters are read while
     they do not run, which FSDP shards with the whole model. ``notes`` say what is not offered. ``parameters`` counts
-    elements; a tied parameter counts once.
+    elements; a tied parameter counts once. ``optimizers`` is how many the step has.
     """
 
     blocks: str
@@ -108,6 +110,7 @@ class Facts:
     outside: tuple[str, ...]
     notes: tuple[str, ...]
     parameters: int
+    optimizers: int
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,11 @@ class PlainModel:
     def outside(self) -> tuple[str, ...]:
         """Names of the blocks whose parameters are read while they do not run."""
         return self._facts.outside
+
+    @property
+    def optimizers(self) -> int:
+        """How many optimizers the step has."""
+        return self._facts.optimizers
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -270,18 +278,20 @@ def prepared(model: PlainModel, microbatch: int):
     step = _make(model)
     names = {id(parameter): name for name, parameter in step.model.named_parameters()}
     optimizers = step.optimizer if isinstance(step.optimizer, (list, tuple)) else [step.optimizer]
-    if len(optimizers) != 1 or optimizers[0] is None:
-        raise InvalidInput("expected one optimizer", source=model.name, field="optimizer")
-    kind = type(optimizers[0])
-    groups = [
-        ([names[id(p)] for p in group["params"] if id(p) in names], {k: v for k, v in group.items() if k != "params"})
-        for group in optimizers[0].param_groups
-    ]
+    if not optimizers or None in optimizers:
+        message = "the step has none, and a plan counts its time and its state: pass TrainingStep(..., optimizer)"
+        raise InvalidInput(message, source=model.name, field="optimizer")
+    given = [
+        (type(one), [([names[id(p)] for p in group["params"] if id(p) in names],
+                      {k: v for k, v in group.items() if k != "params"}) for group in one.param_groups])
+        for one in optimizers
+    ]  # fmt: skip
     samples = _samples(step, model.name)
     _on_meta(step.model)
 
     class Run(nn.Module):
         tp_plan = step.tp_plan
+        optimizers = len(given)
 
         def __init__(self):
             super().__init__()
@@ -298,16 +308,41 @@ def prepared(model: PlainModel, microbatch: int):
 
     def optimizer(built):
         now = {name.replace("_checkpoint_wrapped_module.", ""): p for name, p in built.named_parameters()}
-        found = []
-        for some, rest in groups:
-            alike: dict[Any, list] = {}  # one kernel cannot take DTensors of several meshes
-            for name in some:
-                if name in now:
-                    alike.setdefault(getattr(now[name], "device_mesh", None), []).append(now[name])
-            found += [{"params": params, **rest} for params in alike.values()]
-        return kind(found)
+        return Optimizers([one for kind, groups in given if (one := _built(kind, groups, now)) is not None])
 
     return Run(), lambda: tuple(tree_map(resized, value) for value in step.inputs), optimizer
+
+
+class Optimizers:
+    """The optimizers of a step (Muon for matrices and AdamW for all else, for example), which step one after another;
+    ``state`` is that of all."""
+
+    def __init__(self, members: list):
+        self.members = members
+
+    @property
+    def state(self) -> dict:
+        return {parameter: held for one in self.members for parameter, held in one.state.items()}
+
+    def step(self) -> None:
+        for one in self.members:
+            one.step()
+
+    def zero_grad(self) -> None:
+        for one in self.members:
+            one.zero_grad()
+
+
+def _built(kind: type, groups: list[tuple[list[str], dict]], now: Mapping[str, Any]):
+    """An optimizer for those parameters of its groups that are in ``now``; None if none is."""
+    found = []
+    for names, rest in groups:
+        alike: dict[Any, list] = {}  # one kernel cannot take DTensors of several meshes
+        for name in names:
+            if name in now:
+                alike.setdefault(getattr(now[name], "device_mesh", None), []).append(now[name])
+        found += [{"params": params, **rest} for params in alike.values()]
+    return kind(found) if found else None
 
 
 def _samples(step: TrainingStep, source: str) -> int:
@@ -454,7 +489,8 @@ def _facts(model: PlainModel) -> Facts:
     )
     notes += [f"no pipeline: {why}"] if why else []
     outside = _outside(model)
-    return Facts(blocks.name if blocks else "", kinds, plan, heads, ends, outside, tuple(notes), parameters)
+    name = blocks.name if blocks else ""
+    return Facts(name, kinds, plan, heads, ends, outside, tuple(notes), parameters, run.optimizers)
 
 
 def _outside(model: PlainModel) -> tuple[str, ...]:

@@ -107,19 +107,24 @@ def why_none_fits(job: Job, budget: PlanBudget) -> str:
 
 
 def _nodes_that_hold(job: Job, evaluator: Evaluator) -> str:
-    """The fewest nodes, doubled step by step, on which parameters sharded over all ranks are estimated to fit."""
-    if job.cluster.nodes < 1 or "dp_shard" not in job.model.axes or not job.cluster.network_bytes_per_s:
-        return "; use GPUs with more memory"
+    """A plan that is estimated to fit but was not simulated, or the fewest nodes, doubled step by step, on which
+    parameters sharded over all ranks are estimated to fit."""
+    several = job.cluster.nodes > 0 and job.cluster.network_bytes_per_s
+    more = "use GPUs with more memory" + ("" if several else f" or several nodes ({job.cluster.name}[nodes=2])")
+    if "dp_shard" not in job.model.axes:
+        return f"; {more}"
     size = min(job.microbatches)
-    for times in (2, 4, 8, 16, 32):
+    for times in (1, 2, 4, 8, 16, 32) if several else (1,):
         cluster = replace(job.cluster, nodes=job.cluster.nodes * times)
         ranks = job.ranks * times
-        other = job.with_changes(cluster=cluster, ranks=ranks, batch=2 * ranks * size)
-        choice = Choice(Mesh({"dp_shard": ranks}), size, job.known_recomputes[-1])
+        other = job.with_changes(cluster=cluster, ranks=ranks, batch=job.batch if times == 1 else 2 * ranks * size)
+        choice = Choice(Mesh({"dp_shard": ranks} if ranks > 1 else {}), size, job.known_recomputes[-1])
         choice = replace(choice, reduce_each=other.may_reduce_each(choice))
         if other.valid(choice) and estimate(evaluator.sibling(other), choice).peak_bytes <= cluster.kind.memory_bytes:
+            if times == 1:
+                return f"; {choice} is estimated to fit: raise --evaluations or --seconds"
             return f"; {cluster.nodes} nodes are estimated to hold the model ({choice})"
-    return "; use GPUs with more memory"
+    return f"; {more}"
 
 
 def _quicker(one: Outcome, other: Outcome) -> bool:

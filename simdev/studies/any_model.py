@@ -357,7 +357,8 @@ def study(
     begin, done = time.monotonic(), 0
     # Files are written in between; a process that computed many models holds much memory.
     with ProcessPoolExecutor(workers, get_context("spawn"), max_tasks_per_child=8) as pool:
-        todo, running = iter(left), {}
+        todo = iter(left)
+        running: dict = {}
         while True:
             while len(running) < workers and time.monotonic() - begin < seconds and (one := next(todo, None)):
                 running[pool.submit(row_of, *one)] = one

@@ -208,6 +208,30 @@ def test_parameters_are_those_of_the_published_model(name):
     assert whole_model(name) == published()[name]["parameters"]
 
 
+def test_a_model_without_a_decoder_gets_its_own_inputs(tmp_path):
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 512}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "bert", "architectures": ["BertForMaskedLM"], "num_hidden_layers": 5,
+        "max_position_embeddings": 32, **sizes}), encoding="utf-8")  # fmt: skip
+    program = captured(str(path), "dp_shard=2")
+    assert collectives(program)["reduce_scatter", "dp_shard"] == 5 + 2  # layers, tied embedding and head, the others
+
+
+def test_collectives_of_the_library_are_those_of_the_capture(tmp_path):
+    from simdev.studies import any_model
+
+    model, parameters = find_model(f"{written(tmp_path, tie_word_embeddings=False)}[length=32]")
+    mesh = parse_mesh("dp_shard=2,tp=2")
+    part = model.part(parameters, parameters["layers"])
+    program = capture_stage(model, parameters, mesh, part, several=False)
+    ours = {kind: 0 for kind, _ in any_model.collectives(program)}
+    for (kind, _), number in any_model.collectives(program).items():
+        ours[kind] += number
+    assert any_model.collectives_of_the_library(model, parameters, mesh) == ours
+    row = {"stated": 1, "library": 1, "captured": 1, "flops": 100.0, "captured_flops": 102, "collectives": {"": [1, 2]}}
+    assert any_model.verdicts(row) == {"parameters": True, "FLOPs": False, "collectives": False}
+
+
 @pytest.mark.slow
 def test_a_short_step_of_several_kinds():
     from simdev.studies.any_model import try_kind

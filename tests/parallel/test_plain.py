@@ -194,6 +194,48 @@ class Attention(nn.Module):
 """
 
 
+@pytest.mark.parametrize(
+    "optimizer, bytes_each, kernels",
+    [("SGD(p, lr=0.1)", 4, {"_foreach_add_"}), ("AdamW(p)", 12, None), ("Adafactor(p)", None, None)],
+)
+def test_an_optimizer_keeps_its_own_state(entry, optimizer, bytes_each, kernels):
+    path = Path(entry.rpartition(":")[0])
+    line = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)"
+    changed = f"p = list(model.parameters())\n    optimizer = torch.optim.{optimizer}"
+    path.write_text(PLAIN.replace(line, changed), encoding="utf-8")
+    model, parameters = find_model(entry)
+    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, parameters["layers"]))
+    tensors = 6 * 6 + 2
+    steps = 4 * tensors if "Ad" in optimizer else 0  # one number for each tensor
+    factors = 6 * (256 + 64) * 2 + 2 * (512 + 64)  # Adafactor keeps rows and columns of each matrix ...
+    vectors = 6 * (256 + 64 + 2 * 64)  # ... and vectors whole
+    state = 4 * (factors + vectors) if bytes_each is None else (bytes_each - 4) * PARAMETERS
+    assert program.resident_bytes == 4 * PARAMETERS + state + steps
+    if kernels:  # PyTorch updates all parameters in one kernel on a GPU
+        assert {call.kind for call in program.finish.calls} == kernels
+
+
+def test_several_optimizers_update_their_parameters(entry):
+    path = Path(entry.rpartition(":")[0])
+    line = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)"
+    split = "torch.optim.Muon([p for p in model.blocks.parameters() if p.dim() == 2]), torch.optim.SGD(rest, lr=0.1)"
+    rest = "rest = [*model.embedding.parameters(), *model.head.parameters()]"
+    path.write_text(PLAIN.replace(line, f"{rest}\n    optimizer = [{split}]"), encoding="utf-8")
+    model, parameters = find_model(entry)
+    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, parameters["layers"]))
+    assert program.resident_bytes == 4 * PARAMETERS + 4 * 6 * 2 * 64 * 256  # Muon's momentum alone
+    kinds = [call.kind for call in program.finish.calls]
+    assert kinds.count("_foreach_add_") == 1 and kinds.count("mm") > 0  # SGD; Newton and Schulz's products
+
+
+def test_a_block_that_is_read_elsewhere_belongs_to_the_model(entry):
+    path = Path(entry.rpartition(":")[0])
+    read = PLAIN.replace("return self.head(x)", "return self.head(self.blocks[0].norm(x))")
+    path.write_text(read, encoding="utf-8")
+    program = captured(entry, "dp_shard=2")
+    assert count(program, "all_gather") == 2 * 5 + 1 and count(program, "reduce_scatter") == 5 + 1
+
+
 def test_attention_is_divided_by_heads(entry):
     path, _, _ = entry.rpartition(":")
     text = PLAIN.replace("class Model(", f"{ATTENTION}\nclass Model(").replace(

@@ -245,6 +245,9 @@ def _shortened(peaks: list[str]) -> list[str]:
     return peaks if len(peaks) <= 4 else [*peaks[:2], "..", peaks[-1]]
 
 
+MEANT = 24  # plans that have to be estimated before the time left is
+
+
 class _Progress:
     """Lines on standard error: the first plan that fits at once; then, now and then, what is under way, plans done of
     plans to do, the best step time and the time left."""
@@ -269,7 +272,9 @@ class _Progress:
         budget, left = self.budget, []
         if self.seconds:
             left.append(self.seconds - (now - self.begin))
-        if budget.done:
+        # Estimates of one split of a layer wait for its captures together: one tenth of all says more than one plan.
+        # How many batches of plans will be simulated, nobody knows beforehand.
+        if budget.phase == "estimating" and budget.done >= max(MEANT, budget.total / 10):
             left.append((now - budget.phase_began) / budget.done * (budget.total - budget.done))
         figure = f"best {best.choice}: {best.step_ns / 1e9:.4g} s" if best else "none fits yet"
         rest = words(min(left)) if left else ""

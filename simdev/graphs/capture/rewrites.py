@@ -22,7 +22,8 @@ def as_on_gpu(*, cpu_kernels: bool = False, ranks: bool = False):
 
     ``cpu_kernels`` lets convolutions use the CPU's fast kernels: for steps that run for real and have no recurrent
     layer, for which the CPU has an op of its own. With ``ranks`` the step is one of many: process groups and
-    ``DistributedDataParallel`` stay what they are.
+    ``DistributedDataParallel`` stay what they are, and optimizers join the updates of all parameters in multi-tensor
+    kernels, unless they are asked not to.
     """
     with ExitStack() as stack:
         stack.enter_context(gpu_autocast())
@@ -32,9 +33,23 @@ def as_on_gpu(*, cpu_kernels: bool = False, ranks: bool = False):
         stack.enter_context(grouped_products())
         stack.enter_context(_copies_of_fakes())
         stack.enter_context(no_accelerator())
-        if not ranks:
-            stack.enter_context(one_replica())
+        stack.enter_context(joined_updates() if ranks else one_replica())
         yield
+
+
+@contextmanager
+def joined_updates():
+    """Optimizers that choose their implementation themselves choose as for tensors of a GPU."""
+    from torch.optim import optimizer
+
+    devices, types = optimizer._get_foreach_kernels_supported_devices, optimizer._foreach_supported_types
+    optimizer._get_foreach_kernels_supported_devices = lambda: [*devices(), "cpu"]
+    optimizer._foreach_supported_types = [*types, FakeTensor]
+    try:
+        yield
+    finally:
+        optimizer._get_foreach_kernels_supported_devices = devices
+        optimizer._foreach_supported_types = types
 
 
 class Rewrites(TorchFunctionMode):

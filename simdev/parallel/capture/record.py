@@ -124,6 +124,17 @@ class RecordedStream:
         return torch.device("cpu")
 
 
+class HostAnswers(TorchDispatchMode):
+    """Answers the host where it asks fake tensors for a value, such as the number of steps of an optimizer."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(kind in SUBCLASSES for kind in types):
+            return NotImplemented
+        if func._opname == "_local_scalar_dense":
+            return 1.0 if args[0].is_floating_point() else 1
+        return func(*args, **(kwargs or {}))
+
+
 class RankRecorder(TorchDispatchMode):
     """Records while active; :attr:`entries` is the result, in the order in which the host issues them. ``rows``
     answers the host where it asks for a whole number."""

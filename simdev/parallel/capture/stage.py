@@ -397,10 +397,13 @@ class StageRun:
         """A step before the recorded one, so that the optimizer has its state."""
         import torch
 
+        from simdev.parallel.capture.record import HostAnswers
+
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
+        with HostAnswers():
+            optimizer.step()
         optimizer.zero_grad()
 
     def _cut(self, name: str, base: int) -> None:

@@ -25,8 +25,11 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
     if not colon or not path.endswith(".py"):
         raise Unsupported(f"a script needs the model's own code (my_model.py:make_step), and this is {built.name}")
     if built.outside:
-        message = "whose parameters are read while it does not run: the script cannot shard it. Call the block instead"
+        message = "whose parameters are read while it does not run: the script cannot shard it"
         raise Unsupported(f"{built.name}: {built.outside[0]} is a block {message}")
+    if built.optimizers > 1:
+        message = "the script builds one; simdev.apply() spreads the model in a script of your own"
+        raise Unsupported(f"{built.name}: its step has {built.optimizers} optimizers, and {message}")
     command = torchrun(job, "train.py")
     sizes = {axis: settings.mesh[axis] for axis in ("dp_replicate", "dp_shard", "tp") if settings.mesh[axis] > 1}
     data = tuple(axis for axis in sizes if axis != "tp")

@@ -5,32 +5,53 @@ from __future__ import annotations
 from typing import Any
 
 from simdev.errors import Unsupported
-from simdev.planners import Choice
+from simdev.planners import Choice, Job
 
 
-def apply(model: Any, choice: Choice, *, device: str = "cuda", reshard_after_forward: bool = True) -> Any:
-    """Recompute, shard and replicate ``model``, a ``torch.nn.Module``, in place, as the plan's simulation did.
+def apply(
+    model: Any, choice: Choice, job: Job | None = None, *, device: str = "cuda", reshard_after_forward: bool = True
+) -> Any:
+    """Recompute, divide, shard and replicate ``model``, a ``torch.nn.Module``, in place, as the plan's simulation did.
 
     Call it on each rank after ``torch.distributed.init_process_group``, and build the optimizer afterwards: sharded
-    parameters are new objects. Each block is wrapped by itself, then the model, with FSDP2's mixed precision if the
-    model's parameters are float32. ``device`` is the kind of the ranks' devices.
+    parameters are new objects. ``device`` is the kind of the ranks' devices.
+
+    A model of transformers is divided by the plans that its class brings (tp, ep) and sharded by transformers. Of any
+    other module, each block is wrapped by itself, then the model, with FSDP2's mixed precision if the model's
+    parameters are float32. Its products are divided by the tensor-parallel plan of ``job``
+    (:func:`simdev.load_plan` returns job and choice): run each step within
+    ``torch.distributed.tensor.experimental.implicit_replication()`` then.
 
     Returns PyTorch's device mesh. Before the backward pass of each microbatch, call
     ``model.set_requires_gradient_sync(last or choice.reduce_each)``, as the script of ``simdev plan --write pytorch``.
-    Raises :class:`Unsupported`, naming the axes, for a plan that divides more than the data.
+    Raises :class:`Unsupported`, naming the axes, for a plan that divides more: pipeline stages are several modules and
+    a schedule, which the script has.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
-    from simdev.parallel.plain import AXES, recompute_blocks, spread
+    from simdev.parallel.capture import packages
+    from simdev.parallel.hugging_face import recompute_layers
+    from simdev.parallel.plain import AXES, PlainModel, recompute_blocks, spread
 
-    others = [f"{axis}={size}" for axis, size in choice.mesh.sizes.items() if axis not in AXES and size > 1]
+    is_transformers = hasattr(model, "maybe_distribute_model")
+    plan = job.model.function.tp_plan if job is not None and isinstance(job.model.function, PlainModel) else {}
+    known = packages.AXES if is_transformers else (*AXES, "tp") if plan else AXES
+    others = [f"{axis}={size}" for axis, size in choice.mesh.sizes.items() if axis not in known and size > 1]
     if others or choice.stage_meshes:
         what = ", ".join(others) or "stages with meshes of their own"
-        raise Unsupported(
-            f"a plain module brings no plan for {what}; apply() replicates and shards ({', '.join(AXES)})"
-        )
-    sizes = {axis: choice.mesh[axis] for axis in AXES if choice.mesh[axis] > 1} or {"dp_shard": 1}
+        kind = "a model of transformers" if is_transformers else "a plain module"
+        raise Unsupported(f"apply() divides {kind} along {', '.join(known)}, and this plan has {what}")
+    sizes = {axis: choice.mesh[axis] for axis in known if choice.mesh[axis] > 1} or {"dp_shard": 1}
     mesh = init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    if is_transformers:
+        if choice.recompute != "none":
+            recompute_layers(model, choice.recompute)
+        packages.distribute(model.train(), mesh, type(model).__name__)
+        return mesh
+    if choice.mesh["tp"] > 1:
+        from simdev.parallel.capture.tensor_rule import apply_plan
+
+        apply_plan(model, mesh["tp"], plan)
     if choice.recompute != "none":
         recompute_blocks(model, choice.recompute)
     spread(model, mesh, reshard_after_forward)

@@ -370,7 +370,7 @@ class TransformersModel:
             for name in self._facts["before"]:
                 _identity(module, name, tied_to=whole if part.last else None)
         if recompute != "none":
-            _recompute(module, recompute)
+            recompute_layers(module, recompute)
         module.train()
         distribute(module, mesh, self.source)
         inputs = _inputs(self, module, part, microbatch, length, width)
@@ -544,7 +544,7 @@ def _identity(model, name: str, tied_to=None) -> None:
     setattr(holder, attribute, nn.Identity())
 
 
-def _recompute(model, recompute: str) -> None:
+def recompute_layers(model, recompute: str) -> None:
     from simdev.graphs.selective import selective_contexts
 
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}

@@ -267,6 +267,8 @@ class RankRecorder(TorchDispatchMode):
 
     def _kernel(self, func, name: str, args, kwargs, out) -> None:
         inputs = [t for a in (*args, *kwargs.values()) for t in tensors_in(a)]
+        if any(t.device.type == "meta" for t in (*inputs, *tensors_in(out))):
+            return  # shapes without values: nothing runs
         known = {t.untyped_storage()._cdata for t in inputs}
         fresh = [t for t in tensors_in(out) if t.untyped_storage()._cdata not in known]
         for tensor in fresh:

@@ -8,7 +8,15 @@ import textwrap
 from itertools import accumulate
 
 from simdev.errors import Unsupported
-from simdev.integrations.configs.pytorch.pieces import LOOPED, MAIN, POLICY, SCHEDULES, STAGES_STEP, render
+from simdev.integrations.configs.pytorch.pieces import (
+    LOOPED,
+    MAIN,
+    POLICY,
+    SCHEDULES,
+    STAGES_STEP,
+    refuse_schedule,
+    render,
+)
 from simdev.integrations.configs.settings import Settings, header, torchrun
 from simdev.parallel.capture.packages import plan_of_blocks
 from simdev.parallel.hugging_face import TransformersModel
@@ -28,11 +36,7 @@ def write(job: Job, choice: Choice, settings: Settings) -> str:
     if settings.ranks > 1 and getattr(whole, "all_tied_weights_keys", None):
         tied = ", ".join(sorted(whole.all_tied_weights_keys))
         raise Unsupported(f"the script cannot divide tied weights ({tied}); give the model [tie_word_embeddings=false]")
-    if settings.schedule and settings.schedule not in SCHEDULES:
-        raise Unsupported(f"the script does not split backward passes, and this plan does ({settings.schedule})")
-    if settings.schedule == "1f1b" and settings.microbatches < settings.mesh["pp"]:
-        few = f"{settings.microbatches} microbatches on {settings.mesh['pp']} stages"
-        raise Unsupported(f"PyTorch's Schedule1F1B needs as many microbatches as stages, and this plan has {few}")
+    refuse_schedule(settings)
     command = torchrun(job, "train.py")
     return header(job, choice, RELEASE, f"As train.py: {command}") + _script(built, whole, facts, settings)
 
@@ -108,6 +112,8 @@ def _wrapped(config: dict) -> str:
 
 
 HEAD = '''"""One training step on all ranks."""
+
+import time
 
 import torch
 import torch.distributed as dist

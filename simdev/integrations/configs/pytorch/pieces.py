@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from simdev.errors import Unsupported
+from simdev.integrations.configs.settings import Settings
+
 SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B",
              "looped-bfs": "ScheduleLoopedBFS"}  # fmt: skip
 LOOPED = ("interleaved", "looped-bfs")
@@ -27,10 +30,12 @@ POLICY = '''def kept_results():
 MAIN = """def main():
     parts = build()
     for number in range(3):
+        began = time.perf_counter()
         value = train_step(*parts)
         dist.all_reduce(value)
+        loss = value.item() / @RANKS@
         if dist.get_rank() == 0:
-            print(f"step {number}: loss {value.item() / @RANKS@:.12g}")
+            print(f"step {number}: {(time.perf_counter() - began) * 1e3:.1f} ms, loss {loss:.12g}", flush=True)
     dist.barrier()  # a rank that left now would break off what the others still send
 
 
@@ -50,6 +55,15 @@ STAGES_STEP = '''def train_step(schedule, stages, optimizer, data):
 
 
 '''
+
+
+def refuse_schedule(settings: Settings) -> None:
+    """Raise :class:`Unsupported` for a pipeline that no schedule of PyTorch's runs as it was planned."""
+    if settings.schedule and settings.schedule not in SCHEDULES:
+        raise Unsupported(f"the script does not split backward passes, and this plan does ({settings.schedule})")
+    if settings.schedule == "1f1b" and settings.microbatches < settings.mesh["pp"]:
+        few = f"{settings.microbatches} microbatches on {settings.mesh['pp']} stages"
+        raise Unsupported(f"PyTorch's Schedule1F1B needs as many microbatches as stages, and this plan has {few}")
 
 
 def render(template: str, flags: Mapping[str, bool], values: Mapping[str, object]) -> str:

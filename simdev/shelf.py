@@ -100,7 +100,11 @@ class Shelf(dict[str, Entry], Generic[Entry]):
 
     def registers(self, name: str) -> bool:
         """Whether the file of ``FILE.py:NAME`` registers anything of this kind. The file is executed."""
-        return bool(_entries_of_file(f"{name.rpartition(SPLIT)[0]}.py").get(id(self)))
+        return bool(self.in_file(f"{name.rpartition(SPLIT)[0]}.py"))
+
+    def in_file(self, path: str) -> dict[str, Entry]:
+        """What a file of the user registers of this kind, by name. The file is executed."""
+        return dict(_entries_of_file(path).get(id(self), {}))
 
     def find(self, entry: str) -> tuple[Entry, dict[str, Any]]:
         """What an id names, and the parameters in it. Raises :class:`UnknownName` or :class:`InvalidInput`.

@@ -173,6 +173,23 @@ def test_list(simdev):
     assert "single-gpu" in simdev("list", "placers")[1]
 
 
+def test_list_shows_what_a_file_registers(simdev, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from simdev import placer, planner\n"
+        "@planner('first', version=3, family='mine', defaults={'starts': 2}, source='none')\n"
+        "def first(job, *, rng, budget, starts):\n    'The first.'\n"
+        "@placer('second', version=1, family='mine')\ndef second(problem, *, rng, budget):\n    'The second.'\n"
+    )
+    listing = json.loads(simdev("list", tmp_path / "mine.py", "--json")[1])
+    assert {shelf: [line["name"] for line in lines] for shelf, lines in listing.items()} == {
+        "placers": ["second"],
+        "planners": ["first"],
+    }
+    assert listing["planners"][0]["version"] == "v3" and listing["planners"][0]["params"] == {"starts": 2}
+    (tmp_path / "empty.py").write_text("")
+    assert_refused(simdev("list", tmp_path / "empty.py"), "empty.py: registers nothing")
+
+
 def test_the_order_of_ready_ops_is_no_policy(simdev, graph, tmp_path, monkeypatch):
     for order in ("fifo", "priority", "program"):
         assert simdev("place", graph, "p100x2", "-p", "single-gpu", "--order", order)[0] == 0

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
 from simdev.cli.app import command
 from simdev.cli.options import JsonOption
 from simdev.cli.tables import print_json
-
-
-class Listing(StrEnum):
-    workloads = "workloads"
-    topologies = "topologies"
-    placers = "placers"
-    planners = "planners"
-    models = "models"
+from simdev.errors import InvalidInput, UnknownName
+from simdev.shelf import Shelf
 
 
 @command("list")
 def list_(
-    what: Annotated[Listing | None, typer.Argument(help="Which shelf (default: all).")] = None,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="workloads, topologies, placers, planners, models, or a file of your own, such as my_placers.py "
+            "(default: every shelf)."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List workloads, topologies, placers, planners and parallel models."""
-    listing = {shelf: _LISTS[shelf]() for shelf in ([what.value] if what else _LISTS)}
+    """List workloads, topologies, placers, planners and parallel models, or what a Python file registers."""
+    if what and what.endswith(".py"):
+        listing = _of_file(what)
+    elif what and what not in _LISTS:
+        raise UnknownName("shelf", what, _LISTS)
+    else:
+        listing = {shelf: _LISTS[shelf]() for shelf in ([what] if what else _LISTS)}
     if as_json:
         print_json(listing)
         return
@@ -38,7 +43,27 @@ def list_(
             print(f"  {line['name']:{width}}  {rest}".rstrip())
 
 
-def _list_workloads() -> list[dict]:
+def _of_file(path: str) -> dict[str, list[dict]]:
+    """What a file registers, shelf by shelf. The file is executed."""
+    from simdev.graphs.parallel_model import SHELF as MODELS
+    from simdev.graphs.workload import SHELF as WORKLOADS
+    from simdev.placers.placer import SHELF as PLACERS
+    from simdev.planners.planner import SHELF as PLANNERS
+
+    shelves: dict[str, tuple[Shelf[Any], Callable[[dict], list[dict]]]] = {
+        "workloads": (WORKLOADS, _list_workloads),
+        "placers": (PLACERS, _list_placers),
+        "planners": (PLANNERS, _list_planners),
+        "models": (MODELS, _list_models),
+    }
+    found = {name: lines(entries) for name, (shelf, lines) in shelves.items() if (entries := shelf.in_file(path))}
+    if not found:
+        decorators = ", ".join(f"@{shelf.decorator}" for shelf, _ in shelves.values())
+        raise InvalidInput(f"registers nothing; put one of {decorators} over a function", source=path)
+    return found
+
+
+def _list_workloads(entries: dict | None = None) -> list[dict]:
     from simdev.placers import registry
 
     return [
@@ -48,7 +73,7 @@ def _list_workloads() -> list[dict]:
             "params": dict(spec.defaults),
             "graph": "ships" if registry.graph_path(spec.name).is_file() else "needs capture",
         }
-        for spec in registry.workloads().values()
+        for spec in (entries or registry.workloads()).values()
     ]
 
 
@@ -58,7 +83,7 @@ def _list_topologies() -> list[dict]:
     return [{"name": name, "description": load_topology(name).description} for name in topology_names()]
 
 
-def _list_planners() -> list[dict]:
+def _list_planners(entries: dict | None = None) -> list[dict]:
     from simdev.planners import planners
 
     return [
@@ -70,20 +95,20 @@ def _list_planners() -> list[dict]:
             "searches": "simulates plans" if spec.searches else "",
             "source": spec.source,
         }
-        for spec in planners().values()
+        for spec in (entries or planners()).values()
     ]
 
 
-def _list_models() -> list[dict]:
+def _list_models(entries: dict | None = None) -> list[dict]:
     from simdev.parallel import parallel_models
 
     return [
         {"name": model.name, "sizes": list(model.sizes), "axes": ["pp", *model.axes], "source": model.source}
-        for model in parallel_models().values()
+        for model in (entries or parallel_models()).values()
     ]
 
 
-def _list_placers() -> list[dict]:
+def _list_placers(entries: dict | None = None) -> list[dict]:
     from simdev.placers import registry
 
     return [
@@ -96,7 +121,7 @@ def _list_placers() -> list[dict]:
             "repeatable": "" if spec.repeatable else "may stop by the clock",
             "source": spec.source,
         }
-        for spec in registry.placers().values()
+        for spec in (entries or registry.placers()).values()
     ]
 
 

@@ -70,7 +70,12 @@ def _what_to_type(name: str, known: list[str]) -> str:
     base, _, nodes = name.partition("[")
     if base in known and (number := re.fullmatch(r"(?:nodes?=)?(\d+)\]", nodes)):
         return f"; did you mean '{base}[nodes={number[1]}]'?"
+    if base in known and nodes and not nodes.endswith("]"):
+        return f"; did you mean '{name}]'?"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    longer = [one for one in known if one.startswith(name)][:3]
+    if name and longer and not (near and near[0].startswith(name)):  # dp: dp_replicate or dp_shard, rather than tp
+        return f"; did you mean {' or '.join(map(repr, longer))}?"
     return f"; did you mean {near[0]!r}?" if near else (f"; known: {', '.join(known)}" if known else "")
 
 

@@ -52,6 +52,7 @@ def test_the_file_and_the_field_lead():
         ("scoth", ["scotch", "heft"], "unknown placer 'scoth'; did you mean 'scotch'?"),
         ("zzz", ["heft", "a"], "unknown placer 'zzz'; known: a, heft"),
         ("zzz", [], "unknown placer 'zzz'"),
+        ("dp", ["dp_a", "dp_b", "tp"], "unknown placer 'dp'; did you mean 'dp_a' or 'dp_b'?"),
     ],
 )
 def test_unknown_names_suggest_the_nearest(name, known, message):
@@ -64,6 +65,8 @@ def test_unknown_names_suggest_the_nearest(name, known, message):
         ("my_model.py", "my_model.py:NAME"),
         ("heft,expert", "repeat the option: 'heft', then 'expert'"),
         ("dgx-h100[node=8]", "did you mean 'dgx-h100[nodes=8]'?"),
+        ("dgx-h100[nodes=8", "did you mean 'dgx-h100[nodes=8]'?"),
+        ("d", "did you mean 'dgx-h100'?"),
         ("dgx-h100[8]", "did you mean 'dgx-h100[nodes=8]'?"),
         ("hfet", "did you mean 'heft'?"),
         ("heft[a=1,b=2]", "did you mean 'heft'?"),

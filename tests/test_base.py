@@ -52,7 +52,7 @@ def test_the_file_and_the_field_lead():
         ("scoth", ["scotch", "heft"], "unknown placer 'scoth'; did you mean 'scotch'?"),
         ("zzz", ["heft", "a"], "unknown placer 'zzz'; known: a, heft"),
         ("zzz", [], "unknown placer 'zzz'"),
-        ("dp", ["dp_a", "dp_b", "tp"], "unknown placer 'dp'; did you mean 'dp_a' or 'dp_b'?"),
+        ("dp", ["dp_replicate", "dp_shard", "tp"], "unknown placer 'dp'; did you mean 'dp_replicate' or 'dp_shard'?"),
     ],
 )
 def test_unknown_names_suggest_the_nearest(name, known, message):

@@ -26,6 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 TOOLS = "tests/tools"
+SPEED = ROOT / "nightly" / "speed"  # of this computer; not in the repository
 HOURS = 3600
 KEPT_LINES = 12  # of a step's output in the report
 
@@ -54,9 +55,19 @@ def parts() -> dict[str, dict[str, list[str]]]:
             "facts of pages": ["docs/facts.py"],
             **{f"board {path.name}": [f"{TOOLS}/boards.py", path.name] for path in boards},
         },
+        "speed": {"speed": ["-m", "pytest", "tests/perf", "--benchmark-only", *against_saved(SPEED)]},
         "newest": {"newest libraries": ["tests/smoke_newest.py"]},
         "install": {"distributions": [f"{TOOLS}/install.py"]},
     }
+
+
+def against_saved(folder: Path) -> list[str]:
+    """Options of pytest-benchmark: keep the times of this computer in ``folder``, and fail where the least time of a
+    benchmark is over half longer than in the last run that ``folder`` holds, if there is one."""
+    options = [f"--benchmark-storage={folder}", "--benchmark-autosave", "--benchmark-columns=min,median,rounds"]
+    if any(folder.rglob("*.json")):
+        options += ["--benchmark-compare", "--benchmark-compare-fail=min:50%"]
+    return options
 
 
 def published(board: Path) -> bool:

@@ -309,3 +309,10 @@ def test_a_users_script_gets_real_types(tree):
             found[int(match[1])] = re.sub(r"\b(?:\w+\.)+", "", match[3] or "") or f"error: {match[4]}"
     wanted = {number: line.split("  # ")[1] for number, line in enumerate(SCRIPT.splitlines(), 1) if "  # " in line}
     assert found == wanted, "\n".join(lines)
+
+
+def test_benchmarks_are_compared_once_there_is_a_baseline(tmp_path):
+    assert not any(option.startswith("--benchmark-compare") for option in nightly.against_saved(tmp_path))
+    (tmp_path / "machine").mkdir()
+    (tmp_path / "machine" / "0001.json").write_text("{}")
+    assert nightly.against_saved(tmp_path)[-1] == "--benchmark-compare-fail=min:50%"

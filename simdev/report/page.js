@@ -312,7 +312,7 @@ function drawGap(found) {
   const [svg, width] = canvas(figure, 18 * Math.max(1, lines.length) + 8, "Gap of the best run to the lower bound, by case");
   const names = lines.map((row, number) => make("text", { y: 4 + 18 * number + 11, "text-anchor": "end" }, caseName(data.cases[row.case])));
   svg.append(...names);
-  const left = Math.min(width * 0.5, Math.max(0, ...names.map((name) => name.getComputedTextLength())) + 4);
+  const left = Math.min(width * 0.58, Math.max(0, ...names.map((name) => name.getComputedTextLength())) + 4);
   names.forEach((name) => { name.setAttribute("x", left); shorten(name, left - 2); });
   const x = scale(0, Math.max(0.01, ...lines.map((row) => row.gap)), left + 8, width - 58, false);
   lines.forEach((row, number) => {

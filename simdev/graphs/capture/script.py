@@ -2,7 +2,8 @@
 
 The script runs unchanged, for real, on the CPU. PyTorch's global hooks mark its steps: a step ends where the optimizer
 that was seen last ends its ``step()``, so that it holds the steps of all optimizers (a discriminator's and a
-generator's, five critics' and one generator's). In a script without an optimizer, steps end with ``backward()``.
+generator's, five critics' and one generator's). The count begins when every parameter that an optimizer was made for
+has been updated, or after 20 steps without. In a script without an optimizer, steps end with ``backward()``.
 Recorded is what happens between two marks; then the script is stopped. What a ``DataLoader`` does is not recorded; its
 batches are inputs. A tensor that the step before has read as well, and neither made, lives across steps: it is a
 constant. Any other tensor from outside is an input. A process that the script starts to run a function of its own

@@ -14,7 +14,11 @@ def code_cells(path):
     return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
-LONG = {"8-simulate-a-training-job", "9-which-parallelism-when"}  # what it calls is tested on smaller models
+LONG = {
+    "8-simulate-a-training-job",
+    "9-which-parallelism-when",
+    "10-plan-write-run",
+}  # what it calls is tested on smaller models
 RUNS = [pytest.param(path, marks=pytest.mark.long if path.stem in LONG else ()) for path in NOTEBOOKS]
 
 

@@ -52,6 +52,35 @@ def test_walks_on_random_problems():
     assert made > 400 and windows > 100
 
 
+def test_walks_that_need_late_channels_and_early_sends():
+    """Two drawn walks whose answers depend on when a channel becomes free again, and on the later of two tensors that
+    an op receives before the part that a move repeats."""
+    for seed in (11, 12):
+        rng = np.random.default_rng(seed)
+        if seed % 4:
+            rules = Rules(contention=str(rng.choice(["fifo", "none"])), order=str(rng.choice(["fifo", "fifo"])))
+            problem = random_problem(rng, max_ops=int(rng.choice([10, 25, 60, 200])), rules=rules)
+            placement = random_placement(rng, problem)
+        else:
+            machine = str(rng.choice(["p100x4", "k80x4", "p100x2-v100x2", "v100x8-dgx1", "h100x16"]))
+            graph = training_graph(rng, int(rng.choice([4, 8, 16])))
+            problem = Problem.build(graph, load_topology(machine))
+            placement = Placement(rng.integers(1, 5, graph.n_ops))
+        simulator = Simulator(problem, placement)
+        for _ in range(25):
+            unit, device = int(rng.integers(problem.graph.n_units)), int(rng.integers(problem.topology.n_devices))
+            try:
+                step = simulator.move(unit, device)
+            except InvalidInput:
+                continue
+            assert step == simulate(problem, simulator.placement).step_ns
+            end = rng.random()
+            if end < 0.3:
+                simulator.accept()
+            elif end < 0.8:
+                simulator.undo()
+
+
 @pytest.mark.parametrize("how", ["random", "contiguous"])
 def test_walks_on_a_training_graph(how):
     rng = np.random.default_rng(3)

@@ -292,14 +292,18 @@ def test_the_pipeline_of_the_script_is_the_plans(write, schedule, stages, model)
 
 
 @pytest.mark.slow
-def test_what_a_script_cannot_say_is_refused_by_name(write):
+def test_what_a_script_cannot_say_is_refused_by_name(write, tmp_path):
     pytest.importorskip("transformers")
+    head = "self.head = nn.Linear(32, 64, bias=False)"
+    tied = MODEL.replace(head, f"{head}; self.head.weight = self.embedding.weight")
+    (tmp_path / "tied.py").write_text(tied, encoding="utf-8")
     refused = [
         ("tied weights .lm_head.weight", {"model": LLAMA.replace("[", "[tie_word_embeddings=true,"), "dp_shard": 2}),
         ("takes other inputs", {"model": "transformers:BertForMaskedLM[num_hidden_layers=2,length=8]", "dp_shard": 2}),
         ("zero-bubble", {"model": LLAMA, "pp": 2, "dp_shard": 2, "schedule": "zero-bubble"}),
         ("1 microbatches on 2 stages", {"model": LLAMA, "pp": 2, "dp_shard": 2, "microbatch": 8}),
         ("own code", {"model": "small", "dp_shard": 2}),
+        ("equal on two stages .embedding.weight", {"model": f"{tmp_path}/tied.py:make_step", "pp": 2}),
     ]  # fmt: skip
     for part, plan in refused:
         with pytest.raises(Unsupported, match=part):

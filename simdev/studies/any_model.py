@@ -405,8 +405,9 @@ def page(rows: Sequence[dict[str, Any]], now: str) -> str:
         right = [row for row in sizes if verdicts(row) and all(verdicts(row).values())]
         lines += [
             "## Models of published sizes", "",
-            f"{len(sizes) - sum('refused' in row for row in sizes)} of {len(sizes)} models were captured; {len(right)} "
-            f"agree in parameters, FLOPs and collectives.", "",
+            f"{len(sizes)} of the {len(published())} models in the list were compared so far: "
+            f"{len(sizes) - sum('refused' in row for row in sizes)} were captured, and {len(right)} agree in "
+            "parameters, FLOPs and collectives.", "",
             "| model | parameters, published | of the library | TFLOPs | captured | collectives (captured) | | s |",
             "|---|--:|--:|--:|--:|---|---|--:|", *map(_size_line, sizes), "",
         ]  # fmt: skip
@@ -414,7 +415,8 @@ def page(rows: Sequence[dict[str, Any]], now: str) -> str:
         passed = sum("found" in row for row in kinds)
         lines += [
             f"## Kinds with a tensor-parallel plan, on `{MESH}`", "",
-            f"{passed} of {len(kinds)} kinds ran a step.", "", "| kind | collectives of a step | s |", "|---|---|--:|",
+            f"{len(kinds)} of {len(kinds_with_plans())} kinds were tried so far; {passed} ran a step.", "",
+            "| kind | collectives of a step | s |", "|---|---|--:|",
             *(f"| {row['name']} | {row.get('found') or '**refused**: ' + _cell(row['refused'])} | {row['seconds']} |"
               for row in kinds), "",
         ]  # fmt: skip

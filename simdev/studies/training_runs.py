@@ -80,9 +80,11 @@ FITTED = {  # set -> on which rows its constants were fitted, which constants th
     ),
     "published-plans": (
         RULES,
-        "no constant was fitted to it, and its first figures are in docs/pages/fidelity-record.md. One rule was chosen "
-        "after errors had been reported with another one: compiled FSDP jobs (fms-fsdp, KempnerForge) do not have the "
-        "factors of llm-foundry. For the rows of Megatron-LM no rule was chosen",
+        "no constant was fitted to it, and its first figures are in docs/pages/fidelity-record.md. Rules chosen after "
+        "errors were seen: compiled FSDP jobs (fms-fsdp, KempnerForge) do not have the factors of llm-foundry; what "
+        "KempnerForge executes was looked up (the vendor's attention, bfloat16 storage and loss, gradients reduced "
+        "apart, one NVLink bundle for each pair of four GPUs, no FSDP on one rank). For the rows of Megatron-LM, "
+        "AutoModel and Llama 3, and those of fms-fsdp with recomputation, nothing was chosen after an error was seen",
     ),
 }
 CONTROL_ROWS = {  # set -> sets to whose rows its control is fitted, the judged model's rows left out
@@ -350,8 +352,9 @@ def _published(source: str, name: str, row: dict) -> TrainingRun:
     megatron = software.startswith("Megatron-LM")
     length, micro = int(row["sequence"]), int(row["microbatch"])
     shape = {key: int(row[key]) for key in ("width", "layers", "heads", "kv_heads", "hidden", "vocabulary") if row[key]}
-    sizes = {axis: int(row[axis] or 1) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
-    replicas = sizes["dp_replicate"] * sizes["dp_shard"]
+    sizes = {axis: int(row[axis] or 1) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")}
+    sizes["dp_shard"] //= sizes["ep"]  # which the authors carve out of dp_shard, and a mesh here multiplies
+    replicas = sizes["dp_replicate"] * sizes["dp_shard"] * sizes["ep"]
     microbatches = int(row["global_batch"]) // (micro * replicas) if row["global_batch"] else 1
     chunks = int(row["vp"] or 1)
     cluster = next((known for gpu, known in PUBLISHED_BOARDS.items() if row["gpu"].startswith(gpu)), None)
@@ -362,7 +365,7 @@ def _published(source: str, name: str, row: dict) -> TrainingRun:
     choices = {"length": length, "microbatch": micro, "recompute": row["recompute"] or "none"}
     if megatron and row["sequence_parallel"] == "yes":
         choices["sequence_parallel"] = "yes"
-    model = "gpt-175b" if megatron else f"llama3-{'8b' if shape else row['model'].rpartition('-')[2]}"
+    model = row["model"] if row["model"] in SHAPES else "gpt-175b" if megatron else "llama3-8b"
     typed = TypedPlan(
         typed_model(model, **shape, **choices),
         cluster,
@@ -370,13 +373,17 @@ def _published(source: str, name: str, row: dict) -> TrainingRun:
         microbatches,
         "interleaved" if chunks > 1 else "1f1b",
         chunks,
-        framework=next(framework for text, framework in PUBLISHED_SOFTWARE if text in software),
+        row.get("layers of stages", ""),
+        framework=row.get("framework") or next(known for text, known in PUBLISHED_SOFTWARE if text in software),
+        reshard=row.get("reshard", "always"),
     )
     plan = typed.plan
     if row["step_s"]:
         step_s = float(row["step_s"])
     elif row["tokens_per_s_per_gpu"]:
         step_s = plan.tokens / (float(row["tokens_per_s_per_gpu"]) * plan.ranks)
+    elif not megatron:
+        step_s = plan.flops / (1e12 * float(row["model_tflops_per_gpu"]) * plan.ranks)
     else:  # equation 3 of Narayanan et al. 2021, recomputation included
         h, v, layers = shape["width"], shape["vocabulary"], shape["layers"]
         flops = 96 * plan.sequences * length * layers * h**2 * (1 + length / (6 * h) + v / (16 * layers * h))
@@ -392,15 +399,20 @@ PUBLISHED_SOFTWARE = (  # words in the row's software, and the framework; the fi
     ("PyTorch FSDP, torch.compile", "fms-fsdp"),
     ("DTensor, torch.compile", "kempnerforge"),
     ("DTensor, eager", "kempnerforge[eager]"),
-    ("AutoModel", "automodel[compiled]"),
+    ("AutoModel", "automodel"),
+    ("Meta's own", "compiled"),
 )
+SHAPES = ("llama3-70b", "llama3-405b")  # models of simdev whose rows state no shape
 SC21 = "Narayanan et al. 2021 (SC21), table 1"
+AUTOMODEL = "NVIDIA-NeMo/Automodel docs/performance-summary"
 FMS = "foundation-model-stack/fms-fsdp README"
 # (source, model) -> cells that the row leaves open and its authors state elsewhere:
 # - table 1 of SC21: microbatch and stages of a rank by examples/sc21/run_table_1.sh in NVIDIA/Megatron-LM;
 # - fms-fsdp: the share of recomputed blocks p by the second table of its README, HFU / MFU = 1 + p / 3 (34b and 70b on
 #   A100: 1.35);
-# - AutoModel: examples/llm_benchmark/llama3_3/custom_llama3_1_70b_pretrain_benchmark_8nodes.yaml in its repository.
+# - AutoModel: recomputation and resharding by the files of examples/llm_benchmark in its repository;
+# - Llama 3 405B: a layer on each virtual stage, none on the first and the last one (section 3.3.2). The microbatch is
+#   not stated: one sequence.
 STATED_ELSEWHERE: dict[tuple[str, str], dict[str, str]] = {
     **{
         (SC21, f"gpt-{model}"): {"microbatch": str(microbatch), "vp": str(stages)}
@@ -410,7 +422,10 @@ STATED_ELSEWHERE: dict[tuple[str, str], dict[str, str]] = {
         )
     },
     **{(FMS, f"llama2-{size}"): {"recompute": "full"} for size in ("34b", "70b")},
-    ("NVIDIA-NeMo/Automodel docs/performance-summary", "llama3-70b"): {"recompute": "full"},
+    (AUTOMODEL, "llama3-70b"): {"recompute": "full", "framework": "automodel[compiled]"},
+    ("Llama 3 paper (Llama Team 2024), table 4", "llama3-405b"): {
+        "microbatch": "1", "vp": "8", "layers of stages": "/".join(["0", *["1"] * 126, "0"]), "reshard": "never",
+    },
 }  # fmt: skip
 
 
@@ -419,11 +434,9 @@ def _expressible(row: dict, name: str) -> None:
     reasons = {
         "its microbatch is not stated": not row["microbatch"],
         "adapters of low rank are not modelled": "LoRA" in row["model"],
-        "its shape is not stated": not row["width"] and row["model"] != "llama3-70b",
+        "its shape is not stated": not row["width"] and row["model"] not in SHAPES,
         "recomputation of every n-th block is not modelled": row["software"].startswith("PyTorch FSDP, torch.compile")
         and row["recompute"] == "selective",
-        "experts are not carved out of dp_shard": int(row["ep"] or 1) > 1,
-        "parameters that stay gathered and lighter end stages are not modelled": "not resharded" in row["sharding"],
         "no framework for its software": not any(text in row["software"] for text, _ in PUBLISHED_SOFTWARE),
     }
     for reason, holds in reasons.items():

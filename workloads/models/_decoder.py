@@ -137,8 +137,9 @@ def decoder_layer(width: int, attention, feed_forward, norm: Callable):
     return Layer()
 
 
-def decoder(part: Part, layers: list, width: int, vocabulary: int, norm: Callable):
-    """A pipeline stage: ``layers``, before them the embedding on the first one, after them the loss on the last one."""
+def decoder(part: Part, layers: list, width: int, vocabulary: int, norm: Callable, half_loss: bool = False):
+    """A pipeline stage: ``layers``, before them the embedding on the first one, after them the loss on the last one,
+    which is computed in float32 unless ``half_loss`` leaves logits in bfloat16."""
     from torch import nn
     from torch.nn import functional as F
 
@@ -158,7 +159,8 @@ def decoder(part: Part, layers: list, width: int, vocabulary: int, norm: Callabl
             if not part.last:
                 return x
             logits = self.output(self.norm(x))
-            return F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(0, 1))
+            logits = logits.flatten(0, 1)
+            return F.cross_entropy(logits if half_loss else logits.float(), target.flatten(0, 1))
 
     return Decoder()
 

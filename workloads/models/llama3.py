@@ -14,7 +14,7 @@ gathers weights. Its optimizer's state and traffic between replicas are not thos
 
 ``build="kempnerforge"`` is KempnerForge's tensor parallelism, compiled (kempnerforge/distributed/tensor_parallel.py in
 KempnerInstitute/KempnerForge): each rank has the whole embedding, the gradients of the inputs of queries, keys, values,
-gate and up are reduced one by one, and the loss is computed over gathered logits.
+gate and up are reduced one by one, and the loss is computed in bfloat16 over gathered logits.
 
 ``weights="bfloat16"`` stores weights and the optimizer's state in bfloat16; ``reduce="bfloat16"`` reduces gradients in
 it.
@@ -120,7 +120,7 @@ def llama3(
         return decoder_layer(width, attention, gated(width, hidden, merged, apart), Norm)
 
     with torch.device("meta"):
-        model = decoder(part, [layer() for _ in range(part.layers)], width, vocabulary, Norm)
+        model = decoder(part, [layer() for _ in range(part.layers)], width, vocabulary, Norm, half_loss=apart)
     styles = {**grouped_attention_plan(merged, apart), **gated_plan(merged, apart)}
     over_tensors(model, mesh, part, lambda _: styles, whole_loss=apart)
     recomputed(model, recompute, context_fn=selective_contexts if recompute == "selective" else None)

@@ -10,6 +10,7 @@ parallel libraries. Files of ``workloads/models/`` register such functions::
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -101,8 +102,11 @@ class ParallelModel:
     precision: Callable[[Any], str] = usual_precision
 
     def part(self, parameters: Mapping[str, Any], layers: int, start: int = 0) -> Part:
-        """``layers`` layers from number ``start`` on; first and last as they are in the whole model."""
-        kinds = self.kinds(parameters)[start : start + layers] if self.kinds else ()
+        """``layers`` layers from number ``start`` on; first and last as they are in the whole model. If every n-th
+        layer is recomputed, the first of them included, these are of kind 1 and the others of kind 0."""
+        kinds, every = self.kinds(parameters)[start : start + layers] if self.kinds else (), every_nth(parameters)
+        if every and not self.kinds:
+            kinds = tuple(int(number % every == 0) for number in range(start, start + layers))
         return Part(layers, not start, start + layers == int(parameters["layers"]), kinds)
 
     def parameters(self, size: str, changes: Mapping[str, object]) -> dict[str, Any]:
@@ -110,6 +114,15 @@ class ParallelModel:
         if size and size not in self.sizes:
             raise UnknownName("size", size, self.sizes, source=self.name)
         return with_sizes(self.name, {**self.defaults, **(self.sizes[size] if size else {})}, changes)
+
+
+EVERY = re.compile(r"every-([2-9]|[1-9]\d)")  # of the parameter recompute
+
+
+def every_nth(parameters: Mapping[str, Any]) -> int:
+    """The n of a model of which every n-th layer is recomputed (``recompute="every-2"``); 0 of any other."""
+    found = EVERY.fullmatch(str(parameters.get("recompute", "")))
+    return int(found[1]) if found else 0
 
 
 def parallel_model(

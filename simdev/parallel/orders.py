@@ -99,6 +99,11 @@ def _pytorch(schedule: str, ranks: int, microbatches: int, stages_per_rank: int)
     )
 
 
+def round_of(schedule: str, ranks: int) -> int:
+    """Microbatches in a round: of those of a pipeline that grows by rounds, each adds the same actions."""
+    return ranks if schedule in PYTORCH else 1
+
+
 def stage_rank(schedule: str, ranks: int, stage: int) -> int:
     """The pipeline rank that holds ``stage``: stages go round the ranks, or forth and back in a V."""
     turn, place = divmod(stage, ranks)

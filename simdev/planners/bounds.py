@@ -153,7 +153,7 @@ class _Whole:
 def _whole(shared: SharedByPlans, choice: Choice, mesh: Mesh) -> _Whole:
     job, shards = shared.job, mesh["dp_shard"]
     whole = replace(job.plan(choice), mesh=mesh, cluster=replace(job.cluster, nodes=0), stage_layers=())
-    plan = replace(whole, stages_per_rank=1, microbatches=2, schedule="1f1b", reduce_each=False)
+    plan = replace(whole, stages_per_rank=1, microbatches=2, schedule="1f1b", reduce_each=False, reshard="always")
     program = prepare(plan, shared.prices, merge=False, known=shared.known)
     forward, backward, stage = program.forward[0], program.backward[0], program.stages[0]
     return _Whole(

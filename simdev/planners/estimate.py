@@ -26,14 +26,14 @@ from simdev.graphs.parallel_model import Part
 from simdev.parallel.capture.resize import of_microbatch
 from simdev.parallel.capture.stage import StageProgram, accumulates, capture_stage, few_parts
 from simdev.parallel.costs.collectives import collective_ns, send_ns
-from simdev.parallel.costs.timing import make_template
+from simdev.parallel.costs.timing import Template, make_template
 from simdev.parallel.mesh import Mesh
-from simdev.parallel.orders import pipeline_order
+from simdev.parallel.orders import SPLIT, pipeline_order, round_of
 from simdev.parallel.plan import Plan, resident_bytes
 from simdev.parallel.program import NotRepeating, Segment
 from simdev.parallel.unroll import execution_order
 from simdev.planners.bounds import small_mesh, span_ns
-from simdev.planners.job import RECOMPUTE, Choice, Job
+from simdev.planners.job import Choice, Job
 from simdev.planners.shared import SharedByPlans
 
 SHARDS = 2  # of the captures (small_mesh); what a rank stores is scaled to other numbers
@@ -41,6 +41,8 @@ SHARDS = 2  # of the captures (small_mesh); what a rank stores is scaled to othe
 # reserves more than tensors take: in the plans that were tried, 1.05 to 1.6 times as much.
 MARGIN = {"allocated": 1.05, "reserved": 1.0}
 GRADIENT_BYTES = 4  # of a sharded gradient
+GATHERED_BYTES = 2  # of a parameter that stays gathered
+GATHERS = frozenset({"split_with_sizes_copy", "all_gather_copy_in"})  # copies of FSDP around an all-gather
 PASSES = ("F", "B first", "B further", "B last", "U")
 LIVE, PEAK = 4, 5  # what comes before are times
 
@@ -96,18 +98,28 @@ def group_of(choice: Choice) -> tuple:
     """Choices with equal groups share captures of :func:`estimate`."""
     if choice.stage_meshes:
         return (choice.order,)  # alone
-    return (*(choice.mesh[axis] for axis in ("tp", "cp", "ep")), RECOMPUTE.index(choice.recompute))
+    return (*(choice.mesh[axis] for axis in ("tp", "cp", "ep")), choice.recompute)
 
 
 def estimate(shared: SharedByPlans, choice: Choice) -> Estimate:
     """The estimate of a choice. Raises :class:`InvalidInput` if it does not suit the job."""
     plan = shared.job.plan(choice)
-    parts, few = plan.parts, _few(shared.job)[0].layers
+    parts, few = plan.parts, _few(shared.job, plan.parameters)[0].layers
     if plan.stage_meshes:
         own = [_passes(shared, one_stage(plan, stage)) for stage in range(plan.stages)]
     else:
         own = [_passes(shared, plan)] * plan.stages
     figures = {name: [one[name].of(part, few) for one, part in zip(own, parts, strict=True)] for name in own[0]}
+    gather_ns = 0.0  # of the first microbatch, by the rank that gathers longest
+    if _stay(plan):
+        always = _passes(shared, replace(plan, reshard="always", schedule="1f1b", stages_per_rank=1))["F"]
+        more = [
+            max(0.0, _pass_ns(always.of(part, few)) - _pass_ns(row))
+            for part, row in zip(parts, figures["F"], strict=True)
+        ]
+        gather_ns = max(
+            sum(more[s] for s in range(plan.stages) if plan.rank_of(s) == r) for r in range(plan.mesh["pp"])
+        )
     if plan.reduce_each:
         figures |= _reducing(figures)
     if not _keeps_whole(shared.job):
@@ -115,7 +127,8 @@ def estimate(shared: SharedByPlans, choice: Choice) -> Estimate:
         figures["B first"] = [_at_least(first, further) for first, further in pairs]
     resident = [figures["resident"][stage][0] for stage in range(len(parts))]
     times = {name: [_pass_ns(values) for values in rows] for name, rows in figures.items() if name in PASSES}
-    return Estimate(choice, int(_step_ns(plan, times)), int(_peak_bytes(plan, figures, resident)))
+    step_ns = _step_ns(plan, times) + gather_ns
+    return Estimate(choice, int(step_ns), int(_peak_bytes(plan, figures, resident)))
 
 
 def _reducing(figures: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
@@ -146,10 +159,10 @@ def _at_least(first: np.ndarray, further: np.ndarray) -> np.ndarray:
     return row
 
 
-def _few(job: Job) -> tuple[Part, Part]:
+def _few(job: Job, parameters: Mapping[str, Any]) -> tuple[Part, Part]:
     """The whole model with a few layers, and with one more or one more period of layers; twice the whole model where
     its layers do not repeat."""
-    whole = job.model.part(job.parameters, job.layers)
+    whole = job.model.part({**job.parameters, "recompute": parameters.get("recompute")}, job.layers)
     few, more = few_parts(whole)
     if more:
         return few[0], few[1]
@@ -205,7 +218,7 @@ def stage_costs(shared: SharedByPlans, mesh: Mesh, microbatch: int, recompute: s
     plan = Plan(job.model, parameters, anywhere, mesh, 2, host=software.host,
                 distributed_optimizer=software.distributed_optimizer)  # fmt: skip
     passes = _passes(shared, plan)
-    few, counts = _few(job)[0].layers, np.arange(job.layers + 1)
+    few, counts = _few(job, parameters)[0].layers, np.arange(job.layers + 1)
 
     def of(name: str) -> np.ndarray:
         """float ``(2, layers + 1, 6)``"""
@@ -236,7 +249,7 @@ def _passes(shared: SharedByPlans, plan: Plan) -> dict[str, _Passes]:
     """The figures of each kind of pass, by name; ``resident`` and ``gradients`` hold bytes that a stage stores."""
     known, small = shared.known, small_mesh(plan.mesh)
     p: Mapping[str, Any] = plan.parameters
-    key = "passes", small, plan.mesh.inner, p["microbatch"], p.get("recompute")
+    key = "passes", small, plan.mesh.inner, p["microbatch"], p.get("recompute"), _stay(plan)
     if key not in known:
         known[key] = _figures(shared, plan, _captures(shared, plan, small, int(p["microbatch"])))
     return known[key]
@@ -245,7 +258,7 @@ def _passes(shared: SharedByPlans, plan: Plan) -> dict[str, _Passes]:
 def _captures(shared: SharedByPlans, plan: Plan, mesh: Mesh, microbatch: int) -> list[StageProgram]:
     """The whole model with a few layers, and with one more; from two smaller microbatches, where they differ in numbers
     alone (PyTorch issues other kernels for some tensors of one sequence)."""
-    few = _few(shared.job)
+    few = _few(shared.job, plan.parameters)
     smaller = [size for size in sorted(shared.job.microbatches) if size < microbatch]
     for first, second in pairwise(smaller):
         with suppress(NotRepeating):
@@ -276,6 +289,8 @@ def _figures(shared: SharedByPlans, plan: Plan, captures: list[StageProgram]) ->
 
     def figures(segment: Segment, parameters: int, leaves: bool, reduces: bool, factor: float) -> np.ndarray:
         template = make_template(segment, plan.cluster, plan.mesh, 0, plan.host, shared.prices, merge=False)
+        if _stay(plan):
+            template = _without_gathers(template)
         saved = GRADIENT_BYTES * parameters * (1 - left) if leaves and shards > 1 else 0.0
         exchange = _exchange_ns(plan, parameters * left) if reduces and shards > 1 else 0.0
         host = float((template.issue_ns + template.rest_ns).sum())
@@ -284,7 +299,7 @@ def _figures(shared: SharedByPlans, plan: Plan, captures: list[StageProgram]) ->
         times = np.array([factor * span_ns(template), host, factor * most, exchange])
         return np.concatenate([times, [segment.live_bytes - saved, segment.peak_bytes - saved]])
 
-    counts = [part.layers for part in _few(shared.job)]
+    counts = [part.layers for part in _few(shared.job, plan.parameters)]
 
     def layer(short: np.ndarray, long: np.ndarray) -> np.ndarray:
         """What a layer adds; on average where several kinds of layers repeat, or none does."""
@@ -297,7 +312,8 @@ def _figures(shared: SharedByPlans, plan: Plan, captures: list[StageProgram]) ->
         short, long = (figures(of(stage), stage.parameters, leaves, reduces, factor) for stage in captures)
         return _Passes(short, layer(short, long))
 
-    stored = [np.array([resident_bytes(plan, stage) * left]) for stage in captures]
+    whole_bytes = GATHERED_BYTES * SHARDS if _stay(plan) and shards > 1 else 0  # of each parameter in the captures
+    stored = [np.array([resident_bytes(plan, stage) * left + whole_bytes * stage.parameters]) for stage in captures]
     shard = [np.array([GRADIENT_BYTES * stage.parameters * left]) for stage in captures]
     first, further, last, only = range(4)
     return {
@@ -310,6 +326,22 @@ def _figures(shared: SharedByPlans, plan: Plan, captures: list[StageProgram]) ->
         "resident": _Passes(stored[0], layer(*stored)),
         "gradients": _Passes(shard[0], layer(*shard)),
     }
+
+
+def _stay(plan: Plan) -> bool:
+    """Whether gathered parameters stay gathered for the whole step."""
+    return plan.gathered or plan.schedule in SPLIT
+
+
+def _without_gathers(template: Template) -> Template:
+    """The template of a pass whose parameters are gathered already. Memory is left as it is: it contains the gathered
+    parameters of about two layers, so that an estimate is rather too large."""
+    copies = np.array([kind in GATHERS for kind in template.kinds], bool)[template.kind]
+    gathers = np.array([kind == "all_gather" for kind in template.kinds], bool)[template.kind]
+    axes = np.array(["dp_shard" in one for one in template.axes], bool)[template.stream]
+    none = copies | (gathers & axes)
+    issue, rest = (np.where(none, 0, of) for of in (template.issue_ns, template.rest_ns))
+    return replace(template, ns=np.where(none, 0, template.ns), issue_ns=issue, rest_ns=rest)
 
 
 def _exchange_ns(plan: Plan, parameters: float) -> float:
@@ -331,7 +363,7 @@ def _step_ns(plan: Plan, times: dict[str, list[float]]) -> float:
     update = max(
         sum(times["U"][stage] for stage in range(plan.stages) if plan.rank_of(stage) == rank) for rank in range(ranks)
     )
-    one = 1 if plan.stages_per_rank == 1 else ranks
+    one = round_of(plan.schedule, ranks)
     first = plan.microbatches % one + one * -(-max(2 * ranks, 2) // one)
     rounds = (plan.microbatches - first) // one
     if rounds < 2:
@@ -347,11 +379,15 @@ def _schedule_ns(plan: Plan, microbatches: int, times: dict[str, list[float]]) -
     sent = [max(send_ns(size, first[r], first[r + 1], plan.cluster) for r in range(ranks))]
     done: dict[tuple, float] = {}
     free = [0.0] * ranks
-    for rank, (what, stage, number) in execution_order(orders, plan.stages):
+    for rank, (kind, stage, number) in execution_order(orders, plan.stages):
+        if kind == "W":  # half of a backward pass, which no other rank waits for
+            free[rank] += (0.5 if stage else 1.0) * times["B further"][stage]
+            continue
+        what, share = ("B", 0.5 if stage else 0.0) if kind == "I" else (kind, 1.0)
         name = "F" if what == "F" else "B last" if number == microbatches - 1 else "B further" if number else "B first"
         before = (what, stage - 1 if what == "F" else stage + 1, number)
         start = max(free[rank], done[before] + sent[0] if before in done else 0.0)
-        free[rank] = done[what, stage, number] = start + times[name][stage]
+        free[rank] = done[what, stage, number] = start + share * times[name][stage]
     return max(free)
 
 
@@ -367,12 +403,14 @@ def _sent_bytes(plan: Plan, rank: int) -> int:
 def _peak_bytes(plan: Plan, figures: dict[str, list[np.ndarray]], resident: list[float]) -> float:
     """The most memory of a pipeline rank, its passes in the order of the schedule."""
     ranks = plan.mesh["pp"]
-    few = min(plan.microbatches, 2 * plan.stages + 2 * ranks)
-    few -= (few - plan.microbatches) % (ranks if plan.stages_per_rank > 1 else 1)
+    few = min(plan.microbatches, (2 * plan.stages if plan.schedule == "looped-bfs" else 2 * ranks) + 2 * ranks)
+    few -= (few - plan.microbatches) % round_of(plan.schedule, ranks)
     peak = 0.0
     for rank, actions in enumerate(pipeline_order(plan.schedule, ranks, few, plan.stages_per_rank)):
         live = sum(resident[stage] for stage in range(plan.stages) if plan.rank_of(stage) == rank)
         for what, stage, number in actions:
+            if what == "I":
+                continue  # what a backward pass frees, its second half does
             name = "F" if what == "F" else "B last" if number == few - 1 else "B further" if number else "B first"
             figure = figures[name][stage]
             peak = max(peak, live + figure[PEAK])

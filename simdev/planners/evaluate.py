@@ -14,6 +14,7 @@ import numpy as np
 from simdev.errors import SimdevError
 from simdev.parallel.capture.stage import captured
 from simdev.parallel.costs.reserved import reserved_bytes
+from simdev.parallel.orders import round_of
 from simdev.parallel.plan import Plan, PlanProgram, PlanReport, captures_of, peak_bytes, prepare, simulate_program
 from simdev.parallel.unroll import TooManyOps
 from simdev.planners.bounds import plan_bound_ns
@@ -184,7 +185,7 @@ def extrapolated(program: PlanProgram, warm: int = 3) -> np.ndarray | None:
     """
     plan = program.plan
     ranks = plan.mesh["pp"]
-    one = 1 if plan.stages_per_rank == 1 else ranks  # microbatches in a round
+    one = round_of(plan.schedule, ranks)
     first = plan.microbatches % one + one * -(-max(warm * ranks + 2, 6) // one)
     rounds, rest = divmod(plan.microbatches - first, one)
     if rest or rounds < 8:

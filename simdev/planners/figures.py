@@ -45,6 +45,55 @@ def figures(job: Job, outcome: Outcome, price: float | None = None) -> dict:
     return found
 
 
+DAY = 86_400  # seconds
+
+
+def demand(job: Job, step_s: float, tokens: float | None, price: float | None) -> dict:
+    """Tokens in a day of steps that take ``step_s`` seconds; for a training run of ``tokens`` tokens its days, and with
+    ``price`` (dollars for an hour of one accelerator) its dollars."""
+    each = job.batch * int(job.parameters["length"])
+    found: dict = {"ranks": job.ranks, "tokens_per_day": each / step_s * DAY}
+    if tokens is not None:
+        found["days"] = tokens / found["tokens_per_day"]
+        if price is not None:
+            found["dollars"] = price * 24 * job.ranks * found["days"]
+    return found
+
+
+def other_sizes(job: Job, evaluator: Evaluator, best: Outcome, tokens: float | None, price: float | None) -> list[dict]:
+    """:meth:`demand` of the best plan on the cluster half and twice as large, with the same sequences in a step: it has
+    half or twice the replicas there, of those axes that divide, the outermost first. Each is simulated; ``fits`` says
+    whether it fits. A size on which the plan cannot run is left out."""
+    found = []
+    for twice in (False, True):
+        there = _resized(job, best.choice, twice)
+        if there is None:
+            continue
+        other, choice = there
+        outcome = evaluator.sibling(other).outcome(choice, always=True)
+        if outcome.step_ns is not None:
+            figures_there = demand(other, outcome.time_ns / 1e9, tokens, price)
+            found.append({**figures_there, "name": str(choice), "fits": outcome.fits})
+    return found
+
+
+def _resized(job: Job, choice: Choice, twice: bool) -> tuple[Job, Choice] | None:
+    """The job on half or twice the nodes, and the choice with half or twice the replicas, if both can be."""
+    nodes, rest = (2 * job.cluster.nodes, 0) if twice else divmod(job.cluster.nodes, 2)
+    ranks = 2 * job.ranks if twice else job.ranks // 2
+    if rest or not nodes or choice.stage_meshes:
+        return None
+    other = job.with_changes(cluster=replace(job.cluster, nodes=nodes), ranks=ranks)
+    sizes = choice.mesh.sizes
+    for axis in ("dp_replicate", "dp_shard"):
+        size = choice.mesh[axis]
+        if size > 1 and (twice or size % 2 == 0):
+            mesh = Mesh({**sizes, axis: 2 * size if twice else size // 2})
+            if other.valid(replace(choice, mesh=mesh)):
+                return other, replace(choice, mesh=mesh)
+    return None
+
+
 def why_slower(best: Outcome, other: Outcome) -> str:
     """What the other plan loses most time with, compared with the best plan; or the memory that it lacks."""
     if other.overflow_bytes:

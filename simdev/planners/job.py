@@ -15,12 +15,14 @@ from simdev.parallel.capture.stage import accumulates
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.framework import Framework, find_framework
 from simdev.parallel.mesh import AXES, Mesh
-from simdev.parallel.plan import RESHARD, Plan
+from simdev.parallel.orders import SPLIT, V_SHAPED
+from simdev.parallel.plan import LIGHT, RESHARD, Plan
 
 RECOMPUTE = ("none", "selective", "full")  # less memory and more work from left to right
 MEMORIES = ("reserved", "allocated")
 LOOPED = ("interleaved", "looped-bfs")  # schedules with several stages on a pipeline rank
 LONG = 8192  # tokens; shorter sequences are not split among ranks (cp)
+SHARE = 4096  # tokens that each rank of cp keeps of a sequence, in a wide space
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,10 @@ class Job:
     ``framework`` names the software that runs it (:mod:`simdev.parallel.framework`). ``microbatches`` are the
     microbatch sizes, ``recomputes`` the kinds of recomputation and ``schedules`` the schedules that planners may
     choose. ``memory`` is what decides whether a plan fits: ``reserved`` or ``allocated``.
+
+    ``wide`` is the space of published plans (:meth:`choices`): parameters that stay gathered, pipelines that reduce
+    gradients after each microbatch, stages down to one layer, light end stages, context parallelism of sequences that
+    leave :data:`SHARE` tokens to each rank, and experts and long sequences across nodes.
     """
 
     model: ParallelModel
@@ -143,6 +149,7 @@ class Job:
     recomputes: tuple[str, ...] = RECOMPUTE
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
     memory: str = "reserved"
+    wide: bool = False
     name: str = field(default="", compare=False)
 
     def __post_init__(self):
@@ -263,20 +270,19 @@ class Job:
     def meshes(self) -> list[Mesh]:
         """Every mesh of the job's ranks along the axes that the model knows.
 
-        Tensor, context and expert parallelism stay in a node, and sequences of at most 8,192 tokens are not split.
+        Tensor, context and expert parallelism stay in a node, and sequences of at most 8,192 tokens are not split,
+        unless the job is ``wide``.
         """
-        inside = [n for n in _divisors(self.cluster.gpus) if self.ranks % n == 0]
-        long = int(self.parameters["length"]) > LONG
-        known = self.model.axes
+        inside, known = [n for n in _divisors(self.cluster.gpus) if self.ranks % n == 0], self.model.axes
         found = []
         for pp, tp, cp, ep in product(
             [n for n in _divisors(self.ranks) if n <= self.layers] if self.model.pipeline else [1],
             inside if "tp" in known else [1],
-            inside if "cp" in known and long else [1],
-            inside if "ep" in known else [1],
+            self.spreads("cp"),
+            self.spreads("ep"),
         ):
             data, rest = divmod(self.ranks, pp * tp * cp * ep)
-            if rest or tp * cp * ep > self.cluster.gpus:
+            if rest or not self.may_spread(tp, cp, ep):
                 continue
             for shard in _divisors(data) if "dp_shard" in known else [1]:
                 replicate = data // shard
@@ -287,6 +293,26 @@ class Job:
                 if self.same_precision(mesh):
                     found.append(mesh)
         return found
+
+    def spreads(self, axis: str) -> list[int]:
+        """The sizes of ``cp`` or ``ep`` that planners may choose."""
+        if axis not in self.model.axes:
+            return [1]
+        length, most = int(self.parameters["length"]), int(self.parameters.get("experts", 0))
+        inside = [n for n in _divisors(self.cluster.gpus) if self.ranks % n == 0]
+        if axis == "cp":
+            found = inside if length > LONG else [1]
+            beyond = [n for n in _divisors(self.ranks) if length // n >= SHARE]
+        else:
+            found, beyond = inside, [n for n in _divisors(self.ranks) if most and most % n == 0]
+        return sorted({*found, *beyond}) if self.wide else found
+
+    def may_spread(self, tp: int, cp: int, ep: int) -> bool:
+        """Whether planners may choose these sizes together: inside a node; in a wide job also experts alone across
+        nodes, and sequences once tensor parallelism fills a node."""
+        gpus = self.cluster.gpus
+        across = (ep > gpus and tp == cp == 1) or (cp > 1 and tp == gpus and ep == 1)
+        return tp * cp * ep <= gpus or (self.wide and across)
 
     def same_precision(self, mesh: Mesh) -> bool:
         """Whether weights and computation have the data types that they have if parameters are sharded; other types
@@ -299,18 +325,48 @@ class Job:
         kind = self.model.precision
         return kind is not usual_precision and kind(mesh) == kind(Mesh({"dp_shard": self.ranks}))
 
-    def choices(self) -> Iterator[Choice]:
-        """Every plan of the job with stages of equal depth, in a fixed order."""
+    def choices(self, base: bool = False) -> Iterator[Choice]:
+        """Every plan of the job with stages of equal depth, in a fixed order; of a wide job also those whose end stages
+        have a layer less. ``base``: each plan of which :meth:`deeper` makes others is given without them."""
         for mesh in self.meshes():
-            for microbatch in self.microbatches:
-                for recompute in self.known_recomputes:
-                    for schedule in self.schedules if mesh["pp"] > 1 else ("1f1b",):
-                        choice = Choice(mesh, microbatch, recompute, schedule, stages_of(schedule))
-                        if not self.valid(choice):
-                            continue
-                        yield choice
-                        if self.may_reduce_each(choice):
-                            yield replace(choice, reduce_each=True)
+            for microbatch, recompute in product(self.microbatches, self.known_recomputes):
+                if mesh["cp"] > 1 and recompute == "full" and int(self.parameters["length"]) <= LONG:
+                    continue  # which leaves little to divide
+                for schedule in self.schedules if mesh["pp"] > 1 else ("1f1b",):
+                    if schedule in SPLIT and recompute != "none":
+                        continue  # PyTorch recomputes a layer for each group of weights
+                    choice = Choice(mesh, microbatch, recompute, schedule, stages_of(schedule))
+                    for one in (choice,) if base else (choice, *self.deeper(choice)):
+                        if self.valid(one):
+                            yield one
+                            yield from self._gathering(one)
+
+    def deeper(self, choice: Choice) -> Iterator[Choice]:
+        """The pipeline with more stages on each rank, as many as divide the layers, and with light end stages; nothing
+        unless the job is wide."""
+        ranks, least = choice.mesh["pp"], stages_of(choice.schedule)
+        if not self.wide or ranks == 1:
+            return
+        most = (self.layers + LIGHT) // ranks if choice.schedule in LOOPED else least
+        for chunks in range(least, most + 1):
+            stages, light = ranks * chunks, -self.layers % (ranks * chunks)
+            each = (self.layers + light) // stages
+            if chunks > least and light <= LIGHT:
+                yield replace(choice, stages_per_rank=chunks)
+            if 0 < light <= LIGHT and each > 1:  # with one layer a stage, light ends are the default
+                layers = each - (light == LIGHT), *[each] * (stages - 2), each - 1
+                yield replace(choice, stages_per_rank=chunks, stage_layers=layers)
+
+    def _gathering(self, choice: Choice) -> Iterator[Choice]:
+        """The choice with other times to reduce gradients and to free gathered parameters."""
+        reduces = self.may_reduce_each(choice)
+        if reduces:
+            yield replace(choice, reduce_each=True)
+        if not self.wide or choice.mesh["dp_shard"] == 1 or choice.schedule in SPLIT:
+            return
+        yield replace(choice, reshard="never")
+        if reduces or choice.mesh["pp"] > 1:
+            yield replace(choice, reduce_each=True, reshard="never")
 
     def may_reduce_each(self, choice: Choice) -> bool:
         """Whether it matters if gradients are reduced after each microbatch: sharded ones of a model that would keep
@@ -326,8 +382,8 @@ class Job:
 
 
 def stages_of(schedule: str) -> int:
-    """Stages on a pipeline rank that planners choose for a schedule."""
-    return 2 if schedule in LOOPED else 1
+    """The least number of stages on a pipeline rank that planners choose for a schedule."""
+    return 2 if schedule in (*LOOPED, *V_SHAPED) else 1
 
 
 def _divisors(n: int) -> list[int]:

@@ -14,7 +14,8 @@ The same holds for the time of the host, which issues the kernels of its rank on
 the longer of both for its layers, so ``c`` may be the longer one if ``e`` and ``h`` are the shorter ones: a second
 bound. The larger bound counts.
 
-What the minima are over: tensor, context and expert parallelism inside a node; shares from the least to the largest of
+What the minima are over: tensor, context and expert parallelism inside a node (of a wide job also those of
+:meth:`simdev.planners.job.Job.may_spread`); shares from the least to the largest of
 the job's microbatch sizes that divide the batch (``d s`` does, for every plan); the job's kinds of recomputation. All
 of these are captured and costed; nothing is interpolated. Data parallelism adds collectives and copies to a rank, which
 are left out, and replaces none of its kernels; the optimizer is left out. Memory is not looked at.
@@ -61,14 +62,20 @@ def stage_options(job: Job) -> Iterator[tuple[Mesh, int, str]]:
     """``(mesh, share, recomputation)`` of every stage that a plan may have, as far as its kernels depend on it: with
     one replica, and with two."""
     gpus, long = min(job.cluster.gpus, job.ranks), int(job.parameters["length"]) > LONG
+    wide = job.wide
     least, most = min(job.microbatches), max(job.microbatches)
     shares = [n for n in range(least, most + 1) if job.batch % n == 0]
-    degrees = [range(1, gpus + 1) if axis in job.model.axes else (1,) for axis in ("tp", "cp", "ep")]
+    degrees = [
+        sorted({*range(1, gpus + 1), *(job.spreads(axis) if axis != "tp" else ())}) if axis in job.model.axes else [1]
+        for axis in ("tp", "cp", "ep")
+    ]
     data = "dp_shard" if "dp_shard" in job.model.axes else "dp_replicate"
     for tp, cp, ep, replicas in product(*degrees, (1, 2) if data in job.model.axes else (1,)):
         sizes = {data: replicas, "cp": cp, "ep": ep, "tp": tp}
         mesh = Mesh({axis: size for axis, size in sizes.items() if size > 1})
-        if tp * cp * ep > gpus or mesh.ranks > job.ranks or (cp > 1 and not long) or not job.same_precision(mesh):
+        if mesh.ranks > job.ranks or not job.same_precision(mesh):
+            continue
+        if not (job.may_spread(tp, cp, ep) if wide else tp * cp * ep <= gpus and (cp == 1 or long)):
             continue
         for share, kind in product(shares, job.known_recomputes):
             if _builds(job, mesh, share, kind):

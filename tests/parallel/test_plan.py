@@ -259,6 +259,20 @@ def test_parameters_that_stay_are_gathered_before_activations_arrive():
     )
 
 
+def test_every_second_layer_is_recomputed():
+    """Four layers of which two are recomputed: half of the FLOPs that recomputing all adds."""
+    spec, parameters = find_model(TINY.replace("layers=5", "layers=4"))
+
+    def flops(recompute):
+        given = {**parameters, "recompute": recompute}
+        part = spec.part(given, 4)
+        program = capture_stage(spec, given, parse_mesh("dp_shard=2"), part, several=False)
+        return sum(call.flops for call in program.backward[3].calls)
+
+    none, second, every = map(flops, ("none", "every-2", "full"))
+    assert none < second < every and 2 * (second - none) == every - none
+
+
 def test_figures_add_up(program):
     report = simulate_program(program)
     assert np.array_equal(report.compute_ns + report.exposed_ns + report.bubble_ns, np.full(2, report.step_ns))

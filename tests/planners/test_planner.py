@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from simdev.errors import BudgetExhausted, InvalidInput, UnknownName, Unsupported
+from simdev.parallel import load_cluster
 from simdev.parallel.mesh import Mesh
 from simdev.planners import Choice, Evaluator, PlanBudget, PlannerSpec, find_planner, planners
 from simdev.planners.bounds import job_bound_ns, small_mesh
 from simdev.planners.evaluate import WorkersLost, extrapolated
+from simdev.planners.figures import demand, other_sizes
 from simdev.planners.job import choice_from
 from simdev.planners.stage_bounds import any_plan_bound_ns, stage_options
 from simdev.planners.testing import check_planner
@@ -168,6 +170,22 @@ def test_choices_survive_json():
     assert str(own) == "tp=2 / dp_replicate=2 microbatch=4 recompute=full/none 1f1b"
     with pytest.raises(InvalidInput, match="stage_meshes"):
         choice_from({**own.to_json(), "stage_meshes": ["tp=2"]})
+
+
+def test_days_and_dollars_by_hand(tiny_job, tiny_evaluator):
+    """8 sequences of 256 tokens in 2 s are 1,024 tokens/s; four GPUs at 3 dollars an hour are 288 dollars a day. On
+    half and twice the nodes the replicas are half and twice as many."""
+    found = demand(tiny_job, 2.0, 1024 * 86_400 * 10, 3.0)
+    assert found == {"ranks": 4, "tokens_per_day": 1024 * 86_400, "days": 10, "dollars": 2880}
+    cluster = load_cluster("dgx-a100[nodes=2]")
+    job = tiny_job.with_changes(cluster=cluster, ranks=16, batch=32)
+    choice = Choice(Mesh({"dp_replicate": 8, "tp": 2}), 1)
+    evaluator = Evaluator(job)
+    sizes = other_sizes(job, evaluator, evaluator.outcome(choice, always=True), None, None)
+    assert [(row["ranks"], row["name"], row["fits"]) for row in sizes] == [
+        (8, "dp_replicate=4,tp=2 microbatch=1", True),
+        (32, "dp_replicate=16,tp=2 microbatch=1", True),
+    ]
 
 
 def test_uneven_stages_are_simulated(tiny_job, tiny_evaluator):

@@ -10,15 +10,18 @@ def axis_size(mesh, axis: str) -> int:
     return mesh[axis].size() if axis in (mesh.mesh_dim_names or ()) else 1
 
 
-def recomputed(model, recompute: str, context_fn=None) -> None:
+def recomputed(model, recompute: str, context_fn=None, kinds: tuple[int, ...] = ()) -> None:
     """Keep the input of each layer and recompute the layer in its backward pass, unless ``recompute`` is ``none``;
-    ``context_fn`` says which results are kept all the same (``torch.utils.checkpoint``)."""
+    ``context_fn`` says which results are kept all the same (``torch.utils.checkpoint``). ``kinds`` is 1 for each layer
+    that is recomputed, where not all are (``Part.kinds``)."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
     if recompute == "none":
         return
     how = {"context_fn": context_fn} if context_fn else {}
     for number, layer in enumerate(model.layers):
+        if kinds and not kinds[number]:
+            continue
         model.layers[number] = checkpoint_wrapper(layer, preserve_rng_state=False, **how)
 
 

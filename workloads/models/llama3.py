@@ -2,7 +2,8 @@
 layer, FSDP2 around each layer, PyTorch's context parallelism along ``cp`` (each rank has a part of every sequence; keys
 and values are gathered for attention), activation checkpointing by layer if asked for: ``recompute="full"`` keeps a
 layer's input alone; ``"selective"`` also keeps the results of attention, of reduce-scatters and of every second product
-(torchtitan's ``selective_ac_option = "op"``, the setting of its published runs).
+(torchtitan's ``selective_ac_option = "op"``, the setting of its published runs); ``"every-2"`` recomputes every second
+layer in full, ``"every-3"`` every third one.
 
 Weights and gradients are bfloat16 in computation and float32 in storage (FSDP's mixed precision); AdamW is fused.
 ``norm="composed"`` computes RMSNorm in float32 by separate kernels, as PyTorch did before version 2.8 outside of
@@ -26,7 +27,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from simdev.errors import InvalidInput, UnknownName
-from simdev.graphs.parallel_model import Part, Stage, parallel_model
+from simdev.graphs.parallel_model import Part, Stage, every_nth, parallel_model
 from simdev.graphs.selective import selective_contexts
 from simdev.workloads.models._data import adam, axis_size, last_gradient, over_data, recomputed
 from simdev.workloads.models._decoder import (
@@ -73,7 +74,7 @@ def llama3_checks(p, mesh) -> None:
             f"{p['length']} does not divide into two pieces for each of {mesh['cp'] * mesh['tp']} ranks of cp and tp"
         )
         raise InvalidInput(message, source="llama3", field="length")
-    if p["recompute"] not in RECOMPUTE:
+    if p["recompute"] not in RECOMPUTE and not every_nth(p):
         raise UnknownName("recompute", str(p["recompute"]), RECOMPUTE, source="llama3")
     if p["norm"] not in NORMS:
         raise UnknownName("norm", str(p["norm"]), NORMS, source="llama3")
@@ -123,7 +124,7 @@ def llama3(
         model = decoder(part, [layer() for _ in range(part.layers)], width, vocabulary, Norm, half_loss=apart)
     styles = {**grouped_attention_plan(merged, apart), **gated_plan(merged, apart)}
     over_tensors(model, mesh, part, lambda _: styles, whole_loss=apart)
-    recomputed(model, recompute, context_fn=selective_contexts if recompute == "selective" else None)
+    recomputed(model, recompute, context_fn=selective_contexts if recompute == "selective" else None, kinds=part.kinds)
     if merged or weights == "bfloat16":
         model.to(torch.bfloat16)
     if not merged:

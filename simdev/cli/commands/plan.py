@@ -25,10 +25,12 @@ from simdev.cli.options import (
     positive,
 )
 from simdev.cli.tables import print_json, print_table
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, UnknownName
 
 if TYPE_CHECKING:
     from simdev.planners import PlanBudget
+
+SPACES = ("wide", "node")
 
 
 @command("plan", topic=JOBS)
@@ -55,12 +57,25 @@ def plan(
     framework: FrameworkOption = "eager",
     microbatch: Annotated[str, typer.Option(help="Microbatch sizes that may be chosen.")] = "1,2,4,8",
     recompute: Annotated[str, typer.Option(help="Kinds of recomputation that may be chosen.")] = "none,selective,full",
+    schedules: Annotated[
+        str, typer.Option(help="Pipeline schedules that may be chosen: 1f1b, interleaved, zero-bubble, zbv ...")
+    ] = "1f1b,interleaved",
+    space: Annotated[
+        str,
+        typer.Option(
+            help="Plans that may be chosen: wide, or node (degrees inside a node, two stages on a rank, parameters "
+            "gathered for each pass)."
+        ),
+    ] = "wide",
     evaluations: Annotated[int | None, typer.Option(help="Plans to simulate at most.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds to search at most.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of planners that draw at random.")] = 0,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Plans at a time (default: one per core).")] = None,
     top: Annotated[int, typer.Option(help="How many plans to print.")] = 6,
     price: Annotated[float | None, typer.Option(help="Dollars for an hour of one GPU (default: its kind's).")] = None,
+    tokens: Annotated[
+        float | None, typer.Option(help="Tokens of the whole training run (15e12): days and dollars are printed.")
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the best pipeline (PNG, SVG or PDF).", callback=in_a_folder)
     ] = None,
@@ -90,8 +105,9 @@ def plan(
     from simdev.errors import BudgetExhausted, Unsupported
     from simdev.parallel import find_model, load_cluster
     from simdev.parallel.framework import find_framework
+    from simdev.parallel.orders import SCHEDULES
     from simdev.planners import Evaluator, Job, PlanBudget, find_planner
-    from simdev.planners.figures import figures, what_helps, why_none_fits, why_slower
+    from simdev.planners.figures import demand, figures, other_sizes, what_helps, why_none_fits, why_slower
 
     spec, params = find_planner(planner)
     found, parameters = find_model(model)
@@ -103,6 +119,8 @@ def plan(
         framework=framework,
         microbatches=_numbers(microbatch),
         recomputes=tuple(recompute.split(",")),
+        schedules=_known(schedules.split(","), SCHEDULES, "--schedules"),
+        wide=_known([space], SPACES, "--space") == SPACES[:1],
         name=f"{model} on {cluster}",
     )
     job.check()
@@ -110,6 +128,7 @@ def plan(
         if given is not None and given < 1:
             raise InvalidInput(f"expected a whole number from 1 on, got {given}", source=option)
     writer = _writer(write)
+    tokens = positive(tokens, "--tokens")
     price = positive(price, "--price") or job.cluster.kind.dollars_per_hour or None
     workers = jobs or os.cpu_count() or 1
     with _executor(backend, scheduler) as executor, Evaluator(job, workers, executor) as evaluator:
@@ -135,6 +154,8 @@ def plan(
         best = evaluator.outcome(choice, always=True)
         others = [o for o in sorted(budget.tried.values()) if o.choice != choice and o.step_ns is not None]
         helps = what_helps(job, evaluator, best, budget.tried.values())
+        sizes = [{**demand(job, best.time_ns / 1e9, tokens, price), "name": str(choice), "fits": best.fits}]
+        sizes += other_sizes(job, evaluator, best, tokens, price)
         if picture is not None:
             from simdev.parallel.picture import draw_pipeline
 
@@ -160,11 +181,13 @@ def plan(
             "simulated": budget.used,
             "plans": rows,
             "what_helps": helps,
+            "sizes": sizes,
             "configuration": text,
         }
         print_json(document)
         return
     _print(job, rows, budget, helps, price)
+    _print_sizes(sizes)
     if text is not None and out is None:
         print(f"\n{text}", end="")
 
@@ -184,6 +207,13 @@ def _numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise InvalidInput(f"expected whole numbers with commas, got {text!r}", source="--microbatch") from None
+
+
+def _known(given: list[str], known: tuple[str, ...], option: str) -> tuple[str, ...]:
+    for name in given:
+        if name not in known:
+            raise UnknownName(option, name, known)
+    return tuple(given)
 
 
 def _writer(write: str | None):
@@ -228,6 +258,16 @@ def _print(job, rows: list[dict], budget, helps: list[str], price: float | None)
         print("What would help:")
     for sentence in helps:
         print(f"  {sentence}")
+
+
+def _print_sizes(sizes: list[dict]) -> None:
+    """What the best plan trains in a day, on this cluster and on half and twice as many GPUs."""
+    print("With the same sequences in a step:")
+    for row in sizes:
+        text = f"  {row['ranks']:,} GPUs: {row['tokens_per_day'] / 1e9:,.1f} billion tokens a day"
+        text += f", {row['days']:,.1f} days" if "days" in row else ""
+        text += f", {row['dollars']:,.0f} dollars" if "dollars" in row else ""
+        print(text + ("" if row["fits"] else " (does not fit)") + f" ({row['name']})")
 
 
 def told_apart(seconds: list[float]) -> list[str]:

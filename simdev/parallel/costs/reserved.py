@@ -15,12 +15,12 @@ import contextlib
 import gzip
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from simdev.errors import InvalidInput
 from simdev.files import parse_json, read_zipped, replacing
-from simdev.graphs.parallel_model import Part
+from simdev.graphs.parallel_model import Part, every_nth
 from simdev.parallel.capture import kept
 from simdev.parallel.costs.allocator import CachingAllocator, Event, Reserved
 from simdev.parallel.orders import SPLIT, Action, pipeline_order
@@ -193,11 +193,17 @@ def _allocations(plan: Plan, stage: int, known: dict) -> Allocations:
     options = several, plan.reduce_each, plan.gathered
     key = "allocations", tuple(sorted(parameters.items())), mesh, part, options
     if key not in known:
-        counts = (part.layers,) if part.layers <= LAYERS[-1] else LAYERS
+        period = every_nth(parameters) or 1
+        rest = part.layers % period
+        counts = [n * period + rest for n in LAYERS]
+        if part.layers <= counts[-1]:
+            counts = [part.layers]
         how = plan.model, parameters, mesh, options
-        recorded = [_recorded(*how, Part(count, part.first, part.last)) for count in counts]
+        few = [replace(part, layers=n, kinds=part.kinds[:n] if period > 1 else ()) for n in counts]
+        recorded = [_recorded(*how, one) for one in few]
         try:
-            found = extended(recorded, part.layers - LAYERS[0]) if len(recorded) > 1 else recorded[0]
+            more = (part.layers - counts[0]) // period
+            found = extended(recorded, more) if len(recorded) > 1 else recorded[0]
         except NotRepeating:
             found = _recorded(*how, part)
         known[key] = found

@@ -300,6 +300,25 @@ def machines(head: list[str], name: str) -> list[str]:
     return [f"| `{placer}` | {' | '.join(_by_machine(name, placer, topologies))} |" for placer in ranking(name)]
 
 
+def inference(head: list[str], name: str, objective: str) -> list[str]:
+    """Lines of a table whose columns are machines: the mean ratio to the best of each placer under one objective, and
+    the cases that fit."""
+    from simdev.bench import score
+
+    _, _, _, *topologies, _, _ = (cell.strip() for cell in head[0].split("|"))
+    mine = [row for row in board(name) if row.objective == objective]
+    each = [
+        {line["placer"]: line for line in score.ranking(row for row in mine if row.topology == topology)}
+        for topology in topologies
+    ]
+    found = []
+    for line in score.ranking(mine):
+        cells = [f"{float(part[line['placer']]['geomean_ratio_to_best']):.3f}" for part in each]
+        mean = f"{float(line['geomean_ratio_to_best']):.3f}"
+        found.append(f"| `{line['placer']}` | {mean} | {' | '.join(cells)} | {line['solved']}/{line['cases']} |")
+    return found
+
+
 def _by_machine(name: str, placer: str, topologies: list[str]) -> list[str]:
     from simdev.bench import score
 
@@ -333,7 +352,7 @@ FACTS: dict[str, Callable[..., str]] = {
     )
 }  # fmt: skip
 TABLES: dict[str, Callable[..., list[str]]] = {
-    function.__name__: function for function in (table, machines, pipelines, bounds)
+    function.__name__: function for function in (table, machines, pipelines, bounds, inference)
 }
 
 

@@ -43,7 +43,7 @@ PUBLIC = {
     "integrations": ("torch_map",),
     "errors": ("",),
 }
-BOARDS = ("standard", "order", "throughput", "machines", "parallel")  # shown together on one page
+BOARDS = ("standard", "order", "throughput", "inference", "machines", "parallel")  # shown together on one page
 RUN = ("tutorial", "howto/model", "howto/machine", "howto/placer", "howto/apply", "python-api", "agents")
 HELP_WIDTH = 72  # characters that a column of the site shows without a scroll bar
 
@@ -114,6 +114,7 @@ def boards_page() -> str:
         "standard": "placements of one training step",
         "order": "the same, with the order of ops chosen, and long searches",
         "throughput": "pipelines of 32 microbatches",
+        "inference": "one query, and a stream of queries",
         "machines": "placements on other machines",
         "parallel": "plans of whole training jobs",
     }

@@ -39,11 +39,15 @@ def counted(make):
     def attend_backward(gradient, query, key, value, *_, out_val=None, **__):
         return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
 
-    attend._get_raw = attend_backward._get_raw = True
+    def bilinear(*tensors, out_val=None, **_):  # PyTorch counts none; the weight, or its gradient, is the largest
+        return 2 * 8 * max(tensor.numel() for tensor in (*tensors[:3], out_val))  # eight rows
+
+    attend._get_raw = attend_backward._get_raw = bilinear._get_raw = True
     aten = torch.ops.aten
     mapping = {
         aten._scaled_dot_product_flash_attention_for_cpu: attend,
         aten._scaled_dot_product_flash_attention_for_cpu_backward: attend_backward,
+        aten._trilinear: bilinear,
     }
     torch.manual_seed(0)
     random.seed(0)

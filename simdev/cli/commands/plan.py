@@ -250,7 +250,7 @@ def _print(job, rows: list[dict], budget, helps: list[str], price: float | None)
     for row in rows[1:]:
         print(f"{row['name']}: {row['why']}")
     gap = rows[0]["step_time_s"] / rows[0]["bound_s"] - 1
-    same = "these stages" if "stage_meshes" in rows[0]["plan"] else "this mesh, microbatch and recomputation"
+    same = "these stages" if "stage_meshes" in rows[0]["plan"] else "this mesh, microbatch, recomputation, resharding"
     print(f"No plan with {same} can be more than {gap:.1%} faster.")
     for note in job.model.notes:
         print(f"Not offered: {note}.")

@@ -7,18 +7,22 @@ timer around each call.
 from __future__ import annotations
 
 import re
+import warnings
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
 
 from simdev.calibrate.observations import Found, Observations
-from simdev.calibrate.workbook import sheet_rows
+from simdev.errors import InvalidInput, Unsupported
+from simdev.files import open_zip
 from simdev.problem.opcost.parts import conv_name
 
 SINGLE = re.compile(r"fp32", re.IGNORECASE)
 HALF = re.compile(r"mixed", re.IGNORECASE)  # 16-bit inputs on tensor cores, 32-bit sums
 DEVICE = re.compile(r"(?:^|_)([A-Za-z0-9]+)\.xlsx$")
 LARGEST = 1 << 40
+MAX_UNPACKED, MAX_CELLS = 16 << 20, 1 << 22  # bytes and cells of a workbook, with the gaps between its cells
 GATES = {"Vanilla": 1, "GRU": 3, "LSTM": 4}
 STEPS = (("rnn", "time forward"), ("rnn_dgrad", "time backward wrt inputs"), ("rnn_wgrad", "time backward wrt weights"))
 GRADIENTS = (("conv", "forward ("), ("conv_dgrad", "wrt inputs"), ("conv_wgrad", "wrt parameters"))
@@ -28,6 +32,49 @@ def is_workbook(path: Path) -> bool:
     return path.name.endswith(".xlsx")
 
 
+def sheet_rows(path: str | Path) -> list[tuple[str, dict[str, str | float]]]:
+    """``(sheet, {column letters: value})`` of each row of an ``.xlsx`` workbook that is not empty. Values are texts and
+    floats; of a formula, the stored result.
+
+    Raises :class:`InvalidInput` if the file is not a workbook, is damaged, or is too large, and
+    :class:`Unsupported` without the package openpyxl.
+    """
+    try:
+        import openpyxl
+    except ImportError:
+        raise Unsupported("reading .xlsx workbooks needs the package openpyxl: pip install 'simdev[excel]'") from None
+    from openpyxl.utils import get_column_letter
+
+    found: list[tuple[str, dict[str, str | float]]] = []
+    seen = 0
+    try:
+        with open_zip(path) as archive, warnings.catch_warnings(action="ignore"):
+            if sum(part.file_size for part in archive.infolist()) > MAX_UNPACKED:  # zipfile unpacks no more than these
+                raise InvalidInput(f"larger than {MAX_UNPACKED} bytes unpacked: refused", source=path)
+            book = openpyxl.load_workbook(archive.fp, read_only=True, data_only=True)
+            for sheet in book.worksheets:
+                sheet.reset_dimensions()  # as the cells say, not as the file claims
+                for row in sheet.iter_rows(values_only=True):
+                    seen += 1 + len(row)
+                    if seen > MAX_CELLS:
+                        raise InvalidInput(f"more than {MAX_CELLS} cells: refused", source=path)
+                    values = ((column, _value(value)) for column, value in enumerate(row, 1))
+                    cells = {get_column_letter(column): value for column, value in values if value not in (None, "")}
+                    if cells:
+                        found.append((sheet.title, cells))
+    except InvalidInput as error:
+        raise InvalidInput(f"not a readable workbook ({error.message})", source=path) from None
+    return found
+
+
+def _value(value: object) -> str | float | None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not isfinite(value):
+            raise ValueError(f"{value} is not a number")
+        return float(value)
+    return value if isinstance(value, str) else None
+
+
 def read_workbook(path: Path, found: Found) -> None:
     """Add the tables of a results workbook to ``found``. Rows that cannot be used are counted by section."""
     match = DEVICE.search(path.name)
@@ -35,7 +82,7 @@ def read_workbook(path: Path, found: Found) -> None:
     rows: dict[tuple[str, str], list[tuple[tuple[int, ...], float]]] = {}
     sheet: str | None = None
     section, header = "", dict[str, str]()
-    for name, _, cells in sheet_rows(path):
+    for name, cells in sheet_rows(path):
         if name != sheet:
             sheet, section, header = name, "", {}
         dtype = "f32" if SINGLE.search(name) else "f16" if HALF.search(name) else None

@@ -2,14 +2,16 @@
 
 import json
 import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, Unsupported
 from simdev.exact.makespan import solve_makespan
-from simdev.graphs.importers import detect_format, import_graph, xls
+from simdev.graphs.importers import detect_format, import_graph, moirai
 from simdev.graphs.importers.moirai import read_problem
 from simdev.placers.budget import Budget
 from simdev.placers.registry import find_placer
@@ -190,23 +192,28 @@ def test_ids_given_twice_and_unknown_ones_are_refused(tmp_path):
         import_graph(tmp_path / "t.json")
 
 
-# moirai's spreadsheets: the reader of .xls by small cases, the published files, the toy's optimum
+# moirai's spreadsheets: damaged files, the published files, the toy's optimum
 
 
 DATA = Path(os.environ.get("SIMDEV_DATA", Path(__file__).parents[3] / "shared" / "data")) / "moirai"
-published = pytest.mark.skipif(not DATA.is_dir(), reason="SIMDEV_DATA names no folder with moirai")
+needs_xlrd = pytest.mark.skipif(find_spec("xlrd") is None, reason="needs the package xlrd")
 
 
-def test_short_numbers_of_excel():
-    assert xls._rk((7 << 2) | 2) == 7 and xls._rk((125 << 2) | 3) == 1.25
-    assert xls._rk(((1 << 32) - (3 << 2)) | 2) == -3
-    assert xls._rk(0x3FF00000) == 1.0 and xls._rk(0x40590000 | 1) == 1.0
+def published(test):
+    return needs_xlrd(pytest.mark.skipif(not DATA.is_dir(), reason="SIMDEV_DATA names no folder with moirai")(test))
 
 
-@pytest.mark.parametrize("data", [xls.MAGIC, xls.MAGIC + bytes(600), b"PK\x03\x04" + bytes(40), b""])
+@needs_xlrd
+@pytest.mark.parametrize("data", [moirai.MAGIC, moirai.MAGIC + bytes(600), b"PK\x03\x04" + bytes(40), b""])
 def test_what_is_no_workbook_is_refused(data, tmp_path):
     with pytest.raises(InvalidInput, match="is no Excel 97 workbook, or is damaged"):
-        xls.first_sheet(data, tmp_path / "a.xls")
+        moirai.first_sheet(data, tmp_path / "a.xls")
+
+
+def test_without_xlrd_the_reader_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "xlrd", None)
+    with pytest.raises(Unsupported, match=r"needs the package xlrd: pip install 'simdev\[excel\]'"):
+        moirai.first_sheet(moirai.MAGIC, tmp_path / "a.xls")
 
 
 @published

@@ -74,7 +74,7 @@ def measured_readers() -> list[Reader]:
         Reader("op table gzip", "linear.csv.gz", gzip.compress(OP_TABLE.encode(), mtime=0), mutate_bytes, _op_table),
         Reader("label", "gpt-train-128-2.csv", _label_csv(), mutate_csv, _label),
         Reader("label figures", "gpt-train-128-2.json", json.dumps(LABEL).encode(), mutate_json, _label_figures),
-        Reader("workbook", "DeepBench_P100.xlsx", _workbook(), _mutate_workbook, _read_workbook),
+        Reader("workbook", "DeepBench_P100.xlsx", _workbook(), _mutate_workbook, _read_workbook, "openpyxl"),
         Reader("kernel tables openxla", "openxla_matmul.csv", OPENXLA.encode(), mutate_csv, _kernel_tables),
         Reader("kernel tables vidur", "vidur_a100_phi-2_mlp.csv", VIDUR.encode(), mutate_csv, _kernel_tables),
         Reader("kernel tables llmcompass", "matmul_A100.csv", COMPASS.encode(), mutate_text, _compass),
@@ -113,9 +113,16 @@ def _workbook() -> bytes:
         '<c r="A1" t="s"><v>0</v></c>' + "".join(f'<c r="{c}1" t="s"><v>{n}</v></c>' for n, c in enumerate("CDEF", 1)),
         "".join(f'<c r="{c}2"><v>{value}</v></c>' for c, value in zip("CDEF", (64, 32, 16, 0.5), strict=True)),
     ]
+    package = "http://schemas.openxmlformats.org/package/2006"
+    kind = "application/vnd.openxmlformats-officedocument.spreadsheetml"
+    types = {"workbook": "sheet.main", "sharedStrings": "sharedStrings", "worksheets/sheet1": "worksheet"}
     parts = {
-        "xl/_rels/workbook.xml.rels": '<R><r Id="r1" Target="worksheets/sheet1.xml"/></R>',
-        "xl/workbook.xml": f'<workbook xmlns="{main}" xmlns:r="{rel}"><sheets><sheet name="fp32" r:id="r1"/></sheets></workbook>',  # noqa: E501
+        "[Content_Types].xml": f'<Types xmlns="{package}/content-types">'
+        + "".join(f'<Override PartName="/xl/{at}.xml" ContentType="{kind}.{name}+xml"/>' for at, name in types.items())
+        + "</Types>",
+        "xl/_rels/workbook.xml.rels": f'<Relationships xmlns="{package}/relationships">'
+        f'<Relationship Id="r1" Type="{rel}/worksheet" Target="worksheets/sheet1.xml"/></Relationships>',
+        "xl/workbook.xml": f'<workbook xmlns="{main}" xmlns:r="{rel}"><sheets><sheet name="fp32" sheetId="1" r:id="r1"/></sheets></workbook>',  # noqa: E501
         "xl/sharedStrings.xml": f'<sst xmlns="{main}">'
         + "".join(f"<si><t>{text}</t></si>" for text in texts)
         + "</sst>",

@@ -11,24 +11,26 @@ problem, with the devices and these times.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 
 import numpy as np
 
-from simdev.errors import InvalidInput
-from simdev.graphs.importers import Imported, importer, xls
+from simdev.errors import InvalidInput, Unsupported
+from simdev.graphs.importers import Imported, importer
 from simdev.graphs.importers.reading import name_of, read_input
 from simdev.problem.costs import CostTable
 from simdev.problem.graph import ComputationGraph, GraphBuilder
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import Device, DeviceKind, Link, Topology
 
+MAGIC = bytes.fromhex("d0cf11e0a1b11ae1")  # of the compound file that holds an Excel 97 workbook
 NS = 1e6  # ms
 BITS_FROM = 1e8  # capacities from here on are in bits
 
 
-@importer("moirai", detects=lambda data, path: data.startswith(xls.MAGIC))
+@importer("moirai", detects=lambda data, path: data.startswith(MAGIC))
 def parse(data: bytes, path, *, format: str, device_kind: str) -> Imported:
     sheet = _Sheet(data, path)
     graph, tasks, _ = sheet.graph()
@@ -69,6 +71,29 @@ def read_problem(path: str | os.PathLike, *, contention: str = "fifo") -> Proble
     return Problem(graph, Topology(name_of(path), devices, links, ("switch",)), costs, Rules(contention=contention))
 
 
+def first_sheet(data: bytes, path) -> dict[tuple[int, int], str | float]:
+    """The texts and numbers of the first sheet of an Excel 97 workbook by ``(row, column)``, both from 0.
+
+    Raises :class:`InvalidInput` for a file that is no such workbook or is damaged, and :class:`Unsupported` without the
+    package xlrd.
+    """
+    try:
+        import xlrd
+    except ImportError:
+        raise Unsupported("reading .xls workbooks needs the package xlrd: pip install 'simdev[excel]'") from None
+    try:
+        book = xlrd.open_workbook(file_contents=data, logfile=io.StringIO(), ragged_rows=True, on_demand=True)
+        rows = list(book.sheet_by_index(0).get_rows())
+    except Exception:  # damaged bytes reach assertions, look-ups and unpacking all over xlrd
+        raise InvalidInput("is no Excel 97 workbook, or is damaged", source=path) from None
+    return {
+        (row, column): cell.value
+        for row, cells in enumerate(rows)
+        for column, cell in enumerate(cells)
+        if cell.ctype in (xlrd.XL_CELL_TEXT, xlrd.XL_CELL_NUMBER)
+    }
+
+
 class _Task:
     """A row: times per device, weights, and ``successors`` with ``sends[successor][a][b]`` in ms."""
 
@@ -79,7 +104,7 @@ class _Task:
 
 class _Sheet:
     def __init__(self, data: bytes, path):
-        self.path, self.cells = path, xls.first_sheet(data, path)
+        self.path, self.cells = path, first_sheet(data, path)
         self.columns = {str(text): column for (row, column), text in self.cells.items() if row == 0}
         self.devices = sum(bool(re.fullmatch(r"p\d+", name)) for name in self.columns)
         needed = ["task", "dir_succ", "mi"]

@@ -132,3 +132,44 @@ def test_what_cannot_run_is_one_clear_error(monkeypatch):
     monkeypatch.setattr(ranks._Steps, "run", broken)
     with pytest.raises(SimdevError, match="rank [01]: .*broken step"):
         execute_plan(TINY, here(), parse_mesh("dp_replicate=2"), repeats=1)
+
+
+PLAIN = """
+import torch
+from torch import nn
+from simdev.graphs.workload import TrainingStep
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(8, 4), nn.Linear(4, 8)
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)) for _ in range(4)))
+
+    def forward(self, tokens):
+        return self.head(self.blocks(self.embedding(tokens)))
+
+def loss(model, tokens):
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+def make_step():
+    model = Model()
+    return TrainingStep(model, (torch.arange(8).view(2, 4),), loss, torch.optim.SGD(model.parameters(), lr=0.1))
+"""
+
+
+def test_the_last_stage_of_a_plain_module_looks_no_arbitrary_tokens_up(tmp_path):
+    """The stage runs the model's own code, with the embedding that it does not hold. PyTorch fills new tensors with the
+    largest number here, which is no token."""
+    import torch
+
+    from simdev.measure.execute.clock import time_kernels
+
+    (tmp_path / "my_model.py").write_text(PLAIN, encoding="utf-8")
+    spec, parameters = find_model(f"{tmp_path}/my_model.py:make_step")
+    plan = Plan(spec, parameters, Cluster("here", CORE, 2, 1, 1, 0, 0, 0), parse_mesh("pp=2"), 2, host=Host())
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = time_kernels(spec, dict(plan.parameters), plan.mesh, plan.parts[1], False, 1, warm_up=False)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert any("mm" in signature for signature in found.kernel_ns)

@@ -154,13 +154,14 @@ class _Gone(TorchFunctionMode):
         self.inside = False
 
     def mark(self, values):
-        """``values`` with other tensors, which are gone."""
+        """``values`` with other tensors, which are gone. They hold zeros, which are valid indices: a rank that runs for
+        real looks them up in its embedding."""
 
         def other(value):
             if not isinstance(value, torch.Tensor):
                 return value
             with unrecorded():
-                return self._add(torch.empty_like(value, requires_grad=False))
+                return self._add(torch.zeros_like(value, requires_grad=False))
 
         return tree_map(other, values)
 

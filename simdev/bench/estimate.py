@@ -23,22 +23,22 @@ class TimeLeft:
 
     def __init__(self, limits: Limits):
         self._limit = limits.seconds
-        self._expected: dict[str, tuple[str, int]] = {}  # by title: the solver's entry and the ops
+        self._expected: dict[Any, tuple[str, str, int]] = {}  # by run: its title, the solver's entry, and the ops
         self._seen: dict[str, list[tuple[float, float]]] = {}  # by entry: seconds of each finished run, and per op
         self._kinds: dict[str, tuple[bool, bool]] = {}
 
     def expect(self, run: Any, n_ops: int, kind: tuple[bool, bool]) -> None:
         """A run that is still to be done. ``kind`` says whether its solver learns, and whether it searches."""
         self._kinds[run.entry] = kind
-        self._expected[str(run)] = run.entry, n_ops
+        self._expected[run] = str(run), run.entry, n_ops
 
     def forget(self, run: Any) -> None:
         """A run that will not be done."""
-        self._expected.pop(str(run), None)
+        self._expected.pop(run, None)
 
     def learn(self, run: Any, row: Row) -> None:
         """A run that is done."""
-        entry, n_ops = self._expected.pop(str(run))
+        _, entry, n_ops = self._expected.pop(run)
         seconds = self._limit if row.status == "timeout" else row.place_seconds or 0.0
         self._seen.setdefault(entry, []).append((seconds, seconds / n_ops))
 
@@ -46,15 +46,16 @@ class TimeLeft:
         """Estimated seconds until all runs are done, ``jobs`` at a time; None if unknown. ``running`` has the seconds
         since the start of each running run."""
         known = {entry: _mean(seen) for entry, seen in self._seen.items()}
+        titles = {title: (entry, n_ops) for title, entry, n_ops in self._expected.values()}
         for title, elapsed in running.items():
-            entry, n_ops = self._expected.get(title, ("", 1))
+            entry, n_ops = titles.get(title, ("", 1))
             if entry and elapsed > _seconds(known.get(entry, (0.0, 0.0)), n_ops):
                 known[entry] = 2 * elapsed, 2 * elapsed / n_ops
         slowest: dict[tuple[bool, bool], tuple[float, float]] = {}
         for entry, found in known.items():
             slowest[self._kinds[entry]] = max(found, slowest.get(self._kinds[entry], found))
         total = longest = 0.0
-        for title, (entry, n_ops) in self._expected.items():
+        for title, entry, n_ops in self._expected.values():
             found = known.get(entry) or slowest.get(self._kinds[entry])
             if found is None:
                 return None

@@ -405,6 +405,18 @@ def test_a_run_that_takes_longer_than_expected_is_taken_to_be_halfway():
     assert estimate.seconds_left(1, {"loading transformer-xl-2": 9.0}) == 3 + 3 * OVERHEAD_S
 
 
+def test_runs_that_differ_only_in_the_objective_count_one_by_one():
+    (run,) = runs_of("heft")
+    runs = [run, replace(run, objective="latency")]
+    estimate = TimeLeft(Limits(100, 0))
+    for run in runs:
+        estimate.expect(run, 10, (False, False))
+    estimate.learn(runs[0], row(runs[0], 4.0))
+    assert estimate.seconds_left(1, {}) == 4 + OVERHEAD_S
+    estimate.learn(runs[1], row(runs[1], 4.0))
+    assert estimate.seconds_left(1, {}) == 0
+
+
 def test_the_time_left_in_words():
     assert [left(seconds) for seconds in (None, 0.2, 89, 90, 3600)] == [
         "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from simdev.errors import BudgetExhausted
 from simdev.planners.estimate import Estimate
@@ -19,7 +19,8 @@ class PlanBudget:
     A plan that was evaluated before costs nothing. ``best`` is the fastest plan that fits of all that were evaluated;
     ``tried`` holds the outcome of each. A budget of ``evaluations`` gives the same result on every machine; one of
     ``seconds`` does not. ``tell(used, best)`` is called after each evaluation
-    and each estimate.
+    and each estimate. ``screen``: a plan that is estimated to need far more memory than there is
+    (:meth:`Evaluator.hopeless`) counts as evaluated without being captured.
     """
 
     def __init__(
@@ -29,9 +30,10 @@ class PlanBudget:
         evaluations: float = math.inf,
         seconds: float = math.inf,
         tell: Callable[[int, Outcome | None], None] = lambda used, best: None,
+        screen: bool = False,
     ):
         self.evaluator, self.evaluations, self.seconds, self.tell = evaluator, evaluations, seconds, tell
-        self.job = evaluator.job
+        self.job, self.screen = evaluator.job, screen
         self.tried: dict[Choice, Outcome] = {}
         self.estimated: dict[Choice, Estimate] = {}
         self.curve: list[tuple[int, float, int]] = []
@@ -82,7 +84,7 @@ class PlanBudget:
             raise BudgetExhausted(f"the budget is used up after {self.used} plans")
         room = self.evaluations - self.used
         self._begin("simulating", int(min(room, len(new))))
-        for outcome in self.evaluator.outcomes(new if len(new) <= room else new[: int(room)]):
+        for outcome in self._outcomes(new if len(new) <= room else new[: int(room)]):
             self.tried[outcome.choice] = outcome
             self.done += 1
             if outcome.fits and (self.best is None or outcome < self.best):
@@ -92,3 +94,10 @@ class PlanBudget:
             if self.elapsed >= self.seconds:
                 break
         return [self.tried[choice] for choice in choices if choice in self.tried]
+
+    def _outcomes(self, choices: list[Choice]) -> Iterator[Outcome]:
+        """The outcomes of choices, in order."""
+        hopeless = {choice: self.evaluator.hopeless(choice) for choice in choices} if self.screen else {}
+        rest = self.evaluator.outcomes(choice for choice in choices if hopeless.get(choice) is None)
+        for choice in choices:
+            yield hopeless.get(choice) or next(rest)

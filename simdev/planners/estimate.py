@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
 from simdev.parallel.capture.resize import of_microbatch
 from simdev.parallel.capture.stage import StageProgram, accumulates, capture_stage, few_parts
@@ -29,7 +30,7 @@ from simdev.parallel.costs.collectives import collective_ns, send_ns
 from simdev.parallel.costs.timing import Template, make_template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, pipeline_order, round_of
-from simdev.parallel.plan import Plan, resident_bytes
+from simdev.parallel.plan import DIVIDED, WHOLE, Plan, resident_bytes
 from simdev.parallel.program import NotRepeating, Segment
 from simdev.parallel.unroll import execution_order
 from simdev.planners.bounds import small_mesh, span_ns
@@ -243,6 +244,35 @@ def stage_costs(shared: SharedByPlans, mesh: Mesh, microbatch: int, recompute: s
             "gradients": np.maximum(first[..., LIVE] + kept, 0.0),
         },
     )
+
+
+def least_bytes(shared: SharedByPlans) -> float:
+    """Bytes of parameters, optimizer state and gradients that the ranks of the job hold together at the end of a step,
+    in every plan: those of one copy of the model. 0 if no mesh of the job leaves the layers whole.
+
+    A rank of every plan holds at least this divided by the number of ranks. Two captures with few layers are needed,
+    which estimates also need.
+    """
+    job = shared.job
+    size, recompute = min(job.microbatches), job.known_recomputes[-1]
+    for mesh in (mesh for mesh in job.meshes() if mesh["tp"] == mesh["cp"] == mesh["ep"] == 1):
+        with suppress(InvalidInput):
+            plan = job.plan(Choice(mesh, size, recompute))
+            break
+    else:
+        return 0.0
+    small = small_mesh(mesh)
+
+    def held(part: Part) -> float:
+        stage = _captured(shared, plan, small, part, size)
+        if plan.distributed_optimizer:
+            return stage.parameters * (WHOLE + DIVIDED)
+        return (stage.resident_bytes - min(0, stage.finish.live_bytes)) * small["dp_shard"]
+
+    few, more = _few(job, plan.parameters)
+    short, long = held(few), held(more)
+    each = short / few.layers if few == more else (long - short) / (more.layers - few.layers)
+    return short + (job.layers - few.layers) * each
 
 
 def _passes(shared: SharedByPlans, plan: Plan) -> dict[str, _Passes]:

@@ -18,11 +18,13 @@ from simdev.parallel.orders import round_of
 from simdev.parallel.plan import Plan, PlanProgram, PlanReport, captures_of, peak_bytes, prepare, simulate_program
 from simdev.parallel.unroll import TooManyOps
 from simdev.planners.bounds import plan_bound_ns
-from simdev.planners.estimate import Estimate, estimates, group_of
+from simdev.planners.estimate import Estimate, estimate, estimates, group_of
 from simdev.planners.job import Choice, Job
 from simdev.planners.outcome import Outcome
 from simdev.planners.shared import SharedByPlans
 from simdev.user_file import is_user_module
+
+HOPELESS = 1.5  # estimated memory over the capacity, from which a plan is not even captured
 
 
 class WorkersLost(SimdevError):
@@ -81,6 +83,21 @@ class Evaluator(SharedByPlans):
         idle = (step - compute - exposed).tolist()
         times = tuple(compute.tolist()), tuple(exposed.tolist()), tuple(idle)
         return Outcome(choice, step, *figures[1:], *times, reserved_bytes=reserved)
+
+    def hopeless(self, choice: Choice) -> Outcome | None:
+        """An outcome without figures of time for a choice that is estimated to need more than :data:`HOPELESS` times
+        the memory that there is, at its microbatch or at a smaller one; None for any other. Tests of the cost model
+        allow estimates to be a quarter too large, so that such a plan does not fit."""
+        capacity = self.job.cluster.kind.memory_bytes
+        sizes = {min(self.job.microbatches), choice.microbatch} if not choice.stage_meshes else ()
+        for size in sorted(sizes):
+            smaller = replace(choice, microbatch=size)
+            if size > choice.microbatch or not self.job.valid(smaller):
+                continue
+            peak = estimate(self, smaller).peak_bytes
+            if peak > HOPELESS * capacity:
+                return Outcome(choice, None, peak - capacity, (peak,) * choice.mesh["pp"])
+        return None
 
     def reserved(self, plan: Plan, peak: np.ndarray) -> tuple[int, ...]:
         """Reserved memory with NCCL's buffers of each pipeline rank; empty where it decides nothing: the job is judged

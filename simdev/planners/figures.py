@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
+
+from simdev.errors import InvalidInput
+from simdev.parallel.cluster import Cluster, load_cluster
 from simdev.parallel.mesh import Mesh
 from simdev.planners.budget import PlanBudget
-from simdev.planners.estimate import estimate
+from simdev.planners.estimate import estimate, least_bytes
 from simdev.planners.evaluate import Evaluator
 from simdev.planners.job import Choice, Job
 from simdev.planners.outcome import Outcome
 from simdev.problem.costs import peak_flops
-from simdev.problem.topology import load_kinds
+from simdev.problem.topology import DeviceKind, load_kinds, topology_names
 
 
 def figures(job: Job, outcome: Outcome, price: float | None = None) -> dict:
@@ -107,11 +111,20 @@ def why_slower(best: Outcome, other: Outcome) -> str:
     return f"{what} {more[what] / 1e6:,.0f} ms more" if more[what] > 0 else "is as quick"
 
 
-def what_helps(job: Job, evaluator: Evaluator, best: Outcome, tried: Iterable[Outcome]) -> list[str]:
-    """Sentences that say what more memory, faster links and a larger batch would change; each is simulated."""
-    found = []
-    wanting = sorted((o for o in tried if o.overflow_bytes and o.bound_ns < best.time_ns), key=lambda o: o.bound_ns)[:8]
-    better = [o for o in (evaluator.outcome(o.choice, always=True, exact=False) for o in wanting) if _quicker(o, best)]
+def what_helps(job: Job, budget: PlanBudget, best: Outcome) -> list[str]:
+    """Sentences that say what more memory, faster links and a larger batch would change; each is simulated. Of the
+    plans that do not fit, those are simulated that a shipped GPU would hold and that seem the quickest: one by its
+    estimate, and two by the bounds of plans that were captured."""
+    found, evaluator = [], budget.evaluator
+    lacking = [(o.bound_ns, o.choice.order, o.choice, o) for o in budget.tried.values() if o.overflow_bytes]
+    lacking = [row for row in lacking if 0 < row[0] < best.time_ns and _held(row[3], job)]
+    wanting = [choice for *_, choice, _ in sorted(lacking)[:2]]
+    over = (one for one in budget.estimated.values() if one.peak_bytes > job.cluster.kind.memory_bytes)
+    most = max((kind.memory_bytes for kind in _kinds(job)), default=0)
+    over = (one for one in over if one.step_ns < best.time_ns and one.peak_bytes <= most)
+    first = min(over, key=lambda one: (one.step_ns, one.choice.order), default=None)
+    wanting += [first.choice] if first and first.choice not in wanting else []
+    better = [o for o in (evaluator.outcome(one, always=True, exact=False) for one in wanting) if _quicker(o, best)]
     if better:
         least = min(better, key=lambda o: o.time_ns)
         gain = 1 - least.time_ns / best.time_ns
@@ -133,13 +146,23 @@ def what_helps(job: Job, evaluator: Evaluator, best: Outcome, tried: Iterable[Ou
 def _gpu_with(needed: int, job: Job) -> str:
     """The shipped kind of GPU with the least memory that suffices, of no lower speed than the job's; empty if there is
     none."""
-    own = job.cluster.kind
-    kinds = [kind for kind in load_kinds().values() if kind.memory_bytes >= needed and kind.vendor == own.vendor]
-    kinds = [kind for kind in kinds if peak_flops(kind, "bf16") >= peak_flops(own, "bf16")]
+    kinds = [kind for kind in _kinds(job) if kind.memory_bytes >= needed]
     if not kinds:
         return ""
     least = min(kinds, key=lambda kind: (kind.memory_bytes, kind.name))
     return f"a GPU with more memory ({least.name}, {least.memory_bytes / 2**30:.0f} GiB)"
+
+
+def _kinds(job: Job) -> list[DeviceKind]:
+    """The shipped kinds of the same vendor that are no slower than the job's."""
+    own = job.cluster.kind
+    same = [kind for kind in load_kinds().values() if kind.vendor == own.vendor]
+    return [kind for kind in same if peak_flops(kind, "bf16") >= peak_flops(own, "bf16")]
+
+
+def _held(outcome: Outcome, job: Job) -> bool:
+    """Whether a shipped GPU has as much memory as the plan needs."""
+    return bool(_gpu_with(max(outcome.reserved_bytes or outcome.peak_bytes), job))
 
 
 def why_none_fits(job: Job, budget: PlanBudget) -> str:
@@ -155,25 +178,85 @@ def why_none_fits(job: Job, budget: PlanBudget) -> str:
     return text + _nodes_that_hold(job, budget.evaluator)
 
 
+def why_nothing_can_fit(job: Job, evaluator: Evaluator) -> str:
+    """Why no plan of the job can fit, and what would hold the model: a message if parameters, optimizer state and
+    gradients exceed the memory even if all ranks divide them evenly. Empty if a plan may fit. Nothing is simulated."""
+    least, capacity = least_bytes(evaluator) / job.ranks, job.cluster.kind.memory_bytes
+    if least <= capacity:
+        return ""
+    text = f"no plan fits: parameters, gradients and optimizer state, divided among {job.ranks} GPUs, take"
+    text += f" {least / 2**30:,.0f} GiB on each, which has {capacity / 2**30:,.0f} GiB"
+    return text + _nodes_that_hold(job, evaluator)
+
+
+MOST_TIMES = 64  # as many nodes as a cluster has, at most, when more are tried
+
+
 def _nodes_that_hold(job: Job, evaluator: Evaluator) -> str:
-    """A plan that is estimated to fit but was not simulated, or the fewest nodes, doubled step by step, on which
-    parameters sharded over all ranks are estimated to fit."""
-    several = job.cluster.nodes > 0 and job.cluster.network_bytes_per_s
-    more = "use GPUs with more memory" + ("" if several else f" or several nodes ({job.cluster.name}[nodes=2])")
+    """A plan that is estimated to fit but was not simulated, or the fewest nodes, doubled step by step, on which a plan
+    with parameters sharded over all ranks, or over nodes with tensor parallelism inside, is estimated to fit: nodes of
+    the job's cluster, or of a shipped machine with as much memory and speed if that has no network."""
     if "dp_shard" not in job.model.axes:
-        return f"; {more}"
-    size = min(job.microbatches)
-    for times in (1, 2, 4, 8, 16, 32) if several else (1,):
-        cluster = replace(job.cluster, nodes=job.cluster.nodes * times)
-        ranks = job.ranks * times
-        other = job.with_changes(cluster=cluster, ranks=ranks, batch=job.batch if times == 1 else 2 * ranks * size)
-        choice = Choice(Mesh({"dp_shard": ranks} if ranks > 1 else {}), size, job.known_recomputes[-1])
-        choice = replace(choice, reduce_each=other.may_reduce_each(choice))
-        if other.valid(choice) and estimate(evaluator.sibling(other), choice).peak_bytes <= cluster.kind.memory_bytes:
-            if times == 1:
+        return _more_memory(job)
+    least = least_bytes(evaluator)
+    for cluster in _machines(job):
+        own = cluster.name == job.cluster.name
+        nodes = max(1, job.cluster.nodes if own else -(-job.ranks // cluster.gpus))
+        for times in 2 ** np.arange(MOST_TIMES.bit_length()):
+            count = int(nodes * times)
+            there = replace(cluster, nodes=count)
+            ranks = count * cluster.gpus
+            if least > ranks * cluster.kind.memory_bytes or (count > 1 and not cluster.network_bytes_per_s):
+                continue
+            found = _sharded_plan(job.with_changes(cluster=there, ranks=ranks), evaluator)
+            if found is None:
+                continue
+            other, choice = found
+            if own and times == 1 and other.batch == job.batch:
                 return f"; {choice} is estimated to fit: raise --evaluations or --seconds"
-            return f"; {cluster.nodes} nodes are estimated to hold the model ({choice})"
-    return f"; {more}"
+            batch = f" --batch {other.batch}" if other.batch != job.batch else ""
+            return f"; {cluster.name}[nodes={count}]{batch} is estimated to hold the model ({choice})"
+    return _more_memory(job)
+
+
+def _sharded_plan(job: Job, evaluator: Evaluator) -> tuple[Job, Choice] | None:
+    """A plan with the least microbatch that is estimated to fit, and its job: the given one, or with a larger batch if
+    no such plan divides the batch."""
+    size, found = min(job.microbatches), []
+    for tp in sorted({1, job.cluster.gpus} if "tp" in job.model.axes else {1}):
+        sizes = {"dp_shard": job.ranks // tp, "tp": tp}
+        choice = Choice(Mesh({axis: n for axis, n in sizes.items() if n > 1}), size, job.known_recomputes[-1])
+        at_once = choice.mesh.replicas * size
+        other = job.with_changes(batch=at_once * -(-job.batch // at_once))
+        found.append((other, replace(choice, reduce_each=other.may_reduce_each(choice))))
+    capacity = job.cluster.kind.memory_bytes
+    for other, choice in sorted(found, key=lambda pair: pair[0].batch):
+        if other.valid(choice) and estimate(evaluator.sibling(other), choice).peak_bytes <= capacity:
+            return other, choice
+    return None
+
+
+def _machines(job: Job) -> list[Cluster]:
+    """The job's cluster, if it has a network; else shipped ones that have, with as much memory and speed of each
+    accelerator, those of the same kind first."""
+    own = job.cluster
+    if own.network_bytes_per_s:
+        return [own]
+    found = []
+    for name in topology_names():
+        with suppress(InvalidInput):  # accelerators of several kinds
+            found.append(load_cluster(name))
+    speed = peak_flops(own.kind, "bf16")
+    found = [one for one in found if one.network_bytes_per_s and one.kind.vendor == own.kind.vendor]
+    found = [one for one in found if one.kind.memory_bytes >= own.kind.memory_bytes]
+    found = [one for one in found if peak_flops(one.kind, "bf16") >= speed]
+    return [own, *sorted(found, key=lambda one: (one.kind != own.kind, one.kind.memory_bytes, one.name))]
+
+
+def _more_memory(job: Job) -> str:
+    """A shipped kind of GPU with more memory, if there is one."""
+    gpu = _gpu_with(job.cluster.kind.memory_bytes + 1, job)
+    return f"; use {gpu}" if gpu else "; use more GPUs"
 
 
 def _quicker(one: Outcome, other: Outcome) -> bool:

@@ -16,7 +16,8 @@ from simdev.parallel import find_model, load_cluster
 from simdev.parallel.mesh import Mesh
 from simdev.planners import Choice, Evaluator, Job, PlanBudget, planners
 from simdev.planners.bounds import job_bound_ns
-from simdev.planners.estimate import estimate, estimates, stage_costs
+from simdev.planners.estimate import estimate, estimates, least_bytes, stage_costs
+from simdev.planners.figures import why_nothing_can_fit
 
 # the cost model: close to the simulation, and the same whatever the number of workers
 
@@ -51,6 +52,28 @@ CHOICES = [
     Choice(Mesh({"dp_shard": 8}), 2, "full", reshard="never"),
     Choice(Mesh({"pp": 2, "dp_shard": 4}), 2, "full", "interleaved", 4, reshard="never"),
 ]
+
+
+def test_what_no_plan_can_hold_is_known_before_any_simulation(job, evaluator):
+    layer = 2 * 512 * 512 + 2 * 512 * 256 + 3 * 512 * 1024 + 2 * 512  # attention, gate, norms
+    parameters = 8 * layer + 2 * 2048 * 512 + 512
+    # float32: a parameter, its gradient and Adam's two moments; the optimizer also counts its steps for each tensor
+    assert least_bytes(evaluator) == pytest.approx(16 * parameters, rel=1e-3)
+    assert why_nothing_can_fit(job, evaluator) == ""
+
+    def on(bytes_):
+        kind = replace(job.cluster.kind, memory_bytes=bytes_)
+        return job.with_changes(cluster=replace(job.cluster, kind=kind))
+
+    short = on(16 * parameters // 8 - 10_000).with_changes(parameters={**job.parameters, "length": 32})
+    message = why_nothing_can_fit(short, Evaluator(short))
+    assert message.startswith("no plan fits: parameters, gradients and optimizer state, divided among 8 GPUs, take")
+    assert "dgx-h100[nodes=" in message and "is estimated to hold the model (dp_shard=" in message
+    choice = Choice(Mesh({"dp_shard": 8}), 4, "full")
+    peak = max(evaluator.outcome(choice).peak_bytes)
+    assert evaluator.hopeless(choice) is None and Evaluator(on(peak)).hopeless(choice) is None
+    found = Evaluator(on(peak // 2)).hopeless(choice)
+    assert found is not None and found.overflow_bytes and not found.fits and found.choice == choice
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)

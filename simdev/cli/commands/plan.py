@@ -30,7 +30,7 @@ from simdev.errors import InvalidInput, UnknownName
 if TYPE_CHECKING:
     from simdev.planners import PlanBudget
 
-SPACES = ("wide", "node")
+SPACES = ("node", "wide")
 
 
 @command("plan", topic=JOBS)
@@ -63,10 +63,10 @@ def plan(
     space: Annotated[
         str,
         typer.Option(
-            help="Plans that may be chosen: wide, or node (degrees inside a node, two stages on a rank, parameters "
-            "gathered for each pass)."
+            help="Plans that may be chosen: node (degrees inside a node, two stages on a rank, parameters gathered for "
+            "each pass), or wide (four times as many and more: a search takes several times as long)."
         ),
-    ] = "wide",
+    ] = "node",
     evaluations: Annotated[int | None, typer.Option(help="Plans to simulate at most.")] = None,
     seconds: Annotated[float | None, typer.Option(help="Seconds to search at most.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of planners that draw at random.")] = 0,
@@ -107,8 +107,21 @@ def plan(
     from simdev.parallel.framework import find_framework
     from simdev.parallel.orders import SCHEDULES
     from simdev.planners import Evaluator, Job, PlanBudget, find_planner
-    from simdev.planners.figures import demand, figures, other_sizes, what_helps, why_none_fits, why_slower
+    from simdev.planners.figures import (
+        demand,
+        figures,
+        other_sizes,
+        what_helps,
+        why_none_fits,
+        why_nothing_can_fit,
+        why_slower,
+    )
 
+    for option, given in (("--evaluations", evaluations), ("--jobs", jobs), ("--top", top)):
+        if given is not None and given < 1:
+            raise InvalidInput(f"expected a whole number from 1 on, got {given}", source=option)
+    tokens, seconds = positive(tokens, "--tokens"), positive(seconds, "--seconds")
+    price = positive(price, "--price")
     spec, params = find_planner(planner)
     found, parameters = find_model(model)
     job = Job(
@@ -120,24 +133,23 @@ def plan(
         microbatches=_numbers(microbatch),
         recomputes=tuple(recompute.split(",")),
         schedules=_known(schedules.split(","), SCHEDULES, "--schedules"),
-        wide=_known([space], SPACES, "--space") == SPACES[:1],
+        wide=_known([space], SPACES, "--space") == ("wide",),
         name=f"{model} on {cluster}",
     )
     job.check()
-    for option, given in (("--evaluations", evaluations), ("--jobs", jobs), ("--top", top)):
-        if given is not None and given < 1:
-            raise InvalidInput(f"expected a whole number from 1 on, got {given}", source=option)
     writer = _writer(write)
-    tokens = positive(tokens, "--tokens")
-    price = positive(price, "--price") or job.cluster.kind.dollars_per_hour or None
+    price = price or job.cluster.kind.dollars_per_hour or None
     workers = jobs or os.cpu_count() or 1
     with _executor(backend, scheduler) as executor, Evaluator(job, workers, executor) as evaluator:
+        if message := why_nothing_can_fit(job, evaluator):
+            raise Unsupported(message)
         progress = _Progress(evaluations, seconds)
         budget = progress.budget = PlanBudget(
             evaluator,
             evaluations=evaluations or math.inf,
-            seconds=positive(seconds, "--seconds") or math.inf,
+            seconds=seconds or math.inf,
             tell=progress,
+            screen=True,
         )
         try:
             choice = spec.plan(job, rng=np.random.default_rng(seed), budget=budget, **params)
@@ -153,7 +165,7 @@ def plan(
             raise Unsupported(f"{error}{why_none_fits(job, budget)}") from None
         best = evaluator.outcome(choice, always=True)
         others = [o for o in sorted(budget.tried.values()) if o.choice != choice and o.step_ns is not None]
-        helps = what_helps(job, evaluator, best, budget.tried.values())
+        helps = what_helps(job, budget, best)
         sizes = [{**demand(job, best.time_ns / 1e9, tokens, price), "name": str(choice), "fits": best.fits}]
         sizes += other_sizes(job, evaluator, best, tokens, price)
         if picture is not None:
@@ -204,9 +216,12 @@ def _executor(backend: Backend, scheduler: str | None):
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        found = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise InvalidInput(f"expected whole numbers with commas, got {text!r}", source="--microbatch") from None
+    if min(found) < 1:
+        raise InvalidInput(f"expected whole numbers from 1 on, got {text!r}", source="--microbatch")
+    return found
 
 
 def _known(given: list[str], known: tuple[str, ...], option: str) -> tuple[str, ...]:

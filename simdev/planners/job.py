@@ -255,8 +255,7 @@ class Job:
         )
         plan.parts  # noqa: B018  raises where a stage would have no layer
         if not all(map(self.same_precision, choice.stage_meshes or (mesh,))):
-            message = "a plan that shards no parameters (dp_shard) keeps weights in other data types"
-            raise InvalidInput(message, source=self.model.name, field="mesh")
+            raise InvalidInput(self._other_precision(mesh), source=self.model.name, field="mesh")
         return plan
 
     def valid(self, choice: Choice) -> bool:
@@ -324,6 +323,16 @@ class Job:
             return True
         kind = self.model.precision
         return kind is not usual_precision and kind(mesh) == kind(Mesh({"dp_shard": self.ranks}))
+
+    def _other_precision(self, mesh: Mesh) -> str:
+        """What to type where :meth:`same_precision` is false."""
+        typed = f"simdev simulate-plan --mesh {mesh} simulates the plan as it is"
+        if self.software.distributed_optimizer:
+            return f"{self.framework} shards the optimizer and no parameters: leave dp_shard out of the mesh ({typed})"
+        return (
+            "a plan that shards no parameters keeps weights in other data types than the plans of this job: "
+            f"add dp_shard=2 or more to the mesh ({typed})"
+        )
 
     def choices(self, base: bool = False) -> Iterator[Choice]:
         """Every plan of the job with stages of equal depth, in a fixed order; of a wide job also those whose end stages

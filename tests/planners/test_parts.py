@@ -9,6 +9,7 @@ import pytest
 
 from simdev.baselines.planners import _alpa, flexflow, search
 from simdev.baselines.planners._stages import in_progress, least_bottleneck, least_sum, pipelines
+from simdev.errors import InvalidInput
 from simdev.exact.pipedream import Profile
 from simdev.exact.pipedream import plan as pipedream
 from simdev.exact.piper import LayerChoice, Layers, piper
@@ -34,6 +35,21 @@ def job():
     model, parameters = find_model(MODEL)
     some = {"ranks": 8, "framework": "compiled", "microbatches": (1, 2, 4), "recomputes": ("full",)}
     return Job(model, parameters, load_cluster("dgx-h100[nodes=1]"), 64, **some)
+
+
+@pytest.mark.parametrize(
+    "framework, mesh, advice",
+    [
+        ("eager", {"pp": 2, "tp": 4}, r"add dp_shard=2 or more to the mesh \(simdev simulate-plan --mesh pp=2,tp=4 "),
+        ("nemo", {"tp": 4, "dp_shard": 2}, r"nemo shards the optimizer and no parameters: leave dp_shard out"),
+    ],
+)
+def test_a_plan_with_other_data_types_is_refused_with_what_to_type(framework, mesh, advice):
+    model, parameters = find_model(MODEL)
+    job = Job(model, parameters, load_cluster("dgx-h100[nodes=1]"), 64, framework=framework)
+    with pytest.raises(InvalidInput, match=advice):
+        job.plan(Choice(Mesh(mesh)))
+    assert job.plan(Choice(Mesh({"dp_shard": 8} if framework == "eager" else {"pp": 2, "tp": 4})))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from simdev.planners import planner
     departures=(
         "the state counts stages, not the sum of data degrees: replicas divide a microbatch, so a stage that is the "
         "last but s keeps s + 1 microbatches",
-        "all layers of a stage are recomputed or none, so there is no knapsack",
+        "a stage recomputes all of its layers or none; the paper chooses for each layer, by a knapsack",
         "layers form a chain; the exchange of gradients and the update are those of the captured program",
         "the sequences of a microbatch are enumerated; stages fit a node or fill nodes",
     ),

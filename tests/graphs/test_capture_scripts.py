@@ -1,6 +1,8 @@
 """Training scripts as they are: each runs unchanged, and the FLOPs of its step are counted by hand or by PyTorch."""
 
+import os
 import sys
+from collections import Counter
 from pathlib import Path
 from unittest import mock
 
@@ -9,6 +11,7 @@ import pytest
 
 from simdev.errors import InvalidInput
 from simdev.graphs.capture import capture_script
+from simdev.parallel import parse_mesh
 
 torch = pytest.importorskip("torch")
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -165,6 +168,101 @@ def test_the_trainer_of_transformers(capsys):
     block = 12 * 32 * 32
     assert of(graph, "addmm", "mm")[0] == 2 * 3 * 2 * 4 * 16 * (2 * block + 32 * 50)
     assert of(graph, "adamw")[1] == 2 * 12 + 4 and "transformer.h.0.attn.c_attn/weight" in graph.op_names
+
+
+def ranks(name, mesh, *arguments, **options):
+    """The calls of a step of rank 0, and its collectives with their bytes."""
+
+    from simdev.parallel.capture.script import capture_script_ranks  # imports PyTorch
+
+    def state():
+        variables = [os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")]
+        return variables, torch.distributed.init_process_group, torch.cuda.device_count, torch.cpu.Stream
+
+    before = state()
+    program = capture_script_ranks(SCRIPTS / f"{name}.py", parse_mesh(mesh), arguments, **options)
+    assert before == state() and not torch.distributed.is_initialized()
+    calls = [call for piece in program.pieces[0] for call in program.segments[piece.segment].calls]
+    return calls, [(call.kind, call.payload_bytes) for call in calls if call.is_collective]
+
+
+def products(calls):
+    return sum(call.flops for call in calls if call.kind in ("mm", "addmm"))
+
+
+PARAMETERS = 3 * 2 * 64 * 256  # of the script that shards
+STEP = linear(4, *[(64, 256), (256, 64)] * 3)
+
+
+def test_a_script_on_ranks_with_ddp(capsys):
+    calls, collectives = ranks("sharded", "dp_replicate=4")
+    assert collectives == [("all_reduce", 4), ("all_reduce", 4 * PARAMETERS)], "the mean to print, and the bucket"
+    assert products(calls) == STEP
+
+
+def test_a_script_on_ranks_with_fsdp2(capsys):
+    calls, collectives = ranks("sharded", "dp_shard=4", "--wrap", "fsdp2", scale=8)
+    assert Counter(kind for kind, _ in collectives) == {"all_gather": 6, "reduce_scatter": 3, "all_reduce": 2}
+    assert {size for kind, size in collectives if kind == "all_gather"} == {2 * PARAMETERS // 3}, "bf16"
+    assert {size for kind, size in collectives if kind == "reduce_scatter"} == {4 * PARAMETERS // 3}, "f32"
+    assert products(calls) == 2 * STEP
+
+
+def test_a_script_on_ranks_with_accelerate(capsys):
+    pytest.importorskip("accelerate")
+    calls, collectives = ranks("accelerated", "dp_replicate=4", step=2)  # a rank has two batches: one step of an epoch
+    parameters = 16 * 32 + 32 + 32 * 4 + 4
+    assert collectives.count(("all_reduce", 4 * parameters)) == 1, "of two micro-batches only the last is reduced"
+    assert products(calls) == 2 * linear(8, (16, 32), (32, 4))
+
+
+def test_a_script_that_starts_the_process_of_each_rank(capsys):
+    calls, collectives = ranks("spawned", "dp_replicate=4")
+    assert collectives == [("all_reduce", 4 * (16 * 4 + 4))] and products(calls) == linear(8, (16, 4))
+
+
+def test_scripts_that_no_mesh_fits(capsys):
+    with pytest.raises(InvalidInput, match="no rank calls a collective .* train without each other"):
+        ranks("sharded", "dp_replicate=4", "--wrap", "none")
+    with pytest.raises(InvalidInput, match="pipeline stages; for these give FILE.py:FUNCTION"):
+        ranks("sharded", "pp=2")
+    with pytest.raises(InvalidInput, match="made 2 training steps before it ended"):
+        ranks("accelerated", "dp_replicate=4")
+
+
+def test_a_command_captures_a_script_on_ranks_and_scales_it(tmp_path, capfd):
+    from simdev.cli.main import main
+
+    out = tmp_path / "step.rank.json.gz"
+    command = ["capture", str(SCRIPTS / "sharded.py"), "--mesh", "dp_replicate=2", "--scale", "batch=2", "-o", str(out)]
+    with mock.patch.object(sys, "argv", ["simdev", *command, "--", "--wrap=ddp"]), pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None) and out.is_file()
+    assert "2 ranks (dp_replicate=2)" in capfd.readouterr().out
+
+
+def test_a_layer_of_e3nn(tmp_path):
+    pytest.importorskip("e3nn")
+    path = tmp_path / "train.py"
+    path.write_text(EQUIVARIANT)
+    graph = capture_script(path)
+    assert of(graph, "adam")[1] == 2 and graph.meta["values"] == "real"
+    assert of(graph, "bmm", "mm")[0] > 0
+
+
+EQUIVARIANT = """
+import torch
+from e3nn import o3
+
+near = o3.Irreps.spherical_harmonics(2)
+product, last = o3.FullyConnectedTensorProduct("8x0e + 4x1o", near, "8x0e + 4x1o"), o3.Linear("8x0e + 4x1o", "1x0e")
+optimizer = torch.optim.Adam([*product.parameters(), *last.parameters()])
+for _ in range(5):
+    x, places = product.irreps_in1.randn(16, -1), torch.randn(16, 3)
+    optimizer.zero_grad()
+    last(product(x, o3.spherical_harmonics(near, places, normalize=True))).square().mean().backward()
+    optimizer.step()
+"""
 
 
 @pytest.mark.parametrize(

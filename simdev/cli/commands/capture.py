@@ -60,7 +60,7 @@ def capture(
     ] = None,
     mesh: Annotated[
         str | None,
-        typer.Option(help="Sizes of mesh axes (dp_shard=8,tp=8): capture the program of each rank of make_step(mesh)."),
+        typer.Option(help="Sizes of mesh axes (dp_shard=8,tp=8): capture each rank of make_step(mesh) or of a script."),
     ] = None,
     compiled: Annotated[
         bool, typer.Option("--compiled", help="Fuse elementwise ops into kernels as torch.compile does: an estimate.")
@@ -89,7 +89,8 @@ def capture(
     if mesh is not None:
         if inputs:
             raise InvalidInput("--inputs is for models of packages without --mesh", source=step)
-        _capture_ranks(step, out, mesh, name, mode, batch, length, compiled, as_json)
+        script = (arguments or [], at_step, _scale(scale)) if is_script else None
+        _capture_ranks(step, out, mesh, name, mode, batch, length, compiled, as_json, script)
         return
     from simdev.graphs.capture import capture_file, capture_package, capture_script, is_package_model
     from simdev.problem.graph_file import save_graph
@@ -190,10 +191,12 @@ def _capture_ranks(
     length: int | None,
     compiled: bool,
     as_json: bool,
+    script: tuple[list[str], int, int | None] | None,
 ) -> None:
+    """``script``: its arguments, the number of the step and the size of its batch."""
     from dataclasses import replace
 
-    from simdev.graphs.capture import is_package_model
+    from simdev.graphs.capture import is_package_model, need_torch
     from simdev.parallel import parse_mesh
     from simdev.parallel.capture.step import capture_package_step, capture_step_file
     from simdev.parallel.costs.fusion import ASSUMPTION, fused_segment
@@ -201,8 +204,16 @@ def _capture_ranks(
 
     if mode != "train":
         raise InvalidInput("--mode is for models of packages without --mesh", source=step)
-    capture = capture_package_step if is_package_model(step) else capture_step_file
-    program = capture(step, parse_mesh(mesh), name=name, batch=batch or 0, length=length or 0)
+    sizes: dict[str, Any] = {"name": name, "batch": batch or 0, "length": length or 0}
+    if script is not None:
+        need_torch()
+        from simdev.parallel.capture.script import capture_script_ranks
+
+        arguments, at_step, scaled = script
+        program = capture_script_ranks(step, parse_mesh(mesh), arguments, step=at_step, scale=scaled, **sizes)
+    else:
+        capture = capture_package_step if is_package_model(step) else capture_step_file
+        program = capture(step, parse_mesh(mesh), **sizes)
     eager = program
     if compiled:
         program = replace(eager, segments=tuple(map(fused_segment, eager.segments)))

@@ -55,7 +55,7 @@ def capture(
     :class:`InvalidInput` for a graph without a product or an update, unless ``allow_empty``. ``unroll`` keeps every op
     of recurrent layers.
     """
-    _need_torch()
+    need_torch()
     from simdev.graphs.capture.run import run
 
     return _on_gpu(run(step, name, meta or {}, allow_empty=allow_empty), unroll)
@@ -73,7 +73,7 @@ def capture_workload(spec: WorkloadSpec, params: dict | None = None) -> Computat
 
     Raises :class:`InvalidInput` for values that are out of range or do not go together.
     """
-    _need_torch()
+    need_torch()
     from simdev.graphs.capture.build import BuildFailed
     from simdev.graphs.capture.run import run
 
@@ -103,7 +103,7 @@ def capture_file(
     The graph is named after file and function, or ``name``. Raises :class:`InvalidInput` naming the file, the line of
     it where building the model or running the step failed, and what is wrong.
     """
-    _need_torch()
+    need_torch()
     build, own_name, meta = file_step(target)
     path, function = target.rpartition(":")[::2]
     with neighbours(Path(path)):
@@ -127,17 +127,25 @@ def capture_script(
     the script's own option for the batch size. The graph is named after the file, or ``name``. Raises
     :class:`InvalidInput` naming the file, and the line of it that failed.
     """
-    _need_torch()
-    from simdev.graphs.capture.script import batch_arguments, run_script
+    path, given = script_of(path, arguments, step, batch)
+    from simdev.graphs.capture.script import run_script
+
+    meta = {"source": path.name, "arguments": given, "step": step}
+    return _on_gpu(run_script(path, given, step, name or path.stem, meta, allow_empty=allow_empty), unroll)
+
+
+def script_of(path: str | Path, arguments: Sequence[str], step: int, batch: int | None) -> tuple[Path, list[str]]:
+    """The path of a script and its arguments, with its own option for the ``batch`` size. Raises :class:`InvalidInput`
+    if there is no such file or option, or the first step is asked for."""
+    need_torch()
+    from simdev.graphs.capture.script import batch_arguments
 
     path = Path(path)
     if not path.is_file():
         raise InvalidInput("no such file", source=path)
     if step < 2:
         raise InvalidInput("expected at least 2: the first step makes the optimizer's state", source=path, field="step")
-    given = [*arguments, *(batch_arguments(path, batch) if batch else ())]
-    meta = {"source": path.name, "arguments": given, "step": step}
-    return _on_gpu(run_script(path, given, step, name or path.stem, meta, allow_empty=allow_empty), unroll)
+    return path, [*arguments, *(batch_arguments(path, batch) if batch else ())]
 
 
 def capture_package(
@@ -145,7 +153,7 @@ def capture_package(
 ) -> ComputationGraph:
     """Capture a model of an installed package by its id, such as ``timm:resnet50``; ``choices`` are those of
     :func:`simdev.graphs.capture.packages.package_step`."""
-    _need_torch()
+    need_torch()
     from simdev.graphs.capture.packages import GIVE, package_step
 
     build, own_name, meta = package_step(target, **choices)
@@ -220,6 +228,7 @@ def file_step(target: str) -> tuple[Callable[[], Step], str, dict]:
     return build, f"{Path(path).stem}-{function}", {"source": Path(path).name, "function": function}
 
 
-def _need_torch() -> None:
+def need_torch() -> None:
+    """Raise :class:`Unsupported` without PyTorch."""
     if importlib.util.find_spec("torch") is None:
         raise Unsupported("capturing a model needs PyTorch: pip install 'simdev[capture]'")

@@ -65,13 +65,25 @@ def run_script(
     Raises :class:`InvalidInput` if the script fails before, or makes fewer steps.
     """
     define_missing_operators()
-    watch = _Watch(path, step)
+    watch = Watch(path, step)
+    with seeded(), as_on_gpu(cpu_kernels=True):
+        run_watched(path, arguments, watch)
+    return watch.graph(name, meta, allow_empty)
+
+
+def run_watched(path: Path, arguments: list[str], watch: Watch) -> None:
+    """Run a script as ``python path arguments`` does, until ``watch`` has recorded its step.
+
+    Raises :class:`InvalidInput` if the script fails before; :meth:`Watch.finished` says whether it made the step.
+    """
+    step = watch.step
+    _forget_processes()
     argv, modules = sys.argv, set(sys.modules)
     folder = str(path.resolve().parent)
     sys.argv = [str(path), *arguments]
     sys.path.insert(0, folder)
     try:
-        with seeded(), as_on_gpu(cpu_kernels=True), watch:
+        with watch:
             runpy.run_path(str(path), run_name="__main__")
     except _Stop:
         pass
@@ -92,7 +104,15 @@ def run_script(
             file = getattr(sys.modules[module], "__file__", None) or ""
             if file.startswith(folder + "/") and "site-packages" not in file:
                 del sys.modules[module]
-    return watch.graph(name, meta, allow_empty)
+
+
+def _forget_processes() -> None:
+    """Accelerate remembers the rank of its process, also for a script that runs in the same process later."""
+    if "accelerate.state" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
 
 
 def batch_arguments(path: Path, batch: int) -> list[str]:
@@ -121,11 +141,22 @@ def batch_arguments(path: Path, batch: int) -> list[str]:
     return [f"{found[0]}={batch}" if found[0].startswith("--") else f"{found[0]}{batch}"]
 
 
-class _Watch:
-    """Follows a script: counts its steps, learns its modules and optimizers, records one step."""
+class Watch:
+    """Follows a script: counts its steps, learns its modules and optimizers, records one step. ``recording`` makes what
+    records (see :class:`Recording`), ``prepare`` is called with each optimizer before its first step, and ``rank`` is
+    that of a process which the script starts."""
 
-    def __init__(self, path: Path, step: int):
-        self._path, self._step = path, step
+    def __init__(
+        self,
+        path: Path,
+        step: int,
+        recording: Callable[..., Recording] | None = None,
+        *,
+        prepare: Callable[[torch.optim.Optimizer], None] = one_by_one,
+        rank: int = 0,
+    ):
+        self._path, self.step = path, step
+        self._recording_of, self._prepare, self._rank = recording or Recording, prepare, rank
         self._roots: list[torch.nn.Module] = []
         self._inside: set[int] = set()  # modules of the roots
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -135,8 +166,8 @@ class _Watch:
         self._mark: object = None  # whose steps count: an optimizer, or "backward"
         self._marks = 0
         self._labels: dict[int, str] = {}
-        self._recording: _Recording | None = None
-        self._before: _Recording | None = None
+        self._recording: Recording | None = None
+        self._before: Recording | None = None
         self._depth = 0
         self._stack = ExitStack()
         self.done = False
@@ -152,10 +183,10 @@ class _Watch:
         enter(_replaced(torch.optim.Optimizer, "__init__", self._noting_optimizer))
         enter(_replaced(torch.autograd, "backward", self._marking))
         enter(_replaced(dataloader._BaseDataLoaderIter, "__next__", self._paused))
-        enter(_replaced(torch.multiprocessing, "spawn", lambda _: _first_process))
+        enter(_replaced(torch.multiprocessing, "spawn", lambda _: self._first_process))
         enter(_replaced(BaseProcess, "start", _in_this_process))
         enter(_replaced(BaseProcess, "join", _joined))
-        if self._step == 2:
+        if self.step == 2:
             self._record()
         return self
 
@@ -163,6 +194,10 @@ class _Watch:
         if self._recording is not None:
             self._recording.stop()
         return self._stack.__exit__(*error)
+
+    def _first_process(self, function, args=(), nprocs=1, *_, **__) -> None:
+        """In place of ``torch.multiprocessing.spawn``: the first process, or that of the rank, in this one."""
+        function(self._rank, *args)
 
     # Marks ------------------------------------------------------------------------------------------------------
 
@@ -192,7 +227,9 @@ class _Watch:
             if self._recording is None:
                 return original(loader)
             with self._recording.paused():
-                return original(loader)
+                batch = original(loader)
+            self._recording.loaded(batch)
+            return batch
 
         return following
 
@@ -201,20 +238,20 @@ class _Watch:
             return None
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
-            one_by_one(optimizer)
+            self._prepare(optimizer)
             self._mark, self._marks = optimizer, 0  # the step that ends here is the first that has all of them
             if torch._C._current_graph_task_id() != -1:
-                return self._recording.loop.before(optimizer, args, kwargs) if self._recording is not None else None
-            if self._recording is not None and self._step > 2:
+                return self._recording.begin_update(optimizer, args, kwargs) if self._recording is not None else None
+            if self._recording is not None and self.step > 2:
                 self._recording.stop()
                 self._recording = None
-        return self._recording.loop.before(optimizer, args, kwargs) if self._recording is not None else None
+        return self._recording.begin_update(optimizer, args, kwargs) if self._recording is not None else None
 
     def _after_step(self, optimizer, *_):
         if self.done:
             return
         if self._recording is not None:
-            self._recording.loop.after()
+            self._recording.end_update()
         if optimizer is self._mark:
             if torch._C._current_graph_task_id() != -1:
                 self._inside_backward = True
@@ -239,13 +276,13 @@ class _Watch:
                 self._record()
             return
         self._marks += 1
-        if self._marks == self._step - 1 and self._recording is not None:
+        if self._marks == self.step - 1 and self._recording is not None:
             self._recording.stop()
             self._before, self._recording = self._recording, None
             self._record()
-        elif self._marks == self._step - 2:
+        elif self._marks == self.step - 2:
             self._record()
-        elif self._marks >= self._step and self._recording is not None:
+        elif self._marks >= self.step and self._recording is not None:
             self._recording.stop()
             self.done = True
             raise _Stop
@@ -257,8 +294,8 @@ class _Watch:
             for prefix, root in roots.items()
             for label, module in root.named_modules()
         }
-        lasting = self._before.tape.lasting() if self._before is not None else set()
-        self._recording = _Recording(torch.nn.ModuleDict(), roots, self._optimizers, lasting)
+        lasting = self._before.lasting() if self._before is not None else set()
+        self._recording = self._recording_of(roots, self._optimizers, lasting)
 
     # Modules ----------------------------------------------------------------------------------------------------
 
@@ -268,12 +305,12 @@ class _Watch:
             self._inside |= {id(inner) for inner in module.modules()}
         self._depth += 1
         if self._recording is not None and id(module) in self._labels:
-            self._recording.tape.enter(self._labels[id(module)])
+            self._recording.enter(self._labels[id(module)])
 
     def _after_module(self, module, *_):
         self._depth -= 1
-        if self._recording is not None and id(module) in self._labels and self._recording.tape.inside:
-            self._recording.tape.leave()
+        if self._recording is not None and id(module) in self._labels:
+            self._recording.leave()
 
     def _named_roots(self) -> dict[str, torch.nn.Module]:
         """The outermost modules, each under the name of a variable of the script, or of its class; a single one needs
@@ -318,17 +355,22 @@ class _Watch:
 
     # The graph --------------------------------------------------------------------------------------------------
 
-    def graph(self, name: str, meta: dict, allow_empty: bool) -> ComputationGraph:
-        before, last = self._before, self._recording
+    def finished(self) -> Recording:
+        """The recorded step. Raises :class:`InvalidInput` if the script ended before it."""
+        last = self._recording
         if not self.done or last is None:
             made = f"made {self._marks} training steps" if self._marks else "made no training step in this process"
-            wish = NO_MARKS if self._marks == 0 else f"; give a smaller --step than {self._step}"
-            message = f"the script {made} before it ended; the step to capture is number {self._step}{wish}"
+            wish = NO_MARKS if self._marks == 0 else f"; give a smaller --step than {self.step}"
+            message = f"the script {made} before it ended; the step to capture is number {self.step}{wish}"
             raise InvalidInput(message, source=self._path)
+        return last
+
+    def graph(self, name: str, meta: dict, allow_empty: bool) -> ComputationGraph:
+        last, before = self.finished(), self._before
         by = self._mark if isinstance(self._mark, str) else type(self._mark).__name__
         meta = {**meta, "values": "real", "marked_by": by}
         first = before.counted.total if before is not None else last.counted.total
-        if self._step > 2 and abs(first - last.counted.total) > TOLERANCE * max(first, last.counted.total):
+        if self.step > 2 and abs(first - last.counted.total) > TOLERANCE * max(first, last.counted.total):
             meta["step_before_flops"] = first
         assembly = last.assembly(name, meta)
         if not allow_empty:
@@ -336,10 +378,10 @@ class _Watch:
         return assembly.graph
 
 
-class _Recording:
+class Recording:
     """The tape, the counter and the loop of one step."""
 
-    def __init__(self, _, roots: dict, optimizers: list, lasting: set[int]):
+    def __init__(self, roots: dict, optimizers: list, lasting: set[int]):
         self.tape, self.counted, self._roots = _ScriptTape(lasting), Counted(), roots
         model = _Roots(roots)
         named = named_parameters(model, optimizers)
@@ -354,6 +396,30 @@ class _Recording:
         self.tape.phase = "loop"
         self._stack.enter_context(self.counted)
         self._stack.enter_context(self.tape)
+
+    def begin_update(self, optimizer, args, kwargs):
+        """An optimizer begins its step."""
+        return self.loop.before(optimizer, args, kwargs)
+
+    def end_update(self) -> None:
+        """It has ended."""
+        self.loop.after()
+
+    def enter(self, label: str) -> None:
+        """The module ``label`` begins its forward pass."""
+        self.tape.enter(label)
+
+    def leave(self) -> None:
+        """The module that began last has ended its forward pass."""
+        if self.tape.inside:
+            self.tape.leave()
+
+    def lasting(self) -> set[int]:
+        """The storages from outside the step that outlive it."""
+        return self.tape.lasting()
+
+    def loaded(self, batch) -> None:
+        """A ``DataLoader`` has made a batch."""
 
     def stop(self) -> None:
         """Stop recording; a second call does nothing."""
@@ -429,11 +495,6 @@ class _ScriptTape(Tape):
             super()._constant(tensor)
         else:
             self.input(tensor, f"input.{sum(op.kind == 'input' for op in self.ops)}")
-
-
-def _first_process(function, args=(), nprocs=1, *_, **__) -> None:
-    """In place of ``torch.multiprocessing.spawn``: the first process, in this one."""
-    function(0, *args)
 
 
 def _in_this_process(original):

@@ -98,8 +98,8 @@ def _data_parallel(patch) -> None:
     build = ddp.DistributedDataParallel.__init__
     register = ddp.DistributedDataParallel.register_comm_hook
 
-    def init(module, *args, **kwargs):
-        build(module, *args, **kwargs)
+    def init(module, model, device_ids=None, output_device=None, *args, **kwargs):
+        build(module, model, None, None, *args, **kwargs)  # GPUs by number, where all tensors are the CPU's
         if not module._comm_hooks:
             register(module, module.process_group, _reduce_bucket)
 

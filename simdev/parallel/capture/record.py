@@ -137,15 +137,15 @@ class HostAnswers(TorchDispatchMode):
 
 class RankRecorder(TorchDispatchMode):
     """Records while active; :attr:`entries` is the result, in the order in which the host issues them. ``rows``
-    answers the host where it asks for a whole number."""
+    answers the host where it asks for a whole number; None if tensors are real and have values."""
 
-    def __init__(self, rows: int = 1):
+    def __init__(self, rows: int | None = 1):
         super().__init__()
         self.rows = rows
         self.entries: list[RecordedCall] = []
         self.live_bytes = 0
         self.sends = 0  # to other ranks
-        self._paused = False  # while DTensor asks for the shapes of results
+        self.paused = False  # while DTensor asks for the shapes of results
         self._streams: list[RecordedStream] = []
         self._comm: dict[tuple[int, ...], RecordedStream] = {}
         self._ready: dict[int, int] = {}  # storage of a collective's output -> its entry
@@ -192,11 +192,11 @@ class RankRecorder(TorchDispatchMode):
         propagate = ShardingPropagator._propagate_tensor_meta_non_cached
 
         def not_recorded(propagator, schema):
-            before, self._paused = self._paused, True
+            before, self.paused = self.paused, True
             try:
                 return propagate(propagator, schema)
             finally:
-                self._paused = before
+                self.paused = before
 
         self._patch(ShardingPropagator, "_propagate_tensor_meta_non_cached", not_recorded)
         for module, launcher in (("triton.runtime.jit", "JITFunction"), ("triton.runtime.autotuner", "Autotuner")):
@@ -245,16 +245,20 @@ class RankRecorder(TorchDispatchMode):
     # Ops -------------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if self._paused:
+        if self.paused:
             return func(*args, **(kwargs or {}))
         if any(kind in SUBCLASSES for kind in types):
             return NotImplemented  # let the subclass turn the op into ops on local tensors, which come here again
         kwargs = kwargs or {}
         name = func._opname
-        if name == "_local_scalar_dense":  # a value that only the host reads: a loss scale, a norm to clip by
+        if (
+            name == "_local_scalar_dense" and self.rows is not None
+        ):  # a value that only the host reads: a loss scale, a norm to clip by
             return 1.0 if args[0].is_floating_point() else self.rows
         if name in ("wait_tensor", "_wrap_tensor_autograd"):
             self._wait_for(torch.cpu.current_stream(), tensors_in(args[0]))
+            if self.rows is None:
+                return func(*args, **kwargs)
             return torch.ops.aten.alias.default(args[0])  # the tensor itself; its fake result would be another one
         out = func(*args, **kwargs)
         if func.namespace in ("_c10d_functional", "c10d"):
@@ -371,14 +375,14 @@ class RankRecorder(TorchDispatchMode):
 def unrecorded():
     """While active, no recorder of this thread records."""
     active = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, RankRecorder)]
-    before = [mode._paused for mode in active]
+    before = [mode.paused for mode in active]
     for mode in active:
-        mode._paused = True
+        mode.paused = True
     try:
         yield
     finally:
         for mode, paused in zip(active, before, strict=True):
-            mode._paused = paused
+            mode.paused = paused
 
 
 def _batched(args, out) -> tuple[str, int]:

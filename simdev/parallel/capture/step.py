@@ -15,7 +15,7 @@ import random
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,17 +63,30 @@ def capture_step(
     ``InferenceStep`` or ``CustomStep``. ``make`` gets PyTorch's device mesh, whose axes are those of ``mesh``."""
     from simdev.parallel.capture.libraries import Chunks
 
-    chunks = Chunks()
+    source, chunks = source or name, Chunks()
+
+    def run_of(rank: int, member: int) -> RankRun:
+        return RankRun(make, mesh, rank, chunks, source, member)
+
+    found = program_of(run_of, mesh, name, source, batch=batch, length=length)
+    _check_stages(found.pieces, chunks.stages, source)
+    return found
+
+
+def program_of(
+    run_of: Callable[[int, int], RankRun], mesh: Mesh, name: str, source: str, *, batch: int = 0, length: int = 0
+) -> RankProgram:
+    """The program of all ranks. ``run_of(pipeline rank, member)`` is what runs the step of one of them."""
     segments: list[Segment] = []
     numbers: dict[tuple, int] = {}  # a segment -> its place in the list
     pieces, resident = [], []
     for rank in range(mesh["pp"]):
-        run = _RankRun(make, mesh, rank, chunks, source or name)
+        run = run_of(rank, 0)
         mine, found = [], run.pieces()
         if mesh.stage_ranks > 1:
-            last = _RankRun(make, mesh, rank, chunks, source or name, mesh.stage_ranks - 1)
+            last = run_of(rank, mesh.stage_ranks - 1)
             ends = rank * mesh.stage_ranks, (rank + 1) * mesh.stage_ranks - 1
-            check_matching([s for _, s, _ in found], [s for _, s, _ in last.pieces()], ends, source or name)
+            check_matching([s for _, s, _ in found], [s for _, s, _ in last.pieces()], ends, source)
         for action, segment, sent in found:
             key = segment.calls, tuple(call.live_bytes for call in segment.calls), segment.live_bytes
             if key not in numbers:
@@ -81,15 +94,14 @@ def capture_step(
                 segments.append(segment)
             mine.append(Piece(action, numbers[key], sent))
         if not mine:
-            raise InvalidInput("the step executes nothing on a device", source=source or name)
+            raise InvalidInput("the step executes nothing on a device", source=source)
         pieces.append(tuple(mine))
         resident.append(run.resident_bytes)
-    _check_stages(pieces, chunks.stages, source or name)
-    _check_spread(segments, pieces, mesh, source or name)
+    _check_spread(segments, pieces, mesh, source)
     return RankProgram(name, mesh, tuple(segments), tuple(pieces), tuple(resident), batch, length)
 
 
-def _check_stages(pieces: list[tuple[Piece, ...]], stages: int, source: str) -> None:
+def _check_stages(pieces: Sequence[tuple[Piece, ...]], stages: int, source: str) -> None:
     """Raise :class:`InvalidInput` for a pipeline stage that no rank executes, or whose forward pass is empty."""
     there = {piece.action[1] for row in pieces for piece in row if piece.action[0] == "F"}
     missing = sorted(set(range(stages)) - there)
@@ -99,20 +111,20 @@ def _check_stages(pieces: list[tuple[Piece, ...]], stages: int, source: str) -> 
 
 
 def _check_spread(segments: list[Segment], pieces: list[tuple[Piece, ...]], mesh: Mesh, source: str) -> None:
-    """Raise :class:`InvalidInput` for a step of several ranks that neither calls a collective nor sends anything: its
-    ranks would train models of their own."""
+    """Raise :class:`InvalidInput` for a step of several ranks that neither calls a collective of more than one number
+    (a mean loss to print is one) nor sends anything: its ranks would train models of their own."""
     sent = any(piece.sent_bytes for row in pieces for piece in row)
-    if mesh.ranks == 1 or sent or any(call.is_collective for segment in segments for call in segment.calls):
+    if mesh.ranks == 1 or sent or any(call.payload_bytes > 8 for segment in segments for call in segment.calls):
         return
     raise InvalidInput(
-        f"no rank calls a collective, so the {mesh.ranks} ranks of {mesh} would train without each other: the code "
-        "does not use the mesh that make_step gets; wrap the model in it (fully_shard, DistributedDataParallel, "
-        "parallelize_module)",
+        f"no rank calls a collective of more than one number, so the {mesh.ranks} ranks of {mesh} would train without "
+        "each other: the code does not use the mesh or the process group that it gets; wrap the model in it "
+        "(fully_shard, DistributedDataParallel, parallelize_module)",
         source=source,
     )
 
 
-class _RankRun:
+class RankRun:
     """Builds and runs the step of one pipeline rank, as its ``member``-th rank sees it."""
 
     def __init__(self, make, mesh: Mesh, rank: int, chunks, source: str, member: int = 0):
@@ -263,9 +275,13 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
 def _launched(ranks: int, rank: int):
     """What ``torchrun`` gives a script: its rank in the environment. A script that makes the process group itself gets
     the one that is there."""
+    import torch
     import torch.distributed as dist
 
-    given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0}
+    given: dict[str, object] = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    given["GROUP_RANK"] = 0
+    given |= {"MASTER_ADDR": "localhost", "MASTER_PORT": 29500}  # which nothing connects to
+    given |= {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": torch.get_num_threads()}  # as Accelerate asks for ranks
     before = {name: os.environ.get(name) for name in given}
     functions = {name: getattr(dist, name) for name in ("init_process_group", "destroy_process_group")}
     os.environ.update({name: str(value) for name, value in given.items()})

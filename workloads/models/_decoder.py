@@ -82,9 +82,11 @@ def grouped_attention(width: int, heads: int, kv_heads: int, ways: int, merged: 
 
         def forward(self, x, rotation):
             batch, tokens, _ = x.shape
-            inputs = reduced_apart(x, 3) if apart else (x,) * 3
-            made = (f(one) for f, one in zip((self.q, self.k, self.v), inputs, strict=True)) if not merged else ()
-            q, k, v = self.qkv(x).split(sizes, dim=-1) if merged else made
+            if merged:
+                q, k, v = self.qkv(x).split(sizes, dim=-1)
+            else:
+                inputs = reduced_apart(x, 3) if apart else (x,) * 3
+                q, k, v = (f(one) for f, one in zip((self.q, self.k, self.v), inputs, strict=True))
             q, k, v = (part.view(batch, tokens, -1, head) for part in (q, k, v))
             q, k = rotate(q, rotation), rotate(k, rotation)
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))

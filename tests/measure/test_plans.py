@@ -122,7 +122,7 @@ def test_what_cannot_run_is_one_clear_error(monkeypatch):
         with pytest.raises(InvalidInput, match=words):
             execute_plan(TINY, here(), parse_mesh(mesh))
     with pytest.raises(InvalidInput, match="leave a stage without work"):
-        execute_plan(TINY, here(), parse_mesh("pp=2"), 2, "interleaved", 2)
+        execute_plan(TINY, here(), parse_mesh("pp=2"), 2, "interleaved", 4)
 
     from simdev.measure.execute import ranks
 

@@ -202,7 +202,8 @@ def test_searching_placers_end_with_their_seconds(problem, name):
     spec, params = find_placer(name)
     budget = Budget(problem, evaluations=math.inf, seconds=0.3)
     placement = spec.place(problem, rng=np.random.default_rng(0), budget=budget, **params)
-    assert budget.used and not budget.open and np.array_equal(placement.devices, budget.best)
+    found = simulate(problem, placement)  # of equal placements, a search may return another than the budget keeps
+    assert budget.used and not budget.open and found.feasible and found.step_ns == budget.best_step_ns
 
 
 # every registered placer keeps the rules, on awkward random problems and on a real graph
@@ -250,7 +251,8 @@ def test_searching_placers_report_what_they_return(name):
     placement = SPECS[name].place(problem, rng=np.random.default_rng(0), budget=budget)
     assert 0 < budget.used <= 60
     if budget.best is not None:
-        assert np.array_equal(budget.best, placement.devices)
+        found = simulate(problem, placement)  # of equal placements, a search may return another than the budget keeps
+        assert found.feasible and found.step_ns == budget.best_step_ns
 
 
 def test_what_a_placer_returns_is_checked_and_the_end_of_the_budget_is_no_loss():

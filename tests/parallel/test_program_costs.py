@@ -349,8 +349,8 @@ def test_extended_allocations_are_those_of_the_whole_stage(tmp_path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for mesh, microbatches in (("dp_shard=2", 1), ("dp_shard=2", 4)):
         plan = TypedPlan(SMALL, "dgx-h100", mesh, microbatches).plan
-        several = microbatches > 1
-        whole = _recorded(plan.model, plan.parameters_of(0), plan.captured_mesh(0), several, False, plan.parts[0])
+        options = microbatches > 1, plan.reduce_each, plan.gathered
+        whole = _recorded(plan.model, plan.parameters_of(0), plan.captured_mesh(0), options, plan.parts[0])
         assert _allocations(plan, 0, {}) == whole
 
 

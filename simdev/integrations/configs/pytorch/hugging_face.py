@@ -111,9 +111,7 @@ def _wrapped(config: dict) -> str:
     return "\n    ".join(textwrap.wrap(repr(config), 110, break_long_words=False, break_on_hyphens=False))
 
 
-HEAD = '''"""One training step on all ranks."""
-
-import time
+HEAD = """import time
 
 import torch
 import torch.distributed as dist
@@ -133,16 +131,15 @@ REDUCE_EACH = @EACH@  # reduce gradients after each microbatch, not with the las
 STORED, COMPUTED = @STORED@, torch.bfloat16  # data types of the parameters
 
 
-'''
+"""
 # Recomputes layers and divides `model` over `mesh`, in place.
 SPREAD = """    options = {"use_reentrant": False, "preserve_rng_state": False}  #? recompute !selective
     options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": kept_results}  #? selective
     model.activation_checkpointing_enable(options)  #? recompute
-    experts = init_device_mesh(mesh.device_type, @EXPERTS@, mesh_dim_names=@NAMES@)  #? divided
-    degrees = {"dp_replicate_size": MESH["dp_replicate"], "fsdp_size": MESH["fsdp"], "tp_size": MESH["tp"]}  #? divided
-    degrees |= {"ep_size": @EP@, "fsdp_plan": @BLOCKS@, "fsdp_mixed_precision": STORED != COMPUTED}  #? divided
-    meshes = TransformersDeviceMesh(mesh, experts)  #? divided
-    type(model).maybe_distribute_model(model, DistributedConfig(**degrees), meshes)  #? divided
+    moe = init_device_mesh(mesh.device_type, @EXPERTS@, mesh_dim_names=@NAMES@)  #? divided
+    sizes = {"dp_replicate_size": MESH["dp_replicate"], "fsdp_size": MESH["fsdp"], "tp_size": MESH["tp"]}  #? divided
+    sizes |= {"ep_size": @EP@, "fsdp_plan": @BLOCKS@, "fsdp_mixed_precision": STORED != COMPUTED}  #? divided
+    type(model).maybe_distribute_model(model, DistributedConfig(**sizes), TransformersDeviceMesh(mesh, moe))  #? divided
 """
 STAGE = '''class Stage(torch.nn.Module):
     """Layers of the model, with the embedding on the first stage, the norm, the head and the loss on the last."""

@@ -13,10 +13,9 @@ SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B", "interleaved": "S
 LOOPED = ("interleaved", "looped-bfs")
 POLICY = '''def kept_results():
     """Keep attention and the first of every two products, recompute the rest."""
-    aten, products = torch.ops.aten, {False: 0, True: 0}
+    aten, c10d, products = torch.ops.aten, torch.ops._c10d_functional, {False: 0, True: 0}
     kinds = "flash_attention", "flash_attention_for_cpu", "efficient_attention"
-    kept = {getattr(aten, f"_scaled_dot_product_{kind}").default for kind in kinds}
-    kept.add(torch.ops._c10d_functional.reduce_scatter_tensor.default)
+    kept = {getattr(aten, f"_scaled_dot_product_{one}").default for one in kinds} | {c10d.reduce_scatter_tensor.default}
 
     def policy(context, op, *_, **__):
         products[context.is_recompute] += op == aten.mm.default

@@ -251,8 +251,8 @@ def test_a_folder_of_candidates_is_run_guarded(tmp_path, capfd):
     (tmp_path / "mine.toml").write_text(MACHINE, encoding="utf-8")
     case = ["-w", str(tmp_path / "mine.npz"), "-t", str(tmp_path / "mine.toml")]
     app(["bench", *case, "-p", str(folder), "-p", "single-gpu", "-j", "1", "-o", str(out)], standalone_mode=False)
-    told = capfd.readouterr().err
-    assert "ends.py is left out: the process ended with exit code 3" in told and "wrong.py is left out" in told
+    printed = capfd.readouterr().err
+    assert "ends.py is left out: the process ended with exit code 3" in printed and "wrong.py is left out" in printed
     found = {row.placer.rpartition(":")[2]: row for row in rows.read_rows(out / "results.csv")}
     assert {name: row.status for name, row in found.items()} == {"second": "ok", "fails": "error", "single-gpu": "ok"}
     with pytest.raises(InvalidInput, match="no file of it holds a placer"):

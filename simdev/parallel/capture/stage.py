@@ -12,7 +12,6 @@ A planner that compares many sizes of the data-parallel axes calls
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import random
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from functools import lru_cache
 from math import gcd, prod
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
+from simdev.graphs.capture import need_torch
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
 from simdev.parallel.capture import kept
 from simdev.parallel.capture.cut import cut
@@ -92,7 +92,7 @@ def stage_of_few(
     options: Options,
 ) -> StageProgram:
     """:func:`capture_stage` with ``capture`` in place of :func:`captured`, for stages of a few layers."""
-    _need_torch()
+    need_torch()
     key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
     few, more = few_parts(part)
     if not more:
@@ -123,7 +123,7 @@ def stage_of_few(
 def accumulates(model: ParallelModel, parameters: tuple) -> bool:
     """Whether the model's ranks keep whole gradients until the last microbatch, unless they are asked to reduce each
     (:attr:`Plan.reduce_each <simdev.parallel.plan.Plan>`); ``parameters`` as for :func:`captured`."""
-    _need_torch()
+    need_torch()
     import torch
 
     default = torch.get_default_dtype()
@@ -135,11 +135,6 @@ def accumulates(model: ParallelModel, parameters: tuple) -> bool:
     finally:
         torch.set_default_dtype(default)
     return getattr(stage, "sync", None) is not None
-
-
-def _need_torch() -> None:
-    if importlib.util.find_spec("torch") is None:
-        raise Unsupported("capturing a parallel model needs PyTorch: pip install 'simdev[capture]'")
 
 
 @lru_cache(maxsize=4096)

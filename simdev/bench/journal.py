@@ -223,8 +223,8 @@ class Results:
         self._log({"kind": kind, "row": SCHEMAS[kind].to_json(row), "curve": curve})
 
     def _log(self, entry: dict) -> None:
+        self._take(entry, self.journal.path)  # before the line is flushed: an interruption meanwhile loses no row
         self.journal.append(entry)
-        self._take(entry, self.journal.path)
 
     def _take(self, entry: dict, path: Path) -> None:
         if entry["kind"] == "bound":
@@ -232,7 +232,7 @@ class Results:
             self.bounds[of] = ns, method
         else:
             row, curve = read_row(entry, path)
-            self._rows[row.key], self._curves[row.key] = row, curve
+            self._curves[row.key], self._rows[row.key] = curve, row  # in this order: each row has its curve
 
     def _adopt(self, out: Path) -> None:
         """Take over the rows and curves of tables that the journal does not know: those of a shipped board."""

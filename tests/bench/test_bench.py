@@ -14,7 +14,7 @@ import pytest
 from simdev.bench import rows, score, verify, workers
 from simdev.bench.bench import Observer, locked
 from simdev.bench.bench import bench as execute_all
-from simdev.bench.journal import journal_line
+from simdev.bench.journal import Results, journal_line
 from simdev.bench.matrix import BUDGETS, Run, parse_budget, plan, repeatable, time_limit
 from simdev.bench.run import Instance, execute, load_problem
 from simdev.bench.workers import Limits
@@ -493,6 +493,24 @@ def test_a_stopped_bench_loses_nothing_and_goes_on(graphs, tmp_path, how):
     again = [entry["row"]["seed"] for entry in entries if entry["kind"] == "row"]
     assert again[: len(kept)] == kept and sorted(again) == list(range(16))
     assert len(log.read_text().split()) - called == 16 - len(kept)
+
+
+def test_a_row_whose_line_is_being_flushed_stands_in_the_tables(graphs, tmp_path, monkeypatch):
+    """An interruption may arrive when the line is in the journal and ``fsync`` has not returned."""
+
+    def fsync(_):
+        raise KeyboardInterrupt
+
+    (row,) = run(graphs[:1], ["single-gpu"], tmp_path / "board")
+    (tmp_path / "out").mkdir()
+    results = Results(tmp_path / "out")
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(KeyboardInterrupt):
+        results.add(row, None, [(0, 0.5, row.step_ns)])
+    monkeypatch.undo()
+    results.write()
+    results.close()
+    assert rows.read_rows(tmp_path / "out" / "results.csv") == [row] == Results(tmp_path / "out").rows
 
 
 def test_a_torn_journal_line_is_dropped(graphs, tmp_path):

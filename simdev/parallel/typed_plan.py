@@ -55,11 +55,12 @@ class TypedPlan:
     def plan(self) -> Plan:
         """Raises :class:`InvalidInput` or :class:`UnknownName` naming what does not suit."""
         software = self.software
-        spec, parameters = find_model(self.model)
+        model = self._model
+        spec, parameters = find_model(model)
         whole, stages = parse_meshes(self.mesh)
         return Plan(
             spec,
-            software.parameters_of(spec.name, parameters, self.model),
+            software.parameters_of(spec.name, parameters, model),
             software.on(load_cluster(self.cluster)),
             whole,
             self.microbatches,
@@ -68,11 +69,21 @@ class TypedPlan:
             software.host,
             stage_layers=_counts(self.layers),
             stage_meshes=stages,
-            stage_recompute=tuple(self.recompute.split("/")) if self.recompute else (),
+            stage_recompute=tuple(self.recompute.split("/")) if model == self.model and self.recompute else (),
             distributed_optimizer=software.distributed_optimizer,
             reduce_each=self._reduces_each,
             reshard=self.reshard,
         )
+
+    @property
+    def _model(self) -> str:
+        """The model's id; the recomputation of a job whose stages share a mesh is one of its parameters."""
+        if not self.recompute or "/" in self.mesh + self.recompute:
+            return self.model
+        name, _, typed = self.model.rstrip("]").partition("[")
+        if "recompute" in (part.partition("=")[0].strip() for part in typed.split(",")):
+            raise InvalidInput(f"{self.model} says how it recomputes", source="--recompute")
+        return f"{name}[{typed},recompute={self.recompute}]"
 
     @property
     def _reduces_each(self) -> bool:

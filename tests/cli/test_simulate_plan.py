@@ -6,6 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from simdev.cli.app import app
+from simdev.errors import InvalidInput
+from simdev.parallel.typed_plan import TypedPlan
 
 MODEL = "llama3-8b[width=64,layers=4,heads=4,kv_heads=2,hidden=128,vocabulary=256,length=32]"
 
@@ -43,6 +45,14 @@ def test_stages_with_meshes_of_their_own(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)
     assert found["mesh"] == "tp=2 / 1 rank" and found["ranks"] == 3 and found["global_batch"] == 8
+
+
+def test_the_recomputation_of_a_whole_job_is_a_parameter_of_its_model():
+    typed = TypedPlan("gpt-3.6b", "dgx-a100", "tp=2", recompute="none").plan
+    assert typed == TypedPlan("gpt-3.6b[recompute=none]", "dgx-a100", "tp=2").plan
+    assert typed != TypedPlan("gpt-3.6b", "dgx-a100", "tp=2").plan
+    with pytest.raises(InvalidInput, match="says how it recomputes"):
+        _ = TypedPlan("gpt-3.6b[recompute=none]", "dgx-a100", "tp=2", recompute="full").plan
 
 
 def test_a_pipeline_of_a_placement(tmp_path):

@@ -43,7 +43,10 @@ def simulate_plan(
         str | None, typer.Option(help="Layers of each stage: 14/10 (default: evenly); the ends may have 0.")
     ] = None,
     recompute: Annotated[
-        str | None, typer.Option(help="Recomputation of each stage with a mesh of its own: full/none.")
+        str | None,
+        typer.Option(
+            help="Recomputation: none, selective, full or every-2; of stages with meshes of their own: full/none."
+        ),
     ] = None,
     microbatches: Annotated[
         int, typer.Option(help="Microbatches of each replica in a step; with / in --mesh: of the whole pipeline.")

@@ -12,19 +12,23 @@ rings over all of them: ``ranks - 1`` links carry a rank's traffic (:meth:`Clust
 Where the figures come from; no training run was used to choose any of them:
 
 ``links.csv``
-    Measured collectives inside nodes joined by NVSwitch: A100, H100, H200 and B200, 2, 4 and 8 ranks (its first lines
-    name the sources). Sizes between are interpolated, larger ones continue the last rate, and other group sizes are
-    scaled by the ring's traffic. A broadcast is priced as a gather. The table serves only if the slowest channel of the
-    ring is at least :data:`LIKE` times as fast as the measured one (:data:`MEASURED_BYTES_PER_S`): the same GPUs joined
-    by PCIe are priced by their links.
+    Measured collectives inside nodes joined by NVSwitch: A100, H100, H200 and B200, 2, 4 and 8 ranks, and GB200, 2 and
+    4 (its first lines name the sources). Sizes between are interpolated, larger ones continue the last rate, and other
+    group sizes are scaled by the ring's traffic; a group larger than any measured one takes the further steps of its
+    ring. A broadcast is priced as a gather. The table serves only if the slowest channel of the ring is at least
+    :data:`LIKE` times as fast as the measured one (:data:`MEASURED_BYTES_PER_S`): the same GPUs joined by PCIe are
+    priced by their links.
 ``RING_SHARE``, ``STEP_NS``, ``PCIE_STEP_NS``, ``NETWORK_STEP_NS``, ``BASE_NS``
     Constants of NCCL's own model in ``tuning.cc``, rounded. On four A100 of which two pairs are joined by PCIe 4
     (vidur, links of 25.6 GB/s as in ``a100x8-nvswitch``) they are off by 0.9 % on average above 16 MiB, by 3.2 % from
     1 MiB on, and by 17 % (too fast) from 64 KiB on. Servers without peer access can be far slower: eight L40S of
     aiconfigurator's table reach 20, 5 and 1.5 GB/s with 2, 4 and 8 ranks. Declare such links as measured.
 ``NETWORK_SHARE``
-    Estimated from what nccl-tests commonly report on 200 and 400 Gbit/s adapters (0.8 to 0.92 of the rate). No
-    measured collective across nodes is in the table, so that times across nodes are not checked by themselves.
+    Estimated from what nccl-tests commonly report on 200 and 400 Gbit/s adapters (0.8 to 0.92 of the rate). Judged by
+    vidur's all-reduces over two nodes of A100, whose adapters it does not name: 1, 2, 4 and 8 ranks a node reach 11.7,
+    23.7, 44.8 and 35.0 GB/s with 128 MiB. That is 0.94, 0.95, 0.90 and 0.35 of an adapter of 100 Gbit/s for each rank,
+    as if eight GPUs shared four adapters: declare ``network_gb_per_s`` for such nodes (:func:`load_cluster
+    <simdev.parallel.cluster.load_cluster>`).
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ PCIE_BYTES_PER_S = 64_000_000_000  # a ring below this rate is taken to run over
 NETWORK_STEP_NS = 8_000  # a step between nodes (tuning.cc: network latency, simple protocol: 14 us with its base)
 BASE_NS = 10_000  # begin of a collective: kernel launch and its synchronisation
 # The rate between two accelerators of the machines in the table, as shipped topologies declare it.
-MEASURED_BYTES_PER_S = {"a100": 245e9, "h100": 353e9, "h200": 353e9, "b200": 706e9}
+MEASURED_BYTES_PER_S = {"a100": 245e9, "h100": 353e9, "h200": 353e9, "b200": 706e9, "gb200": 706e9}
 LIKE = 0.8
 
 
@@ -105,19 +109,21 @@ def _node_ns(kind: str, size: int, members: np.ndarray, cluster: Cluster) -> flo
     ranks, rate = len(members), cluster.ring_bytes_per_s(members)
     gpu = cluster.kind.name.partition("-")[0]
     if rate >= LIKE * MEASURED_BYTES_PER_S.get(gpu, math.inf):
-        return _measured_ns(_table()[gpu]["all_gather" if kind == "broadcast" else kind], size, ranks)
+        return _measured_ns(kind, size, ranks, _table()[gpu])
     step_ns = PCIE_STEP_NS if rate < PCIE_BYTES_PER_S else STEP_NS
     wire = PASSES[kind] * (ranks - 1) / ranks * size
     return BASE_NS + PASSES[kind] * (ranks - 1) * step_ns + wire / max(1.0, rate * RING_SHARE) * 1e9
 
 
-def _measured_ns(known: dict[int, tuple[np.ndarray, np.ndarray]], size: int, ranks: int) -> float:
-    """float ns of a collective by a table of ``ranks -> (bytes, ns)``."""
+def _measured_ns(kind: str, size: int, ranks: int, table: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]]) -> float:
+    """float ns of a collective by a table of ``collective -> ranks -> (bytes, ns)``."""
+    known = table["all_gather" if kind == "broadcast" else kind]
     near = min(known, key=lambda n: (abs(math.log(n / ranks)), n))
+    further_ns = PASSES[kind] * max(0, ranks - max(known)) * STEP_NS  # steps of a ring that is longer than any measured
     sizes, ns = known[near]
     ring = (ranks - 1) / ranks / ((near - 1) / near)
     whole = float(np.interp(size, sizes, ns)) if size <= sizes[-1] else ns[-1] * size / sizes[-1]
-    return ns[0] + (whole - ns[0]) * ring if whole > ns[0] else whole
+    return further_ns + (ns[0] + (whole - ns[0]) * ring if whole > ns[0] else whole)
 
 
 @cache

@@ -54,6 +54,7 @@ class PlanRow:
     evaluations: int | None = None
     program: str = ""
     plan_seconds: float | None = None
+    cpu_seconds: float | None = None
     torch: str = ""
     commit: str = ""
     utc: str = ""
@@ -139,10 +140,10 @@ def _check_cell(name: str, text: str) -> None:
         parse_choice(text)
 
 
-CIRCUMSTANTIAL = ("plan_seconds", "torch", "commit", "utc", "machine", "versions")
+CIRCUMSTANTIAL = ("plan_seconds", "cpu_seconds", "torch", "commit", "utc", "machine", "versions")
 _COLUMN = {field: column for column, field in TIMES.items()}
 EXACT = tuple(_COLUMN.get(f.name, f.name) for f in fields(PlanRow) if f.name not in CIRCUMSTANTIAL)
-ABSENT = {"machine": "", "versions": ""}  # columns that older folders lack
+ABSENT = {"machine": "", "versions": "", "cpu_seconds": ""}  # columns that older folders lack
 PLANS = Schema(PlanRow, FILE, EXACT, CIRCUMSTANTIAL, TIMES, ABSENT, _check_cell, "planner")
 COLUMNS = PLANS.columns
 
@@ -209,6 +210,7 @@ def as_row(row: Row | PlanRow) -> Row:
         evaluations=row.evaluations,
         placement=hashlib.sha256(row.plan.encode()).hexdigest()[:16] if row.plan else "",
         place_seconds=row.plan_seconds,
+        cpu_seconds=row.cpu_seconds,
         machine=row.machine,
         versions=row.versions,
         commit=row.commit,

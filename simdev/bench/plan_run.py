@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +13,7 @@ import numpy as np
 
 from simdev.bench.plan_matrix import PlanRun, job_of
 from simdev.bench.plan_rows import ANY_MESHES, ONE_MESH, PlanRow
-from simdev.bench.provenance import circumstances
+from simdev.bench.provenance import Stopwatch, circumstances
 from simdev.bench.stored import keep_machine
 from simdev.bench.work import RunOutcome, Work, failure, one_line
 from simdev.bench.workers import Limits, limit_process
@@ -61,13 +60,14 @@ def execute(run: PlanRun, instance: JobInstance, job: Job | None = None) -> RunO
         job = job or job_of(*run.instance)
         given, evaluator = repr(job), Evaluator(job)
         budget = PlanBudget(evaluator, evaluations=run.budget)
-        started = time.monotonic()
+        watch = Stopwatch()
         choice = spec.plan(job, rng=np.random.default_rng(run.entropy), budget=budget, **params)
-        taken = round(time.monotonic() - started, 3)
+        seconds, processor = watch.read()
         if repr(job) != given:
             raise InvalidInput("the planner altered the job that it was given")
         row = replace(blank, plan=json.dumps(choice.to_json(), sort_keys=True), evaluations=budget.used)
-        row = replace(score_plan(row, evaluator, bound_ns=instance.bound_ns), plan_seconds=taken)
+        row = score_plan(row, evaluator, bound_ns=instance.bound_ns)
+        row = replace(row, plan_seconds=seconds, cpu_seconds=processor)
         return RunOutcome(row, None, tuple(budget.curve))
     except BudgetExhausted as error:
         row = replace(blank, status="skipped", error=one_line(error))

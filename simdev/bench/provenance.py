@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -29,6 +30,26 @@ def circumstances() -> Circumstances:
     """Where, when and with what this process runs."""
     utc = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"machine": machine(), "versions": versions(), "commit": commit(), "utc": utc}
+
+
+class Stopwatch:
+    """What a run takes from here on: of the clock on the wall, and of the processors."""
+
+    def __init__(self) -> None:
+        self._began = self._now()
+
+    def read(self) -> tuple[float, float]:
+        """Seconds on the wall, and processor seconds (user and system) of this process and of those of its children
+        that have ended and were waited for. Both are rounded to milliseconds."""
+        wall, processor = (round(now - began, 3) for now, began in zip(self._now(), self._began, strict=True))
+        return wall, processor
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        import resource
+
+        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return time.monotonic(), sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 # Libraries that decide what a placer finds or what a step costs; another version may give another row.

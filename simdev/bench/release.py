@@ -31,8 +31,8 @@ INTEGERS = {
     "cases", "wins", "common_with_first", "batch", "peak_bytes",
 }  # fmt: skip
 NUMBERS = {
-    "step_time_s", PACE, "simulated_s", "lower_bound_s", "place_seconds", "best_time_s", "gap", "best_known_s",
-    "ratio_to_best", "speedup_vs_single_gpu", "speedup_vs_expert", "mean_rank", "geomean_ratio_to_best",
+    "step_time_s", PACE, "simulated_s", "lower_bound_s", "place_seconds", "cpu_seconds", "best_time_s", "gap",
+    "best_known_s", "ratio_to_best", "speedup_vs_single_gpu", "speedup_vs_expert", "mean_rank", "geomean_ratio_to_best",
     "ratio_to_first", "seconds", "bound_s", "plan_seconds",
 }  # fmt: skip
 FORMS = {

@@ -27,14 +27,14 @@ EXACT = (
     "seed", "status", "error", "feasible", "step_time_s", "simulated_s", "overflow", "lower_bound_s", "bound_method",
     "peak_memory_bytes", "comm_bytes", "evaluations", "placement", "proof",
 )  # fmt: skip
-CIRCUMSTANTIAL = ("place_seconds", "machine", "versions", "commit", "utc")
+CIRCUMSTANTIAL = ("place_seconds", "cpu_seconds", "machine", "versions", "commit", "utc")
 NAME = re.compile(r"[0-9a-f]{0,64}")  # of a graph or placement file; nothing else becomes a path
 LONGEST_NUMBER = 40  # characters
 DEEPEST = 8  # levels of brackets in parameters
 KEY = ("workload", "topology", "rules", "placer", "params", "budget", "seed", "objective")
 PACE = "microbatch_time_s"  # in the file, the score of a row that is judged by its throughput
 # Columns that older folders lack; these values are left out of the digest.
-ABSENT = {"objective": "step", "proof": "", PACE: ""}
+ABSENT = {"objective": "step", "proof": "", PACE: "", "cpu_seconds": ""}
 FIELD = {"step_time_s": "step_ns", "simulated_s": "simulated_ns", "lower_bound_s": "lower_bound_ns"}  # by column
 
 
@@ -65,6 +65,7 @@ class Row:
     evaluations: int | None = None
     placement: str = ""
     place_seconds: float | None = None
+    cpu_seconds: float | None = None
     machine: str = ""
     versions: str = ""
     commit: str = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 from simdev.analysis.feasible import check_feasible
 from simdev.bench.matrix import Run, parse_budget, parse_rules
 from simdev.bench.objective import Steady, parse_objective
+from simdev.bench.provenance import Stopwatch
 from simdev.bench.rows import Row
 from simdev.bench.stored import keep_machine, kept_graph, ships
 from simdev.bench.work import RunOutcome, Work, failure, one_line, printable
@@ -77,21 +77,22 @@ def execute(run: Run, instance: Instance, problem: Problem | None = None) -> Run
 
 def _place(spec, params: dict, problem: Problem, run: Run, blank: Row) -> RunOutcome:
     given, objective = _identity(problem), parse_objective(run.objective)
-    evaluations, seconds = parse_budget(run.budget)
+    evaluations, most_seconds = parse_budget(run.budget)
     budget = Budget(
         problem,
         evaluations=evaluations,
-        seconds=seconds,
+        seconds=most_seconds,
         simulate=objective.simulate_many,
         microbatches=objective.microbatches,
     )
-    started = time.monotonic()
+    watch = Stopwatch()
     placement = spec.place(problem, rng=np.random.default_rng(run.entropy), budget=budget, **params)
-    taken = time.monotonic() - started
+    seconds, processor = watch.read()
     if _identity(problem) != given:
         raise InvalidInput("the placer altered the problem that it was given")
     row = score(blank, problem, placement, objective.simulate(problem, placement))
-    row = replace(row, evaluations=budget.used, place_seconds=round(taken, 3), proof=printable(budget.proof))
+    row = replace(row, evaluations=budget.used, proof=printable(budget.proof))
+    row = replace(row, place_seconds=seconds, cpu_seconds=processor)
     return RunOutcome(row, placement, tuple(budget.curve))
 
 

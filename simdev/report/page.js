@@ -141,6 +141,9 @@ function fillChoices() { // budgets and baselines of the track: the budget of mo
   const names = new Set(mine.map((row) => row.placer));
   const usual = BASELINES.filter((name) => names.has(name));
   const others = [...names].filter((name) => !usual.includes(name)).sort();
+  const cost = $("axis").value;
+  const costs = Object.keys(AXES).filter((name) => name === "evaluations" || mine.some((row) => row[name] !== null)); // older rows lack processor seconds
+  $("axis").replaceChildren(...costs.map((name) => make("option", { value: name, selected: name === cost }, AXES[name][0])));
   $("baseline").replaceChildren(...[...usual, ...others].map((name) => make("option", { value: name }, name)));
 }
 function chosen() {
@@ -209,7 +212,7 @@ function ranking(found) {
       mean: geomean(runs.map((row) => row.log)), cases: runs.length, all, ranked: sets[number] === widest,
       fit: runs.filter((row) => row.step !== null).length, wins: runs.filter((row) => row.rank === 1).length,
       faster: geomean(against.map((row) => Math.log(base.get(row.case).step / row.step))), against: against.length,
-      evaluations: middle(runs.map((row) => row.evaluations)), seconds: middle(runs.map((row) => row.seconds)),
+      ...Object.fromEntries(Object.keys(AXES).map((name) => [name, middle(runs.map((row) => row[name]))])),
     };
   });
   const ranked = lines.filter((line) => line.ranked).sort((a, b) => a.mean.toFixed(4) - b.mean.toFixed(4) || (a.placer < b.placer ? -1 : 1));
@@ -225,9 +228,9 @@ function ranking(found) {
   return [...ranked, ...rest];
 }
 function csv(found) {
-  const names = ["workload", "topology", "track", "budget", "placer", "family", "status", "step", "best", "runs", "gap", "evaluations", "seconds", "peak", "plan"];
+  const names = ["workload", "topology", "track", "budget", "placer", "family", "status", "step", "best", "runs", "gap", "evaluations", "seconds", "cpu", "peak", "plan"];
   const time = state.track.startsWith("pace") ? "microbatch_time_ns" : "step_time_ns";
-  const heads = { topology: "machine", step: time, best: "best_time_ns", gap: "gap_to_bound", seconds: "place_seconds", peak: "peak_bytes" };
+  const heads = { topology: "machine", step: time, best: "best_time_ns", gap: "gap_to_bound", seconds: "place_seconds", cpu: "cpu_seconds", peak: "peak_bytes" };
   const cell = (value) => {
     let text = String(value ?? "");
     if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = "'" + text; // a spreadsheet must not see a formula
@@ -250,12 +253,14 @@ function canvas(figure, height, label) {
   figure.replaceChildren(svg);
   return [svg, width];
 }
-const AXES = {
-  evaluations: ["simulations that a run spent (median)", (line) => line.evaluations, 0.7, [1, 10, 100, 1000, 10000, 100000, 1e6]],
-  seconds: ["seconds that a run took (median; not comparable between machines)", (line) => line.seconds, 0.001, [0.001, 0.01, 0.1, 1, 10, 100, 1000]],
+const AXES = { // what a run costs: the choice, the title, the least value, the ticks
+  evaluations: ["simulations", "simulations that a run spent (median)", 0.7, [1, 10, 100, 1000, 10000, 100000, 1e6]],
+  cpu: ["processor seconds", "processor seconds that a run took (median; compare them on one machine)", 0.001, [0.001, 0.01, 0.1, 1, 10, 100, 1000]],
+  seconds: ["seconds", "seconds that a run took (median; not comparable between machines)", 0.001, [0.001, 0.01, 0.1, 1, 10, 100, 1000]],
 };
 function drawCost(lines) {
-  const [title, value, least, ticks] = AXES[$("axis").value];
+  const name = $("axis").value, value = (line) => line[name];
+  const [unit, title, least, ticks] = AXES[name];
   const points = lines.filter((line) => value(line) !== null && line.ranked).sort((a, b) => a.mean - b.mean);
   const figure = $("cost"), height = 460, bottom = height - 40;
   const [svg, width] = canvas(figure, height, `Ratio to the best against ${title}, by placer`);
@@ -275,7 +280,7 @@ function drawCost(lines) {
   points.forEach((line, number) => {
     const [px, py] = dots[number];
     const text = make("text", { class: "label", "aria-hidden": true }, line.placer);
-    svg.append(press({ "data-placer": line.placer }, `${line.placer}: ${line.mean.toFixed(3)} times the best, ${value(line).toLocaleString("en")} ${$("axis").value}`,
+    svg.append(press({ "data-placer": line.placer }, `${line.placer}: ${line.mean.toFixed(3)} times the best, ${value(line).toLocaleString("en")} ${unit}`,
       () => open("placer", line.placer), mark(line.family, px, py)), text);
     const place = freePlace(px, py, text.getComputedTextLength(), taken, width, bottom);
     if (!place) return text.remove(); // the ranking and the dot's own title still name it

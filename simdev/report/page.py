@@ -173,6 +173,7 @@ def _lines(found: list[Row], names: Mapping[tuple, str], plans: Mapping[tuple, p
                 "rank": None if _absent(line["rank"]) else int(line["rank"]),
                 "evaluations": _middle([row.evaluations for row in mine]),
                 "seconds": _middle([row.place_seconds for row in mine]),
+                "cpu": _middle([row.cpu_seconds for row in mine]),
                 "peak": shown.peak_memory_bytes,
                 **({"plan": str(plan.choice) if plan.plan else ""} if plan else {}),
             }

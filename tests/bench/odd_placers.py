@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -37,6 +39,16 @@ def slow(problem, *, rng, budget, log, seconds):
         with open(log, "a", encoding="utf-8") as file:
             file.write(f"{rng.integers(1 << 30)}\n")
     time.sleep(seconds if problem.graph.name != "tiny" else 0)
+    return Placement(np.ones(problem.graph.n_ops, np.int32))
+
+
+@placer("delegating", version=1, family="test")
+def delegating(problem, *, rng, budget):
+    """Rests, and lets a child work for 0.3 processor seconds."""
+    time.sleep(0.5)
+    work = "import time\nwhile time.process_time() < 0.3: pass"
+    if problem.graph.name != "tiny":  # the warm-up does not count
+        subprocess.run([sys.executable, "-S", "-c", work], check=True)
     return Placement(np.ones(problem.graph.n_ops, np.int32))
 
 

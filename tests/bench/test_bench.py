@@ -375,6 +375,13 @@ def test_seconds_end_a_search_too(graphs, tmp_path):
     assert verify.verify(tmp_path, engine="fast", rerun=True) == []  # not run again: seconds are not repeatable
 
 
+def test_processor_seconds_count_children_and_no_rest(graphs, tmp_path):
+    """Any worker rests for half a second, which the clock on the wall counts; the child's processor seconds are its
+    parent's, too."""
+    (row,) = run(graphs[:1], odd("delegating"), tmp_path)
+    assert row.cpu_seconds > 0.29 and row.place_seconds >= 0.5 and row.cpu_seconds < row.place_seconds
+
+
 def test_a_second_bench_runs_only_what_is_missing(graphs, tmp_path):
     log = tmp_path / "log"
     placers = [f"{ODD}:slow[log={log},seconds=0]"]

@@ -112,6 +112,22 @@ def test_results(folder, tmp_path, column):
     assert found_or_named(out, "results.csv", column)
 
 
+def test_a_table_of_before_processor_seconds_were_noted_is_the_same_board(folder, tmp_path):
+    out = copy(folder, tmp_path)
+    given = rows.read_rows(out / "results.csv")
+    assert given[0].cpu_seconds is None  # no placer ran
+    RESULTS.write(out / "results.csv", [replace(given[0], cpu_seconds=1.5), *given[1:]])
+    (first, *_) = rows.read_rows(out / "results.csv")
+    assert first.cpu_seconds == 1.5 and first.digest == given[0].digest
+    older = [name for name in rows.COLUMNS if name != "cpu_seconds"]
+    rows.write_csv(out / "results.csv", older, [cells for _, cells in rows.read_csv(out / "results.csv", rows.COLUMNS)])
+    assert rows.read_rows(out / "results.csv") == given
+    entry = RESULTS.to_json(given[0])
+    del entry["cpu_seconds"]
+    assert RESULTS.from_json(entry, out / "journal.jsonl") == given[0]
+    assert verify.verify(out, engine="fast") == []
+
+
 def rewritten(folder, tmp_path, change):
     """A copy of the board whose rows, changed by ``change``, have digests and derived tables that fit."""
     out = copy(folder, tmp_path)

@@ -251,7 +251,7 @@ def test_rows_hold(board):
     assert found["fsdp"].status == "skipped" and "dp_shard" in found["fsdp"].error
     assert found["search"].step_ns <= found["ddp"].step_ns
     assert 0 < found["ddp"].bound_ns <= found["search"].step_ns
-    assert read_plan_rows(folder) == rows
+    assert read_plan_rows(folder) == rows and found["search"].cpu_seconds > 0
     notes = []
     assert verify_plans(folder, engine="reference", rerun=True, on_note=notes.append) == []
     assert any("plan_seconds" in note for note in notes) and any("plan_curves.csv" in note for note in notes)

@@ -337,6 +337,20 @@ def test_an_objective_that_simdev_does_not_know_is_a_track_of_its_own(tmp_path):
     assert track == {"name": "+1", "label": "+1", "question": ""}
 
 
+def test_processor_seconds_are_a_choice_of_boards_that_have_them(browser, tmp_path):
+    context = browser.new_context(offline=True)
+    tab = context.new_page()
+    for seconds, costs in ((None, ["simulations"]), (1.5, ["simulations", "processor seconds"])):
+        small_board(tmp_path / str(seconds), cpu_seconds=seconds)
+        page.write_page([tmp_path / str(seconds)], tmp_path / f"{seconds}.html")
+        tab.goto((tmp_path / f"{seconds}.html").as_uri())
+        assert tab.get_by_label("Cost in").locator("option").all_inner_texts() == costs
+    tab.get_by_label("Cost in").select_option("processor seconds")
+    assert tab.locator("#cost [data-placer]").first.get_attribute("aria-label").endswith(", 1.5 processor seconds")
+    assert tab.url.endswith("#axis=cpu")
+    context.close()
+
+
 def test_planners_that_ran_other_jobs_have_no_place(browser, tmp_path):
     """The shipped board of planners: seven of them ran one or two of 32 jobs, on which they are as good as the best."""
     folder = BOARD.parent / "parallel"

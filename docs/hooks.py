@@ -1,7 +1,7 @@
 """Documentation pages that are generated from the project itself when the site is built.
 
-They are a page for each placer and workload, the machines, the commands, the Python reference, and the files of the
-repository that are documentation already, such as the execution model.
+They are a page for each placer, planner, model and workload, the machines, the commands, the Python reference, and the
+files of the repository that are documentation already, such as the execution model.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import json
+import math
 import re
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def on_files(files, config):
         "commands.md": commands_page(),
         "boards.md": boards_page(),
         **planner_pages(),
+        **model_pages(),
         **python_pages(),
     }
     pages |= gallery()
@@ -68,7 +70,7 @@ def on_files(files, config):
 def on_page_markdown(markdown, page, config, files):
     """Each page ends with what checks it, and the commit that it was built from."""
     name = page.file.src_uri
-    if name in ("gallery.md",) or name.startswith(("placers/", "planners/", "workloads/", "python/")):
+    if name in ("gallery.md",) or name.startswith(("placers/", "planners/", "models/", "workloads/", "python/")):
         checked = "this page is generated from the code and the boards"
     elif name.removesuffix(".md") in RUN:
         checked = "the examples of this page are executed by `tests/test_docs.py`"
@@ -254,6 +256,90 @@ def planner_pages() -> dict[str, str]:
     ]
     pages["planners/index.md"] = "\n".join([*head, *lines, ""])
     return pages
+
+
+def model_pages() -> dict[str, str]:
+    """A page for each model that plans know, with its sizes, its best known plans and its published steps."""
+    from simdev.bench.plan_rows import read_folder
+    from simdev.parallel.models import parallel_models
+
+    rows = read_folder(ROOT / "leaderboard" / "parallel")
+    with open(ROOT / "leaderboard" / "fidelity" / "published-plans.csv", encoding="utf-8", newline="") as file:
+        published = list(csv.DictReader(file))
+    pages, lines = {}, []
+    for name, model in parallel_models().items():
+        module = sys.modules[model.function.__module__]
+        sizes = [f"{name}-{size}" for size in model.sizes] or [name]
+        text = [f"# {name}", "", prose(module.__doc__), "", f"In `{source_file(module)}`.", ""]
+        text += [f"**Source.** {model.source}", ""] if model.source else []
+        axes = ", ".join(f"`{axis}`" for axis in ("pp", *model.axes))
+        text += ["## Sizes and parameters", "", f"Mesh axes: {axes}. FLOPs are those of the model for one sequence,"]
+        text += ["forward and backward, without recomputation: what MFU is measured against.", ""]
+        text += sizes_table(model)
+        text += ["", "Other parameters, with their defaults, in brackets behind the name:", ""]
+        own = [key for key in model.defaults if all(key not in size for size in model.sizes.values())]
+        text += [f"`{sizes[0]}[{','.join(f'{key}={model.defaults[key]}' for key in own)}]`", ""]
+        text += best_plans([row for row in rows if row.model in sizes])
+        text += published_steps([line for line in published if re.match(rf"'?{name}\b", line["command"])])
+        data = "dp_shard" if "dp_shard" in model.axes else "dp_replicate"
+        text += ["```sh", f"simdev simulate-plan {sizes[0]} dgx-a100 --mesh {data}=8", "```", ""]
+        pages[f"models/{name}.md"] = "\n".join(text)
+        lines.append(f"| [{name}]({name}.md) | {', '.join(model.sizes)} | {axes} | {model.source} |")
+    head = [
+        "# Models to plan",
+        "",
+        "`simdev plan` and `simdev simulate-plan` know these models by name. A function of your own, a model of",
+        "Hugging Face and a plain training step work as well: [plan your own model](../own-model.md).",
+        "",
+        "| model | sizes | mesh axes | source |",
+        "|---|---|---|---|",
+    ]
+    pages["models/index.md"] = "\n".join([*head, *lines, ""])
+    return pages
+
+
+def sizes_table(model) -> list[str]:
+    """The published sizes of a parallel model as a table: the parameters that differ, and the FLOPs of a sequence."""
+    varied = list(dict.fromkeys(key for size in model.sizes.values() for key in size))
+    table = [f"| {' | '.join(['size', *varied, 'TFLOP'])} |", f"|---|{'--:|' * len(varied)}--:|"]
+    for size in model.sizes or {"": {}}:
+        parameters = model.parameters(size, {})
+        cells = [f"{parameters[key]:,}" if isinstance(parameters[key], int) else parameters[key] for key in varied]
+        name = f"{model.name}-{size}" if size else model.name
+        flops = model.flops(parameters) / 1e12
+        digits = max(0, 2 - math.floor(math.log10(flops)))  # three figures
+        table.append(f"| `{name}` | {''.join(f'{cell} | ' for cell in cells)}{flops:,.{digits}f} |")
+    return table
+
+
+def best_plans(rows: list) -> list[str]:
+    """The best plan of each job of the board of planners, and every planner whose plan is as fast."""
+    best: dict[tuple, list] = {}
+    for row in sorted((row for row in rows if row.step_ns is not None), key=lambda row: (row.step_ns, row.planner)):
+        first = best.setdefault((row.model, row.cluster, row.batch), [])
+        if not first or row.step_ns == first[0].step_ns:
+            first.append(row)
+    if not best:
+        return []
+    text = ["## Best known plans", "", "Of the board of planners (`leaderboard/parallel`), with software `eager`.", ""]
+    text += ["| model | cluster | sequences | plan | step s | found by |", "|---|---|--:|---|--:|---|"]
+    for (name, cluster, batch), (row, *others) in sorted(best.items()):
+        cells = name, cluster, f"{batch:,}", f"`{row.choice}`", f"{row.step_ns / 1e9:.3f}"
+        text.append(f"| {' | '.join(cells)} | {', '.join(dict.fromkeys(one.entry for one in (row, *others)))} |")
+    return [*text, ""]
+
+
+def published_steps(rows: list[dict[str, str]]) -> list[str]:
+    """Measured steps that papers and projects report, and what simdev predicts for them."""
+    if not rows:
+        return []
+    text = ["## Published steps", "", "What others measured, and what simdev predicts: [fidelity](../fidelity.md).", ""]
+    text += ["| source | GPUs | measured s | simulated s | error |", "|---|--:|--:|--:|--:|"]
+    for line in rows:
+        measured, simulated = float(line["measured_s"]), float(line["simulated_s"])
+        error = f"{100 * (simulated / measured - 1):+.1f} %"
+        text.append(f"| {line['source']} | {int(line['gpus']):,} | {measured:.3f} | {simulated:.3f} | {error} |")
+    return [*text, ""]
 
 
 def workload_pages() -> dict[str, str]:

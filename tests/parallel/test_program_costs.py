@@ -323,6 +323,16 @@ def test_further_layers_repeat_a_block_and_what_refers_to_it_moves_along():
     assert extended(linear, 2) == by_hand(5, grown=512)
 
 
+def test_a_block_may_begin_before_the_first_row_that_tells():
+    """All rows are releases: that of a further layer stands before the last row, which looks like it."""
+
+    def ends(layers):
+        rows = (*((1, n, 0, 0) for n in reversed(range(layers))), (1, layers + 7, 0, 0))
+        return Allocations((rows,), (), layers)
+
+    assert extended([ends(layers) for layers in (3, 4, 5)], 4) == ends(7)
+
+
 def test_a_layer_that_adds_something_else_is_refused():
     other = by_hand(4)
     other = replace(other, segments=(*other.segments[:2], other.segments[2][::-1], ()))
@@ -344,14 +354,17 @@ def test_a_board_that_is_full_gets_free_segments_back_first():
 @pytest.mark.slow
 def test_extended_allocations_are_those_of_the_whole_stage(tmp_path, monkeypatch):
     pytest.importorskip("torch")
-    from simdev.parallel.costs.reserved import _allocations, _recorded
+    from simdev.parallel.costs import reserved
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for mesh, microbatches in (("dp_shard=2", 1), ("dp_shard=2", 4)):
-        plan = TypedPlan(SMALL, "dgx-h100", mesh, microbatches).plan
+    record, layers = reserved._recorded, []
+    monkeypatch.setattr(reserved, "_recorded", lambda *how: layers.append(how[-1].layers) or record(*how))
+    for mesh, microbatches, each in (("dp_shard=2", 1, False), ("dp_shard=2", 4, False), ("dp_shard=4", 4, True)):
+        plan = replace(TypedPlan(SMALL, "dgx-h100", mesh, microbatches).plan, reduce_each=each)
         options = microbatches > 1, plan.reduce_each, plan.gathered
-        whole = _recorded(plan.model, plan.parameters_of(0), plan.captured_mesh(0), options, plan.parts[0])
-        assert _allocations(plan, 0, {}) == whole
+        whole = record(plan.model, plan.parameters_of(0), plan.captured_mesh(0), options, plan.parts[0])
+        assert reserved._allocations(plan, 0, {}) == whole
+    assert max(layers) == 5  # and were not recorded as a whole
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -48,6 +49,7 @@ COLLECTIVES = {
     "allreduce_coalesced_": "all_reduce", "send": "send", "recv_": "recv",
     "all_gather_into_tensor_coalesced": "all_gather", "reduce_scatter_tensor_coalesced": "reduce_scatter",
 }  # fmt: skip
+DEVICE = torch.ops.prim.device.default
 SUBCLASSES = (DTensor, AsyncCollectiveTensor)
 NO_KERNEL = frozenset({"detach", "lift_fresh", "_unsafe_view"})
 QUESTIONS = frozenset({"_local_scalar_dense", "is_same_size", "equal", "item"})  # asked of the host, not of a device
@@ -245,6 +247,8 @@ class RankRecorder(TorchDispatchMode):
     # Ops -------------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is DEVICE and type(args[0]) is FakeTensor:  # every second call: PyTorch asks where a tensor lies
+            return args[0].fake_device
         if self.paused:
             return func(*args, **(kwargs or {}))
         if any(kind in SUBCLASSES for kind in types):

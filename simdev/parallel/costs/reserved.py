@@ -229,12 +229,25 @@ def _extended(a: tuple[Row, ...], b: tuple[Row, ...], c: tuple[Row, ...], more: 
 
 
 def _with_block(a: tuple[Row, ...], b: tuple[Row, ...], c: tuple[Row, ...], more: int, like) -> tuple[Row, ...]:
-    """The rows, with the block inserted where ``like`` of a row first differs between ``a`` and ``b``."""
+    """The rows, with the block inserted where ``like`` of a row first differs between ``a`` and ``b``, or before: rows
+    that look alike do not say where the block begins."""
     block = len(b) - len(a)
     if block < 0 or len(c) - len(b) != block:
         raise NotRepeating("a layer adds no block of allocations")
     same = zip(a, b, strict=False)
     head = next((n for n, (x, y) in enumerate(same) if like(x) != like(y)), len(a)) if block else len(a)
+    while True:
+        try:
+            return _inserted(a, b, c, more, head)
+        except NotRepeating:
+            head -= 1
+            if not block or head < 0 or like(a[head]) != like(b[head + block]):
+                raise
+
+
+def _inserted(a: tuple[Row, ...], b: tuple[Row, ...], c: tuple[Row, ...], more: int, head: int) -> tuple[Row, ...]:
+    """The rows, with the block inserted at ``head``."""
+    block = len(b) - len(a)
     return (
         *(_moved(x, y, z, more) for x, y, z in zip(a[:head], b[:head], c[:head], strict=True)),
         *(

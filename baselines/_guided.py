@@ -3,6 +3,7 @@ other places in the order."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -29,7 +30,9 @@ from simdev.placers.score import Score
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
 
-TRIES = 20  # draws without a move after which draw() gives up
+TRIES = 20  # draws in which moves to placements that cannot fit are left out
+NOTHING_NEW = 100  # draws without a new placement after which a search ends
+MOST_KNOWN = 1 << 20  # placements after which the list of known ones begins anew
 PATIENCE = 600  # evaluations without a new best after which the search leaves the best by a few blind moves,
 PATIENCE_PER_UNIT = 10  # or so many for each unit if that is less
 KICKS = 3  # blind moves at most
@@ -41,6 +44,7 @@ COOLED = 0.02  # share of the mean slack that is left at the end of an annealing
 ROUGH = 1.02  # what the search improves of a coarse search, as a multiple of the best given placement
 MOST_NEIGHBOURS = 16  # of a unit, at which a cluster may grow
 LONG = 1000  # evaluations from which on a search has time for large moves
+SWEEPS = 1  # evaluations for each unit from which on single units have a search of their own
 RACE = 3  # a race among searches gets one part in so many of the budget
 PARTS = 8  # parts of the rest, after each of which another search may continue
 LEAST_GAIN = 0.001  # of the step time, in a part: with less, the search gives way
@@ -74,6 +78,39 @@ KINDS = MoveShares._fields[:-1]
 SINGLE = MoveShares(path=0, cut=0, swap=0, group=0, unit=1, layer=0, phase=0, cluster=0, host=0)
 
 
+class Visited:
+    """The placements that the searches of one budget have simulated, so that none of them is simulated again.
+
+    The number of a placement is the exclusive or of one random number for each unit on its device (Zobrist hashing)
+    and, if the placement brings its order, of a number for the biases of the keys.
+    """
+
+    def __init__(self, problem: Problem, rng: np.random.Generator):
+        shape = problem.topology.n_devices, problem.graph.n_units
+        self.codes = rng.integers(1 << 63, size=shape, dtype=np.uint64)
+        self.known: set[int] = set()
+        self._units = np.arange(shape[1])
+        self._of: tuple[np.ndarray, np.ndarray, int] = np.empty(0), np.empty(0), 0  # the last state and its number
+
+    def add(self, code: int) -> None:
+        """Note that the placement of number ``code`` was simulated."""
+        if len(self.known) >= MOST_KNOWN:
+            self.known.clear()
+        self.known.add(code)
+
+    def code(self, devices: np.ndarray, bias: np.ndarray) -> int:
+        """The number of a state: unit ``devices`` int ``(units,)`` and the ``bias`` of its keys int64 ``(n,)``."""
+        if self._of[0] is not devices or self._of[1] is not bias:
+            code = int(np.bitwise_xor.reduce(self.codes[devices, self._units], initial=0))
+            digest = hashlib.blake2b(bias.tobytes(), digest_size=8).digest() if bias.any() else b""
+            self._of = devices, bias, code ^ int.from_bytes(digest, "little")
+        return self._of[2]
+
+    def change(self, units: np.ndarray, before: np.ndarray, after: np.ndarray) -> int:
+        """What the code of a state changes by (exclusive or) if ``units`` move; int ``(k,)`` each."""
+        return int(np.bitwise_xor.reduce(self.codes[before, units] ^ self.codes[after, units], initial=0))
+
+
 class Guided:
     """Searches from a state by moves of units, alone or in groups. Where moves are cheaper than full runs
     (:mod:`simdev.baselines._walk`), only what a move changes is simulated."""
@@ -81,7 +118,11 @@ class Guided:
     near: np.ndarray  # bool (D, units): devices that a move without a given target draws from
     heat = 0.0  # of the annealing after the race, see improve()
 
-    def __init__(self, problem: Problem, allowed: np.ndarray, budget: Budget, rng, moves: MoveShares | None = None):
+    def __init__(
+        self, problem: Problem, allowed: np.ndarray, budget: Budget, rng, moves: MoveShares | None = None,
+        visited: Visited | None = None,
+    ):  # fmt: skip
+        self.visited = visited or Visited(problem, rng)
         self.problem, self.graph, self.budget, self.rng = problem, problem.graph, budget, rng
         self.allowed, self.unit_of_op, self.moves = allowed, problem.graph.unit_of_op, moves or MoveShares()
         self.ordered, self.around = ordered(problem), Neighbourhood(problem, allowed)
@@ -103,19 +144,25 @@ class Guided:
         layer, phase = layer_of_unit(problem), graph.op_phase[longest_op(problem)]
         self.layer, self.in_phase = layer, layer * (int(phase.max(initial=0)) + 1) + phase
         self.members = {KINDS.index("layer"): _lists(self.layer), KINDS.index("phase"): _lists(self.in_phase)}
-        self.cumulative = np.cumsum(weight_of_unit(problem))
+        self.weight = weight_of_unit(problem)
+        self.cumulative = np.cumsum(self.weight)
         self.neighbours = unit_adjacency(problem)[:2]
         shares = self.moves._asdict()
         if not (self.host & allowed.any(axis=1)).any():
             shares["host"] = 0.0
         self.payoff, self.kind = Payoff(np.array([shares[kind] for kind in KINDS])), -1
         self.spill = False  # whether the present placement does not fit: then any move may go to a host
+        self.most_over: float = np.inf  # bytes that a drawn placement may hold over memory
+        self.held = problem.unit_persistent_bytes
+        self.scarce = bool(self.held.sum() > self.capacity[used_devices(self.allowed)].min(initial=0))
+        self._taken: tuple[np.ndarray, np.ndarray] = np.empty(0), np.empty(0)  # unit devices, and bytes held on each
+        self.deck: list[int] = []  # units that single moves have not drawn since all were drawn
         self._cheap = cheap(problem) and budget.simulate is None and not self.ordered
         self._walk: Walk | None = None
 
     def others(self) -> list[Guided]:
         """The searches that take turns with this one; the first moves single units."""
-        return [Guided(self.problem, self.allowed, self.budget, self.rng, SINGLE)]
+        return [Guided(self.problem, self.allowed, self.budget, self.rng, SINGLE, self.visited)]
 
     # States
 
@@ -123,6 +170,7 @@ class Guided:
         """An evaluated state."""
         bias = np.zeros(self.graph.n_ops, np.int64) if bias is None else bias
         devices = np.asarray(devices, np.int32)
+        self.visited.add(self.visited.code(devices, bias))
         return SearchState(devices, bias, self._evaluate(devices, bias, None))
 
     def begin(self, devices: np.ndarray, priority: np.ndarray | None = None) -> list[SearchState]:
@@ -168,6 +216,8 @@ class Guided:
                 self._trace(current)
                 seen = budget.used
             self.spill = not current.score.fits
+            over = current.score.overflow_bytes
+            self.most_over = np.inf if blind or over is None else over
             candidate = self._propose(current)
             if candidate is None:
                 return best
@@ -221,14 +271,47 @@ class Guided:
     # Moves
 
     def _propose(self, state: SearchState) -> Candidate | None:
+        """A neighbour of ``state`` that no search has simulated; None if :data:`NOTHING_NEW` draws found none.
+
+        If a draw gives a placement that is known, the next draw starts from that placement. A search of few units thus
+        tries all its single moves, and then pairs of moves. The first :data:`TRIES` draws leave out placements whose
+        persistent bytes alone exceed the memory by more than the present placement does.
+        """
         self.kind = -1
         if self.ordered and self.rng.random() < self.moves.order:
             return self._reorder(state)
-        for _ in range(TRIES):
-            devices = self._move(state.devices)
-            if devices is not None:
+        start, code = state.devices, self.visited.code(state.devices, state.bias)
+        for number in range(NOTHING_NEW):
+            devices = self._move(start)
+            if devices is None:
+                continue
+            units = np.flatnonzero(devices != state.devices)
+            new = code ^ self.visited.change(units, state.devices[units], devices[units])
+            if new in self.visited.known:
+                start = devices
+            elif number >= TRIES or not self._too_large(state.devices, devices, units):
+                self.visited.add(new)
                 return Candidate(devices, state.bias)
-        return None
+        return self._reorder(state) if self.ordered else None
+
+    def _too_large(self, before: np.ndarray, after: np.ndarray, units: np.ndarray) -> bool:
+        """Whether the persistent bytes of unit devices ``after`` exceed the memory by more than :attr:`most_over`.
+        ``units`` int ``(k,)`` are those whose device differs from ``before``."""
+        if not self.scarce or self.most_over == np.inf:
+            return False
+        if self._taken[0] is not before:
+            self._taken = before, np.bincount(before, self.held, len(self.capacity))
+        taken = self._taken[1].copy()
+        np.subtract.at(taken, before[units], self.held[units])
+        np.add.at(taken, after[units], self.held[units])
+        return bool(np.maximum(taken - self.capacity, 0).sum() > self.most_over)
+
+    def _next_unit(self) -> int:
+        """A unit. Each is drawn once before any is drawn again, long ones rather early (weighted sampling without
+        replacement: Efraimidis, Spirakis, Information Processing Letters 97(5), 2006)."""
+        if not self.deck:
+            self.deck = np.argsort(-self.rng.exponential(size=len(self.weight)) / self.weight).tolist()
+        return self.deck.pop()
 
     def _move(self, devices: np.ndarray) -> np.ndarray | None:
         """A neighbour of unit ``devices``; None if the draw does not move anything."""
@@ -248,7 +331,7 @@ class Guided:
         if name == "swap":
             return self._swap(devices)
         if name == "unit":
-            return self._moved(devices, np.array([int(self.rng.integers(len(devices)))]))
+            return self._moved(devices, np.array([self._next_unit()]))
         pivot = int(np.searchsorted(self.cumulative, self.rng.random() * self.cumulative[-1], side="right"))
         units, target = self._group(name, min(pivot, len(devices) - 1), devices), -1
         if name == "host":
@@ -400,9 +483,9 @@ def search_from(
     (:func:`_race`), and then the best of all with the rest (:func:`_alternate`). ``kind`` is the search, ``options``
     are its own.
 
-    Large moves gain most at first, and lead to placements that single moves cannot improve. So a search that moves
-    single units runs in the race, too: from the best given placement and, if ``fresh``, from a single device, which an
-    eighth of the budget improves before the race.
+    Large moves gain most at first, and lead to placements that single moves cannot improve. So if the budget has an
+    evaluation for each unit (:data:`SWEEPS`), a search that moves single units runs in the race, too: from the best
+    given placement and, if ``fresh``, from a single device, which an eighth of the budget improves before the race.
 
     Budgets of at least :data:`LONG` evaluations have two more parts. If there is a ``coarse`` search, it begins with
     half of the budget at the best given placement. If its answer fits and is at most :data:`ROUGH` times as long, or
@@ -430,9 +513,11 @@ def search_from(
         if rough.score.fits and near:
             leaders.insert(0, rough)
     others = search.others()
-    single = others[0]
-    alone = [min(leaders, key=lambda state: state.score)]
-    if fresh and budget.open:
+    single = others[0]  # with fewer evaluations than units, it would try only some units, once
+    swept = budget.left >= SWEEPS * problem.graph.n_units
+    others = others if swept else others[1:]
+    alone = [min(leaders, key=lambda state: state.score)] if swept else []
+    if fresh and swept and budget.open:
         known = [state for state in found.values() if np.array_equal(state.devices, one)] or single.begin(one)
         begin = min(known, key=lambda state: state.score)
         alone = [state for state in alone if state is not begin]

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from simdev.baselines._search import starts
+from simdev.baselines._units import choices
 from simdev.errors import Unsupported
 from simdev.placers.budget import Budget
 from simdev.placers.placer import SHELF
@@ -19,7 +21,8 @@ MEMBERS: tuple[tuple[str, dict], ...] = (
 
 
 def constructed(problem: Problem, rng: np.random.Generator) -> Iterator[Placement]:
-    """The placement of each constructive placer, most promising first.
+    """The placement of each constructive placer, most promising first, and last a contiguous split over all devices:
+    where memory is short, it often is the only one that fits.
 
     A member gets no evaluations of its own, so members that check memory with the simulator skip that check. Members
     that cannot handle the problem, or are not installed, are left out.
@@ -30,3 +33,4 @@ def constructed(problem: Problem, rng: np.random.Generator) -> Iterator[Placemen
                 yield SHELF[name].place(problem, rng=np.random.default_rng(seed), budget=Budget(problem), **params)
             except Unsupported:
                 continue
+    yield Placement.of_units(problem, starts(problem, choices(problem))[1])

@@ -192,19 +192,16 @@ class Proposed(Guided):
             np.full(graph.n_ops, -1, np.int64),
         )
         self.shares = np.cumsum(SHARES)
-        self.codes = rng.integers(1 << 63, size=(len(allowed), graph.n_units), dtype=np.uint64)  # Zobrist hashing
-        self.visited: set[int] = set()
         self.ptr = np.zeros(width + 1, np.int64)
         self.units, self.targets = np.empty((2, 2 * width * graph.n_units), np.int64)
         self.features = np.zeros((width, len(FEATURES)))
         self.changes, self.scores = np.zeros(width, np.uint64), np.zeros(width)
         self.sight: ScheduleView | None = None
-        self.code = 0
 
     def others(self) -> list[Guided]:
         """Single units, and all moves of ``local-search`` to all devices."""
         allowed = choices(self.problem, hosts=True)
-        return [*super().others(), Guided(self.problem, allowed, self.budget, self.rng)]
+        return [*super().others(), Guided(self.problem, allowed, self.budget, self.rng, visited=self.visited)]
 
     def see(self, state: SearchState) -> ScheduleView:
         """The schedule of ``state`` and what follows from it. The placement has been evaluated before."""
@@ -238,11 +235,9 @@ class Proposed(Guided):
         """Draw moves from ``state`` and describe them; return their number."""
         if self.sight is None or not np.array_equal(self.sight.devices, state.devices):
             self.sight = self.see(state)
-            self.code = int(np.bitwise_xor.reduce(self.codes[state.devices, np.arange(len(state.devices))]))
-            self.visited.add(self.code)
         return self.kernels.moves_and_features(
             self.known, self.sight, self.rng.random((self.width, DRAWS)), self.shares, self.work, self.ptr, self.units,
-            self.targets, self.features, self.codes, self.changes,
+            self.targets, self.features, self.visited.codes, self.changes,
         )  # fmt: skip
 
     def rate(self, count: int) -> np.ndarray:
@@ -264,16 +259,14 @@ class Proposed(Guided):
 
     def _propose(self, state: SearchState) -> Candidate | None:
         self.kind = -1
-        for _ in range(TRIES if self.tight and self.rng.random() < EXCHANGES else 0):
-            devices = self._exchange(state.devices)
-            if devices is not None:
-                return Candidate(devices, state.bias)
-        for _ in range(TRIES):
+        packing = self.tight and self.rng.random() < EXCHANGES
+        code, known = self.visited.code(state.devices, state.bias), self.visited.known
+        for _ in range(0 if packing else TRIES):
             count = self.draw(state)
-            new = [row for row in range(count) if self.code ^ int(self.changes[row]) not in self.visited]
+            new = [row for row in range(count) if code ^ int(self.changes[row]) not in known]
             if new:
                 row = self._chosen(count, new)
-                self.visited.add(self.code ^ int(self.changes[row]))
+                self.visited.add(code ^ int(self.changes[row]))
                 return Candidate(self.moved(state.devices, row), state.bias)
         return super()._propose(state)
 

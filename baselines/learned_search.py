@@ -19,7 +19,7 @@ WEIGHTS = Path(__file__).with_suffix(".npz")
 
 @placer(
     "learned-search",
-    version=3,
+    version=4,
     family="learned",
     searches=True,
     defaults={"choice": "learned", "width": 24, "weights": ""},
@@ -33,7 +33,7 @@ def learned_search(problem, *, rng, budget, choice, width, weights):
     the critical path, around a tensor that is cut, two groups that change places, or the groups of ``local-search``. A
     network of two layers scores each move by 46 features: load and memory of both devices, time and slack of the moved
     ops, transfers saved and added, and the like. The move with the best score is simulated; in a tenth of the
-    evaluations, a random one is. The search around it is that of ``portfolio``, in which single random moves compete
+    evaluations, a random one is. The search around it is that of ``portfolio``, in which single moves compete
     with those of the network; if both gain little, the moves of ``local-search`` take turns with them. The features
     read the schedule of the present placement, which was evaluated before, so reading it costs no evaluation.
 

@@ -11,7 +11,7 @@ from simdev.placers.starts import stored_starts
 
 @placer(
     "long-search",
-    version=8,
+    version=9,
     family="search",
     searches=True,
     defaults={"starts": "", "climbs": 3, "coarse": True},
@@ -19,8 +19,8 @@ from simdev.placers.starts import stored_starts
 )
 def long_search(problem, *, rng, budget, starts, climbs, coarse):
     """Place groups of ops with half of the budget, improve the result and the ``climbs`` best starts with a third of
-    the rest, and then the best placement of all, half of the time by annealing. Single random moves, from the best of
-    them and from one device, compete with the other moves; see ``local-search``.
+    the rest, and then the best placement of all, half of the time by annealing. Single moves, from the best of them and
+    from one device, compete with the other moves; see ``local-search``.
 
     The starts are the placements of the constructive placers or, if ``starts`` names result folders with ``+`` between
     them, the best placements that each folder holds for the same graph and costs, under any rules.

@@ -9,12 +9,12 @@ from simdev.placers.placer import placer
 CLIMBS = 3
 
 
-@placer("portfolio", version=4, family="search", searches=True)
+@placer("portfolio", version=5, family="search", searches=True)
 def portfolio(problem, *, rng, budget):
     """Evaluate the placement of each constructive placer, most promising first, then improve the best ones.
 
-    The search and its moves are those of ``local-search``, from the three best placements. A member gets no evaluations
-    of its own, so members that check memory with the simulator skip that check. Members that cannot handle the problem,
-    or are not installed, are left out.
+    A contiguous split over all devices is evaluated, too. The search and its moves are those of ``local-search``, from
+    the three best placements. A member gets no evaluations of its own, so members that check memory with the simulator
+    skip that check. Members that cannot handle the problem, or are not installed, are left out.
     """
     return search_from(problem, budget, rng, constructed(problem, rng), CLIMBS)

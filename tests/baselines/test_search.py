@@ -192,13 +192,13 @@ def test_the_kind_of_move_that_gains_is_drawn_more_often():
     assert drawn[2] == 0 and 0.7 < drawn[1] < 0.85  # at most 1 - 0.4 / 2 = 0.8, as two fifths stay shared evenly
 
 
-@pytest.mark.parametrize("entry", ["local-search", "portfolio", "long-search"])
-@pytest.mark.parametrize("drawn", [5, 6, 14, 22])
+@pytest.mark.parametrize("entry", ["local-search", "portfolio", "learned-search", "long-search"])
+@pytest.mark.parametrize("drawn", [3, 6, 7, 13, 14, 16])
 def test_no_search_is_behind_single_random_moves(entry, drawn):
-    """Control: over five seeds, the median of ``climb`` is at most 3 % faster; its own seeds differ by up to 6 %."""
+    """Control: ``climb``. On 6 and 14 nothing fits; the others are the first drawn problems of 20 units on which the
+    climb finds a placement that fits with every seed."""
     problem = random_problem(np.random.default_rng(drawn), max_ops=60, rules=Rules())
-    overflow, step_ns = median(problem, "climb", 600)
-    assert median(problem, entry, 600) <= (overflow, int(1.03 * step_ns))
+    assert value(problem, search(entry, problem, 600)[0]) <= value(problem, search("climb", problem, 600)[0])
 
 
 @pytest.mark.parametrize("entry", ["local-search", "portfolio", "learned-search"])
@@ -207,12 +207,44 @@ def test_no_search_is_behind_single_random_moves_on_a_long_chain(entry):
     if not graph_path("transformer-xl-2").is_file():
         pytest.skip("the graph of transformer-xl-2 is not shipped")
     problem = Problem.build(load_workload("transformer-xl-2"), load_topology("v100x8-dgx1"))
-    overflow, step_ns = median(problem, "climb", 1000, seeds=3)
-    assert median(problem, entry, 1000, seeds=3) <= (overflow, int(1.03 * step_ns))
+    overflow, step_ns = value(problem, search("climb", problem, 500)[0])
+    assert value(problem, search(entry, problem, 500)[0]) <= (overflow, int(1.01 * step_ns))
 
 
-def median(problem, entry, evaluations, seeds=5):
-    return sorted(value(problem, search(entry, problem, evaluations, seed)[0]) for seed in range(seeds))[seeds // 2]
+def test_a_search_of_few_units_simulates_each_placement_once_and_ends():
+    problem, seen = problem_of([100] * 4, {}, 2), []
+
+    def simulate_and_note(problem, devices, **given):
+        seen.extend(map(tuple, devices.tolist()))
+        return simulate_many(problem, devices, **given)
+
+    budget = Budget(problem, evaluations=1000, simulate=simulate_and_note)
+    search = _guided.Guided(problem, choices(problem), budget, np.random.default_rng(0))
+    best = search.improve(search.state(np.zeros(4, np.int32)), budget.share(1))
+    assert best.score.step_ns == 200 and len(seen) == len(set(seen)) == 2**4
+
+
+def test_single_moves_draw_every_unit_before_any_comes_again_and_long_ones_early():
+    problem = problem_of([1000] * 5 + [10] * 15, {}, 2)
+    search = _guided.Guided(problem, choices(problem), Budget(problem), np.random.default_rng(0))
+    rounds = np.array([[search._next_unit() for _ in range(20)] for _ in range(200)])
+    assert (np.sort(rounds, axis=1) == np.arange(20)).all()
+    assert (rounds[:, :5] < 5).mean() > 0.5 > (rounds[:, 5:] < 5).mean()
+
+
+def test_placements_whose_parameters_do_not_fit_are_drawn_again():
+    """Two devices hold two of four ops each: a single move never fits, and only exchanges are simulated."""
+    persistent = {op: 100 for op in range(4)}
+    problem, seen = problem_of([10] * 4, {}, 2, memory_bytes=210, persistent=persistent), []
+
+    def simulate_and_note(problem, devices, **given):
+        seen.extend(np.bincount(row, minlength=2).tolist() for row in devices)
+        return simulate_many(problem, devices, **given)
+
+    budget = Budget(problem, evaluations=4, simulate=simulate_and_note)
+    search = _guided.Guided(problem, choices(problem), budget, np.random.default_rng(0))
+    search.improve(search.state(np.array([0, 0, 1, 1], np.int32)), budget.share(1))
+    assert seen == [[2, 2]] * 4
 
 
 # edits of grouped placements, the groups that they move, and the climb without learning
@@ -479,17 +511,19 @@ def test_a_swap_leaves_a_problem_that_is_exactly_full():
     assert fast.feasible and best.score.fits and best.score.step_ns == fast.step_ns == 200
 
 
-@pytest.mark.parametrize("order, best_ns", [pytest.param("fifo", 31_000, marks=pytest.mark.slow), ("priority", 33_000)])
-def test_portfolio_solves_an_example_whose_memories_are_exactly_full(order, best_ns):
+@pytest.mark.parametrize("entry", ["portfolio", "learned-search"])
+@pytest.mark.parametrize(
+    "order, best_ns, seed",
+    [("fifo", 31_000, 0), *(pytest.param("fifo", 31_000, seed, marks=pytest.mark.slow) for seed in (1, 2, 3)),
+     ("priority", 33_000, 0)],
+)  # fmt: skip
+def test_searches_solve_an_example_whose_memories_are_exactly_full(entry, order, best_ns, seed):
     """Of 531,441 placements 2,236 fit. All were simulated: 31.0 is the least step time under ``fifo`` and, with the
     default priorities, under ``priority``. 30.0 is the optimum of a model in which devices may be left idle."""
-    problem, (spec, params), found = moirai_example(Rules(order)), find_placer("portfolio"), []
-    for seed in range(4 if order == "fifo" else 1):  # under fifo one or two of the four tries find it
-        budget = Budget(problem, evaluations=3000)
-        spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **params)
-        assert budget.best_step_ns is not None
-        found.append(budget.best_step_ns)
-    assert min(found) <= best_ns
+    problem, (spec, params) = moirai_example(Rules(order)), find_placer(entry)
+    budget = Budget(problem, evaluations=2500)
+    spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **params)
+    assert budget.best_step_ns is not None and budget.best_step_ns <= best_ns
 
 
 @pytest.mark.parametrize("name", ["heft", "peft", "m-etf", "cp-sat"])

@@ -807,3 +807,64 @@ def packed_sequences():
         return functional.cross_entropy(model["head"](last[0]), labels)
 
     return simple(body, model, data=(torch.randn(2, 5, 8), y(2)))
+
+
+@loop
+def inner_optimizer():
+    """Reptile: the inner loop trains a copy of the model with an optimizer of its own."""
+    model = net()
+    outer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run(model, data, labels):
+        fast = copy.deepcopy(model)
+        inner = torch.optim.SGD(fast.parameters(), lr=0.02, momentum=0.9)
+        for _ in range(2):
+            inner.zero_grad()
+            classify(fast, data, labels).backward()
+            inner.step()
+        for slow, quick in zip(model.parameters(), fast.parameters(), strict=True):
+            slow.grad = slow.data - quick.data
+        outer.step()
+
+    return CustomStep(model, (x(), y()), run)
+
+
+@loop
+def exchanged_contents():
+    """BYOL: the target's parameters get new tensors as their data, and its batch norms were copied."""
+    online = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    target = copy.deepcopy(online)
+    optimizer = torch.optim.SGD(online.parameters(), lr=0.1, momentum=0.9)
+
+    def run(model, data, others):
+        with torch.no_grad():
+            aim = target(others)
+        optimizer.zero_grad()
+        functional.mse_loss(online(data), aim).backward()
+        optimizer.step()
+        for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
+            slow.data = slow.data * 0.99 + fast.data * 0.01
+
+    return CustomStep(nn.ModuleDict({"online": online, "target": target}), (x(), x()), run)
+
+
+@loop
+def ascends_and_returns():
+    """Sharpness-aware minimization as its public code has it: the old contents come back as new data."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def run(model, data, labels):
+        classify(model, data, labels).backward()
+        old = [parameter.data.clone() for parameter in model.parameters()]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(parameter.grad, alpha=0.05)
+        optimizer.zero_grad()
+        classify(model, data, labels).backward()
+        for parameter, before in zip(model.parameters(), old, strict=True):
+            parameter.data = before
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return CustomStep(model, (x(), y()), run)

@@ -12,9 +12,10 @@ import loops  # noqa: E402  (needs PyTorch)
 
 QUICK = """
 lbfgs gan proximal_policy_minibatches sparse_table reentrant_checkpoints metrics_in_numpy updated_by_hand
-steps_inside_the_backward_pass gradient_penalty
+steps_inside_the_backward_pass gradient_penalty inner_optimizer exchanged_contents
 """.split()
 OWN_PRODUCTS = ("muon_and_adam", "optimizer_Adafactor")  # products in the update, which is one op of another kind
+OTHER_PARAMETERS = {}  # numbers that only an optimizer knows
 
 
 class NoModules:
@@ -30,7 +31,7 @@ class NoModules:
 
 
 def counted(make):
-    """FLOPs of the second call, and how many parameters it changed."""
+    """FLOPs of the second call, the parameters that it changed, and how many numbers the parameters hold."""
     from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
     def attend(query, key, value, *_, out_val=None, **__):
@@ -65,15 +66,20 @@ def counted(make):
     before, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False  # an LSTM is no single op
     try:
         call()
-        versions = {name: parameter._version for name, parameter in step.model.named_parameters()}
+        versions = {name: state_of(parameter) for name, parameter in step.model.named_parameters()}
         counter = FlopCounterMode(display=False, custom_mapping=mapping)
         counter.mod_tracker = NoModules()
         with counter:
             call()
     finally:
         torch.backends.mkldnn.enabled = before
-    changed = {name for name, parameter in step.model.named_parameters() if parameter._version != versions[name]}
-    return counter.get_total_flops(), changed
+    changed = {name for name, parameter in step.model.named_parameters() if state_of(parameter) != versions[name]}
+    return counter.get_total_flops(), changed, sum(parameter.numel() for parameter in step.model.parameters())
+
+
+def state_of(parameter):
+    """What changes with a write into a parameter, or with ``parameter.data = other``."""
+    return parameter._version, parameter.data_ptr()
 
 
 def product_kinds():
@@ -102,13 +108,14 @@ def test_a_loop_has_the_products_and_updates_of_its_run(name):
     from simdev.graphs.capture.run import run
 
     graph = run(loops.LOOPS[name], name, {})
-    flops, changed = counted(loops.LOOPS[name])
+    flops, changed, numbers = counted(loops.LOOPS[name])
     updated = {
         label.rpartition("/")[0].replace("/", ".")
         for label, phase in zip(graph.op_names, graph.op_phase, strict=True)
         if phase == 2
     }
     assert changed <= updated
+    assert graph.meta["parameters"] - numbers == OTHER_PARAMETERS.get(name, 0)
     if name not in OWN_PRODUCTS:
         assert of_products(graph) == pytest.approx(flops, rel=1e-9)
 

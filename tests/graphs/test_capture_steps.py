@@ -541,3 +541,37 @@ def test_torchaos_fp8_layers_show_their_casts_and_products(recipe):
     assert all(product.startswith("_scaled_mm(f8") for product in products) and "mm" not in graph.kinds
     assert not any("constant" in kind for kind in graph.kinds)
     assert graph.meta["flops"] >= 6 * 2 * 32 * 64 * 128
+
+
+def test_sizes_that_python_draws_are_said_to_vary():
+    """As a replay buffer gives batches: the second call has other sizes than the first, and no counter is at fault."""
+    import random
+
+    from simdev.graphs.capture.run import run
+
+    def make():
+        model = nn.Linear(64, 64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(model):
+            optimizer.zero_grad()
+            model(torch.zeros(random.randrange(1, 1000), 64)).sum().backward()
+            optimizer.step()
+
+        return CustomStep(model, (), step)
+
+    graph = run(make, "drawn", {})
+    assert graph.meta["first_call_flops"] != graph.op_flops[[kind in ("mm", "addmm") for kind in kinds(graph)]].sum()
+
+
+def test_contents_that_replace_a_parameter_are_its_update():
+    """``parameter.data = other`` is no op: what made the other tensor is the update."""
+
+    def step(model, x):
+        model(x).sum().backward()
+        for parameter in model.parameters():
+            parameter.data = parameter.data - 0.1 * parameter.grad
+            parameter.grad = None
+
+    graph = capture(CustomStep(nn.Linear(8, 4), DATA[:1], step), "replaced")
+    assert [graph.op_names[op] for op in np.flatnonzero(graph.op_phase == 2)] == ["weight/update", "bias/update"]

@@ -79,7 +79,8 @@ def assemble(
         made = origin[label][1]
         values += made + [-1] * (int(graph.output_ptr[op + 1] - graph.output_ptr[op]) - len(made))
     products = sum(tape.ops[number].products for number in alive)
-    rounds = Counter(home for number in merged for home in tape.ops[number].writes)
+    written = [tape.ops[number].writes for number in alive if tape.ops[number].phase == "update"]
+    rounds = Counter(home for homes in written for home in homes)
     return Assembly(graph, tuple(origin[label][0] for label in graph.op_names), tuple(values), products, dict(rounds))
 
 

@@ -284,16 +284,28 @@ def grouped_products():
 @contextmanager
 def _copies_of_fakes():
     """``copy.deepcopy`` of a fake tensor copies its mode, too. PyTorch would then replace the copy by another tensor at
-    each of its ops, as a tensor of a foreign mode; here a copy keeps the mode of its original."""
-    before = FakeTensorMode.__dict__.get("__deepcopy__")
-    FakeTensorMode.__deepcopy__ = lambda mode, memo: mode
+    each of its ops, as a tensor of a foreign mode; here a copy keeps the mode of its original. What a fake tensor
+    knows as its constant (of a count of batches) is real, and is not copied."""
+
+    def copied(tensor, memo):
+        constant, tensor.constant = tensor.constant, None
+        try:
+            return torch.Tensor.__deepcopy__(tensor, memo)
+        finally:
+            tensor.constant = constant
+
+    own = (FakeTensorMode, "__deepcopy__", lambda mode, memo: mode), (FakeTensor, "__deepcopy__", copied)
+    before = [owner.__dict__.get(name) for owner, name, _ in own]
+    for owner, name, value in own:
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        if before is None:
-            del FakeTensorMode.__deepcopy__
-        else:
-            FakeTensorMode.__deepcopy__ = before
+        for (owner, name, _), value in zip(own, before, strict=True):
+            if value is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
 
 
 @contextmanager

@@ -3,11 +3,13 @@ wholly for real where that does not suffice."""
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -50,12 +52,14 @@ REMEDIES = {  # by a word of PyTorch's message
 @dataclass(frozen=True)
 class Ran:
     """What a step leaves: the values that leave it, the value of each parameter's final gradient (by the op of the
-    parameter), the gradients' bytes, and how many parameters had a gradient."""
+    parameter), the gradients' bytes, how many parameters had a gradient, and the kinds of optimizers that stepped in a
+    loop (by the op of the parameter)."""
 
     results: set
     final: dict[int, int]
     gradient_bytes: int
     gradients: int
+    kinds: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,7 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None, a
             tape.keeps_saved = False
         if isinstance(step, CustomStep):
             optimizers, first = _warm_up(step)
+            drawn_before = _python_draws()
         named = named_parameters(model, optimizers)
         alike = {} if isinstance(step, CustomStep) else {one: make_state(one, quiet) for one in optimizers}
         held = hold(tape, named, dict(model.named_buffers()), optimizers, alike)
@@ -193,7 +198,7 @@ def capture_step(tape: Tape, step: Step, name: str, meta: dict, *, quiet=None, a
         else:
             ran = _train(tape, step, held, name, quiet, versions)
     if isinstance(step, CustomStep):
-        if quiet is not None and not quiet.asked:
+        if quiet is not None and not quiet.asked and drawn_before == _python_draws():
             check_repeats(name, first, counted.total)
         elif abs(first - counted.total) > TOLERANCE * max(first, counted.total):
             meta = {**meta, "first_call_flops": first}
@@ -231,8 +236,9 @@ def assembled(
     """The graph of a recorded step, checked against its run: the FLOPs that PyTorch ``counted``, and how often it
     changed each parameter (``updates``)."""
     homes, optimizers = held.homes, held.optimizers
-    kind = "+".join(dict.fromkeys(map(kind_of, optimizers))) or "none"
     kinds = {homes[parameter]: kind_of(optimizer) for optimizer in optimizers for parameter in trained_by(optimizer)}
+    kinds |= ran.kinds
+    kind = "+".join(dict.fromkeys([*map(kind_of, optimizers), *ran.kinds.values()])) or "none"
     facts = {
         "torch": torch.__version__.split("+")[0],
         "precision": precision_of_parameters(held.named.values()),
@@ -301,6 +307,7 @@ def _train(tape: Tape, step, held: Held, name: str, quiet, versions: Versions) -
         versions.start()
         update(tape, optimizer, held.homes, held.alike[optimizer])
         versions.stop()
+    tape.settle(held.homes)
     results = {tape.value_of(outcome)}
     if not held.optimizers:
         results |= set(final.values())
@@ -339,6 +346,7 @@ class Loop:
         self._tape, self._homes, self._versions = tape, homes, versions
         self._final: dict[int, int | None] = {}
         self._sizes: dict[int, int] = {}
+        self.kinds: dict[int, str] = {}
         self._hooks = ExitStack()
 
     def __enter__(self):
@@ -352,6 +360,8 @@ class Loop:
     def before(self, optimizer, args, kwargs):
         """An optimizer begins its step."""
         self._note_gradients(optimizer)
+        self._tape.follow(self._homes)
+        self.kinds |= {self._homes[one]: kind_of(optimizer) for one in trained_by(optimizer) if one in self._homes}
         if self._versions is not None:
             self._versions.start()
         self._tape.updating += 1
@@ -364,6 +374,7 @@ class Loop:
         """It has ended."""
         self._tape.updating -= 1
         self._tape.searching = False
+        self._tape.settle(self._homes)
         if self._versions is not None:
             self._versions.stop()
 
@@ -385,11 +396,12 @@ class Loop:
 
     def ran(self, outcome) -> Ran:
         """What the step leaves, which returned ``outcome``: its tensors, and the gradients that it did not clear."""
+        self._tape.settle(self._homes)
         left = [parameter.grad for parameter in self._homes if parameter.grad is not None]
         results = {self._tape.value_of(tensor) for _, tensor in named_tensors(outcome, "output")}
         results |= {self._tape.value_of(gradient) for gradient in left}
         final = {home: value for home, value in self._final.items() if value is not None}
-        return Ran(results, final, sum(self._sizes.values()), len(self._final))
+        return Ran(results, final, sum(self._sizes.values()), len(self._final), self.kinds)
 
 
 def gradient_bytes(gradient) -> int:
@@ -411,17 +423,25 @@ def with_closure(args, kwargs, wrap):
 def _warm_up(step: CustomStep) -> tuple[list, int]:
     """Run a written-out step once without recording it; the optimizers that it stepped, with their state, and the FLOPs
     of its products."""
-    found: dict[int, torch.optim.Optimizer] = {}
+    found: list[weakref.ref] = []  # an optimizer that the step makes for itself (an inner loop's) goes with it
     quiet, counted = Tape(), Counted()
     quiet.recording = False
 
     def before(optimizer, *_):
-        if found.setdefault(id(optimizer), optimizer) is optimizer:
-            one_by_one(optimizer)
+        if not any(known() is optimizer for known in found):
+            found.append(weakref.ref(optimizer))
+        one_by_one(optimizer)
 
     with counted, quiet, optimizer_hooks(before, lambda *_: None), Loop(quiet, {}):
         step.run(step.model, *step.inputs)
-    return list(found.values()), counted.total
+    gc.collect()
+    return [optimizer for known in found if (optimizer := known()) is not None], counted.total
+
+
+def _python_draws() -> tuple:
+    """The states of the random generators of Python and NumPy, which change where a step draws sizes or its course."""
+    kind, keys, place, *_ = np.random.get_state()
+    return random.getstate(), kind, keys.tobytes(), place
 
 
 @contextmanager

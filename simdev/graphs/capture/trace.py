@@ -113,6 +113,7 @@ class Tape(TorchDispatchMode):
         self._value: dict[int, int | None] = {}  # storage -> value; None: allocated, nothing written yet
         self._home: dict[int, int] = {}  # storage of a parameter, buffer or optimiser state -> op of kind parameter
         self._known: list = []  # of every storage, so that no address is used twice
+        self._moved: dict[int, int] = {}  # storage that a parameter has in place of its own -> op of the parameter
         self._attention: dict[int, str] = {}  # storage of an attention's result -> kind
         self._layers: list[str] = []
         self._marks: tuple[list[int], list[str]] = ([0], ["loss"])
@@ -162,6 +163,27 @@ class Tape(TorchDispatchMode):
     def renew(self, tensor, value: int) -> None:
         """Say that ``tensor`` now holds ``value``."""
         self._value[self._key(tensor)] = value
+
+    def follow(self, homes: dict) -> None:
+        """Look for parameters whose contents were exchanged (``parameter.data = other``): what is written into their
+        new storages from now on is written into them. ``homes`` are the ops of parameters."""
+        for parameter, home in homes.items():
+            key = self._key(parameter)
+            if key not in self._home:
+                self._moved[key] = home
+
+    def settle(self, homes: dict) -> None:
+        """Let the ops that made the contents which parameters have now, in place of their own, be their updates."""
+        self.follow(homes)
+        for parameter, home in homes.items():
+            value = self._value.get(self._key(parameter)) if self._key(parameter) in self._moved else None
+            op = self.ops[self.values[value].producer] if value is not None else None
+            if op is None or home in op.writes or op.kind in ("parameter", "constant", "input"):
+                continue
+            op.writes.append(home)
+            op.touches.append(home)
+            if op.phase == "forward" and op.layer == "loss":
+                op.phase, op.layer = "update", ""
 
     # Layers ----------------------------------------------------------------------------------------------------
 
@@ -376,6 +398,9 @@ class Tape(TorchDispatchMode):
                 op.replaces.append(self._value[key])
                 self._new_value(tensor, number, persistent=True)
             return
+        if key in self._moved and self._moved[key] not in op.writes:
+            op.writes.append(self._moved[key])
+            op.touches.append(self._moved[key])
         old = self._value.get(key)
         if old is not None and op.twin < 0:
             op.twin = self.values[old].producer

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simdev.baselines._critical import critical
-from simdev.baselines._guided import EXCHANGES, TRIES, Guided
+from simdev.baselines._guided import EXCHANGES, Guided
 from simdev.baselines._search import Candidate, SearchState, weight_of_unit, with_spacious_hosts
 from simdev.baselines._units import choices, used_devices
 from simdev.errors import InvalidInput
@@ -20,6 +20,7 @@ MOST_DEVICES = 64  # sets of devices are the bits of a word
 BINS = 64  # of the profile of busy devices over the step
 DRAWS = 10  # random numbers that a drawn move takes
 SHARES = (0.15, 0.25, 0.25, 0.1)  # of moves of an op of the critical path, along its transfers, across a cut, swaps
+SETS = 2  # sets of drawn moves without a new placement after which the moves of Guided take over
 EXPLORE = 0.1  # share of the evaluations that go to a random one of the drawn moves
 HIDDEN = 32  # units of each layer of the network
 CHOICES = ("learned", "untrained", "uniform", "estimate")  # how one of the drawn moves is chosen
@@ -261,13 +262,16 @@ class Proposed(Guided):
         self.kind = -1
         packing = self.tight and self.rng.random() < EXCHANGES
         code, known = self.visited.code(state.devices, state.bias), self.visited.known
-        for _ in range(0 if packing else TRIES):
+        for _ in range(0 if packing else SETS):
             count = self.draw(state)
             new = [row for row in range(count) if code ^ int(self.changes[row]) not in known]
-            if new:
+            while new:
                 row = self._chosen(count, new)
-                self.visited.add(code ^ int(self.changes[row]))
-                return Candidate(self.moved(state.devices, row), state.bias)
+                devices = self.moved(state.devices, row)
+                if not self._too_large(state.devices, devices, self.units[self.ptr[row] : self.ptr[row + 1]]):
+                    self.visited.add(code ^ int(self.changes[row]))
+                    return Candidate(devices, state.bias)
+                new.remove(row)
         return super()._propose(state)
 
     def _chosen(self, count: int, new: list[int]) -> int:

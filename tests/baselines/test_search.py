@@ -521,7 +521,7 @@ def test_searches_solve_an_example_whose_memories_are_exactly_full(entry, order,
     """Of 531,441 placements 2,236 fit. All were simulated: 31.0 is the least step time under ``fifo`` and, with the
     default priorities, under ``priority``. 30.0 is the optimum of a model in which devices may be left idle."""
     problem, (spec, params) = moirai_example(Rules(order)), find_placer(entry)
-    budget = Budget(problem, evaluations=2500)
+    budget = Budget(problem, evaluations=1500)
     spec.place(problem, rng=np.random.default_rng(seed), budget=budget, **params)
     assert budget.best_step_ns is not None and budget.best_step_ns <= best_ns
 

@@ -291,3 +291,76 @@ def test_the_command_takes_a_scripts_arguments(tmp_path, capfd):
         main()
     assert ended.value.code in (0, None) and out.is_file()
     assert "which ends with a step of Adadelta" in capfd.readouterr().out
+
+
+WIDE = """
+import math
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.BatchNorm1d(100), torch.nn.Linear(100, 4))
+optimizer = torch.optim.Adam(model.parameters())
+x, y, total, best = torch.randn(8, 100), torch.randint(0, 4, (8,)), torch.zeros(1), 1.0
+for _ in range(6):
+    optimizer.zero_grad()
+    out = model(x[y < 9])
+    loss = torch.nn.functional.cross_entropy(out, y)
+    loss.backward()
+    {}
+    optimizer.step()
+"""
+LOG = 'print(f"{loss.item():.3f} {loss:.2f}", "%.1f" % loss.item(), round(loss.item() / 3, 2), out.tolist()[0])'
+STEERED = [
+    "if loss.item() > 2: model(x)",
+    "if loss > 2: model(x)",
+    "best = min(best, loss.item())",
+    "size = int(loss)",
+    "size = math.exp(loss.item())",
+    "model(x[out[:, 0] > 0])",
+    "if out.detach().numpy()[0, 0] > 0: model(x)",
+    "total += loss.detach(); assert total.item() > 0",
+    "scaled = total * loss.item(); assert scaled == 0",
+    "assert model[1].running_mean.sum() > 9",
+    "model[1].bias.data = x[0] * loss.item(); assert model[1].bias.sum() > 0",
+    "if torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 9: model(x)",
+    "losses = {loss.item(): 1}",
+]
+
+
+def script_of_one(tmp_path, line):
+    path = tmp_path / "train.py"
+    path.write_text(WIDE.replace("{}", line))
+    return path
+
+
+@pytest.mark.parametrize("line", STEERED)
+def test_a_value_that_fake_tensors_lack_never_steers_a_script(line, tmp_path):
+    with pytest.raises(InvalidInput, match="(line 12 .*; a run on fake|depends on the values).*without --fake"):
+        capture_script(script_of_one(tmp_path, line), fake=True)
+
+
+def test_a_refused_value_stays_refused_when_the_script_catches_the_error(tmp_path):
+    path = script_of_one(tmp_path, "\n    try: loss.item() > 2\n    except Exception: model(x)")
+    with pytest.raises(InvalidInput, match="line 13 compares a number"):
+        capture_script(path, fake=True)
+
+
+def test_fake_tensors_give_the_graph_of_the_real_run(tmp_path, capsys):
+    guards = "; assert math.isfinite(loss.item()) and not torch.isnan(out).any() and (y < 9).all()"
+    path = script_of_one(tmp_path, LOG + guards)
+    fake, real = (capture_script(path, fake=fake) for fake in (True, False))
+    assert capsys.readouterr().out.splitlines()[0] == "? ? nan ? [?, ?, ?, ?]"
+    same_graph(fake, real)
+    assert set(fake.meta["unknown_numbers"]) == {"line 12"} == set(fake.meta["taken_as_finite"])
+
+
+def same_graph(fake, real):
+    assert fake.op_names == real.op_names and (fake.op_flops == real.op_flops).all()
+    assert (fake.op_persistent_bytes == real.op_persistent_bytes).all()
+    assert (fake.meta["values"], real.meta["values"]) == ("fake", "real")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mnist", "dcgan", "words", "nanogpt", "accelerated", "trainer"])
+def test_a_script_has_the_same_graph_on_fake_tensors(name, capsys):
+    if name in ("accelerated", "trainer"):
+        pytest.importorskip("accelerate")
+    same_graph(*(captured(name, fake=fake) for fake in (True, False)))

@@ -24,6 +24,8 @@ FIGURES = (
     "unrolled_ops",
     "inputs_from",
     "uncounted_ops",
+    "unknown_numbers",
+    "taken_as_finite",
 )
 
 
@@ -41,6 +43,10 @@ def capture(
     scale: Annotated[
         str | None, typer.Option(metavar="batch=N", help="A script: the size of its batch, by its own option.")
     ] = None,
+    fake: Annotated[
+        bool,
+        typer.Option("--fake", help="A script: parameters without memory or values; only its data are real."),
+    ] = False,
     name: Annotated[str | None, typer.Option(help="Name of the graph; by default that of file and function.")] = None,
     mode: Annotated[
         str, typer.Option(help="A package's model: train, inference, prefill or decode (one token).")
@@ -84,8 +90,10 @@ def capture(
     With --mesh and --compiled, the runs of elementwise kernels between products and collectives are one kernel each.
     """
     is_script = step.endswith(".py")
-    if not is_script and (arguments or scale):
-        raise InvalidInput("arguments after -- and --scale are for scripts (train.py)", source=step)
+    if not is_script and (arguments or scale or fake):
+        raise InvalidInput("arguments after --, --scale and --fake are for scripts (train.py)", source=step)
+    if mesh is not None and fake:
+        raise InvalidInput("a script on several ranks runs for real; use --mesh without --fake", source=step)
     if mesh is not None:
         if inputs:
             raise InvalidInput("--inputs is for models of packages without --mesh", source=step)
@@ -102,7 +110,7 @@ def capture(
         rest = "use --scale" if is_script else "the file decides"
         raise InvalidInput(f"--mode, --batch, --length and --inputs are for models of packages; {rest}", source=step)
     elif is_script:
-        graph = capture_script(step, arguments or [], step=at_step, batch=_scale(scale), **common)
+        graph = capture_script(step, arguments or [], step=at_step, batch=_scale(scale), fake=fake, **common)
     else:
         graph = capture_file(step, **common)
     eager = graph
@@ -136,7 +144,13 @@ def _notes(step: str, graph) -> list[str]:
             "give them a formula with torch.utils.flop_counter.register_flop_formula in your file"
         )
     if "marked_by" in meta:
-        lines.append(f"step {meta['step']} of {step}, which ends with a step of {meta['marked_by']}; it ran for real")
+        ran = "for real" if meta["values"] == "real" else "on fake tensors"
+        lines.append(f"step {meta['step']} of {step}, which ends with a step of {meta['marked_by']}; it ran {ran}")
+        if "unknown_numbers" in meta:
+            read = ", ".join(meta["unknown_numbers"])
+            lines.append(f"numbers that it does not have were read and steered nothing: {read}")
+        if "taken_as_finite" in meta:
+            lines.append(f"such numbers were taken as finite: {', '.join(meta['taken_as_finite'])}")
         if "step_before_flops" in meta:
             before = meta["step_before_flops"]
             lines.append(f"steps vary: the step before had {before:,} FLOPs of products; choose another by --step")

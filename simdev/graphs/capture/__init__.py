@@ -117,11 +117,14 @@ def capture_script(
     *,
     step: int = 3,
     batch: int | None = None,
+    fake: bool = False,
     name: str | None = None,
     allow_empty: bool = False,
     unroll: bool = False,
 ) -> ComputationGraph:
-    """Run a training script unchanged, for real, on the CPU, and capture its training step number ``step``.
+    """Run a training script unchanged, for real, on the CPU, and capture its training step number ``step``. With
+    ``fake``, parameters and all that follows from them are tensors without memory and values; the script's data are
+    real, and a value that it does not have must not steer it.
 
     The script hears ``arguments``, as in ``python train.py ARGUMENTS``, and is stopped after the step. ``batch`` sets
     the script's own option for the batch size. The graph is named after the file, or ``name``. Raises
@@ -131,7 +134,7 @@ def capture_script(
     from simdev.graphs.capture.script import run_script
 
     meta = {"source": path.name, "arguments": given, "step": step}
-    return _on_gpu(run_script(path, given, step, name or path.stem, meta, allow_empty=allow_empty), unroll)
+    return _on_gpu(run_script(path, given, step, name or path.stem, meta, fake=fake, allow_empty=allow_empty), unroll)
 
 
 def script_of(path: str | Path, arguments: Sequence[str], step: int, batch: int | None) -> tuple[Path, list[str]]:

@@ -27,10 +27,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.data import dataloader
 
-from simdev.errors import InvalidInput, SimdevError
+from simdev.errors import InvalidInput, SimdevError, Unsupported
 from simdev.graphs.capture.optimizers import one_by_one, trained_by
 from simdev.graphs.capture.rewrites import as_on_gpu, no_cpu_ops
 from simdev.graphs.capture.run import (
+    ON_VALUES,
     Loop,
     assembled,
     facts_of_state,
@@ -39,9 +40,12 @@ from simdev.graphs.capture.run import (
     optimizer_hooks,
     remedy_of,
     seeded,
+    values_sentence,
+    with_closure,
 )
 from simdev.graphs.capture.selfcheck import TOLERANCE, Counted, Versions, check_not_empty
 from simdev.graphs.capture.trace import Tape, is_sparse
+from simdev.graphs.capture.unknown import Fakes
 from simdev.graphs.capture.vision_ops import define_missing_operators
 from simdev.problem.graph import ComputationGraph
 from simdev.user_file import line_of, sentence
@@ -58,17 +62,49 @@ class _Stop(BaseException):
 
 
 def run_script(
-    path: Path, arguments: list[str], step: int, name: str, meta: dict, *, allow_empty: bool = False
+    path: Path,
+    arguments: list[str],
+    step: int,
+    name: str,
+    meta: dict,
+    *,
+    fake: bool = False,
+    allow_empty: bool = False,
 ) -> ComputationGraph:
-    """Run a script up to the end of its ``step``-th training step, and return the graph of that step.
+    """Run a script up to the end of its ``step``-th training step, and return the graph of that step. With ``fake``,
+    parameters hold no values (see :mod:`simdev.graphs.capture.unknown`).
 
-    Raises :class:`InvalidInput` if the script fails before, or makes fewer steps.
+    Raises :class:`InvalidInput` if the script fails before, makes fewer steps, or reads a value that it does not have.
     """
     define_missing_operators()
-    watch = Watch(path, step)
-    with seeded(), as_on_gpu(cpu_kernels=True):
-        run_watched(path, arguments, watch)
-    return watch.graph(name, meta, allow_empty)
+    if not fake:
+        watch = Watch(path, step)
+        with seeded(), as_on_gpu(cpu_kernels=True):
+            run_watched(path, arguments, watch)
+        return watch.graph(name, {**meta, "values": "real"}, allow_empty)
+    fakes = Fakes(path)
+    watch = Watch(path, step, fakes=fakes)
+    try:
+        with seeded(), as_on_gpu(), fakes:
+            run_watched(path, arguments, watch)
+    except SimdevError as error:
+        if fakes.refusal is not None and fakes.refusal is not error:  # what the script made of it
+            raise InvalidInput(str(fakes.refusal), source=path) from error
+        if isinstance(error.__cause__, ON_VALUES):
+            raise InvalidInput(f"{values_sentence(error.__cause__)}; or run without --fake", source=path) from error
+        if isinstance(error, Unsupported):
+            raise InvalidInput(str(error), source=path) from error
+        if fakes.read and isinstance(error, InvalidInput) and error.__cause__ is not None:
+            places = ", ".join(fakes.read)
+            message = f"{error.message}; numbers that a run on fake tensors does not have were read in {places}: if "
+            message += "they are the cause, run the script without --fake"
+            raise InvalidInput(message, source=path, field=error.field) from error
+        raise
+    if fakes.refusal is not None:  # the script caught the error and took another course
+        raise InvalidInput(str(fakes.refusal), source=path)
+    unknown = {"unknown_numbers": dict(fakes.read)} if fakes.read else {}
+    unknown |= {"taken_as_finite": dict(fakes.assumed)} if fakes.assumed else {}
+    return watch.graph(name, {**meta, "values": "fake", **unknown}, allow_empty)
 
 
 def run_watched(path: Path, arguments: list[str], watch: Watch) -> None:
@@ -144,7 +180,7 @@ def batch_arguments(path: Path, batch: int) -> list[str]:
 class Watch:
     """Follows a script: counts its steps, learns its modules and optimizers, records one step. ``recording`` makes what
     records (see :class:`Recording`), ``prepare`` is called with each optimizer before its first step, and ``rank`` is
-    that of a process which the script starts."""
+    that of a process which the script starts. ``fakes`` hears of the steps of optimizers."""
 
     def __init__(
         self,
@@ -154,8 +190,9 @@ class Watch:
         *,
         prepare: Callable[[torch.optim.Optimizer], None] = one_by_one,
         rank: int = 0,
+        fakes: Fakes | None = None,
     ):
-        self._path, self.step = path, step
+        self._path, self.step, self._fakes = path, step, fakes
         self._recording_of, self._prepare, self._rank = recording or Recording, prepare, rank
         self._roots: list[torch.nn.Module] = []
         self._inside: set[int] = set()  # modules of the roots
@@ -234,6 +271,8 @@ class Watch:
         return following
 
     def _before_step(self, optimizer, args, kwargs):
+        if self._fakes is not None:
+            self._fakes.begin_update(with_closure(args, kwargs, lambda closure: closure()) is not None)
         if self.done:
             return None
         if optimizer not in self._optimizers:
@@ -248,6 +287,8 @@ class Watch:
         return self._recording.begin_update(optimizer, args, kwargs) if self._recording is not None else None
 
     def _after_step(self, optimizer, *_):
+        if self._fakes is not None:
+            self._fakes.end_update()
         if self.done:
             return
         if self._recording is not None:
@@ -368,7 +409,7 @@ class Watch:
     def graph(self, name: str, meta: dict, allow_empty: bool) -> ComputationGraph:
         last, before = self.finished(), self._before
         by = self._mark if isinstance(self._mark, str) else type(self._mark).__name__
-        meta = {**meta, "values": "real", "marked_by": by}
+        meta = {**meta, "marked_by": by}
         first = before.counted.total if before is not None else last.counted.total
         if self.step > 2 and abs(first - last.counted.total) > TOLERANCE * max(first, last.counted.total):
             meta["step_before_flops"] = first

@@ -8,13 +8,18 @@ real tensors alone, and answers such questions from it.
 from __future__ import annotations
 
 import torch
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    unset_fake_temporarily,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from simdev.graphs.capture.rehearse import Answers, asks
-from simdev.graphs.capture.trace import wraps_tensors
+from simdev.graphs.capture.trace import BATCH_NORMS, is_sparse, wraps_tensors, written_arguments
 
 aten = torch.ops.aten
 INDEXED = (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_)
@@ -45,17 +50,23 @@ class Shadows(TorchDispatchMode):
             return self.answers.give(func, args, kwargs)
         if func is torch.ops.aten._local_scalar_dense.default:
             real = self.of(args[0])
+            if real is None and not isinstance(args[0], FakeTensor):  # a fake tensor was written into it
+                raise DataDependentOutputException(func)
             if real is None:
                 return func(*args, **kwargs)
             self.asked = True
             with unset_fake_temporarily():
                 return real.item()
-        if func is aten._ctc_loss.Tensor and isinstance(args[3], FakeTensor) and self.of(args[3]) is not None:
+        if func is aten._ctc_loss.Tensor and isinstance(args[0], FakeTensor) and self.of(args[3]) is not None:
             (steps, rows), longest = args[0].shape[:2], max(self._numbers(args[3]))
             return args[0].new_empty(rows), args[0].new_empty(rows, steps, 2 * longest + 1)
-        if func.overloadpacket is aten._ctc_loss_backward and isinstance(args[1], FakeTensor):
+        if func.overloadpacket is aten._ctc_loss_backward and any(isinstance(one, FakeTensor) for one in args[:2]):
             return torch.empty_like(args[1])  # PyTorch has no shape for it
-        if func.overloadpacket in INDEXED and len(args) > 1:
+        if (
+            func.overloadpacket in INDEXED
+            and len(args) > 1
+            and any(isinstance(one, FakeTensor) for one in leaves(args))
+        ):
             args = (args[0], self._places(args[0], args[1]), *args[2:])
         try:
             out = func(*args, **kwargs)
@@ -87,7 +98,7 @@ class Shadows(TorchDispatchMode):
         result has their count. Raises :class:`IndexError` for a mask of another shape."""
         places: list = []
         for index in indices:
-            real = self.of(index) if isinstance(index, FakeTensor) and index.dtype == torch.bool else None
+            real = self.of(index) if isinstance(index, torch.Tensor) and index.dtype == torch.bool else None
             if real is None:
                 places.append(index)
                 continue
@@ -98,6 +109,9 @@ class Shadows(TorchDispatchMode):
                 )
             with unset_fake_temporarily():
                 columns = [column.clone() for column in real.nonzero().unbind(1)]
+            if not isinstance(index, FakeTensor):
+                places += columns
+                continue
             made = [index.fake_mode.from_tensor(column) for column in columns]
             self._real.update(zip(made, columns, strict=True))
             places += made
@@ -110,10 +124,10 @@ class Shadows(TorchDispatchMode):
             return [] if real is None else real.tolist()
 
     def of(self, tensor) -> torch.Tensor | None:
-        """The real copy of ``tensor``; None if there is none."""
-        if not isinstance(tensor, FakeTensor):
-            return tensor
-        real = self._real.get(tensor)
+        """The real copy of ``tensor``, a real one itself; None if its values are not known."""
+        real = self._real.get(tensor) if isinstance(tensor, FakeTensor) else tensor
+        if real is None or not self._stale or is_sparse(real):
+            return real
         return None if real is None or real.untyped_storage()._cdata in self._stale else real
 
     def adopt(self, fake, real) -> None:
@@ -122,35 +136,58 @@ class Shadows(TorchDispatchMode):
         if real is not None and real.numel() <= MOST_ELEMENTS:
             self._real[fake] = real.detach().clone()
 
+    def exchange(self, tensor, other) -> None:
+        """``tensor`` has the contents of ``other`` from now on (``tensor.data = other``)."""
+        real = self.of(other)
+        if isinstance(tensor, FakeTensor) and real is not None:
+            self._real[tensor] = real
+        elif isinstance(tensor, FakeTensor):
+            self._real.pop(tensor, None)
+        elif real is None:
+            self.outdate([tensor])
+
     def _follow(self, func, args, kwargs, out) -> None:
         outputs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, FakeTensor)]
         drawn = torch.Tag.nondeterministic_seeded in func.tags
         for tensor in outputs:
             if tensor.numel() > (MOST_DRAWN if drawn and tensor.is_floating_point() else self.most_elements):
-                return self._forget(func, args)
-        leaves, shape = tree_flatten((args, kwargs))
-        reals = [self.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        known = all(real is not None or leaf is None for real, leaf in zip(reals, leaves, strict=True))
-        if not known or not (outputs or any(isinstance(leaf, FakeTensor) for leaf in leaves)):
-            return self._forget(func, args)
+                return self._forget(func, args, kwargs)
+        given, shape = tree_flatten((args, kwargs))
+        reals = [self.of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in given]
+        known = all(real is not None or leaf is None for real, leaf in zip(reals, given, strict=True))
+        if not outputs and not any(isinstance(leaf, FakeTensor) for leaf in given):
+            if not known:  # it ran for real, on values that are not true
+                self.outdate(leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, torch.Tensor))
+            return None
+        if not known:
+            return self._forget(func, args, kwargs)
         try:
             with unset_fake_temporarily():
                 real_args, real_kwargs = tree_unflatten(reals, shape)
                 found = func(*real_args, **real_kwargs)
         except Exception:  # the fake call was accepted: only its values stay unknown
-            return self._forget(func, args)
+            return self._forget(func, args, kwargs)
         real_outputs = [leaf for leaf in tree_flatten(found)[0] if isinstance(leaf, torch.Tensor)]
         for fake, real in zip(outputs, real_outputs, strict=False):
             self._real[fake] = real
+        return None
 
-    def _forget(self, func, args) -> None:
+    def _forget(self, func, args, kwargs) -> None:
         """The shadows of what ``func`` overwrites no longer hold."""
-        if not func._schema.is_mutable:
-            return
-        for position, argument in enumerate(func._schema.arguments[: len(args)]):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for leaf in tree_flatten(args[position])[0]:
-                    real = self._real.get(leaf) if isinstance(leaf, FakeTensor) else None
-                    if real is not None:
-                        self._stale.add(real.untyped_storage()._cdata)
-                        self._kept.append(real.untyped_storage())
+        names = [argument.name for argument in func._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        written = [*written_arguments(func), *BATCH_NORMS.get(func._opname, ())]
+        self.outdate(leaf for position in written for leaf in leaves(given.get(names[position])))
+
+    def outdate(self, tensors) -> None:
+        """The values of some tensors are no longer true."""
+        for tensor in tensors:
+            real = self._real.get(tensor) if isinstance(tensor, FakeTensor) else tensor
+            if isinstance(real, torch.Tensor) and not is_sparse(real):
+                self._stale.add(real.untyped_storage()._cdata)
+                self._kept.append(real.untyped_storage())
+
+
+def leaves(args) -> list:
+    """What lies inside of lists and tuples."""
+    return tree_flatten(args)[0]

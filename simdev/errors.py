@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import difflib
 import re
 from collections.abc import Iterable
@@ -9,6 +11,7 @@ from typing import Any
 
 LONGEST = 500  # characters of a message
 MOST_KNOWN = 10_000  # names that are searched for one like the unknown one
+MOST_SOURCE = 1 << 20  # bytes of a Python file that are read for a message
 
 
 def shortened(text: str, most: int) -> str:
@@ -56,27 +59,61 @@ class UnknownName(InvalidInput):
 
     def __init__(self, what: str, name: str, known: Iterable[str], *, source: object = None, field: str | None = None):
         name, known = shortened(name, 100), sorted(known)[:MOST_KNOWN]
-        hint = _what_to_type(name, known)
+        hint = _what_to_type(what, name, known)
         super().__init__(f"unknown {what} {name!r}{hint}", source=source, field=field)
 
 
-def _what_to_type(name: str, known: list[str]) -> str:
+OPTION_OF = {"placer": "-p ", "planner": "--planner ", "workload": "-w ", "topology": "-t "}
+LISTED = {  # where many names are listed
+    "placer": "'simdev list placers' names all",
+    "workload": "'simdev list workloads' names all, and 'simdev capture' makes a graph of a model of yours",
+    "topology": "'simdev list topologies' names all, and a TOML file describes a machine of yours",
+}
+MOST_LISTED = 12  # names in a message
+MOST_LIKE = 4  # names that a message suggests
+
+
+def _what_to_type(what: str, name: str, known: list[str]) -> str:
     """The end of a message about an unknown name: how the usual mistakes are written, or else the nearest name."""
     if name.endswith(".py"):
-        return f"; name what the file holds, too: {name}:NAME"
+        held = _defined_in(name)
+        return f"; name what the file holds, too: {_one_of(f'{name}:{one}' for one in held or ['NAME'])}"
     parts = [part.strip() for part in name.split(",")]
     if len(parts) > 1 and "[" not in name and all(difflib.get_close_matches(part, known, cutoff=0.8) for part in parts):
-        return f"; name one at a time, and repeat the option: {parts[0]!r}, then {parts[1]!r}"
+        option = OPTION_OF.get(what, "")
+        return f"; repeat the option: {' '.join(f'{option}{part}' for part in parts)}"
     base, _, nodes = name.partition("[")
     if base in known and (number := re.fullmatch(r"(?:nodes?=)?(\d+)\]", nodes)):
         return f"; did you mean '{base}[nodes={number[1]}]'?"
     if base in known and nodes and not nodes.endswith("]"):
         return f"; did you mean '{name}]'?"
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    longer = [one for one in known if one.startswith(name)][:3]
-    if name and longer and not (near and near[0].startswith(name)):  # dp: dp_replicate or dp_shard, rather than tp
-        return f"; did you mean {' or '.join(map(repr, longer))}?"
-    return f"; did you mean {near[0]!r}?" if near else (f"; known: {', '.join(known)}" if known else "")
+    plain = {one.casefold(): one for one in reversed(known)}
+    if name.casefold() in plain:
+        return f"; did you mean {plain[name.casefold()]!r}?"
+    near = [plain[one] for one in difflib.get_close_matches(base.casefold() or name, plain, n=1, cutoff=0.55)]
+    longer = [one for one in known if name.casefold() in one.casefold()][:MOST_LIKE]
+    if name and longer:  # h100: dgx-h100 or h100x16
+        return f"; did you mean {_one_of(map(repr, longer))}?"
+    if near or not known:
+        return f"; did you mean {near[0]!r}?" if near else ""
+    if what in LISTED and len(known) > MOST_LISTED:
+        return f"; {LISTED[what]}"
+    return f"; known: {', '.join(known)}"
+
+
+def _one_of(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _defined_in(path: str) -> list[str]:
+    """The first public functions of a Python file, which is read and not executed."""
+    with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        with open(path, "rb") as file:
+            tree = ast.parse(file.read(MOST_SOURCE))
+        names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+        return [name for name in names if not name.startswith("_")][:MOST_LIKE]
+    return []
 
 
 class Infeasible(InvalidInput):

@@ -63,7 +63,9 @@ def test_unknown_names_suggest_the_nearest(name, known, message):
     "name, typed",
     [
         ("my_model.py", "my_model.py:NAME"),
-        ("heft,expert", "repeat the option: 'heft', then 'expert'"),
+        ("heft,expert", "repeat the option: -p heft -p expert"),
+        ("HEFT", "did you mean 'heft'?"),
+        ("H100", "did you mean 'dgx-h100'?"),
         ("dgx-h100[node=8]", "did you mean 'dgx-h100[nodes=8]'?"),
         ("dgx-h100[nodes=8", "did you mean 'dgx-h100[nodes=8]'?"),
         ("d", "did you mean 'dgx-h100'?"),
@@ -73,7 +75,17 @@ def test_unknown_names_suggest_the_nearest(name, known, message):
     ],
 )
 def test_a_usual_mistake_is_answered_with_what_to_type(name, typed):
-    assert str(UnknownName("thing", name, ["heft", "expert", "dgx-h100"])).endswith(typed)
+    assert str(UnknownName("placer", name, ["heft", "expert", "dgx-h100"])).endswith(typed)
+
+
+def test_a_file_without_a_name_is_answered_with_what_it_holds(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "raise SystemExit('executed')\ndef _inner(): ...\ndef step(): ...\ndef other(): ...\n"
+    )
+    where = tmp_path / "mine.py"
+    assert str(UnknownName("workload", str(where), [])).endswith(f"too: {where}:step or {where}:other")
+    where.write_text("def (")
+    assert str(UnknownName("workload", str(where), [])).endswith(f"too: {where}:NAME")
 
 
 @pytest.mark.parametrize("error", [InvalidInput("m", source="s", field="f"), UnknownName("op", "a", ["b"], source="s")])

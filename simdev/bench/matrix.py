@@ -136,7 +136,8 @@ def parse_budget(text: str) -> tuple[float, float]:
             if what == "seconds" and granted.keys() <= {"evaluations"} and 0 <= float(amount) < float("inf"):
                 granted.setdefault(what, float(amount))
     if not granted or len(granted) != text.count(",") + 1:
-        raise UnknownName("budget", text, [*BUDGETS, "evaluations=N", "seconds=S", "evaluations=N,seconds=S"])
+        known = [*BUDGETS, "evaluations=N", "seconds=S", "evaluations=N,seconds=S"]
+        raise UnknownName("budget", text, [f"evaluations={text}"] if text.isdecimal() else known)
     return granted.get("evaluations", math.inf), granted.get("seconds", math.inf)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 import typer.core
 
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, UnknownName
 
 EXAMPLES = """\b
 Examples:
@@ -31,7 +31,50 @@ TOPICS = PLACE, OWN, BENCHMARK, JOBS, REAL, ABOUT = (
     "Costs and real devices",
     "About simdev",
 )
+USAGE_ERROR = typer.BadParameter.__mro__[1]  # wrong arguments, of the click that Typer brings
 STUDY = "study"  # the topic of commands that stand under ``simdev study``
+
+
+# What to type, by command: the end of its help, and of a message about wrong arguments.
+EXAMPLE_OF = {
+    "bench": "simdev bench -w nmt -t p100x4 -p heft -p expert -o my-results",
+    "bound": "simdev bound nmt p100x4",
+    "calibrate": "simdev calibrate my-trace.json --kind v100-sxm2-16gb -o my-devices.toml",
+    "capture": "simdev capture torchvision:resnet50 -o resnet50.npz",
+    "compare": "simdev compare leaderboard/standard my-results",
+    "costs": "simdev costs nmt p100x4",
+    "curve": "simdev curve leaderboard/standard -w nmt -t p100x4",
+    "doctor": "simdev doctor",
+    "execute": "simdev execute nmt my_machine.toml --placer expert",
+    "explain": "simdev explain leaderboard/standard -w nmt -t p100x4",
+    "gaps": "simdev gaps leaderboard/standard",
+    "import": "simdev import model.onnx -o model.npz",
+    "leaderboard": "simdev leaderboard leaderboard/standard --html board.html",
+    "list": "simdev list placers",
+    "place": "simdev place nmt p100x4 -p local-search -o found.json",
+    "plan": "simdev plan llama3-8b 'dgx-h100[nodes=2]' --batch 64",
+    "profile": "simdev profile -o my_machine.toml",
+    "show": "simdev show nmt",
+    "simulate": "simdev simulate nmt p100x4 --placer heft",
+    "simulate-plan": "simdev simulate-plan llama3-8b dgx-h100 --mesh dp_shard=8",
+    "submit": "simdev submit my-results -o my-results.zip",
+    "train": "simdev train -p gdp -w nmt -t p100x4 --evaluations 2000 -o my-policy",
+    "verify": "simdev verify leaderboard/standard",
+    "view": "simdev view leaderboard/standard -w nmt -t p100x4 -o nmt.svg",
+}
+
+
+class Example(typer.core.TyperCommand):
+    """A command whose messages about wrong arguments end with one that works."""
+
+    def parse_args(self, ctx, args):
+        try:
+            return super().parse_args(ctx, args)
+        except USAGE_ERROR as error:
+            example = EXAMPLE_OF.get(self.name or "")
+            if example is None:
+                raise
+            raise USAGE_ERROR(f"{error.format_message().rstrip('.')}. For example: {example}", ctx=ctx) from None
 
 
 class Topics(typer.core.TyperGroup):
@@ -42,6 +85,8 @@ class Topics(typer.core.TyperGroup):
         moved = {entry.name for entry in study.registered_commands}
         if args and args[0] in moved and not ctx.resilient_parsing:
             raise InvalidInput(f"simdev {args[0]} is now simdev {STUDY} {args[0]}")
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise UnknownName("command", args[0], self.list_commands(ctx), source="simdev")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx, formatter) -> None:
@@ -97,9 +142,12 @@ def _global_options(
 def command(name: str, topic: str = PLACE):
     """Register a subcommand, which exits with 130 on Ctrl-C; under ``simdev study`` if that is the topic."""
     group, panel = (study, None) if topic == STUDY else (app, topic)
+    example = EXAMPLE_OF.get(name) if group is app else None
 
     def register(function):
-        @group.command(name, rich_help_panel=panel)
+        @group.command(
+            name, rich_help_panel=panel, cls=Example, epilog=f"\b\nExample:\n  {example}" if example else None
+        )
         @functools.wraps(function)
         def run(*args, **kwargs):
             try:

@@ -122,7 +122,8 @@ def load_cluster(text: str, *, kept: bool = False) -> Cluster:
     for part in found[2].split(","):
         key, _, value = (side.strip() for side in part.partition("="))
         if key not in CHOICES:
-            raise UnknownName("choice of a cluster", key, CHOICES, source=text)
+            known = [f"nodes={key}"] if key.isdecimal() else CHOICES
+            raise UnknownName("choice of a cluster", key, known, source=text)
         given[key] = value
     if "nodes" in given:
         nodes = given["nodes"]

@@ -44,8 +44,22 @@ def read_header(folder: str | os.PathLike) -> dict:
 
 
 def load_policy(folder: str | os.PathLike, like: Any, *, placer: str, version: int) -> Any:
-    """The policy of a folder, a pytree shaped as ``like``. Raises :class:`InvalidInput` unless it is a policy of this
-    placer and version, whole, with ``like``'s names, shapes and dtypes, and finite."""
+    """The policy of a folder, a pytree shaped as ``like``. Raises as :func:`policy_arrays`."""
+    import jax
+
+    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in _named(like)}
+    arrays = policy_arrays(folder, wanted, placer=placer, version=version)
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), list(arrays.values()))
+
+
+def policy_arrays(
+    folder: str | os.PathLike, wanted: Mapping[str, tuple[tuple[int, ...], Any]], *, placer: str, version: int
+) -> dict[str, np.ndarray]:
+    """The arrays of a policy by name, without JAX. ``wanted`` maps each name to its shape and dtype.
+
+    Raises :class:`InvalidInput` unless the folder holds a policy of this placer and version, whole, with these names,
+    shapes and dtypes, and finite.
+    """
     header, path = read_header(folder), Path(folder) / ARRAYS
     if (header["placer"], header["version"]) != (placer, version):
         found = f"a policy of {header['placer']} version {header['version']}"
@@ -53,7 +67,7 @@ def load_policy(folder: str | os.PathLike, like: Any, *, placer: str, version: i
     blob = read_blob(path)
     if hashlib.sha256(blob).hexdigest() != header["sha256"]:
         raise InvalidInput("truncated, or not the file that its policy.json was written with", source=path)
-    return unpack(blob, like, path)
+    return _arrays(blob, wanted, path)
 
 
 def pack(tree: Any, notes: dict | None = None) -> bytes:
@@ -68,27 +82,33 @@ def pack(tree: Any, notes: dict | None = None) -> bytes:
 def unpack(blob: bytes, like: Any, source: object) -> Any:
     """The pytree shaped as ``like`` from :func:`pack`'s bytes. Raises :class:`InvalidInput` for anything else."""
     import jax
+
+    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in _named(like)}
+    return jax.tree_util.tree_unflatten(
+        jax.tree_util.tree_structure(like), list(_arrays(blob, wanted, source).values())
+    )
+
+
+def _arrays(blob: bytes, wanted: Mapping[str, tuple[tuple[int, ...], Any]], source: object) -> dict[str, np.ndarray]:
+    """The arrays of a safetensors file, in the order of ``wanted``. Raises :class:`InvalidInput` for anything else."""
     from safetensors.numpy import load
 
     try:
         arrays = load(blob)
     except Exception as error:  # the reader raises several types for what is malformed
         raise InvalidInput(f"not a safetensors file ({error})", source=source) from None
-    leaves = []
-    for name, leaf in _named(like):
+    found = {}
+    for name, (shape, dtype) in wanted.items():
         if name not in arrays:
             raise InvalidInput("missing", source=source, field=name)
-        array, wanted = arrays.pop(name), np.asarray(leaf)
-        if array.shape != wanted.shape or array.dtype != wanted.dtype:
-            raise InvalidInput(
-                f"{array.dtype} {array.shape}, expected {wanted.dtype} {wanted.shape}", source=source, field=name
-            )
+        array = found[name] = arrays.pop(name)
+        if array.shape != shape or array.dtype != dtype:
+            raise InvalidInput(f"{array.dtype} {array.shape}, expected {dtype} {shape}", source=source, field=name)
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise InvalidInput("not finite", source=source, field=name)
-        leaves.append(array)
     if arrays:
         raise InvalidInput("not an array of this policy", source=source, field=min(arrays))
-    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
+    return found
 
 
 def notes_of(blob: bytes, source: object) -> dict:

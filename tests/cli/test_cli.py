@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
 from simdev import sim
 from simdev.cli import doctor, progress
 from simdev.cli import main as cli
+from simdev.cli.app import EXAMPLE_OF
 from simdev.errors import Unsupported
 from simdev.placers import placer, registry
 from simdev.problem.graph import GraphBuilder
@@ -350,6 +353,19 @@ def test_missing_graph_and_folder_for_a_graph(simdev, tmp_path):
 )
 def test_unknown_names(simdev, graph, arguments, words):
     assert_refused(simdev(*[str(graph) if part == "GRAPH" else part for part in arguments]), *words)
+
+
+def test_wrong_arguments_are_answered_with_a_command_that_works(simdev):
+    """Each command has an example, and the options and arguments of the example exist."""
+    group = typer.main.get_command(cli.app)
+    commands = {name: group.commands[name] for name in group.commands if name != "study"}
+    assert commands.keys() == EXAMPLE_OF.keys()
+    for name, entry in commands.items():
+        _, first, *arguments = shlex.split(EXAMPLE_OF[name])
+        assert first == name and entry.make_context(name, arguments).params
+        code, _, errors = simdev(name, "--no-such-option")
+        assert code == 2 and errors.rstrip().endswith(f". For example: {EXAMPLE_OF[name]}"), errors
+    assert_refused(simdev("benhc"), "unknown command 'benhc'", "did you mean 'bench'")
 
 
 @pytest.mark.parametrize("arguments", [["benhc"], ["bench", "--no-such-option"], ["list", "planets"], ["bound"]])

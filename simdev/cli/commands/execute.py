@@ -68,7 +68,7 @@ def execute(
     from simdev.problem.topology import load_topology
 
     if (placement is None) == (placer is None):
-        raise InvalidInput("give either --placement or --placer")
+        raise InvalidInput("give either --placement or --placer, such as --placer heft")
     positive(repeats, "--repeats")
     topology = load_topology(machine)
     workers_of(topology)

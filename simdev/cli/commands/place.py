@@ -64,7 +64,7 @@ def place(
         raise InvalidInput("given twice", source="TOPOLOGY")
     topology = topology or machine
     if (policy is None) == (placer is None):
-        raise InvalidInput("give either --placer or --policy")
+        raise InvalidInput("give either --placer or --policy, such as --placer local-search")
     if policy is not None:
         placer, topology = of_policy(policy, topology)
     if topology is None:

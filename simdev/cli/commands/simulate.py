@@ -55,7 +55,7 @@ def simulate(
     from simdev.problem.placement import Placement
 
     if (placement is None) == (placer is None):
-        raise InvalidInput("give either --placement or --placer")
+        raise InvalidInput("give either --placement or --placer, such as --placer heft")
     problem = build_problem(graph, topology, order, contention, runtime, costs)
     if placement is not None:
         found = Placement.load(placement, problem)

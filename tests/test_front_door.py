@@ -172,6 +172,8 @@ def test_every_step_names_a_file_of_the_repository():
 
 
 VALUES = {
+    "version": "9.8.7",
+    "date": "2030-01-02",
     "repository": "https://code.example/simdev",
     "documentation": "https://docs.example",
     "doi": "10.1000/1",
@@ -190,10 +192,19 @@ def test_values_are_written_and_taken_back():
     urls = tomllib.loads(there["pyproject.toml"])["project"]["urls"]
     assert urls == {"Repository": VALUES["repository"], "Documentation": VALUES["documentation"]}
     citation = there["CITATION.cff"]
-    for line in ("doi: 10.1000/1", "repository-code: https://code.example/simdev", "  - family-names: Doe"):
+    for line in (
+        "version: 9.8.7",
+        "date-released: 2030-01-02",
+        "doi: 10.1000/1",
+        "repository-code: https://code.example/simdev",
+        "  - family-names: Doe",
+    ):
         assert line in citation.splitlines()
     assert "site_url: https://docs.example" in there["docs/mkdocs.yml"].splitlines()
-    nothing = {"repository": "", "documentation": "", "doi": "", "authors": []}
+    assert '__version__ = "9.8.7"' in there["simdev/__init__.py"].splitlines()
+    assert "https://code.example/simdev/actions/workflows/checks.yml/badge.svg" in there["README.md"]
+    assert ">9.8.7</text>" in there["docs/pages/badges.svg"]
+    nothing = {"version": "1", "date": "2", "repository": "", "documentation": "", "doi": "", "authors": []}
     assert release.filled(there, nothing) == release.filled(texts, nothing)
 
 

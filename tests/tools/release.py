@@ -26,7 +26,12 @@ from install import build
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements-tested.txt"
-BOARDS = ("standard", "order", "long", "throughput", "machines", "parallel")
+TABLES = ("results.csv", "plans.csv")
+BOARDS = sorted({path.parent.name for name in TABLES for path in ROOT.glob(f"leaderboard/*/{name}")})
+FILLED = (
+    "pyproject.toml", "CITATION.cff", "docs/mkdocs.yml", "simdev/__init__.py", "README.md", "docs/pages/badges.svg",
+)  # fmt: skip
+BADGES = re.compile(r"(<!-- badges -->\n).*?(<!-- \. -->)", re.DOTALL)
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -78,7 +83,9 @@ def filled(texts: dict[str, str], values: dict) -> dict[str, str]:
     urls = [f'{key.capitalize()} = "{values[key]}"' for key in ("repository", "documentation") if values[key]]
     block = "\n".join(["", "[project.urls]", *urls, ""]) if urls else ""
     pyproject = pyproject.replace("\n[project.scripts]\n", f"{block}\n[project.scripts]\n")
-    citation = re.sub(r"\n(?:doi|repository-code|url): .*", "", texts["CITATION.cff"])
+    citation = re.sub(r"\n(?:doi|repository-code|url|date-released): .*", "", texts["CITATION.cff"])
+    released = f"\nversion: {values['version']}\ndate-released: {values['date']}"
+    citation = re.sub(r"\nversion: .*", released, citation)
     names = [name.partition(",") for name in values["authors"]]
     authors = [f"  - family-names: {family.strip()}\n    given-names: {given.strip()}" for family, _, given in names]
     people = "\n".join(authors or ["  - name: simdev contributors"])
@@ -90,14 +97,41 @@ def filled(texts: dict[str, str], values: dict) -> dict[str, str]:
     keys = {"documentation": "site_url", "repository": "repo_url"}
     more = "".join(f"\n{name}: {values[key]}" for key, name in keys.items() if values[key])
     site = re.sub(r"(\nsite_description: .*)", lambda found: found[1] + more, site)
-    return {"pyproject.toml": pyproject, "CITATION.cff": citation, "docs/mkdocs.yml": site}
+    code = re.sub(r"\n__version__ = .*", f'\n__version__ = "{values["version"]}"', texts["simdev/__init__.py"])
+    project = tomllib.loads(pyproject)["project"]
+    pythons = [text.rpartition(" ")[2] for text in project["classifiers"] if re.search(r":: 3\.\d+$", text)]
+    facts = {"version": values["version"], "Python": f"{pythons[0]} to {pythons[-1]}", "licence": project["license"]}
+    said = ", ".join(f"{name} {value}" for name, value in facts.items())
+    badges = [f"![{said[0].upper()}{said[1:]}](docs/pages/badges.svg)"]
+    if values["repository"]:
+        checks = f"{values['repository']}/actions/workflows/checks.yml"
+        badges.append(f"[![checks]({checks}/badge.svg)]({checks})")
+    if values["doi"]:
+        badges.append(f"[DOI {values['doi']}](https://doi.org/{values['doi']})")
+    readme = BADGES.sub(lambda found: f"{found[1]}{' '.join(badges)}\n{found[2]}", texts["README.md"])
+    found = (pyproject, citation, site, code, readme, drawn(facts, said))
+    return dict(zip(FILLED, found, strict=True))
+
+
+def drawn(facts: dict[str, str], said: str) -> str:
+    """Badges as one picture with the title ``said``: each has a name on grey and a value on blue."""
+    at, parts = 0, []
+    for name, value in facts.items():
+        for text, colour in ((name, "#555"), (value, "#1a6aa8")):
+            width = 12 + 7 * len(text)
+            parts.append(f'<rect x="{at}" width="{width}" height="20" fill="{colour}"/>')
+            parts.append(f'<text x="{at + width / 2:g}" y="14" textLength="{width - 12}">{text}</text>')
+            at += width
+        at += 6
+    style = 'font-family="Verdana, sans-serif" font-size="11" fill="#fff" text-anchor="middle"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{at - 6}" height="20" role="img" {style}>'
+    return "\n".join([head, f"<title>{said}</title>", *parts, "</svg>", ""])
 
 
 def publication() -> tuple[dict[str, str], dict[str, str]]:
     """The files as they are, and as ``publication.toml`` wants them."""
     values = tomllib.loads((ROOT / "publication.toml").read_text(encoding="utf-8"))
-    names = ("pyproject.toml", "CITATION.cff", "docs/mkdocs.yml")
-    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in names}
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in FILLED}
     return texts, filled(texts, values)
 
 

@@ -11,6 +11,7 @@ and writes it to disk:
 * ``_train``: ``Learner``, ``Evaluator`` (simulates a batch of actions on the budget), ``search``, ``train``;
   :mod:`simdev.placers.policy_file` stores policies and checkpoints.
 * ``_reinforce``: the update of placers that place a whole graph at once.
+* ``_gdp_net``: the forward pass of ``gdp``, in JAX for training and in NumPy for a policy that is only applied.
 * ``_jax``: JAX on the CPU, in one thread, with a cache of compiled programs. Import it before JAX, and only inside
   functions.
 """

@@ -8,37 +8,19 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from simdev.baselines.rl._edits import Edits, first_placements
+from simdev.baselines.rl._gdp_net import block, logits, sage
 from simdev.baselines.rl._grouped import DEVICE_FEATURES, GroupedProblem
 from simdev.baselines.rl._jax import eqx, initializer, jax, jnp, optax
-from simdev.baselines.rl._layers import Dense, normalised
+from simdev.baselines.rl._layers import Dense, Jax
 from simdev.baselines.rl._sight import NODE_FEATURES, SUMMARY_FEATURES, Sight
 from simdev.baselines.rl._train import Episodes, State
 from simdev.placers.score import Score
 
-SEGMENT = 128  # groups; the placer attends to its own segment and to the segment before
-HEADS = 4
-AT_ONCE = 16  # segments; in larger graphs, a layer computes so many segments at a time
 FIRST_WEIGHT, WEIGHT_GAIN = 0.05, 0.05  # of the entropy bonus; the weight follows the entropy that is wanted
 
 
-def _in_parts(layer, arrays, rows: int):
-    """``layer(*arrays)``, row by row the same; ``rows`` rows at a time if the arrays have more.
-
-    The gradient computes each part again. A loop saves memory where :func:`jax.checkpoint` alone saves none: XLA merges
-    what is computed again with what was computed first, but not across loops.
-    """
-    if len(arrays[0]) <= rows:
-        return layer(*arrays)
-    parts = [array.reshape(-1, rows, *array.shape[1:]) for array in arrays]
-    found = jax.lax.map(jax.checkpoint(lambda part: layer(*part)), tuple(parts))
-    return found.reshape(-1, *found.shape[2:])
-
-
 class Sage(eqx.Module):
-    """A layer of GraphSAGE (GDP, equations 2 and 3).
-
-    The element-wise maximum over the neighbours of sigmoid(W h + b) is joined to the node's own embedding.
-    """
+    """A layer of GraphSAGE: its weights."""
 
     pool: Dense
     join: Dense
@@ -49,40 +31,11 @@ class Sage(eqx.Module):
         self.join = Dense(2 * hidden, hidden, key=two)
 
     def __call__(self, h, sight: Sight):
-        number = jnp.concatenate([sight.parents, sight.children], axis=1)
-        real = jnp.concatenate([sight.parent_real, sight.child_real], axis=1)
-        cost = jnp.concatenate([sight.parent_cost, sight.child_cost], axis=1)
-        side = jnp.concatenate([jnp.zeros_like(sight.parent_cost), jnp.ones_like(sight.child_cost)], axis=1)
-        own, of_edge = h @ self.pool.weight[: h.shape[1]] + self.pool.bias, self.pool.weight[h.shape[1] :]
-        layer = partial(self._rows, own, of_edge)
-        return _in_parts(layer, (h, number, real, cost, side), AT_ONCE * SEGMENT)
-
-    def _rows(self, own, of_edge, h, number, real, cost, side):
-        """New embeddings of the nodes ``h`` from the embeddings ``own`` of all nodes."""
-
-        # The sigmoid of the maximum is the maximum of the sigmoids. The neighbour with the maximum is found slot by
-        # slot without gradient, so that no array has a row for each neighbour: op by op, that would take gigabytes.
-        def largest(best, slot):
-            value = own[number[:, slot]] + jnp.stack([cost[:, slot], side[:, slot]], axis=1) @ of_edge
-            better = (value > best[0]) & real[:, slot, None]
-            return (jnp.where(better, value, best[0]), jnp.where(better, slot, best[1])), None
-
-        first = jnp.full(h.shape, -jnp.inf), jnp.zeros(h.shape, jnp.int32)
-        slots = jnp.arange(number.shape[1])
-        chosen = jax.lax.scan(largest, first, slots)[0][1] if len(slots) else first[1]
-        chosen = jax.lax.stop_gradient(chosen)
-        pick = partial(jnp.take_along_axis, indices=chosen, axis=1)
-        near = jnp.take_along_axis(own, pick(number), axis=0) + pick(cost) * of_edge[0] + pick(side) * of_edge[1]
-        near = jax.nn.sigmoid(near) * real.any(axis=1, keepdims=True)
-        return normalised(h + jax.nn.relu(self.join(jnp.concatenate([h, near], axis=1))))
+        return sage(Jax, self, h, sight)
 
 
 class Block(eqx.Module):
-    """A layer of the placer: attention, then a feed-forward layer.
-
-    A segment attends to itself and, without gradient, to the segment before (Transformer-XL). The inputs of both layers
-    are multiplied by a gate that is computed from the graph (superposition).
-    """
+    """A layer of the placer: its weights."""
 
     gate: Dense
     query: Dense
@@ -101,47 +54,11 @@ class Block(eqx.Module):
         self.down = Dense(2 * hidden, hidden, key=keys[5], scale=0.3)
 
     def __call__(self, h, real, graph):
-        count, hidden = h.shape
-        segment = min(SEGMENT, count)
-        gate = 2.0 * jax.nn.sigmoid(self.gate(graph))
-        x = (normalised(h) * gate).reshape(-1, segment, hidden)
-        memory, known = self.key_value(x), real.reshape(-1, segment)
-        arrays = [h.reshape(x.shape), x, memory, known]
-        if len(x) > 1:
-            before = jax.lax.stop_gradient(jnp.concatenate([jnp.zeros_like(memory[:1]), memory[:-1]]))
-            arrays += [before, jnp.concatenate([jnp.zeros_like(known[:1]), known[:-1]])]
-        return _in_parts(partial(self._segments, gate), arrays, AT_ONCE).reshape(count, hidden)
-
-    def _segments(self, gate, h, x, memory, known, before=None, known_before=None):
-        """The layer's results for segments ``h`` float32 ``(k, segment, hidden)``."""
-        if before is not None:
-            memory = jnp.concatenate([before, memory], axis=1)
-            known = jnp.concatenate([known_before, known], axis=1)
-        heard = jax.vmap(_attend)((self.query(x), memory, known))
-        flat = h.reshape(-1, h.shape[2])
-        flat = flat + self.out(heard.reshape(flat.shape))
-        return (flat + self.down(jax.nn.relu(self.up(normalised(flat) * gate)))).reshape(h.shape)
-
-
-def _attend(segment):
-    """Attention of one segment, float32 ``(segment, hidden)``.
-
-    ``segment`` holds the queries, keys joined to values of the groups that it hears, and which of these exist.
-    """
-    query, memory, known = segment
-    hidden = query.shape[-1]
-    size = hidden // HEADS
-    heads = []
-    for head in range(HEADS):  # head by head: faster and smaller on a processor than all at once
-        columns = slice(head * size, (head + 1) * size)
-        keys, values = memory[:, :hidden][:, columns], memory[:, hidden:][:, columns]
-        score = query[:, columns] @ keys.T / np.sqrt(size)
-        heads.append(jax.nn.softmax(jnp.where(known, score, -1e9), axis=-1) @ values)
-    return jnp.concatenate(heads, axis=-1)
+        return block(Jax, self, h, real, graph)
 
 
 class GdpPolicy(eqx.Module):
-    """Logits of every device for every group at once, float32 ``(G, D)``."""
+    """Logits of every device for every group at once, float32 ``(G, D)``: the weights. ``_gdp_net`` computes them."""
 
     enter: Dense
     sages: list[Sage]
@@ -163,16 +80,7 @@ class GdpPolicy(eqx.Module):
         self.blocks = [Block(hidden, key=one) for one in keys[5 + sages :]]
 
     def __call__(self, sight: Sight):
-        summary = jnp.broadcast_to(sight.summary, (len(sight.real), SUMMARY_FEATURES))
-        h = jax.nn.relu(self.enter(jnp.concatenate([sight.nodes, summary], axis=1)))
-        for layer in self.sages:
-            h = layer(h, sight)
-        pooled = jnp.sum(h * sight.real[:, None], axis=0) / jnp.sum(sight.real)
-        for layer in self.blocks:
-            h = layer(h, sight.real, jnp.concatenate([pooled, sight.summary]))
-        h = normalised(h)
-        logits = self.name(h) + self.query(h) @ self.device(sight.devices).T + 4.0 * self.share(h) * sight.shares
-        return jnp.where(sight.allowed, logits, -1e9)
+        return logits(Jax, self, sight)
 
 
 class ProximalPolicy:
@@ -216,9 +124,9 @@ class ProximalPolicy:
         def draw(policy, sight, key):
             """The most probable placement, followed by samples; log-probabilities of all devices."""
             key, noise_key = jax.random.split(key)
-            logits = policy(sight)
-            noise = jax.random.gumbel(noise_key, (samples, *logits.shape)).at[0].set(0.0)
-            return key, jnp.argmax(logits[None] + noise, axis=2), jax.nn.log_softmax(logits)
+            scores = policy(sight)
+            noise = jax.random.gumbel(noise_key, (samples, *scores.shape)).at[0].set(0.0)
+            return key, jnp.argmax(scores[None] + noise, axis=2), jax.nn.log_softmax(scores)
 
         @jax.jit
         def update(policy, optimizer_state, sight, tried, best, weight):

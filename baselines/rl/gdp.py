@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from simdev.baselines.rl._grouped import bucket, device_columns, group_problem
 from simdev.baselines.rl._groups import fine_groups, layer_groups
 from simdev.baselines.rl._sight import with_sight
-from simdev.baselines.rl._train import Learner, learn, learned
+from simdev.baselines.rl._train import Learner, learn, learned, with_policy_settings
 from simdev.errors import Unsupported
+from simdev.placers.placer import placer
+from simdev.placers.policy_file import policy_arrays
+from simdev.problem.placement import Placement
 
 DEFAULTS = {
     "groups": 64, "layers": True, "hidden": 64, "sages": 3, "blocks": 2, "neighbours": 8, "samples": 20, "epochs": 4,
@@ -17,6 +22,7 @@ DEFAULTS = {
     "policy": "",
 }  # fmt: skip
 SHAPE = ("groups", "layers", "hidden", "sages", "blocks", "neighbours", "devices")  # settings that a policy file stores
+NETWORK = 1  # the version of the network, and so of policy files
 SHIPPED = "gdp"  # a folder in policies/
 SOURCE = "Zhou et al.: GDP: Generalized Device Placement for Dataflow Graphs, arXiv:1910.01578, 2019"
 
@@ -28,23 +34,25 @@ def learner(problems, *, groups, layers, neighbours, devices=0, tuning_entropy=0
     devices = device_columns(problems, devices)
     settings = {"groups": groups, "layers": layers, "neighbours": neighbours, "devices": devices, **given}
     group_of = {id(problem): _groups(problem, groups, layers) for problem in problems}
-    rows = bucket(max(groups, *(int(group.max()) + 1 for group in group_of.values())))
+    rows = _rows(groups, group_of.values())
     functions = learner_functions(devices=devices, rows=rows, **given)
 
     def grouped(problem):
         return with_sight(group_problem(problem, group_of[id(problem)], rows=rows, columns=devices), neighbours)
 
     stored = {name: settings[name] for name in SHAPE}
-    # version 1: the network is that of the first version, so that its policies still serve
-    return Learner("gdp", 1, stored, grouped, functions.init, functions.step, functions.greedy)
+    return Learner("gdp", NETWORK, stored, grouped, functions.init, functions.step, functions.greedy)
 
 
 def _groups(problem, most, layers):
-    import numpy as np
-
     if not most:
         return np.arange(problem.graph.n_units)
     return (layer_groups if layers else fine_groups)(problem, most)
+
+
+def _rows(most, groups):
+    """The padded number of groups: ``most``, or as many as there are."""
+    return bucket(max(most, *(int(group.max()) + 1 for group in groups)))
 
 
 @learned(
@@ -100,6 +108,35 @@ def _place(problem, rng, budget, policy, params):
     return learn(learner, problem, rng, budget, policy, params)
 
 
+@placer(
+    "gdp-zero-shot",
+    version=1,
+    family="learned",
+    same_processor=True,
+    defaults={"policy": SHIPPED},
+    source=SOURCE,
+)
+def gdp_zero_shot(problem, *, rng, budget, policy):
+    """GDP-batch without tuning: the most probable placement of a trained policy, and nothing else.
+
+    The network runs in NumPy, and nothing is simulated or learned. JAX is needed for training only. The placement is
+    the one that :func:`gdp_batch` evaluates first. ``policy`` is the policy that ships, or a folder that
+    ``simdev train -p gdp`` wrote. Where a placement brings its order of ops, the default order is used.
+    """
+    from simdev.baselines.rl import _gdp_net
+
+    folder = _folder(problem, policy)
+    settings = with_policy_settings({name: DEFAULTS.get(name, 0) for name in SHAPE}, folder)
+    most, layers, neighbours = (settings[name] for name in ("groups", "layers", "neighbours"))
+    sizes = {name: settings[name] for name in ("hidden", "devices", "sages", "blocks")}
+    wanted = {name: (shape, np.dtype(np.float32)) for name, shape in _gdp_net.shapes(**sizes).items()}
+    arrays = policy_arrays(folder, wanted, placer="gdp", version=NETWORK)
+    group, columns = _groups(problem, most, layers), device_columns([problem], sizes["devices"])
+    grouped = with_sight(group_problem(problem, group, rows=_rows(most, [group]), columns=columns), neighbours)
+    logits = _gdp_net.logits(_gdp_net.NumPy, _gdp_net.policy_of(arrays), grouped.inputs)
+    return Placement(grouped.placements(logits.argmax(axis=1)[None])[0])
+
+
 @learned(
     "gdp-batch",
     version=2,
@@ -114,7 +151,13 @@ def gdp_batch(problem, *, rng, budget, policy, **params):
     ``policies/README.md`` lists the problems that it was trained on and those that were held out. It supports
     topologies of at most 8 accelerators.
     """
+    return _place(problem, rng, budget, _folder(problem, policy), params)
+
+
+def _folder(problem, policy) -> str:
+    """The folder of a policy, by its name or path. Raises :class:`Unsupported` if the one that ships does not serve."""
+    if policy != SHIPPED:
+        return policy
     if device_columns([problem]) > 8:
         raise Unsupported("the policy that ships supports at most 8 accelerators")
-    folder = Path(__file__).parent / "policies" / policy if policy == SHIPPED else policy
-    return _place(problem, rng, budget, str(folder), params)
+    return str(Path(__file__).parent / "policies" / policy)

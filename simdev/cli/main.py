@@ -17,7 +17,7 @@ for _found in pkgutil.iter_modules(commands.__path__):
 app.info.epilog = EXAMPLES
 
 # What the core does without, and the extra that installs it.
-IN_ALL = ("equinox", "jax", "matplotlib", "optax", "ortools", "pymetis", "pyscotch", "safetensors")
+IN_ALL = ("equinox", "jax", "matplotlib", "optax", "ortools", "pymetis", "pyscotch")
 EXTRA_OF = {**dict.fromkeys(IN_ALL, "all"), "torch": "capture", "onnx": "onnx"}
 NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "can't start new thread")
 

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -208,7 +210,8 @@ def test_gdp_names_allowed_devices_only_and_ignores_padding():
 
 
 def test_gdp_remembers_the_segment_before():
-    from simdev.baselines.rl._gdp import SEGMENT, Block
+    from simdev.baselines.rl._gdp import Block
+    from simdev.baselines.rl._gdp_net import SEGMENT
     from simdev.baselines.rl._jax import eqx, jax, jnp
     from simdev.baselines.rl._sight import SUMMARY_FEATURES
 
@@ -221,14 +224,14 @@ def test_gdp_remembers_the_segment_before():
 
 
 def test_gdp_computes_large_graphs_in_parts_with_the_same_result_and_gradient(monkeypatch):
-    from simdev.baselines.rl import _gdp
+    from simdev.baselines.rl import _gdp, _gdp_net
     from simdev.baselines.rl._jax import eqx, jax
     from simdev.baselines.rl._sight import with_sight
 
-    sight = with_sight(group_problem(diamond(), np.arange(5), rows=4 * _gdp.SEGMENT), 2).inputs
+    sight = with_sight(group_problem(diamond(), np.arange(5), rows=4 * _gdp_net.SEGMENT), 2).inputs
     policy, found = _gdp.GdpPolicy(8, 8, 1, 2, key=jax.random.PRNGKey(0)), []
     for at_once in (4, 1):
-        monkeypatch.setattr(_gdp, "AT_ONCE", at_once)
+        monkeypatch.setattr(_gdp_net, "AT_ONCE", at_once)
 
         def total(policy):
             return (jax.nn.log_softmax(policy(sight))[:5, :2] ** 2).sum()
@@ -238,6 +241,25 @@ def test_gdp_computes_large_graphs_in_parts_with_the_same_result_and_gradient(mo
     assert max(np.abs(leaf).max() for leaf in found[0][1:]) > 0.01
     for whole, parts in zip(*found, strict=True):
         assert np.allclose(whole, parts, atol=1e-4)
+
+
+def test_gdp_computes_the_same_in_numpy_as_in_jax(monkeypatch):
+    from simdev.baselines.rl import _gdp, _gdp_net
+    from simdev.baselines.rl._jax import eqx, jax
+    from simdev.baselines.rl._sight import with_sight
+    from simdev.placers.policy_file import _named
+
+    sight = with_sight(group_problem(chains(40, 4), np.arange(160), rows=4 * _gdp_net.SEGMENT), 2).inputs
+    policy = _gdp.GdpPolicy(8, 8, 2, 2, key=jax.random.PRNGKey(0))
+    arrays = dict(_named(policy))
+    shapes = _gdp_net.shapes(hidden=8, devices=8, sages=2, blocks=2)
+    assert {name: array.shape for name, array in arrays.items()} == shapes
+    in_jax = np.asarray(eqx.filter_jit(policy)(sight))[:160, :2]
+    assert np.ptp(in_jax) > 0.1
+    for at_once in (4, 1):
+        monkeypatch.setattr(_gdp_net, "AT_ONCE", at_once)
+        in_numpy = _gdp_net.logits(_gdp_net.NumPy, _gdp_net.policy_of(arrays), sight)[:160, :2]
+        assert in_numpy.dtype == np.float32 and np.allclose(in_numpy, in_jax, atol=1e-4)
 
 
 def test_gdp_finds_the_maximum_over_neighbours_as_the_paper_writes_it():
@@ -374,6 +396,30 @@ def test_shipped_policy_places_held_out_graphs_far_better_than_at_random():
         drawn = np.random.default_rng(0).choice(problem.topology.accelerators, (20, problem.graph.n_units))
         at_random = simulate_many(problem, drawn[:, problem.graph.unit_of_op]).step_ns
         assert simulate(problem, zero).step_ns < at_random.min() / 2
+
+
+WITHOUT_JAX = """
+import sys
+sys.modules.update(jax=None, equinox=None, optax=None)  # importing them fails
+import numpy as np
+from simdev import Budget, Problem
+from simdev.placers.registry import find_placer
+problem = Problem.build("transformer-xl-2", "p100x4")
+spec, _ = find_placer("gdp-zero-shot")
+print(spec.place(problem, rng=np.random.default_rng(0), budget=Budget(problem)).hash)
+"""
+
+
+def test_shipped_policy_is_applied_without_jax():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_JAX], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    problem = Problem.build(load_workload("transformer-xl-2"), load_topology("p100x4"))
+    tuned, zero = find_placer("gdp-batch")[0], find_placer("gdp-zero-shot")[0]
+    place = {"rng": np.random.default_rng(0), "budget": Budget(problem)}
+    assert done.stdout.strip() == tuned.place(problem, **place).hash == zero.place(problem, **place).hash
+    assert place["budget"].used == 0
+    with pytest.raises(InvalidInput, match="No such file"):
+        zero.place(problem, **place, policy="no-such-folder")
 
 
 def test_shipped_policy_is_refused_where_it_does_not_know_the_machine():

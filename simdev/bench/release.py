@@ -87,6 +87,9 @@ def data_sheet(found: list[Row]) -> str:
     states = f"{len(commits)} state{'s' if len(commits) != 1 else ''} of the code ({', '.join(commits) or 'unknown'})"
     planned = sum(row.objective == "plan" for row in found)
     tables = ["`results.csv`"] * (planned < len(found)) + ["`plans.csv`"] * (planned > 0)
+    answers = ["`placements.jsonl` the device of every operation"] * (planned < len(found))
+    answers += ["`plans.csv` each plan itself"] * (planned > 0)
+    repeated = f"seeds {min(seeds)} to {max(seeds)}" if min(seeds) < max(seeds) else f"seed {min(seeds)}"
     return f"""# Data sheet
 
 ## Motivation
@@ -97,13 +100,12 @@ trained on many devices. Every row can be recomputed.
 ## Composition
 
 {len(found)} rows in {" and ".join(tables)}, one for each run: {len(placers)} placers or planners on
-{len(cases)} cases, seeds {min(seeds)} to {max(seeds)}, budgets {", ".join(budgets)}.
+{len(cases)} cases, {repeated}, budgets {", ".join(budgets)}.
 Placers and planners: {", ".join(placers)}.
 
-`leaderboard.csv` and `ranking.csv` are derived from the rows, `curves.csv` holds the best step time so far, and
-`placements.jsonl` the device of every operation; `plans.csv` holds each plan itself. `{PACKAGE}` names the type of
-every column and the SHA-256 of every file; simdev's `leaderboard/README.md` explains the columns. The rows hold no
-personal data.
+Tables that are derived from the rows, and the best step time after each number of evaluations, lie beside them. Of the
+answers, {" and ".join(answers)}. `{PACKAGE}` names the type of every column and the SHA-256
+of every file; simdev's `leaderboard/README.md` explains the columns. The rows hold no personal data.
 
 ## Collection
 

@@ -102,7 +102,7 @@ def filled(texts: dict[str, str], values: dict) -> dict[str, str]:
     pythons = [text.rpartition(" ")[2] for text in project["classifiers"] if re.search(r":: 3\.\d+$", text)]
     facts = {"version": values["version"], "Python": f"{pythons[0]} to {pythons[-1]}", "licence": project["license"]}
     said = ", ".join(f"{name} {value}" for name, value in facts.items())
-    badges = [f"![{said[0].upper()}{said[1:]}](docs/pages/badges.svg)"]
+    badges = [f"![Python {pythons[0]} to {pythons[-1]}, {project['license']}](docs/pages/badges.svg)"]
     if values["repository"]:
         checks = f"{values['repository']}/actions/workflows/checks.yml"
         badges.append(f"[![checks]({checks}/badge.svg)]({checks})")

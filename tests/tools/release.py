@@ -118,7 +118,7 @@ def drawn(facts: dict[str, str], said: str) -> str:
     at, parts = 0, []
     for name, value in facts.items():
         for text, colour in ((name, "#555"), (value, "#1a6aa8")):
-            width = 12 + 7 * len(text)
+            width = 12 + round(6.4 * len(text))
             parts.append(f'<rect x="{at}" width="{width}" height="20" fill="{colour}"/>')
             parts.append(f'<text x="{at + width / 2:g}" y="14" textLength="{width - 12}">{text}</text>')
             at += width

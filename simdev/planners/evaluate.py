@@ -13,7 +13,7 @@ import numpy as np
 
 from simdev.errors import SimdevError
 from simdev.parallel.capture.stage import captured
-from simdev.parallel.costs.reserved import reserved_bytes
+from simdev.parallel.costs.reserved import record_stage, recordings_of, reserved_bytes
 from simdev.parallel.orders import round_of
 from simdev.parallel.plan import Plan, PlanProgram, PlanReport, captures_of, peak_bytes, prepare, simulate_program
 from simdev.parallel.unroll import TooManyOps
@@ -24,7 +24,8 @@ from simdev.planners.outcome import Outcome
 from simdev.planners.shared import SharedByPlans
 from simdev.user_file import is_user_module
 
-HOPELESS = 1.5  # estimated memory over the capacity, from which a plan is not even captured
+RECORDING = 5  # arguments of a recording; a capture has eight
+HOPELESS = 1.3  # estimated memory over the capacity, from which a plan is not even captured
 
 
 class WorkersLost(SimdevError):
@@ -39,12 +40,21 @@ class Evaluator(SharedByPlans):
         super().__init__(job)
         local = is_user_module(job.model.function.__module__)  # from a user's file: known here alone
         self.workers = 1 if local else max(workers, 2 if executor else 1)
-        self._captured: set[tuple] = set()  # by workers
+        self._captured: set[tuple] = set()  # arguments of recordings and captures that were made
         self._executor, self._own = executor, executor is None
 
     def program(self, choice: Choice) -> PlanProgram:
         """The captured and timed stages of a choice. Raises :class:`InvalidInput` if it does not suit the job."""
-        return prepare(self.job.plan(choice), self.prices, known=self.known)
+        plan = self.job.plan(choice)
+        for key in self._recordings(plan):
+            if key not in self._captured:
+                record_stage(*key)
+                self._captured.add(key)
+        return prepare(plan, self.prices, known=self.known)
+
+    def _recordings(self, plan: Plan) -> list[tuple]:
+        """The recordings of allocations that also capture the programs of a plan, where reserved memory decides."""
+        return recordings_of(plan) if self.job.memory == "reserved" else []
 
     def sibling(self, job: Job) -> Evaluator:
         """An evaluator of the same model on another cluster or with another batch, which shares what is captured."""
@@ -116,13 +126,14 @@ class Evaluator(SharedByPlans):
             return
         needed = {key: None for choice in choices if self.job.valid(choice) for key in self._captures(choice)}
         if needed:
-            list(self._answers(_capture, needed))  # each once, before workers need the same
+            list(self._answers(_prepare, needed))  # each once, before workers need the same
         self._captured.update(needed)
         yield from self._answers(partial(_outcome, self.job), choices)
 
     def _captures(self, choice: Choice) -> list[tuple]:
-        """The captures that a choice needs and that were not asked for before."""
-        return [key for key in captures_of(self.job.plan(choice)) if key not in self._captured]
+        """The recordings, or else captures, that a choice needs and that were not asked for before."""
+        plan = self.job.plan(choice)
+        return [key for key in self._recordings(plan) or captures_of(plan) if key not in self._captured]
 
     def estimates(self, choices: Iterable[Choice]) -> Iterator[Estimate]:
         """Quick estimates of choices; those that cannot fit because a smaller microbatch does not fit are left out."""
@@ -173,9 +184,10 @@ def _evaluator(job: Job) -> Evaluator:
     return _EVALUATORS[name]
 
 
-def _capture(key: tuple) -> None:
+def _prepare(key: tuple) -> None:
+    """Record or capture a stage: kept on disk; not in memory, where nobody asks for it."""
     with _LOCK:
-        captured.__wrapped__(*key)  # kept on disk; not in memory, where nobody asks for it
+        (record_stage if len(key) == RECORDING else captured.__wrapped__)(*key)
 
 
 def _outcome(job: Job, choice: Choice) -> Outcome:

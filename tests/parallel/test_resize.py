@@ -3,10 +3,12 @@ from functools import partial
 import pytest
 
 from simdev.graphs.parallel_model import Part
-from simdev.parallel import find_model, parse_mesh
+from simdev.parallel import Mesh, find_model, load_cluster, parse_mesh
 from simdev.parallel.capture import resize
-from simdev.parallel.capture.stage import capture_stage, captured
+from simdev.parallel.capture.stage import capture_stage, captured, is_kept
+from simdev.parallel.costs.reserved import record_stage
 from simdev.parallel.program import NotRepeating
+from simdev.planners import Choice, Evaluator, Job
 
 pytest.importorskip("torch")
 TINY = "llama3-8b[width=64,layers=2,heads=4,kv_heads=2,hidden=128,vocabulary=256,length=32,recompute=full]"
@@ -50,11 +52,41 @@ def test_a_resized_program_is_the_one_that_is_captured(mesh, options, part, monk
         return captured(model, parameters, mesh, part, *options)
 
     monkeypatch.setattr(resize, "captured", watched)
+    monkeypatch.setattr(resize, "is_kept", lambda *how: False)  # or it would be read
     found = resize.capture_resized(model, parameters, parse_mesh(mesh), part, *options)
     assert asked == [2, 4]
     assert all_of(found) == all_of(wanted)
     assert memory_of(found) == pytest.approx(memory_of(wanted), abs=4)  # the first capture of a process keeps a scalar
     assert wanted.shard_unit == (16 if "tp" in mesh else 32)
+
+
+@pytest.mark.parametrize("options", [(False, False), (True, False), (False, True)])
+def test_a_recording_of_allocations_keeps_the_program_that_a_capture_has(options, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model, parameters = find_model(TINY)
+    key, mesh, part = tuple(sorted((k, v) for k, v in parameters.items() if k != "layers")), "dp_shard=8", Part(2)
+    how = model, key, parse_mesh(mesh), part, True, False, *options
+    wanted = captured.__wrapped__(*how)
+    for file in (tmp_path / "simdev" / "captures").iterdir():
+        file.unlink()
+    assert not is_kept(*how)
+    record_stage(model, tuple(sorted(parameters.items())), parse_mesh(mesh), (True, *options), part)
+    assert is_kept(*how)
+    found = captured.__wrapped__(*how)
+    assert all_of(found) == all_of(wanted) and memory_of(found) == memory_of(wanted)
+    assert resize._resized_few(*how) == found  # and nothing is derived
+
+
+def test_a_plan_takes_as_long_if_its_stages_were_recorded_as_if_they_were_resized(tmp_path, monkeypatch):
+    model, parameters = find_model(TINY)
+    outcomes = []
+    for memory in ("reserved", "allocated"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / memory))
+        captured.cache_clear()
+        job = Job(model, parameters, load_cluster("dgx-h100"), 16, memory=memory)
+        outcomes.append(Evaluator(job).outcome(Choice(Mesh({"dp_shard": 8}), 1, "full", reduce_each=True)))
+    recorded, resized = outcomes
+    assert recorded == resized and recorded.time_ns > 0
 
 
 @pytest.mark.parametrize("mesh, sizes", [("dp_shard=2", (1, 2)), ("dp_shard=2,tp=2", (2, 4))])

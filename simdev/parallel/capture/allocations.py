@@ -12,8 +12,9 @@ from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture.fakes import to_fakes
 from simdev.parallel.capture.record import RankRecorder
 from simdev.parallel.capture.ring import ring_attention
-from simdev.parallel.capture.stage import StageRun, fake_process_group
+from simdev.parallel.capture.stage import StageRun, fake_process_group, keep_recorded, program_of
 from simdev.parallel.mesh import Mesh
+from simdev.parallel.program import Segment
 
 Row = tuple[int, int, int, int]  # (segment and position of the key's first event, bytes, stream); 0 bytes: release
 
@@ -21,8 +22,8 @@ Row = tuple[int, int, int, int]  # (segment and position of the key's first even
 class AllocationRecorder(RankRecorder):
     """``events`` are ``(key, bytes, stream)``, with 0 bytes for a release; a key is the number of its first event."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, rows: int | None = 1):
+        super().__init__(rows)
         self.events: list[tuple[int, int, int]] = []
         self._keys: dict[int, int] = {}
 
@@ -50,10 +51,21 @@ class _Marks(StageRun):
     def _warm(self, optimizer, module) -> None:
         super()._warm(optimizer, module)
         self.optimizer, self.marks = optimizer, [len(self.recorder.events)]
+        self.forwards: list[Segment] = []
 
     def _cut(self, name: str, base: int) -> None:
         super()._cut(name, base)
         self.marks.append(len(self.recorder.events))
+        if name == "forward":
+            self.forwards.append(self.segments[name])
+
+    def of_capture(self) -> dict[str, Segment]:
+        """The segments that a capture has: of its two microbatches, where it needs no third."""
+        found = dict(self.segments)
+        if self.stage.sync is None and not self.gathered and "backward further" in found:
+            found["forward"] = self.forwards[1]
+            found["backward last"] = replace(found.pop("backward further"), name="backward last")
+        return found
 
 
 def record(
@@ -66,21 +78,25 @@ def record(
     gathered: bool = False,
 ) -> tuple[tuple[tuple[Row, ...], ...], tuple[int, ...], int]:
     """Rows of the segments (parameters, passes, end of the step), bytes of the optimizer's tensors, and the number of
-    parameters. ``each``: gradients are reduced after each microbatch; ``gathered``: parameters are gathered once."""
-    recorder = AllocationRecorder()
+    parameters. ``each``: gradients are reduced after each microbatch; ``gathered``: parameters are gathered once.
+
+    The program of the stage is recorded as well, and kept as if it had been captured."""
     default = torch.get_default_dtype()
     with fake_process_group(mesh) as torch_mesh:
         try:
             made = model.function(torch_mesh, part, **parameters)
+            recorder = AllocationRecorder(made.rows)
             made = replace(made, sync=None) if each else made
             with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
                 to_fakes(made.module)
                 run = _Marks(made, recorder, mesh, {}, gathered)
-                _, _, count = run.step(microbatches, part)
+                figures = run.step(microbatches, part)
         finally:
             torch.set_default_dtype(default)
+    program = program_of(made, mesh, run.of_capture(), figures)
+    keep_recorded(model, parameters, mesh, part, (microbatches > 1, False, each, gathered), program)
     tensors = [t for state in run.optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
-    return rows_of(recorder.events, run.marks), tuple(_local_bytes(t) for t in tensors), count
+    return rows_of(recorder.events, run.marks), tuple(_local_bytes(t) for t in tensors), program.parameters
 
 
 def _local_bytes(tensor) -> int:

@@ -66,6 +66,11 @@ def fingerprint(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) 
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
+def has(name: str) -> bool:
+    """Whether a stage is kept."""
+    return (folder() / f"{name}.json.gz").is_file()
+
+
 def load(name: str) -> dict | None:
     """The kept figures and segments of a stage; None where there are none that can be read."""
     path = folder() / f"{name}.json.gz"

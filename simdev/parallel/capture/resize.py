@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from simdev.graphs.parallel_model import ParallelModel, Part
-from simdev.parallel.capture.stage import StageProgram, captured, stage_of_few
+from simdev.parallel.capture.stage import StageProgram, captured, is_kept, stage_of_few
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.program import Call, NotRepeating, Segment
 
@@ -43,9 +43,9 @@ def capture_resized(
 
 
 def _resized_few(model, parameters: tuple, mesh: Mesh, part: Part, *options: bool) -> StageProgram:
-    """:func:`captured`, from captures with few ranks where that can be."""
+    """:func:`captured`, from captures with few ranks where that can be and the stage is not kept."""
     meshes = few_shards(mesh)
-    if len(meshes) == 1:
+    if len(meshes) == 1 or is_kept(model, parameters, mesh, part, *options):
         return captured(model, parameters, mesh, part, *options)
     small, large = (captured(model, parameters, few, part, *options) for few in meshes)
     try:

@@ -12,6 +12,7 @@ A planner that compares many sizes of the data-parallel axes calls
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import sys
 from collections.abc import Callable
@@ -183,8 +184,7 @@ def captured(
 ) -> StageProgram:
     """The program of a stage with all its layers, kept from an earlier capture or captured; ``parameters`` are pairs
     in order of their names."""
-    options = {"several": several, "split": split, "each": each, "gathered": gathered}
-    name = kept.fingerprint(model, {**dict(parameters), **options}, mesh, part)
+    name = _name_of(model, parameters, mesh, part, (several, split, each, gathered))
     found = kept.load(name)
     if found is not None:
         forward, *backward, finish = found.pop("segments")
@@ -195,15 +195,46 @@ def captured(
         how = model, {**dict(parameters), "layers": part.layers}, mesh, part, (several, split, each, gathered)
         program = _capture(*how)
         last = mesh.stage_ranks - 1
-        if last and not model.function.__module__.startswith(SHIPPED):
+        if last and not alike_on_all_ranks(model):
             check_matching(segments_of(program), segments_of(_capture(*how, rank=last)), (0, last), model.name)
-        figures = {key: getattr(program, key) for key in ("resident_bytes", "output_bytes", "parameters", "shard_unit")}
-        kept.save(name, list(segments_of(program)), figures)
+        keep(name, program)
         return program
     except SimdevError:
         raise
     except (Exception, SystemExit) as error:  # of the model's own code, which may be the user's
         raise InvalidInput(f"cannot be built on {mesh}: {sentence(error)}", source=model.name) from error
+
+
+def alike_on_all_ranks(model: ParallelModel) -> bool:
+    """Whether the model is known to run the same program on all ranks of a stage."""
+    return model.function.__module__.startswith(SHIPPED)
+
+
+def _name_of(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, options: Options) -> str:
+    """The name under which the program of :func:`captured` is kept."""
+    given = dict(zip(("several", "split", "each", "gathered"), options, strict=True))
+    return kept.fingerprint(model, {**dict(parameters), **given}, mesh, part)
+
+
+def is_kept(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, *options: bool) -> bool:
+    """Whether :func:`captured` has the program of a stage on disk."""
+    return kept.has(_name_of(model, parameters, mesh, part, options))
+
+
+def keep(name: str, program: StageProgram) -> None:
+    """Keep a program on disk."""
+    figures = {key: getattr(program, key) for key in ("resident_bytes", "output_bytes", "parameters", "shard_unit")}
+    kept.save(name, list(segments_of(program)), figures)
+
+
+def keep_recorded(
+    model: ParallelModel, parameters: dict, mesh: Mesh, part: Part, options: Options, program: StageProgram
+) -> None:
+    """Keep the program of a stage whose allocations were recorded, so that it need not be captured; not that of a
+    user's model, which is captured on two ranks."""
+    if alike_on_all_ranks(model):
+        key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
+        keep(_name_of(model, key, mesh, part, options), program)
 
 
 def _capture(
@@ -237,6 +268,13 @@ def _capture(
                 figures = run.split_step(part) if split else run.step(microbatches, part)
         finally:
             torch.set_default_dtype(default)
+    return program_of(stage, mesh, segments, figures, split)
+
+
+def program_of(
+    stage: Stage, mesh: Mesh, segments: dict[str, Segment], figures: tuple[int, int, int], split: bool = False
+) -> StageProgram:
+    """The program of a stage, from the segments of a run by name and the figures of :class:`StageRun`."""
     only = segments.get("backward only") or segments["backward first"]
     last = segments.get("backward last", only)
     backward = segments.get("backward first", only), segments.get("backward further", last), last, only
@@ -266,10 +304,15 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
     drawn = random.getstate()  # PyTorch draws a number for each collective on a fake group
     hook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.stage_ranks)
+    own = not gc.get_freeze_count()
+    if own:  # the collection before a recording then looks at what the capture makes, not at all that was imported
+        gc.freeze()
     try:
         names, shape = zip(*(mesh.inner or (("dp_shard", 1),)), strict=True)
         yield init_device_mesh("cpu", shape, mesh_dim_names=names)
     finally:
+        if own:
+            gc.unfreeze()
         dist.destroy_process_group()
         random.setstate(drawn)
         sys.excepthook = hook  # which PyTorch replaced

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -22,7 +22,9 @@ from simdev.errors import InvalidInput
 from simdev.files import parse_json, read_zipped, replacing
 from simdev.graphs.parallel_model import Part, every_nth
 from simdev.parallel.capture import kept
+from simdev.parallel.capture.stage import alike_on_all_ranks, few_parts
 from simdev.parallel.costs.allocator import CachingAllocator, Event, Reserved
+from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, Action, pipeline_order
 from simdev.parallel.plan import DIVIDED, Plan
 from simdev.parallel.program import NotRepeating
@@ -193,21 +195,47 @@ def _allocations(plan: Plan, stage: int, known: dict) -> Allocations:
     options = several, plan.reduce_each, plan.gathered
     key = "allocations", tuple(sorted(parameters.items())), mesh, part, options
     if key not in known:
-        period = every_nth(parameters) or 1
-        rest = part.layers % period
-        counts = [n * period + rest for n in LAYERS]
-        if part.layers <= counts[-1]:
-            counts = [part.layers]
         how = plan.model, parameters, mesh, options
-        few = [replace(part, layers=n, kinds=part.kinds[:n] if period > 1 else ()) for n in counts]
+        few = recorded_parts(part, parameters)
         recorded = [_recorded(*how, one) for one in few]
         try:
-            more = (part.layers - counts[0]) // period
+            more = (part.layers - few[0].layers) // (every_nth(parameters) or 1)
             found = extended(recorded, more) if len(recorded) > 1 else recorded[0]
         except NotRepeating:
             found = _recorded(*how, part)
         known[key] = found
     return known[key]
+
+
+def recorded_parts(part: Part, parameters: Mapping[str, object]) -> list[Part]:
+    """The stages of few layers from which the allocations of ``part`` are extended; or the part itself."""
+    period = every_nth(parameters) or 1
+    counts = [n * period + part.layers % period for n in LAYERS]
+    if part.layers <= counts[-1]:
+        counts = [part.layers]
+    return [replace(part, layers=n, kinds=part.kinds[:n] if period > 1 else ()) for n in counts]
+
+
+def recordings_of(plan: Plan) -> list[tuple]:
+    """The stages whose recording also captures the programs of ``plan``: arguments of :func:`record_stage`.
+    Empty for schedules that split backward passes, and for models of users."""
+    if plan.schedule in SPLIT or not alike_on_all_ranks(plan.model):
+        return []
+    options = plan.microbatches > 1, plan.reduce_each, plan.gathered
+    found = []
+    for stage, part in enumerate(plan.parts):
+        rank = plan.rank_of(stage)
+        parameters, mesh = plan.parameters_of(rank), plan.captured_mesh(rank)
+        recorded = recorded_parts(part, parameters)
+        fixed = tuple(sorted(parameters.items()))
+        found += [(plan.model, fixed, mesh, options, few) for few in few_parts(part)[0] if few in recorded]
+    return list(dict.fromkeys(found))
+
+
+def record_stage(model, parameters: tuple, mesh: Mesh, options: tuple[bool, ...], part: Part) -> Allocations:
+    """The allocations of a stage, and with them its program, kept or recorded; ``parameters`` are pairs, ``options``
+    are: several microbatches, gradients reduced after each, parameters gathered once."""
+    return _recorded(model, dict(parameters), mesh, options, part)
 
 
 def extended(recorded: list[Allocations], more: int) -> Allocations:

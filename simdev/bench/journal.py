@@ -26,11 +26,14 @@ NUMBERS = ("seed", "batch", "budget")  # whole numbers among the columns of a pl
 VISIBLE = 0.002  # part of a step time below which an improvement is left out of the table of curves
 
 SUM = re.compile(rb'(.*), "sum": "([0-9a-f]{16})"\}', re.DOTALL)  # the end of a line with a checksum
-# A line holds a run of a placer ("row") or of a planner ("plan"), or a bound that its rows share.
+# A line holds a run of a placer ("row") or of a planner ("plan"), or a bound that its rows share. In the file of an
+# interrupted verification, it says what is verified ("verification") or which row holds ("held").
 ENTRIES = {
     "row": {"kind", "row", "curve"},
     "plan": {"kind", "row", "curve"},
     "bound": {"kind", "of", "ns", "method"},
+    "verification": {"kind", "of"},
+    "held": {"kind", "row", "skipped"},
 }
 SCHEMAS: dict[str, Schema] = {"row": RESULTS, "plan": PLANS}
 

@@ -59,6 +59,9 @@ DECISIVE = (
 )  # fmt: skip
 
 
+DECIDING = (".py", ".toml", ".npz", ".csv", ".json", ".safetensors")  # files of an installation that decide rows
+
+
 # Vector sets by the flags that Linux reports, widest first. They decide how a floating-point sum is rounded: a learned
 # placer may find another placement with another set.
 VECTOR_SETS = (
@@ -152,10 +155,11 @@ def origins(commits: Sequence[str]) -> str:
 
 @cache
 def source_digest() -> str:
-    """SHA-256 (hex) of the code and machines of this installation: two that agree make the same rows."""
+    """SHA-256 (hex) of the code, machines, measured times and policies of this installation: two that agree make the
+    same rows."""
     digest = hashlib.sha256()
     for package in ("simdev", "simdev.baselines", "simdev.workloads"):
         folder = Path(import_module(package).__path__[0])
-        for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.toml"))):
+        for path in sorted(path for path in folder.rglob("*") if path.suffix in DECIDING):
             digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

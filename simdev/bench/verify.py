@@ -19,7 +19,7 @@ import numpy as np
 
 from simdev.analysis.bounds import Bound
 from simdev.analysis.feasible import check_feasible
-from simdev.bench import provenance, rows, stored, workers
+from simdev.bench import held, provenance, rows, stored, workers
 from simdev.bench.check import Check, Difference, compare
 from simdev.bench.inventory import BOUND_FAILURES, file_differences
 from simdev.bench.matrix import Run, parse_budget, repeatable
@@ -60,6 +60,7 @@ def verify(
     placers: Iterable[str] = (),
     jobs: int | None = None,
     limits: Limits | None = None,
+    resume: str | os.PathLike | None = None,
     on_row: Callable[[int, int, str, list[Difference]], None] = lambda *_: None,
     on_skip: Callable[[str, str], None] = lambda *_: None,
     on_rows: Callable[[list[Row | PlanRow]], None] = lambda _: None,
@@ -76,23 +77,29 @@ def verify(
     given, that many evenly spaced rows are checked. ``rerun`` also executes the placer or planner of each row again,
     provided that the same result can be expected; for every other row, ``on_skip`` gets the title of the row and the
     reason. Placers, planners and models from the user's own files are executed only if ``placers`` names them
-    (``my_placers.py:name``). ``limits`` apply to each row (default: :data:`simdev.bench.check.LIMITS`, and
-    ``PLAN_LIMITS`` for planners); a rerun adds the time limit of the row's budget. Raises :class:`InvalidInput` if the
-    folder cannot be read.
+    (``my_placers.py:name``). ``resume`` names a file that keeps which rows hold, so that an interrupted verification
+    checks only the others; it begins anew if the folder, the code, a version or a setting has changed, and it is
+    refused together with ``placers``, whose code may change unseen. ``limits`` apply to each row (default:
+    :data:`simdev.bench.check.LIMITS`, and ``PLAN_LIMITS`` for planners); a rerun adds the time limit of the row's
+    budget. Raises :class:`InvalidInput` if the folder cannot be read.
     """
     folder = Path(folder)
     named = frozenset(registry.parse_id(entry)[0] for entry in placers)
     check = Check(engine, rerun, named, folder.is_file(), limits)
-    with kept.apart():  # what a rank executes is captured anew, not read from the user's cache
-        if check.foreign:
-            with unpacked(folder) as inside:
-                return _verify(inside, check, sample, jobs, on_row, on_skip, on_rows, on_note)
-        return _verify(folder, check, sample, jobs, on_row, on_skip, on_rows, on_note)
+    if resume is not None and named:
+        raise InvalidInput(
+            "--resume cannot see whether code of your own has changed: leave out --placer", source=resume
+        )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(kept.apart())  # what a rank executes is captured anew, not read from the user's cache
+        inside = stack.enter_context(unpacked(folder)) if check.foreign else folder
+        if not inside.is_dir():
+            raise InvalidInput("No such file or directory", source=folder)
+        known = stack.enter_context(contextlib.closing(held.Held(resume, inside, check)))
+        return _verify(inside, check, known, sample, jobs, on_row, on_skip, on_rows, on_note)
 
 
-def _verify(folder: Path, check: Check, sample, jobs, on_row, on_skip, on_rows, on_note) -> list[Difference]:
-    if not folder.is_dir():
-        raise InvalidInput("No such file or directory", source=folder)
+def _verify(folder: Path, check: Check, known, sample, jobs, on_row, on_skip, on_rows, on_note) -> list[Difference]:
     found = [
         row
         for schema in (RESULTS, PLANS)
@@ -106,15 +113,31 @@ def _verify(folder: Path, check: Check, sample, jobs, on_row, on_skip, on_rows, 
     if len(chosen) < len(found):
         on_note(f"{len(found) - len(chosen)} of {len(found)} rows: --sample leaves them out")
     chosen = [row for kind in (Row, PlanRow) for row in sorted((r for r in chosen if isinstance(r, kind)), key=_key)]
+    for row in chosen:
+        if known.reason(row):
+            on_skip(title(row), known.reason(row))
+    left = [row for row in chosen if known.reason(row) is None]
+    if len(left) < len(chosen):
+        on_note(f"{len(chosen) - len(left)} of {len(chosen)} rows again: they hold, as {known.path} says")
     pool = workers.worker_pool(max(1, jobs or workers.cores()), tasks=TASKS)
     with workers.environment(), workers.running(pool):
-        futures = [_schedule(pool, folder, row, check) for row in chosen]
-        for done, (row, future) in enumerate(zip(chosen, futures, strict=True), 1):
-            wrong, skipped = _answer(row, future, check)
-            differences += wrong
-            if skipped:
-                on_skip(title(row), skipped)
-            on_row(done, len(chosen), title(row), wrong)
+        futures = [_schedule(pool, folder, row, check) for row in left]
+        try:
+            for done, (row, future) in enumerate(zip(left, futures, strict=True), 1):
+                wrong, skipped = _answer(row, future, check)
+                differences += wrong
+                if not wrong:
+                    known.add(row, skipped)
+                if skipped:
+                    on_skip(title(row), skipped)
+                on_row(done, len(left), title(row), wrong)
+        except BaseException:  # rows that ended before an earlier one
+            for row, future in zip(left, futures, strict=True):
+                if future is not None and future.done() and not future.cancelled() and not future.exception():
+                    wrong, skipped = future.result()
+                    if not wrong:
+                        known.add(row, skipped)
+            raise
     return differences
 
 

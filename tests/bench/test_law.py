@@ -159,6 +159,63 @@ def test_a_hidden_lower_bound_is_named(folder, tmp_path):
     assert any(note.startswith("the missing lower bounds of 1 rows") for note in notes)
 
 
+def checked(folder, **how):
+    """The titles of the rows that a verification recomputes."""
+    titles = []
+    assert verify.verify(folder, engine="fast", on_row=lambda *row: titles.append(row[2]), **how) == []
+    return titles
+
+
+def test_an_interrupted_verification_checks_the_other_rows(folder, tmp_path):
+    def interrupted(done, total, title, wrong):
+        raise KeyboardInterrupt
+
+    kept = tmp_path / "kept.jsonl"
+    first, second = checked(folder)
+    with pytest.raises(KeyboardInterrupt):
+        verify.verify(folder, engine="fast", sample=1, resume=kept, on_row=interrupted)
+    notes = []
+    assert checked(folder, resume=kept, on_note=notes.append) == [second] != [first]
+    assert f"1 of 2 rows again: they hold, as {kept} says" in notes
+    assert checked(folder, resume=kept) == []
+
+
+def test_a_row_that_differs_is_checked_each_time(folder, tmp_path):
+    out = rewritten(folder, tmp_path, lambda table: table[0].update(comm_bytes="1"))
+    for _ in range(2):
+        (wrong,) = verify.verify(out, engine="fast", resume=tmp_path / "kept.jsonl")
+        assert wrong.column == "comm_bytes"
+
+
+def test_a_changed_file_setting_or_code_begins_anew(folder, tmp_path, monkeypatch):
+    out, kept = copy(folder, tmp_path), tmp_path / "kept.jsonl"
+    assert len(checked(out, resume=kept)) == 2 and checked(out, resume=kept) == []
+    (machine,) = (out / "machines").iterdir()
+    machine.write_text(machine.read_text() + "\n# the same machine\n")
+    assert len(checked(out, resume=kept)) == 2
+    titles = []
+    verify.verify(out, resume=kept, on_row=lambda *row: titles.append(row[2]))  # the reference engine
+    assert len(titles) == 2
+    checked(out, resume=kept)
+    monkeypatch.setattr("simdev.bench.provenance.source_digest", lambda: "of other code")
+    assert len(checked(out, resume=kept)) == 2 and checked(out, resume=kept) == []
+
+
+def test_files_that_resume_nothing_are_refused_and_stay(folder, tmp_path):
+    out = copy(folder, tmp_path)
+    text = tmp_path / "notes.txt"
+    text.write_text("mine")  # without the end of a line, as a line that a crash cut short
+    journal = tmp_path / "journal.jsonl"
+    shutil.copy(out / "journal.jsonl", journal)
+    for path in (out / "kept.jsonl", text, journal, tmp_path / "no" / "folder.jsonl"):
+        before = path.read_bytes() if path.is_file() else None
+        with pytest.raises(InvalidInput, match=path.name):
+            verify.verify(out, resume=path)
+        assert (path.read_bytes() if path.is_file() else None) == before
+    with pytest.raises(InvalidInput, match="code of your own"):
+        verify.verify(out, resume=tmp_path / "kept.jsonl", placers=["mine.py:mine"])
+
+
 TABLES = [
     ("leaderboard.csv", score.LEADERBOARD),
     ("ranking.csv", score.RANKING),

@@ -1,9 +1,9 @@
 """Check the published boards; `python docs/facts.py` checks the pages that quote them.
 
 ``python tests/tools/boards.py [--sample N] [BOARD ...]``. ``simdev verify`` recomputes every row of every board (or
-``--sample`` rows of each) with the fast engine. For each of its cases, the board ``long`` must hold a placement at
-least as fast as the best of ``standard``, and ``order`` one as fast as the best of both. The exit code is 1 if anything
-differs.
+``--sample`` rows of each) with the fast engine; ``build/verified`` keeps which hold, so that the same command resumes.
+For each of its cases, the board ``long`` must hold a placement at least as fast as the best of ``standard``, and
+``order`` one as fast as the best of both. The exit code is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from simdev.bench import rows
 
 ROOT = Path(__file__).parents[2]
 BOARDS = ROOT / "leaderboard"
+KEPT = ROOT / "build" / "verified"
 STANDARD = BOARDS / "standard"
 
 
@@ -44,7 +45,8 @@ def boards(names: list[str]) -> list[Path]:
 def holds(folder: Path, sample: int | None) -> bool:
     """Whether ``simdev verify`` finds no difference; it prints what it finds."""
     command = [sys.executable, "-m", "simdev", "verify", str(folder), "--engine", "fast"]
-    command += ["--sample", str(sample)] if sample else []
+    KEPT.mkdir(parents=True, exist_ok=True)
+    command += ["--sample", str(sample)] if sample else ["--resume", str(KEPT / f"{folder.name}.jsonl")]
     return subprocess.run(command, stdin=subprocess.DEVNULL).returncode == 0
 
 

@@ -25,6 +25,9 @@ def verify(
         typer.Option("--placer", "-p", help="Placer, planner or model of your own that may be executed, FILE.py:NAME."),
     ] = None,
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", help="Rows at a time (default: one a core).")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="File that keeps which rows hold: if interrupted, the same command resumes.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Recompute every row of a result folder, and look at every file of it.
@@ -42,19 +45,25 @@ def verify(
     skipped: Counter = Counter()
     commits: list[str] = []
     notes: list[str] = []
-    with progress.counter("verifying") as on_row:
-        differences = recompute(
-            folder,
-            engine=engine,
-            sample=sample,
-            rerun=rerun,
-            placers=placer or (),
-            jobs=jobs,
-            on_row=on_row,
-            on_skip=lambda title, reason: skipped.update([reason]),
-            on_rows=lambda rows: commits.extend(row.commit for row in rows),
-            on_note=notes.append,
-        )
+    try:
+        with progress.counter("verifying") as on_row:
+            differences = recompute(
+                folder,
+                engine=engine,
+                sample=sample,
+                rerun=rerun,
+                placers=placer or (),
+                jobs=jobs,
+                resume=resume,
+                on_row=on_row,
+                on_skip=lambda title, reason: skipped.update([reason]),
+                on_rows=lambda rows: commits.extend(row.commit for row in rows),
+                on_note=notes.append,
+            )
+    except KeyboardInterrupt:
+        how = "the same command resumes" if resume else "--resume FILE would have kept which rows hold"
+        print(f"simdev: interrupted; {how}", file=sys.stderr)
+        raise typer.Exit(130) from None
     print(origins(commits), file=sys.stderr)
     for reason, count in skipped.most_common():
         print(f"not executed again: {count} rows: {reason}", file=sys.stderr)

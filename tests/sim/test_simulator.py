@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from drawn import machine, problem
 
 from simdev.errors import InvalidInput
 from simdev.placers.registry import load_workload
 from simdev.placers.testing import random_placement, random_problem, training_graph
+from simdev.problem.graph import GraphBuilder
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem, Rules
 from simdev.problem.topology import load_topology
@@ -79,6 +81,23 @@ def test_walks_that_need_late_channels_and_early_sends():
                 simulator.accept()
             elif end < 0.8:
                 simulator.undo()
+
+
+def test_a_reader_waits_for_a_parameter_that_moves_to_its_device():
+    """A parameter (1 ns, 500 bytes) is on device 0, another op (100 ns, 1 byte) on device 2. Device 1 reads both, and
+    executes nine ops of 2 ns. The parameter arrives after 1 + 10 + 500 ns, the other tensor after 100 + 10 + 1 ns. When
+    the parameter moves to device 1, only the second one counts."""
+    b = GraphBuilder("parameter")
+    parameter = b.op("parameter", "op", outputs=[500])
+    other = b.op("other", "op", outputs=[1])
+    last = b.outputs(b.op("reader", "op", inputs=[*b.outputs(parameter), *b.outputs(other)], outputs=[1]))
+    for number in range(8):
+        last = b.outputs(b.op(f"o{number}", "op", inputs=last, outputs=[1]))
+    given = problem(b, machine(3), [1, 100] + [2] * 9)
+    simulator = Simulator(given, Placement(np.array([0, 2] + [1] * 9)))
+    assert simulator.step_ns == 511 + 18
+    assert simulator.move(0, 1) == 111 + 18 == simulate(given, simulator.placement).step_ns
+    assert simulator._work.tally["full_runs"][0] == 0
 
 
 @pytest.mark.parametrize("how", ["random", "contiguous"])

@@ -1,18 +1,31 @@
 """The ``simdev`` command, also as ``python -m simdev``. All else is imported inside, so that Ctrl-C is one sentence
 during the imports, too."""
 
+import os
 import sys
 
 
 def main() -> None:
     """Entry point: exits with 130 on Ctrl-C, otherwise as :func:`simdev.cli.main.main` does."""
     try:
+        _one_thread_in_little_memory()
         from simdev.cli.main import main as run
 
         run()
     except KeyboardInterrupt:
         print("simdev: interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _one_thread_in_little_memory() -> None:
+    """Under a limit on the address space (``ulimit -v``), OpenBLAS gets one thread: where it cannot start the others,
+    it sends this process the signal of Ctrl-C."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 if __name__ == "__main__":

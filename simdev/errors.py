@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
+import mmap
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -126,6 +127,22 @@ class Unsupported(SimdevError):
 
 class BudgetExhausted(SimdevError):
     """Raised by :meth:`simdev.placers.budget.Budget.evaluate` when the budget is used up."""
+
+
+def need_memory(mib: int) -> None:
+    """Raise :class:`MemoryError` under a limit on the address space (``ulimit -v``) that leaves less than ``mib`` MiB.
+
+    To be called before libraries are loaded that in less memory end the process, or try again for ever.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        try:
+            mmap.mmap(-1, mib << 20).close()
+        except OSError:
+            raise MemoryError(f"less than {mib} MiB are left") from None
 
 
 def _rebuild(kind: type[InvalidInput], args: tuple[Any, ...], state: dict[str, Any]) -> InvalidInput:

@@ -372,3 +372,12 @@ def test_every_function_that_writes_csv_guards_its_cells():
     assert len(found) >= 6
     own = {"simdev/studies/shipped_graphs.py"}  # writes names of shipped workloads only
     assert [f"{path}: {name}" for path, name, source in found if path not in own and "guarded" not in source] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space are Linux's")
+def test_a_lack_of_address_space_is_said_before_a_library_is_loaded():
+    """What was seen: OpenBLAS waited for ever, libstdc++ aborted, OpenBLAS sent the signal of Ctrl-C."""
+    code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (400 << 20, -1)); import simdev.__main__ as m; "
+    code += "import sys; sys.argv = ['simdev', 'simulate', 'transformer-xl-2', 'p100x2']; m.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (2, "simdev: error: the memory does not suffice\n")

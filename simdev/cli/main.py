@@ -19,12 +19,20 @@ app.info.epilog = EXAMPLES
 # What the core does without, and the extra that installs it.
 IN_ALL = ("equinox", "jax", "matplotlib", "optax", "ortools", "pymetis", "pyscotch")
 EXTRA_OF = {**dict.fromkeys(IN_ALL, "all"), "torch": "capture", "onnx": "onnx"}
-NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "can't start new thread")
+SPARE = 4 << 20  # bytes that are given back to say that the memory does not suffice; untouched, they take none
+NO_MEMORY = (
+    "can't allocate memory",
+    "std::bad_alloc",
+    "can't start new thread",
+    "failed to map segment from shared object",  # a library that is loaded
+    "cannot allocate memory",
+)
 
 
 def main() -> None:
     """Run a command. A mistake in the input or a lack of memory is one line on stderr, with exit code 2; an
     interruption exits with 130."""
+    spare = bytearray(SPARE)
     try:
         app()
     except SimdevError as error:
@@ -34,15 +42,24 @@ def main() -> None:
         if package not in EXTRA_OF:
             raise
         _fail(f"this needs the package {package}: pip install 'simdev[{EXTRA_OF[package]}]'")
-    except (MemoryError, RuntimeError) as error:  # PyTorch and threads raise RuntimeError
-        if not isinstance(error, MemoryError) and not any(text in str(error) for text in NO_MEMORY):
-            raise
-        _fail("the memory does not suffice")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except OSError as error:
+    except (MemoryError, RuntimeError, ImportError, OSError) as error:  # whatever a library raises
+        if _no_memory(error):
+            del spare
+            _fail("the memory does not suffice")
+        if not isinstance(error, OSError):
+            raise
         _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
+
+
+def _no_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it hides, says that memory is lacking."""
+    if error is None:
+        return False
+    said = isinstance(error, MemoryError) or any(text in str(error).lower() for text in NO_MEMORY)
+    return said or _no_memory(error.__cause__ or error.__context__)
 
 
 def _fail(message: str) -> None:

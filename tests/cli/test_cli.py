@@ -1,5 +1,6 @@
 """The command line: its answers and refusals; and the doctor, which names what is there and what is missing."""
 
+import errno
 import inspect
 import io
 import itertools
@@ -556,12 +557,23 @@ def test_what_needs_pytorch_says_so_where_it_is_absent(simdev, tmp_path, monkeyp
     assert_refused(simdev("simulate-plan", "llama3-8b", "dgx-h100", "--mesh", "dp_shard=8"), "needs PyTorch")
 
 
+LITTLE = "simdev: error: the memory does not suffice\n"
+
+
+def hides(error, cause):
+    error.__context__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     "error, code, message",
     [
         (KeyboardInterrupt(), 130, "simdev: interrupted\n"),
-        (MemoryError(), 2, "simdev: error: the memory does not suffice\n"),
-        (RuntimeError("can't start new thread"), 2, "simdev: error: the memory does not suffice\n"),
+        (MemoryError(), 2, LITTLE),
+        (RuntimeError("can't start new thread"), 2, LITTLE),
+        (ImportError("lib.so: failed to map segment from shared object"), 2, LITTLE),
+        (hides(OSError("the library is not found"), OSError(errno.ENOMEM, "Cannot allocate memory")), 2, LITTLE),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "simdev: error: No space left on device\n"),
     ],
 )
 def test_what_ends_a_command_from_outside_is_one_sentence(monkeypatch, capsys, error, code, message):

@@ -31,11 +31,12 @@ update. If a step depends on the values of large tensors, its forward pass runs 
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simdev.errors import InvalidInput, Unsupported, shortened
+from simdev.errors import InvalidInput, Unsupported, need_memory, shortened
 from simdev.problem.graph import ComputationGraph
 from simdev.user_file import import_file, line_of, neighbours, sentence
 
@@ -231,7 +232,10 @@ def file_step(target: str) -> tuple[Callable[[], Step], str, dict]:
     return build, f"{Path(path).stem}-{function}", {"source": Path(path).name, "function": function}
 
 
-def need_torch() -> None:
-    """Raise :class:`Unsupported` without PyTorch."""
+def need_torch(mib: int = 600) -> None:
+    """Raise :class:`Unsupported` without PyTorch, and :class:`MemoryError` under a limit on the address space that
+    leaves less than ``mib`` MiB for its libraries and what follows."""
     if importlib.util.find_spec("torch") is None:
         raise Unsupported("capturing a model needs PyTorch: pip install 'simdev[capture]'")
+    if "torch" not in sys.modules:
+        need_memory(mib)

@@ -32,6 +32,7 @@ from simdev.parallel.mesh import Mesh
 from simdev.parallel.program import NotRepeating, Segment, stretch
 from simdev.user_file import sentence
 
+PLANNING_MIB = 950  # of address space: PyTorch, and the compiled engine with LLVM and SciPy
 FEW = 3  # layers in the shorter capture: a first one, a last one, and one in between (FSDP prefetches across layers)
 TIMES = ("first", "second", "further")
 SPLIT = tuple(f"backward {half} {time}" for half in ("input", "weights") for time in TIMES)
@@ -93,7 +94,7 @@ def stage_of_few(
     options: Options,
 ) -> StageProgram:
     """:func:`capture_stage` with ``capture`` in place of :func:`captured`, for stages of a few layers."""
-    need_torch()
+    need_torch(PLANNING_MIB)
     key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
     few, more = few_parts(part)
     if not more:
@@ -124,7 +125,7 @@ def stage_of_few(
 def accumulates(model: ParallelModel, parameters: tuple) -> bool:
     """Whether the model's ranks keep whole gradients until the last microbatch, unless they are asked to reduce each
     (:attr:`Plan.reduce_each <simdev.parallel.plan.Plan>`); ``parameters`` as for :func:`captured`."""
-    need_torch()
+    need_torch(PLANNING_MIB)
     import torch
 
     default = torch.get_default_dtype()

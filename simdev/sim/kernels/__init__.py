@@ -4,3 +4,11 @@
 rules that is used often, need no queue of events, and are 1.7 to 2.6 times faster. The modules import Numba, so
 :mod:`simdev.sim.fast` imports them only when a simulation runs.
 """
+
+import contextlib
+
+from simdev.errors import need_memory
+
+need_memory(400)  # of address space: Numba, LLVM and SciPy take 320 MiB
+with contextlib.suppress(ImportError):  # Numba would load it with the first kernel, when less memory may be left
+    import scipy.linalg.cython_blas  # noqa: F401

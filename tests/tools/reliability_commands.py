@@ -21,9 +21,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
-from reliability_faults import PATIENCE_S, ROOT, Line, count
+from reliability_faults import PATIENCE_S, ROOT, Line, count, in_pieces
 from small_board import small_board
 
 import simdev.__main__
@@ -50,7 +52,6 @@ class Case:
     results: tuple[str, ...]
     prepare: Callable[[Path], object] = lambda folder: None
     resumes: bool = False  # it writes checkpoints, so that a result may appear in parts
-    share: float = 1.0  # of the trials: less for a command that takes long
 
 
 def cases() -> list[Case]:
@@ -63,7 +64,6 @@ def cases() -> list[Case]:
             ["train", "-p", "colocrl", "-w", "transformer-xl-2", "-t", "p100x2", "--evaluations", "8", "-o", "policy"],
             ("policy/policy.safetensors", "policy/policy.json"),
             resumes=True,
-            share=0.1,
         ),
         Case("simdev verify", ["verify", "board", "--engine", "fast", "-j", "1"], ("board/results.csv",), _board),
     ]
@@ -86,8 +86,8 @@ class Trials:
     def __init__(self, scratch: Path):
         self.scratch = scratch
         self.number = 0
-        self.whole: dict[str, dict[str, bytes]] = {}
-        self.seconds: dict[str, float] = {}
+        self._whole: dict[str, dict[str, bytes]] = {}
+        self._seconds: dict[str, float] = {}
         os.environ["SIMDEV_CAPTURES"] = str(scratch / "captures")
         import torch  # noqa: F401
 
@@ -153,23 +153,30 @@ class Trials:
         """The result files that are there."""
         return {name: (folder / name).read_bytes() for name in case.results if (folder / name).is_file()}
 
-    def undisturbed(self, case: Case) -> None:
-        """Run the command twice: the first run compiles and fills caches, the second one is timed."""
-        for _ in range(2):
-            folder, begun = self.folder(case), time.monotonic()
-            code, text = self.run(case, folder)
-            if code:
-                raise SystemExit(f"{case.name}: exit code {code}\n{text}")
-            self.seconds[case.name] = time.monotonic() - begun
-        self.whole[case.name] = self.results(case, folder)
+    def whole(self, case: Case) -> dict[str, bytes]:
+        """The result files of the command without a disturbance."""
+        if case.name not in self._whole:
+            for _ in range(2):  # the first run compiles and fills caches, the second one is timed
+                folder, begun = self.folder(case), time.monotonic()
+                code, text = self.run(case, folder)
+                if code:
+                    raise SystemExit(f"{case.name}: exit code {code}\n{text}")
+                self._seconds[case.name] = time.monotonic() - begun
+            self._whole[case.name] = self.results(case, folder)
+        return self._whole[case.name]
+
+    def seconds(self, case: Case) -> float:
+        """How long the command takes without a disturbance."""
+        self.whole(case)
+        return self._seconds[case.name]
 
     def harmed(self, case: Case, folder: Path) -> bool:
         """Whether a result lies there that is not the undisturbed one."""
         found = self.results(case, folder)
-        return not case.resumes and any(data != self.whole[case.name][name] for name, data in found.items())
+        return not case.resumes and any(data != self.whole(case)[name] for name, data in found.items())
 
     def differs(self, case: Case, folder: Path) -> bool:
-        return self.results(case, folder) != self.whole[case.name]
+        return self.results(case, folder) != self.whole(case)
 
     def resumed(self, case: Case, folder: Path) -> bool:
         """Whether the same command, undisturbed, gives the undisturbed result without a traceback."""
@@ -179,40 +186,51 @@ class Trials:
 
 def table(scale: float) -> list[str]:
     """100 kills of each command and a tenth as many of each other fault, times ``scale``."""
-    random.seed(0)
     with tempfile.TemporaryDirectory(prefix="simdev-") as scratch:
         Path(scratch).chmod(0o755)
-        found = []
-        for line in lines(Path(scratch), count(100, scale)):
-            found.append(line)
-            print(line.text(), file=sys.stderr, flush=True)
+        found = [*lines(Path(scratch), count(100, scale))]
     header = ["| what was done | times | results damaged | equal results |", "|---|---|---|---|"]
     return header + [line.text() for line in found if line.times]
 
 
 def lines(scratch: Path, times: int) -> Iterator[Line]:
     """The lines, each as soon as its trials are over."""
-    trials, few, quick = Trials(scratch), max(1, times // 10), [case for case in cases() if case.share == 1]
-    for case in cases():
-        trials.undisturbed(case)
-        yield kills(trials, case, count(times, case.share))
-    for case in quick:
-        yield interrupts(trials, case, few)
-    yield in_the_background(trials, few)
-    yield small_files(trials, few)
-    yield read_only(trials)
-    yield little_memory(trials, few)
-    yield jumping_clock(trials, max(1, few // 5))
-    yield from cluster(trials, max(1, few // 5))
+    trials, few, very_few = Trials(scratch), max(1, times // 10), max(1, times // 50)
+    plan, capture, train, verify = cases()
+    for case in (plan, capture, train, verify):
+        yield in_pieces(f"`SIGKILL` to `{case.name}`", times, partial(kills, trials, case))
+    for case in (plan, capture, verify):
+        what = f"Ctrl-C during `{case.name}`: no traceback, exit code 130 (or the best plan so far)"
+        yield in_pieces(what, few, partial(interrupts, trials, case))
+    for case in (plan, capture, verify):
+        what = f"Ctrl-C while `{case.name}` runs in the background: it continues"
+        yield in_pieces(what, few, partial(in_the_background, trials, case))
+    for case in (plan, capture):
+        what = f"a disk that is full for `{case.name}`: one sentence"
+        yield in_pieces(what, few, partial(small_files, trials, case))
+    what = "a folder that may only be read, not as root: one sentence (`verify` needs no more)"
+    yield in_pieces(what, 4, partial(read_only, trials))
+    for case in (plan, capture):
+        what = f"a limit on the memory of `{case.name}`: the result, or one sentence"
+        yield in_pieces(what, 3 * few, partial(little_memory, trials, case))
+    if shutil.which("cc") is None:
+        print("the clock does not jump: no C compiler", file=sys.stderr)
+    else:
+        for case in (plan, capture, verify):
+            what = f"a clock that jumps by a day, back and forth, at every look: `{case.name}`"
+            yield in_pieces(what, very_few, partial(jumping_clock, trials, case))
+    if find_spec("distributed") is not None:
+        for what, whole in CLUSTER_FAULTS.items():
+            yield in_pieces(what, very_few, partial(cluster, trials, whole))
 
 
 def kills(trials: Trials, case: Case, times: int) -> Line:
     """SIGKILL to all processes of a command at random moments; the same command then runs in the same folder."""
-    line = Line(f"`SIGKILL` to `{case.name}`")
+    line, whole = Line(""), trials.seconds(case)
     folder = trials.folder(case)
     while line.times < times:
         pid = trials.start(case, folder)
-        time.sleep(random.uniform(0, trials.seconds[case.name]))
+        time.sleep(random.uniform(0, whole))
         os.killpg(pid, signal.SIGKILL)
         code, _ = trials.end(pid)
         if code == -signal.SIGKILL:
@@ -227,11 +245,11 @@ def kills(trials: Trials, case: Case, times: int) -> Line:
 
 def interrupts(trials: Trials, case: Case, times: int) -> Line:
     """Ctrl-C at random moments, from the first import to the last line: one sentence and exit code 130, or the end."""
-    line = Line(f"Ctrl-C during `{case.name}`: no traceback, exit code 130 (or the best plan so far)", times)
+    line, whole = Line("", times), trials.seconds(case)
     for _ in range(times):
         folder = trials.folder(case)
         pid = trials.start(case, folder)
-        time.sleep(random.uniform(0.02, trials.seconds[case.name]))
+        time.sleep(random.uniform(0.02, whole))
         os.killpg(pid, signal.SIGINT)
         code, text = trials.end(pid)
         wrong = code not in (130, 0) or "Traceback" in text
@@ -242,47 +260,42 @@ def interrupts(trials: Trials, case: Case, times: int) -> Line:
     return line
 
 
-def in_the_background(trials: Trials, times: int) -> Line:
+def in_the_background(trials: Trials, case: Case, times: int) -> Line:
     """A job that a shell started with ``&`` ignores Ctrl-C in the terminal: it ends by itself."""
-    line = Line("Ctrl-C while a command runs in the background: it continues")
-    for case in (case for case in cases() if case.share == 1):
-        for _ in range(times):
-            folder = trials.folder(case)
-            pid = trials.start(case, folder, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN) and None)
-            time.sleep(random.uniform(0.02, trials.seconds[case.name]))
-            os.killpg(pid, signal.SIGINT)
-            code, text = trials.end(pid)
-            line.times += 1
-            line.different += code != 0 or "Traceback" in text or trials.differs(case, folder)
+    line, whole = Line("", times), trials.seconds(case)
+    for _ in range(times):
+        folder = trials.folder(case)
+        pid = trials.start(case, folder, lambda: signal.signal(signal.SIGINT, signal.SIG_IGN) and None)
+        time.sleep(random.uniform(0.02, whole))
+        os.killpg(pid, signal.SIGINT)
+        code, text = trials.end(pid)
+        line.different += code != 0 or "Traceback" in text or trials.differs(case, folder)
     return line
 
 
-def small_files(trials: Trials, times: int) -> Line:
+def small_files(trials: Trials, case: Case, times: int) -> Line:
     """A limit on the size of files stands in for a full disk: one sentence, and the same command runs later."""
-    line = Line("a disk that is full for `simdev plan` and `capture`: one sentence")
-    for case in cases()[:2]:
-        size = max(map(len, trials.whole[case.name].values()))
-        for _ in range(times):
-            folder, most = trials.folder(case), random.randrange(size)
-            code, text = trials.run(case, folder, lambda most=most: _limit(resource.RLIMIT_FSIZE, most))
-            line.times += 1
-            line.lost += trials.harmed(case, folder)
-            if code != 2 or "Traceback" in text or not trials.resumed(case, folder):
-                print(f"{case.name}: {most} bytes: {code}\n{text}", file=sys.stderr)
-                line.different += 1
+    line = Line("", times)
+    size = max(map(len, trials.whole(case).values()))
+    for _ in range(times):
+        folder, most = trials.folder(case), random.randrange(size)
+        code, text = trials.run(case, folder, lambda most=most: _limit(resource.RLIMIT_FSIZE, most))
+        line.lost += trials.harmed(case, folder)
+        if code != 2 or "Traceback" in text or not trials.resumed(case, folder):
+            print(f"{case.name}: {most} bytes: {code}\n{text}", file=sys.stderr)
+            line.different += 1
     return line
 
 
-def read_only(trials: Trials) -> Line:
-    """A folder in which the user may not write: one sentence, and nothing is written."""
-    line = Line("a folder that may only be read, not as root: one sentence (`verify` needs no more)")
-    for case in cases():
+def read_only(trials: Trials, times: int) -> Line:
+    """A folder in which the user may not write, for each of the commands: one sentence, and nothing is written."""
+    line = Line("", times)
+    for case in cases()[:times]:
         folder = trials.folder(case)
         before = sorted(folder.rglob("*"))
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o555 if path.is_dir() else 0o444)
         code, text = trials.run(case, folder, _without_rights)
-        line.times += 1
         expected = 0 if case.name == "simdev verify" else 2
         if code != expected or "Traceback" in text or sorted(folder.rglob("*")) != before:
             print(f"{case.name}: read-only: {code}\n{text}", file=sys.stderr)
@@ -301,19 +314,17 @@ def _without_rights() -> None:
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def little_memory(trials: Trials, times: int) -> Line:
+def little_memory(trials: Trials, case: Case, times: int) -> Line:
     """A limit on the address space: the result, or one sentence, within a minute of processor time."""
-    line = Line("a limit on the memory of `simdev plan` and `capture`: the result, or one sentence")
+    line = Line("", times)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    for case in cases()[:2]:
-        for _ in range(times):
-            folder, most = trials.folder(case), used + int(random.uniform(0, 400) * 2**20)
-            code, text = trials.run(case, folder, lambda most=most: _little(most))
-            line.times += 1
-            line.lost += trials.harmed(case, folder)
-            if code not in (0, 2) or "Traceback" in text or not trials.resumed(case, folder):
-                print(f"{case.name}: {(most - used) >> 20} MiB: {code}\n{text}", file=sys.stderr)
-                line.different += 1
+    for _ in range(times):
+        folder, most = trials.folder(case), used + int(random.uniform(0, 400) * 2**20)
+        code, text = trials.run(case, folder, lambda most=most: _little(most))
+        line.lost += trials.harmed(case, folder)
+        if code not in (0, 2) or "Traceback" in text or not text and code or not trials.resumed(case, folder):
+            print(f"{case.name}: {(most - used) >> 20} MiB: {code}\n{text}", file=sys.stderr)
+            line.different += 1
     return line
 
 
@@ -342,23 +353,18 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 """  # yesterday, today or tomorrow, as it happens
 
 
-def jumping_clock(trials: Trials, times: int) -> Line:
+def jumping_clock(trials: Trials, case: Case, times: int) -> Line:
     """The time of day jumps by a day at every look at the clock, in all processes of a command."""
-    line = Line("a clock that jumps by a day, back and forth, at every look: `plan`, `capture`, `verify`")
-    if shutil.which("cc") is None:
-        print("the clock does not jump: no C compiler", file=sys.stderr)
-        return line
+    line = Line("", times)
     library = trials.scratch / "clock.so"
     (trials.scratch / "clock.c").write_text(CLOCK, encoding="utf-8")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, trials.scratch / "clock.c", "-ldl"], check=True)
-    for case in (case for case in cases() if case.share == 1):
-        for _ in range(times):
-            folder = trials.folder(case)
-            code, text = command(case.words, folder, LD_PRELOAD=str(library))
-            line.times += 1
-            if code or "Traceback" in text or trials.differs(case, folder):
-                print(f"{case.name}: jumping clock: {code}\n{text}", file=sys.stderr)
-                line.different += 1
+    for _ in range(times):
+        folder = trials.folder(case)
+        code, text = command(case.words, folder, LD_PRELOAD=str(library))
+        if code or "Traceback" in text or trials.differs(case, folder):
+            print(f"{case.name}: jumping clock: {code}\n{text}", file=sys.stderr)
+            line.different += 1
     return line
 
 
@@ -388,58 +394,53 @@ if __name__ == "__main__":
 """
 
 
-def cluster(trials: Trials, times: int) -> list[Line]:
-    """SIGKILL to a worker or to the scheduler of a Dask cluster in the middle of ``simdev plan``."""
-    try:
-        import distributed  # noqa: F401
-    except ImportError:
-        return []
-    case = cases()[0]
-    killed = [
-        Line("`SIGKILL` to a Dask worker during `simdev plan` (another one takes its plans)"),
-        Line("`SIGKILL` to the Dask cluster during `simdev plan`: one sentence, nothing is written"),
-    ]
+CLUSTER_FAULTS = {
+    "`SIGKILL` to a Dask worker during `simdev plan` (another one takes its plans)": False,
+    "`SIGKILL` to the Dask cluster during `simdev plan`: one sentence, nothing is written": True,
+}
+
+
+def cluster(trials: Trials, whole: bool, times: int) -> Line:
+    """SIGKILL to a worker, or to the ``whole`` Dask cluster, in the middle of ``simdev plan``."""
+    line, case = Line("", times), cases()[0]
     (trials.scratch / "cluster.py").write_text(CLUSTER, encoding="utf-8")
-    for line in killed:
-        for _ in range(times):
-            whole = line is killed[1]
-            server = subprocess.Popen(
-                [sys.executable, str(trials.scratch / "cluster.py")],
-                cwd=ROOT,
-                stdout=subprocess.PIPE,
+    for _ in range(times):
+        server = subprocess.Popen(
+            [sys.executable, str(trials.scratch / "cluster.py")],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            address, *workers = server.stdout.readline().split()
+            folder, begun = trials.folder(case), time.monotonic()
+            words = [*case.words, "--backend", "dask", "--scheduler", address]
+            plan = subprocess.Popen(
+                [sys.executable, "-m", "simdev", *words],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 text=True,
-                start_new_session=True,
             )
-            try:
-                address, *workers = server.stdout.readline().split()
-                folder, begun = trials.folder(case), time.monotonic()
-                words = [*case.words, "--backend", "dask", "--scheduler", address]
-                plan = subprocess.Popen(
-                    [sys.executable, "-m", "simdev", *words],
-                    cwd=folder,
-                    env={**os.environ, "PYTHONPATH": str(ROOT)},
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-                messages = ""
-                while "estimating" not in messages and plan.poll() is None and time.monotonic() < begun + PATIENCE_S:
-                    messages += plan.stderr.readline()
-                if whole:
-                    os.killpg(server.pid, signal.SIGKILL)
-                else:
-                    os.kill(int(workers[0]), signal.SIGKILL)
-                messages += plan.communicate(timeout=PATIENCE_S)[1]
-            finally:
-                end_group(server)
-            line.times += 1
-            line.lost += trials.harmed(case, folder)
-            code = plan.returncode
-            right = code == 2 and "lost" in messages if whole else code == 0 and not trials.differs(case, folder)
-            if not right or "Traceback" in messages:
-                print(f"{line.fault}: {code}\n{messages}", file=sys.stderr)
-                line.different += 1
-    return killed
+            messages = ""
+            while "estimating" not in messages and plan.poll() is None and time.monotonic() < begun + PATIENCE_S:
+                messages += plan.stderr.readline()
+            if whole:
+                os.killpg(server.pid, signal.SIGKILL)
+            else:
+                os.kill(int(workers[0]), signal.SIGKILL)
+            messages += plan.communicate(timeout=PATIENCE_S)[1]
+        finally:
+            end_group(server)
+        line.lost += trials.harmed(case, folder)
+        code = plan.returncode
+        right = code == 2 and "lost" in messages if whole else code == 0 and not trials.differs(case, folder)
+        if not right or "Traceback" in messages:
+            print(f"Dask: {code}\n{messages}", file=sys.stderr)
+            line.different += 1
+    return line
 
 
 def end_group(process: subprocess.Popen) -> None:

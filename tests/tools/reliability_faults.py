@@ -1,7 +1,12 @@
-"""The faults table of docs/pages/reliability.md: disturb, resume, compare with an undisturbed result. Linux only."""
+"""The faults table of docs/pages/reliability.md: disturb, resume, compare with an undisturbed result. Linux only.
+
+Trials run in pieces. ``build/reliability.jsonl`` keeps the outcome of each piece for the code that made it, so that an
+interrupted command resumes with the next piece; a file that is deleted is made again.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import resource
@@ -11,15 +16,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from hashlib import sha256
 from pathlib import Path
 
 from simdev.bench import rows
 from simdev.bench.journal import Results
+from simdev.bench.provenance import source_digest
 from simdev.errors import InvalidInput
 from simdev.problem.placement_file import pack_placements, packed_keys, stored_placement
 
 ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "build" / "reliability.jsonl"
 ODD = "tests/bench/odd_placers.py"
 CASE = ["-w", "transformer-xl-2", "-t", "p100x2"]
 BENCH = [
@@ -35,7 +45,6 @@ BENCH = [
     "--seeds",
     "8",
 ]
-TRAIN = ["-p", "colocrl", *CASE, "--evaluations", "64"]
 PATIENCE_S = 1800
 
 
@@ -53,20 +62,79 @@ class Line:
         return f"| {self.fault} | {self.times} | {self.lost} | {same} |"
 
 
+def in_pieces(fault: str, times: int, attempt: Callable[[int], Line], piece: int = 10) -> Line:
+    """The line of ``times`` trials: ``attempt(n)`` makes n of them and says what was lost and what differed. Pieces of
+    which the outcome is kept are not tried again."""
+    whole = Line(fault)
+    kept = {}
+    if KEPT.is_file():
+        kept = {line.pop("piece"): line for line in map(json.loads, KEPT.read_text(encoding="utf-8").splitlines())}
+    for begun in range(0, times, piece):
+        count = min(piece, times - begun)
+        name = sha256(json.dumps([code(), fault, begun, count]).encode()).hexdigest()[:16]
+        if name not in kept:
+            random.seed(name)
+            found = attempt(count)
+            kept[name] = {"times": found.times, "lost": found.lost, "different": found.different}
+            KEPT.parent.mkdir(exist_ok=True)
+            with KEPT.open("a", encoding="utf-8") as file:
+                print(json.dumps({"piece": name, **kept[name]}), file=file)
+        whole.times += kept[name]["times"]
+        whole.lost += kept[name]["lost"]
+        whole.different += kept[name]["different"]
+        print(f"{whole.times} of {times}: {whole.text()}", file=sys.stderr, flush=True)
+    return whole
+
+
+@cache
+def code() -> str:
+    """Of simdev and of the tools that try it: another one begins anew."""
+    tools = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("reliability*.py"))]
+    return source_digest() + sha256(b"".join(tools)).hexdigest()
+
+
+class Undisturbed:
+    """The results of the bench without a disturbance, computed when they are first needed."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.number = folder, 0
+
+    def new(self) -> Path:
+        """A folder that is not there yet."""
+        self.number += 1
+        return self.folder / f"trial{self.number}"
+
+    @cached_property
+    def out(self) -> Path:
+        """Its folder."""
+        code, errors = finish(start(self.folder / "whole"))
+        if code:
+            raise SystemExit(errors)
+        return self.folder / "whole"
+
+    @cached_property
+    def bench(self) -> dict:
+        return content(self.out)
+
+
 def table(scale: float) -> list[str]:
-    """All trials; ``scale`` multiplies how often each fault is tried."""
-    random.seed(0)
+    """All trials, among them 100 kills of a bench; ``scale`` multiplies how often each fault is tried."""
     with tempfile.TemporaryDirectory(prefix="simdev-") as scratch:
-        folder = Path(scratch)
-        finish(start(folder / "whole"))
-        whole = content(folder / "whole")
+        whole = Undisturbed(Path(scratch))
         found = [
-            *kills(folder, whole, count(40, scale)),
-            training(folder, count(8, scale)),
-            full_disk(folder, whole, count(8, scale)),
-            two_at_once(folder, whole, count(4, scale)),
-            deleted_placements(folder, whole, count(4, scale)),
-            flipped_bits(folder, count(600, scale)),
+            in_pieces(fault, count(most, scale), partial(kills, whole, *target), 12)
+            for fault, (most, *target) in KILLS.items()
+        ]
+        found += [
+            in_pieces("a file that cannot grow, as on a full disk", count(8, scale), partial(full_disk, whole), 4),
+            in_pieces("two benches on one folder at once", count(4, scale), partial(two_at_once, whole), 4),
+            in_pieces("half of the placements deleted", count(4, scale), partial(deleted_placements, whole), 4),
+            in_pieces(
+                "one bit of the journal flipped (refused with the line's number)",
+                count(600, scale),
+                partial(flipped_bits, whole),
+                600,
+            ),
         ]
     header = ["| what was done | times | finished runs lost | equal results |", "|---|---|---|---|"]
     return header + [line.text() for line in found]
@@ -76,12 +144,10 @@ def count(most: int, scale: float) -> int:
     return max(1, round(most * scale))
 
 
-def start(out: Path, *more: str, command: str = "bench", what: list[str] = BENCH, **how) -> subprocess.Popen:
-    """A bench of two runs at a time (or a training) in a process group of its own."""
-    if command == "bench":
-        more = ("-j", "2", *more)
+def start(out: Path, *more: str, **how) -> subprocess.Popen:
+    """A bench of two runs at a time in a process group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "simdev", command, *what, "-o", str(out), *more],
+        [sys.executable, "-m", "simdev", "bench", *BENCH, "-o", str(out), "-j", "2", *more],
         cwd=ROOT,
         start_new_session=True,
         stdout=subprocess.DEVNULL,
@@ -144,47 +210,39 @@ def worker(pid: int) -> int | None:
     return random.choice(found) if found else None
 
 
-TARGETS = {
-    "the bench": lambda process: process.pid,
-    "its process group": lambda process: -process.pid,
-    "a worker": lambda process: worker(process.pid),
-    "the fork server": lambda process: fork_server(process.pid),
+ANY = ("SIGKILL", "SIGTERM", "SIGINT")
+# How often, what is hit and with which signals, by the line of the table.
+KILLS = {
+    "`SIGKILL`, `SIGTERM` or `SIGINT` to the bench": (36, lambda process: process.pid, ANY),
+    "`SIGKILL`, `SIGTERM` or `SIGINT` to its process group": (36, lambda process: -process.pid, ANY),
+    "`SIGKILL` or `SIGTERM` to a worker (its run is a row that says so; resumed with `--retry`)": (
+        18,
+        lambda process: worker(process.pid),
+        ANY[:2],
+    ),
+    "`SIGKILL` to the fork server": (10, lambda process: fork_server(process.pid), ANY[:1]),
 }
-KILLS = [
-    *[(target, number) for target in ("the bench", "its process group") for number in ("SIGKILL", "SIGTERM", "SIGINT")],
-    ("a worker", "SIGKILL"),
-    ("a worker", "SIGTERM"),
-    ("the fork server", "SIGKILL"),
-]
 
 
-def kills(folder: Path, whole: dict, times: int) -> list[Line]:
+def kills(whole: Undisturbed, target, signals: tuple[str, ...], times: int) -> Line:
     """Signals at random moments, in one folder after the other, each resumed by the same command until it is done."""
-    lines = {target: Line(f"`SIGKILL`, `SIGTERM` or `SIGINT` to {target}") for target in TARGETS}
-    lines["the fork server"].fault = "`SIGKILL` to the fork server"
-    lines[
-        "a worker"
-    ].fault = "`SIGKILL` or `SIGTERM` to a worker (its run is a row that says so; resumed with `--retry`)"
-    number, trial = 0, 0
-    while number < times:
-        trial += 1
-        out, hit = folder / f"kills{trial}", set()
-        while number < times:
+    line = Line("")
+    while line.times < times:
+        out, hit = whole.new(), False
+        while line.times < times:
             before = finished(out)
             process = start(out, "--retry")
-            target, name = KILLS[number % len(KILLS)]
-            if not disturb(process, out, len(before), TARGETS[target], getattr(signal, name)):
+            number = getattr(signal, signals[line.times % len(signals)])
+            if not disturb(process, out, len(before), target, number):
                 break  # it was done before it could be hit
-            number += 1
-            hit.add(target)
-            lines[target].times += 1
-            lines[target].lost += len(before - finished(out))
+            hit = True
+            line.times += 1
+            line.lost += len(before - finished(out))
         code, errors = finish(start(out, "--retry"))
-        if code or content(out) != whole:
+        if code or content(out) != whole.bench:
             print(errors, file=sys.stderr)
-            for target in hit:
-                lines[target].different += 1
-    return [line for line in lines.values() if line.times]
+            line.different += hit
+    return line
 
 
 def disturb(process: subprocess.Popen, out: Path, before: int, target, number: int) -> bool:
@@ -207,41 +265,12 @@ def disturb(process: subprocess.Popen, out: Path, before: int, target, number: i
     return True
 
 
-def training(folder: Path, times: int) -> Line:
-    """Trainings that are killed at random moments; the policy must be the same, byte for byte."""
-    line = Line("`SIGKILL` to `simdev train`")
-    begun = time.monotonic()
-    code, errors = finish(start(folder / "policy", command="train", what=TRAIN))
-    if code:
-        raise SystemExit(errors)
-    taken, whole = time.monotonic() - begun, files_of(folder / "policy")
-    out = folder / "killed-policy"
-    for _ in range(times):
-        process = start(out, command="train", what=TRAIN)
-        try:
-            process.wait(timeout=random.uniform(0.3, 1.0) * taken)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            line.times += 1
-        finish(process)
-        if process.returncode == 0:
-            line.different += files_of(out) != whole
-            shutil.rmtree(out)
-    finish(start(out, command="train", what=TRAIN))
-    line.different += files_of(out) != whole
-    return line
-
-
-def files_of(out: Path) -> list[bytes]:
-    return [(out / name).read_bytes() for name in ("policy.safetensors", "policy.json")]
-
-
-def full_disk(folder: Path, whole: dict, times: int) -> Line:
+def full_disk(whole: Undisturbed, times: int) -> Line:
     """A limit on the size of files stands in for a full disk: the journal cannot grow beyond it."""
-    line = Line("a file that cannot grow, as on a full disk")
-    size = (folder / "whole" / "journal.jsonl").stat().st_size
-    for number in range(times):
-        out, most = folder / f"full{number}", random.randrange(size // 10, size)
+    line = Line("")
+    size = (whole.out / "journal.jsonl").stat().st_size
+    for _ in range(times):
+        out, most = whole.new(), random.randrange(size // 10, size)
         code, errors = finish(
             start(out, preexec_fn=lambda most=most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)))
         )
@@ -249,41 +278,40 @@ def full_disk(folder: Path, whole: dict, times: int) -> Line:
         code_after, _ = finish(start(out))
         line.times += 1
         line.lost += len(before - finished(out))
-        line.different += (code, code_after) != (2, 0) or "Traceback" in errors or content(out) != whole
+        line.different += (code, code_after) != (2, 0) or "Traceback" in errors or content(out) != whole.bench
     return line
 
 
-def two_at_once(folder: Path, whole: dict, times: int) -> Line:
+def two_at_once(whole: Undisturbed, times: int) -> Line:
     """Two benches on one folder: one of them is refused."""
-    line = Line("two benches on one folder at once")
-    for number in range(times):
-        out = folder / f"two{number}"
+    line = Line("")
+    for _ in range(times):
+        out = whole.new()
         ends = [finish(process) for process in (start(out), start(out))]
         line.times += 1
         refused = [errors for code, errors in ends if code == 2 and "another bench is writing" in errors]
-        line.different += len(refused) != 1 or content(out) != whole
+        line.different += len(refused) != 1 or content(out) != whole.bench
     return line
 
 
-def deleted_placements(folder: Path, whole: dict, times: int) -> Line:
+def deleted_placements(whole: Undisturbed, times: int) -> Line:
     """Placements that are gone are made again."""
-    line = Line("half of the placements deleted")
-    out = folder / "deleted"
-    shutil.copytree(folder / "whole", out)
+    line, out = Line(""), whole.new()
+    shutil.copytree(whole.out, out)
     for _ in range(times):
         keys = packed_keys(out)
         pack_placements(out, random.sample(keys, len(keys) // 2))
         finish(start(out))
         line.times += 1
-        line.different += content(out) != whole
+        line.different += content(out) != whole.bench
     return line
 
 
-def flipped_bits(folder: Path, times: int) -> Line:
+def flipped_bits(undisturbed: Undisturbed, times: int) -> Line:
     """A flipped bit is refused, or costs the last line, whose run is executed again; it never passes unnoticed."""
-    line = Line("one bit of the journal flipped (refused with the line's number)", times)
-    whole, out = (folder / "whole" / "journal.jsonl").read_bytes(), folder / "flipped"
-    before = finished(folder / "whole")
+    line = Line("", times)
+    whole, out = (undisturbed.out / "journal.jsonl").read_bytes(), undisturbed.new()
+    before = finished(undisturbed.out)
     out.mkdir()
     for _ in range(times):
         bit = random.randrange(8 * len(whole))

@@ -16,13 +16,16 @@ from simdev.bench.plan_rows import PLANS, PlanRow
 from simdev.bench.release import PACKAGE, SHEET, data_sheet
 from simdev.bench.rows import RESULTS, Row
 from simdev.bench.score import LEADERBOARD, RANKING, leaderboard, ranking
-from simdev.bench.stored import kept_machine
+from simdev.bench.stored import is_registered, kept_machine, registered_placer
 from simdev.errors import InvalidInput, shortened
 from simdev.files import TEMPORARY, read_text, read_toml
+from simdev.parallel.models import parallel_models
+from simdev.placers import registry
 from simdev.problem.graph_file import load_graph
 from simdev.problem.placement_file import FILE as PLACEMENTS
 from simdev.problem.placement_file import packed_keys, stored_placement
-from simdev.problem.topology import kept_device_file
+from simdev.problem.topology import kept_device_file, split_nodes, topology_names
+from simdev.shelf import parse_id
 
 Note = Callable[[str], None]
 FOR_READERS = (".md", ".png", ".svg", ".pdf", ".txt")  # text and pictures: no command reads a result from them
@@ -91,9 +94,26 @@ def _meaning(cell: object) -> object:
     with contextlib.suppress(InvalidInput, ValueError):
         if isinstance(cell, str) and cell.startswith("{"):
             return json.dumps(json.loads(cell), sort_keys=True)
+        if isinstance(cell, str) and "[" in cell:
+            return _named(cell)
         if isinstance(cell, str) and "=" in cell:
             return parse_budget(cell)
     return cell
+
+
+def _named(entry: str) -> str:
+    """The id of a workload, model or machine in one spelling: parameters in order, without those that are defaults."""
+    name, _, params = parse_id(entry)
+    usual: dict = {"nodes": 1}
+    base, _, size = name.rpartition("-")
+    for model, of in ((name, ""), (base, size)):
+        if model in parallel_models():
+            usual |= parallel_models()[model].parameters(of, {})
+    if name in registry.workloads():
+        usual |= registry.workloads()[name].defaults
+    params = {key: int(value) if str(value).isdecimal() else value for key, value in sorted(params.items())}
+    given = {key: value for key, value in params.items() if usual.get(key) != value}
+    return f"{name}[{json.dumps(given)}]" if given else name
 
 
 def _note_columns(results: list[Row], plans: list[PlanRow], seen: set[str], note: Note) -> None:
@@ -104,6 +124,17 @@ def _note_columns(results: list[Row], plans: list[PlanRow], seen: set[str], note
             answer = f"that this version of this {solver} gives the answers of {schema.file}"
             given = "with these rules, params, budget, choices and seed"
             note(f"{answer} {given}, the evaluations{proof} and why runs have no score: only --rerun shows it")
+    own = {row.workload for row in results if not is_registered(row.workload)}
+    own |= {row.topology for row in results if split_nodes(row.topology)[0] not in topology_names()}
+    own |= {row.cluster for row in plans if split_nodes(row.cluster)[0] not in topology_names()}
+    own |= {row.placer for row in results if registered_placer(row) is None}
+    if own:
+        names = ", ".join(shortened(ascii(name), 60) for name in sorted(own)[:MOST_NAMED])
+        more = f" and {len(own) - MOST_NAMED} more" if len(own) > MOST_NAMED else ""
+        note(f"whether the names say what they stand for: {names}{more}: of the author's own, not of simdev")
+    outside = sum(not row.within_choices for row in plans)
+    if outside:
+        note(f"{outside} plans are none of their choices: a planner may look further, --rerun shows whether it did")
     failed = sum(row.bound_method in BOUND_FAILURES for row in results)
     if failed:
         note(

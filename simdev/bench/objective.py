@@ -130,7 +130,7 @@ def parse_objective(text: str) -> Objective:
     schedule, _, count = rest.rpartition("/")
     if (
         kind not in ("throughput", "serve")
-        or not (count.isascii() and count.isdigit() and len(count) < 8)
+        or not (count.isascii() and count.isdigit() and len(count) < 8 and count[0] != "0")
         or (kind == "serve" and schedule)
     ):
         raise UnknownName("objective", text, ["step", "latency", "throughput/1f1b/32", "serve/32"])

@@ -79,6 +79,14 @@ class PlanRow:
         return bool(self.plan) and bool(self.choice.stage_meshes)
 
     @property
+    def within_choices(self) -> bool:
+        """Whether ``choices`` holds the microbatch size and the recomputation of the plan, if there is one."""
+        sizes, kinds = parse_choices(self.choices)
+        if not self.plan:
+            return True
+        return self.choice.microbatch in sizes and {self.choice.recompute, *self.choice.stage_recompute} <= {*kinds}
+
+    @property
     def bounded(self) -> str:
         """Which plans the row's bound holds for: plans with ..."""
         return "" if not self.bound_ns else ANY_MESHES if self.several_meshes else ONE_MESH

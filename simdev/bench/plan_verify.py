@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 from simdev.bench.check import Check, Difference, compare
@@ -31,11 +33,22 @@ def check_plan(folder: Path, row: PlanRow, check: Check) -> tuple[list[Differenc
         raise Unsupported(f"made by version {row.version} of the planner; this is version {spec.version}")
     evaluator = _evaluator(folder, row, check)
     fresh = score_plan(row, evaluator, check.engine) if row.plan else row
+    fresh = replace(fresh, plan=_as_written(row))
+    if fresh.step_ns is not None and fresh.bound_ns is not None and fresh.step_ns < fresh.bound_ns:
+        return [Difference(title(row), "", "", "its step time is below the lower bound of the job")], ""
     skipped = _why_not_again(row, spec) if check.rerun else ""
     if check.rerun and not skipped:
         instance = JobInstance(row.model, row.cluster, row.batch, row.framework, row.choices, n_ops=1)
         fresh = execute(PlanRun(*row.key), instance, evaluator.job).row
     return compare(title(row), row.cells(), fresh.cells(), EXACT), skipped
+
+
+def _as_written(row: PlanRow) -> str:
+    """The plan of a row as a bench writes it: without members that mean nothing, in the usual order."""
+    if not row.plan:
+        return ""
+    whole, given = row.choice.to_json(), json.loads(row.plan)
+    return json.dumps({name: whole[name] for name in given if name in whole}, sort_keys=True)
 
 
 def report_of(folder: Path, row: PlanRow) -> PlanReport:
@@ -46,7 +59,7 @@ def report_of(folder: Path, row: PlanRow) -> PlanReport:
 
 def impossible(row: PlanRow) -> list[Difference]:
     """The cells of a row that no run of a planner gives."""
-    wrong = []
+    wrong = [] if row.version >= 1 else [Difference(title(row), "version", str(row.version), "at least 1")]
     if row.status == "ok":
         for name in ("plan", "step_ns", "peak_bytes", "evaluations", "program"):
             if getattr(row, name) in ("", None):

@@ -160,8 +160,17 @@ def _checksum_faults(folder: Path) -> list[tuple[str, str]]:
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {PACKAGE, SHEET}
     found = [(name, f"is not named in {PACKAGE}") for name in sorted(there - named.keys())]
     found += [(shortened(name, 200), f"is named in {PACKAGE}, but absent") for name in sorted(named.keys() - there)]
-    for name in sorted(there & named.keys()):
-        content = read_bytes(folder / name, MAX_DOCUMENT)
-        if named[name] != f"sha256:{hashlib.sha256(content).hexdigest()}":
+    described = {str(entry.get("path")): entry for entry in resources}
+    fresh = package("", {name: read_bytes(folder / name, MAX_DOCUMENT) for name in sorted(there)})
+    for entry in fresh.pop("resources"):
+        name = entry["path"]
+        if name in named and named[name] != entry["hash"]:
             found.append((name, f"has another SHA-256 than {PACKAGE} says"))
+        elif name in named and described[name] != entry:
+            found.append((name, f"is described otherwise than it is in {PACKAGE}"))
+    for key in sorted(map(str, (document.keys() | fresh.keys()) - {"resources", "name"})):
+        if document.get(key) != fresh.get(key):
+            found.append((PACKAGE, f"{shortened(key, 100)}: not what simdev writes"))
+    if len(resources) != len(named):
+        found.append((PACKAGE, "names a file twice"))
     return found[:MOST_NAMED]

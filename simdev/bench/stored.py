@@ -63,13 +63,19 @@ def ships(workload: str) -> bool:
     )
 
 
+def is_registered(workload: str) -> bool:
+    """Whether the graph of a workload id comes with simdev or is drawn from a family; False for every other text."""
+    try:
+        return not registry.is_file(workload) and (registry.is_member(workload) or ships(workload))
+    except InvalidInput:  # nobody registers that name
+        return False
+
+
 def registered_graph(workload: str) -> ComputationGraph | None:
     """The graph of a workload id if it comes with simdev or is drawn from a family; None for every other text."""
-    if registry.is_file(workload):
-        return None
     try:
-        return registry.load_workload(workload) if registry.is_member(workload) or ships(workload) else None
-    except InvalidInput:  # nobody registers that name
+        return registry.load_workload(workload) if is_registered(workload) else None
+    except InvalidInput:  # a family with other parameters than it has
         return None
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from small_board import small_board
 
-from simdev.bench import journal, rows, score, verify, workers
+from simdev.bench import inventory, journal, rows, score, verify, workers
 from simdev.bench.journal import journal_line, read_journal
+from simdev.bench.objective import parse_objective
 from simdev.bench.plan_rows import PLANS, read_plan_rows, write_plan_rows
 from simdev.bench.rows import RESULTS
 from simdev.errors import InvalidInput
@@ -143,12 +144,50 @@ def rewritten(folder, tmp_path, change):
     return out
 
 
-@pytest.mark.parametrize("cells", [{"params": "{ }"}, {"budget": "evaluations=010"}])
+@pytest.mark.parametrize(
+    "cells",
+    [{"params": "{ }"}, {"budget": "evaluations=010"}, {"workload": "mine.npz[]"}, {"topology": "mine.toml[nodes=1]"}],
+)
 def test_a_run_spelled_in_two_ways_is_the_same_run_twice(folder, tmp_path, cells):
-    """What was possible: a row counted twice in the ranking under another spelling of its parameters."""
+    """What was possible: a row counted twice in the ranking under another spelling of its parameters, or its case under
+    another spelling of its workload or machine."""
     out = rewritten(folder, tmp_path, lambda table: table.append({**table[0], **cells}))
-    (wrong,) = verify.verify(out, engine="fast")
-    assert wrong.found == "the same run twice"
+    assert "the same run twice" in [wrong.found for wrong in verify.verify(out, engine="fast")]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("dgx-a100[nodes=8]", "dgx-a100[nodes=08]"),
+        ("gpt-1.3b", "gpt-1.3b[layers=24]"),
+        ("gpt[layers=2,width=8]", "gpt[width=8, layers=2]"),
+        ("transformer-xl-2", "transformer-xl-2[]"),
+    ],
+)
+def test_spellings_of_one_name(one, other):
+    assert inventory._meaning(one) == inventory._meaning(other) != inventory._meaning("gpt[layers=3]")
+
+
+def test_no_placer_and_no_planner_has_version_0(folder, plans, tmp_path):
+    out = rewritten(folder, tmp_path, lambda table: table[0].update(version="0"))
+    write_plan_rows(tmp_path / "plans", [replace(row, version=0) for row in read_plan_rows(plans)])
+    for made in (out, tmp_path / "plans"):
+        assert ["version"] == [wrong.column for wrong in verify.verify(made, engine="fast")]
+
+
+def test_a_number_of_microbatches_is_spelled_in_one_way():
+    with pytest.raises(InvalidInput, match="throughput/1f1b/08"):
+        parse_objective("throughput/1f1b/08")
+
+
+def test_names_of_the_authors_own_are_named(folder):
+    """A graph of one op may be called ``bert-large[layers=2]``, a machine ``dgx-hl00``."""
+    notes = []
+    verify.verify(folder, engine="fast", on_note=notes.append)
+    assert (
+        "whether the names say what they stand for: 'mine.npz', 'mine.toml': of the author's own, not of simdev"
+        in notes
+    )
 
 
 def test_a_hidden_lower_bound_is_named(folder, tmp_path):
@@ -350,6 +389,24 @@ def test_plans(plans, tmp_path, column):
         write = read_plan_rows(out, check_digest=False)
         (out / "plans.md").write_text("\n".join([*journal.plan_rows.markdown(write), ""]))
     assert found_or_named(out, "plans.csv", column)
+
+
+@pytest.mark.parametrize("forge", [lambda plan: plan[:-1] + ', "note": "proved optimal"}', lambda plan: plan + " "])
+def test_a_plan_with_members_that_mean_nothing(plans, tmp_path, forge):
+    """What was possible: any text beside the members that a plan has."""
+    (row,) = read_plan_rows(plans)
+    write_plan_rows(tmp_path, [replace(row, plan=forge(row.plan))])
+    (wrong,) = verify.verify(tmp_path, engine="fast")
+    assert wrong.column == "plan"
+
+
+def test_a_plan_outside_of_its_choices_is_named(plans, tmp_path):
+    (row,) = read_plan_rows(plans)
+    other = json.dumps({**json.loads(row.choices), "microbatches": [row.choice.microbatch + 1]}, sort_keys=True)
+    write_plan_rows(tmp_path, [replace(row, choices=other)])
+    notes = []
+    verify.verify(tmp_path, engine="fast", on_note=notes.append)
+    assert any(note.startswith("1 plans are none of their choices") for note in notes)
 
 
 @pytest.mark.parametrize("column", journal.PLAN_CURVES)

@@ -325,6 +325,25 @@ def test_a_file_that_is_left_out_or_added_is_found(release_archive, tmp_path):
     assert "placements/00.npz: is named in datapackage.json, but absent" in found
 
 
+@pytest.mark.parametrize(
+    "entry", [{"title": "The official board"}, {"licenses": []}, {"sponsor": "nobody"}, {"resources": 0}]
+)
+def test_a_package_that_says_something_else_is_found(release_archive, tmp_path, entry):
+    """What was possible: a title, a licence or the type of a column that nobody looked at."""
+
+    def change(name, content):
+        if name != "datapackage.json":
+            return content
+        document = json.loads(content)
+        if "resources" in entry:
+            document["resources"][0]["schema"]["fields"][0]["type"] = "number"
+            return json.dumps(document).encode()
+        return json.dumps(document | entry).encode()
+
+    found = sentences(altered(release_archive, tmp_path / "changed.zip", change))
+    assert len(found) == 1 and "datapackage.json" in found[0]
+
+
 @pytest.mark.parametrize("document", [b"[]", b'{"resources": 3}', b'{"resources": [3]}', b"{"])
 def test_a_damaged_package_is_one_sentence(release_archive, tmp_path, document):
     changed = altered(

@@ -59,7 +59,7 @@ def report_of(folder: Path, row: PlanRow) -> PlanReport:
 
 def impossible(row: PlanRow) -> list[Difference]:
     """The cells of a row that no run of a planner gives."""
-    wrong = [] if row.version >= 1 else [Difference(title(row), "version", str(row.version), "at least 1")]
+    wrong = []
     if row.status == "ok":
         for name in ("plan", "step_ns", "peak_bytes", "evaluations", "program"):
             if getattr(row, name) in ("", None):

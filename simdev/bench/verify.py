@@ -243,8 +243,6 @@ def _senseless(row: Row | PlanRow) -> list[Difference]:
 def _impossible(row: Row) -> list[Difference]:
     """The cells of a row that are impossible for every placement."""
     evaluations, _ = parse_budget(row.budget)
-    if row.version < 1:
-        return [Difference(title(row), "version", str(row.version), "at least 1")]
     if row.status == "ok" and (row.evaluations is None or not 0 <= row.evaluations <= evaluations):
         return [Difference(title(row), "evaluations", str(row.evaluations), f"at most {evaluations}")]
     if row.status != "ok" and not row.error:

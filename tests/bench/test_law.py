@@ -168,13 +168,6 @@ def test_spellings_of_one_name(one, other):
     assert inventory._meaning(one) == inventory._meaning(other) != inventory._meaning("gpt[layers=3]")
 
 
-def test_no_placer_and_no_planner_has_version_0(folder, plans, tmp_path):
-    out = rewritten(folder, tmp_path, lambda table: table[0].update(version="0"))
-    write_plan_rows(tmp_path / "plans", [replace(row, version=0) for row in read_plan_rows(plans)])
-    for made in (out, tmp_path / "plans"):
-        assert ["version"] == [wrong.column for wrong in verify.verify(made, engine="fast")]
-
-
 def test_a_number_of_microbatches_is_spelled_in_one_way():
     with pytest.raises(InvalidInput, match="throughput/1f1b/08"):
         parse_objective("throughput/1f1b/08")

@@ -589,6 +589,18 @@ def test_what_ends_a_command_from_outside_is_one_sentence(monkeypatch, capsys, e
     assert (ended.value.code, capsys.readouterr().err) == (code, message)
 
 
+def test_an_interrupted_verification_prints_what_it_found(monkeypatch, capsys):
+    from simdev.bench.check import Difference
+
+    def recompute(folder, *, on_row, **_):
+        on_row(1, 2, "first", [Difference("first", "step_time_s", "1", "2")])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("simdev.bench.verify.verify", recompute)
+    code, out = run(monkeypatch, capsys, "verify", "folder", "--resume", "kept.jsonl")
+    assert (code, out) == (130, "first: step_time_s: 1, recomputed 2\n")
+
+
 def run(monkeypatch, capsys, *arguments):
     monkeypatch.setattr("sys.argv", ["simdev", *arguments])
     with pytest.raises(SystemExit) as stop:

@@ -45,8 +45,14 @@ def verify(
     skipped: Counter = Counter()
     commits: list[str] = []
     notes: list[str] = []
+    seen: list = []
     try:
-        with progress.counter("verifying") as on_row:
+        with progress.counter("verifying") as tell:
+
+            def on_row(done: int, total: int, title: str, wrong: list) -> None:
+                seen.extend(wrong)
+                tell(done, total, title, wrong)
+
             differences = recompute(
                 folder,
                 engine=engine,
@@ -61,6 +67,8 @@ def verify(
                 on_note=notes.append,
             )
     except KeyboardInterrupt:
+        for difference in seen:
+            print(difference, file=sys.stderr if as_json else sys.stdout)
         how = "the same command resumes" if resume else "--resume FILE would have kept which rows hold"
         print(f"simdev: interrupted; {how}", file=sys.stderr)
         raise typer.Exit(130) from None

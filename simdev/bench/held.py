@@ -21,7 +21,7 @@ from simdev.files import writing
 BEGIN = b'{"kind": "verification"'  # of a file; less where a crash cut its first line short
 
 
-class Held:
+class KnownRows:
     """The rows of a folder that are known to hold.
 
     The file is a journal: its first line is a digest of all that decides whether a row holds (every file of the folder,

@@ -95,7 +95,7 @@ def verify(
         inside = stack.enter_context(unpacked(folder)) if check.foreign else folder
         if not inside.is_dir():
             raise InvalidInput("No such file or directory", source=folder)
-        known = stack.enter_context(contextlib.closing(held.Held(resume, inside, check)))
+        known = stack.enter_context(contextlib.closing(held.KnownRows(resume, inside, check)))
         return _verify(inside, check, known, sample, jobs, on_row, on_skip, on_rows, on_note)
 
 

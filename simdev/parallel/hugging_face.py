@@ -95,6 +95,14 @@ def hugging_face_model(config: Mapping[str, Any], changes: Mapping[str, object],
     name, text = configuration(config, fields, source, cls)
     built = TransformersModel(source, name, text)
     built = replace(built, facts=_facts(built))
+    model = parallel_model_of(built, version("transformers"))
+    given = model.parameters("", {key: value for key, value in changes.items() if key in OWN})
+    built.check(given, Mesh({}))
+    return model, given
+
+
+def parallel_model_of(built: TransformersModel, release: str) -> ParallelModel:
+    """A model of this release of transformers as a parallel model. Nothing is built."""
     parameters: dict[str, Any] = {
         "layers": built.layers,
         "length": built.length,
@@ -102,25 +110,22 @@ def hugging_face_model(config: Mapping[str, Any], changes: Mapping[str, object],
         "recompute": "none",
         "width": built.width,
     }
-    model = ParallelModel(
-        source,
+    return ParallelModel(
+        built.source,
         built,
         {},
         parameters,
         built.axes,
         built.flops,
-        source=f"transformers {version('transformers')}, {name}",
+        source=f"transformers {release}, {built.name}",
         checks=built.check,
         kinds=built.kinds if built.mixed else None,
-        identity=f"{name} {text} transformers {version('transformers')}",
+        identity=f"{built.name} {built.config} transformers {release}",
         splits_tokens=False,
         pipeline=built.pipeline,
         notes=built.notes,
         precision=precision,
     )
-    given = model.parameters("", {key: value for key, value in changes.items() if key in OWN})
-    built.check(given, Mesh({}))
-    return model, given
 
 
 def precision(mesh: Mesh) -> str:

@@ -1,14 +1,28 @@
 """Names to parallel models: ``llama3-70b``, ``gpt[width=2048,layers=24]``, ``my_model.py:function``, a model of Hugging
-Face (:mod:`simdev.parallel.hugging_face`), or a plain training step (:mod:`simdev.parallel.plain`)."""
+Face (:mod:`simdev.parallel.hugging_face`), or a plain training step (:mod:`simdev.parallel.plain`).
+
+Where PyTorch is absent, so is all that builds a model. The models whose programs ship with simdev
+(:class:`~simdev.parallel.capture.kept.Packed`) are planned from these.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from simdev.errors import UnknownName, Unsupported
+from simdev.errors import InvalidInput, UnknownName, Unsupported
 from simdev.graphs.capture import is_package_model
 from simdev.graphs.parallel_model import SHELF, ParallelModel
-from simdev.parallel.hugging_face import find_hugging_face
+from simdev.parallel.capture.kept import Packed, lacks, packed_names
+from simdev.parallel.hugging_face import (
+    TransformersModel,
+    find_hugging_face,
+    hugging_face_model,
+    parallel_model_of,
+)
 from simdev.parallel.plain import find_plain
 from simdev.shelf import parse_id, refuse_version
 from simdev.user_file import is_file_entry
@@ -27,6 +41,13 @@ def find_model(entry: str) -> tuple[ParallelModel, dict[str, Any]]:
     if name.endswith(".npz"):
         message = "a captured step has the mesh that it was captured with; name a model that is built on any mesh"
         raise Unsupported(f"{name}: {message} (my_model.py:name)")
+    if name in packed_names():
+        header = Packed(name).header
+        needed = ("torch", "transformers") if "config" in header else ("torch",)
+        if any(importlib.util.find_spec(package) is None for package in needed):
+            return find_packed(name, changes)
+        if "config" in header:
+            return hugging_face_model(json.loads(header["config"]), changes, name, header["class"])
     library = find_hugging_face(name, changes)
     if library is not None:
         return library
@@ -36,6 +57,30 @@ def find_model(entry: str) -> tuple[ParallelModel, dict[str, Any]]:
     base, _, size = (name, "", "") if name in models else name.rpartition("-")
     if base not in models:
         sizes = [f"{model.name}-{size}" for model in models.values() for size in model.sizes]
-        raise UnknownName(SHELF.what, name, [*models, *sizes], source=path)
+        raise UnknownName(SHELF.what, name, [*models, *sizes, *packed_names()], source=path)
     refuse_version(SHELF.what, base, version, None)
     return models[base], models[base].parameters(size, changes)
+
+
+def find_packed(name: str, changes: Mapping[str, object]) -> tuple[ParallelModel, dict[str, Any]]:
+    """A model whose programs ship with simdev, and its parameters, without PyTorch. Raises :class:`InvalidInput` for
+    other parameters than the programs have."""
+    packed = Packed(name)
+    header = packed.header
+    if "config" in header:
+        facts = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in header["facts"])
+        built = TransformersModel(name, header["class"], header["config"], facts)
+        base = replace(parallel_model_of(built, header["transformers"]), flops=packed.flops)
+    else:
+        base = parallel_models()[header["model"]]
+    model = replace(
+        base,
+        function=packed,
+        axes=tuple(header["axes"]),
+        pipeline=header["pipeline"],
+        notes=(*base.notes, *header["notes"]),
+    )
+    given = model.parameters(header["size"], changes)
+    if any(given[key] != value for key, value in header["parameters"].items()):
+        raise InvalidInput(lacks(name))
+    return model, given

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 RECOMPUTE = ("none", "selective", "full")
 AXES = ("dp_replicate", "dp_shard")  # those that every model has
+SMALL_STATES = ("torchao.optim", "bitsandbytes")  # whose updates are compiled, or kernels of their own
 
 
 def find_plain(name: str, changes: Mapping[str, object]) -> tuple[ParallelModel, dict[str, Any]]:
@@ -261,11 +263,30 @@ def _make(model: PlainModel) -> TrainingStep:
     except SimdevError:
         raise
     except (Exception, SystemExit) as error:  # of the user's code
+        frames = traceback.walk_tb(error.__traceback__)
+        _refuse_small_states([str(frame.f_globals.get("__name__")) for frame, _ in frames], model.name)
         raise InvalidInput(f"building the model failed: {sentence(error)}", source=model.name) from error
     if not isinstance(step, TrainingStep):
         message = f"expected a TrainingStep, got {type(step).__name__}: simdev can only spread a loss over one model"
         raise InvalidInput(message, source=model.name)
+    _refuse_small_states([type(one).__module__ for one in _optimizers(step)], model.name)
     return step
+
+
+def _refuse_small_states(modules: Sequence[str], source: str) -> None:
+    """Raise :class:`InvalidInput` if one of the modules belongs to optimizers with states of 8 bits or less."""
+    for module in modules:
+        if module.startswith(SMALL_STATES):
+            message = (
+                f"the update of {module.partition('.')[0]}'s optimizers cannot be captured: plan with torch.optim.AdamW"
+                " (states of 8 bits take 6 bytes less for each parameter of a rank), or with the model in bfloat16,"
+                " whose states take 4 bytes less"
+            )
+            raise InvalidInput(message, source=source, field="optimizer")
+
+
+def _optimizers(step: TrainingStep) -> list:
+    return list(step.optimizer) if isinstance(step.optimizer, (list, tuple)) else [step.optimizer]
 
 
 def prepared(model: PlainModel, microbatch: int):
@@ -277,7 +298,7 @@ def prepared(model: PlainModel, microbatch: int):
 
     step = _make(model)
     names = {id(parameter): name for name, parameter in step.model.named_parameters()}
-    optimizers = step.optimizer if isinstance(step.optimizer, (list, tuple)) else [step.optimizer]
+    optimizers = _optimizers(step)
     if not optimizers or None in optimizers:
         message = "the step has none, and a plan counts its time and its state: pass TrainingStep(..., optimizer)"
         raise InvalidInput(message, source=model.name, field="optimizer")

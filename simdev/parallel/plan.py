@@ -17,9 +17,10 @@ import numpy as np
 
 from simdev.errors import InvalidInput, UnknownName, quoted
 from simdev.graphs.parallel_model import ParallelModel, Part
+from simdev.parallel.capture.kept import Packed, lacks, place
 from simdev.parallel.capture.reshard import reshard_ns, slice_of
-from simdev.parallel.capture.resize import capture_resized, few_shards
-from simdev.parallel.capture.stage import StageProgram, capture_stage, few_parts
+from simdev.parallel.capture.resize import AXIS, LARGE, capture_resized, few_shards
+from simdev.parallel.capture.stage import OPTIONS, StageProgram, capture_stage, few_parts
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.collectives import send_ns
 from simdev.parallel.costs.overlap import check_slowdown, simulate_unrolled
@@ -108,6 +109,17 @@ class Plan:
         if self.reshard not in RESHARD:
             raise UnknownName("reshard", self.reshard, RESHARD, source="plan")
         pipeline_order(self.schedule, self.mesh["pp"], self.microbatches, self.stages_per_rank)
+        if isinstance(self.model.function, Packed):
+            self._check_packed(self.model.function)
+
+    def _check_packed(self, packed: Packed) -> None:
+        """Raise :class:`InvalidInput` where the archive of programs lacks one that the plan needs."""
+        if any(mesh[AXIS] > LARGE and packed.header["shard_unit"] % mesh[AXIS] for mesh in self.meshes):
+            raise InvalidInput(lacks(packed.name))
+        for _, parameters, mesh, part, *options in captures_of(self):
+            known = {**dict(parameters), **dict(zip(OPTIONS, options, strict=True))}
+            if not packed.has(place(known, mesh, part)):
+                raise InvalidInput(lacks(packed.name))
 
     def _check_stages(self) -> None:
         """Raise :class:`InvalidInput` where stages with degrees of their own contradict each other."""

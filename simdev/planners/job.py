@@ -11,6 +11,7 @@ from typing import Any
 
 from simdev.errors import InvalidInput, SimdevError, UnknownName
 from simdev.graphs.parallel_model import ParallelModel, usual_precision
+from simdev.parallel.capture.kept import Packed
 from simdev.parallel.capture.stage import accumulates
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.framework import Framework, find_framework
@@ -349,6 +350,8 @@ class Job:
                         if self.valid(one):
                             yield one
                             yield from self._gathering(one)
+                        elif isinstance(self.model.function, Packed):  # some plans are packed and others are not
+                            yield from filter(self.valid, self._gathering(one))
 
     def deeper(self, choice: Choice) -> Iterator[Choice]:
         """The pipeline with more stages on each rank, as many as divide the layers, and with light end stages; nothing

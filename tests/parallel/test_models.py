@@ -1,11 +1,20 @@
+import json
 import re
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from simdev.cli import main as cli
-from simdev.errors import InvalidInput
-from simdev.graphs.parallel_model import parallel_model
-from simdev.parallel import find_model, parallel_models
+from simdev.errors import InvalidInput, Unsupported
+from simdev.graphs.parallel_model import Part, parallel_model
+from simdev.parallel import Mesh, Plan, find_model, load_cluster, parallel_models
+from simdev.parallel.capture import kept
+from simdev.parallel.models import find_packed
+from simdev.parallel.program import Call, Segment
 
 MODEL = """
 from simdev.graphs.parallel_model import Stage, parallel_model
@@ -137,3 +146,96 @@ def test_a_helper_beside_a_model_is_part_of_its_fingerprint(file, monkeypatch):
         for name in ("helper_of_mine", "parts_of_mine", "parts_of_mine.a"):
             sys.modules.pop(name, None)
     assert found[0] == found[1] and len(set(found)) == 4
+
+
+# models whose programs ship packed
+
+WITHOUT = """
+import sys
+
+sys.modules.update(torch=None, transformers=None)  # as if they were not installed
+from simdev.__main__ import main
+
+main()
+"""
+
+
+def test_a_packed_model_is_planned_without_torch():
+    command = [sys.executable, "-c", WITHOUT, "plan", "llama3-8b", "dgx-h100[nodes=4]", "--batch", "256", "--json"]
+    done = subprocess.run([*command, "-j", "1"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    best = found["plans"][0]
+    assert best["fits"] and best["plan"]["mesh"]["dp_shard"] == 32
+    assert 0.3 < best["mfu"] < 0.6
+    assert {plan["plan"]["recompute"] for plan in found["plans"]} >= {"selective", "full"}
+
+
+def test_what_is_not_packed_is_refused_with_the_remedy():
+    model, parameters = find_packed("llama3-8b", {})
+    with pytest.raises(InvalidInput, match=r"do not cover this plan; to capture it: pip install 'simdev\[capture\]'"):
+        find_packed("llama3-8b", {"length": 4096})
+    cluster = load_cluster("dgx-h100")
+    for mesh in ({"dp_shard": 4, "tp": 2}, {"dp_shard": 1}, {"dp_shard": 24}):
+        with pytest.raises(InvalidInput):
+            Plan(model, parameters, replace(cluster, nodes=3), Mesh(mesh), 2, reduce_each=True)
+    with pytest.raises(Unsupported, match="only packed programs"):
+        model.function(None, None)
+
+
+def test_a_damaged_archive_is_refused(tmp_path, monkeypatch):
+    for name, message in (("llama3-8b", "corrupted"), ("mine", "its digest differs"), ("old", "of format 0, not")):
+        path = tmp_path / f"{name}.zip"
+        member = kept.packed_model("llama3-8b" if name == "mine" else name, {"format": 0}, {"a": "{}"})
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(f"{name}.xz", member[:-20] if name == "llama3-8b" else member)
+        monkeypatch.setattr(kept, "PACK", path)
+        with pytest.raises(InvalidInput, match=message):
+            find_packed(name, {})
+
+
+def test_programs_are_packed_as_they_were_captured(tmp_path, monkeypatch):
+    segment = Segment("forward", (Call("compute", "mm", "f32[2,3]", 12, waits=(("dp_shard", 1),), live_bytes=8),), 8)
+    place = kept.place({"microbatch": 1}, Mesh({"dp_shard": 2}), Part(3))
+    text = kept.stage_text([segment], {"parameters": 6})
+    monkeypatch.setattr(kept, "PACK", tmp_path / "packed.zip")
+    with zipfile.ZipFile(kept.PACK, "w") as archive:
+        archive.writestr("mine.xz", kept.packed_model("mine", {"accumulates": True}, {place: text}))
+    packed = kept.Packed("mine")
+    model = SimpleNamespace(function=packed)
+    found = kept.find(model, {"microbatch": 1}, Mesh({"dp_shard": 2}), Part(3))
+    assert found == {"segments": [segment], "parameters": 6} and packed.accumulates
+    assert found["segments"][0].calls[0].live_bytes == 8
+    with pytest.raises(InvalidInput, match="do not cover"):
+        kept.find(model, {"microbatch": 2}, Mesh({"dp_shard": 2}), Part(3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", kept.packed_names())
+def test_packed_programs_are_those_that_are_captured_today(name, tmp_path, monkeypatch):
+    """One program and its allocations of each model, captured anew."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from simdev.studies.packed_programs import MODELS, first_stage
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = list(first_stage(name, MODELS[name]))
+    assert len(found) == 2
+    for place, text, _ in found:
+        assert kept.Packed(name).text(place) == text
+
+
+@pytest.mark.slow
+def test_a_packed_plan_is_the_plan_of_pytorch(tmp_path, monkeypatch):
+    """To the nanosecond and to the byte, on eight shards, which were not packed."""
+    pytest.importorskip("torch")
+    from simdev.planners import Choice, Evaluator, Job
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    choice = Choice(Mesh({"dp_shard": 8}), 1, "selective", reduce_each=True)
+    cluster = load_cluster("dgx-h100")
+    live, packed = (
+        Evaluator(Job(model, parameters, cluster, 1024)).outcome(choice)
+        for model, parameters in (find_model("llama3-8b"), find_packed("llama3-8b", {}))
+    )
+    assert live == packed and live.reserved_bytes

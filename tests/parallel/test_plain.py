@@ -264,3 +264,141 @@ def test_what_is_no_training_step_is_named(entry):
         find_model(entry.replace("make_step", "nothing"))
     with pytest.raises(InvalidInput, match="no such function"):
         find_model(entry.replace("make_step", "missing"))
+
+
+TRAINED = """
+import torch
+from torch import nn
+from simdev import TrainingStep
+
+class Adapted(nn.Module):
+    def __init__(self, whole):
+        super().__init__()
+        self.whole = whole.requires_grad_(False)
+        self.down = nn.Linear(whole.in_features, 4, bias=False)
+        self.up = nn.Linear(4, whole.out_features, bias=False)
+
+    def forward(self, x):
+        return self.whole(x) + self.up(self.down(x))
+
+class Block(nn.Module):
+    def __init__(self, adapted):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+        if adapted:
+            self.up, self.down = Adapted(self.up), Adapted(self.down)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+def step(adapted=False, frozen=0):
+    blocks = nn.ModuleList(Block(adapted) for _ in range(4))
+    model = nn.Sequential(nn.Linear(64, 64), nn.Sequential(*blocks), nn.Linear(64, 64))
+    model[0].requires_grad_(not adapted)
+    for block in blocks[:frozen]:
+        block.requires_grad_(False)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+    return TrainingStep(model, (torch.randn(8, 64),), lambda model, x: model(x).square().sum(), optimizer)
+
+def whole():
+    return step()
+
+def lora():
+    return step(adapted=True)
+
+def frozen():
+    return step(frozen=2)
+"""
+
+
+@pytest.mark.parametrize("name", ["whole", "lora", "frozen"])
+def test_what_is_trained_is_what_pytorch_trains(entry, name):
+    """Memory of parameters and states, and FLOPs, against a step that PyTorch executes."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    path = Path(entry.rpartition(":")[0]).with_name("trained.py")
+    path.write_text(TRAINED, encoding="utf-8")
+    model, parameters = find_model(f"{path}:{name}")
+    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, 4), several=False)
+
+    scope: dict = {}
+    exec(compile(TRAINED, str(path), "exec"), scope)
+    step = scope[name]()
+    with FlopCounterMode(display=False) as counter:
+        step.loss(step.model, *step.inputs).backward()
+    step.optimizer.step()
+    held = list(step.model.parameters())
+    held += [value for state in step.optimizer.state.values() for value in state.values()]
+    assert program.resident_bytes == sum(tensor.nbytes for tensor in held)
+    calls = (*program.forward.calls, *program.backward[program.ONLY].calls)
+    assert (
+        sum(call.flops for call in calls if call.kind in ("mm", "addmm")) == counter.get_total_flops() // 8
+    )  # samples
+    trained = sum(parameter.numel() for parameter in step.model.parameters() if parameter.grad is not None)
+    assert trained == sum(p.numel() for group in step.optimizer.param_groups for p in group["params"])
+    assert (trained < model.function.parameters) == (name != "whole")
+
+
+SMALL = """
+import torch
+from torch import nn
+from simdev import TrainingStep
+
+class {name}(torch.optim.{base}):
+    pass
+
+{name}.__module__ = "{module}"
+
+def make_step():
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    return TrainingStep(model, (torch.zeros(2, 8),), lambda model, x: model(x).sum(), {name}(model.parameters()))
+"""
+
+
+@pytest.mark.parametrize("module", ["torchao.optim.adam", "bitsandbytes.optim.adamw"])
+def test_states_of_8_bits_are_refused_with_what_to_do(entry, module):
+    path = Path(entry.rpartition(":")[0])
+    path.write_text(SMALL.format(name="AdamW8bit", base="AdamW", module=module), encoding="utf-8")
+    with pytest.raises(InvalidInput, match=r"optimizer: the update of \w+'s optimizers cannot .* torch.optim.AdamW"):
+        find_model(entry)
+
+
+def test_tensors_of_other_packages_are_recorded_as_the_ops_that_they_run(entry):
+    """Such as torchao's tensors of 8 bits, of which PyTorch would otherwise say that they are float32."""
+    import torch
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    from simdev.parallel.capture.record import RankRecorder
+
+    recorder = RankRecorder()
+    a = TwoTensor(torch.ones(2, 3), torch.ones(2, 3))
+    with recorder:
+        a @ torch.ones(3, 4)
+    assert [entry.kind for entry in recorder.entries].count("mm") == 2
+
+
+FP8 = """
+import torch
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from simdev import TrainingStep
+
+def make_step():
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64, bias=False)) for _ in range(4)))
+    convert_to_float8_training(blocks, config=Float8LinearConfig())
+    model = nn.Sequential(nn.Linear(64, 64), blocks)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return TrainingStep(model, (torch.randn(16, 64),), lambda model, x: model(x).square().sum(), optimizer)
+"""
+
+
+def test_products_of_8_bits_are_those_of_the_library(entry):
+    pytest.importorskip("torchao")
+    path = Path(entry.rpartition(":")[0])
+    path.write_text(FP8, encoding="utf-8")
+    model, parameters = find_model(f"{entry}[microbatch=16]")
+    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, parameters["layers"]), several=False)
+    calls = (*program.forward.calls, *program.backward[program.ONLY].calls)
+    products = [call for call in calls if call.kind == "_scaled_mm"]
+    assert len(products) == 3 * 4 and all("f8e4m3" in call.signature for call in products)
+    assert sum(call.flops for call in products) == 3 * 4 * 2 * 16 * 64 * 64

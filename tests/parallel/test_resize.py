@@ -114,11 +114,11 @@ def test_sizes_that_do_not_divide_are_captured():
 
 
 def test_numbers_are_constant_proportional_or_shares():
-    assert resize._shared(7, 7, 16) == 7
-    assert resize._shared(10, 20, 16) == 80
-    assert resize._shared(100 + 48 // 2, 100 + 48 // 4, 16) == 103
-    assert resize._signature("f32[2,8] 5", "f32[4,4] 5", partial(resize._shared, ranks=8)) == "f32[8,2] 5"
+    assert resize.of_shares(7, 7, 16) == 7
+    assert resize.of_shares(10, 20, 16) == 80
+    assert resize.of_shares(100 + 48 // 2, 100 + 48 // 4, 16) == 103
+    assert resize._signature("f32[2,8] 5", "f32[4,4] 5", partial(resize.of_shares, ranks=8)) == "f32[8,2] 5"
     with pytest.raises(NotRepeating):
-        resize._shared(100 + 48 // 2, 100 + 48 // 4, 32)
+        resize.of_shares(100 + 48 // 2, 100 + 48 // 4, 32)
     with pytest.raises(NotRepeating):
-        resize._signature("a 1", "b 2", partial(resize._shared, ranks=8))
+        resize._signature("a 1", "b 2", partial(resize.of_shares, ranks=8))

@@ -15,6 +15,7 @@ from simdev.exact.pipedream import plan as pipedream
 from simdev.exact.piper import LayerChoice, Layers, piper
 from simdev.parallel import find_model, load_cluster
 from simdev.parallel.mesh import Mesh
+from simdev.parallel.models import find_packed
 from simdev.planners import Choice, Evaluator, Job, PlanBudget, planners
 from simdev.planners.bounds import job_bound_ns
 from simdev.planners.estimate import estimate, estimates, least_bytes, stage_costs
@@ -354,3 +355,21 @@ def test_search_simulates_alpas_plan_where_it_may_be_the_quickest(tiny_job, tiny
     far = PlanBudget(tiny_evaluator)
     search.simulate_own_degrees(tiny_job, far, search.rank(tiny_job, far))
     assert not far.used
+
+
+def test_plans_that_are_screened_out_were_not_the_best():
+    """With and without the estimate of memory that spares captures: what fits, and the best plan, are the same."""
+    model, parameters = find_packed("llama3-8b", {})
+    cluster = load_cluster("dgx-h100[nodes=2]")
+    screened = 0
+    for gib in (32, 60):
+        kind = replace(cluster.kind, memory_bytes=gib << 30)
+        job = Job(model, parameters, replace(cluster, kind=kind), 64, microbatches=(1, 2))
+        budgets = [PlanBudget(Evaluator(job), screen=screen) for screen in (False, True)]
+        for budget in budgets:
+            budget.evaluate_many(job.choices())
+        without, with_ = budgets
+        assert without.best is not None and with_.best == without.best
+        assert [c for c, o in with_.tried.items() if o.fits] == [c for c, o in without.tried.items() if o.fits]
+        screened += sum(with_.evaluator.hopeless(choice) is not None for choice in with_.tried)
+    assert screened >= 2

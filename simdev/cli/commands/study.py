@@ -340,6 +340,24 @@ def any_model(
     print_figures(header, lines, as_json, [out / "README.md", out / "rows.jsonl"], notes=notes)
 
 
+@command("packed", topic=STUDY)
+def packed(
+    names: Annotated[list[str] | None, typer.Argument(help="Models (default: all that ship packed).")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Capture and pack the programs from which models are planned without PyTorch.
+
+    The archive in simdev's folder is replaced; captures are kept, so that the same command resumes.
+    """
+    from simdev.cli import progress
+    from simdev.parallel.capture.kept import PACK
+    from simdev.studies.packed_programs import pack
+
+    with progress.steps("packed programs") as tell:
+        rows = pack(names or [], tell)
+    print_figures(["model", "bytes"], [[row["model"], f"{row['bytes']:,}"] for row in rows], as_json, [PACK])
+
+
 def _wrong(verdicts: dict[str, bool]) -> str:
     return ", ".join(name for name, right in verdicts.items() if not right)
 

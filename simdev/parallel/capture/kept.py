@@ -15,18 +15,21 @@ import gzip
 import hashlib
 import inspect
 import json
+import lzma
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
 from importlib.metadata import version
 from itertools import combinations, product
 from pathlib import Path
+from typing import Any
 
 from simdev import _cache
-from simdev.errors import InvalidInput
-from simdev.files import MIB, parse_json, private, read_zipped, replacing
+from simdev.errors import InvalidInput, Unsupported
+from simdev.files import MIB, Bounded, open_zip, parse_json, private, read_zipped, replacing, text_of
+from simdev.graphs.capture import need_torch
 from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.program import Call, Segment
@@ -34,6 +37,10 @@ from simdev.parallel.program import Call, Segment
 FORMAT = 3
 MAX_CAPTURE = 512 * MIB  # of one stage; the largest so far has 20
 
+
+PACK = Path(__file__).parents[1] / "packed.zip"
+MAX_PACKED = 64 * MIB  # of one model, unpacked; the largest so far has 20
+REMEDY = "pip install 'simdev[capture]'"
 
 APART = "SIMDEV_CAPTURES"  # names the folder of captures where it is not the user's
 
@@ -60,7 +67,11 @@ def apart() -> Iterator[None]:
 
 
 def fingerprint(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> str:
-    """SHA-256 (hex, 32 characters) of what a capture depends on."""
+    """SHA-256 (hex, 32 characters) of what a capture depends on. Raises :class:`Unsupported` without PyTorch."""
+    try:
+        need_torch()
+    except Unsupported as error:
+        raise Unsupported(f"{error}; without it, plan one of {', '.join(packed_names())}") from None
     source = model.identity or _source(model.function)
     parts = [FORMAT, model.name, source, sorted(parameters.items()), str(mesh), asdict(part), _code()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
@@ -71,6 +82,14 @@ def has(name: str) -> bool:
     return (folder() / f"{name}.json.gz").is_file()
 
 
+def find(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> dict | None:
+    """What :func:`load` returns for a stage, by what its capture depends on; for a packed model, what the archive
+    holds. Raises :class:`InvalidInput` if the archive lacks the stage."""
+    if isinstance(model.function, Packed):
+        return _document(model.function.text(place(parameters, mesh, part)), PACK)
+    return load(fingerprint(model, parameters, mesh, part))
+
+
 def load(name: str) -> dict | None:
     """The kept figures and segments of a stage; None where there are none that can be read."""
     path = folder() / f"{name}.json.gz"
@@ -78,20 +97,17 @@ def load(name: str) -> dict | None:
         digest, _, text = read_zipped(path, MAX_CAPTURE).partition("\n")
         if digest != _sum(name, text):
             return None
-        document = parse_json(text, path)
-        document["segments"] = [_segment(row) for row in document["segments"]]
-        return document
+        return _document(text, path)
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def save(name: str, segments: list[Segment], figures: dict[str, int]) -> None:
     """Keep a stage; nothing happens where the folder cannot be written to."""
-    rows = [[s.name, s.live_bytes, [call.row() for call in s.calls]] for s in segments]
     where = folder()
     with contextlib.suppress(OSError, InvalidInput):
         where.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"segments": rows, **figures}, separators=(",", ":"))
+        text = stage_text(segments, figures)
         with replacing(where / f"{name}.json.gz") as file:
             file.write(packed(name, text))
 
@@ -99,6 +115,112 @@ def save(name: str, segments: list[Segment], figures: dict[str, int]) -> None:
 def packed(name: str, text: str) -> bytes:
     """The content of the file of a capture: its digest and ``text``, a JSON object."""
     return gzip.compress(f"{_sum(name, text)}\n{text}".encode(), 6, mtime=0)
+
+
+def stage_text(segments: list[Segment], figures: dict[str, int]) -> str:
+    """A stage as JSON, which :func:`load` reads."""
+    rows = [[s.name, s.live_bytes, [call.row() for call in s.calls]] for s in segments]
+    return json.dumps({"segments": rows, **figures}, separators=(",", ":"))
+
+
+def _document(text: str, source: object) -> dict:
+    document = parse_json(text, source)
+    document["segments"] = [_segment(row) for row in document["segments"]]
+    return document
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Stands for the function of a model whose programs ship with simdev, where PyTorch cannot build it. ``name`` is
+    that of the model in the archive :data:`PACK`."""
+
+    name: str
+
+    def __call__(self, *_args, **_parameters):
+        raise Unsupported(f"{self.name}: only packed programs are here; building the model needs PyTorch: {REMEDY}")
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What the archive says of the model beside its programs."""
+        return _unpacked(self.name, PACK)[0]
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether ranks keep whole gradients until the last microbatch."""
+        return bool(self.header["accumulates"])
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters."""
+        return int(self.header["elements"])
+
+    def flops(self, parameters: Mapping[str, Any]) -> float:
+        """Model FLOPs of one sequence, of the packed length."""
+        return float(self.header["flops"])
+
+    def has(self, name: str) -> bool:
+        """Whether the program at a :func:`place` is packed."""
+        return name in _unpacked(self.name, PACK)[1]
+
+    def text(self, name: str) -> str:
+        """The program at a :func:`place`. Raises :class:`InvalidInput` if it is not packed."""
+        try:
+            return _unpacked(self.name, PACK)[1][name]
+        except KeyError:
+            raise InvalidInput(lacks(self.name)) from None
+
+
+def lacks(name: str) -> str:
+    """That a packed model has no program for a plan, and what helps."""
+    return f"{name}: the programs that ship without PyTorch do not cover this plan; to capture it: {REMEDY}"
+
+
+def place(parameters: dict, mesh: Mesh, part: Part) -> str:
+    """The name (hex, 16 characters) of a stage among the packed programs of its model."""
+    text = json.dumps([sorted(parameters.items()), str(mesh), asdict(part)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def packed_names() -> tuple[str, ...]:
+    """The models whose programs ship with simdev."""
+    return _members(PACK) if PACK.is_file() else ()
+
+
+@cache
+def _members(path: Path) -> tuple[str, ...]:
+    with open_zip(path) as archive:
+        return tuple(sorted(name.removesuffix(".xz") for name in archive.namelist()))
+
+
+@lru_cache(maxsize=2)
+def _unpacked(name: str, path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """The header of a packed model and its programs by place. Raises :class:`InvalidInput` for a damaged archive, or
+    one of another format."""
+    source = f"{path.name}, {name}"
+    with open_zip(path) as archive, archive.open(f"{name}.xz") as member:
+        reader = lzma.LZMADecompressor()
+        data = reader.decompress(Bounded(member, MAX_PACKED, source).read(), MAX_PACKED)
+        if not reader.eof:
+            raise EOFError("it ends too early, or is too large")
+    text = text_of(data, source)
+    digest, _, text = text.partition("\n")
+    if digest != _sum(name, text):
+        raise InvalidInput("its digest differs: the archive is damaged; install simdev again", source=source)
+    first, *lines = text.split("\n")
+    header = parse_json(first, source)
+    if header.get("format") != FORMAT:
+        message = f"programs of format {header.get('format')}, not {FORMAT}; install simdev again"
+        raise InvalidInput(message, source=source)
+    programs = (line.split("\t", 1) for line in lines)
+    return header, {place: program for place, program in programs}
+
+
+def packed_model(name: str, header: dict[str, Any], programs: Mapping[str, str]) -> bytes:
+    """The member of the archive that holds a model: the programs by :func:`place`, each one line of JSON."""
+    lines = [json.dumps({"format": FORMAT, **header}, sort_keys=True)]
+    lines += [f"{key}\t{programs[key]}" for key in programs]
+    text = "\n".join(lines)
+    return lzma.compress(f"{_sum(name, text)}\n{text}".encode(), preset=9 | lzma.PRESET_EXTREME)
 
 
 def _sum(name: str, text: str) -> str:

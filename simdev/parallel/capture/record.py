@@ -14,6 +14,7 @@ import sys
 import threading
 import weakref
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass_type,
+)
 
 from simdev.graphs.capture.trace import (
     DTYPES,
@@ -51,6 +56,15 @@ COLLECTIVES = {
 }  # fmt: skip
 DEVICE = torch.ops.prim.device.default
 SUBCLASSES = (DTensor, AsyncCollectiveTensor)
+
+
+@cache
+def is_wrapper(kind: type) -> bool:
+    """Whether tensors of this class turn each op into ops on the tensors that they hold: DTensor, and those of other
+    packages, such as torchao's tensors of 8 bits with a scale."""
+    return kind in SUBCLASSES or is_traceable_wrapper_subclass_type(kind)
+
+
 NO_KERNEL = frozenset({"detach", "lift_fresh", "_unsafe_view"})
 QUESTIONS = frozenset({"_local_scalar_dense", "is_same_size", "equal", "item"})  # asked of the host, not of a device
 
@@ -130,7 +144,7 @@ class HostAnswers(TorchDispatchMode):
     """Answers the host where it asks fake tensors for a value, such as the number of steps of an optimizer."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(kind in SUBCLASSES for kind in types):
+        if any(map(is_wrapper, types)):
             return NotImplemented
         if func._opname == "_local_scalar_dense":
             return 1.0 if args[0].is_floating_point() else 1
@@ -251,7 +265,7 @@ class RankRecorder(TorchDispatchMode):
             return args[0].fake_device
         if self.paused:
             return func(*args, **(kwargs or {}))
-        if any(kind in SUBCLASSES for kind in types):
+        if any(map(is_wrapper, types)):
             return NotImplemented  # let the subclass turn the op into ops on local tensors, which come here again
         kwargs = kwargs or {}
         name = func._opname

@@ -66,7 +66,7 @@ def few_shards(mesh: Mesh) -> list[Mesh]:
 def resized(small: StageProgram, large: StageProgram, mesh: Mesh) -> StageProgram:
     """The program on ``mesh`` of a stage that was captured with ``dp_shard`` 2 and 4, the other axes alike. Raises
     :class:`NotRepeating` where the captures differ in more than sizes."""
-    return _continued(small, large, partial(_shared, ranks=mesh[AXIS]))
+    return _continued(small, large, partial(of_shares, ranks=mesh[AXIS]))
 
 
 def of_microbatch(small: StageProgram, large: StageProgram, sizes: tuple[int, int], microbatch: int) -> StageProgram:
@@ -138,7 +138,7 @@ def _signature(small: str, large: str, size: Callable[[int, int], int]) -> str:
     return "".join(b)
 
 
-def _shared(small: int, large: int, ranks: int) -> int:
+def of_shares(small: int, large: int, ranks: int) -> int:
     """The number that is ``small`` with 2 ranks and ``large`` with 4."""
     if small == large:
         return small

@@ -36,7 +36,8 @@ PLANNING_MIB = 950  # of address space: PyTorch, and the compiled engine with LL
 FEW = 3  # layers in the shorter capture: a first one, a last one, and one in between (FSDP prefetches across layers)
 TIMES = ("first", "second", "further")
 SPLIT = tuple(f"backward {half} {time}" for half in ("input", "weights") for time in TIMES)
-Options = tuple[bool, bool, bool, bool]  # several, split, each, gathered: see capture_stage
+Options = tuple[bool, bool, bool, bool]  # see capture_stage
+OPTIONS = "several", "split", "each", "gathered"
 
 SHIPPED = (
     "simdev.workloads.",
@@ -94,7 +95,8 @@ def stage_of_few(
     options: Options,
 ) -> StageProgram:
     """:func:`capture_stage` with ``capture`` in place of :func:`captured`, for stages of a few layers."""
-    need_torch(PLANNING_MIB)
+    if not isinstance(model.function, kept.Packed):
+        need_torch(PLANNING_MIB)
     key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
     few, more = few_parts(part)
     if not more:
@@ -125,6 +127,8 @@ def stage_of_few(
 def accumulates(model: ParallelModel, parameters: tuple) -> bool:
     """Whether the model's ranks keep whole gradients until the last microbatch, unless they are asked to reduce each
     (:attr:`Plan.reduce_each <simdev.parallel.plan.Plan>`); ``parameters`` as for :func:`captured`."""
+    if isinstance(model.function, kept.Packed):
+        return model.function.accumulates
     need_torch(PLANNING_MIB)
     import torch
 
@@ -185,8 +189,8 @@ def captured(
 ) -> StageProgram:
     """The program of a stage with all its layers, kept from an earlier capture or captured; ``parameters`` are pairs
     in order of their names."""
-    name = _name_of(model, parameters, mesh, part, (several, split, each, gathered))
-    found = kept.load(name)
+    options = several, split, each, gathered
+    found = kept.find(model, {**dict(parameters), **dict(zip(OPTIONS, options, strict=True))}, mesh, part)
     if found is not None:
         forward, *backward, finish = found.pop("segments")
         halves = tuple(backward[4 : 4 + len(SPLIT)]) if split else ()
@@ -198,7 +202,7 @@ def captured(
         last = mesh.stage_ranks - 1
         if last and not alike_on_all_ranks(model):
             check_matching(segments_of(program), segments_of(_capture(*how, rank=last)), (0, last), model.name)
-        keep(name, program)
+        keep(_name_of(model, parameters, mesh, part, options), program)
         return program
     except SimdevError:
         raise
@@ -213,19 +217,17 @@ def alike_on_all_ranks(model: ParallelModel) -> bool:
 
 def _name_of(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, options: Options) -> str:
     """The name under which the program of :func:`captured` is kept."""
-    given = dict(zip(("several", "split", "each", "gathered"), options, strict=True))
-    return kept.fingerprint(model, {**dict(parameters), **given}, mesh, part)
+    return kept.fingerprint(model, {**dict(parameters), **dict(zip(OPTIONS, options, strict=True))}, mesh, part)
 
 
 def is_kept(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, *options: bool) -> bool:
     """Whether :func:`captured` has the program of a stage on disk."""
-    return kept.has(_name_of(model, parameters, mesh, part, options))
+    return isinstance(model.function, kept.Packed) or kept.has(_name_of(model, parameters, mesh, part, options))
 
 
 def keep(name: str, program: StageProgram) -> None:
     """Keep a program on disk."""
-    figures = {key: getattr(program, key) for key in ("resident_bytes", "output_bytes", "parameters", "shard_unit")}
-    kept.save(name, list(segments_of(program)), figures)
+    kept.save(name, list(segments_of(program)), figures_of(program))
 
 
 def keep_recorded(
@@ -284,6 +286,11 @@ def program_of(
     first = segments.get("forward first")
     forward, finish = segments["forward"], segments["finish"]
     return StageProgram(forward, backward, finish, *figures, shard_unit=unit, split=halves, first_forward=first)
+
+
+def figures_of(program: StageProgram) -> dict[str, int]:
+    """What is kept of a stage beside its segments."""
+    return {key: getattr(program, key) for key in ("resident_bytes", "output_bytes", "parameters", "shard_unit")}
 
 
 def segments_of(program: StageProgram) -> tuple[Segment, ...]:

@@ -22,6 +22,7 @@ from simdev.errors import InvalidInput
 from simdev.files import parse_json, read_zipped, replacing
 from simdev.graphs.parallel_model import Part, every_nth
 from simdev.parallel.capture import kept
+from simdev.parallel.capture.resize import few_shards, of_shares
 from simdev.parallel.capture.stage import alike_on_all_ranks, few_parts
 from simdev.parallel.costs.allocator import CachingAllocator, Event, Reserved
 from simdev.parallel.mesh import Mesh
@@ -30,7 +31,7 @@ from simdev.parallel.plan import DIVIDED, Plan
 from simdev.parallel.program import NotRepeating
 
 STEPS = 2  # replayed steps; a later one reserves nothing more in the plans that were tried
-FORMAT = 1  # of kept allocations
+FORMAT = 2  # of kept allocations
 LAYERS = (3, 4, 5)  # of the stages whose allocations are recorded
 SEVERAL = 3  # recorded microbatches, of a step with more than one
 MAIN_GRADIENT = 4  # bytes of a gradient that Megatron-Core's buffer holds
@@ -218,8 +219,8 @@ def recorded_parts(part: Part, parameters: Mapping[str, object]) -> list[Part]:
 
 def recordings_of(plan: Plan) -> list[tuple]:
     """The stages whose recording also captures the programs of ``plan``: arguments of :func:`record_stage`.
-    Empty for schedules that split backward passes, and for models of users."""
-    if plan.schedule in SPLIT or not alike_on_all_ranks(plan.model):
+    Empty for schedules that split backward passes, for models of users, and for packed ones."""
+    if plan.schedule in SPLIT or not alike_on_all_ranks(plan.model) or isinstance(plan.model.function, kept.Packed):
         return []
     options = plan.microbatches > 1, plan.reduce_each, plan.gathered
     found = []
@@ -312,22 +313,60 @@ def _repeated(x: Row, y: Row, z: Row, more: int, copy: int) -> Row:
     return x[0], x[1] + (y[1] - x[1]) * (more - 1) + (z[1] - y[1]) * copy, x[2], x[3]
 
 
-def _recorded(model, parameters: dict, mesh, options: tuple[bool, ...], part: Part) -> Allocations:
-    """The allocations of a stage of a few layers, kept from an earlier recording or recorded."""
+def named(parameters: Mapping[str, object], part: Part, options: tuple[bool, ...]) -> dict[str, object]:
+    """The parameters under which the allocations of a stage are kept."""
+    return {**parameters, "layers": part.layers, "allocations": [FORMAT, *options]}
+
+
+def _recorded(model, parameters: dict, mesh: Mesh, options: tuple[bool, ...], part: Part) -> Allocations:
+    """The allocations of a stage of a few layers, kept from an earlier recording or recorded; ``options``: several
+    microbatches, gradients reduced after each, parameters gathered once."""
     given, (several, *how) = {**parameters, "layers": part.layers}, options
-    path = (
-        kept.folder() / f"{kept.fingerprint(model, {**given, 'allocations': [FORMAT, *options]}, mesh, part)}.memory.gz"
-    )
+    name = named(parameters, part, options)
+    if isinstance(model.function, kept.Packed):
+        return of_shards([_read(model.function.text(kept.place(name, few, part))) for few in few_shards(mesh)], mesh)
+    path = kept.folder() / f"{kept.fingerprint(model, name, mesh, part)}.memory.gz"
     with contextlib.suppress(InvalidInput, OSError, ValueError, TypeError, KeyError):
-        document = parse_json(read_zipped(path, kept.MAX_CAPTURE), path)
-        segments = tuple(tuple((a, b, c, d) for a, b, c, d in rows) for rows in document["segments"])
-        return Allocations(segments, tuple(document["state"]), document["parameters"])
+        return _read(read_zipped(path, kept.MAX_CAPTURE))
     from simdev.parallel.capture.allocations import record
 
     found = Allocations(*record(model, given, mesh, part, SEVERAL if several else 1, *how))
     with contextlib.suppress(OSError, InvalidInput):
         kept.folder().mkdir(parents=True, exist_ok=True)
-        text = json.dumps(found.__dict__, separators=(",", ":"))
         with replacing(path) as file:
-            file.write(gzip.compress(text.encode(), 6, mtime=0))
+            file.write(gzip.compress(text_of(found).encode(), 6, mtime=0))
     return found
+
+
+def text_of(found: Allocations) -> str:
+    """Allocations as JSON."""
+    return json.dumps(found.__dict__, separators=(",", ":"))
+
+
+def _read(text: str) -> Allocations:
+    document = parse_json(text, "allocations of a stage")
+    segments = tuple(tuple((a, b, c, d) for a, b, c, d in rows) for rows in document["segments"])
+    return Allocations(segments, tuple(document["state"]), document["parameters"])
+
+
+def of_shards(recorded: list[Allocations], mesh: Mesh) -> Allocations:
+    """The allocations on ``mesh``, from those with few shards (:func:`~simdev.parallel.capture.resize.few_shards`):
+    every size is a constant, or a constant plus a share of what is divided among the shards. Raises
+    :class:`NotRepeating` where the recordings differ in more than sizes."""
+    if len(recorded) == 1:
+        return recorded[0]
+    small, large = recorded
+    ranks = mesh["dp_shard"]
+    if [len(rows) for rows in small.segments] != [len(rows) for rows in large.segments]:
+        raise NotRepeating("stages with other shards allocate other things")
+
+    def row(a: Row, b: Row) -> Row:
+        if (*a[:2], a[3]) != (*b[:2], b[3]):
+            raise NotRepeating("allocations with other shards differ in more than sizes")
+        return a[0], a[1], of_shares(a[2], b[2], ranks), a[3]
+
+    segments = tuple(
+        tuple(row(a, b) for a, b in zip(x, y, strict=True)) for x, y in zip(small.segments, large.segments, strict=True)
+    )
+    state = tuple(of_shares(a, b, ranks) for a, b in zip(small.state, large.state, strict=True))
+    return Allocations(segments, state, of_shares(small.parameters, large.parameters, ranks))

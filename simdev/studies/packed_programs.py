@@ -1,0 +1,213 @@
+"""Packs the programs of published models, from which ``simdev plan`` answers where PyTorch is absent.
+
+A program is captured for each tensor degree, kind of recomputation and microbatch of :data:`MODELS`, on two and on four
+shards (:mod:`simdev.parallel.capture.resize` serves all other numbers), with few layers; and so are its allocations.
+Captures are kept on disk, so that an interrupted run resumes. Models that are not named keep what the archive holds.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from math import gcd
+from typing import Any
+
+from simdev.errors import InvalidInput, UnknownName
+from simdev.files import open_zip, replacing
+from simdev.graphs.parallel_model import ParallelModel, Part
+from simdev.parallel.capture import kept
+from simdev.parallel.capture.resize import LARGE, SMALL
+from simdev.parallel.capture.stage import OPTIONS, accumulates, captured, few_parts, figures_of, segments_of
+from simdev.parallel.costs import reserved
+from simdev.parallel.hugging_face import TransformersModel, hugging_face_model
+from simdev.parallel.mesh import Mesh
+from simdev.parallel.models import find_model
+from simdev.parallel.program import NotRepeating
+from simdev.studies.any_model import published
+
+Found = Iterator[tuple[str, str, int]]  # the place of a program, its text, by how many ranks FSDP divides it
+EVERY = ("none", "selective", "full")
+PARTS = {"first": (True, False), "inner": (False, False), "last": (False, True)}  # of a pipeline
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What is packed of a model: an id of ``simdev plan``, or a ``published`` one of ``simdev study any-model``; the
+    tensor degrees, kinds of recomputation and microbatches; ``pipelines``: tensor degrees with which stages are packed
+    as well, with the last two kinds of recomputation and one sequence in a microbatch."""
+
+    published: str = ""
+    tensor: tuple[int, ...] = (1, 8)
+    recompute: tuple[str, ...] = EVERY
+    microbatch: tuple[int, ...] = (1, 2)
+    pipelines: tuple[int, ...] = ()
+
+
+MODELS = {
+    "llama3-8b": Packing(tensor=(1,)),
+    "llama3-70b": Packing(recompute=("selective", "full")),
+    "llama3-405b": Packing(tensor=(1, 8), recompute=("selective", "full"), microbatch=(1,)),
+    "qwen3-8b": Packing("Qwen3 8B", tensor=(1,)),
+    "qwen3-32b": Packing("Qwen3 32B", tensor=(1,), recompute=("selective", "full")),
+    "qwen3-235b-a22b": Packing("Qwen3 235B-A22B", tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),
+    "gemma3-27b": Packing("Gemma 3 27B", tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),
+    "mixtral-8x7b": Packing(tensor=(1,)),
+    "gpt-oss-120b": Packing("GPT-OSS 120B", tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),
+    "deepseek-v3": Packing(tensor=(1,), microbatch=(1,)),
+    "vit-l": Packing(tensor=(1,)),
+}
+
+
+def pack(names: Sequence[str], tell: Callable[[int, int, str], None]) -> list[dict[str, Any]]:
+    """Capture the models ``names`` (all if empty) and write the archive; a row for each model in it. Raises
+    :class:`UnknownName`."""
+    for name in names:
+        if name not in MODELS:
+            raise UnknownName("packed model", name, MODELS)
+    wanted = list(names or MODELS)
+    members: dict[str, bytes] = {}
+    if kept.PACK.is_file():
+        with open_zip(kept.PACK) as archive:
+            members = {name.removesuffix(".xz"): archive.read(name) for name in archive.namelist()}
+    for number, name in enumerate(wanted):
+        members[name] = packed_member(name, MODELS[name])
+        _write(members)
+        tell(number + 1, len(wanted), f"{name}: {len(members[name]):,} bytes")
+    return [{"model": name, "bytes": len(data)} for name, data in sorted(members.items())]
+
+
+def _write(members: Mapping[str, bytes]) -> None:
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:  # its members are compressed already
+        for name, data in sorted(members.items()):
+            archive.writestr(zipfile.ZipInfo(f"{name}.xz"), data)  # without a date: equal programs are equal bytes
+    with replacing(kept.PACK) as file:
+        file.write(written.getvalue())
+
+
+def packed_member(name: str, packing: Packing) -> bytes:
+    """The member of the archive that holds a model."""
+    model, parameters = _model(name, packing)
+    programs: dict[str, str] = {}
+    unit = 0
+    for stage in stages(model, parameters, packing):
+        for key, text, shards in stage():
+            programs[key] = text
+            unit = gcd(unit, shards)
+    function = model.function
+    header: dict[str, Any] = {
+        "size": "",
+        "parameters": {key: value for key, value in parameters.items() if key not in ("microbatch", "recompute")},
+        "accumulates": accumulates(model, tuple(sorted(parameters.items()))),
+        "axes": [axis for axis in ("dp_shard", "tp") if axis in model.axes],
+        "pipeline": bool(packing.pipelines),
+        "shard_unit": unit,
+        "torch": version("torch"),
+        "notes": [_note(packing)],
+    }
+    if isinstance(function, TransformersModel):
+        header |= {
+            "config": function.config,
+            "class": function.name,
+            "facts": function.facts,
+            "transformers": version("transformers"),
+            "flops": model.flops(parameters),
+        }
+    else:
+        base, _, header["size"] = name.rpartition("-")
+        header["model"] = base
+    return kept.packed_model(name, header, programs)
+
+
+def _model(name: str, packing: Packing) -> tuple[ParallelModel, dict[str, Any]]:
+    if not packing.published:
+        return find_model(name)
+    return hugging_face_model(published()[packing.published]["config"], {}, name)
+
+
+def first_stage(name: str, packing: Packing) -> Found:
+    """The first program of a model and its first allocations, captured now: what :func:`packed_member` packs."""
+    model, parameters = _model(name, packing)
+    given = {**parameters, "microbatch": packing.microbatch[0], "recompute": packing.recompute[-1]}
+    inner = {"tp": packing.tensor[0]} if packing.tensor[0] > 1 else {}
+    found = _programs(model, given, inner, model.part(given, parameters["layers"]), (SMALL,), True, True)
+    kinds: dict[int, tuple[str, str, int]] = {}
+    for place, text, shards in found:
+        kinds.setdefault(int(bool(shards)), (place, text, shards))
+        if len(kinds) == 2:
+            break
+    yield from kinds.values()
+
+
+def _note(packing: Packing) -> str:
+    offered = f"tensor degrees {_listed(packing.tensor)}, recomputation {_listed(packing.recompute)}"
+    offered += f", microbatches {_listed(packing.microbatch)}"
+    what = "replicas of sharded groups" + ("" if packing.pipelines else ", pipelines")
+    return f"{what}, and other than {offered}: these programs were packed; for all plans {kept.REMEDY}"
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+def stages(model: ParallelModel, parameters: dict, packing: Packing) -> Iterator[Callable[[], Found]]:
+    """What captures one stage of a model: its programs by place, as text, and by how many ranks FSDP divides it."""
+    for tensor in packing.tensor:
+        for recompute in packing.recompute:
+            for microbatch in packing.microbatch:
+                given = {**parameters, "microbatch": microbatch, "recompute": recompute}
+                mesh = {"tp": tensor} if tensor > 1 else {}
+                if not _possible(model, given, mesh):
+                    continue
+                whole = model.part(given, parameters["layers"])
+                yield partial(_programs, model, given, mesh, whole, (SMALL,), False, False)
+                yield partial(_programs, model, given, mesh, whole, (SMALL, LARGE), True, True)
+                if tensor in packing.pipelines and recompute in packing.recompute[-2:] and microbatch == 1:
+                    for first, last in PARTS.values():
+                        part = Part(parameters["layers"], first, last, whole.kinds)
+                        yield partial(_programs, model, given, mesh, part, (SMALL, LARGE), False, True)
+
+
+def _possible(model: ParallelModel, parameters: dict, mesh: dict[str, int]) -> bool:
+    if any(axis not in model.axes for axis in mesh):
+        return False
+    with suppress(InvalidInput):
+        if model.checks is not None:
+            model.checks(parameters, Mesh({"dp_shard": SMALL, **mesh}))
+        return True
+    return False
+
+
+def _programs(model, given: dict, inner: dict, part: Part, shards: Sequence[int], each: bool, memory: bool) -> Found:
+    several = (True, False, each, False)
+    key = tuple(sorted((name, value) for name, value in given.items() if name != "layers"))
+    for size in shards:
+        mesh = Mesh({"dp_shard": size, **inner})
+        for few in few_parts(part)[0]:
+            program = captured.__wrapped__(model, key, mesh, few, *several)
+            place = kept.place({**dict(key), **dict(zip(OPTIONS, several, strict=True))}, mesh, few)
+            yield place, kept.stage_text(list(segments_of(program)), figures_of(program)), program.shard_unit
+    if not memory:
+        return
+    options = (True, each, False)
+    recorded: dict[int, list[reserved.Allocations]] = {size: [] for size in shards}
+    try:
+        for few in reserved.recorded_parts(part, given):
+            for size in shards:
+                mesh = Mesh({"dp_shard": size, **inner})
+                recorded[size].append(reserved.record_stage(model, tuple(sorted(given.items())), mesh, options, few))
+                name = reserved.named(given, few, options)
+                yield kept.place(name, mesh, few), reserved.text_of(recorded[size][-1]), 0
+            if len(shards) > 1:
+                found = [recorded[size][-1] for size in shards]
+                reserved.of_shards(found, Mesh({"dp_shard": 2 * shards[-1], **inner}))
+        for few_layers in recorded.values():
+            if len(few_layers) > 1:
+                reserved.extended(few_layers, 1)
+    except NotRepeating as error:
+        raise InvalidInput(f"its allocations cannot be packed: {error}", source=model.name) from None

@@ -221,8 +221,11 @@ def _name_of(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, op
 
 
 def is_kept(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, *options: bool) -> bool:
-    """Whether :func:`captured` has the program of a stage on disk."""
-    return isinstance(model.function, kept.Packed) or kept.has(_name_of(model, parameters, mesh, part, options))
+    """Whether :func:`captured` has the program of a stage on disk, or packed."""
+    if isinstance(model.function, kept.Packed):
+        known = {**dict(parameters), **dict(zip(OPTIONS, options, strict=True))}
+        return model.function.has(kept.place(known, mesh, part))
+    return kept.has(_name_of(model, parameters, mesh, part, options))
 
 
 def keep(name: str, program: StageProgram) -> None:

@@ -68,10 +68,7 @@ def apart() -> Iterator[None]:
 
 def fingerprint(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> str:
     """SHA-256 (hex, 32 characters) of what a capture depends on. Raises :class:`Unsupported` without PyTorch."""
-    try:
-        need_torch()
-    except Unsupported as error:
-        raise Unsupported(f"{error}; without it, plan one of {', '.join(packed_names())}") from None
+    need_to_capture()
     source = model.identity or _source(model.function)
     parts = [FORMAT, model.name, source, sorted(parameters.items()), str(mesh), asdict(part), _code()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
@@ -80,6 +77,14 @@ def fingerprint(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) 
 def has(name: str) -> bool:
     """Whether a stage is kept."""
     return (folder() / f"{name}.json.gz").is_file()
+
+
+def need_to_capture(mib: int = 600) -> None:
+    """:func:`~simdev.graphs.capture.need_torch`, with the models that are planned without PyTorch in the message."""
+    try:
+        need_torch(mib)
+    except Unsupported as error:
+        raise Unsupported(f"{error}; without it, plan one of {', '.join(packed_names())}") from None
 
 
 def find(model: ParallelModel, parameters: dict, mesh: Mesh, part: Part) -> dict | None:

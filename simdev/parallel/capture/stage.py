@@ -21,7 +21,6 @@ from functools import lru_cache
 from math import gcd, prod
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
-from simdev.graphs.capture import need_torch
 from simdev.graphs.parallel_model import ParallelModel, Part, Stage
 from simdev.parallel.capture import kept
 from simdev.parallel.capture.cut import cut
@@ -96,7 +95,7 @@ def stage_of_few(
 ) -> StageProgram:
     """:func:`capture_stage` with ``capture`` in place of :func:`captured`, for stages of a few layers."""
     if not isinstance(model.function, kept.Packed):
-        need_torch(PLANNING_MIB)
+        kept.need_to_capture(PLANNING_MIB)
     key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
     few, more = few_parts(part)
     if not more:
@@ -129,7 +128,7 @@ def accumulates(model: ParallelModel, parameters: tuple) -> bool:
     (:attr:`Plan.reduce_each <simdev.parallel.plan.Plan>`); ``parameters`` as for :func:`captured`."""
     if isinstance(model.function, kept.Packed):
         return model.function.accumulates
-    need_torch(PLANNING_MIB)
+    kept.need_to_capture(PLANNING_MIB)
     import torch
 
     default = torch.get_default_dtype()

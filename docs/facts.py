@@ -250,6 +250,21 @@ def smallest_gap(name: str) -> str:
     return percent(min(gaps(name)))
 
 
+def preset(name: str, what: str) -> str:
+    """Of the report on other simulators' rules: the rank ``correlation`` of a preset with the full rules, the ``cost``
+    of trusting it, or in how many cases its favourite is the ``best`` placement."""
+    text = (BOARDS / "physics" / "README.md").read_text(encoding="utf-8")
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    head = next(cells for cells in table if cells[0] == "rules")
+    line = dict(zip(head, next(cells for cells in table if cells[0] == name), strict=True))
+    return {
+        "correlation": f"{float(line['Kendall']):.2f}",
+        "cost": percent(float(line["regret %"]) / 100),
+        "best": line["same best"].partition("/")[0],
+        "cases": line["same best"].partition("/")[2],
+    }[what]
+
+
 def _best(name: str) -> dict[tuple[str, str], int]:
     best: dict[tuple[str, str], int] = {}
     for row in board(name):
@@ -348,7 +363,7 @@ FACTS: dict[str, Callable[..., str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         ms, best_ms, ratio, above, fit, shorter, wins, first, gap, gain, within, middle_gap, largest_gap, count,
-        registered, plans, slower, alone, best_of, smallest_gap,
+        registered, plans, slower, alone, best_of, smallest_gap, preset,
     )
 }  # fmt: skip
 TABLES: dict[str, Callable[..., list[str]]] = {

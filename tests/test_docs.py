@@ -1,4 +1,4 @@
-"""The site builds without a warning, has a page for every placer and workload, and the code on its pages runs."""
+"""The site builds without a warning, has a page for everything that is registered, and the code on its pages runs."""
 
 import importlib
 import importlib.util
@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from simdev.parallel import parallel_models
 from simdev.placers import registry
+from simdev.planners import planners
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "pages"
@@ -33,9 +35,18 @@ def test_the_site_builds_without_a_warning(tmp_path):
     ]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     assert done.returncode == 0, done.stderr
-    for shelf, names in (("placers", registry.placers()), ("workloads", registry.workloads())):
+    shelves = {
+        "placers": registry.placers(),
+        "planners": planners(),
+        "models": parallel_models(),
+        "workloads": registry.workloads(),
+    }
+    for shelf, names in shelves.items():
         for name in names:
             assert (tmp_path / "site" / shelf / f"{name}.html").is_file()
+    for path in (tmp_path / "site").rglob("*.html"):
+        raw = re.findall(r":(?:func|class|meth|mod|data|attr|exc|obj):[`<]\S*", path.read_text(encoding="utf-8"))
+        assert not raw, (path.name, raw[:3])
     text = (tmp_path / "site" / "execution-model.html").read_text(encoding="utf-8")
     assert "R12" in text
 

@@ -50,8 +50,8 @@ class Packing:
 
 MODELS = {
     "llama3-8b": Packing(tensor=(1,)),
-    "llama3-70b": Packing(recompute=("selective", "full")),
-    "llama3-405b": Packing(tensor=(1, 8), recompute=("selective", "full"), microbatch=(1,)),
+    "llama3-70b": Packing(tensor=(1,), recompute=("selective", "full")),
+    "llama3-405b": Packing(tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),
     "qwen3-8b": Packing("Qwen3 8B", tensor=(1,)),
     "qwen3-32b": Packing("Qwen3 32B", tensor=(1,), recompute=("selective", "full")),
     "qwen3-235b-a22b": Packing("Qwen3 235B-A22B", tensor=(1,), recompute=("selective", "full"), microbatch=(1,)),

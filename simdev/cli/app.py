@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 import typer.core
@@ -31,7 +31,7 @@ TOPICS = PLACE, OWN, BENCHMARK, JOBS, REAL, ABOUT = (
     "Costs and real devices",
     "About simdev",
 )
-USAGE_ERROR = typer.BadParameter.__mro__[1]  # wrong arguments, of the click that Typer brings
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # wrong arguments, of the click that Typer brings
 STUDY = "study"  # the topic of commands that stand under ``simdev study``
 
 

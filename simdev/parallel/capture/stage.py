@@ -214,7 +214,7 @@ def alike_on_all_ranks(model: ParallelModel) -> bool:
     return model.function.__module__.startswith(SHIPPED)
 
 
-def _name_of(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, options: Options) -> str:
+def _name_of(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, options: tuple[bool, ...]) -> str:
     """The name under which the program of :func:`captured` is kept."""
     return kept.fingerprint(model, {**dict(parameters), **dict(zip(OPTIONS, options, strict=True))}, mesh, part)
 

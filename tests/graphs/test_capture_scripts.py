@@ -55,6 +55,7 @@ def test_two_optimizers_are_one_step(capsys):
     assert "netG/step" not in names and capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_step_that_draws_samples_besides_says_that_steps_vary(capsys):
     assert captured("dcgan").meta["step_before_flops"] > 0, "step 2 holds what the script does after its first step"
 
@@ -80,6 +81,7 @@ def test_a_language_model_with_a_state_that_outlives_the_step(capsys):
     assert products == pytest.approx(3 * (4 * gates + decoder), rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_small_gpt_that_asks_for_an_accelerator(capsys):
     graph = captured("nanogpt")
     assert of(graph, "adamw")[1] == 2 * 10 + 2 and graph.meta["precision_of_classes"]["gemm"].keys() == {"bf16"}
@@ -160,6 +162,7 @@ def test_gradients_accumulate_under_accelerate(capsys):
     assert of(graph, "adamw")[1] == 4
 
 
+@pytest.mark.slow
 def test_the_trainer_of_transformers(capsys):
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

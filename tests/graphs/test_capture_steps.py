@@ -223,7 +223,8 @@ def test_the_table_of_casts_is_that_of_pytorch():
     missing = {name for name in names if autocast._casts(name, "AutocastCUDA")} - known
     # An error, and kernels that only CUDA tensors reach.
     beside = {"binary_cross_entropy", "_cudnn_rnn", "cudnn_convolution", "cudnn_convolution_transpose"}
-    assert not missing - beside - {"linalg_matrix_sqrth"}
+    named = {name for name in missing if "dimname" in name.lower() or "names_" in name}  # of named tensors
+    assert not missing - beside - named - {"linalg_matrix_sqrth"}
 
 
 def test_autocast_of_the_cpu_is_as_before_after_a_capture():

@@ -158,6 +158,7 @@ def capture_package(
     """Capture a model of an installed package by its id, such as ``timm:resnet50``; ``choices`` are those of
     :func:`simdev.graphs.capture.packages.package_step`."""
     need_torch()
+    from simdev.graphs.capture.build import BuildFailed
     from simdev.graphs.capture.packages import GIVE, package_step
 
     build, own_name, meta = package_step(target, **choices)
@@ -169,6 +170,9 @@ def capture_package(
             raise InvalidInput(fewer, source=error.source, field=error.field) from error
         if choices.get("inputs") or "--" in error.message or "=..." in error.message:
             raise
+        if isinstance(error.__cause__, BuildFailed) and target.startswith(("transformers", "diffusers")):
+            fields = f"change fields of its configuration, such as {target.partition('[')[0]}[num_attention_heads=8]"
+            raise InvalidInput(f"{error.message}; {fields}", source=error.source, field=error.field) from error
         remedy = f"{error.message}; if the inputs that simdev makes up do not fit, {GIVE}"
         raise InvalidInput(remedy, source=error.source, field=error.field) from error
     return _on_gpu(graph, unroll)

@@ -444,6 +444,8 @@ def _hf_labels(model, config, inputs: dict) -> dict:
     import torch
 
     takes, name = inspect.signature(model.forward).parameters, type(model).__name__
+    if not inputs:
+        raise InvalidInput(f"simdev makes up none of the inputs of {name}.forward; {GIVE}", source=name)
     rows = len(next(iter(inputs.values())))
     if "start_positions" in takes:
         return {"start_positions": torch.zeros(rows, dtype=torch.int64), "end_positions": torch.ones(rows).long()}

@@ -591,12 +591,17 @@ def grouped_backward_flops(image, gradient, weight, output_mask) -> int:
     return 2 * macs * sum(bool(wanted) for wanted in output_mask[:2])
 
 
-def _attention_flops(*args, **_) -> int:
-    return int(flop_counter.sdpa_flop_count(*(tensor.shape for tensor in args[:3])))
+def _attention_flops(query, *others, **_) -> int:
+    return int(flop_counter.sdpa_flop_count(query.shape, *_with_heads(query, others[:2])))
 
 
-def _attention_backward_flops(*args, **_) -> int:
-    return int(flop_counter.sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4])))
+def _attention_backward_flops(gradient, query, *others, **_) -> int:
+    return int(flop_counter.sdpa_backward_flop_count(gradient.shape, query.shape, *_with_heads(query, others[:2])))
+
+
+def _with_heads(query, others) -> list[tuple]:
+    """Shapes of keys and values as if each head of the queries had its own."""
+    return [(*other.shape[:1], query.shape[1], *other.shape[2:]) for other in others]
 
 
 def _grouped_product_flops(first, second, *_, **__) -> int:

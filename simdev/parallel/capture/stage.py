@@ -331,10 +331,13 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
 def forget_meshes() -> None:
     """Clear what DTensor remembers of earlier meshes: a mesh of the same shape is taken for them, and their process
     groups are gone."""
-    from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
+    from torch.distributed.tensor import _redistribute
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-    clear_redistribute_planner_cache()
+    if hasattr(_redistribute, "clear_redistribute_planner_cache"):
+        _redistribute.clear_redistribute_planner_cache()
+    else:  # PyTorch 2.9
+        _redistribute._gen_transform_infos.cache_clear()
     _clear_sharding_prop_cache()
 
 

@@ -331,14 +331,14 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
 def forget_meshes() -> None:
     """Clear what DTensor remembers of earlier meshes: a mesh of the same shape is taken for them, and their process
     groups are gone."""
-    from torch.distributed.tensor import _redistribute
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.distributed.tensor import DTensor, _redistribute, debug
 
     if hasattr(_redistribute, "clear_redistribute_planner_cache"):
         _redistribute.clear_redistribute_planner_cache()
+        debug._clear_sharding_prop_cache()
     else:  # PyTorch 2.9
         _redistribute._gen_transform_infos.cache_clear()
-    _clear_sharding_prop_cache()
+        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
 
 
 class StageRun:

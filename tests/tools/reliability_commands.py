@@ -275,10 +275,9 @@ def in_the_background(trials: Trials, case: Case, times: int) -> Line:
 
 def small_files(trials: Trials, case: Case, times: int) -> Line:
     """A limit on the size of files stands in for a full disk: one sentence, and the same command runs later."""
-    line = Line("", times)
-    size = max(map(len, trials.whole(case).values()))
-    for _ in range(times):
-        folder, most = trials.folder(case), random.randrange(size)
+    line, size = Line("", times), max(map(len, trials.whole(case).values()))
+    for _ in range(times):  # the limit also holds for the file of the messages, which is shorter than half of a result
+        folder, most = trials.folder(case), random.randrange(size // 2, size)
         code, text = trials.run(case, folder, lambda most=most: _limit(resource.RLIMIT_FSIZE, most))
         line.lost += trials.harmed(case, folder)
         if code != 2 or "Traceback" in text or not trials.resumed(case, folder):

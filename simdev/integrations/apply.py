@@ -22,8 +22,9 @@ def apply(
     (:func:`simdev.load_plan` returns job and choice): run each step within
     ``torch.distributed.tensor.experimental.implicit_replication()`` then.
 
-    Returns PyTorch's device mesh. Before the backward pass of each microbatch, call
-    ``model.set_requires_gradient_sync(last or choice.reduce_each)``, as the script of ``simdev plan --write pytorch``.
+    Returns PyTorch's device mesh. Before the backward pass of each microbatch, call ``model.set_is_last_backward`` and
+    ``model.set_requires_gradient_sync`` with ``last or choice.reduce_each``, as the script of ``simdev plan --write
+    pytorch`` does.
     Raises :class:`Unsupported`, naming the axes, for a plan that divides more: pipeline stages are several modules and
     a schedule, which the script has.
     """

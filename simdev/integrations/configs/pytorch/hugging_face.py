@@ -207,9 +207,9 @@ STEP = '''def train_step(model, optimizer, data):
     """One step; returns the mean loss over the samples of this rank."""
     total = 0.0
     for number, tokens in enumerate(data.split(MICROBATCH)):
-        last = number == MICROBATCHES - 1  #? sharded
+        last = number == MICROBATCHES - 1 or REDUCE_EACH  #? sharded
         model.set_is_last_backward(last)  #? sharded
-        model.set_requires_gradient_sync(last or REDUCE_EACH)  #? sharded
+        model.set_requires_gradient_sync(last)  #? sharded
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss / MICROBATCHES
         loss.backward()
         total += loss.detach()

@@ -216,9 +216,9 @@ def train_step(model, loss, optimizer, inputs):
     """One step; returns the mean loss over the samples of this rank."""
     total = 0.0
     for number, microbatch in enumerate(batches(inputs)):
-        last = number == MICROBATCHES - 1  #? data
+        last = number == MICROBATCHES - 1 or REDUCE_EACH  #? data
         model.set_is_last_backward(last)  #? data
-        model.set_requires_gradient_sync(last or REDUCE_EACH)  #? data
+        model.set_requires_gradient_sync(last)  #? data
         with implicit_replication():  # of tensors that TENSOR_PARALLEL does not divide  #? tp
             part = loss(model, *microbatch) / MICROBATCHES  #? tp
             part.backward()  #? tp

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -33,9 +34,10 @@ def parallel_models() -> dict[str, ParallelModel]:
     return SHELF.load()
 
 
-def find_model(entry: str) -> tuple[ParallelModel, dict[str, Any]]:
+def find_model(entry: str, packed: bool = False) -> tuple[ParallelModel, dict[str, Any]]:
     """The model that an id names, and all its parameters: ``NAME`` or ``NAME-SIZE``, a model of Hugging Face, or a
-    function that returns a plain training step.
+    function that returns a plain training step. ``packed``: where PyTorch is absent, a model that has the programs that
+    ship with simdev alone, if there are any for these parameters.
     Raises :class:`UnknownName`, :class:`InvalidInput` or :class:`Unsupported`."""
     name, version, changes = parse_id(entry)
     if name.endswith(".npz"):
@@ -45,8 +47,12 @@ def find_model(entry: str) -> tuple[ParallelModel, dict[str, Any]]:
         header = Packed(name).header
         needed = ("torch", "transformers") if "config" in header else ("torch",)
         if any(importlib.util.find_spec(package) is None for package in needed):
-            return find_packed(name, changes)
-        if "config" in header:
+            if "config" in header:
+                return find_packed(name, changes)
+            if packed:
+                with suppress(InvalidInput):  # the model's own refusals are more precise
+                    return find_packed(name, changes)
+        elif "config" in header:
             return hugging_face_model(json.loads(header["config"]), changes, name, header["class"])
     library = find_hugging_face(name, changes)
     if library is not None:

@@ -203,7 +203,8 @@ class Job:
         if next(self.choices(), None) is not None:
             return
         each = self.ranks * min(self.microbatches)
-        least = next((n for n in _divisors(each) if next(self.with_changes(batch=n).choices(), None) is not None), 0)
+        twice = _divisors(2 * each)  # a packed model may have plans of two microbatches alone
+        least = next((n for n in twice if next(self.with_changes(batch=n).choices(), None) is not None), 0)
         what = f"no plan of {self.model.name} on {self.ranks} GPUs"
         if least:
             near = max(1, round(self.batch / least)) * least

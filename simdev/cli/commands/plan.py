@@ -123,7 +123,7 @@ def plan(
     tokens, seconds = positive(tokens, "--tokens"), positive(seconds, "--seconds")
     price = positive(price, "--price")
     spec, params = find_planner(planner)
-    found, parameters = find_model(model)
+    found, parameters = find_model(model, packed=True)
     job = Job(
         found,
         find_framework(framework).parameters_of(found.name, parameters, model),

@@ -194,10 +194,10 @@ def registered(what: str) -> str:
 
 
 def plans(paper: str, what: str) -> str:
-    """Of the measured plans of a paper: how many there are, the most GPUs of one, the mean error of the simulated step
-    time, or the largest one."""
+    """Of the measured plans whose source names ``paper`` (or a model): how many there are, the most GPUs of one, the
+    mean error of the simulated step time, or the largest one."""
     with open(BOARDS / "fidelity" / "published-plans.csv", encoding="utf-8", newline="") as file:
-        rows = [line for line in csv.DictReader(file) if line["source"].startswith(paper)]
+        rows = [line for line in csv.DictReader(file) if paper in line["source"]]
     errors = [abs(float(line["simulated_s"]) / float(line["measured_s"]) - 1) for line in rows]
     found = {
         "rows": str(len(rows)),

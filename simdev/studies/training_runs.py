@@ -365,7 +365,7 @@ def _published(source: str, name: str, row: dict) -> TrainingRun:
     choices = {"length": length, "microbatch": micro, "recompute": row["recompute"] or "none"}
     if megatron and row["sequence_parallel"] == "yes":
         choices["sequence_parallel"] = "yes"
-    model = row["model"] if row["model"] in SHAPES else "gpt-175b" if megatron else "llama3-8b"
+    model = SHAPES.get(row["model"], "gpt-175b" if megatron else "llama3-8b")
     typed = TypedPlan(
         typed_model(model, **shape, **choices),
         cluster,
@@ -402,7 +402,11 @@ PUBLISHED_SOFTWARE = (  # words in the row's software, and the framework; the fi
     ("AutoModel", "automodel"),
     ("Meta's own", "compiled"),
 )
-SHAPES = ("llama3-70b", "llama3-405b")  # models of simdev whose rows state no shape
+SHAPES = {  # models whose rows state no shape, and simdev's names of them
+    "llama3-70b": "llama3-70b",
+    "llama3-405b": "llama3-405b",
+    "deepseek-v3": "deepseek-v3",
+}
 SC21 = "Narayanan et al. 2021 (SC21), table 1"
 AUTOMODEL = "NVIDIA-NeMo/Automodel docs/performance-summary"
 FMS = "foundation-model-stack/fms-fsdp README"
@@ -410,7 +414,8 @@ FMS = "foundation-model-stack/fms-fsdp README"
 # - table 1 of SC21: microbatch and stages of a rank by examples/sc21/run_table_1.sh in NVIDIA/Megatron-LM;
 # - fms-fsdp: the share of recomputed blocks p by the second table of its README, HFU / MFU = 1 + p / 3 (34b and 70b on
 #   A100: 1.35);
-# - AutoModel: recomputation and resharding by the files of examples/llm_benchmark in its repository;
+# - AutoModel: recomputation and resharding by the files of examples/llm_benchmark in its repository (DeepSeek-V3:
+#   deepseek/deepseek_v3_te_deepep.yaml);
 # - Llama 3 405B: a layer on each virtual stage, none on the first and the last one (section 3.3.2). The microbatch is
 #   not stated: one sequence.
 STATED_ELSEWHERE: dict[tuple[str, str], dict[str, str]] = {
@@ -423,6 +428,7 @@ STATED_ELSEWHERE: dict[tuple[str, str], dict[str, str]] = {
     },
     **{(FMS, f"llama2-{size}"): {"recompute": "full"} for size in ("34b", "70b")},
     (AUTOMODEL, "llama3-70b"): {"recompute": "full", "framework": "automodel[compiled]"},
+    (AUTOMODEL, "deepseek-v3"): {"recompute": "full", "reshard": "never"},
     ("Llama 3 paper (Llama Team 2024), table 4", "llama3-405b"): {
         "microbatch": "1", "vp": "8", "layers of stages": "/".join(["0", *["1"] * 126, "0"]), "reshard": "never",
     },

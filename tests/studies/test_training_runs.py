@@ -113,6 +113,23 @@ def test_rows_that_cannot_be_simulated_say_why(tmp_path):
     )
 
 
+def test_a_published_row_takes_what_its_authors_state_elsewhere(tmp_path):
+    cells = {
+        "source": report.AUTOMODEL, "model": "deepseek-v3", "gpu": "H100 SXM", "gpus": "256", "dp_shard": "64",
+        "ep": "64", "pp": "4", "vp": "8", "microbatch": "1", "global_batch": "512", "sequence": "4096",
+        "software": "NeMo AutoModel 26.02", "step_s": "8.18",
+    }  # fmt: skip
+    others = ("width", "layers", "heads", "kv_heads", "hidden", "vocabulary", "dp_replicate", "cp", "tp", "recompute",
+              "sequence_parallel", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "memory_gb")  # fmt: skip
+    text = ",".join([*cells, *others]) + "\n" + ",".join([*cells.values(), *[""] * len(others)]) + "\n"
+    (run,), refused = runs_of(tmp_path, "published-plans", text)
+    model = "deepseek-v3[length=4096,microbatch=1,recompute=full]"
+    assert not refused and run.typed == TypedPlan(
+        model, "dgx-h100", "pp=4,ep=64", 8, "interleaved", 8, framework="automodel", reshard="never"
+    )
+    assert run.step_ns == 8.18e9 and run.group == "NVIDIA-NeMo/Automodel docs/performance-summary: deepseek-v3"
+
+
 def test_a_run_in_fp8_keeps_the_vocabulary_in_16_bit(tmp_path):
     row = "llama3.1-8b,8,h100,8,1,1,1,2,16,8192,selective,yes,yes,5762,82.4"
     (run,), refused = runs_of(tmp_path, "torchtitan", f"{TITAN}tokens_per_s_per_gpu,memory_gib\n{row}\n")

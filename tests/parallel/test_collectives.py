@@ -96,6 +96,18 @@ def test_across_nodes_the_adapters_decide():
     assert one_each == pytest.approx(1024 * MIB / (50e9 * 0.85) * 1e9, rel=0.05)
 
 
+def test_an_exchange_between_nodes_goes_through_each_ranks_own_adapter():
+    cluster, size = load_cluster("dgx-h100"), 1024 * MIB
+    gather, exchange = (collective_ns(kind, size, np.arange(16), cluster) for kind in ("all_gather", "all_to_all"))
+    # Half of what a rank sends leaves its node through one adapter; a gather uses all eight.
+    assert exchange == pytest.approx(size / 2 / (50e9 * 0.85) * 1e9, rel=0.01) and exchange > 3 * gather
+    pair = collective_ns("all_to_all", size, np.array([0, 8]), cluster)
+    assert pair == pytest.approx(exchange, rel=0.01)
+    # Seven of nine pieces stay in the node of the first eight, and one leaves it; the ninth rank sends all but its own.
+    alone = collective_ns("all_to_all", size, np.arange(9), cluster)
+    assert alone == pytest.approx(size * 8 / 9 / (50e9 * 0.85) * 1e9, rel=0.01)
+
+
 def test_a_send_between_nodes_takes_longer():
     cluster = load_cluster("dgx-h100")
     assert send_ns(MIB, 0, 1, cluster) < send_ns(MIB, 0, 8, cluster)

@@ -9,6 +9,10 @@ Of the ``2 (ranks - 1)`` steps of a ring, ``2 (nodes - 1)`` are between nodes (`
 versions count ``2 nodes``). Where each pair of a group has a link of its own (four GPUs without a switch), NCCL builds
 rings over all of them: ``ranks - 1`` links carry a rank's traffic (:meth:`Cluster.ring_bytes_per_s`).
 
+An all-to-all is no ring: each rank sends every other rank a piece of its own. What leaves the node goes through the
+rank's own adapter and cannot use those of other ranks (NVIDIA/nccl-tests issue 267), beside what stays on the node's
+links; the slower of the two decides.
+
 Where the figures come from; no training run was used to choose any of them:
 
 ``links.csv``
@@ -72,15 +76,16 @@ def collective_ns(kind: str, payload_bytes: int, members: np.ndarray, cluster: C
         return max(1, round(inside))
     wire = PASSES[kind] * (ranks - 1) / ranks * payload_bytes
     rings = int(in_node.min())
-    rate = cluster.network_bytes_per_s * NETWORK_SHARE * rings
-    if cluster.node_bytes_per_s and len(here) > 1:
-        rate = min(rate, cluster.ring_bytes_per_s(here) * RING_SHARE)
+    adapter = cluster.network_bytes_per_s * NETWORK_SHARE
+    near = cluster.ring_bytes_per_s(here) * RING_SHARE if cluster.node_bytes_per_s and len(here) > 1 else math.inf
+    rate = min(adapter * rings, near)
+    wire_s = wire / rate
+    if kind == "all_to_all":
+        away, beside = (ranks - in_node.min()) / ranks, (in_node.max() - 1) / ranks
+        wire_s = max(away * payload_bytes / adapter, beside * payload_bytes / near)
     steps = PASSES[kind] * (len(node) - 1), PASSES[kind] * (ranks - len(node))  # between nodes, inside them
     ring = (
-        BASE_NS
-        + steps[0] * (NETWORK_STEP_NS / 2 + cluster.network_latency_ns / 4)
-        + steps[1] * STEP_NS
-        + wire / rate * 1e9
+        BASE_NS + steps[0] * (NETWORK_STEP_NS / 2 + cluster.network_latency_ns / 4) + steps[1] * STEP_NS + wire_s * 1e9
     )
     tree = math.inf
     if kind == "all_reduce":

@@ -13,6 +13,16 @@ from typing import Any
 LONGEST = 500  # characters of a message
 MOST_KNOWN = 10_000  # names that are searched for one like the unknown one
 MOST_SOURCE = 1 << 20  # bytes of a Python file that are read for a message
+# What the core does without, and the extra that installs it.
+IN_ALL = ("equinox", "jax", "matplotlib", "optax", "ortools", "pymetis", "pyscotch")
+EXTRA_OF = {**dict.fromkeys(IN_ALL, "all"), "torch": "capture", "onnx": "onnx"}
+
+
+def needs_package(package: str) -> str:
+    """What to say of a package that is not installed: "needs the package jax: pip install 'simdev[all]'". A package
+    that no extra brings is named itself."""
+    what = f"'simdev[{EXTRA_OF[package]}]'" if package in EXTRA_OF else package
+    return f"needs the package {package}: pip install {what}"
 
 
 def shortened(text: str, most: int) -> str:

@@ -15,7 +15,7 @@ from simdev.bench.rows import Row
 from simdev.bench.stored import keep_machine, kept_graph, ships
 from simdev.bench.work import RunOutcome, Work, failure, one_line, printable
 from simdev.bench.workers import Limits, limit_process
-from simdev.errors import Infeasible, InvalidInput
+from simdev.errors import Infeasible, InvalidInput, needs_package
 from simdev.placers import registry
 from simdev.placers.budget import Budget
 from simdev.placers.placer import PlacerSpec
@@ -63,7 +63,7 @@ def execute(run: Run, instance: Instance, problem: Problem | None = None) -> Run
     spec, params = registry.find_placer(run.entry)
     blank = blank_row(run, instance, spec.version)
     if spec.missing:
-        return RunOutcome(replace(blank, status="skipped", error=f"needs the package {spec.missing[0]}"))
+        return RunOutcome(replace(blank, status="skipped", error=needs_package(spec.missing[0])))
     try:
         problem = problem or load_problem(run.workload, run.topology, run.rules, instance.graph_file)
         check_feasible(problem)

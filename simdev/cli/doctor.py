@@ -6,11 +6,13 @@ import os
 import platform
 import shutil
 from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from simdev.bench.provenance import commit, machine, versions
 from simdev.bench.workers import cores, kept_limits, start_method
+from simdev.errors import needs_package
 from simdev.placers import registry
 
 # The versions under which all tests passed last; tests/smoke_newest.py tries the newest ones before a release.
@@ -41,7 +43,7 @@ def diagnose() -> dict:
     }
     for name, spec in registry.placers().items():
         if spec.missing:
-            found["placers"]["unavailable"][name] = f"needs the package {spec.missing[0]}"
+            found["placers"]["unavailable"][name] = needs_package(spec.missing[0])
         else:
             found["placers"]["available"] += 1
     found["problems"] = _problems(found)
@@ -82,6 +84,8 @@ def _requirements() -> list[str]:
 
 def _solvers() -> dict[str, str]:
     """Which solvers OR-Tools offers here, by name: ``available``, or why not."""
+    if find_spec("ortools") is None:
+        return {"CP-SAT": needs_package("ortools")}
     from ortools.math_opt.python import mathopt
 
     found = {"CP-SAT": "available"}
@@ -115,7 +119,7 @@ def _problems(found: dict) -> list[str]:
     if any(not number for number in found["packages"].get("main", {}).values()):
         lost = [name for name, number in found["packages"]["main"].items() if not number]
         problems.append(f"required packages are missing: {', '.join(lost)} (pip install .)")
-    if found["solvers"]["HIGHS"] != "available":
+    if found["solvers"].get("HIGHS", "available") != "available":  # without OR-Tools there is none to try
         problems.append("HiGHS, the default solver of integer programs, is not available")
     if not found["kernels"]["compiled"]:
         problems.append("no compiled kernel is cached yet: the first simulation takes about ten seconds more")

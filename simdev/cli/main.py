@@ -9,16 +9,13 @@ import sys
 
 from simdev.cli import commands
 from simdev.cli.app import EXAMPLES, app
-from simdev.errors import SimdevError
+from simdev.errors import EXTRA_OF, SimdevError, needs_package
 
 for _found in pkgutil.iter_modules(commands.__path__):
     importlib.import_module(f"simdev.cli.commands.{_found.name}")
 
 app.info.epilog = EXAMPLES
 
-# What the core does without, and the extra that installs it.
-IN_ALL = ("equinox", "jax", "matplotlib", "optax", "ortools", "pymetis", "pyscotch")
-EXTRA_OF = {**dict.fromkeys(IN_ALL, "all"), "torch": "capture", "onnx": "onnx"}
 SPARE = 4 << 20  # bytes that are given back to say that the memory does not suffice; untouched, they take none
 NO_MEMORY = (
     "can't allocate memory",
@@ -41,7 +38,7 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRA_OF:
             raise
-        _fail(f"this needs the package {package}: pip install 'simdev[{EXTRA_OF[package]}]'")
+        _fail(f"this {needs_package(package)}")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from simdev.errors import BudgetExhausted, InvalidInput, Unsupported
+from simdev.errors import BudgetExhausted, InvalidInput, Unsupported, needs_package
 from simdev.placers.budget import Budget
 from simdev.problem.placement import Placement
 from simdev.problem.problem import Problem
@@ -81,7 +81,7 @@ class PlacerSpec:
         """
         check_parameters(f"placer {self.name}", self.defaults, params)
         if self.missing:
-            raise Unsupported(f"placer {self.name} needs the package {self.missing[0]}: pip install 'simdev[all]'")
+            raise Unsupported(f"placer {self.name} {needs_package(self.missing[0])}")
         try:
             placement = self.function(problem, rng=rng, budget=budget, **{**self.defaults, **params})
         except BudgetExhausted:

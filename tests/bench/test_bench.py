@@ -153,7 +153,7 @@ def test_rows_tell_what_happened(graphs, tmp_path):
     by_name = {row.placer.partition(":")[2]: row for row in found}
     outcome = {name: (row.status, row.error) for name, row in by_name.items()}
     assert outcome["shy"] == ("skipped", "not today")
-    assert outcome["needy"] == ("skipped", "needs the package no_such_package")
+    assert outcome["needy"] == ("skipped", "needs the package no_such_package: pip install no_such_package")
     assert outcome["broken"] == ("error", "ZeroDivisionError: one line and another")
     assert outcome["leaver"] == ("error", "SystemExit: good bye")
     assert outcome["wrong"][0] == "error" and "device 99" in outcome["wrong"][1]

@@ -640,8 +640,18 @@ def test_a_placer_that_needs_what_is_not_here(monkeypatch):
     spec = placer.PlacerSpec("needy", 1, "test", lambda problem: None, needs=("no_such_package",))
     monkeypatch.setitem(placer.SHELF, "needy", spec)
     found = doctor.diagnose()
-    assert found["placers"]["unavailable"] == {"needy": "needs the package no_such_package"}
+    assert found["placers"]["unavailable"] == {
+        "needy": "needs the package no_such_package: pip install no_such_package"
+    }
     assert "needs the package no_such_package" in doctor.report(found)
+
+
+def test_a_plain_installation_has_no_solvers_and_no_problem(monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda package: None)
+    found = doctor.diagnose()
+    assert found["solvers"] == {"CP-SAT": "needs the package ortools: pip install 'simdev[all]'"}
+    assert "CP-SAT  needs the package ortools" in doctor.report(found)
+    assert not any("HiGHS" in problem for problem in found["problems"])
 
 
 def test_a_missing_requirement_is_a_problem(monkeypatch):

@@ -208,6 +208,13 @@ def plans(paper: str, what: str) -> str:
     return found[what]
 
 
+def fidelity(goal: str, what: str) -> str:
+    """Of the shipped report on fidelity: how many ``rows`` a goal has, or their mean ``error``."""
+    with open(BOARDS / "fidelity" / "cases.csv", encoding="utf-8", newline="") as file:
+        errors = [abs(float(line["error"])) for line in csv.DictReader(file) if line["goal"] == goal]
+    return {"rows": str(len(errors)), "error": percent(sum(errors) / len(errors))}[what]
+
+
 def slower(name: str, placer: str, what: str) -> str:
     """How much longer the steps of a planner's plans are than the best known ones, over the jobs where its plan fits:
     in the ``median``, or at ``most``, as a share; the ``factor`` at most; or in ``fits`` of how many jobs."""
@@ -363,7 +370,7 @@ FACTS: dict[str, Callable[..., str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         ms, best_ms, ratio, above, fit, shorter, wins, first, gap, gain, within, middle_gap, largest_gap, count,
-        registered, plans, slower, alone, best_of, smallest_gap, preset,
+        registered, plans, slower, alone, best_of, smallest_gap, preset, fidelity,
     )
 }  # fmt: skip
 TABLES: dict[str, Callable[..., list[str]]] = {

@@ -130,6 +130,21 @@ def test_every_command_of_the_pages_exists():
         assert named <= known, f"{path.name}: {sorted(named - known)}"
 
 
+def test_every_new_name_of_the_migration_page_exists():
+    moved = re.findall(r"^\| (`.+) \| (`.+) \|$", (PAGES / "migration.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(moved) >= 15
+    for before, after in moved:
+        olds, news = (re.findall(r"`(?:python -m )?([\w.]+)`", cell) for cell in (before, after))
+        if "the same name" in after:  # of each module, behind the name of the package
+            news = [news[0].rstrip(".") + "." + old.rpartition(".")[2] for old in olds]
+        package = ""
+        for new in news:  # ".score" lies in the package of the name before it
+            name = package + new if new.startswith(".") else new
+            package = name.rpartition(".")[0]
+            found = importlib.util.find_spec(name) or hasattr(importlib.import_module(package), name.rpartition(".")[2])
+            assert found, f"{before}: there is no {name}"
+
+
 def test_every_helper_that_contributing_lists_exists():
     index = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Helpers")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(simdev[\w.]+)` \| (.+) \|$", index, re.MULTILINE)

@@ -1,8 +1,7 @@
 """Placements and plans executed on real devices, and compared with their simulation.
 
-``calibrate/`` fits device files to public measurements and replays public traces. ``execute/`` runs a training step
-under a placement on the cores and GPUs of this computer; the files beside it profile this computer, run one placement,
-or compare many placements with their simulation.
+``execute/`` runs a training step under a placement on the cores and GPUs of this computer; the files beside it profile
+this computer, run one placement, or compare many placements with their simulation.
 """
 
 from simdev.measure.compare import compare_placements

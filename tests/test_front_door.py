@@ -16,7 +16,7 @@ import release
 import typecheck
 
 import simdev
-from simdev.cli.main import IN_ALL
+from simdev.errors import IN_ALL
 from simdev.placers import registry
 
 ROOT = Path(__file__).parents[1]

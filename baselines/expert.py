@@ -77,7 +77,8 @@ def expert(problem, *, rng, budget):
         raise Unsupported(f"no hand-made placement is known for the family {family!r}")
     if (stage_of_layer < 0).all():
         kind = "is a member of a list of modules" if family is None else f"is named as in the family {family!r}"
-        raise Unsupported(f"no layer {kind}")
+        remedy = "keep the blocks in a torch.nn.ModuleList or Sequential, so that their paths have a number (blocks.3)"
+        raise Unsupported(f"no layer {kind}" + (f"; {remedy}" if family is None else ""))
     stage = _follow_neighbours(problem, _vote(problem, stage_of_layer[graph.op_layer], len(devices)))
     return Placement.of_units(problem, move_to_allowed(problem, devices[stage], allowed))
 

@@ -92,7 +92,8 @@ def _what_to_type(what: str, name: str, known: list[str]) -> str:
     parts = [part.strip() for part in name.split(",")]
     if len(parts) > 1 and "[" not in name and all(difflib.get_close_matches(part, known, cutoff=0.8) for part in parts):
         option = OPTION_OF.get(what, "")
-        return f"; repeat the option: {' '.join(f'{option}{part}' for part in parts)}"
+        each = " ".join(f"{option}{part}" for part in parts)
+        return f"; give each in an option of its own, to a command that takes several: simdev bench {each}"
     base, _, nodes = name.partition("[")
     if base in known and (number := re.fullmatch(r"(?:nodes?=)?(\d+)\]", nodes)):
         return f"; did you mean '{base}[nodes={number[1]}]'?"

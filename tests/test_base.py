@@ -63,7 +63,7 @@ def test_unknown_names_suggest_the_nearest(name, known, message):
     "name, typed",
     [
         ("my_model.py", "my_model.py:NAME"),
-        ("heft,expert", "repeat the option: -p heft -p expert"),
+        ("heft,expert", "simdev bench -p heft -p expert"),
         ("HEFT", "did you mean 'heft'?"),
         ("H100", "did you mean 'dgx-h100'?"),
         ("dgx-h100[node=8]", "did you mean 'dgx-h100[nodes=8]'?"),

@@ -28,9 +28,9 @@ def placers(incomplete: str) -> list[str]:
 
 
 def models(incomplete: str) -> list[str]:
-    from simdev.parallel import parallel_models
+    from simdev.parallel import model_names
 
-    return _that_begin(parallel_models(), incomplete)
+    return _that_begin(model_names(), incomplete)
 
 
 def planners(incomplete: str) -> list[str]:

@@ -8,7 +8,7 @@ Streams, communicators and hosts become devices, kernels and collectives become 
 from simdev.parallel.cluster import Cluster, load_cluster
 from simdev.parallel.costs.timing import Host, Prices
 from simdev.parallel.mesh import Mesh, parse_mesh
-from simdev.parallel.models import find_model, parallel_models
+from simdev.parallel.models import find_model, model_names, parallel_models
 from simdev.parallel.plan import Plan, PlanReport, simulate_plan
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Prices",
     "find_model",
     "load_cluster",
+    "model_names",
     "parallel_models",
     "parse_mesh",
     "simulate_plan",

@@ -34,6 +34,13 @@ def parallel_models() -> dict[str, ParallelModel]:
     return SHELF.load()
 
 
+def model_names(models: Mapping[str, ParallelModel] | None = None) -> list[str]:
+    """What a command may call the registered models, or ``models``: each name, with each size, and what is packed."""
+    models = parallel_models() if models is None else models
+    sizes = [f"{model.name}-{size}" for model in models.values() for size in model.sizes]
+    return [*dict.fromkeys([*models, *sizes, *packed_names()])]
+
+
 def find_model(entry: str, packed: bool = False) -> tuple[ParallelModel, dict[str, Any]]:
     """The model that an id names, and all its parameters: ``NAME`` or ``NAME-SIZE``, a model of Hugging Face, or a
     function that returns a plain training step. ``packed``: where PyTorch is absent, a model that has the programs that
@@ -62,8 +69,7 @@ def find_model(entry: str, packed: bool = False) -> tuple[ParallelModel, dict[st
     name, models, path = SHELF.around(name)
     base, _, size = (name, "", "") if name in models else name.rpartition("-")
     if base not in models:
-        sizes = [f"{model.name}-{size}" for model in models.values() for size in model.sizes]
-        raise UnknownName(SHELF.what, name, [*models, *sizes, *packed_names()], source=path)
+        raise UnknownName(SHELF.what, name, model_names(models), source=path)
     refuse_version(SHELF.what, base, version, None)
     return models[base], models[base].parameters(size, changes)
 

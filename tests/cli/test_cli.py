@@ -138,7 +138,7 @@ def test_a_table_is_json_with_numbers(capsys):
         ("simdev simulate incep", "inception-v3"),
         ("simdev simulate inception-v3 p100x4", "p100x4"),
         ("simdev train -w gpt2", "gpt2-medium"),
-        ("simdev plan llam", "llama3"),
+        ("simdev plan llam", "llama3-8b"),
         ("simdev plan gpt dgx-a", "dgx-a100"),
         ("simdev plan --planner meg", "megatron"),
     ],

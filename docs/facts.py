@@ -215,6 +215,39 @@ def fidelity(goal: str, what: str) -> str:
     return {"rows": str(len(errors)), "error": percent(sum(errors) / len(errors))}[what]
 
 
+@functools.cache
+def groups() -> dict[str, tuple[str, str]]:
+    """Of the shipped report on fidelity: the mean error of each group in per cent, and how many cases it has. The key
+    has the group's goal before it: ``F3 v100``."""
+    with open(BOARDS / "fidelity" / "groups.csv", encoding="utf-8", newline="") as file:
+        return {
+            f"{line['goal']} {line['group']}".strip(): (f"{100 * float(line['error']):.1f} %", line["cases"])
+            for line in csv.DictReader(file)
+            if line["error"]
+        }
+
+
+def left_out(kind: str, which: str) -> str:
+    """The ``least`` or the ``most`` error of ops of a kind, over boards, if a whole table is left out of their fit."""
+    pick = {"least": min, "most": max}[which]
+    mine = [error for name, (error, _) in groups().items() if name.startswith(f"{kind} with one table left out")]
+    return pick(mine, key=lambda error: float(error.rstrip(" %")))
+
+
+def cost_report(what: str) -> str:
+    """Of the report on placers before and after calibration: the pairs of placers that are ``changed``, the rank
+    ``correlation``, the ``cases``, how many have the ``same`` best placer, or the mean ``regret``."""
+    text = " ".join((BOARDS / "calibration" / "README.md").read_text(encoding="utf-8").split())
+    found = re.search(
+        r"placers \((?P<changed>[\d.]+ %)\) trade places; the best placer is the same in (?P<same>\d+) of "
+        r"(?P<cases>\d+) cases; the mean Kendall correlation of the ranks is (?P<correlation>[\d.]+), and the mean "
+        r"regret (?P<regret>[\d.]+ %)",
+        text,
+    )
+    assert found, "leaderboard/calibration/README.md has another sentence"
+    return found[what]
+
+
 def slower(name: str, placer: str, what: str) -> str:
     """How much longer the steps of a planner's plans are than the best known ones, over the jobs where its plan fits:
     in the ``median``, or at ``most``, as a share; the ``factor`` at most; or in ``fits`` of how many jobs."""
@@ -366,15 +399,44 @@ def pipelines(head: list[str], name: str) -> list[str]:
     return [*(line for _, line in sorted(found)), f"| proven lower bound | {' | '.join(bounds)} | |"]
 
 
+KERNELS = {  # rows of the table of kernels: the group of each board
+    "whole models, training step or inference (cases)": "F3 {}",
+    "the same cases, as if the device were unknown": "F4 {} from ",
+    "matrix products, held-out shapes": "F5 gemm {}",
+    "convolutions, held-out shapes": "F5 conv {}",
+    "elementwise, softmax, layer norm, held-out shapes": "F5 other {}",
+}
+
+
+def kernels(head: list[str]) -> list[str]:
+    """Lines of a table whose columns are boards: the mean errors of f32 kernels and models in the shipped report."""
+    _, _, *boards, _ = (cell.strip().lower() for cell in head[0].split("|"))
+    found = []
+    for label, group in KERNELS.items():
+        cells = []
+        for board in boards:
+            named = group.format(board)
+            mine = [
+                shown
+                for name, shown in groups().items()
+                if name == named or " from" in named and name.startswith(named)
+            ]
+            error, cases = mine[0] if mine else ("", "")
+            cells.append(f"{error} ({cases})" if error and "(cases)" in label else error)
+        found.append(f"| {label} | {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
+    return found
+
+
 FACTS: dict[str, Callable[..., str]] = {
     function.__name__.replace("_", "-"): function
     for function in (
         ms, best_ms, ratio, above, fit, shorter, wins, first, gap, gain, within, middle_gap, largest_gap, count,
         registered, plans, slower, alone, best_of, smallest_gap, preset, fidelity,
+        left_out, cost_report,
     )
 }  # fmt: skip
 TABLES: dict[str, Callable[..., list[str]]] = {
-    function.__name__: function for function in (table, machines, pipelines, bounds, inference)
+    function.__name__: function for function in (table, machines, pipelines, bounds, inference, kernels)
 }
 
 

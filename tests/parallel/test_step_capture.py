@@ -93,6 +93,17 @@ def launched(mesh):
     return trained(model, adam(model), lambda: model(x))
 
 
+def norms(mesh):
+    from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH))
+    parallelize_module(model, mesh["tp"], {"0": SequenceParallel(), "1": SequenceParallel()})
+    model.to_empty(device="cuda")
+    x = torch.randn(2, 8, WIDTH, device="cuda")
+    return trained(model, adam(model), lambda: model(x))
+
+
 def context(mesh):
     from torch.distributed.tensor.experimental import context_parallel
 
@@ -290,6 +301,14 @@ def test_context_parallelism_exchanges_keys_and_values(captured):
     assert kinds["_scaled_dot_product_flash_attention"] == 2 * 4
 
 
+def test_a_norm_is_one_kernel_each_way(captured):
+    """On a part of the sequence, by a weight of which each rank has all."""
+    calls = captured("norms", "tp=2").segments[0].calls
+    found = [call.signature.split("->")[0] for call in calls if "norm" in call.kind]
+    assert [text.split("(")[0] for text in found] == ["_fused_rms_norm"] * 2 + ["_fused_rms_norm_backward"] * 2
+    assert all("(f32[2,8,64]," in text and "f32[64]" in text for text in found)
+
+
 def test_expert_parallelism_exchanges_tokens(captured):
     assert collectives(captured("experts", "ep=4")) == {("all_to_all", ("ep",)): 4}
 
@@ -473,3 +492,21 @@ def test_integers_are_counted_as_an_accelerator_does():
     assert found.dtype == torch.int64 and found.tolist() == [1, 2, 0, 1]
     with pytest.raises(RuntimeError):
         torch.histc(torch.tensor([0, 1]), bins=2, min=0, max=1)
+
+
+def test_a_norm_computes_what_its_parts_compute():
+    torch = pytest.importorskip("torch")
+    from simdev.graphs.capture.rewrites import fused_norms
+
+    def run():
+        x, weight = (torch.linspace(-2, 3, 12).view(3, 4).requires_grad_(), torch.linspace(1, 2, 4).requires_grad_())
+        y = torch.nn.functional.rms_norm(x, (4,), weight, 1e-5)
+        y.square().sum().backward()
+        return y.grad_fn.name(), y.detach(), x.grad, weight.grad
+
+    apart = run()
+    with fused_norms():
+        name, *whole = run()
+    assert (apart[0], name) == ("MulBackward0", "FusedRmsNormBackward0") and run()[0] == "MulBackward0"
+    for one, other in zip(whole, apart[1:], strict=True):
+        torch.testing.assert_close(one, other)

@@ -282,6 +282,22 @@ def grouped_products():
 
 
 @contextmanager
+def fused_norms():
+    """RMSNorm is one kernel each way on a GPU (since PyTorch 2.8). PyTorch takes it apart for a device that has no such
+    kernel: here the CPU gets one, which computes what PyTorch's own decomposition does, and autograd and DTensor treat
+    the norm as they do on a GPU. A norm whose weight has another type than its input stays several kernels there, too.
+    """
+    from torch._decomp import decomposition_table
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for name in ("_fused_rms_norm", "_fused_rms_norm_backward"):
+            op = getattr(torch.ops.aten, name, None)
+            if op is not None and op.default in decomposition_table:
+                library.impl(name, decomposition_table[op.default], "CPU")
+        yield
+
+
+@contextmanager
 def _copies_of_fakes():
     """``copy.deepcopy`` of a fake tensor copies its mode, too. PyTorch would then replace the copy by another tensor at
     each of its ops, as a tensor of a foreign mode; here a copy keeps the mode of its original. What a fake tensor

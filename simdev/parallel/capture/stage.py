@@ -308,6 +308,8 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from simdev.graphs.capture.rewrites import fused_norms
+
     if dist.is_initialized():
         raise Unsupported("a process group exists already; a rank program is captured in a process without one")
     forget_meshes()
@@ -319,7 +321,8 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
         gc.freeze()
     try:
         names, shape = zip(*(mesh.inner or (("dp_shard", 1),)), strict=True)
-        yield init_device_mesh("cpu", shape, mesh_dim_names=names)
+        with fused_norms():
+            yield init_device_mesh("cpu", shape, mesh_dim_names=names)
     finally:
         if own:
             gc.unfreeze()

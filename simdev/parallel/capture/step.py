@@ -255,6 +255,8 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from simdev.graphs.capture.rewrites import fused_norms
+
     if dist.is_initialized():
         raise Unsupported("a process group exists already; a rank program is captured in a process without one")
     forget_meshes()
@@ -263,7 +265,7 @@ def fake_process_group(mesh: Mesh, rank: int = 0):
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=mesh.ranks)
     end = dist.destroy_process_group
     try:
-        with _launched(mesh.ranks, rank):
+        with fused_norms(), _launched(mesh.ranks, rank):
             yield init_device_mesh("cpu", tuple(mesh.ordered.values()), mesh_dim_names=tuple(mesh.ordered))
     finally:
         end()

@@ -317,6 +317,23 @@ def sweep(folder: str | os.PathLike) -> int:
     return len(found)
 
 
+def write_picture(figure: Any, path: str | os.PathLike, *, dpi: int, text: str | None = None) -> None:
+    """Write a matplotlib figure as its suffix says (PNG without one), whole or not at all, and with the same bytes each
+    time: without a date, and with ids in an SVG file that follow from what is drawn. ``text`` describes the picture in
+    the file. Raises :class:`InvalidInput` for a suffix that matplotlib does not draw."""
+    import matplotlib
+
+    kind = Path(path).suffix.lower().lstrip(".") or "png"
+    known = figure.canvas.get_supported_filetypes()
+    if kind not in known:
+        raise InvalidInput(f"cannot draw {kind!r}; known: png, svg, pdf", source=path)
+    about: dict[str, str | None] = {} if text is None else {"Subject" if kind == "pdf" else "Description": text}
+    if kind in ("svg", "pdf"):
+        about["Date" if kind == "svg" else "CreationDate"] = None
+    with matplotlib.rc_context({"svg.hashsalt": "simdev"}), replacing(path) as file:
+        figure.savefig(file, format=kind, dpi=dpi, metadata=about or None)
+
+
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Write a text file in UTF-8, whole or not at all."""
     with replacing(path) as file:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.files import replacing
+from simdev.files import write_picture
 from simdev.parallel.plan import PlanReport
 from simdev.parallel.unroll import name_of
 
@@ -34,7 +34,7 @@ def draw_pipeline(report: PlanReport, path: str | os.PathLike) -> None:
     the memory of each rank. Raises :class:`InvalidInput` for another ending or without matplotlib."""
     from simdev.sim.plot import hue
 
-    kind, pyplot = _pyplot(path)
+    pyplot = _pyplot(path)
     ranks, step_ns = len(report.peak_bytes), report.step_ns
     heights = [0.42 * ranks + 0.6, 1.8]
     figure, (axes, below) = pyplot.subplots(
@@ -63,8 +63,7 @@ def draw_pipeline(report: PlanReport, path: str | os.PathLike) -> None:
     _draw_memory(below, report, hue)
     below.set_xlabel("ms after the start of the step")
     _legend(figure, report)
-    with replacing(path) as file:
-        figure.savefig(file, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
+    write_picture(figure, path, dpi=110)
     pyplot.close(figure)
 
 
@@ -72,7 +71,7 @@ def draw_plans(plans: Sequence[tuple[str, int, int]], title: str, capacity_bytes
     """Draw the step times of plans as bars, the fastest first: ``plans`` holds the text of each, its step time in ns,
     and the memory of its fullest rank in bytes. At most :data:`MOST_BARS` are drawn. Raises :class:`InvalidInput` as
     :func:`draw_pipeline`."""
-    kind, pyplot = _pyplot(path)
+    pyplot = _pyplot(path)
     shown = sorted(plans, key=lambda plan: plan[1])[:MOST_BARS]
     figure, axes = pyplot.subplots(figsize=(11, 0.42 * len(shown) + 1.4), layout="constrained")
     for row, (_, step_ns, peak_bytes) in enumerate(shown):
@@ -85,12 +84,11 @@ def draw_plans(plans: Sequence[tuple[str, int, int]], title: str, capacity_bytes
     axes.set_title(title.replace("$", r"\$"), loc="left", fontweight="bold")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    with replacing(path) as file:
-        figure.savefig(file, format=kind, dpi=110, metadata={"Date": None} if kind == "svg" else None)
+    write_picture(figure, path, dpi=110)
     pyplot.close(figure)
 
 
-def _pyplot(path: str | os.PathLike) -> tuple[str, Any]:
+def _pyplot(path: str | os.PathLike) -> Any:
     kind = os.path.splitext(path)[1].lower().lstrip(".")
     if kind not in ("png", "svg", "pdf"):
         raise InvalidInput("pictures end in .png, .svg or .pdf", source=path)
@@ -101,7 +99,7 @@ def _pyplot(path: str | os.PathLike) -> tuple[str, Any]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return kind, pyplot
+    return pyplot
 
 
 def _draw_memory(axes: Any, report: PlanReport, hue: Any) -> None:

@@ -12,7 +12,7 @@ from simdev.bench.journal import KEYS, read_curves
 from simdev.bench.plan_rows import as_row, full_name, read_folder
 from simdev.bench.rows import Row
 from simdev.errors import InvalidInput, UnknownName
-from simdev.files import replacing
+from simdev.files import write_picture
 from simdev.report.labels import plain
 from simdev.sim.plot import hue
 
@@ -164,11 +164,7 @@ def draw(found: list[Search], title: str, out: str | os.PathLike) -> None:
         title=f"final step time, ms; median of the seeds{more}",
     )
     figure.suptitle(plain(f"{title}: {shown[0]} is best, {final[shown[0]] / 1e6:,.1f} ms"), fontweight="bold")
-    suffix = Path(out).suffix.lstrip(".") or "png"
-    if suffix not in figure.canvas.get_supported_filetypes():
-        raise InvalidInput(f"cannot draw {suffix!r}; known: png, svg, pdf", source=out)
-    with replacing(out) as file:
-        figure.savefig(file, format=suffix, dpi=120)
+    write_picture(figure, out, dpi=120)
 
 
 def median_curve(

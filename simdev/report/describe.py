@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 
 from simdev.analysis.levels import levels
-from simdev.errors import InvalidInput
-from simdev.files import replacing
+from simdev.files import write_picture
 from simdev.problem.costs import FREE_KINDS, op_class
 from simdev.problem.graph import PHASES, ComputationGraph
 from simdev.problem.topology import Topology
@@ -234,11 +232,7 @@ def draw_topology(topology: Topology, path: str | os.PathLike) -> None:
     if len(topology.devices) > 1:
         spare = max(0.0, 4.0 - width) / 2  # a narrow topology keeps its proportions
         axes.set_xlim(min(across) - 1.1 - spare, max(across) + 1.1 + spare)
-    with replacing(path) as file:
-        try:
-            figure.savefig(file, dpi=150, format=Path(path).suffix[1:] or "png")
-        except ValueError as error:
-            raise InvalidInput(str(error).split("\n")[0], source=path) from None
+    write_picture(figure, path, dpi=150)
 
 
 def _layout(topology: Topology) -> tuple[dict[str, tuple[float, float]], dict[str, tuple[float, float]]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from simdev.errors import InvalidInput
-from simdev.files import replacing
+from simdev.files import write_picture
 from simdev.problem.graph import PHASES, ComputationGraph
 from simdev.report.explain import REASONS, Explanation
 from simdev.report.labels import plain
@@ -116,10 +116,7 @@ def _kind(path: str | os.PathLike) -> str:
 def _save(figure: Any, path: str | os.PathLike, text: str, dpi: int) -> None:
     from matplotlib import pyplot
 
-    kind = _kind(path)
-    about = {"png": {"Description": text}, "svg": {"Date": None, "Description": text}, "pdf": {"Subject": text}}[kind]
-    with replacing(path) as file:
-        figure.savefig(file, format=kind, dpi=dpi, metadata=about)
+    write_picture(figure, path, dpi=dpi, text=text)
     pyplot.close(figure)
 
 

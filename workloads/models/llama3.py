@@ -7,8 +7,7 @@ layer in full, ``"every-3"`` every third one.
 
 Weights and gradients are bfloat16 in computation and float32 in storage (FSDP's mixed precision); AdamW is fused.
 ``norm="composed"`` computes RMSNorm in float32 by separate kernels, as PyTorch did before version 2.8 outside of
-``torch.compile``; ``"fused"`` is ``nn.RMSNorm``, one kernel on a GPU since then, which is captured as the separate
-kernels of a CPU all the same.
+``torch.compile``; ``"fused"`` is ``nn.RMSNorm``, one kernel each way since then.
 
 ``build="megatron"`` is one replica as Megatron-Core has it with Transformer Engine: weights are stored in bfloat16, one
 product makes queries, keys and values, another one makes both parts of the feed-forward gate, and no FSDP casts or

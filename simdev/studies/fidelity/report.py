@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.files import markdown_table, replacing, write_table, write_text
+from simdev.files import markdown_table, write_picture, write_table, write_text
 from simdev.studies.fidelity.cases import GOALS, Case, Group, groups
 from simdev.studies.fidelity.constants import ROOFLINES, constants
 
@@ -149,6 +149,5 @@ def draw(cases: list[Case], path: Path) -> None:
         axis.set_title(f"{goal}: {GOALS[goal][0]}", fontsize=8, wrap=True)
         axis.legend(fontsize=7)
     figure.tight_layout()
-    with replacing(path) as file:
-        figure.savefig(file, dpi=110, format="png")
+    write_picture(figure, path, dpi=110)
     plt.close(figure)

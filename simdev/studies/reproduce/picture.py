@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simdev.files import replacing
+from simdev.files import write_picture
 from simdev.studies.reproduce.lab import RunResult
 from simdev.studies.reproduce.stats import best_at, interval
 
@@ -148,5 +148,4 @@ def _finish(figure, axes, used: int, ylabel: str, title: str, path: Path) -> Non
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=6, fontsize=8, frameon=False)
     if title:
         figure.suptitle(title, fontsize=10)
-    with replacing(path) as file:
-        figure.savefig(file, format="png", dpi=110)
+    write_picture(figure, path, dpi=110)

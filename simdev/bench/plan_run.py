@@ -122,8 +122,8 @@ def program_digest(program: PlanProgram) -> str:
     """SHA-256 (hex, 16 characters) of all calls of the captured stages."""
     text = hashlib.sha256()
     for stage in program.stages:
-        first = (stage.first_forward,) if stage.first_forward else ()
-        for segment in (stage.forward, *stage.backward, *first, stage.finish):
+        others = (segment for _, segment in stage.others)
+        for segment in (stage.forward, *stage.backward, *others, stage.finish):
             for call in segment.calls:
                 text.update(repr((call, call.live_bytes)).encode())
         text.update(repr((stage.resident_bytes, stage.output_bytes)).encode())

@@ -227,6 +227,6 @@ def serial(program):
         forward=one(program.forward),
         backward=tuple(map(one, program.backward)),
         split=tuple(map(one, program.split)),
-        first_forward=program.first_forward and one(program.first_forward),
+        others=tuple((name, one(segment)) for name, segment in program.others),
         finish=one(program.finish),
     )

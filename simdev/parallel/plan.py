@@ -20,13 +20,14 @@ from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture.kept import Packed, lacks, place
 from simdev.parallel.capture.reshard import reshard_ns, slice_of
 from simdev.parallel.capture.resize import AXIS, LARGE, capture_resized, few_shards
-from simdev.parallel.capture.stage import OPTIONS, StageProgram, capture_stage, few_parts
+from simdev.parallel.capture.stage import FIRST_FORWARD, StageProgram, capture_stage, few_parts, known_by
 from simdev.parallel.cluster import Cluster
 from simdev.parallel.costs.collectives import send_ns
 from simdev.parallel.costs.overlap import check_slowdown, simulate_unrolled
 from simdev.parallel.costs.timing import Host, Prices, Template, make_template
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, Action, pipeline_order, stage_rank
+from simdev.parallel.passes import STEP, shortest_order
 from simdev.parallel.stragglers import Slow, check_slow, make_unroller
 from simdev.parallel.unroll import UnrolledJob, execution_order, gradient_actions
 from simdev.problem.costs import peak_flops
@@ -117,8 +118,7 @@ class Plan:
         if any(mesh[AXIS] > LARGE and packed.header["shard_unit"] % mesh[AXIS] for mesh in self.meshes):
             raise InvalidInput(lacks(packed.name))
         for _, parameters, mesh, part, *options in captures_of(self):
-            known = {**dict(parameters), **dict(zip(OPTIONS, options, strict=True))}
-            if not packed.has(place(known, mesh, part)):
+            if not packed.has(place(known_by(parameters, tuple(options)), mesh, part)):
                 raise InvalidInput(lacks(packed.name))
 
     def _check_stages(self) -> None:
@@ -348,7 +348,11 @@ class PlanProgram:
     backward: tuple[tuple[Template, ...], ...]
     split: tuple[tuple[Template, ...], ...]
     finish: tuple[Template, ...]
-    first_forward: tuple[Template, ...] = ()  # of the first microbatch, if it differs from that of the others
+    passes: tuple[Mapping[str, Template], ...] = ()  # by their names in the stage's program
+
+    def passes_of(self, phase: str) -> list[dict[str, Template]]:
+        """For each stage, its forward or backward passes (``phase``) by name."""
+        return [{name: one for name, one in stage.items() if name.startswith(phase)} for stage in self.passes]
 
 
 def prepare(
@@ -368,17 +372,33 @@ def capture_stages(plan: Plan, known: dict[tuple, Any] | None = None) -> tuple[S
     capture_one = capture_stage if known is None else capture_resized
     known = {} if known is None else known
     split = plan.schedule in SPLIT
-    several = plan.microbatches > 1 or split
     programs = []
     for stage, part in enumerate(plan.parts):
         rank = plan.rank_of(stage)
         given, inner = plan.parameters_of(rank), plan.captured_mesh(rank)
-        how = several, split, plan.reduce_each, plan.gathered
+        how = order_of_capture(plan, stage), split, plan.reduce_each, plan.gathered
         key = "stage", _fixed(given), inner, part, *how
         if key not in known:
             known[key] = capture_one(plan.model, given, inner, part, *how)
         programs.append(known[key])
     return tuple(programs)
+
+
+def order_of_capture(plan: Plan, stage: int) -> str:
+    """The order of passes in which a stage is captured. The passes depend on the schedule if data-parallel ranks gather
+    parameters for them."""
+    if plan.schedule in SPLIT:
+        return STEP
+    if plan.microbatches == 1:
+        return STEP[:2]
+    alone = plan.stages == 1 or plan.captured_mesh(plan.rank_of(stage)).replicas == 1
+    return STEP if alone or plan.gathered else shortest_order(_letters(plan, stage))
+
+
+def _letters(plan: Plan, stage: int) -> str:
+    """The order of a stage's passes."""
+    orders = pipeline_order(plan.schedule, plan.mesh["pp"], plan.microbatches, plan.stages_per_rank)
+    return "".join(what for what, number, _ in orders[plan.rank_of(stage)] if number == stage)
 
 
 def _fixed(parameters: Mapping[str, object]) -> tuple:
@@ -390,14 +410,13 @@ def captures_of(plan: Plan) -> list[tuple]:
     """The arguments of :func:`~simdev.parallel.capture.stage.captured` for all that :func:`prepare` captures with
     ``known``, as far as layers repeat and shards are alike."""
     split = plan.schedule in SPLIT
-    several = plan.microbatches > 1 or split
     kinds = dict.fromkeys(
-        (_fixed(plan.parameters_of(rank)), plan.captured_mesh(rank), part)
-        for rank, part in ((plan.rank_of(stage), part) for stage, part in enumerate(plan.parts))
+        (_fixed(plan.parameters_of(rank)), plan.captured_mesh(rank), part, order_of_capture(plan, stage))
+        for rank, stage, part in ((plan.rank_of(stage), stage, part) for stage, part in enumerate(plan.parts))
     )
     return [
-        (plan.model, parameters, mesh, few, several, split, plan.reduce_each, plan.gathered)
-        for parameters, inner, part in kinds
+        (plan.model, parameters, mesh, few, order, split, plan.reduce_each, plan.gathered)
+        for parameters, inner, part, order in kinds
         for few in few_parts(part)[0]
         for mesh in few_shards(inner)
     ]
@@ -430,9 +449,9 @@ def time_stages(
         tuple(tuple(time(segment, s) for segment in program.backward) for s, program in enumerate(programs)),
         tuple(tuple(time(segment, s) for segment in program.split) for s, program in enumerate(programs)),
         tuple(_divided(time(program.finish, s), plan.shares_of_update) for s, program in enumerate(programs)),
-        tuple(time(program.first_forward or program.forward, s) for s, program in enumerate(programs))
-        if any(program.first_forward for program in programs)
-        else (),
+        tuple(
+            {name: time(segment, s) for name, segment in program.passes.items()} for s, program in enumerate(programs)
+        ),
     )
 
 
@@ -477,7 +496,7 @@ def simulate_program(
     orders = pipeline_order(plan.schedule, ranks, plan.microbatches, plan.stages_per_rank)
     unroller = make_unroller(plan.meshes, unfolded, slow)
     sends: dict[tuple[int, int], int] = {}
-    which = _kinds(orders, plan.schedule in SPLIT)
+    templates = _templates(program, orders)
     gradient = gradient_actions(orders)
     arrived: dict[Action, np.ndarray] = {}
     for rank, action in execution_order(orders, plan.stages):
@@ -489,8 +508,9 @@ def simulate_program(
         if after and plan.host.wait_ns:
             unroller.wait_on_host(rank, after[0], 1)
         # PyTorch's pipelines gather parameters that stay before the activations of the first microbatch arrive.
-        ahead = what == "F" and not which[action] and plan.gathered and bool(program.first_forward)
-        unroller.add(rank, action, _template(program, action, which), after, ahead)
+        first = program.passes[stage].get(FIRST_FORWARD)
+        ahead = what == "F" and plan.gathered and templates[action] is first
+        unroller.add(rank, action, templates[action], after, ahead)
         last = unroller.last(rank, "compute")
         if plan.host.wait_ns and last is not None:
             unroller.wait_on_host(rank, last, plan.host.wait_ns)
@@ -511,7 +531,7 @@ def simulate_program(
             unroller.add(rank, ("U", stage, 0), program.finish[stage], [])
     unrolled = unroller.build(f"{plan.model.name} {plan.shape}")
     unrolled, schedule = simulate_unrolled(unrolled, slowdown, engine)
-    return _report(program, orders, which, unrolled, schedule)
+    return _report(program, orders, templates, unrolled, schedule)
 
 
 def _send(plan: Plan, size: int, source: int, target: int) -> int:
@@ -526,32 +546,30 @@ def _send(plan: Plan, size: int, source: int, target: int) -> int:
     return max(send_ns(size, first[source] + copy, first[target] + copy, plan.cluster) for copy in copies)
 
 
-def _kinds(orders, split: bool) -> dict[Action, int]:
-    """Which of a stage's segments each action runs. The first backward pass of a stage makes its gradients, further
-    ones add to them; the last one also reduces them, unless the schedule splits backward passes."""
-    kinds: dict[Action, int] = {}
-    seen: dict[tuple[str, int], list[Action]] = {}
+def _templates(program: PlanProgram, orders) -> dict[Action, Template]:
+    """What each action runs. The first backward pass of a stage makes its gradients, further ones add to them; the last
+    one also reduces them, unless the schedule splits backward passes."""
+    of_stage: dict[int, list[Action]] = {}
     for action in (action for actions in orders for action in actions):
-        for half in {"F": "F", "B": "IW"}.get(action[0], action[0]):
-            seen.setdefault((half, action[1]), []).append(action)
-    for actions in seen.values():
-        for number, action in enumerate(actions):
-            kinds[action] = number
-            if action[0] == "B":
-                last = number == len(actions) - 1 and not split
-                only = len(actions) == 1 and not split
-                kinds[action] = StageProgram.ONLY if only else StageProgram.LAST if last else min(number, 1)
-    return kinds
-
-
-def _template(program: PlanProgram, action: Action, which: dict[Action, int]) -> Template:
-    what, stage, _ = action
-    if what == "F":
-        first = program.first_forward if not which[action] else ()
-        return (first or program.forward)[stage]
-    if what == "B":
-        return program.backward[stage][which[action]]
-    return program.split[stage][min(which[action], 2) + (3 if what == "W" else 0)]
+        of_stage.setdefault(action[1], []).append(action)
+    found: dict[Action, Template] = {}
+    for stage, actions in of_stage.items():
+        passes = program.passes[stage]
+        if program.plan.schedule not in SPLIT:
+            names = program.stages[stage].named("".join(what for what, *_ in actions))
+            found |= dict(zip(actions, map(passes.__getitem__, names), strict=True))
+            continue
+        halves = {"I": program.split[stage][:3], "W": program.split[stage][3:]}
+        first = passes.get(FIRST_FORWARD, passes["forward"]), passes["backward first"]
+        kinds = {"F": (first[0], passes["forward"]), "B": (first[1], passes["backward further"])}
+        seen = dict.fromkeys("FIW", 0)
+        for action in actions:
+            letters = "IW" if action[0] == "B" else action[0]  # a whole backward pass counts as both halves
+            times = (kinds | halves)[action[0]]
+            found[action] = times[min(seen[letters[0]], len(times) - 1)]
+            for letter in letters:
+                seen[letter] += 1
+    return found
 
 
 HALF = 2  # bytes of a gradient that the program of a replica leaves
@@ -571,8 +589,8 @@ def peak_bytes(program: PlanProgram) -> np.ndarray:
     """int64 per pipeline rank: most bytes in use in a step. Needs no simulation."""
     plan = program.plan
     orders = pipeline_order(plan.schedule, plan.mesh["pp"], plan.microbatches, plan.stages_per_rank)
-    which = _kinds(orders, plan.schedule in SPLIT)
-    return most_bytes(tuple(_memory(program, actions, which) for actions in orders))
+    templates = _templates(program, orders)
+    return most_bytes(tuple(_memory(program, actions, templates) for actions in orders))
 
 
 def most_bytes(memory: Memory) -> np.ndarray:
@@ -580,11 +598,11 @@ def most_bytes(memory: Memory) -> np.ndarray:
     return np.array([max(most for _, most, _ in steps) for steps in memory], np.int64)
 
 
-def _report(program: PlanProgram, orders, which, unrolled: UnrolledJob, schedule: Schedule) -> PlanReport[Plan]:
+def _report(program: PlanProgram, orders, templates, unrolled: UnrolledJob, schedule: Schedule) -> PlanReport[Plan]:
     plan = program.plan
     ranks = plan.mesh["pp"]
     compute, exposed = stream_times(unrolled, schedule, ranks)
-    memory = tuple(_memory(program, orders[rank], which) for rank in range(ranks))
+    memory = tuple(_memory(program, orders[rank], templates) for rank in range(ranks))
     idle = schedule.step_ns - compute - exposed
     return PlanReport(
         plan, int(schedule.step_ns), most_bytes(memory), compute, exposed, idle, unrolled, schedule, memory
@@ -614,14 +632,14 @@ def _covered(start: np.ndarray, finish: np.ndarray) -> int:
     return int(end[-1] - begin[0] - gap)
 
 
-def _memory(program: PlanProgram, actions: tuple[Action, ...], which: dict[Action, int]) -> tuple:
+def _memory(program: PlanProgram, actions: tuple[Action, ...], templates: dict[Action, Template]) -> tuple:
     """``(action, most bytes in use during it, bytes in use after it)`` of a pipeline rank: kernels are issued in
     program order, and so is their memory."""
     stages = sorted({action[1] for action in actions})
     plan = program.plan
     live = sum(resident_bytes(plan, program.stages[stage]) for stage in stages)
     met: set[int] = set()
-    steps = [(action, _template(program, action, which)) for action in actions if action[0] != "I" or action[1]]
+    steps = [(action, templates[action]) for action in actions if action[0] != "I" or action[1]]
     steps += [(("U", stage, 0), program.finish[stage]) for stage in stages]
     found = []
     for action, template in steps:

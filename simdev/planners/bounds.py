@@ -66,8 +66,8 @@ def plan_bound_ns(program: PlanProgram) -> int:
         return spans[id(template)]
 
     ranks, microbatches = plan.mesh["pp"], plan.microbatches
-    forward = np.array([span(template) for template in program.forward])
-    backward = np.array([min(map(span, kinds)) for kinds in program.backward])
+    forward = np.array([min(map(span, one.values())) for one in program.passes_of("forward")])
+    backward = np.array([min(map(span, one.values())) for one in program.passes_of("backward")])
     if plan.stage_meshes:
         spans_of = forward + backward
         ends = microbatches * spans_of + np.array([span(template) for template in program.finish])
@@ -84,9 +84,9 @@ def plan_bound_ns(program: PlanProgram) -> int:
 def _issue_ns(program: PlanProgram) -> int:
     """Host time to issue one forward and one backward pass of all stages: each rank's host issues its own."""
     return sum(
-        int(forward.issue_ns.sum() + forward.rest_ns.sum())
-        + min(int(kind.issue_ns.sum() + kind.rest_ns.sum()) for kind in backward)
-        for forward, backward in zip(program.forward, program.backward, strict=True)
+        min(int(one.issue_ns.sum() + one.rest_ns.sum()) for one in stage.values())
+        for phase in ("forward", "backward")
+        for stage in program.passes_of(phase)
     )
 
 

@@ -129,7 +129,7 @@ def try_kind(kind: str) -> str:
             part = few_parts(model.part(parameters, parameters["layers"]))[0][0]
             if model.checks is not None:
                 model.checks(parameters, MESH)
-            program = capture_stage(model, parameters, MESH, replace(part, first=True, last=True), several=False)
+            program = capture_stage(model, parameters, MESH, replace(part, first=True, last=True), order="FB")
     except SimdevError as error:
         return f"refused: {error}"
     found = ", ".join(f"{count} {call} {axis}" for (call, axis), count in sorted(collectives(program).items()))
@@ -268,7 +268,7 @@ def compare(name: str, entry: dict) -> dict[str, Any]:
     FLOPs of one sequence; collectives on :data:`MESH` or on the axes that the model has."""
     model, parameters = _published_model(name, entry, tied=True)
     own = model.function.parameters
-    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, parameters["layers"]), several=False)
+    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, parameters["layers"]), order="FB")
     calls = (*program.forward.calls, *program.backward[StageProgram.ONLY].calls)
     counted = sum(call.flops for call in calls if call.kind in PRODUCTS or "attention" in call.kind)
     flops = model.function.whole_flops(parameters)
@@ -288,7 +288,7 @@ def compare(name: str, entry: dict) -> dict[str, Any]:
     for mesh in meshes:
         part = model.part(parameters, parameters["layers"])
         ours: Counter = Counter()
-        for (kind, _), count in collectives(capture_stage(model, parameters, mesh, part, several=False)).items():
+        for (kind, _), count in collectives(capture_stage(model, parameters, mesh, part, order="FB")).items():
             ours[kind] += count
         library = collectives_of_the_library(model, parameters, mesh)
         found["collectives"][str(mesh)] = [dict(sorted(ours.items())), dict(sorted(library.items()))]

@@ -22,11 +22,12 @@ from simdev.files import open_zip, replacing
 from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture import kept
 from simdev.parallel.capture.resize import LARGE, SMALL
-from simdev.parallel.capture.stage import OPTIONS, accumulates, captured, few_parts, figures_of, segments_of
+from simdev.parallel.capture.stage import accumulates, captured, few_parts, figures_of, known_by, segments_of
 from simdev.parallel.costs import reserved
 from simdev.parallel.hugging_face import TransformersModel, hugging_face_model
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.models import find_model
+from simdev.parallel.passes import STEP
 from simdev.parallel.program import NotRepeating
 from simdev.studies.any_model import published
 
@@ -184,13 +185,13 @@ def _possible(model: ParallelModel, parameters: dict, mesh: dict[str, int]) -> b
 
 
 def _programs(model, given: dict, inner: dict, part: Part, shards: Sequence[int], each: bool, memory: bool) -> Found:
-    several = (True, False, each, False)
+    several = (STEP, False, each, False)
     key = tuple(sorted((name, value) for name, value in given.items() if name != "layers"))
     for size in shards:
         mesh = Mesh({"dp_shard": size, **inner})
         for few in few_parts(part)[0]:
             program = captured.__wrapped__(model, key, mesh, few, *several)
-            place = kept.place({**dict(key), **dict(zip(OPTIONS, several, strict=True))}, mesh, few)
+            place = kept.place(known_by(key, several), mesh, few)
             yield place, kept.stage_text(list(segments_of(program)), figures_of(program)), program.shard_unit
     if not memory:
         return

@@ -8,6 +8,7 @@ from simdev.errors import InvalidInput
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, simulate_plan
 from simdev.parallel.capture.stage import capture_stage
+from simdev.parallel.passes import STEP
 
 pytest.importorskip("torch")
 LLAMA = "llama3-8b[width=64,layers=2,heads=8,kv_heads=2,hidden=128,vocabulary=256,length=64]"
@@ -22,9 +23,9 @@ def captures(tmp_path_factory):
         yield
 
 
-def capture(entry, mesh, several=False):
+def capture(entry, mesh, order="FB"):
     model, parameters = find_model(entry)
-    return capture_stage(model, parameters, parse_mesh(mesh), Part(2), several)
+    return capture_stage(model, parameters, parse_mesh(mesh), Part(2), order)
 
 
 def collectives(segment):
@@ -33,7 +34,7 @@ def collectives(segment):
 
 @pytest.mark.parametrize("entry", [LLAMA, MPT])
 def test_replicas_alone_reduce_gradients_once_a_step(entry):
-    program = capture(entry, "dp_replicate=2", several=True)
+    program = capture(entry, "dp_replicate=2", order=STEP)
     reduced = ("all_reduce", "dp_replicate")
     assert not collectives(program.forward)
     assert collectives(program.backward[program.LAST]) == {reduced: 3}  # two layers and the rest
@@ -102,7 +103,7 @@ def test_encoders_are_reduced_twice_a_layer_and_direction(entry):
 
 
 def test_replicas_and_halves_of_backward_passes():
-    program = capture_stage(*find_model(LLAMA), parse_mesh("dp_replicate=2"), Part(2, first=False), True, True)
+    program = capture_stage(*find_model(LLAMA), parse_mesh("dp_replicate=2"), Part(2, first=False), STEP, True)
     assert collectives(program.finish) == {("all_reduce", "dp_replicate"): 3}
     assert not any(collectives(half) for half in program.split)
 

@@ -25,7 +25,7 @@ def captures(tmp_path_factory):
 
 def forward_of(entry, mesh):
     model, parameters = find_model(entry)
-    return capture_stage(model, parameters, parse_mesh(mesh), Part(2), False)
+    return capture_stage(model, parameters, parse_mesh(mesh), Part(2), "FB")
 
 
 def collectives(segment):

@@ -9,6 +9,7 @@ from simdev.errors import InvalidInput, UnknownName, Unsupported
 from simdev.graphs.parallel_model import Part
 from simdev.parallel import Plan, find_model, load_cluster, parse_mesh, simulate_plan
 from simdev.parallel.capture.stage import capture_stage, few_parts
+from simdev.parallel.passes import STEP
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 6,
@@ -114,7 +115,7 @@ def test_a_stretched_period_is_the_whole_capture(tmp_path):
     assert few_parts(part)[1] > 0
     key = tuple(sorted((name, value) for name, value in parameters.items() if name != "layers"))
     mesh = parse_mesh("dp_shard=2,tp=2")
-    one, other = capture_stage(model, parameters, mesh, part), whole(model, key, mesh, part, True)
+    one, other = capture_stage(model, parameters, mesh, part), whole(model, key, mesh, part, STEP)
     assert one.parameters == other.parameters and one.resident_bytes == other.resident_bytes
     assert one.forward == other.forward and one.backward == other.backward
 
@@ -223,7 +224,7 @@ def test_collectives_of_the_library_are_those_of_the_capture(tmp_path):
     model, parameters = find_model(f"{written(tmp_path, tie_word_embeddings=False)}[length=32]")
     mesh = parse_mesh("dp_shard=2,tp=2")
     part = model.part(parameters, parameters["layers"])
-    program = capture_stage(model, parameters, mesh, part, several=False)
+    program = capture_stage(model, parameters, mesh, part, order="FB")
     ours = {kind: 0 for kind, _ in any_model.collectives(program)}
     for (kind, _), number in any_model.collectives(program).items():
         ours[kind] += number

@@ -129,7 +129,7 @@ def test_stages_share_the_model(entry):
     model, parameters = find_model(entry)
     mesh = parse_mesh("dp_shard=2")
     first, middle, last = (
-        capture_stage(model, parameters, mesh, model.part(parameters, layers, start), several=False)
+        capture_stage(model, parameters, mesh, model.part(parameters, layers, start), order="FB")
         for start, layers in ((0, 2), (2, 3), (5, 1))
     )
     assert first.parameters == (2 * BLOCK + 512 * 64) // 2
@@ -319,7 +319,7 @@ def test_what_is_trained_is_what_pytorch_trains(entry, name):
     path = Path(entry.rpartition(":")[0]).with_name("trained.py")
     path.write_text(TRAINED, encoding="utf-8")
     model, parameters = find_model(f"{path}:{name}")
-    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, 4), several=False)
+    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, 4), order="FB")
 
     scope: dict = {}
     exec(compile(TRAINED, str(path), "exec"), scope)
@@ -397,7 +397,7 @@ def test_products_of_8_bits_are_those_of_the_library(entry):
     path = Path(entry.rpartition(":")[0])
     path.write_text(FP8, encoding="utf-8")
     model, parameters = find_model(f"{entry}[microbatch=16]")
-    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, parameters["layers"]), several=False)
+    program = capture_stage(model, parameters, Mesh({}), model.part(parameters, parameters["layers"]), order="FB")
     calls = (*program.forward.calls, *program.backward[program.ONLY].calls)
     products = [call for call in calls if call.kind == "_scaled_mm"]
     assert len(products) == 3 * 4 and all("f8e4m3" in call.signature for call in products)

@@ -7,6 +7,7 @@ from simdev.parallel import Mesh, find_model, load_cluster, parse_mesh
 from simdev.parallel.capture import resize
 from simdev.parallel.capture.stage import capture_stage, captured, is_kept
 from simdev.parallel.costs.reserved import record_stage
+from simdev.parallel.passes import PIPELINE, STEP
 from simdev.parallel.program import NotRepeating
 from simdev.planners import Choice, Evaluator, Job
 
@@ -23,23 +24,24 @@ def captures(tmp_path_factory):
 
 
 def all_of(program):
-    segments = program.forward, *program.backward, program.finish, *program.split
+    segments = program.forward, *program.backward, program.finish, *program.split, *dict(program.others).values()
     calls = [segment.calls for segment in segments]
     return calls, program.resident_bytes, program.output_bytes, program.parameters, program.shard_unit
 
 
 def memory_of(program):
-    segments = program.forward, *program.backward, program.finish, *program.split
+    segments = program.forward, *program.backward, program.finish, *program.split, *dict(program.others).values()
     return [live for segment in segments for live in (segment.live_bytes, *(call.live_bytes for call in segment.calls))]
 
 
 @pytest.mark.parametrize(
     "mesh, options, part",
     [
-        ("dp_shard=8,tp=2", (True,), Part(2)),
-        ("dp_shard=32", (False,), Part(2)),
-        ("dp_shard=8", (True, True), Part(2, first=False)),
-        ("dp_replicate=2,dp_shard=16", (True,), Part(2, last=False)),
+        ("dp_shard=8,tp=2", (STEP,), Part(2)),
+        ("dp_shard=32", ("FB",), Part(2)),
+        ("dp_shard=8", (STEP, True), Part(2, first=False)),
+        ("dp_shard=8,tp=2", (PIPELINE,), Part(2)),
+        ("dp_replicate=2,dp_shard=16", (STEP,), Part(2, last=False)),
     ],
 )
 def test_a_resized_program_is_the_one_that_is_captured(mesh, options, part, monkeypatch):
@@ -65,7 +67,7 @@ def test_a_recording_of_allocations_keeps_the_program_that_a_capture_has(options
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model, parameters = find_model(TINY)
     key, mesh, part = tuple(sorted((k, v) for k, v in parameters.items() if k != "layers")), "dp_shard=8", Part(2)
-    how = model, key, parse_mesh(mesh), part, True, False, *options
+    how = model, key, parse_mesh(mesh), part, STEP, False, *options
     wanted = captured.__wrapped__(*how)
     for file in (tmp_path / "simdev" / "captures").iterdir():
         file.unlink()
@@ -109,8 +111,8 @@ def test_a_microbatch_of_one_sequence_may_run_other_kernels():
 def test_sizes_that_do_not_divide_are_captured():
     model, parameters = find_model(TINY)
     mesh = parse_mesh("dp_shard=6")
-    wanted = capture_stage(model, parameters, mesh, Part(1), False)
-    assert all_of(resize.capture_resized(model, parameters, mesh, Part(1), False)) == all_of(wanted)
+    wanted = capture_stage(model, parameters, mesh, Part(1), "FB")
+    assert all_of(resize.capture_resized(model, parameters, mesh, Part(1), "FB")) == all_of(wanted)
 
 
 def test_numbers_are_constant_proportional_or_shares():

@@ -9,6 +9,7 @@ from simdev.parallel import Host, Plan, find_model, load_cluster, unroll
 from simdev.parallel.against_flow import ops_against_flow
 from simdev.parallel.mesh import Mesh, parse_mesh
 from simdev.parallel.orders import SCHEDULES, pipeline_order, stage_rank
+from simdev.parallel.passes import PIPELINE, STEP, pass_names, shortest_order
 from simdev.parallel.plan import prepare, simulate_plan, simulate_program
 from simdev.parallel.stragglers import make_unroller, parse_slow
 from simdev.parallel.unroll import execution_order
@@ -312,3 +313,33 @@ def test_slow_ranks_that_cannot_be_are_refused(texts, message):
 def test_slow_ranks_and_a_slowdown_exclude_each_other():
     with pytest.raises(InvalidInput, match="exclude each other"):
         simulate_plan(plan_of("dp_shard=2"), slow={0: 2.0}, slowdown=1.2)
+
+
+# passes
+
+
+def test_passes_are_named_by_what_ran_before_them():
+    """By hand: the second backward pass finds nothing gathered, and takes the record of the first forward pass."""
+    assert pass_names("FFBB", False) == (
+        ("forward", "after start"),
+        ("forward", "after forward"),
+        ("backward first", "after forward, ahead"),
+        ("backward last", "after backward ahead, of the first record"),
+    )
+    assert pass_names("FFBB", True)[-1] == ("backward last", "after backward, without a record")
+
+
+@pytest.mark.parametrize(
+    "order, short",
+    [
+        ("FB", "FB"),
+        ("FB" * 100, STEP),
+        ("F" * 8 + "BF" * 50 + "B" * 8, PIPELINE),
+        ("F" * 9 + "B" * 9, PIPELINE),
+        ("FFBB" * 16, "FFBBFFBBFFBB"),
+    ],
+)
+def test_a_short_order_has_all_passes(order, short):
+    assert shortest_order(order) == short
+    for forgets in (False, True):
+        assert set(pass_names(order, forgets)) <= set(pass_names(short, forgets))

@@ -21,6 +21,7 @@ from simdev.graphs.parallel_model import ParallelModel, Part
 from simdev.parallel.capture.record import RankRecorder
 from simdev.parallel.capture.stage import StageRun, fake_process_group
 from simdev.parallel.mesh import Mesh
+from simdev.parallel.passes import STEP
 
 
 class _Clock(TorchDispatchMode):
@@ -65,16 +66,16 @@ class _Timed(StageRun):
     """A run that notes when each segment ends, and how many kernels were recorded by then."""
 
     def __init__(self, stage, recorder, mesh: Mesh):
-        super().__init__(stage, recorder, mesh, {})
+        super().__init__(stage, recorder, mesh)
         self.marks: list[tuple[str, int, int]] = []
 
-    def _forward(self, part: Part, which: str = "") -> tuple:
+    def _forward(self, part: Part, kind: str, state: str) -> tuple:
         if not self.marks:
             self.begin = time.thread_time_ns()
-        return super()._forward(part, which)
+        return super()._forward(part, kind, state)
 
-    def _cut(self, name: str, base: int) -> None:
-        self.marks.append((name, time.thread_time_ns(), len(getattr(self.recorder, "kernels", ()))))
+    def _cut(self, kind: str, base: int, state: str = "") -> None:
+        self.marks.append((kind, time.thread_time_ns(), len(getattr(self.recorder, "kernels", ()))))
 
 
 PHASES = ("forward", "backward", "finish")
@@ -176,4 +177,4 @@ def fill(module) -> None:
 
 
 def _run(timed: _Timed, part: Part, split: bool) -> None:
-    timed.split_step(part) if split else timed.step(3, part)
+    timed.split_step(part) if split else timed.step(STEP, part)

@@ -14,7 +14,7 @@ from simdev.parallel.capture.record import RankRecorder
 from simdev.parallel.capture.ring import ring_attention
 from simdev.parallel.capture.stage import StageRun, fake_process_group, keep_recorded, program_of
 from simdev.parallel.mesh import Mesh
-from simdev.parallel.program import Segment
+from simdev.parallel.passes import STEP
 
 Row = tuple[int, int, int, int]  # (segment and position of the key's first event, bytes, stream); 0 bytes: release
 
@@ -51,21 +51,18 @@ class _Marks(StageRun):
     def _warm(self, optimizer, module) -> None:
         super()._warm(optimizer, module)
         self.optimizer, self.marks = optimizer, [len(self.recorder.events)]
-        self.forwards: list[Segment] = []
 
-    def _cut(self, name: str, base: int) -> None:
-        super()._cut(name, base)
+    def _cut(self, kind: str, base: int, state: str = "") -> None:
+        super()._cut(kind, base, state)
         self.marks.append(len(self.recorder.events))
-        if name == "forward":
-            self.forwards.append(self.segments[name])
 
-    def of_capture(self) -> dict[str, Segment]:
-        """The segments that a capture has: of its two microbatches, where it needs no third."""
-        found = dict(self.segments)
-        if self.stage.sync is None and not self.gathered and "backward further" in found:
-            found["forward"] = self.forwards[1]
-            found["backward last"] = replace(found.pop("backward further"), name="backward last")
-        return found
+    def step(self, order: str, part: Part) -> tuple[int, int, int]:
+        figures = super().step(order, part)
+        if order == STEP and self.stage.sync is None and not self.gathered:  # a capture runs two microbatches
+            *begun, (_, name, further), _, _, finish = self._cuts
+            last = name.replace("further", "last"), replace(further, name="backward last")
+            self._cuts = [*begun, ("backward last", *last), finish]
+        return figures
 
 
 def record(
@@ -81,7 +78,7 @@ def record(
     parameters. ``each``: gradients are reduced after each microbatch; ``gathered``: parameters are gathered once.
 
     The program of the stage is recorded as well, and kept as if it had been captured."""
-    default = torch.get_default_dtype()
+    default, order = torch.get_default_dtype(), STEP[: 2 * microbatches]
     with fake_process_group(mesh) as torch_mesh:
         try:
             made = model.function(torch_mesh, part, **parameters)
@@ -89,12 +86,12 @@ def record(
             made = replace(made, sync=None) if each else made
             with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
                 to_fakes(made.module)
-                run = _Marks(made, recorder, mesh, {}, gathered)
-                figures = run.step(microbatches, part)
+                run = _Marks(made, recorder, mesh, gathered)
+                figures = run.step(order, part)
         finally:
             torch.set_default_dtype(default)
-    program = program_of(made, mesh, run.of_capture(), figures)
-    keep_recorded(model, parameters, mesh, part, (microbatches > 1, False, each, gathered), program)
+    program = program_of(made, mesh, run, figures)
+    keep_recorded(model, parameters, mesh, part, (order, False, each, gathered), program)
     tensors = [t for state in run.optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
     return rows_of(recorder.events, run.marks), tuple(_local_bytes(t) for t in tensors), program.parameters
 

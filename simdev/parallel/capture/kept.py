@@ -107,7 +107,7 @@ def load(name: str) -> dict | None:
         return None
 
 
-def save(name: str, segments: list[Segment], figures: dict[str, int]) -> None:
+def save(name: str, segments: list[Segment], figures: dict[str, object]) -> None:
     """Keep a stage; nothing happens where the folder cannot be written to."""
     where = folder()
     with contextlib.suppress(OSError, InvalidInput):
@@ -122,7 +122,7 @@ def packed(name: str, text: str) -> bytes:
     return gzip.compress(f"{_sum(name, text)}\n{text}".encode(), 6, mtime=0)
 
 
-def stage_text(segments: list[Segment], figures: dict[str, int]) -> str:
+def stage_text(segments: list[Segment], figures: dict[str, object]) -> str:
     """A stage as JSON, which :func:`load` reads."""
     rows = [[s.name, s.live_bytes, [call.row() for call in s.calls]] for s in segments]
     return json.dumps({"segments": rows, **figures}, separators=(",", ":"))
@@ -244,7 +244,7 @@ def _code() -> str:
     here = Path(__file__).parent
     names = "record", "stage", "cut", "split", "kept", "ring", "packages", "blocks", "pieces", "tensor_rule", "fakes"
     files = [here / f"{name}.py" for name in names]
-    files += [here.parent / f"{name}.py" for name in ("program", "hugging_face", "plain")]
+    files += [here.parent / f"{name}.py" for name in ("program", "passes", "hugging_face", "plain")]
     files += [here.parents[1] / "graphs" / "selective.py"]
     capturing = "trace", "attention", "rewrites", "packages", "vision_ops"
     files += [here.parents[1] / "graphs" / "capture" / f"{name}.py" for name in capturing]

@@ -13,10 +13,12 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from simdev.graphs.parallel_model import ParallelModel, Part
-from simdev.parallel.capture.stage import StageProgram, captured, is_kept, stage_of_few
+from simdev.parallel.capture.stage import StageProgram, alike_others, captured, is_kept, stage_of_few
 from simdev.parallel.mesh import Mesh
+from simdev.parallel.passes import STEP
 from simdev.parallel.program import Call, NotRepeating, Segment
 
 AXIS = "dp_shard"
@@ -29,7 +31,7 @@ def capture_resized(
     parameters: dict,
     mesh: Mesh,
     part: Part,
-    several: bool = True,
+    order: str = STEP,
     split: bool = False,
     each: bool = False,
     gathered: bool = False,
@@ -39,10 +41,10 @@ def capture_resized(
     Parameters that do not divide by the number of ranks are padded by FSDP; such a size is captured as it is. Use it
     where many plans of a model are compared and the model's code does not branch on the size of the mesh.
     """
-    return stage_of_few(_resized_few, model, parameters, mesh, part, (several, split, each, gathered))
+    return stage_of_few(_resized_few, model, parameters, mesh, part, (order, split, each, gathered))
 
 
-def _resized_few(model, parameters: tuple, mesh: Mesh, part: Part, *options: bool) -> StageProgram:
+def _resized_few(model, parameters: tuple, mesh: Mesh, part: Part, *options) -> StageProgram:
     """:func:`captured`, from captures with few ranks where that can be and the stage is not kept."""
     meshes = few_shards(mesh)
     if len(meshes) == 1 or is_kept(model, parameters, mesh, part, *options):
@@ -91,18 +93,14 @@ def _continued(small: StageProgram, large: StageProgram, size: Callable[[int, in
         return tuple(_segment(x, y, size) for x, y in zip(a, b, strict=True))
 
     forward, finish = segments((small.forward, small.finish), (large.forward, large.finish))
-    sizes = {
+    sizes: dict[str, Any] = {
         name: size(getattr(small, name), getattr(large, name))
         for name in ("resident_bytes", "output_bytes", "parameters")
     }
     first, further, last, only = segments(small.backward, large.backward)
     backward, split = (first, further, last, only), segments(small.split, large.split)
-    gathering = None
-    if small.first_forward and large.first_forward:
-        gathering = _segment(small.first_forward, large.first_forward, size)
-    return replace(
-        small, forward=forward, backward=backward, finish=finish, split=split, first_forward=gathering, **sizes
-    )
+    others = alike_others(small, large, lambda a, b: _segment(a, b, size))
+    return replace(small, forward=forward, backward=backward, finish=finish, split=split, others=others, **sizes)
 
 
 def _segment(small: Segment, large: Segment, size: Callable[[int, int], int]) -> Segment:

@@ -2,8 +2,10 @@
 
 Meshes, sharding and FSDP wrapping happen outside of the fake mode with parameters on ``meta``; then the parameters
 become fake tensors and the stage runs microbatches as a pipeline schedule would: forward and backward, gradients
-accumulated, reduced with the last one. The stage is captured with three and with four layers; further layers repeat the
-additional one (:func:`simdev.parallel.program.stretch`).
+accumulated, reduced with the last one. Passes of a stage that FSDP divides depend on the passes before them: in a
+pipeline, such a stage is captured in an order with all passes of its schedule (:mod:`simdev.parallel.passes`). The
+stage is captured with three and with four layers; further layers repeat the additional one
+(:func:`simdev.parallel.program.stretch`).
 
 A planner that compares many sizes of the data-parallel axes calls
 :func:`simdev.parallel.capture.resize.capture_resized` instead: two captures serve them all.
@@ -17,7 +19,7 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import gcd, prod
 
 from simdev.errors import InvalidInput, SimdevError, Unsupported
@@ -28,15 +30,17 @@ from simdev.parallel.capture.fakes import to_fakes
 from simdev.parallel.capture.matching import check_matching
 from simdev.parallel.capture.split import SplitBackward, keep_gathered, reduce_gradients
 from simdev.parallel.mesh import Mesh
+from simdev.parallel.passes import STEP, pass_names
 from simdev.parallel.program import NotRepeating, Segment, stretch
 from simdev.user_file import sentence
 
 PLANNING_MIB = 950  # of address space: PyTorch, and the compiled engine with LLVM and SciPy
 FEW = 3  # layers in the shorter capture: a first one, a last one, and one in between (FSDP prefetches across layers)
+KINDS = ("backward first", "backward further", "backward last", "backward only")
+FIRST_FORWARD = "forward after start"
 TIMES = ("first", "second", "further")
 SPLIT = tuple(f"backward {half} {time}" for half in ("input", "weights") for time in TIMES)
-Options = tuple[bool, bool, bool, bool]  # see capture_stage
-OPTIONS = "several", "split", "each", "gathered"
+Options = tuple[str, bool, bool, bool]  # order, split, each, gathered: see capture_stage
 
 SHIPPED = (
     "simdev.workloads.",
@@ -52,8 +56,10 @@ class StageProgram:
     microbatch. ``shard_unit`` is the greatest number of ranks among which FSDP divides each parameter without padding
     (0 without FSDP). ``split`` are the halves of a backward pass (:mod:`simdev.parallel.capture.split`), if they were
     asked for: gradients of the input in the first microbatch, the second and a further one; gradients of the weights in
-    these three. No backward pass of such a program reduces gradients: ``finish`` does. ``first_forward`` is the forward
-    pass of the first microbatch where it gathers parameters that stay until the end of the step."""
+    these three. No backward pass of such a program reduces gradients: ``finish`` does. ``others`` are the passes that
+    execute other calls than those above because of what ran before them, by their names; if parameters stay gathered
+    until the end of the step, the forward pass of the first microbatch is one. ``forgets``: see
+    :func:`simdev.parallel.passes.pass_names`."""
 
     forward: Segment
     backward: tuple[Segment, Segment, Segment, Segment]
@@ -63,9 +69,27 @@ class StageProgram:
     parameters: int
     shard_unit: int = 0
     split: tuple[Segment, ...] = ()
-    first_forward: Segment | None = None
+    others: tuple[tuple[str, Segment], ...] = ()
+    forgets: bool = False
 
     FIRST, FURTHER, LAST, ONLY = range(4)
+
+    @property
+    def first_forward(self) -> Segment | None:
+        """The first forward pass of a step, if it executes other calls than further ones."""
+        return dict(self.others).get(FIRST_FORWARD)
+
+    @cached_property
+    def passes(self) -> dict[str, Segment]:
+        """All forward and whole backward passes by name; ``forward`` and the kinds of backward pass are those that have
+        no segment of their own."""
+        return {"forward": self.forward, **dict(zip(KINDS, self.backward, strict=True)), **dict(self.others)}
+
+    def named(self, order: str) -> list[str]:
+        """The name in :attr:`passes` of each pass of an order."""
+        own = dict(self.others)
+        names = ((kind, f"{kind} {state}") for kind, state in pass_names(order, self.forgets))
+        return [name if name in own else kind for kind, name in names]
 
 
 def capture_stage(
@@ -73,16 +97,17 @@ def capture_stage(
     parameters: dict,
     mesh: Mesh,
     part: Part,
-    several: bool = True,
+    order: str = STEP,
     split: bool = False,
     each: bool = False,
     gathered: bool = False,
 ) -> StageProgram:
-    """The program of one rank of the stage ``part``; ``several`` if a step has more than one microbatch; ``split`` if
-    its schedule splits backward passes; ``each`` if gradients are reduced after each microbatch; ``gathered`` if FSDP
-    gathers parameters once and keeps them until the last backward pass. Raises :class:`Unsupported` without PyTorch,
-    :class:`InvalidInput` for a model that cannot be built on ``mesh``."""
-    return stage_of_few(captured, model, parameters, mesh, part, (several, split, each, gathered))
+    """The program of one rank of the stage ``part``. ``order`` is that of its passes (:mod:`simdev.parallel.passes`):
+    ``FB`` for a step of one microbatch, :data:`STEP <simdev.parallel.passes.STEP>` for several without a pipeline.
+    ``split`` if its schedule splits backward passes; ``each`` if gradients are reduced after each microbatch;
+    ``gathered`` if FSDP gathers parameters once and keeps them until the last backward pass. Raises
+    :class:`Unsupported` without PyTorch, :class:`InvalidInput` for a model that cannot be built on ``mesh``."""
+    return stage_of_few(captured, model, parameters, mesh, part, (order, split, each, gathered))
 
 
 def stage_of_few(
@@ -112,14 +137,21 @@ def stage_of_few(
             short.parameters + (long.parameters - short.parameters) * more,
             shard_unit=short.shard_unit,
             split=tuple(stretch(a, b, more) for a, b in zip(short.split, long.split, strict=True)),
-            first_forward=(
-                stretch(short.first_forward, long.first_forward, more)
-                if short.first_forward and long.first_forward
-                else None
-            ),
+            others=alike_others(short, long, lambda a, b: stretch(a, b, more)),
+            forgets=short.forgets,
         )
     except NotRepeating:
         return capture(model, key, mesh, part, *options)
+
+
+def alike_others(
+    one: StageProgram, two: StageProgram, join: Callable[[Segment, Segment], Segment]
+) -> tuple[tuple[str, Segment], ...]:
+    """The other passes of two captures, joined by name. Raises :class:`NotRepeating` if they have other names."""
+    a, b = dict(one.others), dict(two.others)
+    if a.keys() != b.keys():
+        raise NotRepeating(f"passes that differ in one capture and not in the other: {', '.join(a.keys() ^ b.keys())}")
+    return tuple((name, join(a[name], b[name])) for name in a)
 
 
 @lru_cache(maxsize=64)
@@ -181,22 +213,22 @@ def captured(
     parameters: tuple,
     mesh: Mesh,
     part: Part,
-    several: bool,
+    order: str,
     split: bool = False,
     each: bool = False,
     gathered: bool = False,
 ) -> StageProgram:
     """The program of a stage with all its layers, kept from an earlier capture or captured; ``parameters`` are pairs
     in order of their names."""
-    options = several, split, each, gathered
-    found = kept.find(model, {**dict(parameters), **dict(zip(OPTIONS, options, strict=True))}, mesh, part)
+    options = order, split, each, gathered
+    found = kept.find(model, known_by(parameters, options), mesh, part)
     if found is not None:
         forward, *backward, finish = found.pop("segments")
-        halves = tuple(backward[4 : 4 + len(SPLIT)]) if split else ()
-        first = backward[-1] if len(backward) > 4 + len(halves) else None
-        return StageProgram(forward, tuple(backward[:4]), finish, split=halves, first_forward=first, **found)
+        halves = tuple(backward[len(KINDS) : len(KINDS) + len(SPLIT)]) if split else ()
+        others = tuple(zip(found.pop("others", ()), backward[len(KINDS) + len(halves) :], strict=True))
+        return StageProgram(forward, tuple(backward[: len(KINDS)]), finish, split=halves, others=others, **found)
     try:
-        how = model, {**dict(parameters), "layers": part.layers}, mesh, part, (several, split, each, gathered)
+        how = model, {**dict(parameters), "layers": part.layers}, mesh, part, options
         program = _capture(*how)
         last = mesh.stage_ranks - 1
         if last and not alike_on_all_ranks(model):
@@ -214,16 +246,22 @@ def alike_on_all_ranks(model: ParallelModel) -> bool:
     return model.function.__module__.startswith(SHIPPED)
 
 
-def _name_of(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, options: tuple[bool, ...]) -> str:
+def known_by(parameters: tuple, options: tuple) -> dict[str, object]:
+    """The parameters and options that the names of kept and packed programs state."""
+    order, split, each, gathered = options
+    several = {STEP[:2]: False, STEP: True}.get(order, order)
+    return {**dict(parameters), "several": several, "split": split, "each": each, "gathered": gathered}
+
+
+def _name_of(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, options: Options) -> str:
     """The name under which the program of :func:`captured` is kept."""
-    return kept.fingerprint(model, {**dict(parameters), **dict(zip(OPTIONS, options, strict=True))}, mesh, part)
+    return kept.fingerprint(model, known_by(parameters, options), mesh, part)
 
 
-def is_kept(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, *options: bool) -> bool:
+def is_kept(model: ParallelModel, parameters: tuple, mesh: Mesh, part: Part, *options) -> bool:
     """Whether :func:`captured` has the program of a stage on disk, or packed."""
     if isinstance(model.function, kept.Packed):
-        known = {**dict(parameters), **dict(zip(OPTIONS, options, strict=True))}
-        return model.function.has(kept.place(known, mesh, part))
+        return model.function.has(kept.place(known_by(parameters, options), mesh, part))
     return kept.has(_name_of(model, parameters, mesh, part, options))
 
 
@@ -256,49 +294,49 @@ def _capture(
     from simdev.parallel.capture.record import RankRecorder
     from simdev.parallel.capture.ring import ring_attention
 
-    several, split, each, gathered = options
+    order, split, each, gathered = options
     default = torch.get_default_dtype()
     with fake_process_group(mesh, rank) as torch_mesh:
         try:
-            segments: dict[str, Segment] = {}
             stage = model.function(torch_mesh, part, **parameters)
             if not isinstance(stage, Stage):
                 message = f"the function returned {type(stage).__name__}, not a Stage"
                 raise InvalidInput(message, source=model.name)
             stage = replace(stage, sync=None) if each else stage
-            microbatches = 1 if not several else 3 if stage.sync or gathered else 2
+            order = STEP[:4] if order == STEP and stage.sync is None and not gathered else order
             with FakeTensorMode(allow_non_fake_inputs=True), ring_attention():
                 to_fakes(stage.module)
-                run = StageRun(stage, RankRecorder(stage.rows), mesh, segments, gathered)
-                figures = run.split_step(part) if split else run.step(microbatches, part)
+                run = StageRun(stage, RankRecorder(stage.rows), mesh, gathered)
+                figures = run.split_step(part) if split else run.step(order, part)
         finally:
             torch.set_default_dtype(default)
-    return program_of(stage, mesh, segments, figures, split)
+    return program_of(stage, mesh, run, figures)
 
 
-def program_of(
-    stage: Stage, mesh: Mesh, segments: dict[str, Segment], figures: tuple[int, int, int], split: bool = False
-) -> StageProgram:
-    """The program of a stage, from the segments of a run by name and the figures of :class:`StageRun`."""
+def program_of(stage: Stage, mesh: Mesh, run: StageRun, figures: tuple[int, int, int]) -> StageProgram:
+    """The program of a stage that ran, and the figures that the run returned."""
+    segments = run.segments
     only = segments.get("backward only") or segments["backward first"]
     last = segments.get("backward last", only)
     backward = segments.get("backward first", only), segments.get("backward further", last), last, only
     unit = _shard_unit(stage.module, mesh)
-    halves = tuple(segments[name] for name in SPLIT) if split else ()
-    first = segments.get("forward first")
-    forward, finish = segments["forward"], segments["finish"]
-    return StageProgram(forward, backward, finish, *figures, shard_unit=unit, split=halves, first_forward=first)
+    halves = tuple(segments[name] for name in SPLIT if name in segments)
+    forward, finish, others = segments["forward"], segments["finish"], tuple(run.others.items())
+    forgets = stage.sync is None
+    return StageProgram(forward, backward, finish, *figures, unit, halves, others, forgets)
 
 
-def figures_of(program: StageProgram) -> dict[str, int]:
+def figures_of(program: StageProgram) -> dict[str, object]:
     """What is kept of a stage beside its segments."""
-    return {key: getattr(program, key) for key in ("resident_bytes", "output_bytes", "parameters", "shard_unit")}
+    names = "resident_bytes", "output_bytes", "parameters", "shard_unit"
+    others = {"others": [name for name, _ in program.others], "forgets": program.forgets} if program.others else {}
+    return {**{name: getattr(program, name) for name in names}, **others}
 
 
 def segments_of(program: StageProgram) -> tuple[Segment, ...]:
     """All segments of a stage."""
-    first = (program.first_forward,) if program.first_forward else ()
-    return (program.forward, *program.backward, *program.split, *first, program.finish)
+    others = (segment for _, segment in program.others)
+    return (program.forward, *program.backward, *program.split, *others, program.finish)
 
 
 @contextlib.contextmanager
@@ -348,28 +386,46 @@ class StageRun:
     """Runs the microbatches of a stage and cuts what is recorded into segments. ``gathered``: FSDP keeps parameters
     gathered from the first forward pass until the last backward pass."""
 
-    def __init__(self, stage, recorder, mesh: Mesh, segments: dict[str, Segment], gathered: bool = False):
-        self.stage, self.recorder, self.mesh, self.segments = stage, recorder, mesh, segments
+    def __init__(self, stage, recorder, mesh: Mesh, gathered: bool = False):
+        self.stage, self.recorder, self.mesh = stage, recorder, mesh
         self.gathered = gathered
         self._begin = 0
+        self._cuts: list[tuple[str, str, Segment]] = []  # kind, name, segment
 
-    def step(self, microbatches: int, part: Part) -> tuple[int, int, int]:
-        """Run a step whose backward passes are whole."""
-        optimizer, recorder = self._begin_step(microbatches), self.recorder
+    @property
+    def segments(self) -> dict[str, Segment]:
+        """A segment of each kind: the first backward passes, the last one of everything else."""
+        found = {kind: segment for kind, _, segment in self._cuts}
+        return found | {kind: segment for kind, _, segment in reversed(self._cuts) if kind in KINDS}
+
+    @property
+    def others(self) -> dict[str, Segment]:
+        """The passes that execute other calls than the segment of their kind, by name."""
+        usual = {kind: _executed(segment) for kind, segment in self.segments.items()}
+        return {name: found for kind, name, found in self._cuts if name != kind and _executed(found) != usual[kind]}
+
+    def step(self, order: str, part: Part) -> tuple[int, int, int]:
+        """Run a step whose backward passes are whole, in this order of forward (F) and backward passes (B)."""
+        optimizer, recorder = self._begin_step(order.count("F")), self.recorder
         if self.gathered:
             keep_gathered(self.stage.module)
+        running: list[tuple] = []
         with self.stage.context(), recorder:
-            for number in range(microbatches):
-                last = number == microbatches - 1
+            for kind, state in pass_names(order, self.stage.sync is None):
+                if kind == "forward":
+                    running.append(self._forward(part, kind, state))
+                    continue
+                last = kind in ("backward last", "backward only")
                 if self.gathered and last:
                     keep_gathered(self.stage.module, after_backward=False)
-                first = " first" if self.gathered and not number and not last else ""
-                base, output, gradient, inputs = self._forward(part, first)
+                output, inputs = running.pop(0)
+                gradient = self._gradient(part, output)
+                base = recorder.live_bytes
                 if self.stage.sync is not None:
                     self.stage.sync(self.stage.module, last)
                 output.backward(gradient)
                 del output, gradient, inputs
-                self._cut(f"backward {_name(number, microbatches)}", base)
+                self._cut(kind, base, state)
             self._finish(optimizer)
         return self._figures(optimizer)
 
@@ -382,7 +438,9 @@ class StageRun:
                 if name == "finish":
                     self._finish(optimizer, reduce=True)
                     continue
-                base, output, gradient, inputs = self._forward(part, " first" if name.endswith("first") else "")
+                output, inputs = self._forward(part, "forward", "after start" if name.endswith("first") else "")
+                gradient = self._gradient(part, output)
+                base = recorder.live_bytes
                 if stage.sync is not None:
                     stage.sync(stage.module, False)
                 halves = SplitBackward(stage.module, output, gradient, inputs)
@@ -411,17 +469,20 @@ class StageRun:
         self._batches = [self.stage.inputs() for _ in range(microbatches)]
         return optimizer
 
-    def _forward(self, part: Part, which: str = "") -> tuple:
-        """Run a forward pass: ``(memory in use after it, output, gradient of the output or None, inputs)``."""
-        import torch
-
+    def _forward(self, part: Part, kind: str, state: str) -> tuple:
+        """Run a forward pass: ``(output, inputs)``."""
         inputs = self._batches.pop()
         base, self._begin = self.recorder.live_bytes, len(self.recorder.entries)
         output = self.stage.module(*inputs)
-        self._cut(f"forward{which}", base)
+        self._cut(kind, base, state)
         self._output_bytes = _local(output).numel() * _local(output).element_size()
-        gradient = None if part.last else torch.empty_like(output, requires_grad=False)
-        return self.recorder.live_bytes, output, gradient, inputs
+        return output, inputs
+
+    def _gradient(self, part: Part, output):
+        """The gradient of the output that the next stage sends; None on the last stage."""
+        import torch
+
+        return None if part.last else torch.empty_like(output, requires_grad=False)
 
     def _finish(self, optimizer, reduce: bool = False) -> None:
         stage, base = self.stage, self.recorder.live_bytes
@@ -460,10 +521,16 @@ class StageRun:
             optimizer.step()
         optimizer.zero_grad()
 
-    def _cut(self, name: str, base: int) -> None:
+    def _cut(self, kind: str, base: int, state: str = "") -> None:
         entries = self.recorder.entries
         first, self._begin = self._begin, len(entries)
-        self.segments[name] = cut(name, entries, first, self.mesh, base, self.recorder.live_bytes)
+        found = cut(kind, entries, first, self.mesh, base, self.recorder.live_bytes)
+        self._cuts.append((kind, f"{kind} {state}".rstrip(), found))
+
+
+def _executed(segment: Segment) -> list[tuple]:
+    """What a segment executes, without what its calls wait for."""
+    return [(call.kind, call.signature, call.stream, call.axes) for call in segment.calls]
 
 
 def _shard_unit(module, mesh: Mesh) -> int:
@@ -484,9 +551,3 @@ def _shard_unit(module, mesh: Mesh) -> int:
 
 def _local(tensor):
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def _name(number: int, microbatches: int) -> str:
-    if microbatches == 1:
-        return "only"
-    return "last" if number == microbatches - 1 else "first" if number == 0 else "further"

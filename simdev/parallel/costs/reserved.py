@@ -27,7 +27,8 @@ from simdev.parallel.capture.stage import alike_on_all_ranks, few_parts
 from simdev.parallel.costs.allocator import CachingAllocator, Event, Reserved
 from simdev.parallel.mesh import Mesh
 from simdev.parallel.orders import SPLIT, Action, pipeline_order
-from simdev.parallel.plan import DIVIDED, Plan
+from simdev.parallel.passes import STEP
+from simdev.parallel.plan import DIVIDED, Plan, order_of_capture
 from simdev.parallel.program import NotRepeating
 
 STEPS = 2  # replayed steps; a later one reserves nothing more in the plans that were tried
@@ -219,12 +220,15 @@ def recorded_parts(part: Part, parameters: Mapping[str, object]) -> list[Part]:
 
 def recordings_of(plan: Plan) -> list[tuple]:
     """The stages whose recording also captures the programs of ``plan``: arguments of :func:`record_stage`.
-    Empty for schedules that split backward passes, for models of users, and for packed ones."""
+    Empty for schedules that split backward passes, for stages that are captured in the order of their schedule, for
+    models of users, and for packed ones."""
     if plan.schedule in SPLIT or not alike_on_all_ranks(plan.model) or isinstance(plan.model.function, kept.Packed):
         return []
     options = plan.microbatches > 1, plan.reduce_each, plan.gathered
     found = []
     for stage, part in enumerate(plan.parts):
+        if order_of_capture(plan, stage) not in (STEP, STEP[:2]):
+            return []
         rank = plan.rank_of(stage)
         parameters, mesh = plan.parameters_of(rank), plan.captured_mesh(rank)
         recorded = recorded_parts(part, parameters)

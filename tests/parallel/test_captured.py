@@ -143,5 +143,5 @@ def test_all_ranks_of_shipped_models_call_the_same_collectives(name, mesh):
     sizes = {"width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 128, "vocabulary": 256, "length": 32}
     parameters = {**find_model(name)[1], **{key: value for key, value in sizes.items() if key in find_model(name)[1]}}
     last = mesh.stage_ranks - 1
-    programs = [_capture(model, parameters, mesh, Part(2), (False, False, False, False), rank) for rank in (0, last)]
+    programs = [_capture(model, parameters, mesh, Part(2), ("FB", False, False, False), rank) for rank in (0, last)]
     check_matching(*map(segments_of, programs), (0, last), name)

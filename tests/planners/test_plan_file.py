@@ -1,7 +1,9 @@
 """A plan is written, read back, and refused where it is damaged."""
 
 import json
+from itertools import islice
 
+import numpy as np
 import pytest
 
 from simdev.errors import InvalidInput, UnknownName
@@ -25,6 +27,41 @@ def test_a_plan_is_read_back(tmp_path, choice):
     save_plan(path, MODEL, CLUSTER, job, choice, step_time_s=1.5)
     found, again = load_plan(path)
     assert again == choice and found == job and is_plan_file(str(path))
+
+
+DRAWN = {
+    ("llama3-8b[length=32768]", "dgx-h100[nodes=2]", "eager"): {"schedules": ("1f1b", "interleaved", "zero-bubble")},
+    ("mixtral-8x7b", "dgx-h100[nodes=2]", "eager"): {"wide": True},
+    ("gpt-1.3b", "dgx-a100", "megatron"): {},
+    ("deepseek-v2lite", "l40sx8-pcie", "compiled"): {"schedules": ("gpipe", "1f1b")},
+}
+
+
+def test_drawn_plans_are_read_back(tmp_path):
+    """200 plans of four jobs: meshes, stages of other depths, schedules, recomputation, gathered parameters."""
+    pytest.importorskip("torch")  # whose orders of microbatches some schedules have
+    rng, path, kinds = np.random.default_rng(0), tmp_path / "plan.json", set()
+    for (model, cluster, framework), options in DRAWN.items():
+        job = make_job(model, cluster, 256, framework, **options)
+        some = list(islice(job.choices(), 1000))
+        for choice in (some[n] for n in rng.integers(len(some), size=50)):
+            save_plan(path, model, cluster, job, choice)
+            again, found = load_plan(path)
+            assert found == choice and again.plan(found) == job.plan(choice)
+            kinds |= {*choice.mesh.sizes} | {choice.schedule, choice.recompute, choice.reshard}
+    assert kinds >= {
+        "pp",
+        "dp_replicate",
+        "dp_shard",
+        "tp",
+        "cp",
+        "ep",
+        "1f1b",
+        "interleaved",
+        "full",
+        "selective",
+        "never",
+    }
 
 
 @pytest.mark.parametrize(

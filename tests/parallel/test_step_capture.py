@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from simdev.cli import main as cli
-from simdev.errors import InvalidInput
+from simdev.errors import InvalidInput, SimdevError
 from simdev.parallel import load_cluster, parse_mesh
 
 pytest.importorskip("torch")
@@ -400,6 +400,18 @@ def test_mistakes_are_one_sentence(file, tmp_path, monkeypatch, capsys, function
     printed = capsys.readouterr().err
     assert stop.value.code == 2 and printed.count("\n") == 1
     assert re.search(message, printed), printed
+
+
+def test_an_older_pytorch_captures_all_but_pipelines(file, monkeypatch):
+    from torch.distributed.pipelining import PipelineStage
+
+    from simdev.parallel.capture.step import capture_step_file
+
+    monkeypatch.delattr(PipelineStage, "_warmup_forward_vote")  # as in PyTorch 2.9
+    program = capture_step_file(f"{file}:ddp", parse_mesh("dp_replicate=2"), batch=2, length=8)
+    assert collectives(program)["all_reduce", ("dp_replicate",)] > 1
+    with pytest.raises(SimdevError, match="a stage of torch.distributed.pipelining is captured under PyTorch 2.13"):
+        capture_step_file(f"{file}:pipeline", parse_mesh("pp=2"), batch=2, length=8)
 
 
 def test_ranks_with_other_numbers_of_microbatches_wait_for_each_other(captured):

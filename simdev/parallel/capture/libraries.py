@@ -26,6 +26,7 @@ from torch.distributed.pipelining import stage as pipelining
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import distributed as ddp
 
+from simdev.errors import Unsupported
 from simdev.parallel.capture.ring import ring_attention
 from simdev.parallel.orders import Action
 
@@ -160,7 +161,10 @@ def _pipelines(patch, chunks: Chunks) -> None:
     patch(stage, "backward_one_chunk", noted(letter, backward))
     patch(stage, "backward_weight_one_chunk", noted(lambda *_: "W", weights))
     kind = pipelining.PipelineStage
-    vote = kind._warmup_forward_vote
+    vote = getattr(kind, "_warmup_forward_vote", None)
+    if vote is None:  # an older PyTorch (2.9), whose stages send their shapes as objects
+        patch(kind, "__init__", _no_pipelines)
+        return
 
     def voted(self, has_backward, received_acc=None):
         dynamic = pipelining.InferenceMode.needs_dynamic(self._user_meta, has_backward)
@@ -181,6 +185,13 @@ def _pipelines(patch, chunks: Chunks) -> None:
 
     patch(kind, "_send_meta", send)
     patch(kind, "_recv_meta", receive)
+
+
+def _no_pipelines(*_, **__):
+    raise Unsupported(
+        f"a stage of torch.distributed.pipelining is captured under PyTorch 2.13; {torch.__version__} is installed. "
+        "Other meshes work"
+    )
 
 
 def _counts(patch) -> None:
